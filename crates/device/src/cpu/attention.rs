@@ -1,0 +1,352 @@
+//! Attention over paged keys and values.
+//!
+//! Rows of one session that follow each other form a tile, and a task is a tile
+//! with one key-value head: its pages are read once for all of the tile's queries.
+//! Each query keeps its own range of keys and its own order: scores by the
+//! canonical dot product, softmax in lanes from its first key on, and values added
+//! in one chain over ascending keys. So tiles change the speed, never the bits.
+
+use std::ops::Range;
+
+use crate::{Attention, KvLayer, Result, Rows, View};
+
+use super::CpuDevice;
+use super::attention_tile::{Goal, Tile, TileKernel};
+use super::check::{Mat, Op};
+use super::element::{Element, with_element};
+
+/// Queries that share a pass over the keys.
+const TILE_QUERIES: usize = 24;
+
+/// What every task of an operation shares.
+#[derive(Clone, Copy)]
+pub(super) struct Job {
+    pub(super) kv: KvLayer,
+    /// The layer's keys in page 0.
+    pub(super) pages: *const u8,
+    pub(super) tables: Mat<i32>,
+    pub(super) positions: Mat<i32>,
+    pub(super) how: Attention,
+    pub(super) goal: Goal,
+}
+
+// SAFETY: places in the slab; see `Mat`.
+unsafe impl Send for Job {}
+// SAFETY: as above.
+unsafe impl Sync for Job {}
+
+impl Job {
+    /// Query heads to a key-value head.
+    pub(super) fn group(&self) -> usize {
+        self.how.heads / self.kv.kv_heads
+    }
+
+    /// The keys a row sees.
+    pub(super) fn keys(&self, row: usize) -> Range<usize> {
+        // SAFETY: positions were checked when the runs were made.
+        let position = unsafe { self.positions.row(row).read_unaligned() } as usize;
+        seen(position, &self.how)
+    }
+}
+
+fn seen(position: usize, how: &Attention) -> Range<usize> {
+    let end = position + 1;
+    end - how.window.unwrap_or(end).min(end)..end
+}
+
+/// Consecutive rows of one session.
+struct Run {
+    sequence: usize,
+    rows: Range<usize>,
+}
+
+impl CpuDevice {
+    pub(super) fn do_attend(
+        &self,
+        q: View,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("attend");
+        let width = how.heads.saturating_mul(kv.d_head);
+        op.shape("q", q, q.rows, width)?;
+        op.shape("out", out, q.rows, width)?;
+        op.apart(out, q)?;
+        let goal = Goal::Attend {
+            q: op.f32("q", q)?,
+            out: op.out("out", out)?,
+        };
+        self.attention(op, rows, kv, how, goal, out, usize::MAX)
+    }
+
+    pub(super) fn do_pattern(
+        &self,
+        q: View,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("pattern");
+        op.shape("q", q, q.rows, how.heads.saturating_mul(kv.d_head))?;
+        op.shape("out", out, q.rows.saturating_mul(how.heads), out.cols)?;
+        op.apart(out, q)?;
+        let goal = Goal::Pattern {
+            q: op.f32("q", q)?,
+            out: op.out("out", out)?,
+        };
+        self.attention(op, rows, kv, how, goal, out, out.cols)
+    }
+
+    pub(super) fn do_mix(
+        &self,
+        pattern: View,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("mix");
+        op.shape("out", out, out.rows, how.heads.saturating_mul(kv.d_head))?;
+        op.shape(
+            "pattern",
+            pattern,
+            out.rows.saturating_mul(how.heads),
+            pattern.cols,
+        )?;
+        op.apart(out, pattern)?;
+        let goal = Goal::Mix {
+            pattern: op.f32("pattern", pattern)?,
+            out: op.out("out", out)?,
+        };
+        self.attention(op, rows, kv, how, goal, out, pattern.cols)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn attention(
+        &self,
+        op: Op<'_>,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        goal: Goal,
+        out: View,
+        keys_max: usize,
+    ) -> Result<()> {
+        op.ensure(
+            how.heads > 0 && how.heads.is_multiple_of(kv.kv_heads.max(1)),
+            || {
+                format!(
+                    "{} query heads do not share {} key heads evenly",
+                    how.heads, kv.kv_heads
+                )
+            },
+        )?;
+        op.ensure(how.window != Some(0), || "a window of no keys".into())?;
+        let pages = op.pages(&kv)?;
+        op.apart_from(out, pages)?;
+        for input in [rows.positions, rows.sequences, rows.tables] {
+            op.apart(out, input)?;
+        }
+        let count = match goal {
+            Goal::Attend { q, .. } | Goal::Pattern { q, .. } => q.rows,
+            Goal::Mix { out, .. } => out.rows,
+        };
+        let placed = Placed::check(&op, rows, &kv, count)?;
+        let runs = placed.runs(&op, &kv, &how, keys_max)?;
+        let job = Job {
+            kv,
+            pages: op.slab.at(kv.offset),
+            tables: placed.tables,
+            positions: placed.positions,
+            how,
+            goal,
+        };
+        self.run_tiles(&job, &runs);
+        Ok(())
+    }
+
+    fn run_tiles(&self, job: &Job, runs: &[Run]) {
+        let (group, kv_heads) = (job.group(), job.kv.kv_heads);
+        let tile_rows = (TILE_QUERIES / group).max(1);
+        let mut tiles = Vec::new();
+        for run in runs {
+            for start in run.rows.clone().step_by(tile_rows) {
+                tiles.push((run.sequence, start..(start + tile_rows).min(run.rows.end)));
+            }
+        }
+        // Too few tasks for the threads: query heads go on their own.
+        let few = tiles.len() * kv_heads < 3 * self.threads() && self.threads() > 1;
+        let heads_each = if few { 1 } else { group };
+        let parts = group.div_ceil(heads_each);
+        self.pool
+            .run(tiles.len() * kv_heads * parts, &|thread, chunk| {
+                // The last rows see the most keys: they start first, so threads end together.
+                let (sequence, rows) = tiles[tiles.len() - 1 - chunk / (kv_heads * parts)].clone();
+                let kv_head = chunk / parts % kv_heads;
+                let first_head = kv_head * group + chunk % parts * heads_each;
+                let heads = first_head..(first_head + heads_each).min((kv_head + 1) * group);
+                let tile = Tile::new(job, sequence, rows, kv_head, heads);
+                let mut scratch = self.scratch(thread);
+                let scratch = scratch.floats(tile.floats());
+                self.engine.run(TileKernel::new(job, tile, scratch));
+            });
+    }
+
+    pub(super) fn do_append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
+        let op = self.op("append");
+        let width = kv.kv_heads.saturating_mul(kv.d_head);
+        op.shape("k", k, k.rows, width)?;
+        op.shape("v", v, k.rows, width)?;
+        let pages = op.pages(&kv)?;
+        for input in [k, v, rows.positions, rows.sequences, rows.tables] {
+            op.apart_from(input, pages)?;
+        }
+        let sources = [op.f32("k", k)?, op.f32("v", v)?];
+        let placed = Placed::check(&op, rows, &kv, k.rows)?;
+        let slots = placed.slots(&op, &kv)?;
+        let base = SlabPtr(op.slab.at(kv.offset));
+        let run = |chunk: usize| {
+            let (head, source) = (chunk / 2, sources[chunk % 2]);
+            let half = kv.half_bytes() as usize * (chunk % 2);
+            for (row, &(page, token)) in slots.iter().enumerate() {
+                let from = source.row(row).wrapping_add(head * kv.d_head);
+                let vector = (head * kv.page_tokens + token) * kv.d_head * kv.dtype.bytes();
+                let to = base.at(page * kv.page_bytes as usize + half + vector);
+                // SAFETY: page and token were checked, so the vector lies in the
+                // layer's half of that page; each chunk has its own head and half.
+                with_element!(kv.dtype, E => unsafe { store_as::<E>(from, kv.d_head, to.cast()) });
+            }
+        };
+        // Rows stay in order inside a chunk: of two for one slot the later wins.
+        if k.rows * width < 1 << 13 {
+            (0..2 * kv.kv_heads).for_each(run);
+        } else {
+            self.pool.run(2 * kv.kv_heads, &|_, chunk| run(chunk));
+        }
+        Ok(())
+    }
+}
+
+/// A place that threads may share; what they do there is said at each use.
+#[derive(Clone, Copy)]
+struct SlabPtr(*mut u8);
+
+impl SlabPtr {
+    fn at(self, offset: usize) -> *mut u8 {
+        self.0.wrapping_add(offset)
+    }
+}
+
+// SAFETY: an address alone.
+unsafe impl Send for SlabPtr {}
+// SAFETY: as above.
+unsafe impl Sync for SlabPtr {}
+
+/// # Safety
+/// `from` must be readable and `to` writable over `n`.
+unsafe fn store_as<E: Element>(from: *const f32, n: usize, to: *mut E) {
+    for i in 0..n {
+        // SAFETY: the caller's.
+        unsafe {
+            to.add(i)
+                .write_unaligned(E::from_f32(from.add(i).read_unaligned()))
+        };
+    }
+}
+
+/// Checked positions, sequences and page tables.
+struct Placed {
+    positions: Mat<i32>,
+    sequences: Mat<i32>,
+    tables: Mat<i32>,
+}
+
+impl Placed {
+    fn check(op: &Op<'_>, rows: Rows, _kv: &KvLayer, count: usize) -> Result<Self> {
+        op.shape("positions", rows.positions, count, 1)?;
+        op.shape("sequences", rows.sequences, count, 1)?;
+        Ok(Placed {
+            positions: op.i32("positions", rows.positions)?,
+            sequences: op.i32("sequences", rows.sequences)?,
+            tables: op.i32("tables", rows.tables)?,
+        })
+    }
+
+    /// A row's session and position.
+    fn row(&self, op: &Op<'_>, kv: &KvLayer, row: usize) -> Result<(usize, usize)> {
+        let Some(sequence) = self.sequences.index(row, 0, self.tables.rows) else {
+            return op.fail(format!(
+                "row {row} is of no session among {}",
+                self.tables.rows
+            ));
+        };
+        let tokens = self.tables.cols.saturating_mul(kv.page_tokens);
+        let Some(position) = self.positions.index(row, 0, tokens) else {
+            return op.fail(format!(
+                "position of row {row} is not among the {tokens} tokens of its page table"
+            ));
+        };
+        Ok((sequence, position))
+    }
+
+    fn page(&self, op: &Op<'_>, kv: &KvLayer, sequence: usize, index: usize) -> Result<usize> {
+        match self.tables.index(sequence, index, kv.pages) {
+            Some(page) => Ok(page),
+            None => op.fail(format!(
+                "page {index} of session {sequence} is not among the {} pages",
+                kv.pages
+            )),
+        }
+    }
+
+    /// Where each row's key and value go: page, and token in it.
+    fn slots(&self, op: &Op<'_>, kv: &KvLayer) -> Result<Vec<(usize, usize)>> {
+        (0..self.positions.rows)
+            .map(|row| {
+                let (sequence, position) = self.row(op, kv, row)?;
+                let page = self.page(op, kv, sequence, position / kv.page_tokens)?;
+                Ok((page, position % kv.page_tokens))
+            })
+            .collect()
+    }
+
+    /// Rows by session; every page that any of them looks at is checked, once.
+    fn runs(
+        &self,
+        op: &Op<'_>,
+        kv: &KvLayer,
+        how: &Attention,
+        keys_max: usize,
+    ) -> Result<Vec<Run>> {
+        let mut runs: Vec<(Run, Range<usize>)> = Vec::new();
+        for row in 0..self.positions.rows {
+            let (sequence, position) = self.row(op, kv, row)?;
+            op.ensure(position < keys_max, || {
+                format!("row {row} at position {position} sees more than the {keys_max} keys of the pattern")
+            })?;
+            let keys = seen(position, how);
+            match runs.last_mut() {
+                Some((run, all)) if run.sequence == sequence => {
+                    run.rows.end = row + 1;
+                    *all = all.start.min(keys.start)..all.end.max(keys.end);
+                }
+                _ => runs.push((
+                    Run {
+                        sequence,
+                        rows: row..row + 1,
+                    },
+                    keys,
+                )),
+            }
+        }
+        for (run, keys) in &runs {
+            for index in keys.start / kv.page_tokens..keys.end.div_ceil(kv.page_tokens) {
+                self.page(op, kv, run.sequence, index)?;
+            }
+        }
+        Ok(runs.into_iter().map(|(run, _)| run).collect())
+    }
+}

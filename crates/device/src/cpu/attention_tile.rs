@@ -1,0 +1,395 @@
+//! One task of attention: a tile of rows, one key-value head.
+
+use std::ops::Range;
+
+use crate::DType;
+
+use super::attention::Job;
+use super::chain::{self, Chains};
+use super::check::Mat;
+use super::dot::{Products, Rows, Sink};
+use super::element::{Convert, with_element};
+use super::isa::Kernel;
+use super::lanes::{LANES, Simd};
+use super::softmax::softmax;
+
+/// What an operation reads besides the pages, and what it writes.
+#[derive(Clone, Copy)]
+pub(super) enum Goal {
+    /// Queries to mixed values.
+    Attend {
+        /// `[rows, heads · d_head]`
+        q: Mat<f32>,
+        /// `[rows, heads · d_head]`
+        out: Mat<f32>,
+    },
+    /// Queries to a pattern.
+    Pattern {
+        /// `[rows, heads · d_head]`
+        q: Mat<f32>,
+        /// `[rows · heads, keys]`
+        out: Mat<f32>,
+    },
+    /// A pattern to mixed values.
+    Mix {
+        /// `[rows · heads, keys]`
+        pattern: Mat<f32>,
+        /// `[rows, heads · d_head]`
+        out: Mat<f32>,
+    },
+}
+
+/// Rows and heads that a task is about. Query `i` is row `i / heads` and head
+/// `i % heads` of them.
+pub(super) struct Tile {
+    sequence: usize,
+    rows: Range<usize>,
+    kv_head: usize,
+    heads: Range<usize>,
+    /// All keys that any of the rows sees.
+    keys: Range<usize>,
+    /// Where things lie in the scratch.
+    layout: Layout,
+}
+
+/// Offsets in the scratch, in floats.
+struct Layout {
+    /// `[query, d_head padded]`
+    queries: usize,
+    /// `[query, d_head padded]`
+    mixed: usize,
+    /// One page of one head as f32.
+    page: usize,
+    /// `[query, keys padded]`
+    scores: usize,
+    end: usize,
+    width: usize,
+    stride: usize,
+}
+
+impl Tile {
+    pub(super) fn new(
+        job: &Job,
+        sequence: usize,
+        rows: Range<usize>,
+        kv_head: usize,
+        heads: Range<usize>,
+    ) -> Self {
+        let mut keys = job.keys(rows.start);
+        for row in rows.clone() {
+            let seen = job.keys(row);
+            keys = keys.start.min(seen.start)..keys.end.max(seen.end);
+        }
+        let queries = rows.len() * heads.len();
+        let width = job.kv.d_head.next_multiple_of(LANES);
+        // An odd number of lines, so that rows do not all fall into the same sets.
+        let stride = keys.len().next_multiple_of(LANES) + LANES;
+        let mixed = queries * width;
+        let page = mixed + queries * width;
+        let scores = page + job.kv.page_tokens * width;
+        let end = scores + queries * stride;
+        let layout = Layout {
+            queries: 0,
+            mixed,
+            page,
+            scores,
+            end,
+            width,
+            stride,
+        };
+        Tile {
+            sequence,
+            rows,
+            kv_head,
+            heads,
+            keys,
+            layout,
+        }
+    }
+
+    /// Scratch this task needs.
+    pub(super) fn floats(&self) -> usize {
+        self.layout.end
+    }
+
+    fn queries(&self) -> usize {
+        self.rows.len() * self.heads.len()
+    }
+
+    /// A query's row and head.
+    fn query(&self, i: usize) -> (usize, usize) {
+        let heads = self.heads.len();
+        (self.rows.start + i / heads, self.heads.start + i % heads)
+    }
+}
+
+/// The task, for pages of one element type.
+pub(super) struct TileKernel<'a> {
+    job: &'a Job,
+    tile: Tile,
+    scratch: *mut f32,
+}
+
+impl<'a> TileKernel<'a> {
+    /// `scratch` must have room for [`Tile::floats`].
+    pub(super) fn new(job: &'a Job, tile: Tile, scratch: *mut f32) -> Self {
+        TileKernel { job, tile, scratch }
+    }
+}
+
+impl Kernel for TileKernel<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: pages, rows and heads were checked by the operation; the scratch is
+        // this thread's and large enough; tasks share no output element.
+        unsafe {
+            match self.job.goal {
+                Goal::Attend { q, out } => {
+                    self.scores(s, q);
+                    self.mix(s);
+                    self.write_mixed(out);
+                }
+                Goal::Pattern { q, out } => {
+                    self.scores(s, q);
+                    self.write_pattern(out);
+                }
+                Goal::Mix { pattern, out } => {
+                    self.read_pattern(pattern);
+                    self.mix(s);
+                    self.write_mixed(out);
+                }
+            }
+        }
+    }
+}
+
+impl TileKernel<'_> {
+    /// The attention pattern of every query into the scratch.
+    #[inline(always)]
+    unsafe fn scores<S: Simd>(&self, s: S, q: Mat<f32>) {
+        let (d, layout) = (self.job.kv.d_head, &self.tile.layout);
+        let queries = self.scratch.wrapping_add(layout.queries);
+        // SAFETY: the caller's.
+        unsafe {
+            for i in 0..self.tile.queries() {
+                let (row, head) = self.tile.query(i);
+                let from = q.row(row).cast_const().wrapping_add(head * d);
+                s.call(Convert {
+                    from,
+                    n: d,
+                    to: queries.add(i * layout.width),
+                });
+            }
+            let x = Rows {
+                ptr: queries.cast_const(),
+                stride: layout.width,
+            };
+            for page in self.pages() {
+                let keys = self.vectors(s, &page, 0);
+                let out = Sink {
+                    ptr: self.score(0, page.keys.start),
+                    stride: layout.stride,
+                    bias: None,
+                };
+                let (rows, cols) = (self.tile.queries(), page.keys.len());
+                Products {
+                    x,
+                    rows,
+                    w: keys,
+                    cols,
+                    k: d,
+                    out,
+                }
+                .run(s);
+            }
+            for i in 0..self.tile.queries() {
+                let keys = self.job.keys(self.tile.query(i).0);
+                softmax(s, self.score(i, keys.start), keys.len(), self.job.how.scale);
+            }
+        }
+    }
+
+    /// The values mixed by the scores in the scratch.
+    #[inline(always)]
+    unsafe fn mix<S: Simd>(&self, s: S) {
+        let (queries, layout) = (self.tile.queries(), &self.tile.layout);
+        // SAFETY: the caller's; a query's chain is only extended by keys it sees.
+        unsafe {
+            std::ptr::write_bytes(self.scratch.add(layout.mixed), 0, queries * layout.width);
+            for page in self.pages() {
+                let values = self.vectors(s, &page, 1);
+                let mut first = 0;
+                while first < queries {
+                    let last = (first + chain::TILE_ROWS).min(queries);
+                    let all = self.seen_by_all(first..last, &page.keys);
+                    for i in first..last {
+                        let seen = self.seen(i, &page.keys);
+                        let before = seen.start..seen.end.min(all.start);
+                        self.extend(s, &page, values, i..i + 1, before);
+                    }
+                    self.extend(s, &page, values, first..last, all.clone());
+                    for i in first..last {
+                        let seen = self.seen(i, &page.keys);
+                        let after = seen.start.max(all.end)..seen.end;
+                        self.extend(s, &page, values, i..i + 1, after);
+                    }
+                    first = last;
+                }
+            }
+        }
+    }
+
+    /// Adds the values at some keys to the mixtures of some queries.
+    #[inline(always)]
+    unsafe fn extend<S: Simd>(
+        &self,
+        s: S,
+        page: &Page,
+        values: Rows<f32>,
+        queries: Range<usize>,
+        keys: Range<usize>,
+    ) {
+        if keys.is_empty() {
+            return;
+        }
+        let layout = &self.tile.layout;
+        let mixed = layout.mixed + queries.start * layout.width;
+        let chains = Chains {
+            out: self.scratch.wrapping_add(mixed),
+            stride: layout.width,
+            x: Rows {
+                ptr: self.score(queries.start, keys.start).cast_const(),
+                stride: layout.stride,
+            },
+            rows: queries.len(),
+            w: values.from(keys.start - page.keys.start, 0),
+            cols: self.job.kv.d_head,
+            k: keys.len(),
+        };
+        // SAFETY: the caller's.
+        unsafe { chains.extend(s) };
+    }
+
+    /// The keys of a page that a query sees.
+    #[inline(always)]
+    fn seen(&self, query: usize, page: &Range<usize>) -> Range<usize> {
+        let keys = self.job.keys(self.tile.query(query).0);
+        let start = keys.start.clamp(page.start, page.end);
+        start..keys.end.clamp(start, page.end)
+    }
+
+    /// The keys of a page that all of some queries see. If there is none, the empty
+    /// range lies at the page's end, so that each query does its own before it.
+    #[inline(always)]
+    fn seen_by_all(&self, queries: Range<usize>, page: &Range<usize>) -> Range<usize> {
+        let mut all = page.clone();
+        for i in queries {
+            let seen = self.seen(i, page);
+            all = all.start.max(seen.start)..all.end.min(seen.end);
+        }
+        if all.is_empty() {
+            page.end..page.end
+        } else {
+            all
+        }
+    }
+
+    /// The score of a query for a key, in the scratch.
+    #[inline(always)]
+    fn score(&self, query: usize, key: usize) -> *mut f32 {
+        let layout = &self.tile.layout;
+        let offset = layout.scores + query * layout.stride + key - self.tile.keys.start;
+        self.scratch.wrapping_add(offset)
+    }
+
+    /// The pages that hold the tile's keys, in order.
+    #[inline(always)]
+    fn pages(&self) -> impl Iterator<Item = Page> + '_ {
+        let (tokens, keys) = (self.job.kv.page_tokens, self.tile.keys.clone());
+        (keys.start / tokens..keys.end.div_ceil(tokens)).map(move |index| {
+            let table = self.job.tables.row(self.tile.sequence).wrapping_add(index);
+            Page {
+                // SAFETY: the operation checked that the table has this page and
+                // that it exists.
+                id: unsafe { table.read_unaligned() } as usize,
+                first: index * tokens,
+                keys: keys.start.max(index * tokens)..keys.end.min((index + 1) * tokens),
+            }
+        })
+    }
+
+    /// The keys (half 0) or values (half 1) of a page's tokens that the tile sees.
+    #[inline(always)]
+    fn vectors<S: Simd>(&self, s: S, page: &Page, half: usize) -> Rows<f32> {
+        let (kv, d) = (&self.job.kv, self.job.kv.d_head);
+        let offset = page.id * kv.page_bytes as usize + half * kv.half_bytes() as usize;
+        let token = self.tile.kv_head * kv.page_tokens + page.keys.start - page.first;
+        let bytes = offset + token * d * kv.dtype.bytes();
+        let from = self.job.pages.wrapping_add(bytes);
+        if kv.dtype == DType::F32 {
+            return Rows {
+                ptr: from.cast(),
+                stride: d,
+            };
+        }
+        let to = self.scratch.wrapping_add(self.tile.layout.page);
+        // The tokens are contiguous, and the scratch holds a page of them.
+        with_element!(kv.dtype, E => {
+            s.call(Convert { from: from.cast::<E>(), n: page.keys.len() * d, to });
+        });
+        Rows { ptr: to, stride: d }
+    }
+
+    unsafe fn write_mixed(&self, out: Mat<f32>) {
+        let (d, layout) = (self.job.kv.d_head, &self.tile.layout);
+        for i in 0..self.tile.queries() {
+            let (row, head) = self.tile.query(i);
+            let from = self.scratch.wrapping_add(layout.mixed + i * layout.width);
+            // SAFETY: the caller's.
+            unsafe { copy(from, out.row(row).wrapping_add(head * d), d) };
+        }
+    }
+
+    unsafe fn write_pattern(&self, out: Mat<f32>) {
+        for i in 0..self.tile.queries() {
+            let (row, head) = self.tile.query(i);
+            let to = out.row(row * self.job.how.heads + head);
+            let keys = self.job.keys(row);
+            // SAFETY: the caller's; the keys end inside the row.
+            unsafe {
+                std::ptr::write_bytes(to.cast::<u8>(), 0, 4 * keys.start);
+                copy(self.score(i, keys.start), to.add(keys.start), keys.len());
+                let rest = to.add(keys.end).cast::<u8>();
+                std::ptr::write_bytes(rest, 0, 4 * (out.cols - keys.end));
+            }
+        }
+    }
+
+    unsafe fn read_pattern(&self, pattern: Mat<f32>) {
+        for i in 0..self.tile.queries() {
+            let (row, head) = self.tile.query(i);
+            let from = pattern.row(row * self.job.how.heads + head);
+            let keys = self.job.keys(row);
+            // SAFETY: the caller's; the keys end inside the row.
+            unsafe { copy(from.add(keys.start), self.score(i, keys.start), keys.len()) };
+        }
+    }
+}
+
+/// A page of the tile's session.
+struct Page {
+    id: usize,
+    /// The key its first token is.
+    first: usize,
+    /// The keys in it that the tile sees.
+    keys: Range<usize>,
+}
+
+/// Copies floats at any alignment.
+///
+/// # Safety
+/// `from` must be readable and `to` writable over `n`, and they must lie apart.
+unsafe fn copy(from: *const f32, to: *mut f32, n: usize) {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), 4 * n) };
+}

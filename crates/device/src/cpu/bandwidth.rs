@@ -1,0 +1,65 @@
+//! How fast this machine reads its memory.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use super::CpuDevice;
+use super::isa::Kernel;
+use super::lanes::{LANES, Simd};
+use super::slab::Slab;
+use crate::Result;
+
+/// Bytes a thread reads at a time.
+const PIECE: usize = 1 << 20;
+
+impl CpuDevice {
+    /// The rate, in GB/s, at which all of the device's threads together read a
+    /// buffer of `bytes`: the best of several passes. The buffer is taken for the
+    /// measurement and given back; it should be many times the cache, or the cache
+    /// is what is measured. Every byte is written first, so that no two addresses
+    /// share one page of zeros.
+    pub fn read_bandwidth(&self, bytes: u64) -> Result<f64> {
+        let pieces = (bytes as usize).div_ceil(PIECE).max(1);
+        let buffer = Slab::new((pieces * PIECE) as u64)?;
+        self.pool.run(pieces, &|_, piece| {
+            // SAFETY: each piece is inside the buffer and is one thread's.
+            unsafe { std::ptr::write_bytes(buffer.at((piece * PIECE) as u64), 1, PIECE) };
+        });
+        let sink = AtomicU32::new(0);
+        let mut best = f64::INFINITY;
+        for _ in 0..5 {
+            let start = Instant::now();
+            self.pool.run(pieces, &|_, piece| {
+                let piece = buffer.at((piece * PIECE) as u64).cast_const().cast();
+                self.engine.run(Read { piece, sink: &sink });
+            });
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        std::hint::black_box(sink.into_inner());
+        Ok((pieces * PIECE) as f64 / best / 1e9)
+    }
+}
+
+struct Read<'a> {
+    piece: *const f32,
+    /// Where the sums go, so that the reads cannot be left out.
+    sink: &'a AtomicU32,
+}
+
+impl Kernel for Read<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // Four streams, like the weight rows of a product.
+        let quarter = PIECE / 4 / size_of::<f32>();
+        let mut acc = [s.splat(0.0); 4];
+        for i in (0..quarter).step_by(LANES) {
+            for (stream, acc) in acc.iter_mut().enumerate() {
+                let p = self.piece.wrapping_add(stream * quarter + i);
+                // SAFETY: inside the piece, which is initialised.
+                *acc = s.max(*acc, unsafe { s.load(p) });
+            }
+        }
+        let most = s.greatest(s.max(s.max(acc[0], acc[1]), s.max(acc[2], acc[3])));
+        self.sink.fetch_xor(most.to_bits(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,144 @@
+//! Sums of scaled rows: `out[r] = Σ x[r][k] · w[k]`, each element one chain of fused
+//! multiply-adds in ascending order of `k`, many elements side by side.
+//!
+//! The chains live in `out` between calls, so they can be continued.
+
+use super::dot::Rows;
+use super::isa::Kernel;
+use super::lanes::{LANES, Simd};
+
+/// The most rows in a tile.
+pub(super) const TILE_ROWS: usize = 6;
+
+/// Chains to be continued: `rows` rows of f32, `stride` apart.
+#[derive(Clone, Copy)]
+pub(super) struct Chains {
+    pub(super) out: *mut f32,
+    pub(super) stride: usize,
+    pub(super) x: Rows<f32>,
+    pub(super) rows: usize,
+    /// Rows of one link each.
+    pub(super) w: Rows<f32>,
+    pub(super) cols: usize,
+    /// Links to add.
+    pub(super) k: usize,
+}
+
+impl Chains {
+    /// Extends every chain by `k` links.
+    ///
+    /// # Safety
+    /// `x` must be readable over `rows` rows of `k` elements, `w` over `k` rows of
+    /// `cols`, and `out` writable over `rows` rows of `cols`; nothing else may write
+    /// or read it.
+    #[inline(always)]
+    pub(super) unsafe fn extend<S: Simd>(self, s: S) {
+        let mut r = 0;
+        while r < self.rows {
+            // One instruction at a time there is nothing to gain from tiles.
+            let most = if S::TILE_ROWS == 1 { 1 } else { TILE_ROWS };
+            let n = (self.rows - r).min(most);
+            let part = self.from_row(r);
+            match n {
+                1 => s.call(Strip::<1>(part)),
+                2 if const { S::TILE_ROWS > 1 } => s.call(Strip::<2>(part)),
+                3 if const { S::TILE_ROWS > 1 } => s.call(Strip::<3>(part)),
+                4 if const { S::TILE_ROWS > 1 } => s.call(Strip::<4>(part)),
+                5 if const { S::TILE_ROWS > 1 } => s.call(Strip::<5>(part)),
+                _ if const { S::TILE_ROWS > 1 } => s.call(Strip::<6>(part)),
+                _ => unreachable!("no more rows than a tile has"),
+            }
+            r += n;
+        }
+    }
+
+    #[inline(always)]
+    fn from_row(self, row: usize) -> Self {
+        Chains {
+            out: self.out.wrapping_add(row * self.stride),
+            x: self.x.from(row, 0),
+            ..self
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, row: usize, col: usize) -> *mut f32 {
+        self.out.wrapping_add(row * self.stride + col)
+    }
+}
+
+/// The first `R` rows.
+struct Strip<const R: usize>(Chains);
+
+impl<const R: usize> Kernel for Strip<R> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let cols = self.0.cols;
+        let mut c = 0;
+        // SAFETY: as `Chains::extend` demands.
+        unsafe {
+            while const { S::TILE_COLS == 4 } && c + 4 * LANES <= cols {
+                self.tile::<S, 4>(s, c);
+                c += 4 * LANES;
+            }
+            while c + LANES <= cols {
+                self.tile::<S, 1>(s, c);
+                c += LANES;
+            }
+            if c < cols {
+                self.last(s, c, cols - c);
+            }
+        }
+    }
+}
+
+impl<const R: usize> Strip<R> {
+    /// `C` vectors of columns from `col` on.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const C: usize>(&self, s: S, col: usize) {
+        let chains = &self.0;
+        let mut acc = [[s.splat(0.0); C]; R];
+        // SAFETY: the caller's.
+        unsafe {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                for (c, acc) in acc.iter_mut().enumerate() {
+                    *acc = s.load(chains.at(r, col + c * LANES));
+                }
+            }
+            for i in 0..chains.k {
+                let mut wv = [s.splat(0.0); C];
+                for (c, wv) in wv.iter_mut().enumerate() {
+                    *wv = s.load(chains.w.at(i, col + c * LANES));
+                }
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let xv = s.splat(chains.x.at(r, i).read_unaligned());
+                    for (acc, wv) in acc.iter_mut().zip(wv) {
+                        *acc = s.fma(xv, wv, *acc);
+                    }
+                }
+            }
+            for (r, acc) in acc.iter().enumerate() {
+                for (c, &acc) in acc.iter().enumerate() {
+                    s.store(acc, chains.at(r, col + c * LANES));
+                }
+            }
+        }
+    }
+
+    /// The last `n` columns, fewer than a vector.
+    #[inline(always)]
+    unsafe fn last<S: Simd>(&self, s: S, col: usize, n: usize) {
+        let chains = &self.0;
+        for r in 0..R {
+            // SAFETY: the caller's; lanes past the end are neither read nor written.
+            unsafe {
+                let mut acc = s.load_part(chains.at(r, col), n);
+                for i in 0..chains.k {
+                    let wv = s.load_part(chains.w.at(i, col), n);
+                    acc = s.fma(s.splat(chains.x.at(r, i).read_unaligned()), wv, acc);
+                }
+                s.store_part(acc, chains.at(r, col), n);
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! What is checked before an operation touches the slab.
+
+use crate::{DType, DeviceError, KvLayer, Result, Span, View};
+
+use super::slab::Slab;
+
+/// A checked matrix: every element lies in the slab, at any alignment.
+#[derive(Clone, Copy)]
+pub(super) struct Mat<T> {
+    ptr: *mut T,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) stride: usize,
+}
+
+// SAFETY: a place in the slab, which outlives every operation; who may use it when
+// is said where it is used.
+unsafe impl<T> Send for Mat<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Mat<T> {}
+
+impl<T> Mat<T> {
+    /// The first element of a row.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> *mut T {
+        debug_assert!(row < self.rows || self.rows == 0);
+        self.ptr.wrapping_add(row * self.stride)
+    }
+}
+
+impl Mat<i32> {
+    /// The first element of a row, as a non-negative index below `limit`.
+    pub(super) fn index(&self, row: usize, col: usize, limit: usize) -> Option<usize> {
+        assert!(row < self.rows && col < self.cols);
+        // SAFETY: inside the matrix, so inside the slab.
+        let id = unsafe { self.row(row).add(col).read_unaligned() };
+        usize::try_from(id).ok().filter(|&id| id < limit)
+    }
+}
+
+/// An operation that is being checked.
+#[derive(Clone, Copy)]
+pub(super) struct Op<'a> {
+    pub(super) name: &'static str,
+    pub(super) slab: &'a Slab,
+}
+
+impl Op<'_> {
+    /// A shape error.
+    pub(super) fn fail<T>(&self, detail: String) -> Result<T> {
+        Err(DeviceError::Shape {
+            op: self.name,
+            detail,
+        })
+    }
+
+    /// An error unless the condition holds.
+    pub(super) fn ensure(&self, ok: bool, detail: impl FnOnce() -> String) -> Result<()> {
+        if ok { Ok(()) } else { self.fail(detail()) }
+    }
+
+    /// A span of the slab.
+    pub(super) fn span(&self, span: Span) -> Result<*mut u8> {
+        let end = span.offset.checked_add(span.bytes);
+        if end.is_some_and(|end| end <= self.slab.bytes()) {
+            return Ok(self.slab.at(span.offset));
+        }
+        Err(DeviceError::OutOfSlab {
+            op: self.name,
+            // A span that wraps around is named by what is left of it.
+            span: Span {
+                bytes: span.bytes.min(u64::MAX - span.offset),
+                ..span
+            },
+            slab_bytes: self.slab.bytes(),
+        })
+    }
+
+    fn place<T>(&self, view: View) -> Result<Mat<T>> {
+        let bytes = view_bytes(view).unwrap_or(u64::MAX);
+        let ptr = self.span(Span {
+            offset: view.offset,
+            bytes,
+        })?;
+        Ok(Mat {
+            ptr: ptr.cast(),
+            rows: view.rows,
+            cols: view.cols,
+            stride: view.stride,
+        })
+    }
+
+    fn typed<T>(&self, what: &str, view: View, dtype: DType) -> Result<Mat<T>> {
+        self.ensure(view.dtype == dtype, || {
+            format!("{what} is {}, not {dtype}", view.dtype)
+        })?;
+        self.place(view)
+    }
+
+    /// An f32 input.
+    pub(super) fn f32(&self, what: &str, view: View) -> Result<Mat<f32>> {
+        self.typed(what, view, DType::F32)
+    }
+
+    /// An i32 input.
+    pub(super) fn i32(&self, what: &str, view: View) -> Result<Mat<i32>> {
+        self.typed(what, view, DType::I32)
+    }
+
+    /// An input of any float type; where it lies, to be cast to that type.
+    pub(super) fn floats(&self, what: &str, view: View) -> Result<Mat<u8>> {
+        self.ensure(view.dtype != DType::I32, || {
+            format!("{what} is i32, not a float")
+        })?;
+        self.place(view)
+    }
+
+    /// One row of any float type, `cols` wide.
+    pub(super) fn float_row(&self, what: &str, view: View, cols: usize) -> Result<Mat<u8>> {
+        self.shape(what, view, 1, cols)?;
+        self.floats(what, view)
+    }
+
+    /// An f32 output: its rows must not overlap each other.
+    pub(super) fn out(&self, what: &str, view: View) -> Result<Mat<f32>> {
+        self.own_rows(what, view)?;
+        self.f32(what, view)
+    }
+
+    /// An i32 output: its rows must not overlap each other.
+    pub(super) fn out_ids(&self, what: &str, view: View) -> Result<Mat<i32>> {
+        self.own_rows(what, view)?;
+        self.i32(what, view)
+    }
+
+    fn own_rows(&self, what: &str, view: View) -> Result<()> {
+        self.ensure(view.rows <= 1 || view.stride >= view.cols, || {
+            format!(
+                "{what} has rows of {} elements only {} apart",
+                view.cols, view.stride
+            )
+        })
+    }
+
+    /// An error unless a view has this shape.
+    pub(super) fn shape(&self, what: &str, view: View, rows: usize, cols: usize) -> Result<()> {
+        self.ensure(view.rows == rows && view.cols == cols, || {
+            format!(
+                "{what} is [{}, {}], not [{rows}, {cols}]",
+                view.rows, view.cols
+            )
+        })
+    }
+
+    /// An error if an output shares bytes with an input.
+    pub(super) fn apart(&self, out: View, input: View) -> Result<()> {
+        self.ensure(!overlap(out, input), || {
+            format!("output {out:?} overlaps input {input:?}")
+        })
+    }
+
+    /// An error if an output shares bytes with an input, unless they are the same.
+    pub(super) fn same_or_apart(&self, out: View, input: View) -> Result<()> {
+        if out == input {
+            Ok(())
+        } else {
+            self.apart(out, input)
+        }
+    }
+
+    /// The pages of a layer, and all that lies between them.
+    pub(super) fn pages(&self, kv: &KvLayer) -> Result<Span> {
+        let sizes = [kv.page_tokens, kv.kv_heads, kv.d_head];
+        self.ensure(sizes.iter().all(|&size| size > 0), || {
+            format!("empty pages: {kv:?}")
+        })?;
+        self.ensure(kv.dtype != DType::I32, || {
+            "KV pages are i32, not a float".into()
+        })?;
+        let layer = [2, kv.kv_heads, kv.page_tokens, kv.d_head, kv.dtype.bytes()]
+            .iter()
+            .try_fold(1u64, |bytes, &size| bytes.checked_mul(size as u64));
+        let layer = layer.unwrap_or(u64::MAX);
+        self.ensure(kv.pages <= 1 || kv.page_bytes >= layer, || {
+            format!(
+                "pages of {} bytes cannot hold a layer of {layer}",
+                kv.page_bytes
+            )
+        })?;
+        let bytes = match kv.pages.checked_sub(1) {
+            None => Some(0),
+            Some(last) => kv
+                .page_bytes
+                .checked_mul(last as u64)
+                .and_then(|b| b.checked_add(layer)),
+        };
+        let span = Span {
+            offset: kv.offset,
+            bytes: bytes.unwrap_or(u64::MAX),
+        };
+        self.span(span)?;
+        Ok(span)
+    }
+
+    /// An error if a view shares bytes with a layer's pages.
+    pub(super) fn apart_from(&self, view: View, pages: Span) -> Result<()> {
+        let span = view.span();
+        self.ensure(!(crosses(span, pages)), || {
+            format!(
+                "{view:?} lies among the KV pages at {}..{}",
+                pages.offset,
+                pages.end()
+            )
+        })
+    }
+}
+
+/// Bytes from a view's first element to its last; `None` beyond 64 bits.
+fn view_bytes(view: View) -> Option<u64> {
+    if view.rows == 0 || view.cols == 0 {
+        return Some(0);
+    }
+    (view.rows as u64 - 1)
+        .checked_mul(view.stride as u64)?
+        .checked_add(view.cols as u64)?
+        .checked_mul(view.dtype.bytes() as u64)
+}
+
+fn crosses(a: Span, b: Span) -> bool {
+    a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end()
+}
+
+/// Whether two views that lie in the slab share a byte. Column groups of one
+/// matrix interleave without sharing any; other interleavings count as sharing.
+fn overlap(a: View, b: View) -> bool {
+    if !crosses(a.span(), b.span()) {
+        return false;
+    }
+    let row_bytes = |view: View| (view.stride * view.dtype.bytes()) as u64;
+    let used_bytes = |view: View| (view.cols * view.dtype.bytes()) as u64;
+    let row = row_bytes(a);
+    if row == 0 || row != row_bytes(b) || used_bytes(a) > row || used_bytes(b) > row {
+        return true;
+    }
+    let ahead = (b.offset as i128 - a.offset as i128).rem_euclid(row as i128) as u64;
+    ahead < used_bytes(a) || ahead + used_bytes(b) > row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn column_groups_of_a_matrix_do_not_overlap() {
+        let matrix = View::new(64, DType::F32, 4, 10);
+        let (left, right) = (matrix.cols(0, 4), matrix.cols(4, 6));
+        assert!(!overlap(left, right) && !overlap(right, left));
+        assert!(overlap(left, matrix.cols(3, 2)));
+        assert!(overlap(matrix, right));
+        assert!(!overlap(matrix.rows(0, 2), matrix.rows(2, 2)));
+        assert!(overlap(matrix.rows(0, 3), matrix.rows(2, 2)));
+        // Other strides: cautious.
+        assert!(overlap(left, View { stride: 9, ..right }));
+        // Empty views share nothing.
+        assert!(!overlap(matrix, matrix.rows(1, 0)));
+    }
+
+    #[test]
+    fn sizes_beyond_64_bits_are_out_of_the_slab() {
+        let slab = Slab::new(1 << 20).unwrap();
+        let op = Op {
+            name: "test",
+            slab: &slab,
+        };
+        let mut view = View::new(0, DType::F32, usize::MAX, usize::MAX);
+        assert!(matches!(
+            op.f32("x", view),
+            Err(DeviceError::OutOfSlab { .. })
+        ));
+        view = View {
+            offset: u64::MAX - 4,
+            ..View::new(0, DType::F32, 2, 2)
+        };
+        let error = op.f32("x", view).err().unwrap();
+        assert!(error.to_string().contains("outside the slab"), "{error}");
+        assert!(
+            op.f32("x", View::new((1 << 20) - 16, DType::F32, 2, 2))
+                .is_ok()
+        );
+        assert!(
+            op.f32("x", View::new((1 << 20) - 15, DType::F32, 2, 2))
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,124 @@
+//! Numbers as they are stored, read as f32.
+
+use half::{bf16, f16};
+
+use super::isa::Kernel;
+use super::lanes::{LANES, Simd};
+
+/// A stored float type. Every value of it is exactly an f32.
+pub(super) trait Element: Copy + Send + Sync {
+    /// Sixteen elements at any alignment.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+
+    /// The first `n` (at most 16); the other lanes are zero.
+    ///
+    /// # Safety
+    /// `n` elements must be readable.
+    unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
+
+    /// The nearest value.
+    fn from_f32(x: f32) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { s.load(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { s.load_part(p, n) }
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+        // SAFETY: the caller's; a bf16 is a transparent u16.
+        unsafe { s.load_bf16(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
+        // SAFETY: the caller's; a bf16 is a transparent u16.
+        unsafe { s.load_bf16_part(p.cast(), n) }
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        bf16::from_f32(x)
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+        // SAFETY: the caller's; an f16 is a transparent u16.
+        unsafe { s.load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
+        // SAFETY: the caller's; an f16 is a transparent u16.
+        unsafe { s.load_f16_part(p.cast(), n) }
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        f16::from_f32(x)
+    }
+}
+
+/// A row as f32, followed by zeros up to a multiple of sixteen.
+pub(super) struct Convert<E> {
+    /// Readable over `n`.
+    pub(super) from: *const E,
+    pub(super) n: usize,
+    /// Writable over `n`, rounded up to a multiple of sixteen.
+    pub(super) to: *mut f32,
+}
+
+impl<E: Element> Kernel for Convert<E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Convert { from, n, to } = self;
+        let full = n / LANES * LANES;
+        // SAFETY: as the fields demand.
+        unsafe {
+            for i in (0..full).step_by(LANES) {
+                s.store(E::load(s, from.wrapping_add(i)), to.add(i));
+            }
+            if full < n {
+                let rest = E::load_part(s, from.wrapping_add(full), n - full);
+                s.store(rest, to.add(full));
+            }
+        }
+    }
+}
+
+/// Runs an expression with a type alias bound to the element type of a dtype.
+/// Integers are refused by the checks before this point.
+macro_rules! with_element {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::Bf16 => {
+                type $element = half::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $element = half::f16;
+                $body
+            }
+            $crate::DType::F32 | $crate::DType::I32 => {
+                type $element = f32;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_element;

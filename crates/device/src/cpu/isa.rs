@@ -1,0 +1,131 @@
+//! Instruction sets, and how a kernel comes to run on one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::lanes::{Scalar, Simd};
+
+/// The instructions the kernels are compiled for. All give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// AVX-512 F, BW, VL, DQ.
+    Avx512,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// No vector instructions: slow, everywhere, and the oracle of the others.
+    Scalar,
+}
+
+impl Isa {
+    /// All of them, best first.
+    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Scalar];
+
+    /// The best this machine has.
+    pub fn detect() -> Isa {
+        Isa::ALL
+            .into_iter()
+            .find(|isa| isa.is_available())
+            .unwrap_or(Isa::Scalar)
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx512 | Isa::Avx2 => false,
+            Isa::Scalar => true,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Scalar => "scalar",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Isa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Isa::ALL
+            .into_iter()
+            .find(|isa| isa.name() == text)
+            .ok_or_else(|| format!("unknown instruction set `{text}`: avx512, avx2 or scalar"))
+    }
+}
+
+/// Work written once for all instruction sets.
+///
+/// `run` must be `#[inline(always)]`, as must everything it calls with the token:
+/// only what ends up inside an entry function ([`Simd::call`]) is compiled for its
+/// instruction set.
+pub(super) trait Kernel {
+    /// Does it.
+    fn run<S: Simd>(self, simd: S);
+}
+
+/// An instruction set this machine has: the proof that its kernels may be run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Engine(Isa);
+
+impl Engine {
+    /// `None` if this machine lacks it.
+    pub(super) fn new(isa: Isa) -> Option<Self> {
+        isa.is_available().then_some(Engine(isa))
+    }
+
+    pub(super) fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Runs a kernel.
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: an `Engine` exists only for instructions the machine has.
+            Isa::Avx512 => unsafe { super::avx512::enter(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2 => unsafe { super::avx2::enter(kernel) },
+            _ => Scalar.call(kernel),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.to_string().parse(), Ok(isa));
+        }
+        assert!("sse9".parse::<Isa>().is_err());
+        assert!(Isa::detect().is_available());
+    }
+}

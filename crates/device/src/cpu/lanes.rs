@@ -1,0 +1,274 @@
+//! Sixteen f32 lanes: the vocabulary every kernel is written in.
+//!
+//! A [`Simd`] is a token that proves an instruction set. Every method gives the
+//! same bits on each of them: plain operations are IEEE's, `fma` rounds once, and
+//! sums of lanes follow one tree.
+
+use super::isa::Kernel;
+
+/// Lanes of a vector.
+pub(super) const LANES: usize = 16;
+
+/// Sixteen lanes at a time, on one instruction set.
+pub(super) trait Simd: Copy {
+    /// Sixteen f32.
+    type V: Copy;
+
+    /// Accumulators that fit in the registers as `TILE_ROWS` by `TILE_COLS`.
+    const TILE_ROWS: usize;
+    /// See [`Simd::TILE_ROWS`].
+    const TILE_COLS: usize;
+
+    /// Runs a kernel as a function of its own. Everything else here is inlined, so
+    /// this is where compiled code is shared.
+    fn call<K: Kernel>(self, kernel: K);
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::V;
+    /// `a + b`
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b`
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b + c`, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a > b ? a : b`, so `b` when either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a < b ? a : b`, so `b` when either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// To the nearest integer, ties to even.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `2^a` for integral `a` of -126..=127; anything for other `a`.
+    fn pow2(self, a: Self::V) -> Self::V;
+    /// `|a|`
+    fn abs(self, a: Self::V) -> Self::V;
+    /// `|a|` with the sign of `b`.
+    fn copysign(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a > b ? yes : no`, lane by lane.
+    fn if_greater(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// All lanes, by the tree: upper half onto lower half, 16 → 8 → 4 → 2 → 1.
+    fn sum(self, a: Self::V) -> f32;
+    /// The sums of four vectors, each by the same tree.
+    fn sum4(self, a: [Self::V; 4]) -> [f32; 4];
+
+    /// Sixteen f32 at any alignment.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// The first `n` (at most 16) lanes; the others are zero.
+    ///
+    /// # Safety
+    /// `n` elements must be readable.
+    unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V;
+    /// Sixteen bfloat16 at any alignment.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// The first `n` (at most 16) lanes; the others are zero.
+    ///
+    /// # Safety
+    /// `n` elements must be readable.
+    unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V;
+    /// Sixteen IEEE halves at any alignment.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// The first `n` (at most 16) lanes; the others are zero.
+    ///
+    /// # Safety
+    /// `n` elements must be readable.
+    unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V;
+    /// All lanes, at any alignment.
+    ///
+    /// # Safety
+    /// Sixteen f32 must be writable.
+    unsafe fn store(self, a: Self::V, p: *mut f32);
+    /// The first `n` (at most 16) lanes.
+    ///
+    /// # Safety
+    /// `n` f32 must be writable.
+    unsafe fn store_part(self, a: Self::V, p: *mut f32, n: usize);
+    /// Asks for the cache line at `p`, which need not exist.
+    fn prefetch(self, p: *const u8);
+
+    /// All lanes as an array.
+    #[inline(always)]
+    fn to_array(self, a: Self::V) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: the array has sixteen.
+        unsafe { self.store(a, out.as_mut_ptr()) };
+        out
+    }
+
+    /// The greatest lane, by the tree of [`Simd::sum`].
+    #[inline(always)]
+    fn greatest(self, a: Self::V) -> f32 {
+        let mut lanes = self.to_array(a);
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                if lanes[i + half] > lanes[i] {
+                    lanes[i] = lanes[i + half];
+                }
+            }
+        }
+        lanes[0]
+    }
+}
+
+/// No instruction set at all.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar;
+
+#[inline(always)]
+fn each(f: impl Fn(usize) -> f32) -> [f32; LANES] {
+    std::array::from_fn(f)
+}
+
+impl Simd for Scalar {
+    type V = [f32; LANES];
+
+    const TILE_ROWS: usize = 1;
+    const TILE_COLS: usize = 1;
+
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) {
+        kernel.run(self);
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        each(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        each(|i| a[i].round_ties_even())
+    }
+    #[inline(always)]
+    fn pow2(self, a: Self::V) -> Self::V {
+        each(|i| f32::from_bits((((a[i] as i32).wrapping_add(127)) as u32) << 23))
+    }
+    #[inline(always)]
+    fn abs(self, a: Self::V) -> Self::V {
+        each(|i| a[i].abs())
+    }
+    #[inline(always)]
+    fn copysign(self, a: Self::V, b: Self::V) -> Self::V {
+        each(|i| a[i].copysign(b[i]))
+    }
+    #[inline(always)]
+    fn if_greater(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
+        each(|i| if a[i] > b[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    fn sum(self, mut a: Self::V) -> f32 {
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                a[i] += a[i + half];
+            }
+        }
+        a[0]
+    }
+    #[inline(always)]
+    fn sum4(self, a: [Self::V; 4]) -> [f32; 4] {
+        a.map(|v| self.sum(v))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::V {
+        // SAFETY: the caller's; the array type reads sixteen unaligned.
+        unsafe { p.cast::<Self::V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V {
+        // SAFETY: the caller's, element by element below `n`.
+        each(|i| {
+            if i < n {
+                unsafe { p.add(i).read_unaligned() }
+            } else {
+                0.0
+            }
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller's.
+        unsafe { self.load_bf16_part(p, LANES) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V {
+        // SAFETY: the caller's, element by element below `n`.
+        let bits = |i| {
+            if i < n {
+                unsafe { p.add(i).read_unaligned() }
+            } else {
+                0
+            }
+        };
+        each(|i| f32::from_bits(u32::from(bits(i)) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller's.
+        unsafe { self.load_f16_part(p, LANES) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V {
+        // SAFETY: the caller's, element by element below `n`.
+        let bits = |i| {
+            if i < n {
+                unsafe { p.add(i).read_unaligned() }
+            } else {
+                0
+            }
+        };
+        each(|i| half::f16::from_bits(bits(i)).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store(self, a: Self::V, p: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe { p.cast::<Self::V>().write_unaligned(a) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, a: Self::V, p: *mut f32, n: usize) {
+        for (i, lane) in a.into_iter().enumerate().take(n) {
+            // SAFETY: the caller's, element by element below `n`.
+            unsafe { p.add(i).write_unaligned(lane) }
+        }
+    }
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+}

@@ -1,0 +1,257 @@
+//! Matrix products with stored weights.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::{DType, Order, Result, View, Weight};
+
+use super::CpuDevice;
+use super::chain::Chains;
+use super::check::Mat;
+use super::dot::{Products, Rows, Sink};
+use super::element::{Convert, Element, with_element};
+use super::isa::Kernel;
+use super::lanes::{LANES, Simd};
+use super::panel;
+use super::split::Split;
+
+/// Up to this many rows a weight is converted for each tile of them; beyond, once
+/// into a panel.
+const FEW_ROWS: usize = 12;
+
+/// A checked product.
+#[derive(Clone, Copy)]
+struct Job {
+    x: Mat<f32>,
+    weight: Mat<u8>,
+    bias: Option<(DType, Mat<u8>)>,
+    out: Mat<f32>,
+}
+
+impl CpuDevice {
+    pub(super) fn do_linear(
+        &self,
+        x: View,
+        weight: Weight,
+        bias: Option<View>,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("linear");
+        let (n_in, n_out) = match weight.order {
+            Order::OutIn => (weight.view.cols, weight.view.rows),
+            Order::InOut => (weight.view.rows, weight.view.cols),
+        };
+        op.shape("x", x, x.rows, n_in)?;
+        op.shape("out", out, x.rows, n_out)?;
+        let mut job = Job {
+            x: op.f32("x", x)?,
+            weight: op.floats("weight", weight.view)?,
+            bias: None,
+            out: op.out("out", out)?,
+        };
+        op.apart(out, x)?;
+        op.apart(out, weight.view)?;
+        if let Some(bias) = bias {
+            job.bias = Some((bias.dtype, op.float_row("bias", bias, n_out)?));
+            op.apart(out, bias)?;
+        }
+        with_element!(weight.view.dtype, E => match weight.order {
+            Order::OutIn => self.out_in::<E>(job),
+            Order::InOut => self.in_out::<E>(job),
+        });
+        Ok(())
+    }
+
+    fn out_in<E: Element>(&self, job: Job) {
+        let (rows, cols, k) = (job.x.rows, job.out.cols, job.x.cols);
+        let few = rows <= FEW_ROWS;
+        let split = if few {
+            Split::few(rows, cols, k * size_of::<E>(), self.threads())
+        } else {
+            Split::many(rows, cols, panel::columns(k), self.threads())
+        };
+        self.pool.run(split.chunks(), &|thread, chunk| {
+            let (rows, cols) = split.chunk(chunk);
+            let bias_floats = cols.len().next_multiple_of(LANES);
+            let panel_floats = if few { 0 } else { panel::floats(cols.len(), k) };
+            self.with_scratch(thread, bias_floats + panel_floats, |scratch| {
+                let products = Products {
+                    x: Rows {
+                        ptr: job.x.row(rows.start).cast_const(),
+                        stride: job.x.stride,
+                    },
+                    rows: rows.len(),
+                    w: Rows {
+                        ptr: job.weight_row::<E>(cols.start),
+                        stride: job.weight.stride,
+                    },
+                    cols: cols.len(),
+                    k,
+                    out: Sink {
+                        ptr: job.out.row(rows.start).wrapping_add(cols.start),
+                        stride: job.out.stride,
+                        bias: self.bias(&job, &cols, scratch),
+                    },
+                };
+                let panel = (!few).then_some(scratch.wrapping_add(bias_floats));
+                self.engine.run(OutIn { products, panel });
+            });
+        });
+    }
+
+    fn in_out<E: Element>(&self, job: Job) {
+        let (rows, cols) = (job.x.rows, job.out.cols);
+        let (split, depth) = if rows <= FEW_ROWS {
+            (Split::wide(rows, cols, self.threads()), 8)
+        } else {
+            (Split::many(rows, cols, 8 * LANES, self.threads()), 256)
+        };
+        self.pool.run(split.chunks(), &|thread, chunk| {
+            let (rows, cols) = split.chunk(chunk);
+            let width = cols.len().next_multiple_of(LANES);
+            self.with_scratch(thread, width * (depth + 1), |scratch| {
+                let bias = self.bias(&job, &cols, scratch);
+                let panel = scratch.wrapping_add(width);
+                let e = PhantomData;
+                self.engine.run(InOut::<E> {
+                    job,
+                    rows,
+                    cols,
+                    bias,
+                    panel,
+                    depth,
+                    e,
+                });
+            });
+        });
+    }
+
+    /// The bias of some columns as f32 in `scratch`, which has room for them.
+    fn bias(&self, job: &Job, cols: &Range<usize>, scratch: *mut f32) -> Option<*const f32> {
+        let (dtype, bias) = job.bias?;
+        with_element!(dtype, B => {
+            let from = bias.row(0).cast_const().cast::<B>().wrapping_add(cols.start);
+            self.engine.run(Convert { from, n: cols.len(), to: scratch });
+        });
+        Some(scratch)
+    }
+}
+
+impl Job {
+    fn weight_row<E>(&self, row: usize) -> *const E {
+        let start: *const u8 = self.weight.row(0);
+        start.cast::<E>().wrapping_add(row * self.weight.stride)
+    }
+}
+
+/// A chunk of a product with an `[out, in]` weight. The operation has checked the
+/// matrices; chunks do not share output elements.
+struct OutIn<E> {
+    products: Products<E>,
+    /// Room for a panel, if one is worth while.
+    panel: Option<*mut f32>,
+}
+
+impl<E: Element> Kernel for OutIn<E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: checked, as above, and the panel has the room it asks for.
+        unsafe {
+            match self.panel {
+                None => self.products.run(s),
+                Some(panel) => panel::run(s, self.products, panel),
+            }
+        }
+    }
+}
+
+/// A chunk of a product with an `[in, out]` weight. The operation has checked the
+/// matrices; chunks do not share output elements.
+struct InOut<E> {
+    job: Job,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    bias: Option<*const f32>,
+    /// Room for `depth` rows of the columns' weights as f32.
+    panel: *mut f32,
+    depth: usize,
+    e: PhantomData<E>,
+}
+
+impl<E: Element> Kernel for InOut<E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let InOut {
+            job,
+            rows,
+            cols,
+            bias,
+            panel,
+            depth,
+            ..
+        } = self;
+        let (k, n) = (job.x.cols, cols.len());
+        let width = n.next_multiple_of(LANES);
+        let out = |row| job.out.row(row).wrapping_add(cols.start);
+        for row in rows.clone() {
+            // SAFETY: checked, as above; +0.0 is all zeros.
+            unsafe { std::ptr::write_bytes(out(row).cast::<u8>(), 0, n * size_of::<f32>()) };
+        }
+        for start in (0..k).step_by(depth) {
+            let links = depth.min(k - start);
+            for i in 0..links {
+                let from = job.weight_row::<E>(start + i).wrapping_add(cols.start);
+                s.call(Convert {
+                    from,
+                    n,
+                    to: panel.wrapping_add(i * width),
+                });
+            }
+            let x = job.x.row(rows.start).wrapping_add(start).cast_const();
+            let chains = Chains {
+                out: out(rows.start),
+                stride: job.out.stride,
+                x: Rows {
+                    ptr: x,
+                    stride: job.x.stride,
+                },
+                rows: rows.len(),
+                w: Rows {
+                    ptr: panel.cast_const(),
+                    stride: width,
+                },
+                cols: n,
+                k: links,
+            };
+            // SAFETY: checked, as above.
+            unsafe { chains.extend(s) };
+        }
+        if let Some(bias) = bias {
+            for row in rows {
+                // SAFETY: checked, as above.
+                unsafe { add_row(s, out(row), bias, n) };
+            }
+        }
+    }
+}
+
+/// `out += x`
+///
+/// # Safety
+/// `x` must be readable and `out` writable over `n`.
+#[inline(always)]
+pub(super) unsafe fn add_row<S: Simd>(s: S, out: *mut f32, x: *const f32, n: usize) {
+    let full = n / LANES * LANES;
+    // SAFETY: the caller's.
+    unsafe {
+        for i in (0..full).step_by(LANES) {
+            let sum = s.add(s.load(out.add(i)), s.load(x.add(i)));
+            s.store(sum, out.add(i));
+        }
+        if full < n {
+            let (out, x) = (out.add(full), x.add(full));
+            let sum = s.add(s.load_part(out, n - full), s.load_part(x, n - full));
+            s.store_part(sum, out, n - full);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Rotary positions.
+
+use std::ops::Range;
+
+use crate::{Result, RopeStyle, View};
+
+use super::CpuDevice;
+use super::check::Mat;
+use super::element::{Element, with_element};
+use super::isa::Kernel;
+use super::lanes::{LANES, Scalar, Simd};
+use super::rowwise::{part, store};
+
+impl CpuDevice {
+    pub(super) fn do_rope_table(
+        &self,
+        positions: View,
+        frequencies: View,
+        scale: f32,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("rope_table");
+        let n = frequencies.cols;
+        op.shape("positions", positions, out.rows, 1)?;
+        op.shape("out", out, out.rows, 2 * n)?;
+        op.apart(out, positions)?;
+        op.apart(out, frequencies)?;
+        let dtype = frequencies.dtype;
+        let row = op.float_row("frequencies", frequencies, n)?;
+        let (positions, out) = (op.i32("positions", positions)?, op.out("out", out)?);
+        // Read once as f32, whatever they are stored as.
+        let frequencies: Vec<f32> = (0..n)
+            .map(|i| {
+                // SAFETY: a checked row of `n` elements.
+                with_element!(dtype, E => unsafe {
+                    E::load_part(Scalar, row.row(0).cast_const().cast::<E>().add(i), 1)[0]
+                })
+            })
+            .collect();
+        // A sine costs some forty times what an addition does.
+        self.by_rows(out.rows, n * 40, &|_, rows| {
+            for row in rows {
+                // SAFETY: checked rows of one and of `2n` elements, the latter ours.
+                unsafe {
+                    let position = positions.row(row).read_unaligned() as f32;
+                    for (i, &frequency) in frequencies.iter().enumerate() {
+                        let (sin, cos) = f64::from(position * frequency).sin_cos();
+                        out.row(row).add(i).write_unaligned(cos as f32 * scale);
+                        out.row(row).add(n + i).write_unaligned(sin as f32 * scale);
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) fn do_rope(
+        &self,
+        x: View,
+        table: View,
+        d_head: usize,
+        style: RopeStyle,
+    ) -> Result<()> {
+        let op = self.op("rope");
+        op.ensure(d_head > 0 && x.cols.is_multiple_of(d_head), || {
+            format!("x has {} columns, not a multiple of {d_head}", x.cols)
+        })?;
+        op.ensure(table.cols.is_multiple_of(2) && table.cols <= d_head, || {
+            format!(
+                "a table of {} columns does not rotate heads of {d_head}",
+                table.cols
+            )
+        })?;
+        op.shape("table", table, x.rows, table.cols)?;
+        op.apart(x, table)?;
+        let (x, table) = (op.out("x", x)?, op.f32("table", table)?);
+        self.by_rows(x.rows, x.cols, &|_, rows| {
+            self.engine.run(Rotate {
+                x,
+                table,
+                d_head,
+                style,
+                rows,
+            });
+        });
+        Ok(())
+    }
+}
+
+struct Rotate {
+    x: Mat<f32>,
+    table: Mat<f32>,
+    d_head: usize,
+    style: RopeStyle,
+    rows: Range<usize>,
+}
+
+impl Kernel for Rotate {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n = self.table.cols / 2;
+        for row in self.rows.clone() {
+            let cos = self.table.row(row).cast_const();
+            for head in (0..self.x.cols).step_by(self.d_head) {
+                let x = self.x.row(row).wrapping_add(head);
+                // SAFETY: `2n` elements of the head and of the table's row.
+                unsafe {
+                    match self.style {
+                        RopeStyle::Halves => halves(s, x, cos, n),
+                        RopeStyle::Interleaved => interleaved(x, cos, n),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rotates `x[i]` with `x[n + i]`.
+#[inline(always)]
+unsafe fn halves<S: Simd>(s: S, x: *mut f32, table: *const f32, n: usize) {
+    for i in (0..n).step_by(LANES) {
+        let left = n - i;
+        // SAFETY: the caller's.
+        unsafe {
+            let (c, d) = (part(s, table.add(i), left), part(s, table.add(n + i), left));
+            let (a, b) = (
+                part(s, x.add(i).cast_const(), left),
+                part(s, x.add(n + i).cast_const(), left),
+            );
+            let minus = s.mul(s.mul(b, d), s.splat(-1.0));
+            store(s, s.fma(a, c, minus), x.add(i), left);
+            store(s, s.fma(b, c, s.mul(a, d)), x.add(n + i), left);
+        }
+    }
+}
+
+/// Rotates `x[2i]` with `x[2i + 1]`, by the same arithmetic.
+#[inline(always)]
+unsafe fn interleaved(x: *mut f32, table: *const f32, n: usize) {
+    for i in 0..n {
+        // SAFETY: the caller's.
+        unsafe {
+            let (c, d) = (
+                table.add(i).read_unaligned(),
+                table.add(n + i).read_unaligned(),
+            );
+            let (a, b) = (
+                x.add(2 * i).read_unaligned(),
+                x.add(2 * i + 1).read_unaligned(),
+            );
+            x.add(2 * i).write_unaligned(a.mul_add(c, -(b * d)));
+            x.add(2 * i + 1).write_unaligned(b.mul_add(c, a * d));
+        }
+    }
+}

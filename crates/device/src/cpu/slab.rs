@@ -1,0 +1,78 @@
+//! The slab: one anonymous mapping, and scratch beside it.
+
+use memmap2::MmapMut;
+
+use crate::{DeviceError, Result};
+
+/// The size and alignment of a huge page.
+const HUGE: usize = 2 << 20;
+
+/// Memory that every operation works in. Pages cost nothing until touched.
+///
+/// Only raw pointers are ever made into it, never references that outlive an
+/// access: ordering accesses to the same bytes is the business of whoever calls
+/// the device, as its contract says.
+pub(super) struct Slab {
+    _map: MmapMut,
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping lives as long as the slab and is only reached through raw
+// pointers, whose uses are each justified where they are made.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// A zeroed slab, aligned to a huge page.
+    pub(super) fn new(bytes: u64) -> Result<Self> {
+        let refuse = |reason: String| DeviceError::NoMemory { bytes, reason };
+        let length = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| bytes.checked_next_multiple_of(HUGE)?.checked_add(HUGE))
+            .ok_or_else(|| refuse("more than this machine can address".into()))?;
+        let mut map = MmapMut::map_anon(length).map_err(|error| refuse(error.to_string()))?;
+        // Fewer TLB misses where the system has huge pages; it may well not.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let start = map.as_mut_ptr();
+        let base = start.wrapping_add(start.align_offset(HUGE));
+        Ok(Slab {
+            _map: map,
+            base,
+            bytes: bytes as usize,
+        })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Where a byte lies. Offsets come checked by [`super::check::Op`].
+    pub(super) fn at(&self, offset: u64) -> *mut u8 {
+        self.base.wrapping_add(offset as usize)
+    }
+}
+
+/// A cache line of floats.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// Working memory of one thread. Grows to the largest operation, then stays.
+#[derive(Default)]
+pub(super) struct Scratch {
+    lines: Vec<Line>,
+}
+
+impl Scratch {
+    /// At least `floats` floats, aligned to a cache line, with anything in them.
+    pub(super) fn floats(&mut self, floats: usize) -> *mut f32 {
+        let lines = floats.div_ceil(16);
+        if self.lines.len() < lines {
+            self.lines.resize(lines, Line([0.0; 16]));
+        }
+        self.lines.as_mut_ptr().cast()
+    }
+}

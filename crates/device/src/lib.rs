@@ -1,0 +1,141 @@
+//! The [`Device`] trait and its backends.
+//!
+//! A device owns one *slab* of memory, taken at start. Everything a pass touches
+//! lies in it: weights, KV pages, activations, token ids. Operations take
+//! [`View`]s, typed strided matrices at an offset of the slab, and run in order
+//! on the compute stream. A device knows nothing of models or sessions.
+//!
+//! All `unsafe` code of the project lives in this crate.
+
+mod error;
+mod kv;
+mod ops;
+mod view;
+
+pub mod cpu;
+pub mod host;
+#[cfg(feature = "yardstick")]
+pub mod yardstick;
+
+pub use error::DeviceError;
+pub use kv::{Attention, KvLayer, Rows};
+pub use ops::{Activation, Edit, NormKind, Order, RopeStyle, Weight};
+pub use view::{DType, Span, View};
+
+/// What every operation returns.
+pub type Result<T> = std::result::Result<T, DeviceError>;
+
+/// An ordered queue of work on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Where all operations run.
+    Compute,
+    /// Weights on their way into the slab.
+    Copy,
+}
+
+/// A point in a stream that another stream, or the caller, can wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(pub u64);
+
+/// What a device says of itself.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// As the user names it: `cpu`, `cuda:0`.
+    pub name: String,
+    /// What it is: instruction set and threads, or the card's name.
+    pub detail: String,
+    /// Bytes of the slab.
+    pub slab_bytes: u64,
+    /// How KV pages are stored.
+    pub kv_dtype: DType,
+}
+
+/// Fills part of a span: called with an offset from the span's start and the
+/// bytes to write there, from several threads at once.
+pub type Fill<'a> = dyn Fn(u64, &mut [u8]) -> std::io::Result<()> + Sync + 'a;
+
+/// A backend: a slab, streams, and the fused operations a model is made of.
+///
+/// Operations are enqueued on [`Stream::Compute`] and run in the order they were
+/// called. Activations are f32; weights are computed as stored; sums are
+/// accumulated in f32.
+///
+/// **Invariant.** Every output element is reduced in an order that depends only
+/// on its own inputs: never on how many rows came with it, on chunking, on the
+/// number of threads or on where in the slab its operands lie.
+///
+/// **Contract.** Views must lie in the slab and have the shapes stated (checked:
+/// [`DeviceError::Shape`], [`DeviceError::OutOfSlab`]); an output must not
+/// overlap an input unless the operation says so. Ordering between streams is the
+/// caller's business, through events.
+pub trait Device: Send + Sync {
+    /// What this device is.
+    fn info(&self) -> DeviceInfo;
+
+    /// Fills a span from the slow tier, in parallel chunks, and returns when done.
+    fn load(&self, dst: Span, fill: &Fill<'_>) -> Result<()>;
+    /// Copies bytes from the host into the slab.
+    fn upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()>;
+    /// Waits for the compute stream, then copies an f32 view to the host, row by row.
+    fn download(&self, src: View, dst: &mut [f32]) -> Result<()>;
+    /// Waits for the compute stream, then copies an i32 view to the host.
+    fn download_ids(&self, src: View, dst: &mut [i32]) -> Result<()>;
+
+    /// Marks the work enqueued on `stream` so far.
+    fn record(&self, stream: Stream) -> Result<Event>;
+    /// Makes `stream` wait for `event` before its next work.
+    fn wait(&self, stream: Stream, event: Event) -> Result<()>;
+    /// Blocks the caller until `stream` is idle.
+    fn synchronize(&self, stream: Stream) -> Result<()>;
+
+    /// `out[r] = table[ids[r]]`, or `out[r] += table[ids[r]]` when `accumulate`.
+    /// `table` may be of any dtype; `ids` is i32 `[rows, 1]`.
+    fn gather(&self, table: View, ids: View, out: View, accumulate: bool) -> Result<()>;
+    /// `out[ids[r]] += weights[r] * src[r]`, in order of `r`. Ids are distinct.
+    fn scatter_add(&self, src: View, ids: View, weights: View, out: View) -> Result<()>;
+    /// Root-mean-square or layer norm of each row of `x`. `out` may be `x`.
+    fn norm(
+        &self,
+        kind: NormKind,
+        eps: f32,
+        x: View,
+        weight: View,
+        bias: Option<View>,
+        out: View,
+    ) -> Result<()>;
+    /// `out = x · Wᵀ (+ bias)`. `x` is `[rows, in]`, `out` `[rows, out]`.
+    fn linear(&self, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()>;
+    /// `out[r] = [cos(p·f) · scale, sin(p·f) · scale]` for `p = positions[r]` and
+    /// each of the `n` frequencies `f`; `out` is `[rows, 2n]`, cosines first.
+    fn rope_table(&self, positions: View, frequencies: View, scale: f32, out: View) -> Result<()>;
+    /// Rotates the first `2n` elements of every head of `x` (`[rows, heads · d_head]`)
+    /// in place by the table's row.
+    fn rope(&self, x: View, table: View, d_head: usize, style: RopeStyle) -> Result<()>;
+    /// Writes each row's key and value into its session's page.
+    fn append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()>;
+    /// Causal attention of each row over its session's pages: `pattern`, then `mix`,
+    /// to the bit, without the pattern in memory.
+    fn attend(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()>;
+    /// The attention pattern: `out` is `[rows · heads, keys]`, row `r · heads + h`;
+    /// keys a row does not see are zero.
+    fn pattern(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()>;
+    /// The values mixed by a pattern laid out as [`Device::pattern`] lays it out.
+    fn mix(&self, pattern: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()>;
+    /// `out = f(x)`. `out` may be `x`.
+    fn activate(&self, f: Activation, x: View, out: View) -> Result<()>;
+    /// `out = f(gate) · up`. `out` may be `gate`.
+    fn gate(&self, f: Activation, gate: View, up: View, out: View) -> Result<()>;
+    /// `out += x`.
+    fn add(&self, x: View, out: View) -> Result<()>;
+    /// Takes one column group out of an interleaved projection:
+    /// `out[r, g·width + c] = x[r, first + g·stride + c]` for every `g`, with
+    /// `c < width` and `out.cols / width` groups.
+    fn split(&self, x: View, first: usize, stride: usize, width: usize, out: View) -> Result<()>;
+    /// The `k` largest of each row's router logits after softmax, renormalised when
+    /// asked: ids ascending by expert, i32 `[rows, k]`, and weights f32 `[rows, k]`.
+    /// Of equal logits the lower id wins.
+    fn route(&self, logits: View, renormalise: bool, ids: View, weights: View) -> Result<()>;
+    /// Changes `x` in place.
+    fn edit(&self, x: View, edit: Edit) -> Result<()>;
+}

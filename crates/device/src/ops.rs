@@ -1,0 +1,74 @@
+//! The parameters of operations.
+
+use crate::View;
+
+/// Which normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps) · weight`
+    Rms,
+    /// `(x - mean) / sqrt(var + eps) · weight + bias`
+    Layer,
+}
+
+/// How a weight matrix lies in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// `[out, in]`, as `torch.nn.Linear` stores it.
+    OutIn,
+    /// `[in, out]`, as GPT-2's `Conv1D` stores it.
+    InOut,
+}
+
+/// A weight matrix as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Weight {
+    /// The numbers.
+    pub view: View,
+    /// Which way round.
+    pub order: Order,
+}
+
+/// Elementwise functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x · sigmoid(x)`
+    Silu,
+    /// GELU through the error function.
+    Gelu,
+    /// GELU through tanh (`gelu_new`, `gelu_pytorch_tanh`).
+    GeluTanh,
+    /// `max(x, 0)`
+    Relu,
+}
+
+/// Which elements of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeStyle {
+    /// Element `i` with `i + n` (Llama).
+    Halves,
+    /// Element `2i` with `2i + 1` (GPT-J).
+    Interleaved,
+}
+
+/// A change to an activation. Operands are f32 with one row, which then applies to
+/// every row, or as many rows as the activation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Edit {
+    /// `x · factor`
+    Scale(f32),
+    /// `x + factor · operand`
+    Add {
+        /// What is added.
+        operand: View,
+        /// How much of it.
+        factor: f32,
+    },
+    /// `x = operand`
+    Replace(View),
+    /// `x = 0`
+    Zero,
+    /// `x - (x · u) u` with `u` the operand scaled to length 1; a zero operand
+    /// changes nothing.
+    ProjectOut(View),
+}

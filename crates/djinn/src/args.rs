@@ -1,0 +1,315 @@
+//! Every flag, as typed. Commands turn them into settled requests.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use djinn_engine::{Backend, EditSpec};
+use djinn_memory::Size;
+
+/// Runs language models larger than the GPU, with the inside of the model open.
+///
+/// Every command works without a model of your own: the default is a small story
+/// model that ships with Djinn. A model is a folder as it lies on disk after a
+/// download, a hub id once pulled (`djinn pull ID`), or a synthetic shape such as
+/// `shape:llama-2-13b?layers=4&dtype=f16&seed=1`.
+#[derive(Debug, Parser)]
+#[command(name = "djinn", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Generate text; without arguments, tell a story
+    Run(RunArgs),
+    /// Read and change activations at hooks
+    Trace(TraceArgs),
+    /// Show what a model is made of
+    Inspect(InspectArgs),
+    /// Download a model from the Hugging Face hub; resumes where it was cut off
+    Pull(PullArgs),
+    /// Measure this machine and a model on it
+    Bench(BenchArgs),
+}
+
+/// Which model, and where it runs.
+#[derive(Clone, Debug, Args)]
+pub struct ModelArgs {
+    /// A folder, a pulled hub id, or shape:NAME[?layers=N&dtype=f16&seed=1]
+    #[arg(long, value_name = "M")]
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Tokens that go through the model together while a prompt runs
+    #[arg(long, value_name = "N", default_value_t = djinn_engine::Settings::ROWS,
+          value_parser = at_least_one)]
+    pub rows: usize,
+}
+
+/// Where to compute.
+#[derive(Clone, Debug, Args)]
+pub struct DeviceArgs {
+    /// Where to compute
+    #[arg(long, default_value = "cpu", value_parser = ["cpu"])]
+    pub device: String,
+    /// CPU threads [default: all usable cores]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub threads: Option<usize>,
+}
+
+impl DeviceArgs {
+    /// The backend these flags name.
+    pub fn backend(&self) -> Backend {
+        Backend::Cpu {
+            threads: self.threads,
+            isa: None,
+        }
+    }
+}
+
+/// What the model reads.
+#[derive(Clone, Debug, Args)]
+pub struct PromptArgs {
+    /// Text to start from; `-` reads standard input
+    #[arg(long, value_name = "T", conflicts_with = "tokens")]
+    pub prompt: Option<String>,
+    /// Token ids to start from, exactly as given
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
+    pub tokens: Option<Vec<u32>>,
+    /// Wrap the prompt as a user's message in the model's chat template
+    #[arg(long, conflicts_with = "tokens")]
+    pub chat: bool,
+    /// With --chat: the system message
+    #[arg(long, value_name = "T", requires = "chat")]
+    pub system: Option<String>,
+}
+
+/// How tokens are chosen. What is not given comes from the model's
+/// generation_config.json; a model that says nothing is greedy.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// 0 takes the likeliest token; 1 is the model's own distribution
+    #[arg(long, value_name = "X")]
+    pub temperature: Option<f32>,
+    /// Choose among the K likeliest; 0 for all
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Choose among the likeliest whose probabilities reach P
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Leave out what is less likely than this share of the likeliest
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Make tokens already there less likely, prompt included (1 does nothing)
+    #[arg(long, value_name = "X")]
+    pub repetition_penalty: Option<f32>,
+    /// Subtract from the logits of tokens already generated
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub presence_penalty: Option<f32>,
+    /// Add to a token's logit; may be repeated
+    #[arg(long, value_name = "ID=X", value_parser = parse_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The same seed gives the same text [default: drawn, and shown at the end]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// `djinn run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// Generate at most this many tokens [default: the model's own limit, or 256]
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+    /// End where this text appears; may be repeated
+    #[arg(long, value_name = "T")]
+    pub stop: Vec<String>,
+    /// Go on past the model's end-of-text token
+    #[arg(long)]
+    pub ignore_eos: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// With --json: report each token's log-probability and N alternatives
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<usize>,
+    /// Print one JSON object at the end instead of streaming text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn trace`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Hooks, in TransformerLens's words:
+  hook_embed
+  blocks.I.hook_resid_pre  .hook_resid_mid  .hook_resid_post
+  blocks.I.hook_attn_out   .hook_mlp_out
+  blocks.I.attn.hook_q  .hook_k  .hook_v  .hook_z  .hook_pattern
+  blocks.I.mlp.hook_pre  .hook_post
+  ln_final.hook_normalized
+  logits
+A * stands for any text. Captures read the prompt's positions, after any edit.
+
+Edits: HOOK:CHANGE[@POSITIONS]
+  CHANGE     scale=0.9 | zero | add=FILE[#TENSOR][*FACTOR] | replace=FILE[#TENSOR]
+             | project-out=FILE[#TENSOR]      (FILE is a safetensors file)
+  POSITIONS  all | prompt | generated | 0,3,-1 | 2..5
+
+Examples:
+  djinn trace --prompt 'Once upon a time' --capture 'blocks.*.hook_resid_post'
+  djinn trace --tokens 0,5,7 --capture logits --edit 'blocks.4.hook_resid_post:scale=0.9' \\
+              --generate 20 --out traced.safetensors")]
+pub struct TraceArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// Hooks to read, by name or pattern
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',', required = true)]
+    pub capture: Vec<String>,
+    /// Change an activation on the way; may be repeated, applied in order
+    #[arg(long, value_name = "EDIT")]
+    pub edit: Vec<EditSpec>,
+    /// Generate N tokens after the prompt, greedily
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub generate: usize,
+    /// Write tensors (f32, by hook name), input_ids and output_ids here
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub out: Option<PathBuf>,
+    /// Print the table as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn inspect`
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// A folder, a pulled hub id, or a shape [default: the bundled story model]
+    #[arg(value_name = "M")]
+    pub model: Option<String>,
+    /// The same as M
+    #[arg(long = "model", value_name = "M", conflicts_with = "model")]
+    pub model_flag: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn pull`
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// As the hub names it: org/name
+    #[arg(value_name = "ID")]
+    pub id: String,
+    /// Branch, tag or commit
+    #[arg(long, default_value = "main")]
+    pub revision: String,
+}
+
+/// `djinn bench`
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub what: Bench,
+}
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Read bandwidth of memory, by number of threads
+    Memory(BenchMemoryArgs),
+    /// Time of a generated token, and the share of memory bandwidth it reaches
+    Decode(BenchDecodeArgs),
+    /// Speed of a prompt, beside the gemm crate on the same shapes
+    Prefill(BenchPrefillArgs),
+}
+
+/// `djinn bench memory`
+#[derive(Debug, Args)]
+pub struct BenchMemoryArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Bytes to read through; far more than the caches hold
+    #[arg(long, default_value = "1GiB")]
+    pub size: Size,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn bench decode`
+#[derive(Debug, Args)]
+pub struct BenchDecodeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens to time
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Tokens before them
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    pub context: usize,
+    /// Sessions that generate together
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub sessions: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn bench prefill`
+#[derive(Debug, Args)]
+pub struct BenchPrefillArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Times to run it; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    pub repeat: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least 1".to_owned()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(format!("{e}")),
+    }
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text
+        .split_once('=')
+        .and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse().ok()?)));
+    parsed.ok_or_else(|| format!("'{text}' is not ID=X, as in 42=-1.5"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::{Cli, parse_bias};
+
+    #[test]
+    fn flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn biases() {
+        assert_eq!(parse_bias("42=-1.5"), Ok((42, -1.5)));
+        assert!(parse_bias("42").is_err());
+        assert!(parse_bias("x=1").is_err());
+    }
+}

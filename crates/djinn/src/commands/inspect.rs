@@ -1,0 +1,167 @@
+//! `djinn inspect`
+
+use std::collections::BTreeMap;
+
+use djinn_device::DType;
+use djinn_memory::Size;
+use djinn_model::{
+    Model,
+    program::{Program, SegmentKind},
+};
+use serde_json::{Value, json};
+
+use crate::{args::InspectArgs, bundled, failure::Failure, style};
+
+/// Segments of one kind.
+#[derive(Default)]
+struct Kind {
+    count: usize,
+    bytes: u64,
+}
+
+/// Shows what a model is made of.
+pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
+    let reference = args.model.as_deref().or(args.model_flag.as_deref());
+    let model = bundled::open(reference)?;
+    if args.json {
+        println!("{:#}", to_json(&model));
+    } else {
+        print(&model);
+    }
+    Ok(())
+}
+
+fn kind_name(kind: SegmentKind) -> &'static str {
+    match kind {
+        SegmentKind::Embedding => "embedding",
+        SegmentKind::Block(_) => "block",
+        SegmentKind::Expert { .. } => "expert",
+        SegmentKind::Head => "head",
+    }
+}
+
+/// Segments by kind, in order of the pass.
+fn kinds(program: &Program) -> Vec<(&'static str, Kind)> {
+    let mut kinds: Vec<(&'static str, Kind)> = Vec::new();
+    for share in program.segment_shares() {
+        let name = kind_name(share.kind);
+        let at = kinds.iter().position(|(n, _)| *n == name).unwrap_or_else(|| {
+            kinds.push((name, Kind::default()));
+            kinds.len() - 1
+        });
+        kinds[at].1.count += 1;
+        kinds[at].1.bytes += share.bytes;
+    }
+    kinds
+}
+
+fn print(model: &Model) {
+    let p = &model.program;
+    let d = &p.dims;
+    let dtypes: Vec<String> = p
+        .dtypes()
+        .iter()
+        .map(|share| format!("{} {}", share.dtype, Size(share.bytes)))
+        .collect();
+    let kv = |dtype| Size(p.kv_bytes_per_token(dtype));
+    println!("{} · {} · {} parameters", model.name, p.family, grouped(p.parameters()));
+    println!("  weights    {} ({})", Size(p.weight_bytes()), dtypes.join(", "));
+    println!("  blocks     {} of width {}, MLP {}", d.blocks, d.d_model, d.d_mlp);
+    println!("  attention  {} heads of {}, {} key-value heads", d.heads, d.d_head, d.kv_heads);
+    if d.experts > 0 {
+        println!("  experts    {} a block", d.experts);
+    }
+    println!("  vocabulary {} tokens", grouped(d.vocab as u64));
+    println!("  context    {} positions", grouped(d.context as u64));
+    println!("  KV         {} a token in f32, {} in f16", kv(DType::F32), kv(DType::F16));
+    println!(
+        "  text       {}{}",
+        if model.text.is_some() { "tokenizer" } else { "no tokenizer: prompts as --tokens" },
+        if model.chat.is_some() { ", chat template" } else { "" },
+    );
+    println!();
+    let rows: Vec<Vec<String>> = kinds(p)
+        .into_iter()
+        .map(|(name, kind)| {
+            let each = kind.bytes / kind.count as u64;
+            vec![
+                name.to_owned(),
+                kind.count.to_string(),
+                Size(each).to_string(),
+                Size(kind.bytes).to_string(),
+            ]
+        })
+        .collect();
+    print!("{}", style::table(&["segments", "count", "each", "together"], &rows));
+}
+
+/// 6738415616 as 6,738,415,616.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let first = digits.len() % 3;
+    let mut out = digits[..first].to_owned();
+    for group in digits.as_bytes()[first..].chunks(3) {
+        if !out.is_empty() {
+            out.push(',');
+        }
+        out.extend(group.iter().map(|&b| b as char));
+    }
+    out
+}
+
+fn to_json(model: &Model) -> Value {
+    let p = &model.program;
+    let d = &p.dims;
+    let dtypes: BTreeMap<String, u64> = p
+        .dtypes()
+        .iter()
+        .map(|share| (share.dtype.to_string(), share.bytes))
+        .collect();
+    let segments: Vec<Value> = p
+        .segment_shares()
+        .iter()
+        .map(|share| {
+            let (block, expert) = match share.kind {
+                SegmentKind::Block(block) => (Some(block), None),
+                SegmentKind::Expert { block, expert } => (Some(block), Some(expert)),
+                SegmentKind::Embedding | SegmentKind::Head => (None, None),
+            };
+            json!({
+                "kind": kind_name(share.kind), "block": block, "expert": expert,
+                "bytes": share.bytes, "tensors": share.tensors,
+            })
+        })
+        .collect();
+    json!({
+        "model": model.name,
+        "family": p.family,
+        "parameters": p.parameters(),
+        "weights_bytes": p.weight_bytes(),
+        "weights_bytes_by_dtype": dtypes,
+        "blocks": d.blocks, "d_model": d.d_model, "d_mlp": d.d_mlp,
+        "heads": d.heads, "kv_heads": d.kv_heads, "d_head": d.d_head,
+        "experts": d.experts, "vocab": d.vocab, "context": d.context,
+        "kv_bytes_per_token": {
+            "f32": p.kv_bytes_per_token(DType::F32),
+            "f16": p.kv_bytes_per_token(DType::F16),
+        },
+        "tokenizer": model.text.is_some(),
+        "chat_template": model.chat.is_some(),
+        "hooks": p.hooks().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "segments": segments,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn groups_digits() {
+        let check = |n: u64, expect: &str| assert_eq!(grouped(n), expect);
+        check(0, "0");
+        check(999, "999");
+        check(1_000, "1,000");
+        check(6_738_415_616, "6,738,415,616");
+    }
+}

@@ -1,0 +1,224 @@
+//! `djinn run`
+
+use std::{
+    io::{Write, stdout},
+    time::Instant,
+};
+
+use djinn_engine::{Engine, Finish, Logprob, Request, Sampling, Settings, Transcript};
+use djinn_memory::Size;
+use djinn_model::{Generation, Model};
+use serde_json::{Value, json};
+
+use super::prompt;
+use crate::{
+    args::{RunArgs, SamplingArgs},
+    bundled,
+    failure::{Failure, written},
+    progress::Loading,
+    style::seconds,
+};
+
+/// Tokens to generate where neither flag nor model says.
+const MAX_TOKENS: usize = 256;
+
+/// When things happened, in seconds.
+struct Timing {
+    load: f64,
+    first_token: f64,
+    rest: f64,
+}
+
+/// Generates text from a prompt.
+pub fn run(args: RunArgs) -> Result<(), Failure> {
+    let model = bundled::open(args.model.model.as_deref())?;
+    let request = request(&model, &args)?;
+    if model.chat.is_some() && !args.prompt.chat && args.prompt.prompt.is_some() {
+        eprintln!("note: this model has a chat template; --chat uses it");
+    }
+    let seed = request.sampling.seed;
+    let settings = Settings::for_requests(
+        &model.program,
+        std::slice::from_ref(&request),
+        args.model.rows,
+    )?;
+    let started = Instant::now();
+    let loading = Loading::new(&model.name, model.program.weight_bytes());
+    let backend = args.model.device.backend();
+    let mut engine = Engine::load(model, &backend, settings, &mut |p| loading.update(p))?;
+    let load = started.elapsed().as_secs_f64();
+
+    let (text, transcript, timing) = generate(&mut engine, request, load, !args.json)?;
+    if transcript.finish == Some(Finish::NotANumber) {
+        return Err(Failure::Message(
+            "the model computed something that is not a number: its weights are broken".into(),
+        ));
+    }
+    if args.json {
+        let report = report(&engine, &text, &transcript, &timing, seed);
+        println!("{report:#}");
+    } else {
+        let sampled = args.sampling.temperature != Some(0.0) && args.sampling.seed.is_none();
+        eprintln!("{}", summary(&engine, &transcript, &timing, sampled.then_some(seed)));
+    }
+    Ok(())
+}
+
+fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
+    let tokens = prompt::tokens(model, &args.prompt)?;
+    let mut sampling = sampling(&args.sampling, &model.generation);
+    sampling.logprobs = args.logprobs;
+    // A limit on the whole text is one on what the prompt leaves of it.
+    let by_model = model.generation.max_new_tokens.or_else(|| {
+        let length = model.generation.max_length?;
+        length.checked_sub(tokens.len()).filter(|&n| n > 0)
+    });
+    Ok(Request {
+        tokens,
+        max_tokens: args.max_tokens.or(by_model).unwrap_or(MAX_TOKENS),
+        sampling,
+        eos: if args.ignore_eos {
+            Vec::new()
+        } else {
+            model.generation.eos.clone()
+        },
+        stop: args.stop.clone(),
+        ..Request::default()
+    })
+}
+
+/// Flags first, then what the model recommends, then greedy.
+fn sampling(args: &SamplingArgs, model: &Generation) -> Sampling {
+    let default = Sampling::default();
+    let by_model = if model.do_sample {
+        model.temperature
+    } else {
+        default.temperature
+    };
+    Sampling {
+        temperature: args.temperature.unwrap_or(by_model),
+        top_k: args.top_k.unwrap_or(model.top_k),
+        top_p: args.top_p.unwrap_or(model.top_p),
+        min_p: args.min_p.unwrap_or(model.min_p),
+        repetition_penalty: args.repetition_penalty.unwrap_or(model.repetition_penalty),
+        presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
+        logit_bias: args.logit_bias.clone(),
+        seed: args.seed.unwrap_or_else(fresh_seed),
+        logprobs: None,
+    }
+}
+
+/// A seed nobody chose, short enough to be typed again.
+fn fresh_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |d| u64::from(d.subsec_nanos()) ^ d.as_secs()) % 1_000_000
+}
+
+fn generate(
+    engine: &mut Engine,
+    request: Request,
+    load: f64,
+    stream: bool,
+) -> Result<(String, Transcript, Timing), Failure> {
+    let echo = stream.then(|| prompt_text(engine.model(), &request.tokens));
+    let mut out = stdout();
+    if let Some(echo) = echo.flatten() {
+        written(write!(out, "{echo}").and_then(|()| out.flush()))?;
+    }
+    let id = engine.open(request)?;
+    let started = Instant::now();
+    let (mut text, mut first_token) = (String::new(), None);
+    while !engine.is_idle() {
+        for output in engine.step()? {
+            first_token.get_or_insert_with(|| started.elapsed().as_secs_f64());
+            if stream {
+                written(write!(out, "{}", output.text).and_then(|()| out.flush()))?;
+            }
+            text.push_str(&output.text);
+        }
+    }
+    if stream {
+        written(writeln!(out))?;
+    }
+    let whole = started.elapsed().as_secs_f64();
+    let transcript = engine.close(id).expect("opened above");
+    let first_token = first_token.unwrap_or(whole);
+    let timing = Timing {
+        load,
+        first_token,
+        rest: whole - first_token,
+    };
+    Ok((text, transcript, timing))
+}
+
+/// The prompt as text, which a story continues.
+fn prompt_text(model: &Model, tokens: &[u32]) -> Option<String> {
+    model.text.as_ref()?.decode(tokens, true).ok()
+}
+
+/// Tokens a second after the first.
+fn rate(transcript: &Transcript, timing: &Timing) -> f64 {
+    let after_first = transcript.generated.len().saturating_sub(1);
+    if after_first == 0 {
+        0.0
+    } else {
+        after_first as f64 / timing.rest
+    }
+}
+
+fn summary(engine: &Engine, transcript: &Transcript, timing: &Timing, seed: Option<u64>) -> String {
+    let footprint = engine.footprint();
+    let device = engine.device();
+    let seed = seed.map_or(String::new(), |seed| format!(" · seed {seed}"));
+    format!(
+        "{} tokens · {:.1} tokens/s · first token {} · {} ({} weights, {} KV, {} activations) · {} ({}){seed}",
+        transcript.generated.len(),
+        rate(transcript, timing),
+        seconds(timing.first_token),
+        Size(footprint.total()),
+        Size(footprint.weights),
+        Size(footprint.kv),
+        Size(footprint.activations),
+        device.name,
+        device.detail,
+    )
+}
+
+fn report(
+    engine: &Engine,
+    text: &str,
+    transcript: &Transcript,
+    timing: &Timing,
+    seed: u64,
+) -> Value {
+    let footprint = engine.footprint();
+    let logprob = |l: &Logprob| json!({ "token": l.token, "logprob": l.logprob });
+    let logprobs: Vec<Value> = transcript
+        .logprobs
+        .iter()
+        .map(|all| {
+            let top: Vec<Value> = all[1..].iter().map(logprob).collect();
+            json!({ "token": all[0].token, "logprob": all[0].logprob, "top": top })
+        })
+        .collect();
+    json!({
+        "model": engine.model().name,
+        "device": engine.device().name,
+        "device_detail": engine.device().detail,
+        "prompt_ids": transcript.prompt,
+        "output_ids": transcript.generated,
+        "text": text,
+        "finish": transcript.finish.map(|f| f.to_string()),
+        "seed": seed,
+        "logprobs": logprobs,
+        "tokens_per_s": rate(transcript, timing),
+        "first_token_s": timing.first_token,
+        "load_s": timing.load,
+        "memory": {
+            "weights_bytes": footprint.weights,
+            "kv_bytes": footprint.kv,
+            "activations_bytes": footprint.activations,
+            "peak_rss_bytes": djinn_device::host::peak_rss_bytes(),
+        },
+    })
+}

@@ -1,0 +1,154 @@
+//! `djinn trace`
+
+use std::collections::BTreeMap;
+
+use djinn_engine::{
+    Engine, Finish, Positions, Probe, Request, Settings, Tensor, Transcript, check_writable,
+    write_tensors,
+};
+use djinn_model::Model;
+use serde_json::{Value, json};
+
+use super::prompt;
+use crate::{args::TraceArgs, bundled, failure::Failure, progress::Loading, style};
+
+/// Runs a prompt and keeps what was at the hooks.
+pub fn trace(args: TraceArgs) -> Result<(), Failure> {
+    let model = bundled::open(args.model.model.as_deref())?;
+    let request = request(&model, &args)?;
+    let settings = Settings::for_requests(
+        &model.program,
+        std::slice::from_ref(&request),
+        args.model.rows,
+    )?;
+    if let Some(out) = &args.out {
+        check_writable(out)?;
+    }
+    let loading = Loading::new(&model.name, model.program.weight_bytes());
+    let backend = args.model.device.backend();
+    let mut engine = Engine::load(model, &backend, settings, &mut |p| loading.update(p))?;
+    let id = engine.open(request)?;
+    while !engine.is_idle() {
+        engine.step()?;
+    }
+    let transcript = engine.close(id).expect("opened above");
+    if transcript.finish == Some(Finish::NotANumber) {
+        return Err(Failure::Message(
+            "the model computed something that is not a number: weights or edits are broken".into(),
+        ));
+    }
+    let tensors = transcript.captured.tensors(&engine.model().program.dims);
+    match &args.out {
+        Some(out) => {
+            write_tensors(out, &tensors, &ids(&transcript, args.generate))?;
+            eprintln!("{} tensors written to {}", tensors.len(), out.display());
+        }
+        None if args.json => println!("{:#}", to_json(&engine, &tensors, &transcript)),
+        None => print_table(&engine, &tensors, &transcript),
+    }
+    Ok(())
+}
+
+fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
+    let tokens = prompt::tokens(model, &args.prompt)?;
+    let probe = Probe::new(&model.program, &args.capture, Positions::Prompt, &args.edit)?;
+    Ok(Request {
+        tokens,
+        max_tokens: args.generate,
+        probe,
+        ..Request::default()
+    })
+}
+
+fn ids(transcript: &Transcript, generate: usize) -> BTreeMap<String, Vec<u32>> {
+    let mut ids = BTreeMap::from([("input_ids".to_owned(), transcript.prompt.clone())]);
+    if generate > 0 {
+        ids.insert("output_ids".to_owned(), transcript.generated.clone());
+    }
+    ids
+}
+
+/// What a table says of a tensor.
+struct Digest {
+    norm: f64,
+    mean: f64,
+    least: f32,
+    most: f32,
+}
+
+fn digest(tensor: &Tensor) -> Digest {
+    let squares: f64 = tensor.data.iter().map(|&x| f64::from(x).powi(2)).sum();
+    let sum: f64 = tensor.data.iter().map(|&x| f64::from(x)).sum();
+    Digest {
+        norm: squares.sqrt(),
+        mean: sum / tensor.data.len().max(1) as f64,
+        least: tensor.data.iter().copied().fold(f32::INFINITY, f32::min),
+        most: tensor.data.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+    }
+}
+
+/// Captured tensors in order of the pass, not of their names.
+fn in_order<'t>(
+    engine: &Engine,
+    tensors: &'t BTreeMap<String, Tensor>,
+) -> Vec<(String, &'t Tensor)> {
+    let names = engine.model().program.hooks().into_iter().map(|s| s.to_string());
+    names
+        .filter_map(|name| tensors.get(&name).map(|tensor| (name, tensor)))
+        .collect()
+}
+
+fn print_table(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: &Transcript) {
+    let rows: Vec<Vec<String>> = in_order(engine, tensors)
+        .into_iter()
+        .map(|(name, tensor)| {
+            let d = digest(tensor);
+            let numbers = [d.norm, d.mean, f64::from(d.least), f64::from(d.most)];
+            [name, format!("{:?}", tensor.shape)]
+                .into_iter()
+                .chain(numbers.map(|x| format!("{x:.4}")))
+                .collect()
+        })
+        .collect();
+    print!("{}", style::table(&["hook", "shape", "norm", "mean", "least", "most"], &rows));
+    println!("{} tokens read: {}", transcript.prompt.len(), list(&transcript.prompt));
+    if !transcript.generated.is_empty() {
+        println!("{} generated: {}", transcript.generated.len(), list(&transcript.generated));
+        if let Some(Ok(text)) = engine
+            .model()
+            .text
+            .as_ref()
+            .map(|text| text.decode(&transcript.generated, true))
+        {
+            println!("{text}");
+        }
+    }
+}
+
+fn list(ids: &[u32]) -> String {
+    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+    ids.join(",")
+}
+
+fn to_json(
+    engine: &Engine,
+    tensors: &BTreeMap<String, Tensor>,
+    transcript: &Transcript,
+) -> Value {
+    let hooks: Vec<Value> = in_order(engine, tensors)
+        .into_iter()
+        .map(|(name, tensor)| {
+            let d = digest(tensor);
+            json!({
+                "hook": name, "shape": tensor.shape,
+                "norm": d.norm, "mean": d.mean, "least": d.least, "most": d.most,
+            })
+        })
+        .collect();
+    json!({
+        "model": engine.model().name,
+        "input_ids": transcript.prompt,
+        "output_ids": transcript.generated,
+        "hooks": hooks,
+    })
+}

@@ -1,0 +1,94 @@
+//! Bars for long work, drawn on standard error when it is a terminal.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use djinn_engine::LoadProgress;
+use djinn_hub::{HubError, Progress};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+/// Loading less than this is over before a bar can be read.
+const WORTH_SHOWING: u64 = 256 << 20;
+
+/// A bar that counts bytes.
+fn bytes_bar(total: u64, what: String) -> ProgressBar {
+    let style = ProgressStyle::with_template(
+        "{msg:<28} {bar:30} {decimal_bytes:>10} of {decimal_total_bytes} · \
+         {decimal_bytes_per_sec} · {eta} left",
+    )
+    .expect("the template is well-formed")
+    .progress_chars("━╸─");
+    ProgressBar::new(total).with_style(style).with_message(what)
+}
+
+/// Shows how far weights have come.
+pub struct Loading {
+    bar: ProgressBar,
+}
+
+impl Loading {
+    /// Starts at nothing.
+    pub fn new(name: &str, total: u64) -> Self {
+        let bar = if total < WORTH_SHOWING {
+            ProgressBar::hidden()
+        } else {
+            bytes_bar(total, format!("loading {name}"))
+        };
+        Loading { bar }
+    }
+
+    /// Moves on.
+    pub fn update(&self, progress: LoadProgress) {
+        self.bar.set_position(progress.loaded);
+        if progress.loaded == progress.total {
+            self.bar.finish_and_clear();
+        }
+    }
+}
+
+/// Shows downloads, one bar a file.
+#[derive(Default)]
+pub struct Downloads {
+    all: MultiProgress,
+    bars: Mutex<HashMap<String, ProgressBar>>,
+}
+
+impl Progress for Downloads {
+    fn start(&self, file: &str, total: Option<u64>, already: u64) {
+        let bar = bytes_bar(total.unwrap_or(0), file.to_owned());
+        let bar = self.all.add(bar);
+        bar.set_position(already);
+        bar.reset_eta();
+        if let Some(before) = self.bars().insert(file.to_owned(), bar) {
+            before.finish_and_clear();
+        }
+    }
+
+    fn advance(&self, file: &str, bytes: u64) {
+        if let Some(bar) = self.bars().get(file) {
+            bar.inc(bytes);
+        }
+    }
+
+    fn finish(&self, file: &str) {
+        if let Some(bar) = self.bars().remove(file) {
+            bar.finish();
+        }
+    }
+
+    fn retry(&self, file: &str, problem: &HubError, wait: Duration) {
+        // Worth saying even where no bar is drawn; nothing to do if it cannot be said.
+        let line = format!("{file}: {problem}; again in {} s", wait.as_secs());
+        self.all.suspend(|| eprintln!("djinn: {line}"));
+    }
+}
+
+impl Downloads {
+    fn bars(&self) -> MutexGuard<'_, HashMap<String, ProgressBar>> {
+        // Bars are fine to use even if another thread panicked while drawing one.
+        self.bars.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

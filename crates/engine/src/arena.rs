@@ -1,0 +1,212 @@
+//! The slab carved up: where every weight, page and activation lies, computed
+//! before the device is opened.
+
+use std::collections::BTreeMap;
+
+use djinn_device::{DType, KvLayer, Rows, View};
+use djinn_memory::Layout;
+use djinn_model::program::{Buf, Program, TensorId};
+
+use crate::Settings;
+
+/// Bytes of the slab by purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Weights as stored.
+    pub weights: u64,
+    /// Pages of keys and values.
+    pub kv: u64,
+    /// Everything a pass computes in.
+    pub activations: u64,
+}
+
+impl Footprint {
+    /// The whole slab.
+    pub fn total(&self) -> u64 {
+        self.weights + self.kv + self.activations
+    }
+}
+
+/// Every place a pass touches.
+pub(crate) struct Arena {
+    pub footprint: Footprint,
+    weights: Vec<View>,
+    bufs: BTreeMap<Buf, View>,
+    kv: KvLayer,
+    pub tokens: View,
+    pub positions: View,
+    pub sequences: View,
+    pub tables: View,
+    /// Rotary frequencies, and the table the pass makes of them.
+    pub frequencies: View,
+    pub rope: View,
+    /// Rows chosen for the head, and their residuals.
+    pub head_ids: View,
+    pub head_resid: View,
+    /// One block of rows' attention pattern.
+    pub pattern: View,
+    /// An edit's operand.
+    pub operand: View,
+    pub experts: ExpertScratch,
+}
+
+/// Where rows lie while they are sorted by expert.
+pub(crate) struct ExpertScratch {
+    /// What the router chose.
+    pub chosen: View,
+    pub chosen_weights: View,
+    /// One expert's rows and their weights.
+    pub ids: View,
+    pub weights: View,
+    pub input: View,
+    pub output: View,
+}
+
+impl Arena {
+    /// Attention patterns are computed for this many rows at a time.
+    pub const PATTERN_ROWS: usize = 16;
+
+    pub fn new(program: &Program, settings: &Settings, kv_dtype: DType) -> Self {
+        let mut layout = Layout::new();
+        let weights = program
+            .tensors
+            .iter()
+            .map(|tensor| {
+                let (rows, cols) = tensor.matrix();
+                View::new(layout.take(tensor.bytes()), tensor.dtype, rows, cols)
+            })
+            .collect();
+        let weight_bytes = layout.bytes();
+
+        let kv = carve_kv(program, settings, kv_dtype, &mut layout);
+        let kv_bytes = layout.bytes() - weight_bytes;
+
+        let dims = &program.dims;
+        let rows = settings.rows;
+        let mut take = |dtype: DType, rows: usize, cols: usize| {
+            let bytes = (rows * cols * dtype.bytes()) as u64;
+            View::new(layout.take(bytes), dtype, rows, cols)
+        };
+        let bufs = BUFS
+            .into_iter()
+            .map(|buf| {
+                let rows = match buf {
+                    Buf::Final | Buf::Logits => settings.logit_rows,
+                    _ => rows,
+                };
+                (buf, take(DType::F32, rows, program.width(buf)))
+            })
+            .collect();
+        let frequencies = program.rope.as_ref().map_or(0, |r| r.frequencies.len());
+        // Only routed models sort rows by expert.
+        let expert_rows = if dims.experts > 0 { rows } else { 0 };
+        let chosen = chosen_experts(program);
+        let table_pages = settings.context.div_ceil(settings.page_tokens).max(1);
+        let pattern_rows = Self::PATTERN_ROWS.min(rows) * dims.heads;
+        let mut arena = Arena {
+            footprint: Footprint {
+                weights: weight_bytes,
+                kv: kv_bytes,
+                activations: 0,
+            },
+            weights,
+            bufs,
+            kv,
+            tokens: take(DType::I32, rows, 1),
+            positions: take(DType::I32, rows, 1),
+            sequences: take(DType::I32, rows, 1),
+            tables: take(DType::I32, settings.sessions, table_pages),
+            frequencies: take(DType::F32, 1, frequencies),
+            rope: take(DType::F32, rows, 2 * frequencies),
+            head_ids: take(DType::I32, settings.logit_rows, 1),
+            head_resid: take(DType::F32, settings.logit_rows, dims.d_model),
+            pattern: take(DType::F32, pattern_rows, settings.pattern_keys),
+            operand: take(DType::F32, rows, settings.operand_width),
+            experts: ExpertScratch {
+                chosen: take(DType::I32, expert_rows, chosen),
+                chosen_weights: take(DType::F32, expert_rows, chosen),
+                ids: take(DType::I32, expert_rows, 1),
+                weights: take(DType::F32, expert_rows, 1),
+                input: take(DType::F32, expert_rows, dims.d_model),
+                output: take(DType::F32, expert_rows, dims.d_model),
+            },
+        };
+        arena.footprint.activations = layout.bytes() - weight_bytes - kv_bytes;
+        arena
+    }
+
+    pub fn weight(&self, id: TensorId) -> View {
+        self.weights[id.0]
+    }
+
+    /// The first `rows` rows of a buffer.
+    pub fn buf(&self, buf: Buf, rows: usize) -> View {
+        self.bufs[&buf].rows(0, rows)
+    }
+
+    /// One block's slice of the pages.
+    pub fn kv(&self, block: usize) -> KvLayer {
+        KvLayer {
+            offset: self.kv.offset + block as u64 * self.kv.layer_bytes(),
+            ..self.kv
+        }
+    }
+
+    /// Whose the first `rows` rows are.
+    pub fn rows(&self, rows: usize) -> Rows {
+        Rows {
+            positions: self.positions.rows(0, rows),
+            sequences: self.sequences.rows(0, rows),
+            tables: self.tables,
+        }
+    }
+}
+
+const BUFS: [Buf; 16] = [
+    Buf::Resid,
+    Buf::Norm,
+    Buf::NormMlp,
+    Buf::Fused,
+    Buf::Q,
+    Buf::K,
+    Buf::V,
+    Buf::Z,
+    Buf::AttnOut,
+    Buf::Pre,
+    Buf::Up,
+    Buf::Post,
+    Buf::MlpOut,
+    Buf::Router,
+    Buf::Final,
+    Buf::Logits,
+];
+
+fn carve_kv(
+    program: &Program,
+    settings: &Settings,
+    dtype: DType,
+    layout: &mut Layout,
+) -> KvLayer {
+    let dims = &program.dims;
+    let mut kv = KvLayer {
+        offset: 0,
+        page_bytes: 0,
+        pages: settings.pages,
+        page_tokens: settings.page_tokens,
+        kv_heads: dims.kv_heads,
+        d_head: dims.d_head,
+        dtype,
+    };
+    kv.page_bytes = (kv.layer_bytes() * dims.blocks as u64).next_multiple_of(Layout::ALIGN);
+    kv.offset = layout.take(kv.page_bytes * settings.pages as u64);
+    kv
+}
+
+fn chosen_experts(program: &Program) -> usize {
+    use djinn_model::program::Op;
+    let chosen = |op: &Op| match op {
+        Op::Experts { chosen, .. } => Some(*chosen),
+        _ => None,
+    };
+    program.ops().filter_map(chosen).max().unwrap_or(0)
+}

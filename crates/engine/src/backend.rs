@@ -1,0 +1,49 @@
+//! Which device to run on.
+
+use std::sync::Arc;
+
+use djinn_device::{
+    DType, Device, DeviceError,
+    cpu::{CpuDevice, CpuOptions, Isa},
+};
+
+/// A device that is yet to be opened: its slab's size is known only once the model
+/// is laid out.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// This machine's processor.
+    Cpu {
+        /// Threads; all usable cores when not said.
+        threads: Option<usize>,
+        /// Instruction set; the best there is when not said.
+        isa: Option<Isa>,
+    },
+}
+
+impl Backend {
+    /// The processor with all its cores.
+    pub fn cpu() -> Self {
+        Backend::Cpu {
+            threads: None,
+            isa: None,
+        }
+    }
+
+    /// How this backend stores keys and values.
+    pub fn kv_dtype(&self) -> DType {
+        match self {
+            Backend::Cpu { .. } => DType::F32,
+        }
+    }
+
+    /// Takes the device with a slab of this size.
+    pub fn open(&self, slab_bytes: u64) -> Result<Arc<dyn Device>, DeviceError> {
+        match *self {
+            Backend::Cpu { threads, isa } => Ok(Arc::new(CpuDevice::new(CpuOptions {
+                threads,
+                slab_bytes,
+                isa,
+            })?)),
+        }
+    }
+}

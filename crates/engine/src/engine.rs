@@ -1,0 +1,295 @@
+//! The engine: a loaded model, its sessions, and the pass that serves them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use djinn_device::{Device, DeviceInfo, Span};
+use djinn_memory::{PagePool, PageTable};
+use djinn_model::Model;
+
+use crate::{
+    Backend, Captured, EngineError, Finish, Footprint, Logprob, Request, SessionId, Settings,
+    Transcript,
+    arena::Arena,
+    batch::{Batch, share},
+    pass::{LastLogits, Pass, upload_numbers},
+    sampler,
+    session::{Session, State},
+    settings,
+    text::TextStream,
+};
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadProgress {
+    /// Bytes in place.
+    pub loaded: u64,
+    /// Bytes of all weights.
+    pub total: u64,
+}
+
+/// What a pass gave one session.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Whose.
+    pub session: SessionId,
+    /// The token it generated; `None` while its prompt is still running, or where it
+    /// was to generate none.
+    pub token: Option<u32>,
+    /// The text this released: whole characters, no part of a stop string.
+    pub text: String,
+    /// The token and its alternatives, when asked for.
+    pub logprobs: Vec<Logprob>,
+    /// Set when the session is over.
+    pub finish: Option<Finish>,
+}
+
+/// A model on a device, and its sessions.
+pub struct Engine {
+    device: Arc<dyn Device>,
+    model: Model,
+    settings: Settings,
+    arena: Arena,
+    pool: PagePool,
+    sessions: BTreeMap<SessionId, Session>,
+    next_id: u64,
+}
+
+impl Engine {
+    /// Lays out the slab, opens the device and brings the weights in.
+    pub fn load(
+        model: Model,
+        backend: &Backend,
+        settings: Settings,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, EngineError> {
+        let arena = Arena::new(&model.program, &settings, backend.kv_dtype());
+        let device = backend.open(arena.footprint.total())?;
+        load_weights(&*device, &model, &arena, progress)?;
+        if let Some(rope) = &model.program.rope {
+            upload_numbers(&*device, arena.frequencies, &rope.frequencies)?;
+        }
+        Ok(Engine {
+            pool: PagePool::new(settings.pages),
+            device,
+            model,
+            settings,
+            arena,
+            sessions: BTreeMap::new(),
+            next_id: 0,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The device.
+    pub fn device(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    /// Where the slab's bytes went.
+    pub fn footprint(&self) -> Footprint {
+        self.arena.footprint
+    }
+
+    /// Takes a session in; it runs with the next pass.
+    pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
+        let program = &self.model.program;
+        settings::check(program, &request)?;
+        self.check_limits(&request)?;
+        let text = match &self.model.text {
+            Some(text) => Some(TextStream::new(text.decoder(&request.tokens, true), request.stop)),
+            None if request.stop.is_empty() => None,
+            None => {
+                return Err(EngineError::NoTokenizer {
+                    what: "a stop string",
+                });
+            }
+        };
+        let mut pages = PageTable::new(self.settings.page_tokens);
+        let positions = request.tokens.len() + request.max_tokens.saturating_sub(1);
+        pages.grow_to(positions.min(program.dims.context), &mut self.pool)?;
+        let id = SessionId(self.next_id);
+        self.next_id += 1;
+        let session = Session {
+            id,
+            prompt: request.tokens.len(),
+            tokens: request.tokens,
+            computed: 0,
+            max_tokens: request.max_tokens,
+            context: program.dims.context,
+            pages,
+            sampling: request.sampling,
+            eos: request.eos,
+            text,
+            logprobs: Vec::new(),
+            probe: request.probe,
+            captured: Captured::default(),
+            state: State::Ready,
+        };
+        self.sessions.insert(id, session);
+        Ok(id)
+    }
+
+    /// Refuses what this engine was not laid out for.
+    fn check_limits(&self, request: &Request) -> Result<(), EngineError> {
+        let limits = &self.settings;
+        let dims = &self.model.program.dims;
+        let pattern = request.probe.touches_pattern();
+        let positions = settings::positions(&self.model.program, request);
+        let wants = [
+            ("sessions", self.sessions.len() + 1, limits.sessions),
+            ("positions of a session", positions, limits.context),
+            (
+                "keys of an attention pattern",
+                if pattern { positions } else { 0 },
+                limits.pattern_keys,
+            ),
+            (
+                "width of an edit's operand",
+                request.probe.operand_width(dims),
+                limits.operand_width,
+            ),
+        ];
+        for (what, asked, limit) in wants {
+            if asked > limit {
+                return Err(EngineError::Limit { what, asked, limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a session at any point and returns what it came to.
+    pub fn close(&mut self, id: SessionId) -> Option<Transcript> {
+        let mut session = self.sessions.remove(&id)?;
+        session.pages.release(&mut self.pool);
+        let finish = match session.state {
+            State::Done(finish) => Some(finish),
+            State::Ready => None,
+        };
+        let generated = session.tokens.split_off(session.prompt);
+        Some(Transcript {
+            prompt: session.tokens,
+            generated,
+            logprobs: session.logprobs,
+            finish,
+            captured: session.captured,
+        })
+    }
+
+    /// Whether any session has tokens to run.
+    pub fn is_idle(&self) -> bool {
+        self.sessions.values().all(|s| s.state != State::Ready)
+    }
+
+    /// Panics unless pages and sessions agree.
+    pub fn check_integrity(&self) {
+        self.pool
+            .check_integrity(self.sessions.values().map(|s| &s.pages));
+    }
+
+    /// Runs one pass over every ready session.
+    pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
+        let mut members: Vec<&mut Session> = self
+            .sessions
+            .values_mut()
+            .filter(|session| session.state == State::Ready)
+            .collect();
+        if members.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pending: Vec<usize> = members.iter().map(|s| s.pending()).collect();
+        let shares = share(&pending, self.settings.rows);
+        let batch = Batch::new(&members, &shares, &self.settings);
+        let mut pass = Pass {
+            device: &*self.device,
+            program: &self.model.program,
+            arena: &self.arena,
+            members: &mut members,
+        };
+        let last = pass.run(&batch)?;
+        for (session, rows) in members.iter_mut().zip(shares) {
+            session.computed += rows;
+        }
+        Ok(settle(&mut members, last))
+    }
+}
+
+/// Samples for every session whose last token was run, and ends those that are done.
+fn settle(members: &mut [&mut Session], last: Vec<LastLogits>) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    for session in members.iter_mut() {
+        if session.pending() == 0 && !session.samples() {
+            outputs.push(end(session, Finish::Length));
+        }
+    }
+    for LastLogits { member, logits } in last {
+        outputs.push(sample(members[member], &logits));
+    }
+    outputs
+}
+
+/// Ends a session without another token.
+fn end(session: &mut Session, finish: Finish) -> Output {
+    session.state = State::Done(finish);
+    Output {
+        session: session.id,
+        token: None,
+        text: String::new(),
+        logprobs: Vec::new(),
+        finish: Some(finish),
+    }
+}
+
+/// Gives a session its next token.
+fn sample(session: &mut Session, logits: &[f32]) -> Output {
+    let (prompt, generated) = session.tokens.split_at(session.prompt);
+    let Some(choice) = sampler::choose(&session.sampling, logits, prompt, generated) else {
+        return end(session, Finish::NotANumber);
+    };
+    session.tokens.push(choice.token);
+    let is_eos = session.eos.contains(&choice.token);
+    let (mut text, stopped) = match &mut session.text {
+        // The ending token is the model's business, not text.
+        Some(text) if !is_eos => text.push(choice.token),
+        _ => (String::new(), false),
+    };
+    let finish = session.finished_by(choice.token, stopped);
+    if let Some(finish) = finish {
+        session.state = State::Done(finish);
+        if let (Some(stream), false) = (&mut session.text, stopped) {
+            text.push_str(&stream.finish());
+        }
+    }
+    if session.sampling.logprobs.is_some() {
+        session.logprobs.push(choice.logprobs.clone());
+    }
+    Output {
+        session: session.id,
+        token: Some(choice.token),
+        text,
+        logprobs: choice.logprobs,
+        finish,
+    }
+}
+
+fn load_weights(
+    device: &dyn Device,
+    model: &Model,
+    arena: &Arena,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), EngineError> {
+    let total = model.program.weight_bytes();
+    let mut loaded = 0;
+    for segment in &model.program.segments {
+        for &id in &segment.tensors {
+            let span: Span = arena.weight(id).span();
+            device.load(span, &|offset, dst| model.weights.read(id, offset, dst))?;
+            loaded += span.bytes;
+            progress(LoadProgress { loaded, total });
+        }
+    }
+    Ok(())
+}

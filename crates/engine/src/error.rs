@@ -1,0 +1,89 @@
+//! What can go wrong between a request and its tokens.
+
+use std::path::PathBuf;
+
+use djinn_device::DeviceError;
+use djinn_memory::OutOfPages;
+use djinn_model::hook::HookError;
+
+use crate::ParseEditError;
+
+/// Why the engine did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A hook that is not there.
+    #[error(transparent)]
+    Hook(#[from] HookError),
+    /// An edit that cannot be read.
+    #[error(transparent)]
+    ParseEdit(#[from] ParseEditError),
+    /// An edit that does not fit the model or the request.
+    #[error("edit at '{hook}': {reason}")]
+    Edit {
+        /// Where.
+        hook: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Nothing to start from.
+    #[error("the prompt is empty: a session needs at least one token")]
+    EmptyPrompt,
+    /// A token the model does not have.
+    #[error("token id {token} at position {position} is beyond the vocabulary of {vocab}")]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// Where it stood.
+        position: usize,
+        /// Ids there are.
+        vocab: usize,
+    },
+    /// More positions than the model has.
+    #[error("the prompt has {prompt} tokens, the model's context {context}: shorten it")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Positions there are.
+        context: usize,
+    },
+    /// No room for another session's KV.
+    #[error("no memory for the session's KV: {0}")]
+    OutOfPages(#[from] OutOfPages),
+    /// A limit that was set at start.
+    #[error("{what}: {asked} asked for, {limit} set at start")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// Wanted.
+        asked: usize,
+        /// Allowed.
+        limit: usize,
+    },
+    /// A sampling parameter out of range.
+    #[error("{name} = {value}: {expect}")]
+    Sampling {
+        /// The parameter.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What would do.
+        expect: &'static str,
+    },
+    /// Stop strings need text.
+    #[error("this model has no tokenizer.json, so {what} cannot be used")]
+    NoTokenizer {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A tensor file that could not be read or written.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+}

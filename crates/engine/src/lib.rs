@@ -1,0 +1,35 @@
+//! Sessions over paged KV, many of them through one pass; sampling; hooks.
+//!
+//! The engine walks a model's [`Program`](djinn_model::program::Program) on a
+//! [`Device`](djinn_device::Device). It knows neither what the client was nor how
+//! it asked.
+
+#![forbid(unsafe_code)]
+
+mod arena;
+mod backend;
+mod batch;
+mod edit;
+mod engine;
+mod error;
+mod experts;
+mod pass;
+mod positions;
+mod probe;
+mod sampler;
+mod session;
+mod settings;
+mod tensors;
+mod text;
+
+pub use arena::Footprint;
+pub use backend::Backend;
+pub use edit::{Change, EditSpec, ParseEditError};
+pub use engine::{Engine, LoadProgress, Output};
+pub use error::EngineError;
+pub use positions::Positions;
+pub use probe::{Captured, Probe};
+pub use sampler::{Logprob, Sampling};
+pub use session::{Finish, Request, SessionId, Transcript};
+pub use settings::Settings;
+pub use tensors::{Tensor, check_writable, read_tensors, write_tensors};

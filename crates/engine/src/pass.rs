@@ -1,0 +1,395 @@
+//! One trip of a batch of sessions through the model.
+
+use djinn_device::{Attention, Device, Edit as DeviceEdit, Span, Stream, View, Weight};
+use djinn_model::{
+    hook::Site,
+    program::{Buf, Op, Program},
+};
+
+use crate::{
+    Change, EngineError,
+    arena::Arena,
+    batch::{Batch, Group},
+    edit::Edit,
+    experts,
+    session::Session,
+};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// The logits after a member's last token.
+pub(crate) struct LastLogits {
+    pub member: usize,
+    pub logits: Vec<f32>,
+}
+
+/// Walks the program over one batch.
+pub(crate) struct Pass<'a, 's> {
+    pub device: &'a dyn Device,
+    pub program: &'a Program,
+    pub arena: &'a Arena,
+    pub members: &'a mut [&'s mut Session],
+}
+
+/// The rows that operations now run over: the whole batch, or those that go through
+/// the head.
+struct Stage {
+    rows: usize,
+    groups: Vec<Group>,
+    /// Where the residual lies.
+    resid: View,
+}
+
+impl Pass<'_, '_> {
+    /// Runs the batch and returns the logits of every session that will sample.
+    pub fn run(&mut self, batch: &Batch) -> Result<Vec<LastLogits>> {
+        self.upload_batch(batch)?;
+        let program = self.program;
+        let stage = Stage {
+            rows: batch.rows(),
+            groups: batch.groups.clone(),
+            resid: self.arena.buf(Buf::Resid, batch.rows()),
+        };
+        for op in program.embed.iter().chain(program.blocks.iter().flatten()) {
+            self.op(&stage, op)?;
+        }
+        self.head(batch)
+    }
+
+    fn upload_batch(&self, batch: &Batch) -> Result<()> {
+        let (arena, rows) = (self.arena, batch.rows());
+        upload_ids(self.device, arena.tokens, &batch.tokens)?;
+        upload_ids(self.device, arena.positions, &batch.positions)?;
+        upload_ids(self.device, arena.sequences, &batch.sequences)?;
+        upload_ids(self.device, arena.tables, &batch.tables)?;
+        if let Some(rope) = &self.program.rope {
+            let (positions, table) = (arena.positions.rows(0, rows), arena.rope.rows(0, rows));
+            self.device
+                .rope_table(positions, arena.frequencies, rope.scale, table)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the rows whose logits are wanted through the head, a few at a time.
+    fn head(&mut self, batch: &Batch) -> Result<Vec<LastLogits>> {
+        let wanted: Vec<Group> = batch
+            .groups
+            .iter()
+            .flat_map(|group| self.wanted_rows(group))
+            .collect();
+        let program = self.program;
+        let resid = self.arena.buf(Buf::Resid, batch.rows());
+        let mut last = Vec::new();
+        for rows in wanted.chunks(self.arena.head_ids.rows) {
+            let ids: Vec<i32> = rows.iter().map(|row| row.first_row as i32).collect();
+            upload_ids(self.device, self.arena.head_ids, &ids)?;
+            let stage = Stage {
+                rows: rows.len(),
+                groups: renumber(rows),
+                resid: self.arena.head_resid.rows(0, rows.len()),
+            };
+            let ids = self.arena.head_ids.rows(0, rows.len());
+            self.device.gather(resid, ids, stage.resid, false)?;
+            for op in &program.head {
+                self.op(&stage, op)?;
+            }
+            self.read_last(&stage, &mut last)?;
+        }
+        Ok(last)
+    }
+
+    /// The rows of a group that go through the head, one by one.
+    fn wanted_rows(&self, group: &Group) -> Vec<Group> {
+        let session = &self.members[group.member];
+        let row = |i: usize| Group {
+            first_row: group.first_row + i,
+            rows: 1,
+            position: group.position + i,
+            ..*group
+        };
+        let wanted = |row: &Group| {
+            let sampled = session.samples() && row.position + 1 == session.tokens.len();
+            let captured =
+                session.probe.captures_head() && session.probe.reads(row.position, session.prompt);
+            sampled || captured
+        };
+        (0..group.rows).map(row).filter(wanted).collect()
+    }
+
+    fn read_last(&self, stage: &Stage, last: &mut Vec<LastLogits>) -> Result<()> {
+        let view = self.view(stage, Buf::Logits);
+        for group in &stage.groups {
+            let session = &self.members[group.member];
+            let end = group.position + group.rows;
+            if session.samples() && end == session.tokens.len() {
+                let row = group.first_row + group.rows - 1;
+                let mut logits = vec![0.0; view.cols];
+                self.device.download(view.rows(row, 1), &mut logits)?;
+                last.push(LastLogits {
+                    member: group.member,
+                    logits,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self, stage: &Stage, buf: Buf) -> View {
+        match buf {
+            Buf::Resid => stage.resid,
+            buf => self.arena.buf(buf, stage.rows),
+        }
+    }
+
+    fn op(&mut self, stage: &Stage, op: &Op) -> Result<()> {
+        let device = self.device;
+        let weight = |id| self.arena.weight(id);
+        let view = |buf| self.view(stage, buf);
+        match *op {
+            Op::Embed { table, to } => {
+                let ids = self.arena.tokens.rows(0, stage.rows);
+                device.gather(weight(table), ids, view(to), false)?;
+            }
+            Op::EmbedPositions { table, to } => {
+                let ids = self.arena.positions.rows(0, stage.rows);
+                device.gather(weight(table), ids, view(to), true)?;
+            }
+            Op::Norm {
+                kind,
+                eps,
+                width,
+                weight: w,
+                bias,
+                from,
+                to,
+            } => {
+                let (from, to) = (view(from).reshaped(width), view(to).reshaped(width));
+                device.norm(kind, eps, from, weight(w), bias.map(weight), to)?;
+            }
+            Op::Linear {
+                weight: w,
+                order,
+                bias,
+                from,
+                to,
+            } => {
+                let matrix = Weight {
+                    view: weight(w),
+                    order,
+                };
+                device.linear(view(from), matrix, bias.map(weight), view(to))?;
+            }
+            Op::Split {
+                from,
+                first,
+                stride,
+                width,
+                to,
+            } => device.split(view(from), first, stride, width, view(to))?,
+            Op::Rope { buf } => {
+                let rope = self.program.rope.as_ref();
+                let style = rope.expect("a program that rotates has a rope").style;
+                let table = self.arena.rope.rows(0, stage.rows);
+                device.rope(view(buf), table, self.program.dims.d_head, style)?;
+            }
+            Op::Attend {
+                block,
+                scale,
+                window,
+            } => self.attend(stage, block, scale, window)?,
+            Op::Activate { f, from, to } => device.activate(f, view(from), view(to))?,
+            Op::Gate { f, gate, up, to } => device.gate(f, view(gate), view(up), view(to))?,
+            Op::Add { from, to } => device.add(view(from), view(to))?,
+            Op::Experts { .. } => experts::run(device, self.arena, op, stage.rows)?,
+            Op::Hook { site, buf } => {
+                let at = view(buf);
+                self.hook(stage, site, at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Attention, taken apart only for sessions that look at its pattern.
+    fn attend(
+        &mut self,
+        stage: &Stage,
+        block: usize,
+        scale: f32,
+        window: Option<usize>,
+    ) -> Result<()> {
+        let how = Attention {
+            heads: self.program.dims.heads,
+            scale,
+            window,
+        };
+        let rows = self.arena.rows(stage.rows);
+        let kv = self.arena.kv(block);
+        let [q, k, v, z] = [Buf::Q, Buf::K, Buf::V, Buf::Z].map(|buf| self.view(stage, buf));
+        self.device.append(k, v, rows, kv)?;
+
+        let site = Site::Pattern(block);
+        let touched = |group: &&Group| self.members[group.member].probe.touches(site);
+        let open: Vec<Group> = stage.groups.iter().filter(touched).copied().collect();
+        if open.len() < stage.groups.len() {
+            self.device.attend(q, rows, kv, how, z)?;
+        }
+        for group in open {
+            for first in (0..group.rows).step_by(Arena::PATTERN_ROWS) {
+                let part = Group {
+                    first_row: group.first_row + first,
+                    rows: Arena::PATTERN_ROWS.min(group.rows - first),
+                    position: group.position + first,
+                    ..group
+                };
+                let at = |view: View| view.rows(part.first_row, part.rows);
+                let rows = rows.rows(part.first_row, part.rows);
+                let keys = part.position + part.rows;
+                let pattern = View::new(
+                    self.arena.pattern.offset,
+                    self.arena.pattern.dtype,
+                    part.rows * how.heads,
+                    keys,
+                );
+                self.device.pattern(at(q), rows, kv, how, pattern)?;
+                self.hook_pattern(site, part, pattern)?;
+                self.device.mix(pattern, rows, kv, how, at(z))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Edits and captures of a pattern, laid out `[row, head]` by keys.
+    fn hook_pattern(&mut self, site: Site, part: Group, pattern: View) -> Result<()> {
+        let heads = self.program.dims.heads;
+        let device = self.device;
+        let session = &mut *self.members[part.member];
+        for i in 0..part.rows {
+            let position = part.position + i;
+            let row = pattern.rows(i * heads, heads);
+            for edit in session.probe.edits(site) {
+                if edit.positions.ordinal(position, session.prompt).is_some() {
+                    match edit.change {
+                        Change::Scale(factor) => device.edit(row, DeviceEdit::Scale(factor))?,
+                        Change::Zero => device.edit(row, DeviceEdit::Zero)?,
+                        _ => unreachable!("refused when the edit was bound"),
+                    }
+                }
+            }
+            if session.probe.captures(site) && session.probe.reads(position, session.prompt) {
+                let keys = position + 1;
+                let mut data = vec![0.0; heads * keys];
+                device.download(row.cols(0, keys), &mut data)?;
+                session.captured.push_pattern(site, keys, data);
+            }
+        }
+        Ok(())
+    }
+
+    /// Edits, then captures, for each session that asked for them here.
+    fn hook(&mut self, stage: &Stage, site: Site, at: View) -> Result<()> {
+        for group in &stage.groups {
+            if !self.members[group.member].probe.touches(site) {
+                continue;
+            }
+            let (device, operand) = (self.device, self.arena.operand);
+            let session = &mut *self.members[group.member];
+            for edit in session.probe.edits(site) {
+                let selected = |p| edit.positions.ordinal(p, session.prompt);
+                for run in runs(group, |p| selected(p).is_some()) {
+                    let first = selected(run.position).expect("runs hold selected positions");
+                    let rows = at.rows(run.first_row, run.rows);
+                    apply(device, operand, edit, first, rows)?;
+                }
+            }
+            if session.probe.captures(site) {
+                let prompt = session.prompt;
+                for run in runs(group, |p| session.probe.reads(p, prompt)) {
+                    let mut data = vec![0.0; run.rows * at.cols];
+                    device.download(at.rows(run.first_row, run.rows), &mut data)?;
+                    session.captured.push_rows(site, &data);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a group whose positions are selected.
+fn runs(group: &Group, selected: impl Fn(usize) -> bool) -> Vec<Group> {
+    let mut runs: Vec<Group> = Vec::new();
+    for i in 0..group.rows {
+        let (row, position) = (group.first_row + i, group.position + i);
+        if !selected(position) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.first_row + run.rows == row => run.rows += 1,
+            _ => runs.push(Group {
+                first_row: row,
+                rows: 1,
+                position,
+                ..*group
+            }),
+        }
+    }
+    runs
+}
+
+/// Single rows gathered for the head, as groups of consecutive rows there.
+fn renumber(rows: &[Group]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (at, row) in rows.iter().enumerate() {
+        match groups.last_mut() {
+            Some(g) if g.member == row.member && g.position + g.rows == row.position => g.rows += 1,
+            _ => groups.push(Group {
+                first_row: at,
+                ..*row
+            }),
+        }
+    }
+    groups
+}
+
+/// Applies one edit to rows whose first is the `first`-th selected position.
+fn apply(device: &dyn Device, scratch: View, edit: &Edit, first: usize, rows: View) -> Result<()> {
+    let upload = || -> Result<View> {
+        let operand = edit.operand().expect("asked only of edits that have one");
+        let one_row = operand.data.len() == rows.cols;
+        let (start, count) = if one_row { (0, 1) } else { (first, rows.rows) };
+        let data = &operand.data[start * rows.cols..(start + count) * rows.cols];
+        let view = View::new(scratch.offset, scratch.dtype, count, rows.cols);
+        upload_numbers(device, view, data)?;
+        Ok(view)
+    };
+    let change = match edit.change {
+        Change::Scale(factor) => DeviceEdit::Scale(factor),
+        Change::Zero => DeviceEdit::Zero,
+        Change::Add { factor, .. } => DeviceEdit::Add {
+            operand: upload()?,
+            factor,
+        },
+        Change::Replace(_) => DeviceEdit::Replace(upload()?),
+        Change::ProjectOut(_) => DeviceEdit::ProjectOut(upload()?),
+    };
+    Ok(device.edit(rows, change)?)
+}
+
+/// Writes ids into the first elements of a view.
+pub(crate) fn upload_ids(device: &dyn Device, to: View, ids: &[i32]) -> Result<()> {
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    upload(device, to, &bytes)
+}
+
+/// Writes numbers into the first elements of a view.
+pub(crate) fn upload_numbers(device: &dyn Device, to: View, numbers: &[f32]) -> Result<()> {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    upload(device, to, &bytes)
+}
+
+fn upload(device: &dyn Device, to: View, bytes: &[u8]) -> Result<()> {
+    let span = Span {
+        offset: to.offset,
+        bytes: bytes.len() as u64,
+    };
+    Ok(device.upload(Stream::Compute, span, bytes)?)
+}

@@ -1,0 +1,182 @@
+//! What a session reads and changes on its way through the model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use djinn_model::{
+    hook::{self, Layout, Site},
+    program::{Dims, Program},
+};
+
+use crate::{EditSpec, EngineError, Positions, Tensor, edit::Edit};
+
+/// Captures and edits, bound to one model.
+///
+/// At a hook, edits apply in the order given, and a capture reads what they left:
+/// what the model goes on with.
+#[derive(Clone, Debug, Default)]
+pub struct Probe {
+    captures: BTreeSet<Site>,
+    positions: Positions,
+    edits: BTreeMap<Site, Vec<Edit>>,
+}
+
+impl Probe {
+    /// Binds capture patterns and edits to a model. Captures read the given positions.
+    pub fn new(
+        program: &Program,
+        captures: &[impl AsRef<str>],
+        positions: Positions,
+        edits: &[EditSpec],
+    ) -> Result<Self, EngineError> {
+        let mut probe = Probe {
+            positions,
+            ..Probe::default()
+        };
+        for pattern in captures {
+            probe.captures.extend(hook::find(program, pattern.as_ref())?);
+        }
+        for spec in edits {
+            for (site, edit) in spec.bind(program)? {
+                probe.edits.entry(site).or_default().push(edit);
+            }
+        }
+        Ok(probe)
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.captures.is_empty() && self.edits.is_empty()
+    }
+
+    /// Whether anything happens at this hook.
+    pub(crate) fn touches(&self, site: Site) -> bool {
+        self.captures.contains(&site) || self.edits.contains_key(&site)
+    }
+
+    /// Whether this hook is read.
+    pub(crate) fn captures(&self, site: Site) -> bool {
+        self.captures.contains(&site)
+    }
+
+    /// Whether any block's attention pattern is read or changed.
+    pub(crate) fn touches_pattern(&self) -> bool {
+        let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));
+        self.captures.iter().any(is_pattern) || self.edits.keys().any(is_pattern)
+    }
+
+    /// Whether hooks behind the last block are read, so that every row must go there.
+    pub(crate) fn captures_head(&self) -> bool {
+        self.captures(Site::Normalized) || self.captures(Site::Logits)
+    }
+
+    /// Which of a run of rows are read, by position.
+    pub(crate) fn reads(&self, position: usize, prompt: usize) -> bool {
+        self.positions.ordinal(position, prompt).is_some()
+    }
+
+    pub(crate) fn edits(&self, site: Site) -> &[Edit] {
+        self.edits.get(&site).map_or(&[], Vec::as_slice)
+    }
+
+    /// The widest operand of any edit.
+    pub(crate) fn operand_width(&self, dims: &Dims) -> usize {
+        let with_operand = |(site, edits): (&Site, &Vec<Edit>)| {
+            edits
+                .iter()
+                .any(|edit| edit.operand().is_some())
+                .then(|| width(*site, dims))
+        };
+        self.edits.iter().filter_map(with_operand).max().unwrap_or(0)
+    }
+
+    /// Refuses operands that do not match the positions they are for.
+    pub(crate) fn check(&self, dims: &Dims, prompt: usize) -> Result<(), EngineError> {
+        for (&site, edits) in &self.edits {
+            for edit in edits {
+                let Some(operand) = edit.operand() else {
+                    continue;
+                };
+                let rows = operand.data.len() / width(site, dims);
+                let selected = edit.positions.count(prompt);
+                if rows != 1 && selected != Some(rows) {
+                    let there = match selected {
+                        Some(n) => format!("{n} are selected"),
+                        None => "an open range is selected: name them with @".to_owned(),
+                    };
+                    return Err(EngineError::Edit {
+                        hook: site.to_string(),
+                        reason: format!("the operand holds {rows} positions, but {there}"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Numbers a hook has at each position.
+fn width(site: Site, dims: &Dims) -> usize {
+    match site.layout(dims) {
+        Layout::Rows(width) => width,
+        Layout::Heads(heads, d_head) => heads * d_head,
+        Layout::Pattern(heads) => heads,
+    }
+}
+
+/// What was read at hooks.
+#[derive(Clone, Debug, Default)]
+pub struct Captured {
+    rows: BTreeMap<Site, Vec<f32>>,
+    patterns: BTreeMap<Site, Vec<PatternRow>>,
+}
+
+/// The attention of one position, all heads: `[head, keys]`.
+#[derive(Clone, Debug)]
+struct PatternRow {
+    keys: usize,
+    data: Vec<f32>,
+}
+
+impl Captured {
+    pub(crate) fn push_rows(&mut self, site: Site, data: &[f32]) {
+        self.rows.entry(site).or_default().extend_from_slice(data);
+    }
+
+    pub(crate) fn push_pattern(&mut self, site: Site, keys: usize, data: Vec<f32>) {
+        let row = PatternRow { keys, data };
+        self.patterns.entry(site).or_default().push(row);
+    }
+
+    /// Everything by hook name, in the layout of its hook.
+    pub fn tensors(&self, dims: &Dims) -> BTreeMap<String, Tensor> {
+        let rows = self.rows.iter().map(|(&site, data)| {
+            let shape = match site.layout(dims) {
+                Layout::Heads(heads, d_head) => vec![data.len() / (heads * d_head), heads, d_head],
+                _ => vec![data.len() / width(site, dims), width(site, dims)],
+            };
+            let data = data.clone();
+            (site.to_string(), Tensor { shape, data })
+        });
+        let patterns = self
+            .patterns
+            .iter()
+            .map(|(&site, rows)| (site.to_string(), assemble(rows, dims.heads)));
+        rows.chain(patterns).collect()
+    }
+}
+
+/// Rows of growing length as one `[head, query, key]`, zero where there is no key yet.
+fn assemble(rows: &[PatternRow], heads: usize) -> Tensor {
+    let keys = rows.iter().map(|row| row.keys).max().unwrap_or(0);
+    let mut data = vec![0.0; heads * rows.len() * keys];
+    for (q, row) in rows.iter().enumerate() {
+        for (h, from) in row.data.chunks_exact(row.keys).enumerate() {
+            let at = (h * rows.len() + q) * keys;
+            data[at..at + row.keys].copy_from_slice(from);
+        }
+    }
+    Tensor {
+        shape: vec![heads, rows.len(), keys],
+        data,
+    }
+}

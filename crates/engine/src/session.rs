@@ -1,0 +1,129 @@
+//! A session: tokens, pages, sampler, probe, and where it stands.
+
+use std::fmt;
+
+use djinn_memory::PageTable;
+
+use crate::{Captured, Logprob, Probe, Sampling, text::TextStream};
+
+/// Names a session of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// What a client asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens to generate at most; 0 only runs the prompt.
+    pub max_tokens: usize,
+    /// How they are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the session.
+    pub eos: Vec<u32>,
+    /// Texts that end it; they are not part of the output.
+    pub stop: Vec<String>,
+    /// What to read and change on the way.
+    pub probe: Probe,
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It generated as much as was asked for.
+    Length,
+    /// No position is left in the context.
+    Context,
+    /// The model said so.
+    Eos,
+    /// A stop string was reached.
+    Stop,
+    /// The model computed something that is not a number: weights or edits are broken.
+    NotANumber,
+}
+
+impl fmt::Display for Finish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Finish::Length => "length",
+            Finish::Context => "context",
+            Finish::Eos => "eos",
+            Finish::Stop => "stop",
+            Finish::NotANumber => "not-a-number",
+        })
+    }
+}
+
+/// What is left of a session when it is closed.
+#[derive(Clone, Debug)]
+pub struct Transcript {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// What was generated, the ending token included.
+    pub generated: Vec<u32>,
+    /// For each generated token, itself and its alternatives, when asked for.
+    pub logprobs: Vec<Vec<Logprob>>,
+    /// Why it ended; `None` where it was closed before its end.
+    pub finish: Option<Finish>,
+    /// What was captured.
+    pub captured: Captured,
+}
+
+/// A session's life. Paused and waiting sessions come with paging.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Has tokens to run.
+    Ready,
+    /// Will run no more.
+    Done(Finish),
+}
+
+pub(crate) struct Session {
+    pub id: SessionId,
+    /// Prompt and generated tokens.
+    pub tokens: Vec<u32>,
+    pub prompt: usize,
+    /// Tokens whose keys and values lie in the pages.
+    pub computed: usize,
+    pub max_tokens: usize,
+    pub context: usize,
+    pub pages: PageTable,
+    pub sampling: Sampling,
+    pub eos: Vec<u32>,
+    pub text: Option<TextStream>,
+    pub logprobs: Vec<Vec<Logprob>>,
+    pub probe: Probe,
+    pub captured: Captured,
+    pub state: State,
+}
+
+impl Session {
+    /// Tokens not yet run.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    pub fn generated(&self) -> &[u32] {
+        &self.tokens[self.prompt..]
+    }
+
+    /// Whether the last token's logits will be sampled from.
+    pub fn samples(&self) -> bool {
+        self.generated().len() < self.max_tokens
+    }
+
+    /// Whether the session is over now that `token` is its last.
+    pub fn finished_by(&self, token: u32, stopped: bool) -> Option<Finish> {
+        if stopped {
+            Some(Finish::Stop)
+        } else if self.eos.contains(&token) {
+            Some(Finish::Eos)
+        } else if self.generated().len() >= self.max_tokens {
+            Some(Finish::Length)
+        } else if self.tokens.len() > self.context {
+            Some(Finish::Context)
+        } else {
+            None
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Limits, all set before anything is allocated.
+
+use djinn_model::program::Program;
+
+use crate::{EngineError, Request};
+
+/// What an engine is laid out for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Rows of one pass at most: tokens of a prompt run together, plus one for each
+    /// session that generates.
+    pub rows: usize,
+    /// Sessions at once.
+    pub sessions: usize,
+    /// Positions of the longest session.
+    pub context: usize,
+    /// KV pages of all sessions together.
+    pub pages: usize,
+    /// Tokens of a page.
+    pub page_tokens: usize,
+    /// Rows that go through the head together.
+    pub logit_rows: usize,
+    /// Keys of the longest attention pattern read; 0 where none is.
+    pub pattern_keys: usize,
+    /// Width of the widest edit operand; 0 where there is none.
+    pub operand_width: usize,
+}
+
+impl Settings {
+    /// Rows a pass runs unless told otherwise.
+    pub const ROWS: usize = 512;
+    /// Tokens of a page: small enough to waste little, large enough that a page is
+    /// megabytes for the models that page.
+    pub const PAGE_TOKENS: usize = 16;
+    /// Rows whose logits are computed together when all of them are wanted.
+    const LOGIT_ROWS: usize = 64;
+
+    /// What these requests need, run together in passes of at most `rows` rows.
+    pub fn for_requests(
+        program: &Program,
+        requests: &[Request],
+        rows: usize,
+    ) -> Result<Self, EngineError> {
+        let dims = &program.dims;
+        for request in requests {
+            check(program, request)?;
+        }
+        let sessions = requests.len();
+        let lengths = || requests.iter().map(|r| positions(program, r));
+        let prompts: usize = requests.iter().map(|r| r.tokens.len()).sum();
+        let rows = rows.max(sessions).min(prompts.max(sessions)).max(1);
+        let context = lengths().max().unwrap_or(0);
+        let head = requests.iter().any(|r| r.probe.captures_head());
+        let logit_rows = if head { Self::LOGIT_ROWS.min(rows) } else { 1 };
+        let pattern = requests.iter().any(|r| r.probe.touches_pattern());
+        let operand_width = requests.iter().map(|r| r.probe.operand_width(dims)).max();
+        Ok(Settings {
+            rows,
+            sessions,
+            context,
+            pages: lengths().map(|n| n.div_ceil(Self::PAGE_TOKENS)).sum(),
+            page_tokens: Self::PAGE_TOKENS,
+            logit_rows: logit_rows.max(sessions),
+            pattern_keys: if pattern { context } else { 0 },
+            operand_width: operand_width.unwrap_or(0),
+        })
+    }
+}
+
+/// Positions a request may come to: all but its last token are run.
+pub(crate) fn positions(program: &Program, request: &Request) -> usize {
+    let last = request.tokens.len() + request.max_tokens.saturating_sub(1);
+    last.min(program.dims.context)
+}
+
+/// Refuses a request no engine over this model can run.
+pub(crate) fn check(program: &Program, request: &Request) -> Result<(), EngineError> {
+    let dims = &program.dims;
+    if request.tokens.is_empty() {
+        return Err(EngineError::EmptyPrompt);
+    }
+    if request.tokens.len() > dims.context {
+        return Err(EngineError::PromptTooLong {
+            prompt: request.tokens.len(),
+            context: dims.context,
+        });
+    }
+    for (position, &token) in request.tokens.iter().enumerate() {
+        if token as usize >= dims.vocab {
+            return Err(EngineError::UnknownToken {
+                token,
+                position,
+                vocab: dims.vocab,
+            });
+        }
+    }
+    request.sampling.check(dims.vocab)?;
+    request.probe.check(dims, request.tokens.len())
+}

@@ -1,0 +1,161 @@
+//! Tensors in and out of safetensors files, as f32.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use crate::EngineError;
+
+/// Numbers with a shape.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Outermost first.
+    pub shape: Vec<usize>,
+    /// Row-major.
+    pub data: Vec<f32>,
+}
+
+/// Reads every tensor of a file, converted to f32.
+pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, Tensor>, EngineError> {
+    let error = |reason: String| EngineError::File {
+        path: path.to_owned(),
+        reason,
+    };
+    let bytes = fs::read(path).map_err(|e| error(e.to_string()))?;
+    let file = SafeTensors::deserialize(&bytes)
+        .map_err(|e| error(format!("not a safetensors file: {e}")))?;
+    file.tensors()
+        .into_iter()
+        .map(|(name, view)| {
+            let data = to_f32(&view)
+                .ok_or_else(|| error(format!("tensor '{name}' is {:?}, not float", view.dtype())))?;
+            let shape = view.shape().to_vec();
+            Ok((name, Tensor { shape, data }))
+        })
+        .collect()
+}
+
+fn to_f32(view: &TensorView<'_>) -> Option<Vec<f32>> {
+    let bytes = view.data();
+    Some(match view.dtype() {
+        Dtype::F32 => each(bytes, f32::from_le_bytes),
+        Dtype::F64 => each(bytes, |b| f64::from_le_bytes(b) as f32),
+        Dtype::F16 => each(bytes, |b| f16::from_le_bytes(b).to_f32()),
+        Dtype::BF16 => each(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+        Dtype::I64 => each(bytes, |b| i64::from_le_bytes(b) as f32),
+        _ => return None,
+    })
+}
+
+fn each<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    let (chunks, _) = bytes.as_chunks::<N>();
+    chunks.iter().map(|&chunk| read(chunk)).collect()
+}
+
+/// Refuses a path that cannot be written, before the work that would fill it.
+pub fn check_writable(path: &Path) -> Result<(), EngineError> {
+    let probe = if path.exists() {
+        fs::OpenOptions::new().append(true).open(path).map(drop)
+    } else {
+        let beside = beside(path);
+        fs::File::create(&beside).and_then(|_| fs::remove_file(&beside))
+    };
+    probe.map_err(|e| EngineError::File {
+        path: path.to_owned(),
+        reason: format!("cannot be written: {e}"),
+    })
+}
+
+/// Where a file lies until it is whole.
+fn beside(path: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.part", path.display()))
+}
+
+/// Writes tensors and lists of ids to a file, whole or not at all.
+pub fn write_tensors(
+    path: &Path,
+    tensors: &BTreeMap<String, Tensor>,
+    ids: &BTreeMap<String, Vec<u32>>,
+) -> Result<(), EngineError> {
+    let error = |reason: String| EngineError::File {
+        path: path.to_owned(),
+        reason,
+    };
+    let floats = tensors
+        .iter()
+        .map(|(name, t)| (name, Dtype::F32, t.shape.clone(), le_bytes(&t.data, |x| x.to_le_bytes())));
+    let ints = ids.iter().map(|(name, ids)| {
+        let bytes = le_bytes(ids, |&id| i64::from(id).to_le_bytes());
+        (name, Dtype::I64, vec![ids.len()], bytes)
+    });
+    let owned: Vec<_> = floats.chain(ints).collect();
+    let views = owned
+        .iter()
+        .map(|(name, dtype, shape, bytes)| {
+            Ok((*name, TensorView::new(*dtype, shape.clone(), bytes)?))
+        })
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
+        .map_err(|e| error(e.to_string()))?;
+    let bytes = safetensors::serialize(views, None).map_err(|e| error(e.to_string()))?;
+    write_whole(path, &bytes).map_err(|e| error(e.to_string()))
+}
+
+fn le_bytes<T, const N: usize>(values: &[T], write: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(write).collect()
+}
+
+/// Writes beside the file and renames, so that a failure leaves nothing half-written.
+fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    // A device such as /dev/null or a pipe is written as it is: there is nothing to rename.
+    if path.exists() && !path.is_file() {
+        return fs::OpenOptions::new().write(true).open(path)?.write_all(bytes);
+    }
+    let beside = beside(path);
+    let written = fs::File::create(&beside)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        // Nothing to do if it was never there.
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::{Tensor, read_tensors, write_tensors};
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        let tensor = Tensor {
+            shape: vec![2, 3],
+            data: vec![1.0, -2.5, f32::MIN_POSITIVE, 0.0, 1e30, -0.0],
+        };
+        let tensors = BTreeMap::from([("a".to_owned(), tensor.clone())]);
+        let ids = BTreeMap::from([("ids".to_owned(), vec![0, 7, u32::MAX])]);
+        write_tensors(&path, &tensors, &ids).unwrap();
+        let read = read_tensors(&path).unwrap();
+        assert_eq!(read["a"], tensor);
+        assert_eq!(read["ids"].shape, [3]);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("missing/t.safetensors");
+        let error = write_tensors(&path, &BTreeMap::new(), &BTreeMap::new()).unwrap_err();
+        assert!(error.to_string().contains("missing/t.safetensors"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

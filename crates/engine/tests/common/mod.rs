@@ -1,0 +1,137 @@
+//! What the whole-engine tests share: golden data and a short way to run a session.
+
+#![allow(dead_code, clippy::unwrap_used, missing_docs)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use djinn_device::cpu::Isa;
+use djinn_engine::{
+    Backend, Engine, Positions, Probe, Request, Settings, Tensor, Transcript, read_tensors,
+};
+use djinn_model::Model;
+
+pub const FAMILIES: [&str; 10] = [
+    "falcon180b",
+    "falcon7b",
+    "gpt2",
+    "gptj",
+    "llama2",
+    "llama3",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+];
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+pub fn family(name: &str) -> PathBuf {
+    root().join("testdata/golden").join(name)
+}
+
+pub fn stories() -> PathBuf {
+    root().join("models/stories-7m")
+}
+
+pub fn open(folder: &Path) -> Model {
+    Model::open(folder.to_str().unwrap()).unwrap()
+}
+
+/// Golden tensors by name.
+pub fn golden(folder: &Path) -> BTreeMap<String, Tensor> {
+    read_tensors(&folder.join("golden.safetensors")).unwrap()
+}
+
+/// A string of the golden file's metadata.
+pub fn golden_note(folder: &Path, key: &str) -> String {
+    let bytes = fs::read(folder.join("golden.safetensors")).unwrap();
+    let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+    header.metadata().as_ref().unwrap()[key].clone()
+}
+
+pub fn ids(tensor: &Tensor) -> Vec<u32> {
+    tensor.data.iter().map(|&x| x as u32).collect()
+}
+
+/// How to run, apart from what to run.
+#[derive(Clone, Copy)]
+pub struct How {
+    pub rows: usize,
+    pub threads: Option<usize>,
+    pub isa: Option<Isa>,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        How {
+            rows: Settings::ROWS,
+            threads: Some(1),
+            isa: None,
+        }
+    }
+}
+
+/// Runs all requests together and returns what each came to, in order.
+pub fn run(folder: &Path, requests: Vec<Request>, how: How) -> Vec<Transcript> {
+    let model = open(folder);
+    let settings = Settings::for_requests(&model.program, &requests, how.rows).unwrap();
+    let backend = Backend::Cpu {
+        threads: how.threads,
+        isa: how.isa,
+    };
+    let mut engine = Engine::load(model, &backend, settings, &mut |_| {}).unwrap();
+    let ids: Vec<_> = requests
+        .into_iter()
+        .map(|request| engine.open(request).unwrap())
+        .collect();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        engine.check_integrity();
+    }
+    ids.into_iter()
+        .map(|id| engine.close(id).unwrap())
+        .collect()
+}
+
+/// A request that captures `patterns` over the prompt and generates greedily.
+pub fn request(folder: &Path, tokens: &[u32], patterns: &[&str], generate: usize) -> Request {
+    request_edited(folder, tokens, patterns, generate, &[])
+}
+
+pub fn request_edited(
+    folder: &Path,
+    tokens: &[u32],
+    patterns: &[&str],
+    generate: usize,
+    edits: &[&str],
+) -> Request {
+    let program = open(folder).program;
+    let edits: Vec<_> = edits.iter().map(|e| e.parse().unwrap()).collect();
+    Request {
+        tokens: tokens.to_vec(),
+        max_tokens: generate,
+        probe: Probe::new(&program, patterns, Positions::All, &edits).unwrap(),
+        ..Request::default()
+    }
+}
+
+pub fn tensors(folder: &Path, transcript: &Transcript) -> BTreeMap<String, Tensor> {
+    transcript.captured.tensors(&open(folder).program.dims)
+}
+
+/// Everything a session produced, comparable to the bit.
+pub type Bits = (Vec<u32>, BTreeMap<String, Vec<u32>>);
+
+pub fn bits(folder: &Path, transcript: &Transcript) -> Bits {
+    let tensors = tensors(folder, transcript)
+        .into_iter()
+        .map(|(name, t)| (name, t.data.iter().map(|x| x.to_bits()).collect()))
+        .collect();
+    (transcript.generated.clone(), tensors)
+}

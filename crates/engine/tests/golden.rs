@@ -1,0 +1,101 @@
+//! Every family against what transformers computed: activations, logits, greedy
+//! tokens, and logits under an edit.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::path::Path;
+
+use common::{FAMILIES, How, family, golden, golden_note, ids, request, request_edited, run, tensors};
+use djinn_engine::Tensor;
+
+const ABSOLUTE: f32 = 2e-3;
+const RELATIVE: f32 = 1e-3;
+
+/// Asserts closeness and returns the largest difference.
+fn assert_close(name: &str, found: &Tensor, expect: &Tensor) -> f32 {
+    assert_eq!(found.shape, expect.shape, "{name}: shape");
+    let mut largest = 0f32;
+    for (i, (&x, &y)) in found.data.iter().zip(&expect.data).enumerate() {
+        let off = (x - y).abs();
+        assert!(
+            off <= ABSOLUTE + RELATIVE * y.abs(),
+            "{name}[{i}]: {x}, expected {y}"
+        );
+        largest = largest.max(off);
+    }
+    largest
+}
+
+#[test]
+fn captures_logits_and_greedy_tokens() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let golden = golden(&folder);
+        let tokens = ids(&golden["input_ids"]);
+        let expect = ids(&golden["greedy_ids"]);
+        let mut request = request(&folder, &tokens, &["*"], expect.len());
+        request.probe = prompt_probe(&folder);
+        let transcript = run(&folder, vec![request], How::default()).remove(0);
+        let found = tensors(&folder, &transcript);
+        let mut compared = 0;
+        let mut largest = 0f32;
+        for (hook, expect) in &golden {
+            if hook.starts_with("blocks.") || hook == "logits" {
+                let off = assert_close(&format!("{name} {hook}"), &found[hook], expect);
+                largest = largest.max(off);
+                compared += 1;
+            }
+        }
+        assert_eq!(compared, 4 * 4 + 1, "{name}: golden tensors");
+        // Far closer than asked for, so that even the narrowest margin decides.
+        let margin: f32 = golden_note(&folder, "min_greedy_margin").parse().unwrap();
+        assert!(2.0 * largest < margin, "{name}: off by {largest}, margin {margin}");
+        assert_eq!(transcript.generated, expect, "{name}: greedy tokens");
+    }
+}
+
+fn prompt_probe(folder: &Path) -> djinn_engine::Probe {
+    let program = common::open(folder).program;
+    djinn_engine::Probe::new(&program, &["*"], djinn_engine::Positions::Prompt, &[]).unwrap()
+}
+
+#[test]
+fn steered_logits() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let golden = golden(&folder);
+        let note = golden_note(&folder, "steered");
+        let expect = r#"{"hook": "blocks.2.hook_resid_post", "op": "scale", "factor": 0.9}"#;
+        assert_eq!(note, expect, "{name}");
+        let tokens = ids(&golden["input_ids"]);
+        let edit = "blocks.2.hook_resid_post:scale=0.9";
+        let request = request_edited(&folder, &tokens, &["logits"], 0, &[edit]);
+        let transcript = run(&folder, vec![request], How::default()).remove(0);
+        let found = tensors(&folder, &transcript);
+        assert_close(name, &found["logits"], &golden["steered.logits"]);
+    }
+}
+
+#[test]
+fn the_bundled_model() {
+    let folder = common::stories();
+    let golden = golden(&folder);
+    for prompt in ["cat", "rain", "robot"] {
+        let tokens = ids(&golden[&format!("{prompt}.input_ids")]);
+        let expect = ids(&golden[&format!("{prompt}.greedy_ids")]);
+        let patterns = ["blocks.*.hook_resid_pre", "logits"];
+        let mut asked = request(&folder, &tokens, &patterns, expect.len());
+        let program = common::open(&folder).program;
+        asked.probe =
+            djinn_engine::Probe::new(&program, &patterns, djinn_engine::Positions::Prompt, &[])
+                .unwrap();
+        let transcript = run(&folder, vec![asked], How::default()).remove(0);
+        for (hook, found) in tensors(&folder, &transcript) {
+            let name = format!("{prompt}.{hook}");
+            assert_close(&name, &found, &golden[&name]);
+        }
+        assert_eq!(transcript.generated, expect, "{prompt}: greedy tokens");
+    }
+}

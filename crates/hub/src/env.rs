@@ -1,0 +1,159 @@
+//! The environment, read in one place: everything else takes its settings as arguments.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use crate::{HubError, Token};
+
+const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
+
+/// Where models lie on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// Djinn's own: `$DJINN_HOME`, else `djinn` in the user's cache folder.
+    pub home: PathBuf,
+    /// What transformers and the other Hugging Face tools share: `$HF_HUB_CACHE`, else
+    /// `$HF_HOME/hub`, else `huggingface/hub` in the user's cache folder.
+    pub hf_cache: Option<PathBuf>,
+}
+
+impl Places {
+    /// As the environment says.
+    pub fn from_env() -> Result<Self, HubError> {
+        Environment::process().places()
+    }
+}
+
+/// The variables that are set, by name.
+pub(crate) struct Environment(HashMap<String, OsString>);
+
+impl Environment {
+    /// This process's.
+    pub(crate) fn process() -> Self {
+        let named = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value));
+        Self(std::env::vars_os().filter_map(named).collect())
+    }
+
+    pub(crate) fn places(&self) -> Result<Places, HubError> {
+        let home = self.path("DJINN_HOME");
+        let home = home.or_else(|| Some(self.user_cache()?.join("djinn")));
+        let cache = self.path("HF_HUB_CACHE");
+        Ok(Places {
+            home: home.ok_or(HubError::NoHome)?,
+            hf_cache: cache.or_else(|| Some(self.hf_home()?.join("hub"))),
+        })
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        self.text("HF_ENDPOINT")
+            .unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned())
+    }
+
+    pub(crate) fn token(&self) -> Result<Option<Token>, HubError> {
+        if let Some(text) = self.text("HF_TOKEN") {
+            return Token::new(&text).map(Some);
+        }
+        match self.hf_home() {
+            Some(hf_home) => token_in(&hf_home.join("token")),
+            None => Ok(None),
+        }
+    }
+
+    pub(crate) fn certificates(&self) -> Option<PathBuf> {
+        self.path("SSL_CERT_FILE")
+    }
+
+    fn hf_home(&self) -> Option<PathBuf> {
+        self.path("HF_HOME")
+            .or_else(|| Some(self.user_cache()?.join("huggingface")))
+    }
+
+    fn user_cache(&self) -> Option<PathBuf> {
+        self.path("XDG_CACHE_HOME")
+            .or_else(|| Some(self.path("HOME")?.join(".cache")))
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        let value = self.0.get(name).filter(|value| !value.is_empty());
+        value.map(PathBuf::from)
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        let value = self.0.get(name)?.to_string_lossy().trim().to_owned();
+        (!value.is_empty()).then_some(value)
+    }
+}
+
+/// The token that `hf auth login` leaves, if it ever ran.
+fn token_in(path: &Path) -> Result<Option<Token>, HubError> {
+    match fs::read_to_string(path) {
+        Ok(text) if text.trim().is_empty() => Ok(None),
+        Ok(text) => Token::new(&text).map(Some),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(HubError::io("read", path)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(variables: &[(&str, &str)]) -> Environment {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), OsString::from(value));
+        Environment(variables.iter().map(owned).collect())
+    }
+
+    #[test]
+    fn places_follow_the_most_specific_variable() {
+        let check = |variables: &[(&str, &str)], home: &str, hf_cache: &str| {
+            let places = environment(variables).places().unwrap();
+            assert_eq!(places.home, Path::new(home), "{variables:?}");
+            assert_eq!(places.hf_cache.as_deref(), Some(Path::new(hf_cache)));
+        };
+        let home = ("HOME", "/h");
+        let (djinn, hf) = ("/h/.cache/djinn", "/h/.cache/huggingface/hub");
+        check(&[home], djinn, hf);
+        check(&[home, ("DJINN_HOME", "")], djinn, hf);
+        check(&[home, ("DJINN_HOME", "/d")], "/d", hf);
+        check(&[home, ("HF_HOME", "/f")], djinn, "/f/hub");
+        check(
+            &[home, ("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")],
+            djinn,
+            "/c",
+        );
+        let xdg = ("XDG_CACHE_HOME", "/x");
+        check(&[home, xdg], "/x/djinn", "/x/huggingface/hub");
+    }
+
+    #[test]
+    fn no_home_is_an_error_unless_djinn_has_its_own() {
+        let error = environment(&[]).places().unwrap_err();
+        assert!(matches!(error, HubError::NoHome), "{error}");
+        let places = environment(&[("DJINN_HOME", "/d")]).places().unwrap();
+        assert_eq!(places.hf_cache, None);
+    }
+
+    #[test]
+    fn the_token_comes_from_the_variable_then_from_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let hf_home = ("HF_HOME", folder.path().to_str().unwrap());
+        let token = |variables: &[(&str, &str)]| environment(variables).token().unwrap();
+        assert_eq!(token(&[hf_home]), None);
+        fs::write(folder.path().join("token"), "hf_file\n").unwrap();
+        assert_eq!(token(&[hf_home]), Some(Token::new("hf_file").unwrap()));
+        let both = token(&[hf_home, ("HF_TOKEN", "hf_variable")]);
+        assert_eq!(both, Some(Token::new("hf_variable").unwrap()));
+    }
+
+    #[test]
+    fn the_endpoint_has_a_default() {
+        assert_eq!(environment(&[]).endpoint(), ENDPOINT_DEFAULT);
+        let mirror = environment(&[("HF_ENDPOINT", "https://mirror")]);
+        assert_eq!(mirror.endpoint(), "https://mirror");
+    }
+}

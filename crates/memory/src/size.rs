@@ -1,0 +1,97 @@
+//! Sizes as people write and read them.
+
+use std::{fmt, str::FromStr};
+
+/// A number of bytes: `16GB`, `1.5GiB`, `512`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Size(pub u64);
+
+/// Not a size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is not a size (try 512MB, 16GB or 1.5GiB)")]
+pub struct ParseSizeError {
+    text: String,
+}
+
+const UNITS: [(&str, u64); 10] = [
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("b", 1),
+    ("", 1),
+];
+
+impl FromStr for Size {
+    type Err = ParseSizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseSizeError { text: text.into() };
+        let lower = text.trim().to_ascii_lowercase();
+        let digits = lower
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(lower.len());
+        let (number, unit) = (&lower[..digits], lower[digits..].trim());
+        let number: f64 = number.parse().map_err(|_| error())?;
+        let (_, factor) = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(error)?;
+        let bytes = number * *factor as f64;
+        // Beyond 2^53 a double no longer counts bytes; nobody has that much.
+        if bytes > (1u64 << 53) as f64 {
+            return Err(error());
+        }
+        Ok(Size(bytes as u64))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0 as f64;
+        match self.0 {
+            0..1_000 => write!(f, "{} B", self.0),
+            1_000..1_000_000 => write!(f, "{:.1} kB", bytes / 1e3),
+            1_000_000..1_000_000_000 => write!(f, "{:.1} MB", bytes / 1e6),
+            1_000_000_000..1_000_000_000_000 => write!(f, "{:.2} GB", bytes / 1e9),
+            _ => write!(f, "{:.2} TB", bytes / 1e12),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Size;
+
+    #[test]
+    fn reads_sizes() {
+        let check = |text: &str, expect: Option<u64>| {
+            assert_eq!(text.parse().ok(), expect.map(Size), "{text}");
+        };
+        check("512", Some(512));
+        check("16GB", Some(16_000_000_000));
+        check("16 GiB", Some(16 << 30));
+        check("1.5kib", Some(1536));
+        check("0.5MB", Some(500_000));
+        check("", None);
+        check("GB", None);
+        check("-1GB", None);
+        check("1.2.3", None);
+        check("16 bananas", None);
+        check("99999999999TB", None);
+    }
+
+    #[test]
+    fn writes_sizes() {
+        let check = |bytes: u64, expect: &str| assert_eq!(Size(bytes).to_string(), expect);
+        check(999, "999 B");
+        check(1_500, "1.5 kB");
+        check(13_900_000, "13.9 MB");
+        check(26_030_000_000, "26.03 GB");
+        check(1_400_000_000_000, "1.40 TB");
+    }
+}

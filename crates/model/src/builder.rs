@@ -1,0 +1,296 @@
+//! The pieces families are built from: tensors are declared where they are used,
+//! so that a segment lists them in order of use.
+
+use djinn_device::{Activation, DType, NormKind, Order};
+
+use crate::hook::Site;
+use crate::program::{
+    Buf, Dims, Op, Program, Role, Rope, Segment, SegmentKind, TensorId, TensorSpec,
+};
+
+/// Collects a program.
+pub(crate) struct Builder {
+    dtype: DType,
+    tensors: Vec<TensorSpec>,
+    segments: Vec<Segment>,
+    ops: Vec<Op>,
+    embed: Vec<Op>,
+    blocks: Vec<Vec<Op>>,
+}
+
+/// A normalisation of one family: always of the same kind.
+#[derive(Clone, Copy)]
+pub(crate) struct Norm {
+    pub kind: NormKind,
+    pub eps: f32,
+}
+
+/// A linear layer of `torch.nn.Linear`'s or `Conv1D`'s kind.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub input: usize,
+    pub output: usize,
+    pub bias: bool,
+    pub order: Order,
+}
+
+impl Shape {
+    /// `torch.nn.Linear`.
+    pub fn linear(input: usize, output: usize, bias: bool) -> Self {
+        Shape {
+            input,
+            output,
+            bias,
+            order: Order::OutIn,
+        }
+    }
+
+    /// GPT-2's `Conv1D`.
+    pub fn conv(input: usize, output: usize) -> Self {
+        Shape {
+            input,
+            output,
+            bias: true,
+            order: Order::InOut,
+        }
+    }
+}
+
+impl Builder {
+    /// Starts with the embedding; `dtype` is what tensors have until a checkpoint
+    /// says otherwise.
+    pub fn new(dtype: DType) -> Self {
+        let mut builder = Builder {
+            dtype,
+            tensors: Vec::new(),
+            segments: Vec::new(),
+            ops: Vec::new(),
+            embed: Vec::new(),
+            blocks: Vec::new(),
+        };
+        builder.segment(SegmentKind::Embedding);
+        builder
+    }
+
+    /// Tensors declared from here on lie in this segment.
+    pub fn segment(&mut self, kind: SegmentKind) {
+        self.segments.push(Segment {
+            kind,
+            tensors: Vec::new(),
+        });
+    }
+
+    fn tensor(&mut self, name: String, shape: Vec<usize>, role: Role) -> TensorId {
+        let id = TensorId(self.tensors.len());
+        self.tensors.push(TensorSpec {
+            name,
+            shape,
+            dtype: self.dtype,
+            role,
+        });
+        if let Some(segment) = self.segments.last_mut() {
+            segment.tensors.push(id);
+        }
+        id
+    }
+
+    /// A table of rows.
+    pub fn table(&mut self, name: &str, rows: usize, cols: usize) -> TensorId {
+        self.tensor(name.to_owned(), vec![rows, cols], Role::Table)
+    }
+
+    /// A matrix `[rows, cols]` as it lies in the file.
+    pub fn matrix(&mut self, name: String, rows: usize, cols: usize) -> TensorId {
+        self.tensor(name, vec![rows, cols], Role::Matrix)
+    }
+
+    /// Adds an operation.
+    pub fn op(&mut self, op: Op) {
+        self.ops.push(op);
+    }
+
+    /// Names a point.
+    pub fn hook(&mut self, site: Site, buf: Buf) {
+        self.op(Op::Hook { site, buf });
+    }
+
+    /// `to += from`
+    pub fn add(&mut self, from: Buf, to: Buf) {
+        self.op(Op::Add { from, to });
+    }
+
+    /// Embeds tokens into the residual.
+    pub fn embed(&mut self, name: &str, vocab: usize, d_model: usize) -> TensorId {
+        let table = self.table(name, vocab, d_model);
+        let to = Buf::Resid;
+        self.op(Op::Embed { table, to });
+        self.hook(Site::Embed, to);
+        table
+    }
+
+    /// The norm called `name`, over rows of `width`.
+    pub fn norm(&mut self, norm: Norm, name: &str, width: usize, from: Buf, to: Buf) {
+        let weight = self.tensor(format!("{name}.weight"), vec![width], Role::Scale);
+        let bias = (norm.kind == NormKind::Layer)
+            .then(|| self.tensor(format!("{name}.bias"), vec![width], Role::Bias));
+        self.op(Op::Norm {
+            kind: norm.kind,
+            eps: norm.eps,
+            width,
+            weight,
+            bias,
+            from,
+            to,
+        });
+    }
+
+    /// The linear layer called `name`.
+    pub fn linear(&mut self, shape: Shape, name: &str, from: Buf, to: Buf) {
+        let (rows, cols) = match shape.order {
+            Order::OutIn => (shape.output, shape.input),
+            Order::InOut => (shape.input, shape.output),
+        };
+        let weight = self.matrix(format!("{name}.weight"), rows, cols);
+        let bias = shape
+            .bias
+            .then(|| self.tensor(format!("{name}.bias"), vec![shape.output], Role::Bias));
+        self.op(Op::Linear {
+            weight,
+            order: shape.order,
+            bias,
+            from,
+            to,
+        });
+    }
+
+    /// Takes queries, keys and values out of a projection of `kv_heads` groups,
+    /// each the queries of the group, then its key, then its value.
+    pub fn split_groups(&mut self, dims: &Dims) {
+        let queries = dims.heads / dims.kv_heads * dims.d_head;
+        let stride = queries + 2 * dims.d_head;
+        let parts = [
+            (0, queries, Buf::Q),
+            (queries, dims.d_head, Buf::K),
+            (queries + dims.d_head, dims.d_head, Buf::V),
+        ];
+        for (first, width, to) in parts {
+            self.op(Op::Split {
+                from: Buf::Fused,
+                first,
+                stride,
+                width,
+                to,
+            });
+        }
+    }
+
+    /// The hooks on queries, keys and values.
+    pub fn hook_qkv(&mut self, block: usize) {
+        self.hook(Site::Q(block), Buf::Q);
+        self.hook(Site::K(block), Buf::K);
+        self.hook(Site::V(block), Buf::V);
+    }
+
+    /// Rotates queries and keys.
+    pub fn rotate(&mut self) {
+        self.op(Op::Rope { buf: Buf::Q });
+        self.op(Op::Rope { buf: Buf::K });
+    }
+
+    /// Attention from `Q`, `K` and `V`, and its output projection called `name`.
+    pub fn attend(
+        &mut self,
+        block: usize,
+        scale: f32,
+        window: Option<usize>,
+        output: Shape,
+        name: &str,
+    ) {
+        self.op(Op::Attend {
+            block,
+            scale,
+            window,
+        });
+        self.hook(Site::Z(block), Buf::Z);
+        self.linear(output, name, Buf::Z, Buf::AttnOut);
+        self.hook(Site::AttnOut(block), Buf::AttnOut);
+    }
+
+    /// `down(f(up(from)))`: an MLP without a gate. Names are of the two layers.
+    pub fn mlp(&mut self, block: usize, from: Buf, f: Activation, layers: [(Shape, &str); 2]) {
+        let [(up, up_name), (down, down_name)] = layers;
+        self.linear(up, up_name, from, Buf::Pre);
+        self.hook(Site::MlpPre(block), Buf::Pre);
+        self.op(Op::Activate {
+            f,
+            from: Buf::Pre,
+            to: Buf::Post,
+        });
+        self.hook(Site::MlpPost(block), Buf::Post);
+        self.linear(down, down_name, Buf::Post, Buf::MlpOut);
+        self.hook(Site::MlpOut(block), Buf::MlpOut);
+    }
+
+    /// Adds attention to the residual, and names the point after it.
+    pub fn resid_mid(&mut self, block: usize) {
+        self.add(Buf::AttnOut, Buf::Resid);
+        self.hook(Site::ResidMid(block), Buf::Resid);
+    }
+
+    /// Adds the MLP to the residual, and names the point after it.
+    pub fn resid_post(&mut self, block: usize) {
+        self.add(Buf::MlpOut, Buf::Resid);
+        self.hook(Site::ResidPost(block), Buf::Resid);
+    }
+
+    /// Starts block `block`: its segment, and the first hook.
+    pub fn start_block(&mut self, block: usize) {
+        if block == 0 {
+            self.embed = std::mem::take(&mut self.ops);
+        }
+        self.segment(SegmentKind::Block(block));
+        self.hook(Site::ResidPre(block), Buf::Resid);
+    }
+
+    /// Ends a block.
+    pub fn end_block(&mut self) {
+        self.blocks.push(std::mem::take(&mut self.ops));
+    }
+
+    /// Starts the head with the final norm.
+    pub fn start_head(&mut self, norm: Norm, name: &str, d_model: usize) {
+        self.segment(SegmentKind::Head);
+        self.norm(norm, name, d_model, Buf::Resid, Buf::Final);
+        self.hook(Site::Normalized, Buf::Final);
+    }
+
+    /// The output matrix: the embedding's table when tied, else `lm_head`.
+    pub fn unembed(&mut self, tied: Option<TensorId>, dims: &Dims, bias: bool) {
+        let weight = tied
+            .unwrap_or_else(|| self.matrix("lm_head.weight".to_owned(), dims.vocab, dims.d_model));
+        let bias =
+            bias.then(|| self.tensor("lm_head.bias".to_owned(), vec![dims.vocab], Role::Bias));
+        self.op(Op::Linear {
+            weight,
+            order: Order::OutIn,
+            bias,
+            from: Buf::Final,
+            to: Buf::Logits,
+        });
+        self.hook(Site::Logits, Buf::Logits);
+    }
+
+    /// The program.
+    pub fn finish(self, family: &'static str, dims: Dims, rope: Option<Rope>) -> Program {
+        Program {
+            family,
+            dims,
+            rope,
+            tensors: self.tensors,
+            segments: self.segments,
+            embed: self.embed,
+            blocks: self.blocks,
+            head: self.ops,
+        }
+    }
+}

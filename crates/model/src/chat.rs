@@ -1,0 +1,461 @@
+//! Chat templates: from messages to the text a model was trained on, rendered as
+//! transformers renders them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value as Jinja, ValueKind};
+use minijinja::{Environment, Error, ErrorKind};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::text::tokenizer_config;
+use crate::{ModelError, clock, pyjson};
+
+/// Steps a template may take: far beyond any real one, and soon over for one that
+/// never ends.
+const FUEL: u64 = 20_000_000;
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+/// A model's templates.
+pub struct ChatTemplate {
+    path: PathBuf,
+    /// By name; most models have only `default`.
+    templates: BTreeMap<String, String>,
+    /// Special tokens by role.
+    tokens: BTreeMap<String, String>,
+}
+
+impl ChatTemplate {
+    /// Reads a folder's templates; `None` where it has none. `tokens` are the
+    /// special tokens templates speak of.
+    pub fn read(
+        folder: &Path,
+        tokens: BTreeMap<String, String>,
+    ) -> Result<Option<Self>, ModelError> {
+        let path = folder.join("chat_template.jinja");
+        let (path, templates) = if path.is_file() {
+            let source = std::fs::read_to_string(&path).map_err(|source| ModelError::Io {
+                path: path.clone(),
+                source,
+            })?;
+            (path, BTreeMap::from([("default".to_owned(), source)]))
+        } else {
+            let config = tokenizer_config(folder)?;
+            let Some(value) = config.value("chat_template") else {
+                return Ok(None);
+            };
+            let templates = named(value).ok_or_else(|| {
+                config.error(
+                    "chat_template",
+                    "expected a string, or a list of objects with 'name' and 'template'",
+                )
+            })?;
+            (config.path().to_owned(), templates)
+        };
+        Ok(Some(ChatTemplate {
+            path,
+            templates,
+            tokens,
+        }))
+    }
+
+    /// The text of a chat; with `add_generation_prompt`, up to where the model's
+    /// answer begins.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, ModelError> {
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|message| {
+                let mut object = Map::new();
+                object.insert("role".to_owned(), message.role.clone().into());
+                object.insert("content".to_owned(), message.content.clone().into());
+                Value::Object(object)
+            })
+            .collect();
+        self.render_with(&messages, add_generation_prompt, Map::new())
+    }
+
+    /// The same with messages as they came, and more variables: `tools`,
+    /// `enable_thinking`.
+    pub fn render_with(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+        variables: Map<String, Value>,
+    ) -> Result<String, ModelError> {
+        let mut context = Map::new();
+        // Templates ask whether these are none, so they must be there.
+        context.insert("tools".to_owned(), Value::Null);
+        context.insert("documents".to_owned(), Value::Null);
+        for (role, token) in &self.tokens {
+            context.insert(role.clone(), token.clone().into());
+        }
+        context.extend(variables);
+        context.insert("messages".to_owned(), messages.to_vec().into());
+        context.insert(
+            "add_generation_prompt".to_owned(),
+            add_generation_prompt.into(),
+        );
+        let source = self.template(&context)?;
+        render(&source, &context).map_err(|error| self.fault(&error))
+    }
+
+    /// Which template: with tools, the one for tools if there is one.
+    fn template(&self, context: &Map<String, Value>) -> Result<String, ModelError> {
+        let tools = context.get("tools").is_some_and(|tools| !tools.is_null());
+        let wanted = self.templates.get("tool_use").filter(|_| tools);
+        let source = wanted.or_else(|| self.templates.get("default"));
+        source
+            .map(|source| without_generation_tags(source))
+            .ok_or_else(|| ModelError::Template {
+                path: self.path.clone(),
+                problem: format!(
+                    "none is called 'default', only {}",
+                    self.templates
+                        .keys()
+                        .cloned()
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                ),
+            })
+    }
+
+    fn fault(&self, error: &Error) -> ModelError {
+        ModelError::Template {
+            path: self.path.clone(),
+            problem: error.to_string().replace('\n', " "),
+        }
+    }
+}
+
+/// One template, or several by name.
+fn named(value: &Value) -> Option<BTreeMap<String, String>> {
+    match value {
+        Value::String(source) => Some(BTreeMap::from([("default".to_owned(), source.clone())])),
+        Value::Array(list) => list
+            .iter()
+            .map(|item| {
+                let text = |key: &str| Some(item.get(key)?.as_str()?.to_owned());
+                Some((text("name")?, text("template")?))
+            })
+            .collect(),
+        _ => None,
+    }
+}
+
+fn render(source: &str, context: &Map<String, Value>) -> Result<String, Error> {
+    let environment = environment()?;
+    let template = environment.template_from_str(source)?;
+    template.render(Jinja::from(Serde(context)))
+}
+
+/// As transformers sets up Jinja.
+fn environment() -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    let mut syntax = SyntaxConfig::builder();
+    environment.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function(
+        "raise_exception",
+        |message: String| -> Result<String, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        },
+    );
+    environment.add_function("strftime_now", |format: String| {
+        clock::strftime_now(&format)
+            .map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
+    });
+    environment.add_filter("tojson", tojson);
+    environment.add_test("iterable", is_iterable);
+    Ok(environment)
+}
+
+/// Python iterates over strings but not over `None`; templates rely on the second to
+/// tell whether there are tools.
+fn is_iterable(value: &Jinja) -> bool {
+    match value.kind() {
+        ValueKind::None => false,
+        ValueKind::String => true,
+        _ => value.try_iter().is_ok(),
+    }
+}
+
+/// `json.dumps`: unlike Jinja's own filter it does not escape for HTML.
+fn tojson(value: &Jinja, options: Kwargs) -> Result<Jinja, Error> {
+    let style = pyjson::Style {
+        indent: options.get("indent")?,
+        separators: separators(options.get("separators")?)?,
+        ensure_ascii: options
+            .get::<Option<bool>>("ensure_ascii")?
+            .unwrap_or(false),
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    let value = serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(Jinja::from(pyjson::dumps(&value, &style)))
+}
+
+/// `(',', ':')`
+fn separators(given: Option<Vec<String>>) -> Result<Option<(String, String)>, Error> {
+    match given {
+        None => Ok(None),
+        Some(pair) => match <[String; 2]>::try_from(pair) {
+            Ok([comma, colon]) => Ok(Some((comma, colon))),
+            Err(_) => Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "tojson: separators are two strings",
+            )),
+        },
+    }
+}
+
+/// Templates mark what the model says with a tag of transformers' own, for training.
+/// To render, its contents are enough: a condition that always holds gives them,
+/// and treats whitespace as the tag did.
+fn without_generation_tags(source: &str) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        let Some(end) = tag.find("%}") else {
+            break;
+        };
+        let (tag, after) = tag.split_at(end + 2);
+        let name = tag[2..end].trim_matches(['-', '+']).trim();
+        result.push_str(before);
+        match name {
+            "generation" => result.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => result.push_str(&tag.replace("endgeneration", "endif")),
+            _ => result.push_str(tag),
+        }
+        rest = after;
+    }
+    result.push_str(rest);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use serde_json::{Map, Value, json};
+
+    use super::{ChatTemplate, Message, without_generation_tags};
+
+    fn template(source: &str) -> ChatTemplate {
+        let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        ChatTemplate {
+            path: PathBuf::from("chat_template.jinja"),
+            templates: BTreeMap::from([("default".to_owned(), source.to_owned())]),
+            tokens: tokens
+                .map(|(role, token)| (role.to_owned(), token.to_owned()))
+                .into(),
+        }
+    }
+
+    fn message(role: &str, content: &str) -> Message {
+        Message {
+            role: role.to_owned(),
+            content: content.to_owned(),
+        }
+    }
+
+    fn chat() -> Vec<Message> {
+        vec![
+            message("user", " Hi "),
+            message("assistant", "Hello!"),
+            message("user", "Who <are> you?"),
+        ]
+    }
+
+    const LLAMA3: &str = "{% set loop_messages = messages %}{% for message in loop_messages %}\
+        {% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ \
+        message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}\
+        {% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}\
+        {% if add_generation_prompt %}\
+        {{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
+
+    const MISTRAL: &str = "{{ bos_token }}{% for message in messages %}\
+        {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+        {{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}\
+        {% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}\
+        {% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}{% endif %}\
+        {% endfor %}";
+
+    const CHATML: &str = "{%- for message in messages %}
+    {%- if loop.first and messages[0]['role'] != 'system' %}
+        {{- '<|im_start|>system\nBe helpful.<|im_end|>\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+";
+
+    const ZEPHYR: &str = "{% for message in messages %}
+{% if message['role'] == 'user' %}
+{{ '<|user|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'system' %}
+{{ '<|system|>\n' + message['content'] + eos_token }}
+{% elif message['role'] == 'assistant' %}
+{{ '<|assistant|>\n'  + message['content'] + eos_token }}
+{% endif %}
+{% if loop.last and add_generation_prompt %}
+{{ '<|assistant|>' }}
+{% endif %}
+{% endfor %}
+";
+
+    /// Expected texts are what Jinja2, set up by transformers, makes of the same.
+    #[test]
+    fn real_templates_render_as_in_python() {
+        let check = |source: &str, expect: &str| {
+            assert_eq!(template(source).render(&chat(), true).unwrap(), expect);
+        };
+        check(
+            LLAMA3,
+            "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>\
+             assistant<|end_header_id|>\n\nHello!<|eot_id|><|start_header_id|>user\
+             <|end_header_id|>\n\nWho <are> you?<|eot_id|><|start_header_id|>assistant\
+             <|end_header_id|>\n\n",
+        );
+        check(
+            MISTRAL,
+            "<s>[INST]  Hi  [/INST]Hello!</s>[INST] Who <are> you? [/INST]",
+        );
+        check(
+            CHATML,
+            "<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n Hi <|im_end|>\n\
+             <|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nWho <are> you?\
+             <|im_end|>\n<|im_start|>assistant\n",
+        );
+        check(
+            ZEPHYR,
+            "<|user|>\n Hi </s>\n<|assistant|>\nHello!</s>\n<|user|>\nWho <are> you?</s>\n\
+             <|assistant|>\n",
+        );
+    }
+
+    #[test]
+    fn pythons_methods_and_tags_work() {
+        let check = |source: &str, expect: &str| {
+            assert_eq!(
+                template(source).render(&chat(), true).unwrap(),
+                expect,
+                "{source}"
+            );
+        };
+        check(
+            "{{ messages[::-1][0].content.split(' ')[-1].rstrip('?') }}",
+            "you",
+        );
+        check(
+            "{{ messages[1:] | length }}{{ messages[0].get('x', 'none') }}",
+            "2none",
+        );
+        check(
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'assistant' %}\
+             {% continue %}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+            "2",
+        );
+        check(
+            "{{ messages[1] | tojson }}",
+            r#"{"role": "assistant", "content": "Hello!"}"#,
+        );
+        check("{{ messages[1].items() | list | length }}", "2");
+        check("a {%- generation %} b {% endgeneration -%} c", "a b c");
+        check("{{ strftime_now('%Y') | length }}", "4");
+        check(
+            "{{ tools is none }} {{ tools is iterable }} {{ tool is defined }}",
+            "True False False",
+        );
+        check(
+            "{% if tools is iterable and tools | length > 0 %}t{% endif %}x",
+            "x",
+        );
+        check(
+            "{{ 'a' is iterable }} {{ messages is iterable }} {{ 1 is iterable }}",
+            "True True False",
+        );
+        check("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('y') }}", "<y>");
+    }
+
+    #[test]
+    fn tools_and_variables_reach_the_template() {
+        let mut chat = template("{{ tools[0] | tojson(indent=2) }}{{ enable_thinking }}");
+        let variables = json!({"tools": [{"name": "f", "a": 1}], "enable_thinking": false});
+        let Value::Object(variables) = variables else {
+            unreachable!("an object, just above")
+        };
+        let text = chat.render_with(&[], true, variables.clone()).unwrap();
+        assert_eq!(text, "{\n  \"name\": \"f\",\n  \"a\": 1\n}False");
+        chat.templates
+            .insert("tool_use".to_owned(), "with tools".to_owned());
+        assert_eq!(
+            chat.render_with(&[], true, variables).unwrap(),
+            "with tools"
+        );
+        assert_ne!(
+            chat.render_with(&[], true, Map::new()).ok().as_deref(),
+            Some("with tools")
+        );
+    }
+
+    #[test]
+    fn refusals_are_one_line() {
+        let check = |source: &str, expect: &str| {
+            let error = template(source)
+                .render(&chat(), true)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.starts_with("chat_template.jinja: chat template: "),
+                "{error}"
+            );
+            assert!(error.contains(expect), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        };
+        check("{{ raise_exception('only\none') }}", "only one");
+        check("{% if %}", "syntax error");
+        check("{{ messages.x.y }}", "undefined");
+        check(
+            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+            "fuel",
+        );
+        check("{{ strftime_now('%Q') }}", "'%Q' is not known");
+        check("{% include 'etc/passwd' %}", "template");
+    }
+
+    #[test]
+    fn generation_tags_become_conditions() {
+        let check = |source: &str, expect: &str| {
+            assert_eq!(without_generation_tags(source), expect);
+        };
+        check(
+            "{%- generation -%}x{% endgeneration %}",
+            "{%- if true -%}x{% endif %}",
+        );
+        check(
+            "{% set generation = 1 %}{% x",
+            "{% set generation = 1 %}{% x",
+        );
+        check("no tags", "no tags");
+    }
+}

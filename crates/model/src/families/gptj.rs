@@ -1,0 +1,85 @@
+//! GPT-J: attention and MLP side by side on one norm, part of each head rotated in
+//! neighbouring pairs.
+
+use djinn_device::{Activation, DType, NormKind, RopeStyle};
+
+use super::gpt2::dims;
+use super::scale_of;
+use crate::builder::{Builder, Norm, Shape};
+use crate::program::{Buf, Dims, Program, Rope};
+use crate::rope::plain;
+use crate::{ModelError, RawConfig};
+
+struct GptJ {
+    dims: Dims,
+    norm: Norm,
+    f: Activation,
+}
+
+pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
+    let model = GptJ {
+        dims: dims(config, [50400, 2048, 4096, 28, 16])?,
+        norm: Norm {
+            kind: NormKind::Layer,
+            eps: config.epsilon("layer_norm_epsilon", 1e-5)?,
+        },
+        f: config.activation("activation_function", "gelu_new")?,
+    };
+    let tied = config.flag("tie_word_embeddings")?.unwrap_or(false);
+    let rope = Rope {
+        style: RopeStyle::Interleaved,
+        frequencies: plain(rotary_dim(config, model.dims.d_head)?, 10000.0),
+        scale: 1.0,
+    };
+    let d = model.dims;
+    let mut b = Builder::new(dtype);
+    let tokens = b.embed("transformer.wte.weight", d.vocab, d.d_model);
+    for i in 0..d.blocks {
+        model.block(&mut b, i);
+    }
+    b.start_head(model.norm, "transformer.ln_f", d.d_model);
+    b.unembed(tied.then_some(tokens), &d, true);
+    Ok(b.finish("gptj", d, Some(rope)))
+}
+
+fn rotary_dim(config: &RawConfig, d_head: usize) -> Result<usize, ModelError> {
+    const KEY: &str = "rotary_dim";
+    // `null` rotates whole heads; a missing key means 64.
+    let default = if config.has(KEY) { d_head } else { 64 };
+    let dim = config.size(KEY, 2..=d_head)?.unwrap_or(default);
+    if dim % 2 == 0 && dim <= d_head {
+        Ok(dim)
+    } else {
+        Err(config.error(
+            KEY,
+            format!("expected an even number up to the head's {d_head} elements, found {dim}"),
+        ))
+    }
+}
+
+impl GptJ {
+    fn block(&self, b: &mut Builder, i: usize) {
+        let d = &self.dims;
+        let name = |part: &str| format!("transformer.h.{i}.{part}");
+        let square = Shape::linear(d.d_model, d.d_model, false);
+        b.start_block(i);
+        b.norm(self.norm, &name("ln_1"), d.d_model, Buf::Resid, Buf::Norm);
+        for (part, to) in [("q", Buf::Q), ("k", Buf::K), ("v", Buf::V)] {
+            b.linear(square, &name(&format!("attn.{part}_proj")), Buf::Norm, to);
+        }
+        b.hook_qkv(i);
+        b.rotate();
+        b.attend(i, scale_of(d.d_head), None, square, &name("attn.out_proj"));
+        let layers = [
+            (Shape::linear(d.d_model, d.d_mlp, true), &*name("mlp.fc_in")),
+            (
+                Shape::linear(d.d_mlp, d.d_model, true),
+                &*name("mlp.fc_out"),
+            ),
+        ];
+        b.mlp(i, Buf::Norm, self.f, layers);
+        b.add(Buf::AttnOut, Buf::Resid);
+        b.resid_post(i);
+        b.end_block();
+    }
+}

@@ -1,0 +1,26 @@
+//! Qwen3: Llama with a norm on every head's queries and keys.
+
+use djinn_device::DType;
+
+use super::gated::{Defaults, Gated, qwen_windows};
+use crate::program::Program;
+use crate::{ModelError, RawConfig};
+
+const DEFAULTS: Defaults = Defaults {
+    vocab: 151_936,
+    d_mlp: 22016,
+    kv_heads: Some(32),
+    d_head: Some(128),
+    context: 32768,
+    eps: 1e-6,
+    theta: 10000.0,
+};
+
+pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
+    let mut model = Gated::read("qwen3", config, &DEFAULTS)?;
+    model.qk_norm = true;
+    model.qkv_bias = config.flag("attention_bias")?.unwrap_or(false);
+    model.o_bias = model.qkv_bias;
+    model.windows = qwen_windows(config, &model.dims)?;
+    Ok(model.build(dtype))
+}

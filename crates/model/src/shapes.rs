@@ -1,0 +1,198 @@
+//! Well-known models by shape alone: the public configuration, synthetic weights.
+
+use std::path::Path;
+
+use djinn_device::DType;
+
+use crate::config::{dtype_named, limits};
+use crate::program::Program;
+use crate::synthetic::SyntheticWeights;
+use crate::{ModelError, RawConfig, families};
+
+/// What a reference to a shape starts with.
+pub const PREFIX: &str = "shape:";
+
+macro_rules! shapes {
+    ($($name:literal),* $(,)?) => {
+        /// Names and configurations.
+        const SHAPES: &[(&str, &str)] = &[
+            $(($name, include_str!(concat!("shapes/", $name, ".json")))),*
+        ];
+    };
+}
+
+shapes![
+    "gpt2",
+    "gpt-j-6b",
+    "llama-2-7b",
+    "llama-2-13b",
+    "llama-2-70b",
+    "llama-3-8b",
+    "llama-3-70b",
+    "mistral-7b",
+    "mixtral-8x7b",
+    "falcon-7b",
+    "falcon-180b",
+    "tinyllama-1.1b",
+];
+
+/// The names of all shapes.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SHAPES.iter().map(|(name, _)| *name)
+}
+
+/// A shape with its options settled.
+#[derive(Debug)]
+pub struct Shape {
+    /// Its name.
+    pub name: &'static str,
+    /// Its configuration.
+    pub config: RawConfig,
+    /// How weights are stored.
+    pub dtype: DType,
+    /// What weights are drawn from.
+    pub seed: u64,
+}
+
+impl Shape {
+    /// Reads `NAME[?layers=N&dtype=f16&seed=1]`: what follows [`PREFIX`].
+    pub fn parse(reference: &str) -> Result<Self, ModelError> {
+        let (name, options) = reference.split_once('?').unwrap_or((reference, ""));
+        let mut shape = Self::named(name)?;
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            shape.set(option)?;
+        }
+        Ok(shape)
+    }
+
+    fn named(name: &str) -> Result<Self, ModelError> {
+        let found = SHAPES.iter().find(|(known, _)| *known == name);
+        let &(name, text) = found.ok_or_else(|| ModelError::UnknownShape {
+            name: name.to_owned(),
+            known: names().collect::<Vec<_>>().join(", "),
+        })?;
+        let path = format!("{PREFIX}{name}");
+        let config = RawConfig::parse(Path::new(&path), text.as_bytes())?;
+        let dtype = config.dtype()?.unwrap_or(DType::F16);
+        Ok(Shape {
+            name,
+            config,
+            dtype,
+            seed: 0,
+        })
+    }
+
+    /// Takes one `key=value`.
+    fn set(&mut self, option: &str) -> Result<(), ModelError> {
+        let bad = |problem: String| ModelError::ShapeOption {
+            option: option.to_owned(),
+            problem,
+        };
+        let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        match key {
+            "layers" => {
+                let layers = value
+                    .parse()
+                    .ok()
+                    .filter(|layers| (1..=limits::BLOCKS).contains(layers))
+                    .ok_or_else(|| bad(format!("expected 1 to {}", limits::BLOCKS)))?;
+                let key = self.config.spelling(&["num_hidden_layers", "n_layer"]);
+                self.config.set(key, layers);
+            }
+            "dtype" => {
+                self.dtype = dtype_named(value)
+                    .ok_or_else(|| bad("expected f32, f16 or bf16".to_owned()))?;
+            }
+            "seed" => {
+                self.seed = value
+                    .parse()
+                    .map_err(|_| bad("expected a whole number, 0 or more".to_owned()))?;
+            }
+            _ => return Err(bad("unknown; known: layers, dtype, seed".to_owned())),
+        }
+        Ok(())
+    }
+
+    /// The program, and what draws its weights.
+    pub fn build(&self) -> Result<(Program, SyntheticWeights), ModelError> {
+        let program = families::build(&self.config, self.dtype)?;
+        let weights = SyntheticWeights::new(&program, self.seed);
+        Ok((program, weights))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use djinn_device::DType;
+
+    use super::{Shape, names};
+
+    #[test]
+    fn sizes_are_the_real_ones() {
+        let check = |name: &str, parameters: u64, dtype: DType| {
+            let shape = Shape::parse(name).unwrap();
+            let (program, _) = shape.build().unwrap();
+            assert_eq!(program.parameters(), parameters, "{name}");
+            assert_eq!(shape.dtype, dtype, "{name}");
+            let bytes = parameters * dtype.bytes() as u64;
+            assert_eq!(program.weight_bytes(), bytes, "{name}");
+        };
+        check("gpt2", 124_439_808, DType::F32);
+        check("gpt-j-6b", 6_050_882_784, DType::F16);
+        check("llama-2-7b", 6_738_415_616, DType::F16);
+        check("llama-2-13b", 13_015_864_320, DType::F16);
+        check("llama-2-70b", 68_976_648_192, DType::F16);
+        check("llama-3-8b", 8_030_261_248, DType::Bf16);
+        check("llama-3-70b", 70_553_706_496, DType::Bf16);
+        check("mistral-7b", 7_241_732_096, DType::Bf16);
+        check("mixtral-8x7b", 46_702_792_704, DType::Bf16);
+        check("falcon-7b", 6_921_720_704, DType::Bf16);
+        check("falcon-180b", 178_557_088_768, DType::Bf16);
+        check("tinyllama-1.1b", 1_100_048_384, DType::Bf16);
+        assert_eq!(names().count(), 12);
+    }
+
+    #[test]
+    fn options_change_it() {
+        let shape = Shape::parse("llama-2-7b?layers=2&dtype=f32&seed=7").unwrap();
+        let (program, _) = shape.build().unwrap();
+        assert_eq!(program.dims.blocks, 2);
+        assert_eq!(program.tensors[0].dtype, DType::F32);
+        assert_eq!(shape.seed, 7);
+        let (program, _) = Shape::parse("gpt2?layers=3").unwrap().build().unwrap();
+        assert_eq!(program.dims.blocks, 3);
+    }
+
+    #[test]
+    fn refusals_name_the_option() {
+        let check = |reference: &str, expect: &str| {
+            assert_eq!(Shape::parse(reference).unwrap_err().to_string(), expect);
+        };
+        check(
+            "llama-9",
+            "unknown shape 'llama-9'; known: gpt2, gpt-j-6b, llama-2-7b, llama-2-13b, \
+             llama-2-70b, llama-3-8b, llama-3-70b, mistral-7b, mixtral-8x7b, falcon-7b, \
+             falcon-180b, tinyllama-1.1b",
+        );
+        check(
+            "gpt2?layers=0",
+            "shape option 'layers=0': expected 1 to 4096",
+        );
+        check(
+            "gpt2?layers=x",
+            "shape option 'layers=x': expected 1 to 4096",
+        );
+        check(
+            "gpt2?dtype=i8",
+            "shape option 'dtype=i8': expected f32, f16 or bf16",
+        );
+        check(
+            "gpt2?seed=-1",
+            "shape option 'seed=-1': expected a whole number, 0 or more",
+        );
+        check(
+            "gpt2?depth=3",
+            "shape option 'depth=3': unknown; known: layers, dtype, seed",
+        );
+    }
+}
