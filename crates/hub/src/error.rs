@@ -21,7 +21,7 @@ pub enum HubError {
         given: String,
     },
     /// Not an address.
-    #[error("`{given}` is not an endpoint: write https://HOST (from --endpoint or HF_ENDPOINT)")]
+    #[error("`{given}` is not an endpoint: set HF_ENDPOINT to https://HOST")]
     BadEndpoint {
         /// As it was given.
         given: String,

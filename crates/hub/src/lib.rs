@@ -7,11 +7,11 @@
 //! download can be cut at any point and pulled again, and no half of a model is ever loaded.
 //!
 //! **Why not the `hf-hub` crate.** Its current version is built on reqwest, tokio and hf-xet: some
-//! 230 crates, for a command that copies files. The last version with a synchronous client needs
-//! twice the crates this one does, does not verify what it downloads, and keeps to its own cache
-//! layout. What Djinn needs of the hub is two requests, so they are written here on `ureq`: rustls
-//! with ring (a C compiler is all it takes to build) and the Mozilla roots compiled in, which work
-//! in a bare container; `SSL_CERT_FILE` replaces them behind a proxy that signs for itself.
+//! 230 crates, for a command that copies files. The last version with a synchronous client does not
+//! verify what it downloads, draws its own bars, and keeps to the layout of the Hugging Face cache.
+//! What Djinn needs of the hub is two requests, so they are written here on `ureq`: rustls with ring
+//! (a C compiler is all it takes to build) and the Mozilla roots compiled in, which work in a bare
+//! container; `SSL_CERT_FILE` replaces them behind a proxy that signs for itself.
 //!
 //! *Invariant:* this crate knows the names of a checkpoint's files, not what is in them. It reads
 //! one, the index of shards, because that is where the shards' names are.

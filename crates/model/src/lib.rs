@@ -23,6 +23,7 @@ pub mod shapes;
 pub mod synthetic;
 pub mod text;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -55,6 +56,18 @@ pub struct Model {
     pub generation: Generation,
     /// How chats become text, where it says so.
     pub chat: Option<ChatTemplate>,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A program is thousands of lines; its family and sizes say what it is.
+        f.debug_struct("Model")
+            .field("name", &self.name)
+            .field("path", &self.path)
+            .field("family", &self.program.family)
+            .field("dims", &self.program.dims)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Model {

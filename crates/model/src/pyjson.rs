@@ -43,7 +43,7 @@ impl Writer<'_> {
     fn value(&mut self, value: &Value) {
         match value {
             Value::String(text) => self.text(text),
-            Value::Array(items) => self.items('[', items, ']', |writer, item| writer.value(item)),
+            Value::Array(items) => self.items('[', items, ']', Self::value),
             Value::Object(map) => {
                 let mut entries: Vec<_> = map.iter().collect();
                 if self.style.sort_keys {

@@ -94,7 +94,7 @@ fn rotated(config: &RawConfig, params: &RawConfig, d_head: usize) -> Result<usiz
     let within = params.number(KEY)?;
     let factor = within.or(config.number(KEY)?).unwrap_or(1.0);
     let dim = (d_head as f64 * factor) as usize;
-    if dim == 0 || dim > d_head || dim % 2 != 0 {
+    if dim == 0 || dim > d_head || !dim.is_multiple_of(2) {
         let (of, key) = match within {
             Some(_) => (params, KEY),
             None if config.value(KEY).is_some() => (config, KEY),

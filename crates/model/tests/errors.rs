@@ -17,8 +17,7 @@ fn config() -> Value {
 #[test]
 fn missing_files() {
     let error = Model::open("/no/such/folder")
-        .err()
-        .expect("refused")
+        .expect_err("refused")
         .to_string();
     assert_eq!(
         error,

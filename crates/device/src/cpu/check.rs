@@ -204,8 +204,7 @@ impl Op<'_> {
 
     /// An error if a view shares bytes with a layer's pages.
     pub(super) fn apart_from(&self, view: View, pages: Span) -> Result<()> {
-        let span = view.span();
-        self.ensure(!(crosses(span, pages)), || {
+        self.ensure(!crosses(reach(view), pages), || {
             format!(
                 "{view:?} lies among the KV pages at {}..{}",
                 pages.offset,
@@ -226,24 +225,34 @@ fn view_bytes(view: View) -> Option<u64> {
         .checked_mul(view.dtype.bytes() as u64)
 }
 
+/// The bytes from a view's first element to its last; views may not yet be checked
+/// against the slab, so ends beyond 64 bits are cut off.
+fn reach(view: View) -> Span {
+    let bytes = view_bytes(view).unwrap_or(u64::MAX);
+    Span {
+        offset: view.offset,
+        bytes: bytes.min(u64::MAX - view.offset),
+    }
+}
+
 fn crosses(a: Span, b: Span) -> bool {
     a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end()
 }
 
-/// Whether two views that lie in the slab share a byte. Column groups of one
-/// matrix interleave without sharing any; other interleavings count as sharing.
+/// Whether two views share a byte. Column groups of one matrix interleave without
+/// sharing any; other interleavings count as sharing.
 fn overlap(a: View, b: View) -> bool {
-    if !crosses(a.span(), b.span()) {
+    if !crosses(reach(a), reach(b)) {
         return false;
     }
-    let row_bytes = |view: View| (view.stride * view.dtype.bytes()) as u64;
-    let used_bytes = |view: View| (view.cols * view.dtype.bytes()) as u64;
-    let row = row_bytes(a);
-    if row == 0 || row != row_bytes(b) || used_bytes(a) > row || used_bytes(b) > row {
+    let bytes = |view: View, elements: usize| elements.saturating_mul(view.dtype.bytes());
+    let (row, used_a, used_b) = (bytes(a, a.stride), bytes(a, a.cols), bytes(b, b.cols));
+    if row == 0 || row != bytes(b, b.stride) || used_a > row || used_b > row {
         return true;
     }
-    let ahead = (b.offset as i128 - a.offset as i128).rem_euclid(row as i128) as u64;
-    ahead < used_bytes(a) || ahead + used_bytes(b) > row
+    let ahead = i128::from(b.offset) - i128::from(a.offset);
+    let ahead = ahead.rem_euclid(row as i128) as usize;
+    ahead < used_a || used_b > row - ahead
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     if model.chat.is_some() && !args.prompt.chat && args.prompt.prompt.is_some() {
         eprintln!("note: this model has a chat template; --chat uses it");
     }
-    let seed = request.sampling.seed;
+    let (seed, sampled) = (request.sampling.seed, request.sampling.temperature > 0.0);
     let settings = Settings::for_requests(
         &model.program,
         std::slice::from_ref(&request),
@@ -58,8 +58,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         let report = report(&engine, &text, &transcript, &timing, seed);
         println!("{report:#}");
     } else {
-        let sampled = args.sampling.temperature != Some(0.0) && args.sampling.seed.is_none();
-        eprintln!("{}", summary(&engine, &transcript, &timing, sampled.then_some(seed)));
+        let drawn = sampled && args.sampling.seed.is_none();
+        eprintln!("{}", summary(&engine, &transcript, &timing, drawn.then_some(seed)));
     }
     Ok(())
 }

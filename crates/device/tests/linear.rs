@@ -1,0 +1,207 @@
+//! Matrix products: the same bits everywhere, near the exact result.
+
+mod support;
+
+use djinn_device::{DType, Order, View, Weight};
+use proptest::prelude::*;
+use support::{FLOATS, Image, assert_near, devices};
+
+struct Case {
+    image: Image,
+    x: View,
+    weight: Weight,
+    bias: Option<View>,
+    out: View,
+}
+
+fn case(
+    seed: u64,
+    rows: usize,
+    k: usize,
+    n: usize,
+    dtype: DType,
+    order: Order,
+    bias: bool,
+) -> Case {
+    let mut image = Image::new(seed);
+    let x = image.f32(rows, k);
+    let view = match order {
+        Order::OutIn => image.floats(dtype, n, k),
+        Order::InOut => image.floats(dtype, k, n),
+    };
+    let bias_dtype = FLOATS[image.below(3)];
+    let bias = bias.then(|| image.floats(bias_dtype, 1, n));
+    let out = image.room(DType::F32, rows, n);
+    Case {
+        image,
+        x,
+        weight: Weight { view, order },
+        bias,
+        out,
+    }
+}
+
+fn check(case: &Case) {
+    let Case {
+        image,
+        x,
+        weight,
+        bias,
+        out,
+    } = case;
+    let after = image.after(&[*out], |device| device.linear(*x, *weight, *bias, *out));
+    for r in 0..out.rows {
+        for c in 0..out.cols {
+            let (mut want, mut size) = (0.0, 0.0);
+            for k in 0..x.cols {
+                let w = match weight.order {
+                    Order::OutIn => image.get(weight.view, c, k),
+                    Order::InOut => image.get(weight.view, k, c),
+                };
+                want += image.get(*x, r, k) * w;
+                size += (image.get(*x, r, k) * w).abs();
+            }
+            if let Some(bias) = bias {
+                want += image.get(*bias, 0, c);
+                size += image.get(*bias, 0, c).abs();
+            }
+            assert_near(after.get(*out, r, c), want, size, &format!("[{r}, {c}]"));
+        }
+    }
+    // Rows alone give the same bits as rows together.
+    let device = &devices()[0];
+    for r in [0, out.rows / 2, out.rows - 1] {
+        let alone = image.on(device, |device| {
+            device.linear(x.rows(r, 1), *weight, *bias, out.rows(r, 1))
+        });
+        for c in 0..out.cols {
+            assert_eq!(
+                alone.bits(*out, r, c),
+                after.bits(*out, r, c),
+                "row {r} alone"
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn products_are_exact_to_the_bit(
+        seed: u64,
+        rows in 1usize..32,
+        k in 1usize..200,
+        n in 1usize..140,
+        dtype in 0usize..3,
+        out_in: bool,
+        bias: bool,
+    ) {
+        let order = if out_in { Order::OutIn } else { Order::InOut };
+        check(&case(seed, rows, k, n, FLOATS[dtype], order, bias));
+    }
+}
+
+#[test]
+fn long_rows_are_blocked_without_changing_bits() {
+    for dtype in FLOATS {
+        for k in [768, 769, 1536, 2000] {
+            check(&case(7, 14, k, 9, dtype, Order::OutIn, true));
+        }
+        check(&case(8, 14, 600, 70, dtype, Order::InOut, true));
+    }
+}
+
+#[test]
+fn many_rows_are_split_without_changing_bits() {
+    check(&case(9, 300, 20, 30, DType::Bf16, Order::OutIn, true));
+    check(&case(9, 300, 20, 30, DType::Bf16, Order::InOut, false));
+}
+
+#[test]
+fn nothing_in_gives_the_bias() {
+    for order in [Order::OutIn, Order::InOut] {
+        for rows in [1, 20] {
+            check(&case(3, rows, 0, 5, DType::F32, order, true));
+        }
+        check(&case(3, 2, 5, 0, DType::F32, order, true));
+    }
+}
+
+#[test]
+fn nan_and_infinity_pass_through() {
+    for order in [Order::OutIn, Order::InOut] {
+        for rows in [1, 20] {
+            let mut case = case(5, rows, 33, 20, DType::F32, order, false);
+            case.image.set(case.x, 0, 32, f32::NAN);
+            let devices = devices();
+            let device = &devices[devices.len() - 1];
+            let Case {
+                image,
+                x,
+                weight,
+                out,
+                ..
+            } = case;
+            let after = image.on(device, |device| device.linear(x, weight, None, out));
+            assert!((0..20).all(|c| after.get(out, 0, c).is_nan()));
+            assert!(rows == 1 || (0..20).all(|c| after.get(out, 1, c).is_finite()));
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let Case {
+        image,
+        x,
+        weight,
+        out,
+        ..
+    } = case(1, 4, 8, 6, DType::Bf16, Order::OutIn, false);
+    let refused = |x, weight, out: View, word: &str| {
+        let error = image.error(|device| device.linear(x, weight, None, out));
+        assert!(
+            error.starts_with("linear: ") && error.contains(word),
+            "{error}"
+        );
+    };
+    refused(x.cols(0, 7), weight, out, "x is [4, 7], not [4, 8]");
+    refused(x, weight, out.rows(0, 3), "out is [3, 6], not [4, 6]");
+    refused(
+        x,
+        weight,
+        View {
+            dtype: DType::Bf16,
+            ..out
+        },
+        "out is bf16, not f32",
+    );
+    refused(
+        x,
+        weight,
+        View {
+            offset: x.offset + 4,
+            ..out
+        },
+        "overlaps",
+    );
+    refused(x, weight, View { stride: 5, ..out }, "only 5 apart");
+    refused(
+        x,
+        weight,
+        View {
+            offset: u64::MAX - 8,
+            ..out
+        },
+        "outside the slab",
+    );
+    let integers = Weight {
+        view: View {
+            dtype: DType::I32,
+            ..weight.view
+        },
+        ..weight
+    };
+    refused(x, integers, out, "not a float");
+}

@@ -1,0 +1,191 @@
+//! Bad input: one line that names the file, the key or the limit; exit status 2;
+//! nothing half-written.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::fs;
+
+use common::{Broken, djinn, golden, refused, stderr};
+
+const TRACE: [&str; 5] = ["trace", "--tokens", "5,6,7", "--capture", "logits"];
+
+/// Expects `djinn trace` on this folder to be refused.
+fn refuses(broken: &Broken, parts: &[&str]) {
+    let args: Vec<&str> = TRACE.into_iter().chain(["--model", broken.path()]).collect();
+    refused(&args, parts);
+}
+
+#[test]
+fn weights_that_are_not_there() {
+    let broken = Broken::new("llama2");
+    fs::remove_file(broken.file("model.safetensors")).unwrap();
+    refuses(&broken, &["model.safetensors"]);
+}
+
+#[test]
+fn weights_cut_short() {
+    let cut = |keep: usize| Broken::new("llama2").weights(|bytes| bytes.truncate(keep));
+    refuses(&cut(0), &["model.safetensors"]);
+    refuses(&cut(7), &["model.safetensors"]);
+    refuses(&cut(500), &["model.safetensors"]);
+    refuses(&cut(800_000), &["model.safetensors"]);
+}
+
+#[test]
+fn a_header_beyond_the_file() {
+    for length in [u64::MAX, 1 << 40, 2_000_000] {
+        let broken =
+            Broken::new("llama2").weights(|bytes| bytes[..8].copy_from_slice(&length.to_le_bytes()));
+        refuses(&broken, &["model.safetensors", "header"]);
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit() {
+    let shape = Broken::new("llama2").config("\"intermediate_size\": 160", "\"intermediate_size\": 161");
+    refuses(&shape, &["mlp.gate_proj.weight", "161", "160"]);
+    let missing = Broken::new("llama2").header("layers.2.mlp.up_proj", "layers.2.mlp.xx_proj");
+    refuses(&missing, &["layers.2.mlp.up_proj.weight"]);
+    let dtype = Broken::new("llama2").header(
+        "\"model.norm.weight\":{\"dtype\":\"F32\"",
+        "\"model.norm.weight\":{\"dtype\":\"I32\"",
+    );
+    refuses(&dtype, &["model.norm.weight", "I32"]);
+}
+
+#[test]
+fn architectures_nobody_knows() {
+    let broken = Broken::new("llama2")
+        .config("\"llama\"", "\"perceptron\"")
+        .config("LlamaForCausalLM", "PerceptronForCausalLM");
+    refuses(&broken, &["config.json", "perceptron"]);
+}
+
+#[test]
+fn configurations_that_make_no_sense() {
+    let check = |from: &str, to: &str, parts: &[&str]| {
+        refuses(&Broken::new("llama2").config(from, to), parts);
+    };
+    check("\"num_attention_heads\": 4", "\"num_attention_heads\": 0", &["num_attention_heads"]);
+    check("\"num_attention_heads\": 4", "\"num_attention_heads\": -4", &["num_attention_heads"]);
+    check("\"hidden_size\": 64", "\"hidden_size\": \"wide\"", &["hidden_size"]);
+    check("\"hidden_size\": 64", "\"hidden_size\": 99999999999999", &["hidden_size"]);
+    check("\"hidden_act\": \"silu\"", "\"hidden_act\": \"mystery\"", &["hidden_act", "mystery"]);
+    check("\"rope_type\": \"default\"", "\"rope_type\": \"spiral\"", &["spiral"]);
+    check("{", "", &["config.json"]);
+}
+
+#[test]
+fn models_that_are_not_there() {
+    let with = |model: &'static str| ["trace", "--tokens", "1", "--capture", "logits", "--model", model];
+    refused(&with("/no/such/folder"), &["/no/such/folder"]);
+    refused(&with("nobody/nothing"), &["nobody/nothing", "djinn pull"]);
+    refused(&with("shape:llama-9-900b"), &["llama-9-900b", "llama-2-7b"]);
+    refused(&with("shape:gpt2?layers=many"), &["layers"]);
+    refused(&with("shape:gpt2?colour=red"), &["colour"]);
+}
+
+#[test]
+fn tokens_and_prompts() {
+    let llama = golden("llama2");
+    let llama = llama.to_str().unwrap();
+    let trace = |tokens: &str| {
+        refused(
+            &["trace", "--capture", "logits", "--model", llama, "--tokens", tokens],
+            &if tokens.contains("320") { ["320", "vocabulary"] } else { ["257", "256"] },
+        );
+    };
+    trace("1,320");
+    trace(&vec!["7"; 257].join(","));
+    refused(
+        &["run", "--model", llama, "--prompt", "hello"],
+        &["tokenizer.json", "--tokens"],
+    );
+    let long = "word ".repeat(600);
+    refused(&["run", "--prompt", &long], &["512", "context"]);
+    refused(&["run", "--prompt", "hi", "--chat"], &["chat template"]);
+}
+
+#[test]
+fn hooks_that_are_not_there() {
+    let capture = |family: &str, hook: &str, parts: &[&str]| {
+        let folder = golden(family);
+        let folder = folder.to_str().unwrap();
+        refused(
+            &["trace", "--model", folder, "--tokens", "1", "--capture", hook],
+            parts,
+        );
+    };
+    capture("llama2", "blocks.1.hook_resid_pots", &["blocks.1.hook_resid_pots", "blocks.1.hook_resid_post"]);
+    capture("llama2", "blocks.9.hook_resid_post", &["blocks.9", "4 blocks"]);
+    capture("gptj", "blocks.0.hook_resid_mid", &["resid_mid", "parallel"]);
+    capture("falcon7b", "blocks.*.hook_resid_mid", &["resid_mid", "parallel"]);
+    capture("mixtral", "blocks.0.mlp.hook_post", &["mlp.hook_post", "experts"]);
+    capture("llama2", "nonsense*", &["nonsense"]);
+}
+
+#[test]
+fn edits_that_cannot_be() {
+    let edit = |edit: &str, parts: &[&str]| {
+        let args: Vec<&str> = TRACE.into_iter().chain(["--edit", edit]).collect();
+        let output = djinn(&args);
+        let complaint = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{edit}: {complaint}");
+        for part in parts {
+            assert!(complaint.contains(part), "{edit}: {complaint}");
+        }
+    };
+    edit("blocks.0.hook_resid_post:spin=1", &["spin"]);
+    edit("blocks.0.hook_resid_post:scale=NaN", &["NaN"]);
+    edit("blocks.0.hook_resid_psot:scale=1", &["blocks.0.hook_resid_psot"]);
+    edit("blocks.0.hook_resid_post:add=/no/such.safetensors", &["/no/such.safetensors"]);
+    let wrong = golden("llama2").join("golden.safetensors");
+    let wrong = format!("blocks.0.hook_resid_post:add={}#logits", wrong.display());
+    edit(&wrong, &["blocks.0.hook_resid_post", "256"]);
+}
+
+#[test]
+fn sampling_out_of_range() {
+    let check = |flag: &str, value: &str, part: &str| {
+        let flag = format!("--{flag}={value}");
+        refused(&["run", "--prompt", "a", &flag], &[part]);
+    };
+    check("temperature", "-1", "temperature");
+    check("temperature", "NaN", "temperature");
+    check("top-p", "1.5", "top-p");
+    check("min-p", "2", "min-p");
+    check("repetition-penalty", "0", "repetition-penalty");
+    check("logit-bias", "99999=1", "logit-bias");
+}
+
+#[test]
+fn outputs_that_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("no/such/folder.safetensors");
+    let args: Vec<&str> = TRACE.into_iter().chain(["--out", out.to_str().unwrap()]).collect();
+    refused(&args, &["no/such/folder.safetensors"]);
+    // A folder is no file.
+    let args: Vec<&str> = TRACE.into_iter().chain(["--out", folder.path().to_str().unwrap()]).collect();
+    refused(&args, &[folder.path().to_str().unwrap()]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn a_failed_trace_keeps_what_was_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("kept.safetensors");
+    fs::write(&out, "precious").unwrap();
+    refused(
+        &["trace", "--tokens", "99999", "--capture", "logits", "--out", out.to_str().unwrap()],
+        &["99999"],
+    );
+    assert_eq!(fs::read_to_string(&out).unwrap(), "precious");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn threads_beyond_the_machine() {
+    refused(&["run", "--prompt", "a", "--threads", "4096"], &["4096", "threads"]);
+}

@@ -1,0 +1,206 @@
+//! The commands as a user runs them.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Command, Stdio},
+};
+
+use common::{Broken, golden, ok, refused, root, stderr, stdout};
+use serde_json::Value;
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&ok(args))).unwrap()
+}
+
+#[test]
+fn without_arguments_it_tells_a_story() {
+    let output = ok(&["run"]);
+    let story = stdout(&output);
+    assert!(story.starts_with("Once upon a time"), "{story}");
+    assert!(story.split_whitespace().count() > 50, "{story}");
+    let summary = stderr(&output);
+    for part in ["tokens", "tokens/s", "first token", "weights", "KV", "cpu"] {
+        assert!(summary.contains(part), "{part} not in {summary}");
+    }
+}
+
+#[test]
+fn text_and_json_agree() {
+    let args = ["run", "--prompt", "The cat", "--max-tokens", "30"];
+    let text = stdout(&ok(&args));
+    let report = json(&[&args[..], &["--json"]].concat());
+    let expect = format!("The cat{}\n", report["text"].as_str().unwrap());
+    assert_eq!(text, expect);
+    assert_eq!(report["output_ids"].as_array().unwrap().len(), 30);
+    assert_eq!(report["finish"], "length");
+}
+
+#[test]
+fn seeds_repeat_and_differ() {
+    let run = |seed: &str| {
+        let args = ["run", "--prompt", "A dog", "--temperature", "1", "--seed", seed, "--max-tokens", "40"];
+        stdout(&ok(&args))
+    };
+    assert_eq!(run("1"), run("1"));
+    assert_ne!(run("1"), run("2"));
+}
+
+#[test]
+fn stops_and_logprobs() {
+    let report = json(&[
+        "run", "--prompt", "Once upon a time", "--stop", "Lily", "--json", "--logprobs", "3",
+    ]);
+    let text = report["text"].as_str().unwrap();
+    assert!(!text.contains("Lily") && text.ends_with("named "), "{text}");
+    assert_eq!(report["finish"], "stop");
+    let logprobs = report["logprobs"].as_array().unwrap();
+    assert_eq!(logprobs.len(), report["output_ids"].as_array().unwrap().len());
+    for token in logprobs {
+        let top = token["top"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        assert_eq!(top[0]["token"], token["token"], "greedy takes the likeliest");
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+    }
+}
+
+#[test]
+fn a_prompt_from_standard_input() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["run", "--prompt", "-", "--max-tokens", "3"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"The rain").unwrap();
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(text.starts_with("The rain"), "{text}");
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["run", "--ignore-eos", "--max-tokens", "400"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut out = BufReader::with_capacity(8, child.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    drop(out);
+    assert!(child.wait().unwrap().success());
+    let mut complaint = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    assert!(!complaint.contains("panicked"), "{complaint}");
+}
+
+#[test]
+fn a_trace_is_what_transformers_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("traced.safetensors");
+    let model = golden("gpt2");
+    let bytes = std::fs::read(model.join("golden.safetensors")).unwrap();
+    let expect = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tokens: Vec<String> = i64s(&expect, "input_ids").iter().map(i64::to_string).collect();
+    ok(&[
+        "trace", "--model", model.to_str().unwrap(), "--tokens", &tokens.join(","),
+        "--capture", "blocks.*.hook_resid_post,logits", "--generate", "32",
+        "--edit", "blocks.2.hook_resid_post:scale=0.9", "--out", out.to_str().unwrap(),
+    ]);
+    let bytes = std::fs::read(&out).unwrap();
+    let found = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(i64s(&found, "input_ids"), i64s(&expect, "input_ids"));
+    assert_eq!(i64s(&found, "output_ids").len(), 32);
+    let names: Vec<String> = found.names().iter().map(ToString::to_string).collect();
+    assert_eq!(names.len(), 4 + 1 + 2, "{names:?}");
+    let (found, expect) = (f32s(&found, "logits"), f32s(&expect, "steered.logits"));
+    assert_eq!(found.len(), expect.len());
+    for (x, y) in found.iter().zip(&expect) {
+        assert!((x - y).abs() <= 2e-3 + 1e-3 * y.abs(), "{x} {y}");
+    }
+}
+
+fn i64s(file: &safetensors::SafeTensors<'_>, name: &str) -> Vec<i64> {
+    let (numbers, _) = file.tensor(name).unwrap().data().as_chunks::<8>();
+    numbers.iter().map(|&b| i64::from_le_bytes(b)).collect()
+}
+
+fn f32s(file: &safetensors::SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let (numbers, _) = file.tensor(name).unwrap().data().as_chunks::<4>();
+    numbers.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+#[test]
+fn a_trace_without_a_file_is_a_table() {
+    let table = stdout(&ok(&["trace", "--prompt", "A cat", "--capture", "*.hook_pattern"]));
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].starts_with("hook"), "{table}");
+    assert_eq!(lines.len(), 1 + 8 + 1, "{table}");
+    assert!(lines[1].contains("[8, 3, 3]"), "{table}");
+}
+
+#[test]
+fn inspect_speaks_of_every_model() {
+    let report = json(&["inspect", "--json"]);
+    assert_eq!(report["parameters"], 6_951_168);
+    assert_eq!(report["kv_bytes_per_token"]["f16"], 4096);
+    let report = json(&["inspect", "shape:llama-2-13b", "--json"]);
+    assert_eq!(report["parameters"], 13_015_864_320u64);
+    assert_eq!(report["kv_bytes_per_token"]["f16"], 819_200);
+    assert_eq!(report["segments"].as_array().unwrap().len(), 42);
+    let text = stdout(&ok(&["inspect", golden("mixtral").to_str().unwrap()]));
+    for part in ["mixtral", "experts", "expert"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn shapes_run() {
+    let report = json(&[
+        "run", "--model", "shape:gpt2?layers=2&seed=7", "--tokens", "1,2,3", "--max-tokens", "4", "--json",
+    ]);
+    let again = json(&[
+        "run", "--model", "shape:gpt2?layers=2&seed=7", "--tokens", "1,2,3", "--max-tokens", "4", "--json",
+        "--threads", "1",
+    ]);
+    assert_eq!(report["output_ids"], again["output_ids"]);
+    assert_eq!(report["output_ids"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn broken_weights_are_said_to_be() {
+    let broken = Broken::new("llama2").weights(|bytes| {
+        let last = bytes.len() - 4;
+        bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    refused(
+        &["run", "--model", broken.path(), "--tokens", "1", "--json"],
+        &["not a number"],
+    );
+}
+
+#[test]
+fn the_bundled_model_is_found_from_anywhere() {
+    let output = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["inspect", "--json"])
+        .current_dir("/")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+}
+
+#[test]
+fn help_teaches() {
+    for command in ["run", "trace", "inspect", "pull", "bench"] {
+        let text = stdout(&ok(&[command, "--help"]));
+        assert!(text.len() > 200, "{command}: {text}");
+    }
+    assert!(root().join("README.md").is_file());
+}
