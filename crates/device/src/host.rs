@@ -43,9 +43,9 @@ impl MappedFile {
         #[cfg(target_os = "linux")]
         if let Some(map) = &self.map {
             let page = rustix::param::page_size();
-            let start = range.start.next_multiple_of(page);
+            let start = range.start.checked_next_multiple_of(page);
             let end = range.end.min(map.len()) / page * page;
-            if start < end {
+            if let Some(start) = start.filter(|&start| start < end) {
                 // SAFETY: dropping clean pages of a read-only file mapping changes
                 // no byte of it: the next access reads the same from the file.
                 let _ = unsafe {
@@ -160,7 +160,7 @@ mod tests {
         let map = MappedFile::open(file.path()).unwrap();
         assert_eq!(map.bytes(), bytes);
         map.release(1..99_999);
-        map.release(50_000..40_000);
+        map.release(usize::MAX..usize::MAX);
         map.release(0..usize::MAX);
         assert_eq!(map.bytes(), bytes);
     }

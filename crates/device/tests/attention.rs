@@ -1,5 +1,7 @@
 //! Attention: the same bits everywhere, whatever rows come together.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 mod support;
 
 use djinn_device::{Attention, DType, KvLayer, Rows, View};

@@ -1,5 +1,7 @@
 //! The device itself: setting up, bytes in and out, streams.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,5 +1,7 @@
 //! Everything that works row by row or element by element.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 mod support;
 
 use djinn_device::{Activation, DType, Edit, NormKind, RopeStyle, View};

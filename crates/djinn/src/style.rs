@@ -9,13 +9,17 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     };
     let widths: Vec<usize> = (0..header.len()).map(width).collect();
     let line = |cells: &[&str]| {
-        let padded = cells.iter().zip(&widths).enumerate().map(|(i, (cell, &w))| {
-            if i == 0 {
-                format!("{cell:<w$}")
-            } else {
-                format!("{cell:>w$}")
-            }
-        });
+        let padded = cells
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(i, (cell, &w))| {
+                if i == 0 {
+                    format!("{cell:<w$}")
+                } else {
+                    format!("{cell:>w$}")
+                }
+            });
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
     let body = rows.iter().map(|row| {
@@ -40,7 +44,10 @@ mod tests {
 
     #[test]
     fn tables_line_up() {
-        let rows = vec![vec!["a".into(), "1".into()], vec!["bcd".into(), "20".into()]];
+        let rows = vec![
+            vec!["a".into(), "1".into()],
+            vec!["bcd".into(), "20".into()],
+        ];
         assert_eq!(table(&["x", "n"], &rows), "x     n\na     1\nbcd  20\n");
     }
 

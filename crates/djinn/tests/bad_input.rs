@@ -13,7 +13,10 @@ const TRACE: [&str; 5] = ["trace", "--tokens", "5,6,7", "--capture", "logits"];
 
 /// Expects `djinn trace` on this folder to be refused.
 fn refuses(broken: &Broken, parts: &[&str]) {
-    let args: Vec<&str> = TRACE.into_iter().chain(["--model", broken.path()]).collect();
+    let args: Vec<&str> = TRACE
+        .into_iter()
+        .chain(["--model", broken.path()])
+        .collect();
     refused(&args, parts);
 }
 
@@ -36,15 +39,16 @@ fn weights_cut_short() {
 #[test]
 fn a_header_beyond_the_file() {
     for length in [u64::MAX, 1 << 40, 2_000_000] {
-        let broken =
-            Broken::new("llama2").weights(|bytes| bytes[..8].copy_from_slice(&length.to_le_bytes()));
+        let broken = Broken::new("llama2")
+            .weights(|bytes| bytes[..8].copy_from_slice(&length.to_le_bytes()));
         refuses(&broken, &["model.safetensors", "header"]);
     }
 }
 
 #[test]
 fn tensors_that_do_not_fit() {
-    let shape = Broken::new("llama2").config("\"intermediate_size\": 160", "\"intermediate_size\": 161");
+    let shape =
+        Broken::new("llama2").config("\"intermediate_size\": 160", "\"intermediate_size\": 161");
     refuses(&shape, &["mlp.gate_proj.weight", "161", "160"]);
     let missing = Broken::new("llama2").header("layers.2.mlp.up_proj", "layers.2.mlp.xx_proj");
     refuses(&missing, &["layers.2.mlp.up_proj.weight"]);
@@ -68,18 +72,52 @@ fn configurations_that_make_no_sense() {
     let check = |from: &str, to: &str, parts: &[&str]| {
         refuses(&Broken::new("llama2").config(from, to), parts);
     };
-    check("\"num_attention_heads\": 4", "\"num_attention_heads\": 0", &["num_attention_heads"]);
-    check("\"num_attention_heads\": 4", "\"num_attention_heads\": -4", &["num_attention_heads"]);
-    check("\"hidden_size\": 64", "\"hidden_size\": \"wide\"", &["hidden_size"]);
-    check("\"hidden_size\": 64", "\"hidden_size\": 99999999999999", &["hidden_size"]);
-    check("\"hidden_act\": \"silu\"", "\"hidden_act\": \"mystery\"", &["hidden_act", "mystery"]);
-    check("\"rope_type\": \"default\"", "\"rope_type\": \"spiral\"", &["spiral"]);
+    check(
+        "\"num_attention_heads\": 4",
+        "\"num_attention_heads\": 0",
+        &["num_attention_heads"],
+    );
+    check(
+        "\"num_attention_heads\": 4",
+        "\"num_attention_heads\": -4",
+        &["num_attention_heads"],
+    );
+    check(
+        "\"hidden_size\": 64",
+        "\"hidden_size\": \"wide\"",
+        &["hidden_size"],
+    );
+    check(
+        "\"hidden_size\": 64",
+        "\"hidden_size\": 99999999999999",
+        &["hidden_size"],
+    );
+    check(
+        "\"hidden_act\": \"silu\"",
+        "\"hidden_act\": \"mystery\"",
+        &["hidden_act", "mystery"],
+    );
+    check(
+        "\"rope_type\": \"default\"",
+        "\"rope_type\": \"spiral\"",
+        &["spiral"],
+    );
     check("{", "", &["config.json"]);
 }
 
 #[test]
 fn models_that_are_not_there() {
-    let with = |model: &'static str| ["trace", "--tokens", "1", "--capture", "logits", "--model", model];
+    let with = |model: &'static str| {
+        [
+            "trace",
+            "--tokens",
+            "1",
+            "--capture",
+            "logits",
+            "--model",
+            model,
+        ]
+    };
     refused(&with("/no/such/folder"), &["/no/such/folder"]);
     refused(&with("nobody/nothing"), &["nobody/nothing", "djinn pull"]);
     refused(&with("shape:llama-9-900b"), &["llama-9-900b", "llama-2-7b"]);
@@ -93,8 +131,20 @@ fn tokens_and_prompts() {
     let llama = llama.to_str().unwrap();
     let trace = |tokens: &str| {
         refused(
-            &["trace", "--capture", "logits", "--model", llama, "--tokens", tokens],
-            &if tokens.contains("320") { ["320", "vocabulary"] } else { ["257", "256"] },
+            &[
+                "trace",
+                "--capture",
+                "logits",
+                "--model",
+                llama,
+                "--tokens",
+                tokens,
+            ],
+            &if tokens.contains("320") {
+                ["320", "vocabulary"]
+            } else {
+                ["257", "256"]
+            },
         );
     };
     trace("1,320");
@@ -114,15 +164,43 @@ fn hooks_that_are_not_there() {
         let folder = golden(family);
         let folder = folder.to_str().unwrap();
         refused(
-            &["trace", "--model", folder, "--tokens", "1", "--capture", hook],
+            &[
+                "trace",
+                "--model",
+                folder,
+                "--tokens",
+                "1",
+                "--capture",
+                hook,
+            ],
             parts,
         );
     };
-    capture("llama2", "blocks.1.hook_resid_pots", &["blocks.1.hook_resid_pots", "blocks.1.hook_resid_post"]);
-    capture("llama2", "blocks.9.hook_resid_post", &["blocks.9", "4 blocks"]);
-    capture("gptj", "blocks.0.hook_resid_mid", &["resid_mid", "parallel"]);
-    capture("falcon7b", "blocks.*.hook_resid_mid", &["resid_mid", "parallel"]);
-    capture("mixtral", "blocks.0.mlp.hook_post", &["mlp.hook_post", "experts"]);
+    capture(
+        "llama2",
+        "blocks.1.hook_resid_pots",
+        &["blocks.1.hook_resid_pots", "blocks.1.hook_resid_post"],
+    );
+    capture(
+        "llama2",
+        "blocks.9.hook_resid_post",
+        &["blocks.9", "4 blocks"],
+    );
+    capture(
+        "gptj",
+        "blocks.0.hook_resid_mid",
+        &["resid_mid", "parallel"],
+    );
+    capture(
+        "falcon7b",
+        "blocks.*.hook_resid_mid",
+        &["resid_mid", "parallel"],
+    );
+    capture(
+        "mixtral",
+        "blocks.0.mlp.hook_post",
+        &["mlp.hook_post", "experts"],
+    );
     capture("llama2", "nonsense*", &["nonsense"]);
 }
 
@@ -139,8 +217,14 @@ fn edits_that_cannot_be() {
     };
     edit("blocks.0.hook_resid_post:spin=1", &["spin"]);
     edit("blocks.0.hook_resid_post:scale=NaN", &["NaN"]);
-    edit("blocks.0.hook_resid_psot:scale=1", &["blocks.0.hook_resid_psot"]);
-    edit("blocks.0.hook_resid_post:add=/no/such.safetensors", &["/no/such.safetensors"]);
+    edit(
+        "blocks.0.hook_resid_psot:scale=1",
+        &["blocks.0.hook_resid_psot"],
+    );
+    edit(
+        "blocks.0.hook_resid_post:add=/no/such.safetensors",
+        &["/no/such.safetensors"],
+    );
     let wrong = golden("llama2").join("golden.safetensors");
     let wrong = format!("blocks.0.hook_resid_post:add={}#logits", wrong.display());
     edit(&wrong, &["blocks.0.hook_resid_post", "256"]);
@@ -164,12 +248,22 @@ fn sampling_out_of_range() {
 fn outputs_that_cannot_be_written() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("no/such/folder.safetensors");
-    let args: Vec<&str> = TRACE.into_iter().chain(["--out", out.to_str().unwrap()]).collect();
+    let args: Vec<&str> = TRACE
+        .into_iter()
+        .chain(["--out", out.to_str().unwrap()])
+        .collect();
     refused(&args, &["no/such/folder.safetensors"]);
     // A folder is no file.
-    let args: Vec<&str> = TRACE.into_iter().chain(["--out", folder.path().to_str().unwrap()]).collect();
+    let args: Vec<&str> = TRACE
+        .into_iter()
+        .chain(["--out", folder.path().to_str().unwrap()])
+        .collect();
     refused(&args, &[folder.path().to_str().unwrap()]);
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(
+        fs::read_dir(folder.path()).unwrap().count(),
+        0,
+        "nothing is left behind"
+    );
 }
 
 #[test]
@@ -178,7 +272,15 @@ fn a_failed_trace_keeps_what_was_there() {
     let out = folder.path().join("kept.safetensors");
     fs::write(&out, "precious").unwrap();
     refused(
-        &["trace", "--tokens", "99999", "--capture", "logits", "--out", out.to_str().unwrap()],
+        &[
+            "trace",
+            "--tokens",
+            "99999",
+            "--capture",
+            "logits",
+            "--out",
+            out.to_str().unwrap(),
+        ],
         &["99999"],
     );
     assert_eq!(fs::read_to_string(&out).unwrap(), "precious");
@@ -187,5 +289,8 @@ fn a_failed_trace_keeps_what_was_there() {
 
 #[test]
 fn threads_beyond_the_machine() {
-    refused(&["run", "--prompt", "a", "--threads", "4096"], &["4096", "threads"]);
+    refused(
+        &["run", "--prompt", "a", "--threads", "4096"],
+        &["4096", "threads"],
+    );
 }

@@ -42,7 +42,17 @@ fn text_and_json_agree() {
 #[test]
 fn seeds_repeat_and_differ() {
     let run = |seed: &str| {
-        let args = ["run", "--prompt", "A dog", "--temperature", "1", "--seed", seed, "--max-tokens", "40"];
+        let args = [
+            "run",
+            "--prompt",
+            "A dog",
+            "--temperature",
+            "1",
+            "--seed",
+            seed,
+            "--max-tokens",
+            "40",
+        ];
         stdout(&ok(&args))
     };
     assert_eq!(run("1"), run("1"));
@@ -52,17 +62,30 @@ fn seeds_repeat_and_differ() {
 #[test]
 fn stops_and_logprobs() {
     let report = json(&[
-        "run", "--prompt", "Once upon a time", "--stop", "Lily", "--json", "--logprobs", "3",
+        "run",
+        "--prompt",
+        "Once upon a time",
+        "--stop",
+        "Lily",
+        "--json",
+        "--logprobs",
+        "3",
     ]);
     let text = report["text"].as_str().unwrap();
     assert!(!text.contains("Lily") && text.ends_with("named "), "{text}");
     assert_eq!(report["finish"], "stop");
     let logprobs = report["logprobs"].as_array().unwrap();
-    assert_eq!(logprobs.len(), report["output_ids"].as_array().unwrap().len());
+    assert_eq!(
+        logprobs.len(),
+        report["output_ids"].as_array().unwrap().len()
+    );
     for token in logprobs {
         let top = token["top"].as_array().unwrap();
         assert_eq!(top.len(), 3);
-        assert_eq!(top[0]["token"], token["token"], "greedy takes the likeliest");
+        assert_eq!(
+            top[0]["token"], token["token"],
+            "greedy takes the likeliest"
+        );
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
     }
 }
@@ -78,7 +101,12 @@ fn a_prompt_from_standard_input() {
         .unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"The rain").unwrap();
     let mut text = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
     assert!(child.wait().unwrap().success());
     assert!(text.starts_with("The rain"), "{text}");
 }
@@ -97,7 +125,12 @@ fn a_reader_that_leaves_is_no_error() {
     drop(out);
     assert!(child.wait().unwrap().success());
     let mut complaint = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut complaint)
+        .unwrap();
     assert!(!complaint.contains("panicked"), "{complaint}");
 }
 
@@ -108,11 +141,24 @@ fn a_trace_is_what_transformers_computed() {
     let model = golden("gpt2");
     let bytes = std::fs::read(model.join("golden.safetensors")).unwrap();
     let expect = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let tokens: Vec<String> = i64s(&expect, "input_ids").iter().map(i64::to_string).collect();
+    let tokens: Vec<String> = i64s(&expect, "input_ids")
+        .iter()
+        .map(i64::to_string)
+        .collect();
     ok(&[
-        "trace", "--model", model.to_str().unwrap(), "--tokens", &tokens.join(","),
-        "--capture", "blocks.*.hook_resid_post,logits", "--generate", "32",
-        "--edit", "blocks.2.hook_resid_post:scale=0.9", "--out", out.to_str().unwrap(),
+        "trace",
+        "--model",
+        model.to_str().unwrap(),
+        "--tokens",
+        &tokens.join(","),
+        "--capture",
+        "blocks.*.hook_resid_post,logits",
+        "--generate",
+        "32",
+        "--edit",
+        "blocks.2.hook_resid_post:scale=0.9",
+        "--out",
+        out.to_str().unwrap(),
     ]);
     let bytes = std::fs::read(&out).unwrap();
     let found = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -139,7 +185,13 @@ fn f32s(file: &safetensors::SafeTensors<'_>, name: &str) -> Vec<f32> {
 
 #[test]
 fn a_trace_without_a_file_is_a_table() {
-    let table = stdout(&ok(&["trace", "--prompt", "A cat", "--capture", "*.hook_pattern"]));
+    let table = stdout(&ok(&[
+        "trace",
+        "--prompt",
+        "A cat",
+        "--capture",
+        "*.hook_pattern",
+    ]));
     let lines: Vec<&str> = table.lines().collect();
     assert!(lines[0].starts_with("hook"), "{table}");
     assert_eq!(lines.len(), 1 + 8 + 1, "{table}");
@@ -164,11 +216,26 @@ fn inspect_speaks_of_every_model() {
 #[test]
 fn shapes_run() {
     let report = json(&[
-        "run", "--model", "shape:gpt2?layers=2&seed=7", "--tokens", "1,2,3", "--max-tokens", "4", "--json",
+        "run",
+        "--model",
+        "shape:gpt2?layers=2&seed=7",
+        "--tokens",
+        "1,2,3",
+        "--max-tokens",
+        "4",
+        "--json",
     ]);
     let again = json(&[
-        "run", "--model", "shape:gpt2?layers=2&seed=7", "--tokens", "1,2,3", "--max-tokens", "4", "--json",
-        "--threads", "1",
+        "run",
+        "--model",
+        "shape:gpt2?layers=2&seed=7",
+        "--tokens",
+        "1,2,3",
+        "--max-tokens",
+        "4",
+        "--json",
+        "--threads",
+        "1",
     ]);
     assert_eq!(report["output_ids"], again["output_ids"]);
     assert_eq!(report["output_ids"].as_array().unwrap().len(), 4);

@@ -181,12 +181,7 @@ const BUFS: [Buf; 16] = [
     Buf::Logits,
 ];
 
-fn carve_kv(
-    program: &Program,
-    settings: &Settings,
-    dtype: DType,
-    layout: &mut Layout,
-) -> KvLayer {
+fn carve_kv(program: &Program, settings: &Settings, dtype: DType, layout: &mut Layout) -> KvLayer {
     let dims = &program.dims;
     let mut kv = KvLayer {
         offset: 0,

@@ -52,7 +52,9 @@ impl Batch {
             let ids = &session.tokens[run.clone()];
             batch.tokens.extend(ids.iter().map(|&t| t as i32));
             batch.positions.extend(run.map(|p| p as i32));
-            batch.sequences.extend(std::iter::repeat_n(member as i32, rows));
+            batch
+                .sequences
+                .extend(std::iter::repeat_n(member as i32, rows));
             let pages = session.pages.pages();
             batch.tables.extend(pages.iter().map(|page| page.0 as i32));
             // Slots beyond a session's pages are never looked at; page −1 would be refused.

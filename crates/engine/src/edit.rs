@@ -148,9 +148,9 @@ impl Edit {
     pub fn operand(&self) -> Option<&Arc<Tensor>> {
         match &self.change {
             Change::Scale(_) | Change::Zero => None,
-            Change::Add { operand, .. } | Change::Replace(operand) | Change::ProjectOut(operand) => {
-                Some(operand)
-            }
+            Change::Add { operand, .. }
+            | Change::Replace(operand)
+            | Change::ProjectOut(operand) => Some(operand),
         }
     }
 }
@@ -204,7 +204,9 @@ impl OperandFile {
             .remove(&name)
             .ok_or_else(|| error(format!("has no tensor '{name}'; name one with #NAME")))?;
         if tensor.data.iter().any(|x| !x.is_finite()) {
-            return Err(error(format!("tensor '{name}' holds values that are not finite")));
+            return Err(error(format!(
+                "tensor '{name}' holds values that are not finite"
+            )));
         }
         Ok(Arc::new(tensor))
     }
@@ -281,8 +283,18 @@ mod tests {
             },
             Positions::Ranges(vec![(0, 1), (-1, 0)]),
         );
-        check("h:replace=f", "h", Change::Replace(file("f", None)), all.clone());
-        check("h:project-out=f#u", "h", Change::ProjectOut(file("f", Some("u"))), all);
+        check(
+            "h:replace=f",
+            "h",
+            Change::Replace(file("f", None)),
+            all.clone(),
+        );
+        check(
+            "h:project-out=f#u",
+            "h",
+            Change::ProjectOut(file("f", Some("u"))),
+            all,
+        );
     }
 
     #[test]

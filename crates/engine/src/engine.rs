@@ -100,7 +100,10 @@ impl Engine {
         settings::check(program, &request)?;
         self.check_limits(&request)?;
         let text = match &self.model.text {
-            Some(text) => Some(TextStream::new(text.decoder(&request.tokens, true), request.stop)),
+            Some(text) => Some(TextStream::new(
+                text.decoder(&request.tokens, true),
+                request.stop,
+            )),
             None if request.stop.is_empty() => None,
             None => {
                 return Err(EngineError::NoTokenizer {

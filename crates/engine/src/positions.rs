@@ -25,8 +25,11 @@ impl Positions {
             Positions::Prompt => (position < prompt).then_some(position),
             Positions::Generated => position.checked_sub(prompt),
             Positions::Ranges(ranges) => {
-                let selected =
-                    |p: usize| ranges.iter().any(|&range| resolve(range, prompt).contains(&p));
+                let selected = |p: usize| {
+                    ranges
+                        .iter()
+                        .any(|&range| resolve(range, prompt).contains(&p))
+                };
                 selected(position).then(|| (0..position).filter(|&p| selected(p)).count())
             }
         }
@@ -61,7 +64,11 @@ fn resolve((start, end): (i64, i64), prompt: usize) -> std::ops::Range<usize> {
         usize::try_from(n).unwrap_or(0)
     };
     // `-1` alone reads `-1..0`: up to the prompt's end.
-    let end = if start < 0 && end == 0 { prompt } else { at(end) };
+    let end = if start < 0 && end == 0 {
+        prompt
+    } else {
+        at(end)
+    };
     at(start)..end
 }
 
@@ -75,7 +82,8 @@ impl FromStr for Positions {
             "generated" => return Ok(Positions::Generated),
             _ => {}
         }
-        let error = || format!("'{text}' is not positions (try all, prompt, generated, 0,3,-1 or 2..5)");
+        let error =
+            || format!("'{text}' is not positions (try all, prompt, generated, 0,3,-1 or 2..5)");
         let number = |n: &str| {
             let n: i64 = n.parse().map_err(|_| error())?;
             // Far beyond any context, and far from overflow.
@@ -137,7 +145,11 @@ mod tests {
                 .collect();
             assert_eq!(selected, expect, "{text} of a prompt of {prompt}");
             for (i, &p) in selected.iter().enumerate() {
-                assert_eq!(positions.ordinal(p, prompt), Some(i), "{text}: ordinal of {p}");
+                assert_eq!(
+                    positions.ordinal(p, prompt),
+                    Some(i),
+                    "{text}: ordinal of {p}"
+                );
             }
             if let Some(count) = positions.count(prompt) {
                 assert_eq!(count, expect.len(), "{text}: count");
@@ -156,7 +168,18 @@ mod tests {
 
     #[test]
     fn refuses() {
-        for text in ["", "x", "1..", "5..2", "3..3", "2..0", "-1..-3", "1,,2", "99999999999999999999", "1;2"] {
+        for text in [
+            "",
+            "x",
+            "1..",
+            "5..2",
+            "3..3",
+            "2..0",
+            "-1..-3",
+            "1,,2",
+            "99999999999999999999",
+            "1;2",
+        ] {
             assert!(text.parse::<Positions>().is_err(), "{text}");
         }
     }

@@ -33,7 +33,9 @@ impl Probe {
             ..Probe::default()
         };
         for pattern in captures {
-            probe.captures.extend(hook::find(program, pattern.as_ref())?);
+            probe
+                .captures
+                .extend(hook::find(program, pattern.as_ref())?);
         }
         for spec in edits {
             for (site, edit) in spec.bind(program)? {
@@ -86,7 +88,11 @@ impl Probe {
                 .any(|edit| edit.operand().is_some())
                 .then(|| width(*site, dims))
         };
-        self.edits.iter().filter_map(with_operand).max().unwrap_or(0)
+        self.edits
+            .iter()
+            .filter_map(with_operand)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Refuses operands that do not match the positions they are for.

@@ -118,7 +118,10 @@ pub(crate) fn choose(
         argmax(&adjusted)
     } else {
         let step = generated.len() as u64;
-        draw(&candidates(sampling, &adjusted), uniform(sampling.seed, step))
+        draw(
+            &candidates(sampling, &adjusted),
+            uniform(sampling.seed, step),
+        )
     };
     let logprobs = match sampling.logprobs {
         Some(top) => report(logits, token, top),
@@ -278,7 +281,8 @@ mod tests {
     fn filters() {
         // Probabilities 0.1, 0.2, 0.3, 0.4.
         let logits: Vec<f32> = [0.1f32, 0.2, 0.3, 0.4].iter().map(|p| p.ln()).collect();
-        let check = |sampling: Sampling, expect: &[u32]| assert_eq!(kept(&sampling, &logits), expect);
+        let check =
+            |sampling: Sampling, expect: &[u32]| assert_eq!(kept(&sampling, &logits), expect);
         check(warm(|_| {}), &[3, 2, 1, 0]);
         check(warm(|s| s.top_k = 2), &[3, 2]);
         check(warm(|s| s.top_k = 99), &[3, 2, 1, 0]);
@@ -316,7 +320,10 @@ mod tests {
 
     #[test]
     fn not_a_number_is_refused() {
-        assert_eq!(choose(&Sampling::default(), &[0.0, f32::NAN], &[], &[]), None);
+        assert_eq!(
+            choose(&Sampling::default(), &[0.0, f32::NAN], &[], &[]),
+            None
+        );
     }
 
     #[test]
@@ -344,7 +351,11 @@ mod tests {
             ..Sampling::default()
         };
         let choice = choose(&sampling, &[0.0, (3.0f32).ln()], &[], &[]).unwrap();
-        let found: Vec<(u32, f32)> = choice.logprobs.iter().map(|l| (l.token, l.logprob.exp())).collect();
+        let found: Vec<(u32, f32)> = choice
+            .logprobs
+            .iter()
+            .map(|l| (l.token, l.logprob.exp()))
+            .collect();
         let expect = [(0, 0.25), (1, 0.75), (0, 0.25)];
         assert_eq!(found.len(), expect.len());
         for ((t, p), (et, ep)) in found.iter().zip(expect) {

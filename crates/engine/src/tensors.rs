@@ -33,8 +33,9 @@ pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, Tensor>, EngineError
     file.tensors()
         .into_iter()
         .map(|(name, view)| {
-            let data = to_f32(&view)
-                .ok_or_else(|| error(format!("tensor '{name}' is {:?}, not float", view.dtype())))?;
+            let data = to_f32(&view).ok_or_else(|| {
+                error(format!("tensor '{name}' is {:?}, not float", view.dtype()))
+            })?;
             let shape = view.shape().to_vec();
             Ok((name, Tensor { shape, data }))
         })
@@ -87,9 +88,14 @@ pub fn write_tensors(
         path: path.to_owned(),
         reason,
     };
-    let floats = tensors
-        .iter()
-        .map(|(name, t)| (name, Dtype::F32, t.shape.clone(), le_bytes(&t.data, |x| x.to_le_bytes())));
+    let floats = tensors.iter().map(|(name, t)| {
+        (
+            name,
+            Dtype::F32,
+            t.shape.clone(),
+            le_bytes(&t.data, |x| x.to_le_bytes()),
+        )
+    });
     let ints = ids.iter().map(|(name, ids)| {
         let bytes = le_bytes(ids, |&id| i64::from(id).to_le_bytes());
         (name, Dtype::I64, vec![ids.len()], bytes)
@@ -114,7 +120,10 @@ fn le_bytes<T, const N: usize>(values: &[T], write: impl Fn(&T) -> [u8; N]) -> V
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     // A device such as /dev/null or a pipe is written as it is: there is nothing to rename.
     if path.exists() && !path.is_file() {
-        return fs::OpenOptions::new().write(true).open(path)?.write_all(bytes);
+        return fs::OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .write_all(bytes);
     }
     let beside = beside(path);
     let written = fs::File::create(&beside)
@@ -155,7 +164,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("missing/t.safetensors");
         let error = write_tensors(&path, &BTreeMap::new(), &BTreeMap::new()).unwrap_err();
-        assert!(error.to_string().contains("missing/t.safetensors"), "{error}");
+        assert!(
+            error.to_string().contains("missing/t.safetensors"),
+            "{error}"
+        );
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

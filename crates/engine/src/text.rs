@@ -54,7 +54,11 @@ impl StopWatch {
 
     fn push(&mut self, text: &str) -> (String, bool) {
         self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min();
+        let found = self
+            .stops
+            .iter()
+            .filter_map(|s| self.held.find(s.as_str()))
+            .min();
         if let Some(at) = found {
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), true);
@@ -104,7 +108,11 @@ mod tests {
     #[test]
     fn stops_across_pieces() {
         let check = |stops: &[&str], pieces: &[&str], text: &str, stopped: bool| {
-            assert_eq!(feed(stops, pieces), (text.to_owned(), stopped), "{stops:?} {pieces:?}");
+            assert_eq!(
+                feed(stops, pieces),
+                (text.to_owned(), stopped),
+                "{stops:?} {pieces:?}"
+            );
         };
         check(&[], &["a", "b"], "ab", false);
         check(&["END"], &["abcE", "N", "Dxyz"], "abc", true);

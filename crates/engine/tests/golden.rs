@@ -7,7 +7,9 @@ mod common;
 
 use std::path::Path;
 
-use common::{FAMILIES, How, family, golden, golden_note, ids, request, request_edited, run, tensors};
+use common::{
+    FAMILIES, How, family, golden, golden_note, ids, request, request_edited, run, tensors,
+};
 use djinn_engine::Tensor;
 
 const ABSOLUTE: f32 = 2e-3;
@@ -51,7 +53,10 @@ fn captures_logits_and_greedy_tokens() {
         assert_eq!(compared, 4 * 4 + 1, "{name}: golden tensors");
         // Far closer than asked for, so that even the narrowest margin decides.
         let margin: f32 = golden_note(&folder, "min_greedy_margin").parse().unwrap();
-        assert!(2.0 * largest < margin, "{name}: off by {largest}, margin {margin}");
+        assert!(
+            2.0 * largest < margin,
+            "{name}: off by {largest}, margin {margin}"
+        );
         assert_eq!(transcript.generated, expect, "{name}: greedy tokens");
     }
 }

@@ -38,7 +38,10 @@ fn whatever_the_chunk() {
             };
             let request = request(&folder, &tokens, &["*"], 8);
             let found = run(&folder, vec![request], how).remove(0);
-            assert!(bits(&folder, &found) == expect, "{folder:?} in chunks of {rows}");
+            assert!(
+                bits(&folder, &found) == expect,
+                "{folder:?} in chunks of {rows}"
+            );
         }
     }
 }
@@ -47,7 +50,13 @@ fn whatever_the_chunk() {
 fn unlike(folder: &Path, tokens: &[u32]) -> Vec<Request> {
     (0..16)
         .map(|i| {
-            let mut prompt: Vec<u32> = tokens.iter().cycle().skip(i).take(1 + 5 * i).copied().collect();
+            let mut prompt: Vec<u32> = tokens
+                .iter()
+                .cycle()
+                .skip(i)
+                .take(1 + 5 * i)
+                .copied()
+                .collect();
             prompt.rotate_left(i / 2);
             let edit = ["blocks.1.hook_resid_post:scale=0.7@prompt"];
             let edits: &[&str] = if i % 3 == 0 { &edit } else { &[] };
@@ -74,7 +83,10 @@ fn whoever_else_is_in_the_batch() {
             let together = run(&folder, requests.clone(), how);
             for (i, (request, found)) in requests.iter().zip(&together).enumerate() {
                 let expect = alone(&folder, request.clone());
-                assert!(bits(&folder, found) == expect, "{folder:?} session {i} of {rows} rows");
+                assert!(
+                    bits(&folder, found) == expect,
+                    "{folder:?} session {i} of {rows} rows"
+                );
             }
         }
     }
@@ -95,7 +107,10 @@ fn whatever_the_threads_and_instructions() {
                 };
                 let request = request(&folder, &tokens, &["*"], 4);
                 let found = run(&folder, vec![request], how).remove(0);
-                assert!(bits(&folder, &found) == expect, "{folder:?} {isa} {threads} threads");
+                assert!(
+                    bits(&folder, &found) == expect,
+                    "{folder:?} {isa} {threads} threads"
+                );
             }
         }
     }

@@ -15,8 +15,10 @@ use super::attention_tile::{Goal, Tile, TileKernel};
 use super::check::{Mat, Op};
 use super::element::{Element, with_element};
 
-/// Queries that share a pass over the keys.
-const TILE_QUERIES: usize = 24;
+/// Queries that share a pass over the keys, at most and at least.
+const TILE_QUERIES: std::ops::RangeInclusive<usize> = 6..=48;
+/// Scores of a tile: they should stay in the second-level cache.
+const TILE_SCORES: usize = 128 << 10;
 
 /// What every task of an operation shares.
 #[derive(Clone, Copy)]
@@ -58,6 +60,8 @@ fn seen(position: usize, how: &Attention) -> Range<usize> {
 struct Run {
     sequence: usize,
     rows: Range<usize>,
+    /// All keys that any of them sees.
+    keys: Range<usize>,
 }
 
 impl CpuDevice {
@@ -154,7 +158,7 @@ impl CpuDevice {
             Goal::Attend { q, .. } | Goal::Pattern { q, .. } => q.rows,
             Goal::Mix { out, .. } => out.rows,
         };
-        let placed = Placed::check(&op, rows, &kv, count)?;
+        let placed = Placed::check(&op, rows, count)?;
         let runs = placed.runs(&op, &kv, &how, keys_max)?;
         let job = Job {
             kv,
@@ -170,9 +174,11 @@ impl CpuDevice {
 
     fn run_tiles(&self, job: &Job, runs: &[Run]) {
         let (group, kv_heads) = (job.group(), job.kv.kv_heads);
-        let tile_rows = (TILE_QUERIES / group).max(1);
         let mut tiles = Vec::new();
         for run in runs {
+            let queries = TILE_SCORES / run.keys.len().max(1);
+            let queries = queries.clamp(*TILE_QUERIES.start(), *TILE_QUERIES.end());
+            let tile_rows = (queries / group).max(1);
             for start in run.rows.clone().step_by(tile_rows) {
                 tiles.push((run.sequence, start..(start + tile_rows).min(run.rows.end)));
             }
@@ -205,7 +211,7 @@ impl CpuDevice {
             op.apart_from(input, pages)?;
         }
         let sources = [op.f32("k", k)?, op.f32("v", v)?];
-        let placed = Placed::check(&op, rows, &kv, k.rows)?;
+        let placed = Placed::check(&op, rows, k.rows)?;
         let slots = placed.slots(&op, &kv)?;
         let base = SlabPtr(op.slab.at(kv.offset));
         let run = |chunk: usize| {
@@ -250,10 +256,9 @@ unsafe impl Sync for SlabPtr {}
 unsafe fn store_as<E: Element>(from: *const f32, n: usize, to: *mut E) {
     for i in 0..n {
         // SAFETY: the caller's.
-        unsafe {
-            to.add(i)
-                .write_unaligned(E::from_f32(from.add(i).read_unaligned()))
-        };
+        let x = unsafe { from.add(i).read_unaligned() };
+        // SAFETY: the caller's.
+        unsafe { to.add(i).write_unaligned(E::from_f32(x)) };
     }
 }
 
@@ -265,7 +270,7 @@ struct Placed {
 }
 
 impl Placed {
-    fn check(op: &Op<'_>, rows: Rows, _kv: &KvLayer, count: usize) -> Result<Self> {
+    fn check(op: &Op<'_>, rows: Rows, count: usize) -> Result<Self> {
         op.shape("positions", rows.positions, count, 1)?;
         op.shape("sequences", rows.sequences, count, 1)?;
         Ok(Placed {
@@ -321,7 +326,7 @@ impl Placed {
         how: &Attention,
         keys_max: usize,
     ) -> Result<Vec<Run>> {
-        let mut runs: Vec<(Run, Range<usize>)> = Vec::new();
+        let mut runs: Vec<Run> = Vec::new();
         for row in 0..self.positions.rows {
             let (sequence, position) = self.row(op, kv, row)?;
             op.ensure(position < keys_max, || {
@@ -329,24 +334,22 @@ impl Placed {
             })?;
             let keys = seen(position, how);
             match runs.last_mut() {
-                Some((run, all)) if run.sequence == sequence => {
+                Some(run) if run.sequence == sequence => {
                     run.rows.end = row + 1;
-                    *all = all.start.min(keys.start)..all.end.max(keys.end);
+                    run.keys = run.keys.start.min(keys.start)..run.keys.end.max(keys.end);
                 }
-                _ => runs.push((
-                    Run {
-                        sequence,
-                        rows: row..row + 1,
-                    },
+                _ => runs.push(Run {
+                    sequence,
+                    rows: row..row + 1,
                     keys,
-                )),
+                }),
             }
         }
-        for (run, keys) in &runs {
+        for Run { sequence, keys, .. } in &runs {
             for index in keys.start / kv.page_tokens..keys.end.div_ceil(kv.page_tokens) {
-                self.page(op, kv, run.sequence, index)?;
+                self.page(op, kv, *sequence, index)?;
             }
         }
-        Ok(runs.into_iter().map(|(run, _)| run).collect())
+        Ok(runs)
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::DType;
 
 use super::attention::Job;
-use super::chain::{self, Chains};
+use super::chain::Chains;
 use super::check::Mat;
 use super::dot::{Products, Rows, Sink};
 use super::element::{Convert, with_element};
@@ -48,6 +48,8 @@ pub(super) struct Tile {
     heads: Range<usize>,
     /// All keys that any of the rows sees.
     keys: Range<usize>,
+    /// The keys that all of the rows see; may be empty.
+    common: Range<usize>,
     /// Where things lie in the scratch.
     layout: Layout,
 }
@@ -76,9 +78,11 @@ impl Tile {
         heads: Range<usize>,
     ) -> Self {
         let mut keys = job.keys(rows.start);
+        let mut common = keys.clone();
         for row in rows.clone() {
             let seen = job.keys(row);
             keys = keys.start.min(seen.start)..keys.end.max(seen.end);
+            common = common.start.max(seen.start)..common.end.min(seen.end);
         }
         let queries = rows.len() * heads.len();
         let width = job.kv.d_head.next_multiple_of(LANES);
@@ -103,6 +107,7 @@ impl Tile {
             kv_head,
             heads,
             keys,
+            common,
             layout,
         }
     }
@@ -178,6 +183,7 @@ impl TileKernel<'_> {
                     from,
                     n: d,
                     to: queries.add(i * layout.width),
+                    ahead: 0,
                 });
             }
             let x = Rows {
@@ -218,24 +224,25 @@ impl TileKernel<'_> {
             std::ptr::write_bytes(self.scratch.add(layout.mixed), 0, queries * layout.width);
             for page in self.pages() {
                 let values = self.vectors(s, &page, 1);
-                let mut first = 0;
-                while first < queries {
-                    let last = (first + chain::TILE_ROWS).min(queries);
-                    let all = self.seen_by_all(first..last, &page.keys);
-                    for i in first..last {
-                        let seen = self.seen(i, &page.keys);
-                        let before = seen.start..seen.end.min(all.start);
-                        self.extend(s, &page, values, i..i + 1, before);
-                    }
-                    self.extend(s, &page, values, first..last, all.clone());
-                    for i in first..last {
-                        let seen = self.seen(i, &page.keys);
-                        let after = seen.start.max(all.end)..seen.end;
-                        self.extend(s, &page, values, i..i + 1, after);
-                    }
-                    first = last;
+                let common = &self.tile.common;
+                if common.start <= page.keys.start && page.keys.end <= common.end {
+                    self.extend(s, &page, values, 0..queries, page.keys.clone());
+                } else {
+                    self.mix_ragged(s, &page, values);
                 }
             }
+        }
+    }
+
+    /// A page of which some queries do not see all keys.
+    #[inline(always)]
+    unsafe fn mix_ragged<S: Simd>(&self, s: S, page: &Page, values: Rows<f32>) {
+        for i in 0..self.tile.queries() {
+            let seen = self.job.keys(self.tile.query(i).0);
+            let start = seen.start.clamp(page.keys.start, page.keys.end);
+            let seen = start..seen.end.clamp(start, page.keys.end);
+            // SAFETY: the caller's.
+            unsafe { self.extend(s, page, values, i..i + 1, seen) };
         }
     }
 
@@ -268,30 +275,6 @@ impl TileKernel<'_> {
         };
         // SAFETY: the caller's.
         unsafe { chains.extend(s) };
-    }
-
-    /// The keys of a page that a query sees.
-    #[inline(always)]
-    fn seen(&self, query: usize, page: &Range<usize>) -> Range<usize> {
-        let keys = self.job.keys(self.tile.query(query).0);
-        let start = keys.start.clamp(page.start, page.end);
-        start..keys.end.clamp(start, page.end)
-    }
-
-    /// The keys of a page that all of some queries see. If there is none, the empty
-    /// range lies at the page's end, so that each query does its own before it.
-    #[inline(always)]
-    fn seen_by_all(&self, queries: Range<usize>, page: &Range<usize>) -> Range<usize> {
-        let mut all = page.clone();
-        for i in queries {
-            let seen = self.seen(i, page);
-            all = all.start.max(seen.start)..all.end.min(seen.end);
-        }
-        if all.is_empty() {
-            page.end..page.end
-        } else {
-            all
-        }
     }
 
     /// The score of a query for a key, in the scratch.
@@ -335,7 +318,7 @@ impl TileKernel<'_> {
         let to = self.scratch.wrapping_add(self.tile.layout.page);
         // The tokens are contiguous, and the scratch holds a page of them.
         with_element!(kv.dtype, E => {
-            s.call(Convert { from: from.cast::<E>(), n: page.keys.len() * d, to });
+            s.call(Convert { from: from.cast::<E>(), n: page.keys.len() * d, to, ahead: 0 });
         });
         Rows { ptr: to, stride: d }
     }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Simd, first};
 
 /// Proof that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -29,18 +29,6 @@ macro_rules! isa {
         // SAFETY: the token that every method takes proves the instructions.
         unsafe { $($body)* }
     }};
-}
-
-/// The first `n` of sixteen 16-bit elements, the others zero.
-///
-/// # Safety
-/// `n` elements must be readable.
-#[inline(always)]
-unsafe fn part(p: *const u16, n: usize) -> [u16; LANES] {
-    let mut out = [0; LANES];
-    // SAFETY: the caller's; as bytes there is no alignment to keep.
-    unsafe { std::ptr::copy_nonoverlapping(p.cast::<u8>(), out.as_mut_ptr().cast(), 2 * n) };
-    out
 }
 
 /// All ones in the lanes below `n`, of the lanes from `first` on.
@@ -217,7 +205,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V {
         // SAFETY: the caller's, then an array of sixteen.
-        unsafe { self.load_bf16(part(p, n).as_ptr()) }
+        unsafe { self.load_bf16(first(p, n).as_ptr()) }
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Self::V {
@@ -232,7 +220,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V {
         // SAFETY: the caller's, then an array of sixteen.
-        unsafe { self.load_f16(part(p, n).as_ptr()) }
+        unsafe { self.load_f16(first(p, n).as_ptr()) }
     }
     #[inline(always)]
     unsafe fn store(self, a: Self::V, p: *mut f32) {

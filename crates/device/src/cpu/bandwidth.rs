@@ -49,17 +49,18 @@ struct Read<'a> {
 impl Kernel for Read<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // Four streams, like the weight rows of a product.
-        let quarter = PIECE / 4 / size_of::<f32>();
-        let mut acc = [s.splat(0.0); 4];
-        for i in (0..quarter).step_by(LANES) {
+        // Eight streams, like the weight rows of a product: more than one reads.
+        let stretch = PIECE / 8 / size_of::<f32>();
+        let mut acc = [s.splat(0.0); 8];
+        for i in (0..stretch).step_by(LANES) {
             for (stream, acc) in acc.iter_mut().enumerate() {
-                let p = self.piece.wrapping_add(stream * quarter + i);
+                let p = self.piece.wrapping_add(stream * stretch + i);
                 // SAFETY: inside the piece, which is initialised.
                 *acc = s.max(*acc, unsafe { s.load(p) });
             }
         }
-        let most = s.greatest(s.max(s.max(acc[0], acc[1]), s.max(acc[2], acc[3])));
+        let most = acc.into_iter().fold(acc[0], |a, b| s.max(a, b));
+        let most = s.greatest(most);
         self.sink.fetch_xor(most.to_bits(), Ordering::Relaxed);
     }
 }

@@ -8,7 +8,7 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 
 /// The most rows in a tile.
-pub(super) const TILE_ROWS: usize = 6;
+const TILE_ROWS: usize = 6;
 
 /// Chains to be continued: `rows` rows of f32, `stride` apart.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ impl Chains {
             // One instruction at a time there is nothing to gain from tiles.
             let most = if S::TILE_ROWS == 1 { 1 } else { TILE_ROWS };
             let n = (self.rows - r).min(most);
-            let part = self.from_row(r);
+            let part = self.starting_at(r);
             match n {
                 1 => s.call(Strip::<1>(part)),
                 2 if const { S::TILE_ROWS > 1 } => s.call(Strip::<2>(part)),
@@ -53,7 +53,7 @@ impl Chains {
     }
 
     #[inline(always)]
-    fn from_row(self, row: usize) -> Self {
+    fn starting_at(self, row: usize) -> Self {
         Chains {
             out: self.out.wrapping_add(row * self.stride),
             x: self.x.from(row, 0),

@@ -56,6 +56,26 @@ impl Sink {
     }
 }
 
+impl Sink {
+    /// Writes neighbours in the first row.
+    ///
+    /// # Safety
+    /// There must be as many columns.
+    #[inline(always)]
+    unsafe fn write<const N: usize>(self, mut sums: [f32; N]) {
+        // SAFETY: the caller's; a bias is as long as a row.
+        unsafe {
+            if let Some(bias) = self.bias {
+                let bias = bias.cast::<[f32; N]>().read_unaligned();
+                sums.iter_mut()
+                    .zip(bias)
+                    .for_each(|(sum, bias)| *sum += bias);
+            }
+            self.ptr.cast::<[f32; N]>().write_unaligned(sums);
+        }
+    }
+}
+
 /// All products of the rows of `x` with the rows of `w`.
 #[derive(Clone, Copy)]
 pub(super) struct Products<E> {
@@ -78,7 +98,9 @@ impl<E: Element> Products<E> {
     pub(super) unsafe fn run<S: Simd>(self, s: S) {
         let mut r = 0;
         while r < self.rows {
-            let n = (self.rows - r).min(S::TILE_ROWS);
+            // As even as can be: a last tile of one row would cost as much as a full one.
+            let left = self.rows - r;
+            let n = left.div_ceil(left.div_ceil(S::TILE_ROWS));
             let part = Products {
                 x: self.x.from(r, 0),
                 out: self.out.from(r, 0),
@@ -110,6 +132,12 @@ impl<E: Element, const R: usize> Kernel for Strip<E, R> {
         let mut c = 0;
         // SAFETY: as `Products::run` demands.
         unsafe {
+            // A row or two leave registers for more columns, and more streams of
+            // weights are read faster.
+            while const { S::TILE_COLS == 4 && R <= 2 } && c + 8 <= cols {
+                tile::<S, E, R, 8>(s, x, w.from(c, 0), k, out.from(0, c));
+                c += 8;
+            }
             while c + S::TILE_COLS <= cols {
                 let (w, out) = (w.from(c, 0), out.from(0, c));
                 if const { S::TILE_COLS == 4 } {
@@ -200,24 +228,15 @@ pub(super) unsafe fn finish<S: Simd, const R: usize, const C: usize>(
     out: Sink,
 ) {
     for (r, acc) in acc.iter().enumerate() {
-        let mut sums = [0.0; C];
-        if C == 4 {
-            let four = s.sum4([acc[0], acc[1 % C], acc[2 % C], acc[3 % C]]);
-            sums.copy_from_slice(&four[..C]);
-        } else {
-            for (sum, &acc) in sums.iter_mut().zip(acc) {
-                *sum = s.sum(acc);
+        let out = out.from(r, 0);
+        let (fours, ones) = acc.as_chunks();
+        // SAFETY: the caller's.
+        unsafe {
+            for (i, &four) in fours.iter().enumerate() {
+                out.from(0, 4 * i).write(s.sum4(four));
             }
-        }
-        for (c, mut sum) in sums.into_iter().enumerate() {
-            // SAFETY: the caller's.
-            unsafe {
-                if let Some(bias) = out.bias {
-                    sum += *bias.add(c);
-                }
-                out.ptr
-                    .wrapping_add(r * out.stride + c)
-                    .write_unaligned(sum);
+            for (i, &one) in ones.iter().enumerate() {
+                out.from(0, 4 * fours.len() + i).write([s.sum(one)]);
             }
         }
     }

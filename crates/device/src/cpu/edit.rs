@@ -9,7 +9,7 @@ use super::check::Mat;
 use super::dot::dot;
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
-use super::rowwise::{add_scaled_row, part, store};
+use super::row::{add_scaled, part, store};
 
 impl CpuDevice {
     pub(super) fn do_edit(&self, x: View, edit: Edit) -> Result<()> {
@@ -65,7 +65,7 @@ impl Kernel for EditRows {
                 match (self.edit, operand) {
                     (Edit::Scale(factor), _) => scale(s, x, s.splat(factor), n),
                     (Edit::Add { factor, .. }, Some(operand)) => {
-                        add_scaled_row(s, x, s.splat(factor), operand, n);
+                        add_scaled(s, x, s.splat(factor), operand, n);
                     }
                     (Edit::Replace(_), Some(operand)) => {
                         std::ptr::copy_nonoverlapping(operand.cast::<u8>(), x.cast(), 4 * n);
@@ -110,6 +110,6 @@ unsafe fn project_out<S: Simd>(s: S, x: *mut f32, operand: *const f32, unit: *mu
             store(s, v, unit.add(i), n - i);
         }
         let factor = -(dot(s, x, unit, n) / dot(s, unit, unit, n));
-        add_scaled_row(s, x, s.splat(factor), unit, n);
+        add_scaled(s, x, s.splat(factor), unit, n);
     }
 }

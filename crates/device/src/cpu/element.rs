@@ -81,16 +81,22 @@ pub(super) struct Convert<E> {
     pub(super) n: usize,
     /// Writable over `n`, rounded up to a multiple of sixteen.
     pub(super) to: *mut f32,
+    /// How many elements from here the next row to be converted lies; zero if it is
+    /// not known.
+    pub(super) ahead: usize,
 }
 
 impl<E: Element> Kernel for Convert<E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Convert { from, n, to } = self;
+        let Convert { from, n, to, ahead } = self;
         let full = n / LANES * LANES;
         // SAFETY: as the fields demand.
         unsafe {
             for i in (0..full).step_by(LANES) {
+                if ahead != 0 {
+                    s.prefetch(from.wrapping_add(i + ahead).cast());
+                }
                 s.store(E::load(s, from.wrapping_add(i)), to.add(i));
             }
             if full < n {

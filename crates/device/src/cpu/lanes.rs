@@ -130,6 +130,21 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; LANES] {
     std::array::from_fn(f)
 }
 
+/// The first `n` of sixteen elements at any alignment, the others zero.
+///
+/// # Safety
+/// `n` (at most 16) elements must be readable.
+#[inline(always)]
+pub(super) unsafe fn first<T: Copy + Default>(p: *const T, n: usize) -> [T; LANES] {
+    let mut out = [T::default(); LANES];
+    // SAFETY: the caller's; as bytes there is no alignment to keep.
+    unsafe {
+        let (from, to) = (p.cast::<u8>(), out.as_mut_ptr().cast::<u8>());
+        std::ptr::copy_nonoverlapping(from, to, n * size_of::<T>());
+    }
+    out
+}
+
 impl Simd for Scalar {
     type V = [f32; LANES];
 
@@ -209,19 +224,13 @@ impl Simd for Scalar {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
-        // SAFETY: the caller's; the array type reads sixteen unaligned.
-        unsafe { p.cast::<Self::V>().read_unaligned() }
+        // SAFETY: the caller's.
+        unsafe { first(p, LANES) }
     }
     #[inline(always)]
     unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V {
-        // SAFETY: the caller's, element by element below `n`.
-        each(|i| {
-            if i < n {
-                unsafe { p.add(i).read_unaligned() }
-            } else {
-                0.0
-            }
-        })
+        // SAFETY: the caller's.
+        unsafe { first(p, n) }
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
@@ -230,15 +239,9 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's, element by element below `n`.
-        let bits = |i| {
-            if i < n {
-                unsafe { p.add(i).read_unaligned() }
-            } else {
-                0
-            }
-        };
-        each(|i| f32::from_bits(u32::from(bits(i)) << 16))
+        // SAFETY: the caller's.
+        let bits: [u16; LANES] = unsafe { first(p, n) };
+        each(|i| f32::from_bits(u32::from(bits[i]) << 16))
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Self::V {
@@ -247,15 +250,9 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's, element by element below `n`.
-        let bits = |i| {
-            if i < n {
-                unsafe { p.add(i).read_unaligned() }
-            } else {
-                0
-            }
-        };
-        each(|i| half::f16::from_bits(bits(i)).to_f32())
+        // SAFETY: the caller's.
+        let bits: [u16; LANES] = unsafe { first(p, n) };
+        each(|i| half::f16::from_bits(bits[i]).to_f32())
     }
     #[inline(always)]
     unsafe fn store(self, a: Self::V, p: *mut f32) {

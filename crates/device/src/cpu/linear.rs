@@ -13,11 +13,12 @@ use super::element::{Convert, Element, with_element};
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 use super::panel;
+use super::row;
 use super::split::Split;
 
 /// Up to this many rows a weight is converted for each tile of them; beyond, once
 /// into a panel.
-const FEW_ROWS: usize = 12;
+const FEW_ROWS: usize = 24;
 
 /// A checked product.
 #[derive(Clone, Copy)]
@@ -131,7 +132,7 @@ impl CpuDevice {
         let (dtype, bias) = job.bias?;
         with_element!(dtype, B => {
             let from = bias.row(0).cast_const().cast::<B>().wrapping_add(cols.start);
-            self.engine.run(Convert { from, n: cols.len(), to: scratch });
+            self.engine.run(Convert { from, n: cols.len(), to: scratch, ahead: 0 });
         });
         Some(scratch)
     }
@@ -205,6 +206,7 @@ impl<E: Element> Kernel for InOut<E> {
                     from,
                     n,
                     to: panel.wrapping_add(i * width),
+                    ahead: depth * job.weight.stride,
                 });
             }
             let x = job.x.row(rows.start).wrapping_add(start).cast_const();
@@ -229,29 +231,8 @@ impl<E: Element> Kernel for InOut<E> {
         if let Some(bias) = bias {
             for row in rows {
                 // SAFETY: checked, as above.
-                unsafe { add_row(s, out(row), bias, n) };
+                unsafe { row::add(s, out(row), bias, n) };
             }
-        }
-    }
-}
-
-/// `out += x`
-///
-/// # Safety
-/// `x` must be readable and `out` writable over `n`.
-#[inline(always)]
-pub(super) unsafe fn add_row<S: Simd>(s: S, out: *mut f32, x: *const f32, n: usize) {
-    let full = n / LANES * LANES;
-    // SAFETY: the caller's.
-    unsafe {
-        for i in (0..full).step_by(LANES) {
-            let sum = s.add(s.load(out.add(i)), s.load(x.add(i)));
-            s.store(sum, out.add(i));
-        }
-        if full < n {
-            let (out, x) = (out.add(full), x.add(full));
-            let sum = s.add(s.load_part(out, n - full), s.load_part(x, n - full));
-            s.store_part(sum, out, n - full);
         }
     }
 }

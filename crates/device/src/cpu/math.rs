@@ -79,7 +79,7 @@ pub(super) fn activation<S: Simd>(s: S, f: Activation, x: S::V) -> S::V {
             // (1 + tanh u) / 2 is sigmoid(2u), without the cancellation.
             let cube = s.mul(s.mul(x, x), x);
             let inner = s.fma(cube, s.splat(0.044_715), x);
-            s.mul(x, sigmoid(s, s.mul(inner, s.splat(1.595_769_1))))
+            s.mul(x, sigmoid(s, s.mul(inner, s.splat(1.595_769))))
         }
         // NaN is the second operand, so it stays.
         Activation::Relu => s.max(s.splat(0.0), x),

@@ -58,6 +58,7 @@ pub(super) unsafe fn run<S: Simd, E: Element>(s: S, products: Products<E>, scrat
                 from: w.at(c, 0),
                 n: k,
                 to: scratch.add(c * depth),
+                ahead: 0,
             });
         }
         let padding = scratch.add(cols * depth);

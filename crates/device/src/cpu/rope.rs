@@ -9,7 +9,7 @@ use super::check::Mat;
 use super::element::{Element, with_element};
 use super::isa::Kernel;
 use super::lanes::{LANES, Scalar, Simd};
-use super::rowwise::{part, store};
+use super::row::{part, store};
 
 impl CpuDevice {
     pub(super) fn do_rope_table(

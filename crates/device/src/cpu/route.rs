@@ -61,70 +61,48 @@ impl Kernel for Route {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (n, k) = (self.logits.cols, self.ids.cols);
+        let mut chosen = Vec::with_capacity(k);
         for row in self.rows.clone() {
-            let (logits, ids) = (self.logits.row(row), self.ids.row(row));
-            let weights = self.weights.row(row);
-            // SAFETY: checked rows of `n` and `k` elements; `choose` gives ids below `n`.
+            let logits = self.logits.row(row).cast_const();
+            let (ids, weights) = (self.ids.row(row), self.weights.row(row));
+            // SAFETY: checked rows of `n` and `k` elements, and scratch of `n`.
             unsafe {
-                choose(logits, n, ids, k);
                 std::ptr::copy_nonoverlapping(logits.cast::<u8>(), self.scores.cast(), 4 * n);
+                let scores = std::slice::from_raw_parts(self.scores, n);
+                choose(scores, k, &mut chosen);
                 softmax(s, self.scores, n, 1.0);
-                let mut sum = 0.0;
-                for i in 0..k {
-                    let weight = *self.scores.add(ids.add(i).read_unaligned() as usize);
-                    weights.add(i).write_unaligned(weight);
-                    sum += weight;
-                }
-                if self.renormalise {
-                    for i in 0..k {
-                        let weight = weights.add(i).read_unaligned();
-                        weights.add(i).write_unaligned(weight / sum);
-                    }
+                let scores = std::slice::from_raw_parts(self.scores, n);
+                let sum: f32 = chosen.iter().map(|&id| scores[id]).sum();
+                let sum = if self.renormalise { sum } else { 1.0 };
+                for (i, &id) in chosen.iter().enumerate() {
+                    ids.add(i).write_unaligned(id as i32);
+                    weights.add(i).write_unaligned(scores[id] / sum);
                 }
             }
         }
     }
 }
 
-/// The `k` greatest of `n` logits, ids ascending. A NaN is less than anything.
-///
-/// # Safety
-/// `logits` must be readable over `n`, `ids` writable over `k <= n`.
-unsafe fn choose(logits: *const f32, n: usize, ids: *mut i32, k: usize) {
-    // SAFETY: the caller's throughout.
-    let logit = |i: i32| {
-        let logit = unsafe { logits.add(i as usize).read_unaligned() };
-        if logit.is_nan() {
+/// The `k` greatest logits, ids ascending. A NaN is less than anything.
+fn choose(logits: &[f32], k: usize, chosen: &mut Vec<usize>) {
+    let logit = |id: usize| {
+        if logits[id].is_nan() {
             f32::NEG_INFINITY
         } else {
-            logit
+            logits[id]
         }
     };
-    let id = |at: usize| unsafe { ids.add(at).read_unaligned() };
-    let put = |at: usize, id: i32| unsafe { ids.add(at).write_unaligned(id) };
-    // Kept in order of descending logit, then ascending id, by insertion.
-    let mut held = 0;
-    for candidate in 0..n as i32 {
-        let mut at = held;
-        while at > 0 && logit(candidate) > logit(id(at - 1)) {
+    chosen.clear();
+    // In order of descending logit, then ascending id, by insertion.
+    for candidate in 0..logits.len() {
+        let mut at = chosen.len();
+        while at > 0 && logit(candidate) > logit(chosen[at - 1]) {
             at -= 1;
         }
-        if at == k {
-            continue;
+        if at < k {
+            chosen.truncate(k - 1);
+            chosen.insert(at, candidate);
         }
-        held = (held + 1).min(k);
-        for i in (at + 1..held).rev() {
-            put(i, id(i - 1));
-        }
-        put(at, candidate);
     }
-    for i in 1..k {
-        let moving = id(i);
-        let mut at = i;
-        while at > 0 && id(at - 1) > moving {
-            put(at, id(at - 1));
-            at -= 1;
-        }
-        put(at, moving);
-    }
+    chosen.sort_unstable();
 }

@@ -2,7 +2,7 @@
 
 use super::lanes::{LANES, Simd};
 use super::math::exp;
-use super::rowwise::{part, store};
+use super::row::{part, store};
 
 /// Replaces `n` scores by the softmax of `scale` times them. Sums run in sixteen
 /// lanes from the first score on.

@@ -124,7 +124,11 @@ fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
         println!("{report:#}");
     } else {
         println!("{name} on {}", engine.device().detail);
-        println!("  a pass          {} (median of {})", seconds(pass), passes.len());
+        println!(
+            "  a pass          {} (median of {})",
+            seconds(pass),
+            passes.len()
+        );
         println!("  tokens          {:.1}/s", args.sessions as f64 / pass);
         println!("  weights read    {rate:.1} GB/s");
         println!("  memory gives    {ceiling:.1} GB/s");
@@ -154,7 +158,9 @@ fn bytes_read(program: &Program) -> u64 {
     let routed: u64 = program
         .ops()
         .filter_map(|op| match op {
-            Op::Experts { chosen, experts, .. } => {
+            Op::Experts {
+                chosen, experts, ..
+            } => {
                 let e = experts.first()?;
                 let one: u64 = [e.gate, e.up, e.down]
                     .iter()
@@ -206,11 +212,25 @@ fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
         });
         println!("{report:#}");
     } else {
-        println!("{name} on {}, {} tokens", engine.device().detail, args.tokens);
-        println!("  prefill         {} (median of {})", seconds(time), times.len());
+        println!(
+            "{name} on {}, {} tokens",
+            engine.device().detail,
+            args.tokens
+        );
+        println!(
+            "  prefill         {} (median of {})",
+            seconds(time),
+            times.len()
+        );
         println!("  tokens          {:.1}/s", args.tokens as f64 / time);
-        println!("  products        {:.1} GFLOP/s, all else counted as lost time", flops / time / 1e9);
-        println!("  gemm crate      {:.1} GFLOP/s in f32 on the same shapes", flops / gemm / 1e9);
+        println!(
+            "  products        {:.1} GFLOP/s, all else counted as lost time",
+            flops / time / 1e9
+        );
+        println!(
+            "  gemm crate      {:.1} GFLOP/s in f32 on the same shapes",
+            flops / gemm / 1e9
+        );
         println!("  share           {:.0} %", gemm / time * 100.0);
     }
     Ok(())

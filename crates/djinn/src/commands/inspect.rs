@@ -45,10 +45,13 @@ fn kinds(program: &Program) -> Vec<(&'static str, Kind)> {
     let mut kinds: Vec<(&'static str, Kind)> = Vec::new();
     for share in program.segment_shares() {
         let name = kind_name(share.kind);
-        let at = kinds.iter().position(|(n, _)| *n == name).unwrap_or_else(|| {
-            kinds.push((name, Kind::default()));
-            kinds.len() - 1
-        });
+        let at = kinds
+            .iter()
+            .position(|(n, _)| *n == name)
+            .unwrap_or_else(|| {
+                kinds.push((name, Kind::default()));
+                kinds.len() - 1
+            });
         kinds[at].1.count += 1;
         kinds[at].1.bytes += share.bytes;
     }
@@ -64,20 +67,47 @@ fn print(model: &Model) {
         .map(|share| format!("{} {}", share.dtype, Size(share.bytes)))
         .collect();
     let kv = |dtype| Size(p.kv_bytes_per_token(dtype));
-    println!("{} · {} · {} parameters", model.name, p.family, grouped(p.parameters()));
-    println!("  weights    {} ({})", Size(p.weight_bytes()), dtypes.join(", "));
-    println!("  blocks     {} of width {}, MLP {}", d.blocks, d.d_model, d.d_mlp);
-    println!("  attention  {} heads of {}, {} key-value heads", d.heads, d.d_head, d.kv_heads);
+    println!(
+        "{} · {} · {} parameters",
+        model.name,
+        p.family,
+        grouped(p.parameters())
+    );
+    println!(
+        "  weights    {} ({})",
+        Size(p.weight_bytes()),
+        dtypes.join(", ")
+    );
+    println!(
+        "  blocks     {} of width {}, MLP {}",
+        d.blocks, d.d_model, d.d_mlp
+    );
+    println!(
+        "  attention  {} heads of {}, {} key-value heads",
+        d.heads, d.d_head, d.kv_heads
+    );
     if d.experts > 0 {
         println!("  experts    {} a block", d.experts);
     }
     println!("  vocabulary {} tokens", grouped(d.vocab as u64));
     println!("  context    {} positions", grouped(d.context as u64));
-    println!("  KV         {} a token in f32, {} in f16", kv(DType::F32), kv(DType::F16));
+    println!(
+        "  KV         {} a token in f32, {} in f16",
+        kv(DType::F32),
+        kv(DType::F16)
+    );
     println!(
         "  text       {}{}",
-        if model.text.is_some() { "tokenizer" } else { "no tokenizer: prompts as --tokens" },
-        if model.chat.is_some() { ", chat template" } else { "" },
+        if model.text.is_some() {
+            "tokenizer"
+        } else {
+            "no tokenizer: prompts as --tokens"
+        },
+        if model.chat.is_some() {
+            ", chat template"
+        } else {
+            ""
+        },
     );
     println!();
     let rows: Vec<Vec<String>> = kinds(p)
@@ -92,7 +122,10 @@ fn print(model: &Model) {
             ]
         })
         .collect();
-    print!("{}", style::table(&["segments", "count", "each", "together"], &rows));
+    print!(
+        "{}",
+        style::table(&["segments", "count", "each", "together"], &rows)
+    );
 }
 
 /// 6738415616 as 6,738,415,616.

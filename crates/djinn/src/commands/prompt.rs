@@ -24,7 +24,10 @@ pub fn tokens(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
     };
     if args.chat {
         let template = model.chat.as_ref().ok_or_else(|| {
-            Failure::Message(format!("{} has no chat template: leave out --chat", model.name))
+            Failure::Message(format!(
+                "{} has no chat template: leave out --chat",
+                model.name
+            ))
         })?;
         let message = |role: &str, content: &str| Message {
             role: role.to_owned(),

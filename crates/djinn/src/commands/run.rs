@@ -59,7 +59,10 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         println!("{report:#}");
     } else {
         let drawn = sampled && args.sampling.seed.is_none();
-        eprintln!("{}", summary(&engine, &transcript, &timing, drawn.then_some(seed)));
+        eprintln!(
+            "{}",
+            summary(&engine, &transcript, &timing, drawn.then_some(seed))
+        );
     }
     Ok(())
 }

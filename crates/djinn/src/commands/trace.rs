@@ -83,7 +83,11 @@ fn digest(tensor: &Tensor) -> Digest {
         norm: squares.sqrt(),
         mean: sum / tensor.data.len().max(1) as f64,
         least: tensor.data.iter().copied().fold(f32::INFINITY, f32::min),
-        most: tensor.data.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        most: tensor
+            .data
+            .iter()
+            .copied()
+            .fold(f32::NEG_INFINITY, f32::max),
     }
 }
 
@@ -92,7 +96,12 @@ fn in_order<'t>(
     engine: &Engine,
     tensors: &'t BTreeMap<String, Tensor>,
 ) -> Vec<(String, &'t Tensor)> {
-    let names = engine.model().program.hooks().into_iter().map(|s| s.to_string());
+    let names = engine
+        .model()
+        .program
+        .hooks()
+        .into_iter()
+        .map(|s| s.to_string());
     names
         .filter_map(|name| tensors.get(&name).map(|tensor| (name, tensor)))
         .collect()
@@ -110,10 +119,21 @@ fn print_table(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: 
                 .collect()
         })
         .collect();
-    print!("{}", style::table(&["hook", "shape", "norm", "mean", "least", "most"], &rows));
-    println!("{} tokens read: {}", transcript.prompt.len(), list(&transcript.prompt));
+    print!(
+        "{}",
+        style::table(&["hook", "shape", "norm", "mean", "least", "most"], &rows)
+    );
+    println!(
+        "{} tokens read: {}",
+        transcript.prompt.len(),
+        list(&transcript.prompt)
+    );
     if !transcript.generated.is_empty() {
-        println!("{} generated: {}", transcript.generated.len(), list(&transcript.generated));
+        println!(
+            "{} generated: {}",
+            transcript.generated.len(),
+            list(&transcript.generated)
+        );
         if let Some(Ok(text)) = engine
             .model()
             .text
@@ -130,11 +150,7 @@ fn list(ids: &[u32]) -> String {
     ids.join(",")
 }
 
-fn to_json(
-    engine: &Engine,
-    tensors: &BTreeMap<String, Tensor>,
-    transcript: &Transcript,
-) -> Value {
+fn to_json(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: &Transcript) -> Value {
     let hooks: Vec<Value> = in_order(engine, tensors)
         .into_iter()
         .map(|(name, tensor)| {

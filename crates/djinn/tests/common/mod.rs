@@ -49,10 +49,17 @@ pub fn refused(args: &[&str], parts: &[&str]) {
     let output = djinn(args);
     let complaint = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{args:?}: {complaint}");
-    assert_eq!(complaint.trim_end().lines().count(), 1, "{args:?}: {complaint}");
+    assert_eq!(
+        complaint.trim_end().lines().count(),
+        1,
+        "{args:?}: {complaint}"
+    );
     assert!(complaint.starts_with("djinn: "), "{args:?}: {complaint}");
     for part in parts {
-        assert!(complaint.contains(part), "{args:?}: '{part}' not in: {complaint}");
+        assert!(
+            complaint.contains(part),
+            "{args:?}: '{part}' not in: {complaint}"
+        );
     }
     assert_eq!(stdout(&output), "", "{args:?}");
 }

@@ -1,0 +1,191 @@
+//! Rows looked up, added into others, and taken apart.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::{Result, View};
+
+use super::CpuDevice;
+use super::check::Mat;
+use super::element::{Element, with_element};
+use super::isa::Kernel;
+use super::lanes::{LANES, Simd};
+use super::row::add_scaled;
+
+impl CpuDevice {
+    pub(super) fn do_gather(
+        &self,
+        table: View,
+        ids: View,
+        out: View,
+        accumulate: bool,
+    ) -> Result<()> {
+        let op = self.op("gather");
+        op.shape("ids", ids, out.rows, 1)?;
+        op.shape("table", table, table.rows, out.cols)?;
+        op.apart(out, table)?;
+        op.apart(out, ids)?;
+        let (dtype, table) = (table.dtype, op.floats("table", table)?);
+        let (ids, out) = (op.i32("ids", ids)?, op.out("out", out)?);
+        let chosen = self.indices("gather", "table", ids, table.rows)?;
+        self.by_rows(out.rows, out.cols, &|_, rows| {
+            with_element!(dtype, E => self.engine.run(Gather::<E> {
+                table, chosen: &chosen, out, rows, accumulate, e: PhantomData,
+            }));
+        });
+        Ok(())
+    }
+
+    pub(super) fn do_scatter_add(
+        &self,
+        src: View,
+        ids: View,
+        weights: View,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("scatter_add");
+        op.shape("ids", ids, src.rows, 1)?;
+        op.shape("weights", weights, src.rows, 1)?;
+        op.shape("out", out, out.rows, src.cols)?;
+        for input in [src, ids, weights] {
+            op.apart(out, input)?;
+        }
+        let (src, ids) = (op.f32("src", src)?, op.i32("ids", ids)?);
+        let (weights, out) = (op.f32("weights", weights)?, op.out("out", out)?);
+        let chosen = self.indices("scatter_add", "out", ids, out.rows)?;
+        // By columns: then rows keep their order even if ids repeat.
+        self.by_columns(src.cols, src.rows, &|_, cols| {
+            self.engine.run(ScatterAdd {
+                src,
+                chosen: &chosen,
+                weights,
+                out,
+                cols,
+            });
+        });
+        Ok(())
+    }
+
+    /// Ids as row numbers of something, or an error that names the bad one.
+    pub(super) fn indices(
+        &self,
+        op: &'static str,
+        of: &str,
+        ids: Mat<i32>,
+        limit: usize,
+    ) -> Result<Vec<usize>> {
+        let op = self.op(op);
+        (0..ids.rows)
+            .map(|row| match ids.index(row, 0, limit) {
+                Some(index) => Ok(index),
+                None => op.fail(format!(
+                    "id of row {row} is not among the {limit} rows of {of}"
+                )),
+            })
+            .collect()
+    }
+
+    pub(super) fn do_split(
+        &self,
+        x: View,
+        first: usize,
+        stride: usize,
+        width: usize,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("split");
+        op.ensure(width > 0 && out.cols.is_multiple_of(width), || {
+            format!("out has {} columns, not a multiple of {width}", out.cols)
+        })?;
+        op.ensure(x.rows == out.rows, || {
+            format!("out has {} rows, x {}", out.rows, x.rows)
+        })?;
+        let groups = out.cols / width;
+        let last = groups.saturating_sub(1).checked_mul(stride);
+        let end = last.and_then(|last| last.checked_add(first)?.checked_add(width));
+        op.ensure(groups == 0 || end.is_some_and(|end| end <= x.cols), || {
+            format!(
+                "{groups} groups of {width} at {first}, {stride} apart, do not fit in {} columns",
+                x.cols
+            )
+        })?;
+        op.apart(out, x)?;
+        let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
+        self.by_rows(out.rows, out.cols, &|_, rows| {
+            for row in rows {
+                for group in 0..groups {
+                    let from = x.row(row).wrapping_add(first + group * stride);
+                    let to = out.row(row).wrapping_add(group * width);
+                    // SAFETY: both were checked to have `width` elements there and
+                    // to lie apart; as bytes there is no alignment to keep.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), width * 4);
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+struct Gather<'a, E> {
+    table: Mat<u8>,
+    chosen: &'a [usize],
+    out: Mat<f32>,
+    rows: Range<usize>,
+    accumulate: bool,
+    e: PhantomData<E>,
+}
+
+impl<E: Element> Kernel for Gather<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n = self.out.cols;
+        let full = n / LANES * LANES;
+        for row in self.rows {
+            let start = self.table.row(0).cast_const().cast::<E>();
+            let from = start.wrapping_add(self.chosen[row] * self.table.stride);
+            let to = self.out.row(row);
+            // SAFETY: the id was checked against the table's rows; rows are `n` wide.
+            unsafe {
+                for i in (0..full).step_by(LANES) {
+                    let mut v = E::load(s, from.add(i));
+                    if self.accumulate {
+                        v = s.add(s.load(to.add(i)), v);
+                    }
+                    s.store(v, to.add(i));
+                }
+                if full < n {
+                    let mut v = E::load_part(s, from.wrapping_add(full), n - full);
+                    if self.accumulate {
+                        v = s.add(s.load_part(to.add(full), n - full), v);
+                    }
+                    s.store_part(v, to.add(full), n - full);
+                }
+            }
+        }
+    }
+}
+
+struct ScatterAdd<'a> {
+    src: Mat<f32>,
+    chosen: &'a [usize],
+    weights: Mat<f32>,
+    out: Mat<f32>,
+    cols: Range<usize>,
+}
+
+impl Kernel for ScatterAdd<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (row, &target) in self.chosen.iter().enumerate() {
+            let from = self.src.row(row).wrapping_add(self.cols.start);
+            let to = self.out.row(target).wrapping_add(self.cols.start);
+            // SAFETY: ids and shapes were checked; chunks have columns of their own.
+            unsafe {
+                let weight = self.weights.row(row).read_unaligned();
+                add_scaled(s, to, s.splat(weight), from, self.cols.len());
+            }
+        }
+    }
+}

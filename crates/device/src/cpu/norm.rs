@@ -1,0 +1,159 @@
+//! Root-mean-square and layer norm.
+
+use std::ops::Range;
+
+use crate::{DType, NormKind, Result, View};
+
+use super::CpuDevice;
+use super::check::Mat;
+use super::element::{Convert, with_element};
+use super::isa::Kernel;
+use super::lanes::{LANES, Simd};
+use super::row::{part, store};
+
+impl CpuDevice {
+    pub(super) fn do_norm(
+        &self,
+        kind: NormKind,
+        eps: f32,
+        x: View,
+        weight: View,
+        bias: Option<View>,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("norm");
+        op.shape("out", out, x.rows, x.cols)?;
+        op.same_or_apart(out, x)?;
+        let w = op.float_row("weight", weight, x.cols)?;
+        op.apart(out, weight)?;
+        let mut parameters = vec![(weight.dtype, w)];
+        if let Some(bias) = bias {
+            parameters.push((bias.dtype, op.float_row("bias", bias, x.cols)?));
+            op.apart(out, bias)?;
+        }
+        let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
+        self.by_rows(x.rows, x.cols, &|thread, rows| {
+            let width = x.cols.next_multiple_of(LANES);
+            self.with_scratch(thread, 2 * width, |scratch| {
+                let row = |i: usize| -> Option<*const f32> {
+                    let (dtype, row) = *parameters.get(i)?;
+                    Some(self.as_f32(dtype, row, scratch.wrapping_add(i * width)))
+                };
+                let (weight, bias) = (row(0), row(1));
+                let weight = weight.unwrap_or(scratch);
+                self.engine.run(Norm {
+                    kind,
+                    eps,
+                    x,
+                    weight,
+                    bias,
+                    out,
+                    rows,
+                });
+            });
+        });
+        Ok(())
+    }
+
+    /// A row as f32: itself, or converted into `scratch`, which has room for it.
+    fn as_f32(&self, dtype: DType, row: Mat<u8>, scratch: *mut f32) -> *const f32 {
+        if dtype == DType::F32 {
+            return row.row(0).cast_const().cast();
+        }
+        with_element!(dtype, E => {
+            let from = row.row(0).cast_const().cast::<E>();
+            self.engine.run(Convert { from, n: row.cols, to: scratch, ahead: 0 });
+        });
+        scratch
+    }
+}
+
+struct Norm {
+    kind: NormKind,
+    eps: f32,
+    x: Mat<f32>,
+    weight: *const f32,
+    bias: Option<*const f32>,
+    out: Mat<f32>,
+    rows: Range<usize>,
+}
+
+impl Kernel for Norm {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n = self.x.cols;
+        for row in self.rows.clone() {
+            let x = self.x.row(row).cast_const();
+            // SAFETY: checked rows of `n` elements; `out` is `x` or apart, and each
+            // element is read before it is written.
+            unsafe {
+                let mean = match self.kind {
+                    NormKind::Rms => 0.0,
+                    NormKind::Layer => mean(s, x, n),
+                };
+                let scale = 1.0 / (mean_square(s, x, mean, n) + self.eps).sqrt();
+                for i in (0..n).step_by(LANES) {
+                    self.write(s, row, i, n - i, mean, scale);
+                }
+            }
+        }
+    }
+}
+
+impl Norm {
+    /// Up to sixteen of the `n` elements from `i` on.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, s: S, row: usize, i: usize, n: usize, mean: f32, scale: f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            let v = part(s, self.x.row(row).cast_const().wrapping_add(i), n);
+            let v = s.mul(s.sub(v, s.splat(mean)), s.splat(scale));
+            let weight = part(s, self.weight.wrapping_add(i), n);
+            let v = match self.bias {
+                None => s.mul(v, weight),
+                Some(bias) => s.fma(v, weight, part(s, bias.wrapping_add(i), n)),
+            };
+            store(s, v, self.out.row(row).wrapping_add(i), n);
+        }
+    }
+}
+
+/// The mean of `n` elements.
+///
+/// # Safety
+/// They must be readable.
+#[inline(always)]
+unsafe fn mean<S: Simd>(s: S, x: *const f32, n: usize) -> f32 {
+    let mut acc = s.splat(0.0);
+    for i in (0..n).step_by(LANES) {
+        // SAFETY: the caller's.
+        acc = s.add(acc, unsafe { part(s, x.wrapping_add(i), n - i) });
+    }
+    s.sum(acc) / n as f32
+}
+
+/// The mean of `(x - centre)²` of `n` elements.
+///
+/// # Safety
+/// They must be readable.
+#[inline(always)]
+unsafe fn mean_square<S: Simd>(s: S, x: *const f32, centre: f32, n: usize) -> f32 {
+    let mut acc = s.splat(0.0);
+    let full = n / LANES * LANES;
+    // SAFETY: the caller's.
+    unsafe {
+        for i in (0..full).step_by(LANES) {
+            let d = s.sub(s.load(x.add(i)), s.splat(centre));
+            acc = s.fma(d, d, acc);
+        }
+        if full < n {
+            // Lanes past the end must count as zero, not as `-centre`.
+            let mut tail = [0.0; LANES];
+            let d = s.sub(s.load_part(x.add(full), n - full), s.splat(centre));
+            s.store_part(d, tail.as_mut_ptr(), n - full);
+            let d = s.load(tail.as_ptr());
+            acc = s.fma(d, d, acc);
+        }
+    }
+    s.sum(acc) / n as f32
+}
