@@ -228,7 +228,11 @@ fn check_fit(program: &Program, site: Site, edit: &Edit) -> Result<(), EngineErr
             return Err(error("a pattern takes scale and zero only".to_owned()));
         }
     };
-    if operand.data.is_empty() || operand.data.len() % width != 0 {
+    // The innermost dimensions must make up one position, whole: `[…, d_model]`, or
+    // `[…, head, d_head]`.
+    let shape = &operand.shape;
+    let fits = (0..shape.len()).any(|i| shape[i..].iter().product::<usize>() == width);
+    if !fits || operand.data.is_empty() {
         return Err(error(format!(
             "the operand has shape {:?}; the hook has {width} numbers a position",
             operand.shape

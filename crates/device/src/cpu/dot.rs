@@ -8,6 +8,10 @@ use super::element::Element;
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 
+/// Rows of weights so short that the machine's own prefetching, which starts anew on
+/// each, comes too late.
+const SHORT_ROW_BYTES: usize = 3 << 10;
+
 /// Rows of a matrix: where the first begins and how far apart they are.
 pub(super) struct Rows<E> {
     pub(super) ptr: *const E,
@@ -135,7 +139,12 @@ impl<E: Element, const R: usize> Kernel for Strip<E, R> {
             // A row or two leave registers for more columns, and more streams of
             // weights are read faster.
             while const { S::TILE_COLS == 4 && R <= 2 } && c + 8 <= cols {
-                tile::<S, E, R, 8>(s, x, w.from(c, 0), k, out.from(0, c));
+                let (w, out) = (w.from(c, 0), out.from(0, c));
+                if k * size_of::<E>() <= SHORT_ROW_BYTES {
+                    prefetched_tile::<S, E, R, 8>(s, x, w, k, out);
+                } else {
+                    tile::<S, E, R, 8>(s, x, w, k, out);
+                }
                 c += 8;
             }
             while c + S::TILE_COLS <= cols {
@@ -171,6 +180,30 @@ unsafe fn tile<S: Simd, E: Element, const R: usize, const C: usize>(
     // SAFETY: the caller's.
     unsafe {
         accumulate(s, &mut acc, x, w, k);
+        finish(s, &acc, out);
+    }
+}
+
+/// A tile that asks for the next `C` rows of `w` while it computes.
+#[inline(always)]
+unsafe fn prefetched_tile<S: Simd, E: Element, const R: usize, const C: usize>(
+    s: S,
+    x: Rows<f32>,
+    w: Rows<E>,
+    k: usize,
+    out: Sink,
+) {
+    let mut acc = [[s.splat(0.0); C]; R];
+    let full = k / LANES * LANES;
+    // SAFETY: the caller's; steps of sixteen, and then the rest.
+    unsafe {
+        for i in (0..full).step_by(LANES) {
+            for c in 0..C {
+                s.prefetch(w.at(C + c, i).cast());
+            }
+            accumulate(s, &mut acc, x.from(0, i), w.from(0, i), LANES);
+        }
+        accumulate(s, &mut acc, x.from(0, full), w.from(0, full), k - full);
         finish(s, &acc, out);
     }
 }
