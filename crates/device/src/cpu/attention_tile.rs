@@ -270,6 +270,7 @@ impl TileKernel<'_> {
             },
             rows: queries.len(),
             w: values.from(keys.start - page.keys.start, 0),
+            ahead: 0,
             cols: self.job.kv.d_head,
             k: keys.len(),
         };

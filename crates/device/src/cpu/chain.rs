@@ -4,27 +4,31 @@
 //! The chains live in `out` between calls, so they can be continued.
 
 use super::dot::Rows;
+use super::element::Element;
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 
 /// The most rows in a tile.
-const TILE_ROWS: usize = 6;
+pub(super) const TILE_ROWS: usize = 6;
 
 /// Chains to be continued: `rows` rows of f32, `stride` apart.
 #[derive(Clone, Copy)]
-pub(super) struct Chains {
+pub(super) struct Chains<E> {
     pub(super) out: *mut f32,
     pub(super) stride: usize,
     pub(super) x: Rows<f32>,
     pub(super) rows: usize,
     /// Rows of one link each.
-    pub(super) w: Rows<f32>,
+    pub(super) w: Rows<E>,
+    /// How many elements from here the link to be fetched from memory next lies; zero
+    /// if the links are at hand.
+    pub(super) ahead: usize,
     pub(super) cols: usize,
     /// Links to add.
     pub(super) k: usize,
 }
 
-impl Chains {
+impl<E: Element> Chains<E> {
     /// Extends every chain by `k` links.
     ///
     /// # Safety
@@ -40,15 +44,30 @@ impl Chains {
             let n = (self.rows - r).min(most);
             let part = self.starting_at(r);
             match n {
-                1 => s.call(Strip::<1>(part)),
-                2 if const { S::TILE_ROWS > 1 } => s.call(Strip::<2>(part)),
-                3 if const { S::TILE_ROWS > 1 } => s.call(Strip::<3>(part)),
-                4 if const { S::TILE_ROWS > 1 } => s.call(Strip::<4>(part)),
-                5 if const { S::TILE_ROWS > 1 } => s.call(Strip::<5>(part)),
-                _ if const { S::TILE_ROWS > 1 } => s.call(Strip::<6>(part)),
+                1 => s.call(Strip::<E, 1>(part)),
+                2 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 2>(part)),
+                3 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 3>(part)),
+                4 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 4>(part)),
+                5 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 5>(part)),
+                _ if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 6>(part)),
                 _ => unreachable!("no more rows than a tile has"),
             }
             r += n;
+        }
+    }
+
+    /// The same over links that are at hand as f32.
+    #[inline(always)]
+    pub(super) fn with(self, w: Rows<f32>) -> Chains<f32> {
+        Chains {
+            out: self.out,
+            stride: self.stride,
+            x: self.x,
+            rows: self.rows,
+            w,
+            ahead: 0,
+            cols: self.cols,
+            k: self.k,
         }
     }
 
@@ -68,9 +87,9 @@ impl Chains {
 }
 
 /// The first `R` rows.
-struct Strip<const R: usize>(Chains);
+struct Strip<E, const R: usize>(Chains<E>);
 
-impl<const R: usize> Kernel for Strip<R> {
+impl<E: Element, const R: usize> Kernel for Strip<E, R> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.0.cols;
@@ -92,7 +111,7 @@ impl<const R: usize> Kernel for Strip<R> {
     }
 }
 
-impl<const R: usize> Strip<R> {
+impl<E: Element, const R: usize> Strip<E, R> {
     /// `C` vectors of columns from `col` on.
     #[inline(always)]
     unsafe fn tile<S: Simd, const C: usize>(&self, s: S, col: usize) {
@@ -108,7 +127,11 @@ impl<const R: usize> Strip<R> {
             for i in 0..chains.k {
                 let mut wv = [s.splat(0.0); C];
                 for (c, wv) in wv.iter_mut().enumerate() {
-                    *wv = s.load(chains.w.at(i, col + c * LANES));
+                    let link = chains.w.at(i, col + c * LANES);
+                    if chains.ahead != 0 {
+                        s.prefetch(link.wrapping_add(chains.ahead).cast());
+                    }
+                    *wv = E::load(s, link);
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let xv = s.splat(chains.x.at(r, i).read_unaligned());
@@ -134,7 +157,7 @@ impl<const R: usize> Strip<R> {
             unsafe {
                 let mut acc = s.load_part(chains.at(r, col), n);
                 for i in 0..chains.k {
-                    let wv = s.load_part(chains.w.at(i, col), n);
+                    let wv = E::load_part(s, chains.w.at(i, col), n);
                     acc = s.fma(s.splat(chains.x.at(r, i).read_unaligned()), wv, acc);
                 }
                 s.store_part(acc, chains.at(r, col), n);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::{DType, Order, Result, View, Weight};
 
 use super::CpuDevice;
-use super::chain::Chains;
+use super::chain::{Chains, TILE_ROWS};
 use super::check::Mat;
 use super::dot::{Products, Rows, Sink};
 use super::element::{Convert, Element, with_element};
@@ -112,7 +112,7 @@ impl CpuDevice {
             let width = cols.len().next_multiple_of(LANES);
             self.with_scratch(thread, width * (depth + 1), |scratch| {
                 let bias = self.bias(&job, &cols, scratch);
-                let panel = scratch.wrapping_add(width);
+                let panel = (rows.len() > TILE_ROWS).then_some(scratch.wrapping_add(width));
                 let e = PhantomData;
                 self.engine.run(InOut::<E> {
                     job,
@@ -173,8 +173,9 @@ struct InOut<E> {
     rows: Range<usize>,
     cols: Range<usize>,
     bias: Option<*const f32>,
-    /// Room for `depth` rows of the columns' weights as f32.
-    panel: *mut f32,
+    /// Room for `depth` rows of the columns' weights as f32, if so many rows share
+    /// them that they are worth converting once.
+    panel: Option<*mut f32>,
     depth: usize,
     e: PhantomData<E>,
 }
@@ -200,33 +201,40 @@ impl<E: Element> Kernel for InOut<E> {
         }
         for start in (0..k).step_by(depth) {
             let links = depth.min(k - start);
-            for i in 0..links {
-                let from = job.weight_row::<E>(start + i).wrapping_add(cols.start);
-                s.call(Convert {
-                    from,
-                    n,
-                    to: panel.wrapping_add(i * width),
-                    ahead: depth * job.weight.stride,
-                });
-            }
-            let x = job.x.row(rows.start).wrapping_add(start).cast_const();
+            let weights = Rows {
+                ptr: job.weight_row::<E>(start).wrapping_add(cols.start),
+                stride: job.weight.stride,
+            };
+            // The next rows of weights are asked for while these are used.
+            let ahead = depth * job.weight.stride;
             let chains = Chains {
                 out: out(rows.start),
                 stride: job.out.stride,
                 x: Rows {
-                    ptr: x,
+                    ptr: job.x.row(rows.start).wrapping_add(start).cast_const(),
                     stride: job.x.stride,
                 },
                 rows: rows.len(),
-                w: Rows {
-                    ptr: panel.cast_const(),
-                    stride: width,
-                },
+                w: weights,
+                ahead,
                 cols: n,
                 k: links,
             };
+            let Some(panel) = panel else {
+                // SAFETY: checked, as above.
+                unsafe { chains.extend(s) };
+                continue;
+            };
+            for i in 0..links {
+                let (from, to) = (weights.at(i, 0), panel.wrapping_add(i * width));
+                s.call(Convert { from, n, to, ahead });
+            }
+            let w = Rows {
+                ptr: panel.cast_const(),
+                stride: width,
+            };
             // SAFETY: checked, as above.
-            unsafe { chains.extend(s) };
+            unsafe { chains.with(w).extend(s) };
         }
         if let Some(bias) = bias {
             for row in rows {
