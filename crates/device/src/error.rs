@@ -6,7 +6,7 @@ use crate::Span;
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The host would not give the memory.
-    #[error("cannot take a slab of {bytes} bytes: {reason}")]
+    #[error("cannot take {:.2} GB of memory: {reason}", *bytes as f64 / 1e9)]
     NoMemory {
         /// Asked for.
         bytes: u64,

@@ -47,8 +47,6 @@ pub struct DeviceInfo {
     pub detail: String,
     /// Bytes of the slab.
     pub slab_bytes: u64,
-    /// How KV pages are stored.
-    pub kv_dtype: DType,
 }
 
 /// Fills part of a span: called with an offset from the span's start and the

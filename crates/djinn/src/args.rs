@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use djinn_engine::{Backend, EditSpec};
 use djinn_memory::Size;
 
-/// Runs language models larger than the GPU, with the inside of the model open.
+/// Runs language models on the memory you have, with the inside of the model open.
 ///
 /// Every command works without a model of your own: the default is a small story
 /// model that ships with Djinn. A model is a folder as it lies on disk after a
@@ -120,6 +120,15 @@ pub struct SamplingArgs {
 
 /// `djinn run`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Sampling that is not given comes from the model's generation_config.json; a model that
+says nothing there is greedy.
+
+Examples:
+  djinn run
+  djinn run --prompt 'The little robot' --temperature 0.8 --top-p 0.95 --seed 7
+  djinn run --model ./Llama-3.2-1B-Instruct --chat --prompt 'Why is the sky blue?'
+  djinn run --model 'shape:llama-2-7b?layers=2' --tokens 1,2,3 --max-tokens 8 --json")]
 pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -134,14 +143,14 @@ pub struct RunArgs {
     /// Go on past the model's end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
     /// With --json: report each token's log-probability and N alternatives
     #[arg(long, value_name = "N", requires = "json")]
     pub logprobs: Option<usize>,
     /// Print one JSON object at the end instead of streaming text
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
 }
 
 /// `djinn trace`
@@ -204,6 +213,12 @@ pub struct InspectArgs {
 
 /// `djinn pull`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Models go to $DJINN_HOME/models (by default ~/.cache/djinn/models); HF_ENDPOINT names
+another hub, HF_TOKEN opens gated models. What was cut off goes on where it stopped.
+
+Example:
+  djinn pull Qwen/Qwen2.5-0.5B && djinn run --model Qwen/Qwen2.5-0.5B --prompt 'Hello'")]
 pub struct PullArgs {
     /// As the hub names it: org/name
     #[arg(value_name = "ID")]
@@ -215,6 +230,11 @@ pub struct PullArgs {
 
 /// `djinn bench`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  djinn bench memory
+  djinn bench decode --model 'shape:tinyllama-1.1b?dtype=bf16'
+  djinn bench prefill --model 'shape:tinyllama-1.1b?dtype=bf16' --tokens 512 --json")]
 pub struct BenchArgs {
     /// What to measure.
     #[command(subcommand)]
@@ -251,14 +271,15 @@ pub struct BenchDecodeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Tokens to time
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub tokens: usize,
     /// Tokens before them
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
     pub context: usize,
     /// Sessions that generate together
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
-    pub sessions: usize,
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub sessions: u16,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

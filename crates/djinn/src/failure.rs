@@ -1,6 +1,11 @@
 //! How a command fails: with one line.
 
-use std::{fmt::Display, io};
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
+
+use serde_json::Value;
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -17,11 +22,17 @@ impl<E: Display> From<E> for Failure {
     }
 }
 
-/// Keeps a closed pipe apart from other failures to write.
-pub fn written(result: io::Result<()>) -> Result<(), Failure> {
-    match result {
+/// Writes to standard output, at once. A reader that has left ends the command.
+pub fn say(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Err(Failure::ReaderLeft),
         Err(e) => Err(Failure::Message(format!("standard output: {e}"))),
         Ok(()) => Ok(()),
     }
+}
+
+/// Writes JSON to standard output.
+pub fn say_json(value: &Value) -> Result<(), Failure> {
+    say(&format!("{value:#}\n"))
 }

@@ -11,13 +11,17 @@ mod style;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, error::ErrorKind};
 
 use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse_flags(&error),
+    };
+    let done = match cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Trace(args) => commands::trace::trace(args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
@@ -33,4 +37,19 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Help goes out as it is; a complaint about flags is one line, like any other.
+fn refuse_flags(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // Nothing can be done about help that cannot be printed.
+        let _ = error.print();
+        return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+    }
+    let text = error.to_string();
+    let complaint = text.split("\n\n").next().unwrap_or_default();
+    let line: Vec<&str> = complaint.split_whitespace().collect();
+    let line = line.join(" ");
+    eprintln!("djinn: {}", line.trim_start_matches("error: "));
+    ExitCode::from(2)
 }

@@ -5,11 +5,11 @@
 mod common;
 
 use std::{
-    io::{BufRead, BufReader, Read},
+    io::Read,
     process::{Command, Stdio},
 };
 
-use common::{Broken, golden, ok, refused, root, stderr, stdout};
+use common::{Broken, golden, ok, refused, stderr, stdout};
 use serde_json::Value;
 
 fn json(args: &[&str]) -> Value {
@@ -113,25 +113,30 @@ fn a_prompt_from_standard_input() {
 
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
-        .args(["run", "--ignore-eos", "--max-tokens", "400"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut out = BufReader::with_capacity(8, child.stdout.take().unwrap());
-    out.read_line(&mut line).unwrap();
-    drop(out);
-    assert!(child.wait().unwrap().success());
-    let mut complaint = String::new();
-    child
-        .stderr
-        .take()
-        .unwrap()
-        .read_to_string(&mut complaint)
-        .unwrap();
-    assert!(!complaint.contains("panicked"), "{complaint}");
+    for args in [
+        &["run", "--ignore-eos", "--max-tokens", "400"][..],
+        &["run", "--max-tokens", "5", "--json"],
+        &["inspect"],
+        &["inspect", "--json"],
+        &["trace", "--prompt", "A", "--capture", "*"],
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        assert!(child.wait().unwrap().success(), "{args:?}");
+        let mut complaint = String::new();
+        child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut complaint)
+            .unwrap();
+        assert!(!complaint.contains("panicked"), "{args:?}: {complaint}");
+    }
 }
 
 #[test]
@@ -258,9 +263,101 @@ fn the_bundled_model_is_found_from_anywhere() {
 
 #[test]
 fn help_teaches() {
-    for command in ["run", "trace", "inspect", "pull", "bench"] {
+    let check = |command: &str, parts: &[&str]| {
         let text = stdout(&ok(&[command, "--help"]));
-        assert!(text.len() > 200, "{command}: {text}");
+        for part in parts {
+            assert!(
+                text.contains(part),
+                "{command} --help has no '{part}': {text}"
+            );
+        }
+    };
+    check(
+        "run",
+        &[
+            "Examples:",
+            "generation_config.json",
+            "--repetition-penalty",
+            "--stop",
+        ],
+    );
+    check(
+        "trace",
+        &["Examples:", "hook_resid_mid", "project-out", "0,3,-1"],
+    );
+    check("inspect", &["shape", "--json"]);
+    check("pull", &["HF_TOKEN", "DJINN_HOME"]);
+    check("bench", &["memory", "decode", "prefill", "Examples:"]);
+}
+
+#[test]
+fn numbers_as_large_as_they_get() {
+    let most = u64::MAX.to_string();
+    let report = json(&[
+        "run",
+        "--prompt",
+        "The end",
+        "--max-tokens",
+        &most,
+        "--json",
+    ]);
+    assert_eq!(report["finish"], "eos");
+    let report = json(&[
+        "run",
+        "--prompt",
+        "A",
+        "--ignore-eos",
+        "--max-tokens",
+        &most,
+        "--json",
+    ]);
+    assert_eq!(report["finish"], "context");
+    let prompt = report["prompt_ids"].as_array().unwrap().len();
+    let output = report["output_ids"].as_array().unwrap().len();
+    assert_eq!(
+        prompt + output,
+        512 + 1,
+        "every position is run, and the last token is not"
+    );
+    refused(
+        &["bench", "decode", "--context", &most],
+        &["context", "512"],
+    );
+    refused(&["bench", "decode", "--tokens", &most], &["context", "512"]);
+    refused(
+        &["bench", "prefill", "--tokens", &most],
+        &["context", "512"],
+    );
+}
+
+#[test]
+fn benchmarks_report() {
+    let report = json(&[
+        "bench",
+        "decode",
+        "--tokens",
+        "4",
+        "--sessions",
+        "3",
+        "--rows",
+        "8",
+        "--json",
+    ]);
+    assert_eq!(
+        report["passes"],
+        4 - 2,
+        "passes in which all three generate"
+    );
+    for key in [
+        "pass_s",
+        "tokens_per_s",
+        "memory_gb_per_s",
+        "share_of_memory",
+    ] {
+        assert!(report[key].as_f64().unwrap() > 0.0, "{key}");
     }
-    assert!(root().join("README.md").is_file());
+    let report = json(&[
+        "bench", "prefill", "--tokens", "32", "--repeat", "1", "--json",
+    ]);
+    assert!(report["share_of_gemm"].as_f64().unwrap() > 0.0);
 }

@@ -8,7 +8,7 @@ use djinn_model::{
     program::Program,
 };
 
-use crate::{EngineError, Positions, Tensor, read_tensors};
+use crate::{EngineError, Positions, Tensor, tensors::read_tensor};
 
 /// What an edit does to an activation.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,9 +72,12 @@ impl FromStr for EditSpec {
         if hook.is_empty() {
             return Err(error("the hook is missing before ':'".to_owned()));
         }
+        // The folder of a file may hold an `@` too; positions hold no slash.
         let (change, positions) = match rest.rsplit_once('@') {
-            Some((change, positions)) => (change, positions.parse().map_err(&error)?),
-            None => (rest, Positions::All),
+            Some((change, positions)) if !positions.contains(['/', '\\']) => {
+                (change, positions.parse().map_err(&error)?)
+            }
+            _ => (rest, Positions::All),
         };
         Ok(EditSpec {
             hook: hook.to_owned(),
@@ -190,23 +193,12 @@ impl Change<OperandFile> {
 
 impl OperandFile {
     fn load(&self, site: Site) -> Result<Arc<Tensor>, EngineError> {
-        let error = |reason: String| EngineError::File {
-            path: self.path.clone(),
-            reason,
-        };
-        let mut tensors = read_tensors(&self.path)?;
-        let name = match &self.name {
-            Some(name) => name.clone(),
-            None if tensors.len() == 1 => tensors.keys().next().cloned().unwrap_or_default(),
-            None => site.to_string(),
-        };
-        let tensor = tensors
-            .remove(&name)
-            .ok_or_else(|| error(format!("has no tensor '{name}'; name one with #NAME")))?;
+        let (name, tensor) = read_tensor(&self.path, self.name.as_deref(), &site.to_string())?;
         if tensor.data.iter().any(|x| !x.is_finite()) {
-            return Err(error(format!(
-                "tensor '{name}' holds values that are not finite"
-            )));
+            return Err(EngineError::File {
+                path: self.path.clone(),
+                reason: format!("tensor '{name}' holds values that are not finite"),
+            });
         }
         Ok(Arc::new(tensor))
     }

@@ -99,6 +99,7 @@ impl Engine {
         let program = &self.model.program;
         settings::check(program, &request)?;
         self.check_limits(&request)?;
+        let positions = settings::positions(program, &request);
         let text = match &self.model.text {
             Some(text) => Some(TextStream::new(
                 text.decoder(&request.tokens, true),
@@ -112,8 +113,7 @@ impl Engine {
             }
         };
         let mut pages = PageTable::new(self.settings.page_tokens);
-        let positions = request.tokens.len() + request.max_tokens.saturating_sub(1);
-        pages.grow_to(positions.min(program.dims.context), &mut self.pool)?;
+        pages.grow_to(positions, &mut self.pool)?;
         let id = SessionId(self.next_id);
         self.next_id += 1;
         let session = Session {
@@ -259,12 +259,16 @@ fn sample(session: &mut Session, logits: &[f32]) -> Output {
         Some(text) if !is_eos => text.push(choice.token),
         _ => (String::new(), false),
     };
-    let finish = session.finished_by(choice.token, stopped);
+    let mut finish = session.finished_by(choice.token, stopped);
+    if let (Some(stream), Some(_), false) = (&mut session.text, finish, stopped) {
+        let (rest, stopped) = stream.finish();
+        text.push_str(&rest);
+        if stopped {
+            finish = Some(Finish::Stop);
+        }
+    }
     if let Some(finish) = finish {
         session.state = State::Done(finish);
-        if let (Some(stream), false) = (&mut session.text, stopped) {
-            text.push_str(&stream.finish());
-        }
     }
     if session.sampling.logprobs.is_some() {
         session.logprobs.push(choice.logprobs.clone());

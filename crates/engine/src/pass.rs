@@ -267,7 +267,7 @@ impl Pass<'_, '_> {
             let position = part.position + i;
             let row = pattern.rows(i * heads, heads);
             for edit in session.probe.edits(site) {
-                if edit.positions.ordinal(position, session.prompt).is_some() {
+                if edit.positions.contains(position, session.prompt) {
                     match edit.change {
                         Change::Scale(factor) => device.edit(row, DeviceEdit::Scale(factor))?,
                         Change::Zero => device.edit(row, DeviceEdit::Zero)?,
@@ -294,9 +294,9 @@ impl Pass<'_, '_> {
             let (device, operand) = (self.device, self.arena.operand);
             let session = &mut *self.members[group.member];
             for edit in session.probe.edits(site) {
-                let selected = |p| edit.positions.ordinal(p, session.prompt);
-                for run in runs(group, |p| selected(p).is_some()) {
-                    let first = selected(run.position).expect("runs hold selected positions");
+                let prompt = session.prompt;
+                for run in runs(group, |p| edit.positions.contains(p, prompt)) {
+                    let first = edit.positions.ordinal(run.position, prompt);
                     let rows = at.rows(run.first_row, run.rows);
                     apply(device, operand, edit, first, rows)?;
                 }

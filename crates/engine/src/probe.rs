@@ -45,11 +45,6 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Whether there is nothing to do.
-    pub fn is_empty(&self) -> bool {
-        self.captures.is_empty() && self.edits.is_empty()
-    }
-
     /// Whether anything happens at this hook.
     pub(crate) fn touches(&self, site: Site) -> bool {
         self.captures.contains(&site) || self.edits.contains_key(&site)
@@ -73,7 +68,7 @@ impl Probe {
 
     /// Which of a run of rows are read, by position.
     pub(crate) fn reads(&self, position: usize, prompt: usize) -> bool {
-        self.positions.ordinal(position, prompt).is_some()
+        self.positions.contains(position, prompt)
     }
 
     pub(crate) fn edits(&self, site: Site) -> &[Edit] {
@@ -95,24 +90,33 @@ impl Probe {
             .unwrap_or(0)
     }
 
-    /// Refuses operands that do not match the positions they are for.
-    pub(crate) fn check(&self, dims: &Dims, prompt: usize) -> Result<(), EngineError> {
+    /// Refuses edits that apply nowhere in a session of this many positions, and
+    /// operands that do not match the positions they are for.
+    pub(crate) fn check(
+        &self,
+        dims: &Dims,
+        prompt: usize,
+        positions: usize,
+    ) -> Result<(), EngineError> {
         for (&site, edits) in &self.edits {
             for edit in edits {
-                let Some(operand) = edit.operand() else {
-                    continue;
+                let error = |reason: String| EngineError::Edit {
+                    hook: site.to_string(),
+                    reason,
                 };
-                let rows = operand.data.len() / width(site, dims);
-                let selected = edit.positions.count(prompt);
-                if rows != 1 && selected != Some(rows) {
-                    let there = match selected {
-                        Some(n) => format!("{n} are selected"),
-                        None => "an open range is selected: name them with @".to_owned(),
-                    };
-                    return Err(EngineError::Edit {
-                        hook: site.to_string(),
-                        reason: format!("the operand holds {rows} positions, but {there}"),
-                    });
+                let selected = edit.positions.count(positions, prompt);
+                if selected == 0 {
+                    return Err(error(format!(
+                        "none of the session's {positions} positions is selected"
+                    )));
+                }
+                let rows = edit
+                    .operand()
+                    .map_or(1, |o| o.data.len() / width(site, dims));
+                if rows != 1 && rows != selected {
+                    return Err(error(format!(
+                        "the operand holds {rows} positions, but {selected} are selected"
+                    )));
                 }
             }
         }

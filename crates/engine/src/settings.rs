@@ -69,7 +69,10 @@ impl Settings {
 
 /// Positions a request may come to: all but its last token are run.
 pub(crate) fn positions(program: &Program, request: &Request) -> usize {
-    let last = request.tokens.len() + request.max_tokens.saturating_sub(1);
+    let last = request
+        .tokens
+        .len()
+        .saturating_add(request.max_tokens.saturating_sub(1));
     last.min(program.dims.context)
 }
 
@@ -95,5 +98,6 @@ pub(crate) fn check(program: &Program, request: &Request) -> Result<(), EngineEr
         }
     }
     request.sampling.check(dims.vocab)?;
-    request.probe.check(dims, request.tokens.len())
+    let positions = positions(program, request);
+    request.probe.check(dims, request.tokens.len(), positions)
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::Write,
+    io::{ErrorKind, Write},
     path::{Path, PathBuf},
 };
 
@@ -23,23 +23,60 @@ pub struct Tensor {
 
 /// Reads every tensor of a file, converted to f32.
 pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, Tensor>, EngineError> {
-    let error = |reason: String| EngineError::File {
-        path: path.to_owned(),
-        reason,
-    };
-    let bytes = fs::read(path).map_err(|e| error(e.to_string()))?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|e| error(format!("not a safetensors file: {e}")))?;
-    file.tensors()
-        .into_iter()
-        .map(|(name, view)| {
-            let data = to_f32(&view).ok_or_else(|| {
-                error(format!("tensor '{name}' is {:?}, not float", view.dtype()))
-            })?;
-            let shape = view.shape().to_vec();
-            Ok((name, Tensor { shape, data }))
-        })
+    let bytes = read(path)?;
+    let file = parse(path, &bytes)?;
+    let tensors = file.tensors().into_iter();
+    tensors
+        .map(|(name, view)| Ok((name.clone(), convert(path, &name, &view)?)))
         .collect()
+}
+
+/// Reads one tensor of a file, converted to f32: the one named `name`, or else the
+/// only one, or else the one named `fallback`.
+pub(crate) fn read_tensor(
+    path: &Path,
+    name: Option<&str>,
+    fallback: &str,
+) -> Result<(String, Tensor), EngineError> {
+    let bytes = read(path)?;
+    let file = parse(path, &bytes)?;
+    let names = file.names();
+    let name = match (name, &names[..]) {
+        (Some(name), _) => name,
+        (None, [only]) => only,
+        (None, _) => fallback,
+    };
+    let view = file.tensor(name).map_err(|_| EngineError::File {
+        path: path.to_owned(),
+        reason: format!("has no tensor '{name}'; name one with #NAME"),
+    })?;
+    Ok((name.to_owned(), convert(path, name, &view)?))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, EngineError> {
+    fs::read(path).map_err(|e| EngineError::File {
+        path: path.to_owned(),
+        reason: e.to_string(),
+    })
+}
+
+fn parse<'b>(path: &Path, bytes: &'b [u8]) -> Result<SafeTensors<'b>, EngineError> {
+    SafeTensors::deserialize(bytes).map_err(|e| EngineError::File {
+        path: path.to_owned(),
+        reason: format!("not a safetensors file: {e}"),
+    })
+}
+
+fn convert(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Tensor, EngineError> {
+    let data = to_f32(view).ok_or_else(|| EngineError::File {
+        path: path.to_owned(),
+        reason: format!(
+            "tensor '{name}' is {:?}: not numbers Djinn reads",
+            view.dtype()
+        ),
+    })?;
+    let shape = view.shape().to_vec();
+    Ok(Tensor { shape, data })
 }
 
 fn to_f32(view: &TensorView<'_>) -> Option<Vec<f32>> {
@@ -61,11 +98,14 @@ fn each<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32) -> Vec<f32>
 
 /// Refuses a path that cannot be written, before the work that would fill it.
 pub fn check_writable(path: &Path) -> Result<(), EngineError> {
-    let probe = if path.exists() {
-        fs::OpenOptions::new().append(true).open(path).map(drop)
-    } else {
-        let beside = beside(path);
-        fs::File::create(&beside).and_then(|_| fs::remove_file(&beside))
+    let probe = match target(path) {
+        Target::File(path) => {
+            let beside = beside(&path);
+            fs::File::create_new(&beside).and_then(|_| fs::remove_file(&beside))
+        }
+        Target::Folder => Err(ErrorKind::IsADirectory.into()),
+        // Opening a pipe would be felt at its other end.
+        Target::Other => Ok(()),
     };
     probe.map_err(|e| EngineError::File {
         path: path.to_owned(),
@@ -73,9 +113,27 @@ pub fn check_writable(path: &Path) -> Result<(), EngineError> {
     })
 }
 
-/// Where a file lies until it is whole.
+/// What writing to a path means.
+enum Target {
+    /// A file, there or not; links are followed.
+    File(PathBuf),
+    Folder,
+    /// A device or a pipe: written as it is, for there is nothing to rename.
+    Other,
+}
+
+fn target(path: &Path) -> Target {
+    match fs::canonicalize(path) {
+        Ok(path) if path.is_dir() => Target::Folder,
+        Ok(path) if path.is_file() => Target::File(path),
+        Ok(_) => Target::Other,
+        Err(_) => Target::File(path.to_owned()),
+    }
+}
+
+/// Where a file lies until it is whole; nobody else's name.
 fn beside(path: &Path) -> PathBuf {
-    PathBuf::from(format!("{}.part", path.display()))
+    PathBuf::from(format!("{}.{}.part", path.display(), std::process::id()))
 }
 
 /// Writes tensors and lists of ids to a file, whole or not at all.
@@ -118,17 +176,18 @@ fn le_bytes<T, const N: usize>(values: &[T], write: impl Fn(&T) -> [u8; N]) -> V
 
 /// Writes beside the file and renames, so that a failure leaves nothing half-written.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    // A device such as /dev/null or a pipe is written as it is: there is nothing to rename.
-    if path.exists() && !path.is_file() {
-        return fs::OpenOptions::new()
-            .write(true)
-            .open(path)?
-            .write_all(bytes);
-    }
-    let beside = beside(path);
-    let written = fs::File::create(&beside)
+    let path = match target(path) {
+        Target::File(path) => path,
+        Target::Folder => return Err(ErrorKind::IsADirectory.into()),
+        Target::Other => {
+            let mut open = fs::OpenOptions::new().write(true).open(path)?;
+            return open.write_all(bytes);
+        }
+    };
+    let beside = beside(&path);
+    let written = fs::File::create_new(&beside)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&beside, path));
+        .and_then(|()| fs::rename(&beside, &path));
     if written.is_err() {
         // Nothing to do if it was never there.
         let _ = fs::remove_file(&beside);

@@ -28,13 +28,13 @@ impl TextStream {
     }
 
     /// What was still held back at the end, and whether that reached a stop string.
-    pub fn finish(&mut self) -> String {
+    pub fn finish(&mut self) -> (String, bool) {
         let rest = self.decoder.finish().unwrap_or_default();
         let (mut text, stopped) = self.watch.push(&rest);
         if !stopped {
             text.push_str(&self.watch.rest());
         }
-        text
+        (text, stopped)
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use common::{FAMILIES, How, bits, family, golden, ids, request, request_edited, run, stories};
 use djinn_device::cpu::Isa;
-use djinn_engine::Request;
+use djinn_engine::{Backend, Engine, Request, Sampling, Settings};
 
 /// Every model, with a prompt of its own.
 fn models() -> Vec<(PathBuf, Vec<u32>)> {
@@ -124,4 +124,77 @@ fn an_edit_that_changes_nothing_changes_no_bit() {
         let found = alone(&folder, request_edited(&folder, &tokens, &["*"], 4, &edits));
         assert!(found == expect, "{folder:?}");
     }
+}
+
+/// Requests that draw their tokens, each in its own way.
+fn sampled(tokens: &[u32]) -> Vec<Request> {
+    (0..6)
+        .map(|i| Request {
+            tokens: tokens[..3 + i].to_vec(),
+            max_tokens: 12,
+            sampling: Sampling {
+                temperature: 0.7 + 0.1 * i as f32,
+                top_k: [0, 5][i % 2],
+                top_p: 0.95,
+                repetition_penalty: 1.1,
+                presence_penalty: 0.2,
+                seed: i as u64,
+                logprobs: Some(2),
+                ..Sampling::default()
+            },
+            ..Request::default()
+        })
+        .collect()
+}
+
+#[test]
+fn sampled_sessions_too() {
+    let folder = stories();
+    let tokens = ids(&golden(&folder)["cat.input_ids"]);
+    let together = run(&folder, sampled(&tokens), How::default());
+    for (request, found) in sampled(&tokens).into_iter().zip(&together) {
+        let expect = run(&folder, vec![request], How::default()).remove(0);
+        assert_eq!(found.generated, expect.generated);
+        assert_eq!(found.logprobs, expect.logprobs);
+    }
+    assert_ne!(together[0].generated, together[1].generated);
+}
+
+#[test]
+fn sessions_that_come_and_go() {
+    let folder = stories();
+    let tokens = ids(&golden(&folder)["cat.input_ids"]);
+    let expect = run(
+        &folder,
+        vec![request(&folder, &tokens, &["logits"], 20)],
+        How::default(),
+    );
+    let expect = bits(&folder, &expect[0]);
+
+    let model = common::open(&folder);
+    let ask = || request(&folder, &tokens, &["logits"], 20);
+    let settings = Settings::for_requests(&model.program, &[ask(), ask(), ask()], 8).unwrap();
+    let mut engine = Engine::load(model, &Backend::cpu(), settings, &mut |_| {}).unwrap();
+    let mut open = Vec::new();
+    for round in 0..9 {
+        let full = open.len() == 3;
+        assert_eq!(engine.open(ask()).map(|id| open.push(id)).is_err(), full);
+        for _ in 0..3 {
+            engine.step().unwrap();
+        }
+        engine.check_integrity();
+        if round % 4 == 3 {
+            // Closed in the middle: its pages serve the next.
+            let transcript = engine.close(open.remove(0)).unwrap();
+            assert_eq!(transcript.prompt, tokens);
+        }
+    }
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    for id in open {
+        let transcript = engine.close(id).unwrap();
+        assert!(bits(&folder, &transcript) == expect, "{id:?}");
+    }
+    engine.check_integrity();
 }

@@ -33,7 +33,8 @@ impl Default for Generation {
             eos: Vec::new(),
             do_sample: false,
             temperature: 1.0,
-            top_k: 50,
+            // transformers would keep 50; here what nobody asked for is not done.
+            top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
@@ -76,7 +77,10 @@ impl Generation {
             do_sample: file.flag("do_sample")?.unwrap_or(default.do_sample),
             temperature: within(file, "temperature", 100.0, default.temperature)?,
             top_k: file.size("top_k", 0..=usize::MAX)?.unwrap_or(default.top_k),
-            top_p: within(file, "top_p", 1.0, default.top_p)?,
+            top_p: match within(file, "top_p", 1.0, default.top_p)? {
+                0.0 => return Err(file.error("top_p", "expected more than 0, found 0")),
+                top_p => top_p,
+            },
             min_p: within(file, "min_p", 1.0, default.min_p)?,
             repetition_penalty: file
                 .positive("repetition_penalty")?
@@ -113,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_settings_are_transformers() {
+    fn missing_settings_change_nothing() {
         assert_eq!(read(None, "{}"), Generation::default());
         assert_eq!(
             read(Some(r#"{"transformers_version": "5", "x": []}"#), "{}"),

@@ -40,8 +40,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    Activation, Attention, DType, Device, DeviceError, DeviceInfo, Edit, Event, Fill, KvLayer,
-    NormKind, Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
+    Activation, Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, KvLayer, NormKind,
+    Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
 };
 
 pub use isa::Isa;
@@ -172,7 +172,6 @@ impl Device for CpuDevice {
             name: "cpu".into(),
             detail: format!("{}, {threads} thread{plural}", self.isa()),
             slab_bytes: self.slab.bytes(),
-            kv_dtype: DType::F32,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use memmap2::MmapMut;
 
-use crate::{DeviceError, Result};
+use crate::{DeviceError, Result, host};
 
 /// The size and alignment of a huge page.
 const HUGE: usize = 2 << 20;
@@ -32,6 +32,12 @@ impl Slab {
             .ok()
             .and_then(|bytes| bytes.checked_next_multiple_of(HUGE)?.checked_add(HUGE))
             .ok_or_else(|| refuse("more than this machine can address".into()))?;
+        // The system would give the addresses and fail later, by ending the process.
+        let free = host::available_memory();
+        if bytes > free {
+            let free_gb = free as f64 / 1e9;
+            return Err(refuse(format!("{free_gb:.2} GB are free on this machine")));
+        }
         let mut map = MmapMut::map_anon(length).map_err(|error| refuse(error.to_string()))?;
         // Fewer TLB misses where the system has huge pages; it may well not.
         #[cfg(target_os = "linux")]

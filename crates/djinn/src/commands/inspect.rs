@@ -10,7 +10,12 @@ use djinn_model::{
 };
 use serde_json::{Value, json};
 
-use crate::{args::InspectArgs, bundled, failure::Failure, style};
+use crate::{
+    args::InspectArgs,
+    bundled,
+    failure::{Failure, say, say_json},
+    style,
+};
 
 /// Segments of one kind.
 #[derive(Default)]
@@ -24,11 +29,10 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let reference = args.model.as_deref().or(args.model_flag.as_deref());
     let model = bundled::open(reference)?;
     if args.json {
-        println!("{:#}", to_json(&model));
+        say_json(&to_json(&model))
     } else {
-        print(&model);
+        say(&to_text(&model))
     }
-    Ok(())
 }
 
 fn kind_name(kind: SegmentKind) -> &'static str {
@@ -58,7 +62,7 @@ fn kinds(program: &Program) -> Vec<(&'static str, Kind)> {
     kinds
 }
 
-fn print(model: &Model) {
+fn to_text(model: &Model) -> String {
     let p = &model.program;
     let d = &p.dims;
     let dtypes: Vec<String> = p
@@ -67,49 +71,49 @@ fn print(model: &Model) {
         .map(|share| format!("{} {}", share.dtype, Size(share.bytes)))
         .collect();
     let kv = |dtype| Size(p.kv_bytes_per_token(dtype));
-    println!(
-        "{} · {} · {} parameters",
-        model.name,
-        p.family,
-        grouped(p.parameters())
-    );
-    println!(
-        "  weights    {} ({})",
-        Size(p.weight_bytes()),
-        dtypes.join(", ")
-    );
-    println!(
-        "  blocks     {} of width {}, MLP {}",
-        d.blocks, d.d_model, d.d_mlp
-    );
-    println!(
-        "  attention  {} heads of {}, {} key-value heads",
-        d.heads, d.d_head, d.kv_heads
-    );
+    let text = match (&model.text, &model.chat) {
+        (None, _) => "no tokenizer: prompts as --tokens",
+        (Some(_), None) => "tokenizer",
+        (Some(_), Some(_)) => "tokenizer, chat template",
+    };
+    let mut facts = vec![
+        (
+            "weights",
+            format!("{} ({})", Size(p.weight_bytes()), dtypes.join(", ")),
+        ),
+        (
+            "blocks",
+            format!("{} of width {}, MLP {}", d.blocks, d.d_model, d.d_mlp),
+        ),
+        (
+            "attention",
+            format!(
+                "{} heads of {}, {} key-value heads",
+                d.heads, d.d_head, d.kv_heads
+            ),
+        ),
+        ("vocabulary", format!("{} tokens", grouped(d.vocab as u64))),
+        (
+            "context",
+            format!("{} positions", grouped(d.context as u64)),
+        ),
+        (
+            "KV",
+            format!(
+                "{} a token in f32, {} in f16",
+                kv(DType::F32),
+                kv(DType::F16)
+            ),
+        ),
+        ("text", text.to_owned()),
+    ];
     if d.experts > 0 {
-        println!("  experts    {} a block", d.experts);
+        facts.insert(3, ("experts", format!("{} a block", d.experts)));
     }
-    println!("  vocabulary {} tokens", grouped(d.vocab as u64));
-    println!("  context    {} positions", grouped(d.context as u64));
-    println!(
-        "  KV         {} a token in f32, {} in f16",
-        kv(DType::F32),
-        kv(DType::F16)
-    );
-    println!(
-        "  text       {}{}",
-        if model.text.is_some() {
-            "tokenizer"
-        } else {
-            "no tokenizer: prompts as --tokens"
-        },
-        if model.chat.is_some() {
-            ", chat template"
-        } else {
-            ""
-        },
-    );
-    println!();
+    let facts: String = facts
+        .into_iter()
+        .map(|(name, fact)| format!("  {name:<10} {fact}\n"))
+        .collect();
     let rows: Vec<Vec<String>> = kinds(p)
         .into_iter()
         .map(|(name, kind)| {
@@ -122,10 +126,12 @@ fn print(model: &Model) {
             ]
         })
         .collect();
-    print!(
-        "{}",
-        style::table(&["segments", "count", "each", "together"], &rows)
-    );
+    let segments = style::table(&["segments", "count", "each", "together"], &rows);
+    let parameters = grouped(p.parameters());
+    format!(
+        "{} · {} · {parameters} parameters\n{facts}\n{segments}",
+        model.name, p.family
+    )
 }
 
 /// 6738415616 as 6,738,415,616.

@@ -23,6 +23,11 @@ pub fn tokens(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
         None => String::new(),
     };
     if args.chat {
+        if args.prompt.is_none() {
+            return Err(Failure::Message(
+                "--chat wants a message: give --prompt".into(),
+            ));
+        }
         let template = model.chat.as_ref().ok_or_else(|| {
             Failure::Message(format!(
                 "{} has no chat template: leave out --chat",

@@ -1,9 +1,6 @@
 //! `djinn run`
 
-use std::{
-    io::{Write, stdout},
-    time::Instant,
-};
+use std::time::Instant;
 
 use djinn_engine::{Engine, Finish, Logprob, Request, Sampling, Settings, Transcript};
 use djinn_memory::Size;
@@ -14,7 +11,7 @@ use super::prompt;
 use crate::{
     args::{RunArgs, SamplingArgs},
     bundled,
-    failure::{Failure, written},
+    failure::{Failure, say, say_json},
     progress::Loading,
     style::seconds,
 };
@@ -33,15 +30,13 @@ struct Timing {
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let request = request(&model, &args)?;
-    if model.chat.is_some() && !args.prompt.chat && args.prompt.prompt.is_some() {
-        eprintln!("note: this model has a chat template; --chat uses it");
-    }
     let (seed, sampled) = (request.sampling.seed, request.sampling.temperature > 0.0);
     let settings = Settings::for_requests(
         &model.program,
         std::slice::from_ref(&request),
         args.model.rows,
     )?;
+    note_what_is_unused(&model, &args, sampled);
     let started = Instant::now();
     let loading = Loading::new(&model.name, model.program.weight_bytes());
     let backend = args.model.device.backend();
@@ -55,8 +50,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         ));
     }
     if args.json {
-        let report = report(&engine, &text, &transcript, &timing, seed);
-        println!("{report:#}");
+        say_json(&report(&engine, &text, &transcript, &timing, seed))?;
     } else {
         let drawn = sampled && args.sampling.seed.is_none();
         eprintln!(
@@ -67,7 +61,34 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Tells of what was given or is there and will not be used.
+fn note_what_is_unused(model: &Model, args: &RunArgs, sampled: bool) {
+    if model.chat.is_some() && !args.prompt.chat && args.prompt.prompt.is_some() {
+        eprintln!("note: this model has a chat template; --chat uses it");
+    }
+    let SamplingArgs {
+        top_k,
+        top_p,
+        min_p,
+        ..
+    } = args.sampling;
+    if !sampled && (top_k.is_some() || top_p.is_some() || min_p.is_some()) {
+        eprintln!("note: temperature is 0, so the likeliest token is taken whatever else is set");
+    }
+}
+
 fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
+    if args.stop.iter().any(String::is_empty) {
+        return Err(Failure::Message(
+            "--stop wants text: an empty one would stop nothing".into(),
+        ));
+    }
+    if model.text.is_none() && !args.stop.is_empty() {
+        return Err(Failure::Message(format!(
+            "{} has no tokenizer.json, so --stop cannot be used",
+            model.name
+        )));
+    }
     let tokens = prompt::tokens(model, &args.prompt)?;
     let mut sampling = sampling(&args.sampling, &model.generation);
     sampling.logprobs = args.logprobs;
@@ -124,9 +145,8 @@ fn generate(
     stream: bool,
 ) -> Result<(String, Transcript, Timing), Failure> {
     let echo = stream.then(|| prompt_text(engine.model(), &request.tokens));
-    let mut out = stdout();
     if let Some(echo) = echo.flatten() {
-        written(write!(out, "{echo}").and_then(|()| out.flush()))?;
+        say(&echo)?;
     }
     let id = engine.open(request)?;
     let started = Instant::now();
@@ -135,13 +155,13 @@ fn generate(
         for output in engine.step()? {
             first_token.get_or_insert_with(|| started.elapsed().as_secs_f64());
             if stream {
-                written(write!(out, "{}", output.text).and_then(|()| out.flush()))?;
+                say(&output.text)?;
             }
             text.push_str(&output.text);
         }
     }
     if stream {
-        written(writeln!(out))?;
+        say("\n")?;
     }
     let whole = started.elapsed().as_secs_f64();
     let transcript = engine.close(id).expect("opened above");
@@ -195,13 +215,19 @@ fn report(
     seed: u64,
 ) -> Value {
     let footprint = engine.footprint();
-    let logprob = |l: &Logprob| json!({ "token": l.token, "logprob": l.logprob });
+    let text_of = |token: u32| {
+        let tokenizer = engine.model().text.as_ref()?;
+        tokenizer.decode(&[token], false).ok()
+    };
+    let logprob =
+        |l: &Logprob| json!({ "token": l.token, "text": text_of(l.token), "logprob": l.logprob });
     let logprobs: Vec<Value> = transcript
         .logprobs
         .iter()
         .map(|all| {
-            let top: Vec<Value> = all[1..].iter().map(logprob).collect();
-            json!({ "token": all[0].token, "logprob": all[0].logprob, "top": top })
+            let mut chosen = logprob(&all[0]);
+            chosen["top"] = all[1..].iter().map(logprob).collect();
+            chosen
         })
         .collect();
     json!({

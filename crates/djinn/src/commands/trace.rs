@@ -10,7 +10,13 @@ use djinn_model::Model;
 use serde_json::{Value, json};
 
 use super::prompt;
-use crate::{args::TraceArgs, bundled, failure::Failure, progress::Loading, style};
+use crate::{
+    args::TraceArgs,
+    bundled,
+    failure::{Failure, say, say_json},
+    progress::Loading,
+    style,
+};
 
 /// Runs a prompt and keeps what was at the hooks.
 pub fn trace(args: TraceArgs) -> Result<(), Failure> {
@@ -38,15 +44,27 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
         ));
     }
     let tensors = transcript.captured.tensors(&engine.model().program.dims);
-    match &args.out {
-        Some(out) => {
-            write_tensors(out, &tensors, &ids(&transcript, args.generate))?;
-            eprintln!("{} tensors written to {}", tensors.len(), out.display());
-        }
-        None if args.json => println!("{:#}", to_json(&engine, &tensors, &transcript)),
-        None => print_table(&engine, &tensors, &transcript),
+    if let Some(out) = &args.out {
+        write_tensors(out, &tensors, &ids(&transcript, args.generate))?;
+        eprintln!("{} tensors written to {}", tensors.len(), out.display());
     }
-    Ok(())
+    warn_of_broken_numbers(&engine, &tensors);
+    match (args.json, &args.out) {
+        (true, _) => say_json(&to_json(&engine, &tensors, &transcript)),
+        (false, None) => say(&to_table(&engine, &tensors, &transcript)),
+        (false, Some(_)) => say(&tokens_of(&engine, &transcript)),
+    }
+}
+
+/// Says where numbers first stopped being numbers.
+fn warn_of_broken_numbers(engine: &Engine, tensors: &BTreeMap<String, Tensor>) {
+    let broken = |tensor: &Tensor| tensor.data.iter().any(|x| !x.is_finite());
+    if let Some((name, _)) = in_order(engine, tensors)
+        .into_iter()
+        .find(|(_, tensor)| broken(tensor))
+    {
+        eprintln!("note: {name} holds values that are not finite");
+    }
 }
 
 fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
@@ -107,7 +125,11 @@ fn in_order<'t>(
         .collect()
 }
 
-fn print_table(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: &Transcript) {
+fn to_table(
+    engine: &Engine,
+    tensors: &BTreeMap<String, Tensor>,
+    transcript: &Transcript,
+) -> String {
     let rows: Vec<Vec<String>> = in_order(engine, tensors)
         .into_iter()
         .map(|(name, tensor)| {
@@ -119,30 +141,26 @@ fn print_table(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: 
                 .collect()
         })
         .collect();
-    print!(
-        "{}",
-        style::table(&["hook", "shape", "norm", "mean", "least", "most"], &rows)
-    );
-    println!(
-        "{} tokens read: {}",
-        transcript.prompt.len(),
-        list(&transcript.prompt)
-    );
-    if !transcript.generated.is_empty() {
-        println!(
-            "{} generated: {}",
-            transcript.generated.len(),
-            list(&transcript.generated)
+    let header = ["hook", "shape", "norm", "mean", "least", "most"];
+    style::table(&header, &rows) + &tokens_of(engine, transcript)
+}
+
+/// What was read and what was generated.
+fn tokens_of(engine: &Engine, transcript: &Transcript) -> String {
+    let (prompt, generated) = (&transcript.prompt, &transcript.generated);
+    let mut out = format!("{} tokens read: {}\n", prompt.len(), list(prompt));
+    if let (false, Some(finish)) = (generated.is_empty(), transcript.finish) {
+        out += &format!(
+            "{} generated ({finish}): {}\n",
+            generated.len(),
+            list(generated)
         );
-        if let Some(Ok(text)) = engine
-            .model()
-            .text
-            .as_ref()
-            .map(|text| text.decode(&transcript.generated, true))
-        {
-            println!("{text}");
+        let text = engine.model().text.as_ref();
+        if let Some(Ok(text)) = text.map(|text| text.decode(generated, true)) {
+            out += &format!("{text}\n");
         }
     }
+    out
 }
 
 fn list(ids: &[u32]) -> String {
@@ -165,6 +183,7 @@ fn to_json(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: &Tra
         "model": engine.model().name,
         "input_ids": transcript.prompt,
         "output_ids": transcript.generated,
+        "finish": transcript.finish.map(|f| f.to_string()),
         "hooks": hooks,
     })
 }

@@ -1,0 +1,113 @@
+//! `djinn bench decode`
+
+use std::{collections::BTreeSet, time::Instant};
+
+use djinn_device::host;
+use djinn_engine::{Engine, Request};
+use djinn_model::program::{Op, Program, TensorId};
+use serde_json::json;
+
+use super::{BANDWIDTH_BYTES, check_context, engine, median, read_bandwidth, some_tokens};
+use crate::{
+    args::BenchDecodeArgs,
+    bundled,
+    failure::{Failure, say, say_json},
+    style::seconds,
+};
+
+/// Time of a pass in which every session generates a token.
+pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
+    let model = bundled::open(args.model.model.as_deref())?;
+    check_context(&model.program, args.context.saturating_add(args.tokens))?;
+    let sessions = usize::from(args.sessions);
+    let (name, read_bytes) = (model.name.clone(), bytes_read(&model.program));
+    let requests = (0..sessions)
+        .map(|i| Request {
+            tokens: some_tokens(&model.program, args.context, i),
+            // One is not timed: it comes out of the prompt.
+            max_tokens: args.tokens + 1,
+            ..Request::default()
+        })
+        .collect();
+    let (mut engine, _) = engine(&args.model, model, requests)?;
+    let mut passes = timed_passes(&mut engine, sessions)?;
+    if passes.is_empty() {
+        return Err(Failure::Message(
+            "no pass had every session generating: ask for more --tokens or fewer --sessions"
+                .into(),
+        ));
+    }
+    let pass = median(&mut passes);
+    let rate = read_bytes as f64 / pass / 1e9;
+    let ceiling = read_bandwidth(args.model.device.threads, BANDWIDTH_BYTES)?;
+    let (share, tokens) = (rate / ceiling, f64::from(args.sessions) / pass);
+    let device = engine.device();
+    if args.json {
+        return say_json(&json!({
+            "model": name, "device": device.detail, "sessions": args.sessions,
+            "context": args.context, "passes": passes.len(),
+            "pass_s": pass, "fastest_pass_s": passes[0], "tokens_per_s": tokens,
+            "weights_bytes_per_pass": read_bytes, "weights_gb_per_s": rate,
+            "memory_gb_per_s": ceiling, "share_of_memory": share,
+            "slab_bytes": engine.footprint().total(),
+            "peak_rss_bytes": host::peak_rss_bytes(),
+        }));
+    }
+    say(&format!(
+        "{name} on {}\n\
+         \x20 a pass          {} (median of {}; fastest {})\n\
+         \x20 tokens          {tokens:.1}/s\n\
+         \x20 weights read    {rate:.1} GB/s\n\
+         \x20 memory gives    {ceiling:.1} GB/s (median, same threads)\n\
+         \x20 share           {:.0} %\n",
+        device.detail,
+        seconds(pass),
+        passes.len(),
+        seconds(passes[0]),
+        share * 100.0,
+    ))
+}
+
+/// Seconds of each pass that gave every session a token, prompts done before.
+fn timed_passes(engine: &mut Engine, sessions: usize) -> Result<Vec<f64>, Failure> {
+    let mut started = BTreeSet::new();
+    let mut passes = Vec::new();
+    while !engine.is_idle() {
+        let all_started = started.len() == sessions;
+        let clock = Instant::now();
+        let outputs = engine.step()?;
+        let time = clock.elapsed().as_secs_f64();
+        let tokens = outputs.iter().filter(|output| output.token.is_some());
+        if all_started && tokens.clone().count() == sessions {
+            passes.push(time);
+        }
+        started.extend(tokens.map(|output| output.session));
+    }
+    Ok(passes)
+}
+
+/// Bytes of weights a pass over one token reads: all but the rows of tables it skips,
+/// and of experts those it chooses.
+fn bytes_read(program: &Program) -> u64 {
+    let mut dense: BTreeSet<TensorId> = BTreeSet::new();
+    let mut routed = 0;
+    for op in program.ops() {
+        match op {
+            Op::Linear { weight, bias, .. } | Op::Norm { weight, bias, .. } => {
+                dense.extend([Some(*weight), *bias].into_iter().flatten());
+            }
+            Op::Experts {
+                chosen, experts, ..
+            } => {
+                let one = experts.first().map_or(0, |e| {
+                    let tensors = [e.gate, e.up, e.down];
+                    tensors.iter().map(|&id| program.tensor(id).bytes()).sum()
+                });
+                routed += one * *chosen as u64;
+            }
+            _ => {}
+        }
+    }
+    let dense: u64 = dense.iter().map(|&id| program.tensor(id).bytes()).sum();
+    dense + routed
+}

@@ -1,0 +1,151 @@
+//! Edits do what they say, at every position asked for and nowhere else, whatever the
+//! chunking.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{collections::BTreeMap, path::Path};
+
+use common::{How, bits, family, golden, ids, request, request_edited, run, tensors};
+use djinn_engine::{Tensor, write_tensors};
+
+const HOOK: &str = "blocks.1.hook_resid_post";
+const WIDTH: usize = 64;
+
+/// What is at the hook after these edits, by position, and again in chunks of 7.
+fn edited(folder: &Path, tokens: &[u32], edits: &[&str], generate: usize) -> Vec<Vec<f32>> {
+    let ask = || vec![request_edited(folder, tokens, &[HOOK], generate, edits)];
+    let whole = run(folder, ask(), How::default()).remove(0);
+    let chunked = How {
+        rows: 7,
+        ..How::default()
+    };
+    let chunked = run(folder, ask(), chunked).remove(0);
+    assert!(bits(folder, &whole) == bits(folder, &chunked), "{edits:?}");
+    let captured = tensors(folder, &whole).remove(HOOK).unwrap();
+    captured
+        .data
+        .chunks_exact(WIDTH)
+        .map(<[f32]>::to_vec)
+        .collect()
+}
+
+struct Fixture {
+    folder: std::path::PathBuf,
+    tokens: Vec<u32>,
+    /// What is there without edits.
+    plain: Vec<Vec<f32>>,
+    /// A file with a vector `u` and a matrix `three` of three rows.
+    file: String,
+    operands: BTreeMap<String, Tensor>,
+    _temporary: tempfile::TempDir,
+}
+
+fn fixture() -> Fixture {
+    let folder = family("llama3");
+    let tokens: Vec<u32> = ids(&golden(&folder)["input_ids"])[..20].to_vec();
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("operands.safetensors");
+    let wave = |rows: usize| Tensor {
+        shape: vec![rows, WIDTH],
+        data: (0..rows * WIDTH).map(|i| ((i * i) as f32).sin()).collect(),
+    };
+    let operands = BTreeMap::from([("u".to_owned(), wave(1)), ("three".to_owned(), wave(3))]);
+    write_tensors(&path, &operands, &BTreeMap::new()).unwrap();
+    Fixture {
+        plain: edited(&folder, &tokens, &[], 0),
+        file: path.to_str().unwrap().to_owned(),
+        folder,
+        tokens,
+        operands,
+        _temporary: temporary,
+    }
+}
+
+/// Checks one edit of the prompt against a function of position and row.
+fn check(f: &Fixture, edit: &str, expect: impl Fn(usize, &[f32]) -> Vec<f32>) {
+    let edit = format!("{HOOK}:{edit}");
+    let found = edited(&f.folder, &f.tokens, &[&edit], 0);
+    for (p, (found, plain)) in found.iter().zip(&f.plain).enumerate() {
+        for (x, y) in found.iter().zip(expect(p, plain)) {
+            assert!(
+                (x - y).abs() <= 1e-5 * (1.0 + y.abs()),
+                "{edit} at {p}: {x}, not {y}"
+            );
+        }
+    }
+}
+
+#[test]
+fn each_change_at_the_positions_asked_for() {
+    let f = fixture();
+    let u = &f.operands["u"].data;
+    let three = &f.operands["three"].data;
+    let file = &f.file;
+    let times = |row: &[f32], factor: f32| row.iter().map(|x| x * factor).collect::<Vec<_>>();
+    check(&f, "scale=0.5", |_, row| times(row, 0.5));
+    check(&f, "zero@3,-1", |p, row| {
+        times(row, if p == 3 || p == 19 { 0.0 } else { 1.0 })
+    });
+    let plus = |row: &[f32], v: &[f32], factor: f32| -> Vec<f32> {
+        row.iter().zip(v).map(|(x, v)| x + factor * v).collect()
+    };
+    check(&f, &format!("add={file}#u*-2@5..9"), |p, row| {
+        plus(row, u, if (5..9).contains(&p) { -2.0 } else { 0.0 })
+    });
+    // Rows go to the selected positions in order, across chunks.
+    check(
+        &f,
+        &format!("replace={file}#three@12,2,6"),
+        |p, row| match [2, 6, 12].iter().position(|&q| q == p) {
+            Some(i) => three[i * WIDTH..(i + 1) * WIDTH].to_vec(),
+            None => row.to_vec(),
+        },
+    );
+    check(&f, &format!("project-out={file}#u"), |_, row| {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
+        plus(row, u, -dot(row, u) / dot(u, u))
+    });
+}
+
+#[test]
+fn generated_positions_only() {
+    let f = fixture();
+    let edit = format!("{HOOK}:zero@generated");
+    let found = edited(&f.folder, &f.tokens, &[&edit], 4);
+    assert_eq!(found.len(), 20 + 3, "the last token is never run");
+    assert_eq!(found[..20], f.plain[..]);
+    assert!(found[20..].iter().flatten().all(|&x| x == 0.0));
+}
+
+#[test]
+fn edits_apply_in_order() {
+    let f = fixture();
+    let (zero, add) = (format!("{HOOK}:zero"), format!("{HOOK}:add={}#u", f.file));
+    let found = edited(&f.folder, &f.tokens, &[&zero, &add], 0);
+    assert!(found.iter().all(|row| row == &f.operands["u"].data));
+    let found = edited(&f.folder, &f.tokens, &[&add, &zero], 0);
+    assert!(found.iter().flatten().all(|&x| x == 0.0));
+}
+
+#[test]
+fn replacing_by_what_was_captured_changes_no_bit() {
+    let f = fixture();
+    let hooks = [
+        "hook_embed",
+        "blocks.2.attn.hook_k",
+        "blocks.0.mlp.hook_post",
+        "logits",
+    ];
+    let plain = || request(&f.folder, &f.tokens, &["*"], 0);
+    let transcript = run(&f.folder, vec![plain()], How::default()).remove(0);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("all.safetensors");
+    write_tensors(&path, &tensors(&f.folder, &transcript), &BTreeMap::new()).unwrap();
+    let edits = hooks.map(|hook| format!("{hook}:replace={}", path.display()));
+    let edits: Vec<&str> = edits.iter().map(String::as_str).collect();
+    let asked = request_edited(&f.folder, &f.tokens, &["*"], 0, &edits);
+    let found = run(&f.folder, vec![asked], How::default()).remove(0);
+    assert!(bits(&f.folder, &found) == bits(&f.folder, &transcript));
+}
