@@ -20,21 +20,23 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     check_context(&model.program, args.context.saturating_add(args.tokens))?;
     let sessions = usize::from(args.sessions);
+    // Tokens that early sessions generate while the prompts of late ones still run, and
+    // each one's first, which comes out of its prompt.
+    let spare_rows = args.model.rows.saturating_sub(sessions).max(1);
+    let untimed = (sessions * args.context).div_ceil(spare_rows) + 1;
     let (name, read_bytes) = (model.name.clone(), bytes_read(&model.program));
     let requests = (0..sessions)
         .map(|i| Request {
             tokens: some_tokens(&model.program, args.context, i),
-            // One is not timed: it comes out of the prompt.
-            max_tokens: args.tokens + 1,
+            max_tokens: args.tokens.saturating_add(untimed),
             ..Request::default()
         })
         .collect();
     let (mut engine, _) = engine(&args.model, model, requests)?;
-    let mut passes = timed_passes(&mut engine, sessions)?;
+    let mut passes = timed_passes(&mut engine, sessions, args.tokens)?;
     if passes.is_empty() {
         return Err(Failure::Message(
-            "no pass had every session generating: ask for more --tokens or fewer --sessions"
-                .into(),
+            "no pass had every session generating: the context is too short for that".into(),
         ));
     }
     let pass = median(&mut passes);
@@ -68,11 +70,11 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
     ))
 }
 
-/// Seconds of each pass that gave every session a token, prompts done before.
-fn timed_passes(engine: &mut Engine, sessions: usize) -> Result<Vec<f64>, Failure> {
+/// Seconds of the first passes that give every session a token, prompts done before.
+fn timed_passes(engine: &mut Engine, sessions: usize, count: usize) -> Result<Vec<f64>, Failure> {
     let mut started = BTreeSet::new();
     let mut passes = Vec::new();
-    while !engine.is_idle() {
+    while passes.len() < count && !engine.is_idle() {
         let all_started = started.len() == sessions;
         let clock = Instant::now();
         let outputs = engine.step()?;
