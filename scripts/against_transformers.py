@@ -3,7 +3,7 @@
 
 Builds random checkpoints of every family with transformers (odd head sizes, few and
 many experts, short windows, all rope scalings, shards, dtypes), runs both on the same
-tokens, and prints a table of the largest differences. Needs torch, transformers and
+tokens, and prints a table of the largest differences at any hook. Needs torch, transformers and
 safetensors; exits 1 if anything is further off than the tolerance.
 
     scripts/against_transformers.py --djinn target/release/djinn [--seeds 3] [--only llama]
@@ -135,6 +135,29 @@ def falcon(rng):
         bos_token_id=1, eos_token_id=2)
 
 
+# Where each hook is in transformers' modules: (module of a block, side, hook).
+ROTARY = [("self_attn.q_proj", "out", "attn.hook_q"), ("self_attn.k_proj", "out", "attn.hook_k"),
+          ("self_attn.v_proj", "out", "attn.hook_v"), ("self_attn.o_proj", "in", "attn.hook_z"),
+          ("self_attn.o_proj", "out", "hook_attn_out"),
+          ("post_attention_layernorm", "in", "hook_resid_mid")]
+GATED = ROTARY + [("mlp.gate_proj", "out", "mlp.hook_pre"), ("mlp.down_proj", "in", "mlp.hook_post"),
+                  ("mlp.down_proj", "out", "hook_mlp_out")]
+HOOKS = dict(
+    llama=GATED, mistral=GATED, qwen2=GATED, qwen3=GATED, mixtral=ROTARY,
+    gpt2=[("attn.c_proj", "in", "attn.hook_z"), ("attn.c_proj", "out", "hook_attn_out"),
+          ("ln_2", "in", "hook_resid_mid"), ("mlp.c_fc", "out", "mlp.hook_pre"),
+          ("mlp.c_proj", "in", "mlp.hook_post"), ("mlp.c_proj", "out", "hook_mlp_out")],
+    gptj=[("attn.q_proj", "out", "attn.hook_q"), ("attn.k_proj", "out", "attn.hook_k"),
+          ("attn.v_proj", "out", "attn.hook_v"), ("attn.out_proj", "in", "attn.hook_z"),
+          ("attn.out_proj", "out", "hook_attn_out"), ("mlp.fc_in", "out", "mlp.hook_pre"),
+          ("mlp.fc_out", "in", "mlp.hook_post"), ("mlp.fc_out", "out", "hook_mlp_out")],
+    falcon=[("self_attention.dense", "in", "attn.hook_z"),
+            ("self_attention.dense", "out", "hook_attn_out"),
+            ("mlp.dense_h_to_4h", "out", "mlp.hook_pre"),
+            ("mlp.dense_4h_to_h", "in", "mlp.hook_post"),
+            ("mlp.dense_4h_to_h", "out", "hook_mlp_out")],
+)
+
 FAMILIES = dict(llama=llama, mistral=mistral, mixtral=mixtral, qwen2=qwen2, qwen3=qwen3,
                 gpt2=gpt2, gptj=gptj, falcon=falcon)
 
@@ -153,11 +176,37 @@ def build(config, dtype, folder, rng):
     return loaded.eval()
 
 
-def reference(model, tokens, generate):
+def watch(model, family):
+    """Keeps what goes through the modules behind the hooks."""
+    found, handles = {}, []
+
+    def keep(module, side, name):
+        def hook(_, inputs, output):
+            value = inputs[0] if side == "in" else output
+            # Cloned, for some modules' outputs are changed in place later.
+            found[name] = (value[0] if isinstance(value, tuple) else value).clone()
+        handles.append(module.register_forward_hook(hook))
+
+    base = model.base_model
+    blocks = base.layers if hasattr(base, "layers") else base.h
+    for i, block in enumerate(blocks):
+        for path, side, name in HOOKS[family]:
+            keep(block.get_submodule(path), side, f"blocks.{i}.{name}")
+    keep(base.norm if hasattr(base, "norm") else base.ln_f, "out", "ln_final.hook_normalized")
+    keep(model.get_input_embeddings(), "out", "hook_embed")
+    return found, handles
+
+
+def reference(model, family, tokens, generate):
     with torch.no_grad():
         ids = torch.tensor([tokens])
+        watched, handles = watch(model, family)
         out = model(ids, output_hidden_states=True, output_attentions=True)
-        found = {"logits": out.logits[0]}
+        for handle in handles:
+            handle.remove()
+        # Rows may come without a batch, and heads side by side: compared as numbers.
+        found = {name: value.reshape(len(tokens), -1) for name, value in watched.items()}
+        found["logits"] = out.logits[0]
         for i, attention in enumerate(out.attentions):
             found[f"blocks.{i}.attn.hook_pattern"] = attention[0]
             found[f"blocks.{i}.hook_resid_pre"] = out.hidden_states[i][0]
@@ -173,7 +222,7 @@ def reference(model, tokens, generate):
 def djinn(binary, folder, tokens, generate):
     out = folder / "trace.safetensors"
     command = [binary, "trace", "--model", str(folder), "--tokens", ",".join(map(str, tokens)),
-               "--capture", "blocks.*.hook_resid_pre,blocks.*.attn.hook_pattern,logits",
+               "--capture", "*",
                "--generate", str(generate), "--out", str(out), "--rows", "16"]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
@@ -191,12 +240,13 @@ def compare(binary, family, seed):
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         model = build(config, dtype, folder, rng)
-        expect, greedy, margin = reference(model, tokens, 6)
+        expect, greedy, margin = reference(model, family, tokens, 6)
         found = djinn(binary, folder, tokens, 6)
         worst, where = 0.0, ""
         for name, tensor in expect.items():
-            if found[name].shape != tensor.shape:
-                return 9.9, f"{name}: {list(found[name].shape)}, not {list(tensor.shape)}", folder
+            if found[name].numel() != tensor.numel():
+                return 9.9, f"{name}: {list(found[name].shape)}, not {list(tensor.shape)}", None
+            found[name] = found[name].reshape(tensor.shape)
             share = ((found[name] - tensor).abs() / (ABSOLUTE + RELATIVE * tensor.abs())).max()
             if not share <= worst:
                 worst, where = float(share), name

@@ -193,7 +193,8 @@ impl Engine {
             .check_integrity(self.sessions.values().map(|s| &s.pages));
     }
 
-    /// Runs one pass over every ready session.
+    /// Runs one pass over every ready session. Where it fails, those sessions are over:
+    /// half a pass may already have been captured, and must not be captured again.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
         let mut members: Vec<&mut Session> = self
             .sessions
@@ -212,7 +213,15 @@ impl Engine {
             arena: &self.arena,
             members: &mut members,
         };
-        let last = pass.run(&batch)?;
+        let last = match pass.run(&batch) {
+            Ok(last) => last,
+            Err(error) => {
+                for session in members {
+                    session.state = State::Done(Finish::Failed);
+                }
+                return Err(error);
+            }
+        };
         for (session, rows) in members.iter_mut().zip(shares) {
             session.computed += rows;
         }

@@ -40,6 +40,8 @@ pub enum Finish {
     Stop,
     /// The model computed something that is not a number: weights or edits are broken.
     NotANumber,
+    /// The device failed in the middle of a pass.
+    Failed,
 }
 
 impl fmt::Display for Finish {
@@ -50,6 +52,7 @@ impl fmt::Display for Finish {
             Finish::Eos => "eos",
             Finish::Stop => "stop",
             Finish::NotANumber => "not-a-number",
+            Finish::Failed => "failed",
         })
     }
 }
