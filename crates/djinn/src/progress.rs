@@ -10,6 +10,8 @@ use djinn_engine::LoadProgress;
 use djinn_hub::{HubError, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+use crate::style::seconds;
+
 /// Loading less than this is over before a bar can be read.
 const WORTH_SHOWING: u64 = 256 << 20;
 
@@ -81,7 +83,7 @@ impl Progress for Downloads {
 
     fn retry(&self, file: &str, problem: &HubError, wait: Duration) {
         // Worth saying even where no bar is drawn; nothing to do if it cannot be said.
-        let line = format!("{file}: {problem}; again in {} s", wait.as_secs());
+        let line = format!("{file}: {problem}; again in {}", seconds(wait.as_secs_f64()));
         self.all.suspend(|| eprintln!("djinn: {line}"));
     }
 }
