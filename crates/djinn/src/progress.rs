@@ -83,7 +83,10 @@ impl Progress for Downloads {
 
     fn retry(&self, file: &str, problem: &HubError, wait: Duration) {
         // Worth saying even where no bar is drawn; nothing to do if it cannot be said.
-        let line = format!("{file}: {problem}; again in {}", seconds(wait.as_secs_f64()));
+        let line = format!(
+            "{file}: {problem}; again in {}",
+            seconds(wait.as_secs_f64())
+        );
         self.all.suspend(|| eprintln!("djinn: {line}"));
     }
 }
