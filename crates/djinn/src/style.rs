@@ -38,6 +38,12 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
+/// Token ids as `--tokens` reads them.
+pub fn id_list(ids: &[u32]) -> String {
+    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+    ids.join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::{seconds, table};

@@ -295,6 +295,16 @@ fn flags_that_cannot_be() {
     refused(&["run", "--rows", "0"], &["--rows", "at least 1"]);
     refused(&["run", "--tokens", "1,,2"], &["--tokens"]);
     refused(&["run", "--stop", ""], &["--stop"]);
+    let shape = [
+        "run",
+        "--model",
+        "shape:gpt2?layers=1",
+        "--tokens",
+        "1",
+        "--stop",
+        "x",
+    ];
+    refused(&shape, &["tokenizer.json", "stop string"]);
     refused(&["run", "--colour"], &["--colour"]);
     refused(&["trace", "--prompt", "a"], &["--capture"]);
     refused(&["bench", "memory", "--size", "16EiB"], &["16EiB"]);

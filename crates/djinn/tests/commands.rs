@@ -220,23 +220,23 @@ fn inspect_speaks_of_every_model() {
 
 #[test]
 fn shapes_run() {
-    let run = |threads: &str| {
-        json(&[
+    let run = |model: &str, more: &[&str]| {
+        let args = [
             "run",
             "--model",
-            "shape:gpt2?layers=2&seed=7",
+            model,
             "--tokens",
             "1,2,3",
             "--max-tokens",
             "4",
-            "--threads",
-            threads,
             "--json",
-        ])
+        ];
+        json(&[&args[..], more].concat())["output_ids"].clone()
     };
-    let ids = run("1")["output_ids"].clone();
+    let ids = run("shape:gpt2?layers=2&seed=7", &[]);
     assert_eq!(ids.as_array().unwrap().len(), 4);
-    assert_eq!(run("1")["output_ids"], ids);
+    assert_eq!(run("shape:gpt2?layers=2&seed=7", &["--threads", "1"]), ids);
+    assert_ne!(run("shape:gpt2?layers=2&seed=8", &[]), ids, "another seed");
 }
 
 #[test]

@@ -280,6 +280,18 @@ mod tests {
             Positions::Ranges(vec![(0, 1), (-1, 0)]),
         );
         check(
+            "h:replace=a@b/f",
+            "h",
+            Change::Replace(file("a@b/f", None)),
+            all.clone(),
+        );
+        check(
+            "h:replace=a@b/f@prompt",
+            "h",
+            Change::Replace(file("a@b/f", None)),
+            Positions::Prompt,
+        );
+        check(
             "h:replace=f",
             "h",
             Change::Replace(file("f", None)),

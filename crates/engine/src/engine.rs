@@ -97,21 +97,13 @@ impl Engine {
     /// Takes a session in; it runs with the next pass.
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
         let program = &self.model.program;
-        settings::check(program, &request)?;
+        settings::check(&self.model, &request)?;
         self.check_limits(&request)?;
         let positions = settings::positions(program, &request);
-        let text = match &self.model.text {
-            Some(text) => Some(TextStream::new(
-                text.decoder(&request.tokens, true),
-                request.stop,
-            )),
-            None if request.stop.is_empty() => None,
-            None => {
-                return Err(EngineError::NoTokenizer {
-                    what: "a stop string",
-                });
-            }
-        };
+        let text = self.model.text.as_ref().map(|text| {
+            let decoder = text.decoder(&request.tokens, true);
+            TextStream::new(decoder, request.stop)
+        });
         let mut pages = PageTable::new(self.settings.page_tokens);
         pages.grow_to(positions, &mut self.pool)?;
         let id = SessionId(self.next_id);

@@ -6,8 +6,6 @@ use djinn_device::DeviceError;
 use djinn_memory::OutOfPages;
 use djinn_model::hook::HookError;
 
-use crate::ParseEditError;
-
 /// Why the engine did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -17,9 +15,6 @@ pub enum EngineError {
     /// A hook that is not there.
     #[error(transparent)]
     Hook(#[from] HookError),
-    /// An edit that cannot be read.
-    #[error(transparent)]
-    ParseEdit(#[from] ParseEditError),
     /// An edit that does not fit the model or the request.
     #[error("edit at '{hook}': {reason}")]
     Edit {

@@ -1,6 +1,6 @@
 //! Limits, all set before anything is allocated.
 
-use djinn_model::program::Program;
+use djinn_model::{Model, program::Program};
 
 use crate::{EngineError, Request};
 
@@ -37,14 +37,15 @@ impl Settings {
 
     /// What these requests need, run together in passes of at most `rows` rows.
     pub fn for_requests(
-        program: &Program,
+        model: &Model,
         requests: &[Request],
         rows: usize,
     ) -> Result<Self, EngineError> {
-        let dims = &program.dims;
         for request in requests {
-            check(program, request)?;
+            check(model, request)?;
         }
+        let program = &model.program;
+        let dims = &program.dims;
         let sessions = requests.len();
         let lengths = || requests.iter().map(|r| positions(program, r));
         let prompts: usize = requests.iter().map(|r| r.tokens.len()).sum();
@@ -77,8 +78,14 @@ pub(crate) fn positions(program: &Program, request: &Request) -> usize {
 }
 
 /// Refuses a request no engine over this model can run.
-pub(crate) fn check(program: &Program, request: &Request) -> Result<(), EngineError> {
+pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError> {
+    let program = &model.program;
     let dims = &program.dims;
+    if model.text.is_none() && !request.stop.is_empty() {
+        return Err(EngineError::NoTokenizer {
+            what: "a stop string",
+        });
+    }
     if request.tokens.is_empty() {
         return Err(EngineError::EmptyPrompt);
     }

@@ -173,7 +173,7 @@ fn sessions_that_come_and_go() {
 
     let model = common::open(&folder);
     let ask = || request(&folder, &tokens, &["logits"], 20);
-    let settings = Settings::for_requests(&model.program, &[ask(), ask(), ask()], 8).unwrap();
+    let settings = Settings::for_requests(&model, &[ask(), ask(), ask()], 8).unwrap();
     let mut engine = Engine::load(model, &Backend::cpu(), settings, &mut |_| {}).unwrap();
     let mut open = Vec::new();
     for round in 0..9 {

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::{ModelError, RawConfig, Text};
 
-/// Settings for generation, with transformers' defaults where the file is silent.
+/// Settings for generation. Where the file is silent nothing is changed: greedy, and
+/// once tokens are drawn, from the model's own distribution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
     /// Tokens that end a text; empty where none does.

@@ -350,6 +350,10 @@ fn bad_generation_settings() {
     );
     check(json!({"top_p": 1.5}), "'top_p': expected 0 to 1, found 1.5");
     check(
+        json!({"top_p": 0}),
+        "'top_p': expected more than 0, found 0",
+    );
+    check(
         json!({"top_k": -1}),
         "'top_k': expected a whole number, 0 or more, found -1",
     );

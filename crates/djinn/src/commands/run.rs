@@ -2,18 +2,17 @@
 
 use std::time::Instant;
 
-use djinn_engine::{Engine, Finish, Logprob, Request, Sampling, Settings, Transcript};
+use djinn_engine::{Engine, Logprob, Request, Sampling, Transcript};
 use djinn_memory::Size;
 use djinn_model::{Generation, Model};
 use serde_json::{Value, json};
 
-use super::prompt;
+use super::{finish, prompt, start};
 use crate::{
     args::{RunArgs, SamplingArgs},
     bundled,
     failure::{Failure, say, say_json},
-    progress::Loading,
-    style::seconds,
+    style::{id_list, seconds},
 };
 
 /// Tokens to generate where neither flag nor model says.
@@ -31,27 +30,19 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let request = request(&model, &args)?;
     let (seed, sampled) = (request.sampling.seed, request.sampling.temperature > 0.0);
-    let settings = Settings::for_requests(
-        &model.program,
-        std::slice::from_ref(&request),
-        args.model.rows,
-    )?;
-    note_what_is_unused(&model, &args, sampled);
+    let prompt = prompt_text(&model, &request.tokens).filter(|_| !args.json);
     let started = Instant::now();
-    let loading = Loading::new(&model.name, model.program.weight_bytes());
-    let backend = args.model.device.backend();
-    let mut engine = Engine::load(model, &backend, settings, &mut |p| loading.update(p))?;
+    let (mut engine, ids) = start(&args.model, model, vec![request])?;
     let load = started.elapsed().as_secs_f64();
-
-    let (text, transcript, timing) = generate(&mut engine, request, load, !args.json)?;
-    if transcript.finish == Some(Finish::NotANumber) {
-        return Err(Failure::Message(
-            "the model computed something that is not a number: its weights are broken".into(),
-        ));
-    }
+    note_what_is_unused(engine.model(), &args, sampled);
+    let (text, timing) = generate(&mut engine, prompt, load)?;
+    let transcript = finish(&mut engine, ids[0])?;
     if args.json {
         say_json(&report(&engine, &text, &transcript, &timing, seed))?;
     } else {
+        if engine.model().text.is_none() {
+            say(&format!("{}\n", id_list(&transcript.generated)))?;
+        }
         let drawn = sampled && args.sampling.seed.is_none();
         eprintln!(
             "{}",
@@ -82,12 +73,6 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
         return Err(Failure::Message(
             "--stop wants text: an empty one would stop nothing".into(),
         ));
-    }
-    if model.text.is_none() && !args.stop.is_empty() {
-        return Err(Failure::Message(format!(
-            "{} has no tokenizer.json, so --stop cannot be used",
-            model.name
-        )));
     }
     let tokens = prompt::tokens(model, &args.prompt)?;
     let mut sampling = sampling(&args.sampling, &model.generation);
@@ -138,17 +123,14 @@ fn fresh_seed() -> u64 {
     now.map_or(0, |d| u64::from(d.subsec_nanos()) ^ d.as_secs()) % 1_000_000
 }
 
+/// Runs to the end. Where there is a prompt to show, text streams after it.
 fn generate(
     engine: &mut Engine,
-    request: Request,
+    prompt: Option<String>,
     load: f64,
-    stream: bool,
-) -> Result<(String, Transcript, Timing), Failure> {
-    let echo = stream.then(|| prompt_text(engine.model(), &request.tokens));
-    if let Some(echo) = echo.flatten() {
-        say(&echo)?;
-    }
-    let id = engine.open(request)?;
+) -> Result<(String, Timing), Failure> {
+    let stream = prompt.is_some();
+    say(&prompt.unwrap_or_default())?;
     let started = Instant::now();
     let (mut text, mut first_token) = (String::new(), None);
     while !engine.is_idle() {
@@ -164,14 +146,13 @@ fn generate(
         say("\n")?;
     }
     let whole = started.elapsed().as_secs_f64();
-    let transcript = engine.close(id).expect("opened above");
     let first_token = first_token.unwrap_or(whole);
     let timing = Timing {
         load,
         first_token,
         rest: whole - first_token,
     };
-    Ok((text, transcript, timing))
+    Ok((text, timing))
 }
 
 /// The prompt as text, which a story continues.

@@ -3,49 +3,34 @@
 use std::collections::BTreeMap;
 
 use djinn_engine::{
-    Engine, Finish, Positions, Probe, Request, Settings, Tensor, Transcript, check_writable,
-    write_tensors,
+    Engine, Positions, Probe, Request, Tensor, Transcript, check_writable, write_tensors,
 };
 use djinn_model::Model;
 use serde_json::{Value, json};
 
-use super::prompt;
+use super::{finish, prompt, start};
 use crate::{
     args::TraceArgs,
     bundled,
     failure::{Failure, say, say_json},
-    progress::Loading,
-    style,
+    style::{self, id_list},
 };
 
 /// Runs a prompt and keeps what was at the hooks.
 pub fn trace(args: TraceArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let request = request(&model, &args)?;
-    let settings = Settings::for_requests(
-        &model.program,
-        std::slice::from_ref(&request),
-        args.model.rows,
-    )?;
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
-    let loading = Loading::new(&model.name, model.program.weight_bytes());
-    let backend = args.model.device.backend();
-    let mut engine = Engine::load(model, &backend, settings, &mut |p| loading.update(p))?;
-    let id = engine.open(request)?;
+    let (mut engine, ids) = start(&args.model, model, vec![request])?;
     while !engine.is_idle() {
         engine.step()?;
     }
-    let transcript = engine.close(id).expect("opened above");
-    if transcript.finish == Some(Finish::NotANumber) {
-        return Err(Failure::Message(
-            "the model computed something that is not a number: weights or edits are broken".into(),
-        ));
-    }
+    let transcript = finish(&mut engine, ids[0])?;
     let tensors = transcript.captured.tensors(&engine.model().program.dims);
     if let Some(out) = &args.out {
-        write_tensors(out, &tensors, &ids(&transcript, args.generate))?;
+        write_tensors(out, &tensors, &id_lists(&transcript, args.generate))?;
         eprintln!("{} tensors written to {}", tensors.len(), out.display());
     }
     warn_of_broken_numbers(&engine, &tensors);
@@ -78,7 +63,7 @@ fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
     })
 }
 
-fn ids(transcript: &Transcript, generate: usize) -> BTreeMap<String, Vec<u32>> {
+fn id_lists(transcript: &Transcript, generate: usize) -> BTreeMap<String, Vec<u32>> {
     let mut ids = BTreeMap::from([("input_ids".to_owned(), transcript.prompt.clone())]);
     if generate > 0 {
         ids.insert("output_ids".to_owned(), transcript.generated.clone());
@@ -148,12 +133,12 @@ fn to_table(
 /// What was read and what was generated.
 fn tokens_of(engine: &Engine, transcript: &Transcript) -> String {
     let (prompt, generated) = (&transcript.prompt, &transcript.generated);
-    let mut out = format!("{} tokens read: {}\n", prompt.len(), list(prompt));
+    let mut out = format!("{} tokens read: {}\n", prompt.len(), id_list(prompt));
     if let (false, Some(finish)) = (generated.is_empty(), transcript.finish) {
         out += &format!(
             "{} generated ({finish}): {}\n",
             generated.len(),
-            list(generated)
+            id_list(generated)
         );
         let text = engine.model().text.as_ref();
         if let Some(Ok(text)) = text.map(|text| text.decode(generated, true)) {
@@ -161,11 +146,6 @@ fn tokens_of(engine: &Engine, transcript: &Transcript) -> String {
         }
     }
     out
-}
-
-fn list(ids: &[u32]) -> String {
-    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-    ids.join(",")
 }
 
 fn to_json(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: &Transcript) -> Value {

@@ -80,7 +80,7 @@ impl Default for How {
 /// Runs all requests together and returns what each came to, in order.
 pub fn run(folder: &Path, requests: Vec<Request>, how: How) -> Vec<Transcript> {
     let model = open(folder);
-    let settings = Settings::for_requests(&model.program, &requests, how.rows).unwrap();
+    let settings = Settings::for_requests(&model, &requests, how.rows).unwrap();
     let backend = Backend::Cpu {
         threads: how.threads,
         isa: how.isa,

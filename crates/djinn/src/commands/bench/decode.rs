@@ -7,7 +7,7 @@ use djinn_engine::{Engine, Request};
 use djinn_model::program::{Op, Program, TensorId};
 use serde_json::json;
 
-use super::{BANDWIDTH_BYTES, check_context, engine, median, read_bandwidth, some_tokens};
+use super::{BANDWIDTH_BYTES, check_context, median, read_bandwidth, some_tokens, start};
 use crate::{
     args::BenchDecodeArgs,
     bundled,
@@ -32,7 +32,7 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
             ..Request::default()
         })
         .collect();
-    let (mut engine, _) = engine(&args.model, model, requests)?;
+    let (mut engine, _) = start(&args.model, model, requests)?;
     let mut passes = timed_passes(&mut engine, sessions, args.tokens)?;
     if passes.is_empty() {
         return Err(Failure::Message(

@@ -15,22 +15,19 @@ const LEAST: u64 = 1 << 28;
 
 /// Read bandwidth, by number of threads.
 pub fn memory(args: &BenchMemoryArgs) -> Result<(), Failure> {
-    let cores = host::cores();
-    let most = args.device.threads.unwrap_or(cores);
-    if most > cores {
-        return Err(Failure::Message(format!(
-            "{most} threads asked for, this process may use {cores} cores"
-        )));
-    }
+    let most = args.device.threads.unwrap_or_else(host::cores);
     if args.size.0 < LEAST {
         return Err(Failure::Message(format!(
             "--size {}: at least 256MiB, or caches are measured instead of memory",
             args.size
         )));
     }
-    let measured = (1..=most)
+    // The most first: if that cannot be had, nothing need be measured.
+    let mut measured = (1..=most)
+        .rev()
         .map(|threads| Ok((threads, read_bandwidth(Some(threads), args.size.0)?)))
         .collect::<Result<Vec<_>, Failure>>()?;
+    measured.reverse();
     if args.json {
         let rows: Vec<_> = measured
             .iter()

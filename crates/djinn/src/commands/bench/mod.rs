@@ -5,13 +5,12 @@ mod memory;
 mod prefill;
 
 use djinn_device::cpu::{CpuDevice, CpuOptions};
-use djinn_engine::{Engine, Request, SessionId, Settings};
-use djinn_model::{Model, program::Program};
+use djinn_model::program::Program;
 
+use super::start;
 use crate::{
-    args::{Bench, BenchArgs, ModelArgs},
+    args::{Bench, BenchArgs},
     failure::Failure,
-    progress::Loading,
 };
 
 /// Read through to learn what memory gives; far more than caches hold.
@@ -34,23 +33,6 @@ fn read_bandwidth(threads: Option<usize>, bytes: u64) -> Result<f64, Failure> {
         isa: None,
     };
     Ok(CpuDevice::new(options)?.read_bandwidth(bytes)?)
-}
-
-/// An engine over the model, with these requests opened.
-fn engine(
-    args: &ModelArgs,
-    model: Model,
-    requests: Vec<Request>,
-) -> Result<(Engine, Vec<SessionId>), Failure> {
-    let settings = Settings::for_requests(&model.program, &requests, args.rows)?;
-    let loading = Loading::new(&model.name, model.program.weight_bytes());
-    let backend = args.device.backend();
-    let mut engine = Engine::load(model, &backend, settings, &mut |p| loading.update(p))?;
-    let ids = requests
-        .into_iter()
-        .map(|request| engine.open(request))
-        .collect::<Result<_, _>>()?;
-    Ok((engine, ids))
 }
 
 /// Refuses more positions than the model has, before anything is made of them.

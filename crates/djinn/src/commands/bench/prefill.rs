@@ -7,7 +7,7 @@ use djinn_engine::Request;
 use djinn_model::program::{Op, Program};
 use serde_json::json;
 
-use super::{check_context, engine, median, some_tokens};
+use super::{check_context, median, some_tokens, start};
 use crate::{
     args::{BenchPrefillArgs, DeviceArgs},
     bundled,
@@ -26,7 +26,7 @@ pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
         max_tokens: 1,
         ..Request::default()
     };
-    let (mut engine, ids) = engine(&args.model, model, vec![request.clone()])?;
+    let (mut engine, ids) = start(&args.model, model, vec![request.clone()])?;
     let mut id = ids[0];
     let mut times = Vec::new();
     // The first run touches memory for the first time and does not count.
