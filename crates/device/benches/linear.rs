@@ -44,14 +44,14 @@ fn fill(device: &CpuDevice) {
         offset: 0,
         bytes: SLAB,
     };
-    let fill = |offset: u64, bytes: &mut [u8]| {
+    let mut fill = |bytes: &mut [u8]| {
         for (i, pair) in bytes.chunks_exact_mut(2).enumerate() {
-            let sign = (i as u64 * 0x9e37 + offset) as u16 & 0x8000;
+            let sign = (i as u64 * 0x9e37) as u16 & 0x8000;
             pair.copy_from_slice(&(0x3c00 | sign | (i as u16 & 0x3ff)).to_le_bytes());
         }
         Ok(())
     };
-    device.load(span, &fill).unwrap();
+    device.load(span, &mut fill).unwrap();
     let zeros = vec![0; (WEIGHTS / 2) as usize];
     let activations = Span {
         offset: 0,

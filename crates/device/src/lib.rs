@@ -49,9 +49,8 @@ pub struct DeviceInfo {
     pub slab_bytes: u64,
 }
 
-/// Fills part of a span: called with an offset from the span's start and the
-/// bytes to write there, from several threads at once.
-pub type Fill<'a> = dyn Fn(u64, &mut [u8]) -> std::io::Result<()> + Sync + 'a;
+/// Fills a span's bytes from the slow tier.
+pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>;
 
 /// A backend: a slab, streams, and the fused operations a model is made of.
 ///
@@ -71,8 +70,10 @@ pub trait Device: Send + Sync {
     /// What this device is.
     fn info(&self) -> DeviceInfo;
 
-    /// Fills a span from the slow tier, in parallel chunks, and returns when done.
-    fn load(&self, dst: Span, fill: &Fill<'_>) -> Result<()>;
+    /// Fills a span from the slow tier in the calling thread. Several threads may load
+    /// at once, beside the pass that computes: each span is its caller's alone until
+    /// the call returns.
+    fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()>;
     /// Copies bytes from the host into the slab.
     fn upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()>;
     /// Waits for the compute stream, then copies an f32 view to the host, row by row.

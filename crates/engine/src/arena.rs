@@ -1,19 +1,23 @@
-//! The slab carved up: where every weight, page and activation lies, computed
-//! before the device is opened.
+//! The slab carved up: where every page and activation lies, computed before the
+//! device is opened.
 
 use std::collections::BTreeMap;
 
 use djinn_device::{DType, KvLayer, Rows, View};
 use djinn_memory::Layout;
-use djinn_model::program::{Buf, Program, TensorId};
+use djinn_model::program::{Buf, Op, Program, TensorId};
 
 use crate::Settings;
 
 /// Bytes of the slab by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Weights as stored.
-    pub weights: u64,
+    /// Weights that stay.
+    pub resident: u64,
+    /// The ring that others stream through.
+    pub ring: u64,
+    /// Slots for experts.
+    pub pool: u64,
     /// Pages of keys and values.
     pub kv: u64,
     /// Everything a pass computes in.
@@ -21,16 +25,23 @@ pub struct Footprint {
 }
 
 impl Footprint {
+    /// All that is there for weights.
+    pub fn weights(&self) -> u64 {
+        self.resident + self.ring + self.pool
+    }
+
     /// The whole slab.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.activations
+        self.weights() + self.kv + self.activations
     }
 }
 
-/// Every place a pass touches.
+/// Every place a pass touches beside the weights.
 pub(crate) struct Arena {
-    pub footprint: Footprint,
-    weights: Vec<View>,
+    /// Where it starts and ends in the slab.
+    start: u64,
+    end: u64,
+    pub kv_bytes: u64,
     bufs: BTreeMap<Buf, View>,
     kv: KvLayer,
     pub tokens: View,
@@ -48,6 +59,9 @@ pub(crate) struct Arena {
     /// An edit's operand.
     pub operand: View,
     pub experts: ExpertScratch,
+    /// Rows read from a table, as bytes, and their numbers: 0, 1, 2.
+    pub table_rows: View,
+    pub row_numbers: View,
 }
 
 /// Where rows lie while they are sorted by expert.
@@ -66,20 +80,19 @@ impl Arena {
     /// Attention patterns are computed for this many rows at a time.
     pub const PATTERN_ROWS: usize = 16;
 
-    pub fn new(program: &Program, settings: &Settings, kv_dtype: DType) -> Self {
+    /// Carves what comes after `start` bytes of weights. Rows of `read` are read from
+    /// the slow tier.
+    pub fn new(
+        program: &Program,
+        settings: &Settings,
+        kv_dtype: DType,
+        read: &[TensorId],
+        start: u64,
+    ) -> Self {
         let mut layout = Layout::new();
-        let weights = program
-            .tensors
-            .iter()
-            .map(|tensor| {
-                let (rows, cols) = tensor.matrix();
-                View::new(layout.take(tensor.bytes()), tensor.dtype, rows, cols)
-            })
-            .collect();
-        let weight_bytes = layout.bytes();
-
+        layout.take(start);
         let kv = carve_kv(program, settings, kv_dtype, &mut layout);
-        let kv_bytes = layout.bytes() - weight_bytes;
+        let kv_bytes = layout.bytes() - start;
 
         let dims = &program.dims;
         let rows = settings.rows;
@@ -103,13 +116,16 @@ impl Arena {
         let chosen = chosen_experts(program);
         let table_pages = settings.context.div_ceil(settings.page_tokens).max(1);
         let pattern_rows = Self::PATTERN_ROWS.min(rows) * dims.heads;
+        let read_rows = if read.is_empty() { 0 } else { rows };
+        let row_bytes = |&id: &TensorId| {
+            let tensor = program.tensor(id);
+            tensor.matrix().1 * tensor.dtype.bytes()
+        };
+        let row_bytes = read.iter().map(row_bytes).max().unwrap_or(0);
         let mut arena = Arena {
-            footprint: Footprint {
-                weights: weight_bytes,
-                kv: kv_bytes,
-                activations: 0,
-            },
-            weights,
+            start,
+            end: 0,
+            kv_bytes,
             bufs,
             kv,
             tokens: take(DType::I32, rows, 1),
@@ -130,13 +146,16 @@ impl Arena {
                 input: take(DType::F32, expert_rows, dims.d_model),
                 output: take(DType::F32, expert_rows, dims.d_model),
             },
+            table_rows: take(DType::I32, read_rows, row_bytes.div_ceil(4)),
+            row_numbers: take(DType::I32, read_rows, 1),
         };
-        arena.footprint.activations = layout.bytes() - weight_bytes - kv_bytes;
+        arena.end = layout.bytes();
         arena
     }
 
-    pub fn weight(&self, id: TensorId) -> View {
-        self.weights[id.0]
+    /// Bytes of everything here.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
     }
 
     /// The first `rows` rows of a buffer.
@@ -197,8 +216,8 @@ fn carve_kv(program: &Program, settings: &Settings, dtype: DType, layout: &mut L
     kv
 }
 
-fn chosen_experts(program: &Program) -> usize {
-    use djinn_model::program::Op;
+/// Experts a row goes through.
+pub(crate) fn chosen_experts(program: &Program) -> usize {
     let chosen = |op: &Op| match op {
         Op::Experts { chosen, .. } => Some(*chosen),
         _ => None,

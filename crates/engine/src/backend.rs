@@ -36,6 +36,14 @@ impl Backend {
         }
     }
 
+    /// The largest piece a model's weights are cut into. Few and large ones cost the
+    /// least to run, many and small ones waste the least memory: the ring holds a few.
+    pub fn piece_bytes(&self, weight_bytes: u64) -> u64 {
+        match self {
+            Backend::Cpu { .. } => (weight_bytes / 128).clamp(64 << 10, 8 << 20),
+        }
+    }
+
     /// Takes the device with a slab of this size.
     pub fn open(&self, slab_bytes: u64) -> Result<Arc<dyn Device>, DeviceError> {
         match *self {

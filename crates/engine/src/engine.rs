@@ -2,19 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use djinn_device::{Device, DeviceInfo, Span};
+use djinn_device::{Device, DeviceInfo};
 use djinn_memory::{PagePool, PageTable};
 use djinn_model::Model;
 
 use crate::{
-    Backend, Captured, EngineError, Finish, Footprint, Logprob, Request, SessionId, Settings,
-    Transcript,
-    arena::Arena,
+    Backend, Blueprint, Captured, EngineError, Event, Finish, Footprint, Logprob, PassStats,
+    Request, SessionId, Transcript,
     batch::{Batch, share},
-    pass::{LastLogits, Pass, upload_numbers},
+    pass::{LastLogits, Pass, upload_ids, upload_numbers},
     sampler,
     session::{Session, State},
     settings,
+    stream::Streamer,
     text::TextStream,
 };
 
@@ -45,37 +45,43 @@ pub struct Output {
 
 /// A model on a device, and its sessions.
 pub struct Engine {
+    /// First, so that its threads end before what they use.
+    streamer: Streamer,
     device: Arc<dyn Device>,
     model: Model,
-    settings: Settings,
-    arena: Arena,
+    blueprint: Blueprint,
     pool: PagePool,
+    last_pass: Option<PassStats>,
     sessions: BTreeMap<SessionId, Session>,
     next_id: u64,
 }
 
 impl Engine {
-    /// Lays out the slab, opens the device and brings the weights in.
+    /// Takes the slab of a blueprint and brings in the weights that stay.
     pub fn load(
         model: Model,
         backend: &Backend,
-        settings: Settings,
+        blueprint: Blueprint,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, EngineError> {
-        let arena = Arena::new(&model.program, &settings, backend.kv_dtype());
-        let device = backend.open(arena.footprint.total())?;
-        load_weights(&*device, &model, &arena, progress)?;
+        let device = backend.open(blueprint.footprint().total())?;
+        let mut streamer = Streamer::new(&blueprint, &device, &model.weights)?;
+        load_weights(&mut streamer, &model, &blueprint, progress)?;
+        let arena = &blueprint.arena;
         if let Some(rope) = &model.program.rope {
             upload_numbers(&*device, arena.frequencies, &rope.frequencies)?;
         }
+        let numbers: Vec<i32> = (0..arena.row_numbers.rows as i32).collect();
+        upload_ids(&*device, arena.row_numbers, &numbers)?;
         Ok(Engine {
-            pool: PagePool::new(settings.pages),
+            pool: PagePool::new(blueprint.settings.pages),
+            streamer,
             device,
             model,
-            settings,
-            arena,
+            blueprint,
             sessions: BTreeMap::new(),
             next_id: 0,
+            last_pass: None,
         })
     }
 
@@ -91,7 +97,27 @@ impl Engine {
 
     /// Where the slab's bytes went.
     pub fn footprint(&self) -> Footprint {
-        self.arena.footprint
+        self.blueprint.footprint()
+    }
+
+    /// What was decided before loading.
+    pub fn blueprint(&self) -> &Blueprint {
+        &self.blueprint
+    }
+
+    /// What the last pass cost.
+    pub fn last_pass(&self) -> Option<PassStats> {
+        self.last_pass
+    }
+
+    /// Keeps a record of copies, waits and products from now on.
+    pub fn record(&self) {
+        self.streamer.record();
+    }
+
+    /// The record, in order of time.
+    pub fn timeline(&self) -> Vec<Event> {
+        self.streamer.events()
     }
 
     /// Takes a session in; it runs with the next pass.
@@ -104,7 +130,7 @@ impl Engine {
             let decoder = text.decoder(&request.tokens, true);
             TextStream::new(decoder, request.stop)
         });
-        let mut pages = PageTable::new(self.settings.page_tokens);
+        let mut pages = PageTable::new(self.blueprint.settings.page_tokens);
         pages.grow_to(positions, &mut self.pool)?;
         let id = SessionId(self.next_id);
         self.next_id += 1;
@@ -130,7 +156,7 @@ impl Engine {
 
     /// Refuses what this engine was not laid out for.
     fn check_limits(&self, request: &Request) -> Result<(), EngineError> {
-        let limits = &self.settings;
+        let limits = &self.blueprint.settings;
         let dims = &self.model.program.dims;
         let pattern = request.probe.touches_pattern();
         let positions = settings::positions(&self.model.program, request);
@@ -183,6 +209,7 @@ impl Engine {
     pub fn check_integrity(&self) {
         self.pool
             .check_integrity(self.sessions.values().map(|s| &s.pages));
+        self.streamer.check_integrity();
     }
 
     /// Runs one pass over every ready session. Where it fails, those sessions are over:
@@ -197,17 +224,28 @@ impl Engine {
             return Ok(Vec::new());
         }
         let pending: Vec<usize> = members.iter().map(|s| s.pending()).collect();
-        let shares = share(&pending, self.settings.rows);
-        let batch = Batch::new(&members, &shares, &self.settings);
+        let settings = &self.blueprint.settings;
+        let shares = share(&pending, settings.rows);
+        let batch = Batch::new(&members, &shares, settings);
+        self.streamer.begin_pass();
         let mut pass = Pass {
             device: &*self.device,
             program: &self.model.program,
-            arena: &self.arena,
+            blueprint: &self.blueprint,
+            arena: &self.blueprint.arena,
+            weights: &*self.model.weights,
+            streamer: &mut self.streamer,
             members: &mut members,
         };
-        let last = match pass.run(&batch) {
-            Ok(last) => last,
+        let ran = pass.run(&batch);
+        let ran = ran.and_then(|last| Ok((last, self.streamer.end_pass(batch.rows())?)));
+        let last = match ran {
+            Ok((last, stats)) => {
+                self.last_pass = Some(stats);
+                last
+            }
             Err(error) => {
+                self.streamer.abort_pass();
                 for session in members {
                     session.state = State::Done(Finish::Failed);
                 }
@@ -284,20 +322,16 @@ fn sample(session: &mut Session, logits: &[f32]) -> Output {
 }
 
 fn load_weights(
-    device: &dyn Device,
+    streamer: &mut Streamer,
     model: &Model,
-    arena: &Arena,
+    blueprint: &Blueprint,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(), EngineError> {
-    let total = model.program.weight_bytes();
-    let mut loaded = 0;
-    for segment in &model.program.segments {
-        for &id in &segment.tensors {
-            let span: Span = arena.weight(id).span();
-            device.load(span, &|offset, dst| model.weights.read(id, offset, dst))?;
-            loaded += span.bytes;
-            progress(LoadProgress { loaded, total });
-        }
-    }
-    Ok(())
+    let experts = blueprint.resident_experts(model.program.dims.experts);
+    let footprint = blueprint.footprint();
+    let total = footprint.resident + footprint.pool;
+    let chunks = blueprint.resident_chunks();
+    streamer.load(chunks, &experts, &mut |loaded| {
+        progress(LoadProgress { loaded, total });
+    })
 }

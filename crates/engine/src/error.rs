@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use djinn_device::DeviceError;
-use djinn_memory::OutOfPages;
+use djinn_memory::{OutOfPages, PlanError};
 use djinn_model::hook::HookError;
 
 /// Why the engine did not do what was asked.
@@ -56,6 +56,17 @@ pub enum EngineError {
         asked: usize,
         /// Allowed.
         limit: usize,
+    },
+    /// A budget that cannot work, or does not hold what was to stay.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The link's threads would not start.
+    #[error("cannot start {count} workers: {error}")]
+    Workers {
+        /// How many were to.
+        count: usize,
+        /// As the system put it.
+        error: std::io::Error,
     },
     /// A sampling parameter out of range.
     #[error("{name} = {value}: {expect}")]

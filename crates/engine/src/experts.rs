@@ -7,6 +7,8 @@ use crate::{
     EngineError,
     arena::Arena,
     pass::{upload_ids, upload_numbers},
+    stream::Streamer,
+    weights::PlacedWeights,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -14,8 +16,16 @@ type Result<T> = std::result::Result<T, EngineError>;
 /// Runs an [`Op::Experts`] over the first `rows` rows.
 ///
 /// A row's experts are summed in order of their number, whichever rows share them.
-pub(crate) fn run(device: &dyn Device, arena: &Arena, op: &Op, rows: usize) -> Result<()> {
+pub(crate) fn run(
+    device: &dyn Device,
+    arena: &Arena,
+    placed: &PlacedWeights,
+    streamer: &mut Streamer,
+    op: &Op,
+    rows: usize,
+) -> Result<()> {
     let Op::Experts {
+        block,
         from,
         router,
         to,
@@ -30,11 +40,8 @@ pub(crate) fn run(device: &dyn Device, arena: &Arena, op: &Op, rows: usize) -> R
     let out = arena.buf(to, rows);
     device.edit(out, Edit::Zero)?;
     let choices = route(device, arena, arena.buf(router, rows), chosen, renormalise)?;
-    for (number, expert) in experts.iter().enumerate() {
+    let run = |number: usize, shift: u64| -> Result<()> {
         let (ids, weights) = choices.of(number);
-        if ids.is_empty() {
-            continue;
-        }
         let n = ids.len();
         let scratch = &arena.experts;
         upload_ids(device, scratch.ids, &ids)?;
@@ -47,19 +54,32 @@ pub(crate) fn run(device: &dyn Device, arena: &Arena, op: &Op, rows: usize) -> R
             gate: w_gate,
             up: w_up,
             down: w_down,
-        } = *expert;
-        device.linear(input, matrix(arena, w_gate), None, pre)?;
-        device.linear(input, matrix(arena, w_up), None, up)?;
+        } = experts[number];
+        let matrix = |id| matrix(placed, id, shift);
+        device.linear(input, matrix(w_gate), None, pre)?;
+        device.linear(input, matrix(w_up), None, up)?;
         device.gate(f, pre, up, post)?;
-        device.linear(post, matrix(arena, w_down), None, output)?;
-        device.scatter_add(output, ids, weights, out)?;
+        device.linear(post, matrix(w_down), None, output)?;
+        Ok(device.scatter_add(output, ids, weights, out)?)
+    };
+    let numbers: Vec<usize> = (0..experts.len()).filter(|&e| choices.any(e)).collect();
+    if placed.pooled {
+        let first = block * experts.len();
+        let pool: Vec<usize> = numbers.iter().map(|number| first + number).collect();
+        streamer.experts(&pool, |turn, shift| run(numbers[turn], shift))
+    } else {
+        numbers.into_iter().try_for_each(|number| run(number, 0))
     }
-    Ok(())
 }
 
-fn matrix(arena: &Arena, id: TensorId) -> Weight {
+/// An expert's matrix, in a slot so far from the first.
+fn matrix(placed: &PlacedWeights, id: TensorId, shift: u64) -> Weight {
+    let view = placed.one(id);
     Weight {
-        view: arena.weight(id),
+        view: View {
+            offset: view.offset + shift,
+            ..view
+        },
         order: Order::OutIn,
     }
 }
@@ -72,6 +92,11 @@ struct Choices {
 }
 
 impl Choices {
+    /// Whether any row goes through an expert.
+    fn any(&self, expert: usize) -> bool {
+        self.ids.contains(&(expert as i32))
+    }
+
     /// The rows that go through an expert, and what they weigh there.
     fn of(&self, expert: usize) -> (Vec<i32>, Vec<f32>) {
         self.ids

@@ -1,18 +1,23 @@
 //! One trip of a batch of sessions through the model.
 
-use djinn_device::{Attention, Device, Edit as DeviceEdit, Span, Stream, View, Weight};
+use std::time::Instant;
+
+use djinn_device::{Attention, Device, Edit as DeviceEdit, Order, Span, Stream, View, Weight};
 use djinn_model::{
+    Weights,
     hook::Site,
-    program::{Buf, Op, Program},
+    program::{Buf, Op, Program, SegmentKind, TensorId},
 };
 
 use crate::{
-    Change, EngineError,
+    Blueprint, Change, EngineError,
     arena::Arena,
     batch::{Batch, Group},
     edit::Edit,
     experts,
     session::Session,
+    stream::{Chunk, Streamer},
+    weights::Home,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -27,7 +32,10 @@ pub(crate) struct LastLogits {
 pub(crate) struct Pass<'a, 's> {
     pub device: &'a dyn Device,
     pub program: &'a Program,
+    pub blueprint: &'a Blueprint,
     pub arena: &'a Arena,
+    pub weights: &'a dyn Weights,
+    pub streamer: &'a mut Streamer,
     pub members: &'a mut [&'s mut Session],
 }
 
@@ -50,10 +58,22 @@ impl Pass<'_, '_> {
             groups: batch.groups.clone(),
             resid: self.arena.buf(Buf::Resid, batch.rows()),
         };
-        for op in program.embed.iter().chain(program.blocks.iter().flatten()) {
-            self.op(&stage, op)?;
+        self.segment(&stage, SegmentKind::Embedding, &program.embed)?;
+        for (block, ops) in program.blocks.iter().enumerate() {
+            self.segment(&stage, SegmentKind::Block(block), ops)?;
         }
         self.head(batch)
+    }
+
+    /// Runs the operations of one segment.
+    fn segment(&mut self, stage: &Stage, kind: SegmentKind, ops: &[Op]) -> Result<()> {
+        let began = Instant::now();
+        for op in ops {
+            self.op(stage, op)?;
+        }
+        let label = self.blueprint.segment_label(kind);
+        self.streamer.note_compute(label, began);
+        Ok(())
     }
 
     fn upload_batch(&self, batch: &Batch) -> Result<()> {
@@ -70,32 +90,29 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Takes the rows whose logits are wanted through the head, a few at a time.
+    /// Takes the rows whose logits are wanted through the head, if there are any.
     fn head(&mut self, batch: &Batch) -> Result<Vec<LastLogits>> {
-        let wanted: Vec<Group> = batch
+        let rows: Vec<Group> = batch
             .groups
             .iter()
             .flat_map(|group| self.wanted_rows(group))
             .collect();
-        let program = self.program;
-        let resid = self.arena.buf(Buf::Resid, batch.rows());
-        let mut last = Vec::new();
-        for rows in wanted.chunks(self.arena.head_ids.rows) {
-            let ids: Vec<i32> = rows.iter().map(|row| row.first_row as i32).collect();
-            upload_ids(self.device, self.arena.head_ids, &ids)?;
-            let stage = Stage {
-                rows: rows.len(),
-                groups: renumber(rows),
-                resid: self.arena.head_resid.rows(0, rows.len()),
-            };
-            let ids = self.arena.head_ids.rows(0, rows.len());
-            self.device.gather(resid, ids, stage.resid, false)?;
-            for op in &program.head {
-                self.op(&stage, op)?;
-            }
-            self.read_last(&stage, &mut last)?;
+        if rows.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(last)
+        let program = self.program;
+        let ids: Vec<i32> = rows.iter().map(|row| row.first_row as i32).collect();
+        upload_ids(self.device, self.arena.head_ids, &ids)?;
+        let stage = Stage {
+            rows: rows.len(),
+            groups: renumber(&rows),
+            resid: self.arena.head_resid.rows(0, rows.len()),
+        };
+        let resid = self.arena.buf(Buf::Resid, batch.rows());
+        let ids = self.arena.head_ids.rows(0, rows.len());
+        self.device.gather(resid, ids, stage.resid, false)?;
+        self.segment(&stage, SegmentKind::Head, &program.head)?;
+        self.read_last(&stage)
     }
 
     /// The rows of a group that go through the head, one by one.
@@ -116,7 +133,8 @@ impl Pass<'_, '_> {
         (0..group.rows).map(row).filter(wanted).collect()
     }
 
-    fn read_last(&self, stage: &Stage, last: &mut Vec<LastLogits>) -> Result<()> {
+    fn read_last(&self, stage: &Stage) -> Result<Vec<LastLogits>> {
+        let mut last = Vec::new();
         let view = self.view(stage, Buf::Logits);
         for group in &stage.groups {
             let session = &self.members[group.member];
@@ -131,7 +149,7 @@ impl Pass<'_, '_> {
                 });
             }
         }
-        Ok(())
+        Ok(last)
     }
 
     fn view(&self, stage: &Stage, buf: Buf) -> View {
@@ -143,16 +161,16 @@ impl Pass<'_, '_> {
 
     fn op(&mut self, stage: &Stage, op: &Op) -> Result<()> {
         let device = self.device;
-        let weight = |id| self.arena.weight(id);
+        let weight = |id| self.blueprint.weights.one(id);
         let view = |buf| self.view(stage, buf);
         match *op {
             Op::Embed { table, to } => {
-                let ids = self.arena.tokens.rows(0, stage.rows);
-                device.gather(weight(table), ids, view(to), false)?;
+                let to = view(to);
+                self.look_up(table, self.arena.tokens, to, false)?;
             }
             Op::EmbedPositions { table, to } => {
-                let ids = self.arena.positions.rows(0, stage.rows);
-                device.gather(weight(table), ids, view(to), true)?;
+                let to = view(to);
+                self.look_up(table, self.arena.positions, to, true)?;
             }
             Op::Norm {
                 kind,
@@ -173,11 +191,8 @@ impl Pass<'_, '_> {
                 from,
                 to,
             } => {
-                let matrix = Weight {
-                    view: weight(w),
-                    order,
-                };
-                device.linear(view(from), matrix, bias.map(weight), view(to))?;
+                let (from, bias, to) = (view(from), bias.map(weight), view(to));
+                self.linear(from, w, order, bias, to)?;
             }
             Op::Split {
                 from,
@@ -200,13 +215,75 @@ impl Pass<'_, '_> {
             Op::Activate { f, from, to } => device.activate(f, view(from), view(to))?,
             Op::Gate { f, gate, up, to } => device.gate(f, view(gate), view(up), view(to))?,
             Op::Add { from, to } => device.add(view(from), view(to))?,
-            Op::Experts { .. } => experts::run(device, self.arena, op, stage.rows)?,
+            Op::Experts { .. } => {
+                let weights = &self.blueprint.weights;
+                experts::run(device, self.arena, weights, self.streamer, op, stage.rows)?;
+            }
             Op::Hook { site, buf } => {
                 let at = view(buf);
                 self.hook(stage, site, at)?;
             }
         }
         Ok(())
+    }
+
+    /// A product, part by part of its matrix: each output is a product of its own.
+    fn linear(
+        &mut self,
+        x: View,
+        matrix: TensorId,
+        order: Order,
+        bias: Option<View>,
+        out: View,
+    ) -> Result<()> {
+        let parts = self.blueprint.weights.parts(matrix);
+        for part in parts {
+            if let Home::Ring(visit) = part.home {
+                self.streamer.need(visit)?;
+            }
+            let weight = Weight {
+                view: part.view,
+                order,
+            };
+            if parts.len() == 1 {
+                self.device.linear(x, weight, bias, out)?;
+            } else {
+                let (first, count) = (part.rows.start, part.rows.len());
+                let bias = bias.map(|bias| bias.cols(first, count));
+                self.device.linear(x, weight, bias, out.cols(first, count))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of a table, by number: from memory, or read from the slow tier.
+    fn look_up(&mut self, table: TensorId, ids: View, to: View, accumulate: bool) -> Result<()> {
+        let ids = ids.rows(0, to.rows);
+        if !self.blueprint.weights.is_read_by_row(table) {
+            let table = self.blueprint.weights.one(table);
+            return Ok(self.device.gather(table, ids, to, accumulate)?);
+        }
+        let mut numbers = vec![0; to.rows];
+        self.device.download_ids(ids, &mut numbers)?;
+        let spec = self.program.tensor(table);
+        let rows = View::new(
+            self.arena.table_rows.offset,
+            spec.dtype,
+            to.rows,
+            spec.matrix().1,
+        );
+        let extent = self.weights.extent(table);
+        let row_bytes = (rows.cols * spec.dtype.bytes()) as u64;
+        let label = self.blueprint.rows_label();
+        let read = numbers.iter().enumerate().map(|(row, &number)| Chunk {
+            file: extent.file,
+            from: extent.offset + number as u64 * row_bytes,
+            to: rows.rows(row, 1).span(),
+            label,
+        });
+        self.streamer.rows(read.collect())?;
+        let in_order = self.arena.row_numbers.rows(0, to.rows);
+        Ok(self.device.gather(rows, in_order, to, accumulate)?)
     }
 
     /// Attention, taken apart only for sessions that look at its pattern.

@@ -32,8 +32,9 @@ impl Settings {
     /// Tokens of a page: small enough to waste little, large enough that a page is
     /// megabytes for the models that page.
     pub const PAGE_TOKENS: usize = 16;
-    /// Rows whose logits are computed together when all of them are wanted.
-    const LOGIT_ROWS: usize = 64;
+    /// Rows of a pass at most when the logits of all of them are wanted: those are as
+    /// wide as the vocabulary, and a pass goes through the head once.
+    const LOGIT_ROWS: usize = 128;
 
     /// What these requests need, run together in passes of at most `rows` rows.
     pub fn for_requests(
@@ -49,10 +50,14 @@ impl Settings {
         let sessions = requests.len();
         let lengths = || requests.iter().map(|r| positions(program, r));
         let prompts: usize = requests.iter().map(|r| r.tokens.len()).sum();
+        let head = requests.iter().any(|r| r.probe.captures_head());
+        let rows = if head {
+            rows.min(Self::LOGIT_ROWS)
+        } else {
+            rows
+        };
         let rows = rows.max(sessions).min(prompts.max(sessions)).max(1);
         let context = lengths().max().unwrap_or(0);
-        let head = requests.iter().any(|r| r.probe.captures_head());
-        let logit_rows = if head { Self::LOGIT_ROWS.min(rows) } else { 1 };
         let pattern = requests.iter().any(|r| r.probe.touches_pattern());
         let operand_width = requests.iter().map(|r| r.probe.operand_width(dims)).max();
         Ok(Settings {
@@ -61,9 +66,36 @@ impl Settings {
             context,
             pages: lengths().map(|n| n.div_ceil(Self::PAGE_TOKENS)).sum(),
             page_tokens: Self::PAGE_TOKENS,
-            logit_rows: logit_rows.max(sessions),
+            logit_rows: if head { rows } else { sessions.max(1) },
             pattern_keys: if pattern { context } else { 0 },
             operand_width: operand_width.unwrap_or(0),
+        })
+    }
+}
+
+impl Settings {
+    /// What so many sessions of so many positions need, whatever they will ask.
+    pub fn for_sessions(
+        program: &Program,
+        sessions: usize,
+        context: usize,
+        rows: usize,
+    ) -> Result<Self, EngineError> {
+        let limit = program.dims.context;
+        if context > limit {
+            let what = "positions of a session (the model's context)";
+            let asked = context;
+            return Err(EngineError::Limit { what, asked, limit });
+        }
+        Ok(Settings {
+            rows: rows.min(sessions.saturating_mul(context)).max(sessions),
+            sessions,
+            context,
+            pages: sessions.saturating_mul(context.div_ceil(Self::PAGE_TOKENS)),
+            page_tokens: Self::PAGE_TOKENS,
+            logit_rows: sessions,
+            pattern_keys: 0,
+            operand_width: 0,
         })
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use common::{FAMILIES, How, bits, family, golden, ids, request, request_edited, run, stories};
 use djinn_device::cpu::Isa;
-use djinn_engine::{Backend, Engine, Request, Sampling, Settings};
+use djinn_engine::{Request, Sampling};
 
 /// Every model, with a prompt of its own.
 fn models() -> Vec<(PathBuf, Vec<u32>)> {
@@ -173,8 +173,11 @@ fn sessions_that_come_and_go() {
 
     let model = common::open(&folder);
     let ask = || request(&folder, &tokens, &["logits"], 20);
-    let settings = Settings::for_requests(&model, &[ask(), ask(), ask()], 8).unwrap();
-    let mut engine = Engine::load(model, &Backend::cpu(), settings, &mut |_| {}).unwrap();
+    let how = How {
+        rows: 8,
+        ..How::default()
+    };
+    let mut engine = common::load(model, &[ask(), ask(), ask()], how);
     let mut open = Vec::new();
     for round in 0..9 {
         let full = open.len() == 3;

@@ -8,7 +8,7 @@ pub struct Size(pub u64);
 
 /// Not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not a size (try 512MB, 16GB or 1.5GiB)")]
+#[error("'{text}' is not a size (try 512MB, 16GB or 1.5GiB; where a share will do, 0.5)")]
 pub struct ParseSizeError {
     text: String,
 }
@@ -63,9 +63,62 @@ impl fmt::Display for Size {
     }
 }
 
+/// How much of something: a number of bytes, or a share of all there is (`0.5`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    /// So many bytes.
+    Bytes(u64),
+    /// So much of all there is, above 0 and up to 1.
+    Share(f64),
+}
+
+impl Amount {
+    /// In bytes, where there are `all`.
+    pub fn of(self, all: u64) -> u64 {
+        match self {
+            Amount::Bytes(bytes) => bytes,
+            Amount::Share(share) => (all as f64 * share) as u64,
+        }
+    }
+}
+
+impl FromStr for Amount {
+    type Err = ParseSizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bare = text.trim();
+        match bare.parse::<f64>() {
+            Ok(share) if bare.contains('.') && share > 0.0 && share <= 1.0 => {
+                Ok(Amount::Share(share))
+            }
+            // Nobody means one and a half bytes.
+            Ok(_) if bare.contains('.') => Err(ParseSizeError { text: text.into() }),
+            _ => Ok(Amount::Bytes(text.parse::<Size>()?.0)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Size;
+    use super::{Amount, Size};
+
+    #[test]
+    fn reads_amounts() {
+        let check = |text: &str, expect: Option<Amount>| {
+            assert_eq!(text.parse().ok(), expect, "{text}");
+        };
+        check("0.5", Some(Amount::Share(0.5)));
+        check("1.0", Some(Amount::Share(1.0)));
+        check("16GB", Some(Amount::Bytes(16_000_000_000)));
+        check("16GiB", Some(Amount::Bytes(16 << 30)));
+        check("0.5GB", Some(Amount::Bytes(500_000_000)));
+        check("4096", Some(Amount::Bytes(4096)));
+        check("1.5", None);
+        check("0.0", None);
+        check("half", None);
+        assert_eq!(Amount::Share(0.5).of(1000), 500);
+        assert_eq!(Amount::Bytes(7).of(1000), 7);
+    }
 
     #[test]
     fn reads_sizes() {

@@ -1,38 +1,25 @@
 //! A checkpoint as it lies on disk after a Hugging Face download: `config.json` and
-//! one or many safetensors files, memory-mapped.
+//! one or many safetensors files.
 
 use std::collections::HashMap;
-use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use djinn_device::host::MappedFile;
+use djinn_device::host::SlowFile;
 use serde_json::Value;
 
 use crate::config::{dtype_named, read_json};
 use crate::families::aliases;
-use crate::program::{Program, TensorId};
-use crate::safetensors::{Entry, Header, read_header};
+use crate::program::Program;
+use crate::safetensors::{Entry, Header, header_bytes, read_header};
+use crate::weights::{Extent, FileWeights};
 use crate::{ModelError, RawConfig};
-
-/// Where weights come from.
-pub trait Weights: Send + Sync {
-    /// Fills `dst` with the bytes of a tensor from `offset` on, as stored. Safe to
-    /// call from several threads; the result does not depend on how a tensor is cut
-    /// into calls.
-    fn read(&self, tensor: TensorId, offset: u64, dst: &mut [u8]) -> io::Result<()>;
-}
 
 /// A folder whose files are open and whose headers have been read.
 pub struct Checkpoint {
     config: RawConfig,
-    files: Vec<Shard>,
+    files: Vec<SlowFile>,
     /// Each tensor's file and place.
     tensors: HashMap<String, (usize, Entry)>,
-}
-
-struct Shard {
-    path: PathBuf,
-    map: MappedFile,
 }
 
 const CONFIG: &str = "config.json";
@@ -74,14 +61,20 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Maps a file and reads its header.
+    /// Opens a file and reads its header.
     fn open_file(&mut self, path: PathBuf) -> Result<Header, ModelError> {
-        let map = MappedFile::open(&path).map_err(|source| ModelError::Io {
+        let fault = |source| ModelError::Io {
             path: path.clone(),
             source,
-        })?;
-        let header = read_header(&path, map.bytes())?;
-        self.files.push(Shard { path, map });
+        };
+        let file = SlowFile::open(&path).map_err(fault)?;
+        let len = file.bytes();
+        let mut first = vec![0; len.min(8) as usize];
+        file.read(0, &mut first).map_err(fault)?;
+        let mut start = vec![0; header_bytes(&path, &first, len)? as usize];
+        file.read(0, &mut start).map_err(fault)?;
+        let header = read_header(&path, &start, len)?;
+        self.files.push(file);
         Ok(header)
     }
 
@@ -113,11 +106,11 @@ impl Checkpoint {
 
     /// Finds every tensor of a program, checks its shape, takes over its dtype, and
     /// gives what reads them.
-    pub fn resolve(self, program: &mut Program) -> Result<MappedWeights, ModelError> {
-        let mut places = Vec::with_capacity(program.tensors.len());
+    pub fn resolve(self, program: &mut Program) -> Result<FileWeights, ModelError> {
+        let mut extents = Vec::with_capacity(program.tensors.len());
         for spec in &mut program.tensors {
             let (file, entry) = self.find(&spec.name)?;
-            let path = || self.files[file].path.clone();
+            let path = || self.files[file].path().to_owned();
             if entry.shape != spec.shape {
                 return Err(ModelError::Shape {
                     path: path(),
@@ -132,16 +125,13 @@ impl Checkpoint {
                 found: entry.dtype.clone(),
             })?;
             spec.dtype = dtype;
-            places.push(Place {
+            extents.push(Extent {
                 file,
-                start: entry.range.start as usize,
-                len: (entry.range.end - entry.range.start) as usize,
+                offset: entry.range.start,
+                bytes: entry.range.end - entry.range.start,
             });
         }
-        Ok(MappedWeights {
-            files: self.files.into_iter().map(|file| file.map).collect(),
-            places,
-        })
+        Ok(FileWeights::new(self.files, extents))
     }
 
     fn find(&self, name: &str) -> Result<(usize, &Entry), ModelError> {
@@ -157,7 +147,7 @@ impl Checkpoint {
 
     /// The files, for an error: all of a few, the first and last of many.
     fn file_names(&self) -> String {
-        let name = |file: &Shard| file.path.display().to_string();
+        let name = |file: &SlowFile| file.path().display().to_string();
         match &self.files[..] {
             [first, _, .., last] if self.files.len() > 3 => format!(
                 "{} to {} ({} files)",
@@ -257,35 +247,4 @@ fn other_format(folder: &Path) -> Option<ModelError> {
         found: found.clone(),
         advice,
     })
-}
-
-/// Weights in memory-mapped files.
-pub struct MappedWeights {
-    files: Vec<MappedFile>,
-    /// By [`TensorId`].
-    places: Vec<Place>,
-}
-
-struct Place {
-    file: usize,
-    start: usize,
-    len: usize,
-}
-
-impl Weights for MappedWeights {
-    fn read(&self, tensor: TensorId, offset: u64, dst: &mut [u8]) -> io::Result<()> {
-        let outside = || io::Error::new(io::ErrorKind::InvalidInput, "read beyond the tensor");
-        let place = self.places.get(tensor.0).ok_or_else(outside)?;
-        let offset = usize::try_from(offset).map_err(|_| outside())?;
-        let end = offset.checked_add(dst.len()).ok_or_else(outside)?;
-        if end > place.len {
-            return Err(outside());
-        }
-        let range = place.start + offset..place.start + end;
-        let file = &self.files[place.file];
-        dst.copy_from_slice(&file.bytes()[range.clone()]);
-        // Copied once into the slab, these pages would only take memory twice.
-        file.release(range);
-        Ok(())
-    }
 }

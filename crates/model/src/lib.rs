@@ -22,6 +22,7 @@ pub mod safetensors;
 pub mod shapes;
 pub mod synthetic;
 pub mod text;
+mod weights;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use djinn_device::DType;
 
 pub use chat::{ChatTemplate, Message};
-pub use checkpoint::{Checkpoint, Weights};
+pub use checkpoint::Checkpoint;
 pub use config::RawConfig;
 pub use describe::{DTypeShare, SegmentShare};
 pub use error::ModelError;
@@ -39,6 +40,7 @@ pub use hook::{HookError, Site};
 pub use program::Program;
 pub use shapes::Shape;
 pub use text::{Decoder, Text};
+pub use weights::{Extent, FileWeights, Origin, Weights};
 
 /// A model, ready for an engine.
 pub struct Model {

@@ -233,6 +233,8 @@ pub enum Op {
     },
     /// `to = Σ weight · expert(from)` over the experts the router chose for a row.
     Experts {
+        /// Which block's.
+        block: usize,
         /// Read by the experts.
         from: Buf,
         /// Router logits.

@@ -33,14 +33,14 @@ pub struct Entry {
 /// The tensors of one file by name.
 pub type Header = HashMap<String, Entry>;
 
-/// Reads the header of the file whose bytes are given; `path` is for errors.
-pub fn read_header(path: &Path, bytes: &[u8]) -> Result<Header, ModelError> {
+/// Bytes from the start of a file to the end of its header, from the file's first
+/// bytes and its length; `path` is for errors.
+pub fn header_bytes(path: &Path, first: &[u8], len: u64) -> Result<u64, ModelError> {
     let header = |problem: String| ModelError::Header {
         path: path.to_owned(),
         problem,
     };
-    let len = bytes.len() as u64;
-    let Some((first, rest)) = bytes.split_first_chunk::<8>() else {
+    let Some(first) = first.first_chunk::<8>() else {
         return Err(header(format!(
             "the file has {len} bytes, too few for a header"
         )));
@@ -51,13 +51,25 @@ pub fn read_header(path: &Path, bytes: &[u8]) -> Result<Header, ModelError> {
             "a header of {size} bytes is beyond the limit of {HEADER_BYTES_MAX}"
         )));
     }
-    if size > rest.len() as u64 {
+    if LENGTH_BYTES + size > len {
         return Err(header(format!(
             "the header's {size} bytes lie beyond the end of the file, which has {len} bytes \
              (truncated?)"
         )));
     }
-    let text = &rest[..size as usize];
+    Ok(LENGTH_BYTES + size)
+}
+
+/// Reads the header at the start of a file of `len` bytes; `path` is for errors.
+pub fn read_header(path: &Path, start: &[u8], len: u64) -> Result<Header, ModelError> {
+    let header = |problem: String| ModelError::Header {
+        path: path.to_owned(),
+        problem,
+    };
+    let data = header_bytes(path, start, len)?;
+    let text = start
+        .get(LENGTH_BYTES as usize..data as usize)
+        .ok_or_else(|| header("not all of it was read".to_owned()))?;
     let RawHeader(tensors) = serde_json::from_slice(text).map_err(|error| {
         header(if error.is_data() {
             error.to_string()
@@ -65,7 +77,7 @@ pub fn read_header(path: &Path, bytes: &[u8]) -> Result<Header, ModelError> {
             format!("not JSON: {error}")
         })
     })?;
-    place(path, tensors, LENGTH_BYTES + size, len)
+    place(path, tensors, data, len)
 }
 
 /// Tensors in the order of the header.

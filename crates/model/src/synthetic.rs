@@ -3,11 +3,11 @@
 
 use std::io;
 
-use djinn_device::DType;
+use djinn_device::{DType, host::BLOCK};
 use half::{bf16, f16};
 
-use crate::checkpoint::Weights;
 use crate::program::{Program, Role, TensorId, TensorSpec};
+use crate::weights::{Extent, Origin, Weights};
 
 /// Values a tensor is drawn from. Enough that none stands out, few enough that
 /// their stored form stays in the first-level cache.
@@ -26,7 +26,15 @@ pub struct SyntheticWeights {
 struct Source {
     key: u64,
     palette: usize,
+    /// Where it would lie if all tensors were in one file.
+    offset: u64,
     bytes: u64,
+}
+
+impl Source {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
 }
 
 /// A uniform distribution as stored.
@@ -49,13 +57,17 @@ impl SyntheticWeights {
             tensors: Vec::with_capacity(program.tensors.len()),
             palettes: Vec::new(),
         };
+        let mut end: u64 = 0;
         for spec in &program.tensors {
             let palette = weights.palette(spec);
-            weights.tensors.push(Source {
+            let source = Source {
                 key: mix(hash(&spec.name) ^ mix(seed)),
                 palette,
+                offset: end.next_multiple_of(BLOCK),
                 bytes: spec.bytes(),
-            });
+            };
+            end = source.end();
+            weights.tensors.push(source);
         }
         weights
     }
@@ -114,13 +126,39 @@ fn boxed<T: Copy + Default>(f: impl Fn(usize) -> T) -> Box<[T; LEVELS]> {
 }
 
 impl Weights for SyntheticWeights {
-    fn read(&self, tensor: TensorId, offset: u64, dst: &mut [u8]) -> io::Result<()> {
-        let outside = || io::Error::new(io::ErrorKind::InvalidInput, "read beyond the tensor");
-        let source = self.tensors.get(tensor.0).ok_or_else(outside)?;
-        let end = offset.checked_add(dst.len() as u64).ok_or_else(outside)?;
-        if end > source.bytes {
-            return Err(outside());
+    fn origin(&self) -> Origin {
+        Origin::Generated
+    }
+
+    fn files(&self) -> Vec<u64> {
+        vec![self.tensors.last().map_or(0, Source::end)]
+    }
+
+    fn extent(&self, tensor: TensorId) -> Extent {
+        let source = &self.tensors[tensor.0];
+        Extent {
+            file: 0,
+            offset: source.offset,
+            bytes: source.bytes,
         }
+    }
+
+    fn read(&self, _: usize, offset: u64, dst: &mut [u8]) -> io::Result<()> {
+        let end = offset.saturating_add(dst.len() as u64);
+        let first = self.tensors.partition_point(|t| t.end() <= offset);
+        // What lies between tensors is nobody's, and left as it is.
+        for source in self.tensors[first..].iter().take_while(|t| t.offset < end) {
+            let (from, to) = (offset.max(source.offset), end.min(source.end()));
+            let part = &mut dst[(from - offset) as usize..(to - offset) as usize];
+            self.draw(source, from - source.offset, part);
+        }
+        Ok(())
+    }
+}
+
+impl SyntheticWeights {
+    /// Draws a tensor's bytes from `offset` on.
+    fn draw(&self, source: &Source, offset: u64, dst: &mut [u8]) {
         match &self.palettes[source.palette].values {
             Values::Half(values) => fill::<8>(source.key, offset, dst, |word| {
                 pack(word, |level| values[level].to_le_bytes())
@@ -129,7 +167,6 @@ impl Weights for SyntheticWeights {
                 pack(word, |level| values[level].to_le_bytes())
             }),
         }
-        Ok(())
     }
 }
 
@@ -188,9 +225,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::SyntheticWeights;
-    use crate::checkpoint::Weights;
     use crate::program::{Program, Role, TensorId};
     use crate::shapes::Shape;
+    use crate::weights::Weights;
 
     fn shape(reference: &str) -> (Program, SyntheticWeights) {
         Shape::parse(reference).unwrap().build().unwrap()
@@ -198,7 +235,7 @@ mod tests {
 
     fn tensor(program: &Program, weights: &SyntheticWeights, id: usize) -> Vec<u8> {
         let mut bytes = vec![0; program.tensors[id].bytes() as usize];
-        weights.read(TensorId(id), 0, &mut bytes).unwrap();
+        weights.read_tensor(TensorId(id), 0, &mut bytes).unwrap();
         bytes
     }
 
@@ -282,7 +319,9 @@ mod tests {
     fn the_stream_is_pinned() {
         let (_, weights) = shape("llama-2-7b?layers=1");
         let mut bytes = [0; 16];
-        weights.read(TensorId(2), 1 << 20, &mut bytes).unwrap();
+        weights
+            .read_tensor(TensorId(2), 1 << 20, &mut bytes)
+            .unwrap();
         let expect = [
             77, 129, 147, 34, 132, 30, 2, 38, 45, 158, 139, 158, 190, 38, 234, 153,
         ];
@@ -293,12 +332,11 @@ mod tests {
     fn reads_stay_inside() {
         let (program, weights) = shape("gpt2?layers=1");
         let bytes = program.tensors[0].bytes();
-        assert!(weights.read(TensorId(0), bytes, &mut []).is_ok());
-        assert!(weights.read(TensorId(0), bytes, &mut [0]).is_err());
-        assert!(weights.read(TensorId(0), u64::MAX, &mut [0, 0]).is_err());
+        assert!(weights.read_tensor(TensorId(0), bytes, &mut []).is_ok());
+        assert!(weights.read_tensor(TensorId(0), bytes, &mut [0]).is_err());
         assert!(
             weights
-                .read(TensorId(program.tensors.len()), 0, &mut [0])
+                .read_tensor(TensorId(0), u64::MAX, &mut [0, 0])
                 .is_err()
         );
     }
@@ -318,7 +356,7 @@ mod tests {
             let mut pieces = Vec::new();
             for pair in cuts.windows(2) {
                 let mut piece = vec![0; pair[1] - pair[0]];
-                weights.read(TensorId(id), pair[0] as u64, &mut piece).unwrap();
+                weights.read_tensor(TensorId(id), pair[0] as u64, &mut piece).unwrap();
                 pieces.extend(piece);
             }
             prop_assert_eq!(pieces, whole);

@@ -149,7 +149,7 @@ fn shards_are_joined_and_extra_tensors_ignored() {
     for id in 0..model.program.tensors.len() {
         model
             .weights
-            .read(TensorId(id), 2, &mut bytes)
+            .read_tensor(TensorId(id), 2, &mut bytes)
             .expect("readable");
         let expect = if id < half { id } else { id - half } as u8 + 1;
         assert_eq!(bytes, [expect; 4], "tensor {id}");

@@ -17,9 +17,9 @@ fn all_open_and_resolve() {
         assert_eq!(program.parameters(), parameters, "{family}");
         for (id, spec) in program.tensors.iter().enumerate() {
             let mut bytes = vec![0; spec.bytes() as usize];
-            let read = model.weights.read(TensorId(id), 0, &mut bytes);
+            let read = model.weights.read_tensor(TensorId(id), 0, &mut bytes);
             assert!(read.is_ok(), "{family}: {}", spec.name);
-            let beyond = model.weights.read(TensorId(id), 1, &mut bytes);
+            let beyond = model.weights.read_tensor(TensorId(id), 1, &mut bytes);
             assert!(beyond.is_err(), "{family}: {}", spec.name);
         }
         let in_segments: usize = program.segments.iter().map(|s| s.tensors.len()).sum();

@@ -1,42 +1,17 @@
 //! Bytes into and out of the slab.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::{Fill, Result, Span};
 
 use super::CpuDevice;
 use super::check::Mat;
 
-/// Bytes read at a time: enough for a disk, little enough that readers end together.
-const CHUNK: u64 = 8 << 20;
-/// Readers at once: several keep a disk's queue full, whatever the cores.
-const READERS_MAX: u64 = 8;
-
 impl CpuDevice {
-    /// Readers are threads of the load, not of the pool: a segment on its way from
-    /// the disk must not keep the pool from the pass that runs meanwhile.
-    pub(super) fn do_load(&self, dst: Span, fill: &Fill<'_>) -> Result<()> {
-        let base = self.op("load").span(dst)?;
-        let load = Load {
-            base: base as usize,
-            bytes: dst.bytes,
-            next: AtomicU64::new(0),
-            failure: Mutex::new(None),
-        };
-        let chunks = dst.bytes.div_ceil(CHUNK);
-        let readers = chunks.min(READERS_MAX).min(self.threads() as u64);
-        std::thread::scope(|scope| {
-            for _ in 1..readers {
-                scope.spawn(|| load.read(fill));
-            }
-            load.read(fill);
-        });
-        match load.failure.into_inner() {
-            Ok(None) => Ok(()),
-            Ok(Some(error)) => Err(error.into()),
-            Err(_) => Err(std::io::Error::other("a reader panicked").into()),
-        }
+    pub(super) fn do_load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
+        let start = self.op("load").span(dst)?;
+        // SAFETY: a checked span of the slab; the contract leaves it to the caller
+        // that nobody else uses it now.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(start, dst.bytes as usize) };
+        Ok(fill(bytes)?)
     }
 
     pub(super) fn do_upload(&self, dst: Span, src: &[u8]) -> Result<()> {
@@ -76,38 +51,5 @@ impl CpuDevice {
             }
         }
         Ok(())
-    }
-}
-
-/// A span being filled.
-struct Load {
-    /// The span's address in the slab.
-    base: usize,
-    bytes: u64,
-    next: AtomicU64,
-    failure: Mutex<Option<std::io::Error>>,
-}
-
-impl Load {
-    /// Fills chunks until none is left or one has failed.
-    fn read(&self, fill: &Fill<'_>) {
-        loop {
-            let offset = self.next.fetch_add(CHUNK, Ordering::Relaxed);
-            if offset >= self.bytes {
-                return;
-            }
-            let length = CHUNK.min(self.bytes - offset) as usize;
-            let start = (self.base + offset as usize) as *mut u8;
-            // SAFETY: a chunk of the checked span, claimed by this reader alone; the
-            // contract leaves it to the caller that nobody else uses the span now.
-            let chunk = unsafe { std::slice::from_raw_parts_mut(start, length) };
-            if let Err(error) = fill(offset, chunk) {
-                self.next.store(self.bytes, Ordering::Relaxed);
-                if let Ok(mut failure) = self.failure.lock() {
-                    failure.get_or_insert(error);
-                }
-                return;
-            }
-        }
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! Everything runs inline: an operation, a copy or a load has happened when its call
 //! returns. So an event is complete when it is recorded, and there is never anything
-//! to wait for. Loads bring threads of their own and may run while another thread
-//! computes.
+//! to wait for. Loads may come from other threads while one computes.
 
 mod affinity;
 mod attention;
@@ -175,7 +174,7 @@ impl Device for CpuDevice {
         }
     }
 
-    fn load(&self, dst: Span, fill: &Fill<'_>) -> Result<()> {
+    fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
         self.do_load(dst, fill)
     }
     fn upload(&self, _: Stream, dst: Span, src: &[u8]) -> Result<()> {

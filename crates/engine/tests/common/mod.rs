@@ -10,7 +10,8 @@ use std::{
 
 use djinn_device::cpu::Isa;
 use djinn_engine::{
-    Backend, Engine, Positions, Probe, Request, Settings, Tensor, Transcript, read_tensors,
+    Backend, Blueprint, Engine, Memory, Positions, Probe, Request, Settings, Tensor, Transcript,
+    read_tensors,
 };
 use djinn_model::Model;
 
@@ -65,6 +66,16 @@ pub struct How {
     pub rows: usize,
     pub threads: Option<usize>,
     pub isa: Option<Isa>,
+    pub memory: Memory,
+}
+
+impl How {
+    pub fn backend(&self) -> Backend {
+        Backend::Cpu {
+            threads: self.threads,
+            isa: self.isa,
+        }
+    }
 }
 
 impl Default for How {
@@ -73,19 +84,22 @@ impl Default for How {
             rows: Settings::ROWS,
             threads: Some(1),
             isa: None,
+            memory: Memory::default(),
         }
     }
 }
 
+/// An engine for these requests.
+pub fn load(model: Model, requests: &[Request], how: How) -> Engine {
+    let settings = Settings::for_requests(&model, requests, how.rows).unwrap();
+    let backend = how.backend();
+    let blueprint = Blueprint::draw(&model, &backend, settings, how.memory).unwrap();
+    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+}
+
 /// Runs all requests together and returns what each came to, in order.
 pub fn run(folder: &Path, requests: Vec<Request>, how: How) -> Vec<Transcript> {
-    let model = open(folder);
-    let settings = Settings::for_requests(&model, &requests, how.rows).unwrap();
-    let backend = Backend::Cpu {
-        threads: how.threads,
-        isa: how.isa,
-    };
-    let mut engine = Engine::load(model, &backend, settings, &mut |_| {}).unwrap();
+    let mut engine = load(open(folder), &requests, how);
     let ids: Vec<_> = requests
         .into_iter()
         .map(|request| engine.open(request).unwrap())

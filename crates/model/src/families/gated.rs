@@ -180,6 +180,7 @@ impl Gated {
             })
             .collect();
         b.op(Op::Experts {
+            block: i,
             from: Buf::Norm,
             router: Buf::Router,
             to: Buf::MlpOut,

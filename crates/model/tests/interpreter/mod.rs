@@ -18,7 +18,7 @@ pub struct Golden {
 impl Golden {
     pub fn read(path: &Path) -> Self {
         let bytes = std::fs::read(path).expect("a golden file");
-        let header = read_header(path, &bytes).expect("a golden header");
+        let header = read_header(path, &bytes, bytes.len() as u64).expect("a golden header");
         Golden { bytes, header }
     }
 
@@ -82,7 +82,7 @@ impl Run<'_> {
         let mut bytes = vec![0; spec.bytes() as usize];
         self.model
             .weights
-            .read(id, 0, &mut bytes)
+            .read_tensor(id, 0, &mut bytes)
             .expect("readable");
         match spec.dtype {
             DType::F32 => bytes
@@ -285,6 +285,7 @@ impl Run<'_> {
             renormalise,
             f,
             experts,
+            ..
         } = op
         else {
             unreachable!("called for experts")

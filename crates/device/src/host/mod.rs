@@ -1,66 +1,10 @@
 //! The host as the process sees it: files, memory, cores.
 
-use std::fs::File;
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 
-use memmap2::Mmap;
+mod file;
 
-/// A file's bytes, mapped read-only.
-///
-/// The file must not be shortened or rewritten while it is mapped: the pages are
-/// the file's own, and reading past a new end would kill the process. Checkpoints
-/// are written once, so this holds for them.
-#[derive(Debug)]
-pub struct MappedFile {
-    /// `None` for an empty file, which cannot be mapped.
-    map: Option<Mmap>,
-}
-
-impl MappedFile {
-    /// Maps a file.
-    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
-        let file = File::open(path)?;
-        if file.metadata()?.len() == 0 {
-            return Ok(MappedFile { map: None });
-        }
-        // SAFETY: the mapping is read-only and private to this value; that the file
-        // stays as it is while mapped is this type's documented condition.
-        let map = unsafe { Mmap::map(&file)? };
-        Ok(MappedFile { map: Some(map) })
-    }
-
-    /// The file's bytes; each page is read when first touched.
-    pub fn bytes(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or_default()
-    }
-
-    /// Tells the kernel that these bytes will not be needed soon, so that they stop
-    /// counting as this process's memory. Only whole pages inside the range are
-    /// let go; reading them again reads the file again. A hint: failure is ignored.
-    pub fn release(&self, range: Range<usize>) {
-        #[cfg(target_os = "linux")]
-        if let Some(map) = &self.map {
-            let page = rustix::param::page_size();
-            let start = range.start.checked_next_multiple_of(page);
-            let end = range.end.min(map.len()) / page * page;
-            if let Some(start) = start.filter(|&start| start < end) {
-                // SAFETY: dropping clean pages of a read-only file mapping changes
-                // no byte of it: the next access reads the same from the file.
-                let _ = unsafe {
-                    map.unchecked_advise_range(
-                        memmap2::UncheckedAdvice::DontNeed,
-                        start,
-                        end - start,
-                    )
-                };
-            }
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = range;
-    }
-}
+pub use file::{BLOCK, SlowFile};
 
 /// How many threads this process can really run at once: the CPUs it may run on,
 /// bounded by a container's quota.
@@ -148,44 +92,7 @@ fn cgroup_files(membership: &str) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
-
-    #[test]
-    fn a_mapped_file_has_its_bytes_before_and_after_release() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
-        file.write_all(&bytes).unwrap();
-        let map = MappedFile::open(file.path()).unwrap();
-        assert_eq!(map.bytes(), bytes);
-        map.release(1..99_999);
-        map.release(usize::MAX..usize::MAX);
-        map.release(0..usize::MAX);
-        assert_eq!(map.bytes(), bytes);
-    }
-
-    #[test]
-    fn an_empty_file_is_no_bytes_and_a_missing_one_an_error() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let map = MappedFile::open(file.path()).unwrap();
-        assert!(map.bytes().is_empty());
-        map.release(0..10);
-        assert!(MappedFile::open("/does/not/exist").is_err());
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn releasing_gives_memory_back() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(64 << 20).unwrap();
-        let map = MappedFile::open(file.path()).unwrap();
-        let sum: u64 = map.bytes().iter().map(|&byte| u64::from(byte)).sum();
-        assert_eq!(sum, 0);
-        let before = rss_bytes().unwrap();
-        map.release(0..64 << 20);
-        assert!(rss_bytes().unwrap() + (48 << 20) < before);
-    }
 
     #[test]
     fn figures_are_read_from_their_lines() {

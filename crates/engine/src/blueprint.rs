@@ -1,0 +1,382 @@
+//! Everything that is decided before anything is loaded: how the weights are cut,
+//! what stays and what streams, and where in the slab each thing lies.
+
+use djinn_device::{DType, host::BLOCK};
+use djinn_memory::{Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Size, Work};
+use djinn_model::{Model, program::SegmentKind};
+
+use crate::{
+    Backend, EngineError, Footprint, Settings,
+    arena::Arena,
+    image::{Image, Piece},
+    stream::{Chunk, RingLane, chunks},
+    weights::PlacedWeights,
+};
+
+/// How much memory there is, and how weights come into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes the engine may take: weights, KV, activations.
+    pub budget: u64,
+    /// What the user decided instead of the plan.
+    pub overrides: Overrides,
+    /// Bytes read at a time.
+    pub chunk: u64,
+    /// Threads that read.
+    pub workers: usize,
+    /// Whether weights are read ahead of their use.
+    pub prefetch: bool,
+}
+
+impl Memory {
+    /// Bytes read at a time unless told otherwise.
+    pub const CHUNK: u64 = 1 << 20;
+    /// Threads that read unless told otherwise.
+    pub const WORKERS: usize = 4;
+    /// More than this many readers no disk is the better for.
+    pub const WORKERS_MAX: usize = 64;
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory {
+            budget: u64::MAX,
+            overrides: Overrides::default(),
+            chunk: Self::CHUNK,
+            workers: Self::WORKERS,
+            prefetch: true,
+        }
+    }
+}
+
+/// A model laid out in memory that does not exist yet.
+pub struct Blueprint {
+    pub(crate) memory: Memory,
+    pub(crate) settings: Settings,
+    pub(crate) plan: Plan,
+    pub(crate) arena: Arena,
+    pub(crate) weights: PlacedWeights,
+    image: Image,
+    /// Names of the program's segments; labels up to their number mean these.
+    segments: Vec<String>,
+    footprint: Footprint,
+    /// What would be needed for nothing to stream.
+    whole: u64,
+}
+
+/// A piece of the weights, as a plan tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedPiece {
+    /// Which one.
+    pub name: String,
+    /// Bytes it takes in memory.
+    pub bytes: u64,
+    /// Where it is, in the slab.
+    pub place: PiecePlace,
+}
+
+/// Where a piece of the weights is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PiecePlace {
+    /// In memory for good, at this offset of the slab.
+    Resident(u64),
+    /// In the ring, at this offset of the slab, once the piece so many before it is
+    /// no longer in use.
+    Ring {
+        /// Where.
+        offset: u64,
+        /// How many before.
+        after: usize,
+    },
+    /// In one of the pool's slots when chosen.
+    Pool,
+}
+
+impl Blueprint {
+    /// Lays a model out for a device.
+    pub fn draw(
+        model: &Model,
+        backend: &Backend,
+        settings: Settings,
+        memory: Memory,
+    ) -> Result<Self, EngineError> {
+        let memory = checked(memory)?;
+        let (program, slow) = (&model.program, &*model.weights);
+        let kv_dtype = backend.kv_dtype();
+        let image = Image::whole(program, slow);
+        let fixed = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
+        let whole = fixed + image.kept_bytes();
+        let stays = match memory.overrides.keep {
+            Keep::Fit | Keep::All => true,
+            Keep::Nothing => false,
+            Keep::AtMost(bytes) => image.kept_bytes() <= bytes,
+        };
+        let budget = memory.budget;
+        if memory.overrides.keep == Keep::All && whole > budget {
+            return Err(PlanError::NotAll { budget, whole }.into());
+        }
+        let image = if stays && whole <= budget {
+            image
+        } else {
+            let cap = backend.piece_bytes(program.weight_bytes());
+            Image::cut(program, slow, cap)
+        };
+        let fixed = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
+        let needs = needs(&image, fixed, &memory);
+        let plan = Plan::new(&needs, memory.overrides)?;
+        let kept_at = plan.bytes();
+        let start = kept_at + image.kept_bytes();
+        let arena = Arena::new(program, &settings, kv_dtype, &image.tables, start);
+        let footprint = Footprint {
+            resident: plan.resident_bytes + image.kept_bytes(),
+            ring: plan.ring.bytes,
+            pool: plan.bytes() - plan.pool_offset,
+            kv: arena.kv_bytes,
+            activations: arena.bytes() - arena.kv_bytes,
+        };
+        Ok(Blueprint {
+            weights: PlacedWeights::new(program, &image, &plan, kept_at),
+            memory,
+            settings,
+            plan,
+            arena,
+            image,
+            segments: program.segments.iter().map(|s| s.kind.to_string()).collect(),
+            footprint,
+            whole,
+        })
+    }
+
+    /// Where the slab's bytes go.
+    pub fn footprint(&self) -> Footprint {
+        self.footprint
+    }
+
+    /// What stays, what streams, and where each lands.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What was asked for.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// Every piece that streams or could, in order of use; then the experts.
+    pub fn pieces(&self) -> Vec<PlannedPiece> {
+        let ring = |slot: usize| {
+            let slot = &self.plan.ring.slots[slot];
+            PiecePlace::Ring {
+                offset: self.plan.ring_offset + slot.offset,
+                after: slot.after,
+            }
+        };
+        let stream = self.image.stream.iter().zip(&self.plan.places);
+        let stream = stream.map(|(piece, place)| PlannedPiece {
+            name: piece.name(),
+            bytes: piece.bytes,
+            place: match *place {
+                Place::Resident(offset) => PiecePlace::Resident(offset),
+                Place::Streamed(slot) => ring(slot),
+            },
+        });
+        let experts = self.image.experts.iter().map(|piece| PlannedPiece {
+            name: piece.name(),
+            bytes: piece.bytes,
+            place: PiecePlace::Pool,
+        });
+        stream.chain(experts).collect()
+    }
+
+    /// What happens to the weights, and why, in one line.
+    pub fn reason(&self) -> String {
+        let (footprint, plan) = (&self.footprint, &self.plan);
+        let budget = Size(self.memory.budget);
+        let together = Size(self.whole);
+        if self.image.tables.is_empty() {
+            let weights = Size(footprint.resident);
+            return format!(
+                "all {weights} of weights stay in memory, because with KV and activations \
+                 ({together}) they fit in {budget}"
+            );
+        }
+        let fits = self.whole <= self.memory.budget;
+        let because = if fits {
+            "because --resident says so".to_owned()
+        } else {
+            format!("because with KV and activations all would take {together} of {budget}")
+        };
+        let mut parts = vec![format!("{} stays in memory", Size(footprint.resident))];
+        if !plan.ring.slots.is_empty() {
+            parts.push(format!(
+                "{} streams each pass through a ring of {}",
+                Size(plan.ring.streamed_bytes()),
+                Size(plan.ring.bytes)
+            ));
+        }
+        if plan.pool.count > 0 {
+            parts.push(format!(
+                "{} of {} experts ({} each) at once",
+                plan.pool_slots,
+                plan.pool.count,
+                Size(plan.pool.bytes)
+            ));
+        }
+        parts.push("rows of the embedding are read as needed".to_owned());
+        format!("{}; {because}", parts.join(", "))
+    }
+
+    /// What a pass in which every session generates a token does with the weights,
+    /// all of them at the end of their context.
+    pub fn work(&self, model: &Model, kv_dtype: DType) -> Work {
+        let program = &model.program;
+        let dims = &program.dims;
+        let positions = (self.settings.context * self.settings.sessions) as u64;
+        // A token goes through so many experts of each block; several tokens through
+        // more of them, chosen as if by chance.
+        let share = chosen_experts(model) as f64 / dims.experts.max(1) as f64;
+        let touched = 1.0 - (1.0 - share).powi(self.settings.sessions as i32);
+        // Where all experts stay they are no pool, but a pass still reads only some.
+        let idle = match self.image.experts.is_empty() && dims.experts > 0 {
+            true => (1.0 - touched) * expert_bytes(model),
+            false => 0.0,
+        };
+        Work {
+            other_bytes: positions as f64 * program.kv_bytes_per_token(kv_dtype) as f64
+                + self.read_when_whole(model)
+                - idle,
+            pool_used: touched * self.image.experts.len() as f64,
+            prefetch: self.memory.prefetch,
+        }
+    }
+
+    /// Bytes of weights a pass reads that are no piece of the plan: where everything
+    /// stays, all but the tables.
+    fn read_when_whole(&self, model: &Model) -> f64 {
+        if !self.image.tables.is_empty() {
+            return 0.0;
+        }
+        let program = &model.program;
+        let cut = Image::cut(program, &*model.weights, u64::MAX);
+        let pieces = cut.stream.iter().chain(&cut.experts);
+        pieces.map(|piece| piece.bytes as f64).sum()
+    }
+
+    /// Names for the labels of chunks and of compute.
+    pub(crate) fn labels(&self) -> Vec<String> {
+        let pieces = self.image.stream.iter().chain(&self.image.experts);
+        let pieces = pieces.map(Piece::name);
+        let rows = std::iter::once("rows of the embedding".to_owned());
+        self.segments.iter().cloned().chain(pieces).chain(rows).collect()
+    }
+
+    /// The label of one of the program's segments.
+    pub(crate) fn segment_label(&self, kind: SegmentKind) -> u32 {
+        let name = kind.to_string();
+        let at = self.segments.iter().position(|segment| *segment == name);
+        at.expect("a segment of the program") as u32
+    }
+
+    /// The label of rows of a table.
+    pub(crate) fn rows_label(&self) -> u32 {
+        (self.segments.len() + self.image.stream.len() + self.image.experts.len()) as u32
+    }
+
+    /// The ring as the link fills it.
+    pub(crate) fn lanes(&self) -> Vec<RingLane> {
+        let slots = self.plan.ring.slots.iter();
+        slots
+            .map(|slot| RingLane {
+                chunks: self.stream_chunks(slot.segment, self.plan.ring_offset + slot.offset),
+                after: slot.after as u64,
+            })
+            .collect()
+    }
+
+    /// Every expert's chunks, as if it were in the first slot.
+    pub(crate) fn expert_chunks(&self) -> Vec<Vec<Chunk>> {
+        let first = self.segments.len() + self.image.stream.len();
+        let experts = self.image.experts.iter().enumerate();
+        experts
+            .map(|(i, piece)| self.chunks(piece, self.plan.pool_offset, first + i))
+            .collect()
+    }
+
+    /// What has to be there before the first pass.
+    pub(crate) fn resident_chunks(&self) -> Vec<Vec<Chunk>> {
+        let mut at = self.plan.bytes();
+        let mut all = Vec::new();
+        for piece in &self.image.kept {
+            let label = self.segment_label(piece.segment);
+            all.push(self.chunks(piece, at, label as usize));
+            at += piece.bytes;
+        }
+        for (number, place) in self.plan.places.iter().enumerate() {
+            if let Place::Resident(offset) = *place {
+                all.push(self.stream_chunks(number, offset));
+            }
+        }
+        all
+    }
+
+    /// The experts that are there from the start: as many of each block as of any
+    /// other.
+    pub(crate) fn resident_experts(&self, experts: usize) -> Vec<usize> {
+        let count = self.image.experts.len();
+        let blocks = count.checked_div(experts).unwrap_or(0);
+        let spread = (0..experts).flat_map(|e| (0..blocks).map(move |b| b * experts + e));
+        spread.take(self.plan.pool_slots).collect()
+    }
+
+    fn stream_chunks(&self, number: usize, at: u64) -> Vec<Chunk> {
+        let label = self.segments.len() + number;
+        self.chunks(&self.image.stream[number], at, label)
+    }
+
+    fn chunks(&self, piece: &Piece, at: u64, label: usize) -> Vec<Chunk> {
+        chunks(&piece.runs, at, self.memory.chunk, label as u32)
+    }
+}
+
+fn needs(image: &Image, fixed: u64, memory: &Memory) -> Needs {
+    let segments: Vec<u64> = image.stream.iter().map(|piece| piece.bytes).collect();
+    let largest = segments.iter().copied().max().unwrap_or(0);
+    Needs {
+        budget: memory.budget,
+        fixed: fixed + image.kept_bytes(),
+        segments,
+        pool: Pool {
+            count: image.experts.len(),
+            bytes: image.experts.first().map_or(0, |piece| piece.bytes),
+        },
+        in_flight: memory.workers as u64 * memory.chunk.min(largest),
+    }
+}
+
+/// Refuses what cannot be, and rounds chunks up to whole blocks.
+fn checked(memory: Memory) -> Result<Memory, EngineError> {
+    if memory.workers == 0 || memory.workers > Memory::WORKERS_MAX {
+        return Err(EngineError::Limit {
+            what: "workers of the link",
+            asked: memory.workers,
+            limit: Memory::WORKERS_MAX,
+        });
+    }
+    let chunk = memory.chunk.max(1).checked_next_multiple_of(BLOCK);
+    Ok(Memory {
+        chunk: chunk.unwrap_or(u64::MAX / BLOCK * BLOCK),
+        ..memory
+    })
+}
+
+fn chosen_experts(model: &Model) -> usize {
+    crate::arena::chosen_experts(&model.program)
+}
+
+/// Bytes of all experts as stored.
+fn expert_bytes(model: &Model) -> f64 {
+    let program = &model.program;
+    let is_expert = |kind: SegmentKind| matches!(kind, SegmentKind::Expert { .. });
+    let experts = program.segments.iter().filter(|s| is_expert(s.kind));
+    experts.map(|s| program.segment_bytes(s) as f64).sum()
+}

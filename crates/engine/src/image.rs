@@ -1,0 +1,350 @@
+//! A model's weights as the link moves them: cut into pieces in order of use.
+//!
+//! A piece is some matrices of one segment, or some rows of one matrix, in one run of
+//! memory. Every pass uses the pieces one after the other, so a ring moves them. A
+//! matrix can be cut between rows because each output is a product of its own; one
+//! stored the other way round (`Order::InOut`) cannot. Vectors are so small that they
+//! always stay; of tables only the rows a pass needs are read.
+
+use std::ops::Range;
+
+use djinn_device::{Order, host::BLOCK};
+use djinn_model::{
+    Weights,
+    program::{Op, Program, SegmentKind, TensorId},
+};
+
+/// What is moved and placed as one.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    /// Which of the program's segments it is of.
+    pub segment: SegmentKind,
+    /// Which piece of that segment, and of how many; they count from 0.
+    pub number: usize,
+    pub of: usize,
+    /// Bytes of memory: whole blocks, so that it can be read in place.
+    pub bytes: u64,
+    pub parts: Vec<Part>,
+    pub runs: Vec<Run>,
+}
+
+/// Rows of a tensor, and where they lie in their piece.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub tensor: TensorId,
+    pub rows: Range<usize>,
+    pub offset: u64,
+}
+
+/// Whole blocks of a file, and where they go in their piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub file: usize,
+    pub from: u64,
+    pub to: u64,
+    pub bytes: u64,
+}
+
+/// All pieces of a model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Image {
+    /// Always in memory.
+    pub kept: Vec<Piece>,
+    /// Used by every pass, in this order.
+    pub stream: Vec<Piece>,
+    /// Used when chosen: block by block, each block's in order. All of one size.
+    pub experts: Vec<Piece>,
+    /// Read row by row.
+    pub tables: Vec<TensorId>,
+}
+
+impl Image {
+    /// Everything always in memory, a piece for each segment.
+    pub fn whole(program: &Program, weights: &dyn Weights) -> Self {
+        let all = |tensors: &[TensorId]| {
+            let rows = |&id| (id, 0..program.tensor(id).matrix().0);
+            tensors.iter().map(rows).collect::<Vec<_>>()
+        };
+        let segments = program.segments.iter().filter(|s| !s.tensors.is_empty());
+        let kept = segments.map(|s| lay(program, weights, s.kind, all(&s.tensors)));
+        Image {
+            kept: kept.collect(),
+            ..Image::default()
+        }
+    }
+
+    /// Everything that can stream in pieces of at most `cap` bytes, where matrices
+    /// can be cut that small.
+    pub fn cut(program: &Program, weights: &dyn Weights, cap: u64) -> Self {
+        let mut image = Image::default();
+        let mut vectors = Vec::new();
+        let head = std::iter::once((SegmentKind::Head, &program.head));
+        let blocks = program.blocks.iter().enumerate();
+        let blocks = blocks.map(|(i, ops)| (SegmentKind::Block(i), ops));
+        let embed = std::iter::once((SegmentKind::Embedding, &program.embed));
+        for (kind, ops) in embed.chain(blocks).chain(head) {
+            let mut cutter = Cutter::new(program, cap);
+            for op in ops {
+                match op {
+                    Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
+                        image.tables.push(*table);
+                    }
+                    Op::Norm { weight, bias, .. } => {
+                        vectors.extend([Some(*weight), *bias].into_iter().flatten());
+                    }
+                    Op::Linear {
+                        weight,
+                        bias,
+                        order,
+                        ..
+                    } => {
+                        vectors.extend(*bias);
+                        cutter.take(*weight, *order);
+                    }
+                    Op::Experts { experts, .. } => {
+                        for (expert, tensors) in experts.iter().enumerate() {
+                            let SegmentKind::Block(block) = kind else {
+                                unreachable!("experts are in blocks")
+                            };
+                            let kind = SegmentKind::Expert { block, expert };
+                            let tensors = [tensors.gate, tensors.up, tensors.down];
+                            let rows = |id| (id, 0..program.tensor(id).matrix().0);
+                            let parts = tensors.map(rows).to_vec();
+                            image.experts.push(lay(program, weights, kind, parts));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            let pieces = cutter.finish();
+            let of = pieces.len();
+            let laid = pieces.into_iter().enumerate().map(|(number, parts)| Piece {
+                number,
+                of,
+                ..lay(program, weights, kind, parts)
+            });
+            image.stream.extend(laid);
+        }
+        let vectors = vectors.into_iter().map(|id| (id, 0..1)).collect();
+        image.kept = vec![lay(program, weights, SegmentKind::Embedding, vectors)];
+        let slot = image.experts.iter().map(|e| e.bytes).max().unwrap_or(0);
+        image.experts.iter_mut().for_each(|e| e.bytes = slot);
+        image
+    }
+
+    /// Bytes that are always in memory.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept.iter().map(|piece| piece.bytes).sum()
+    }
+}
+
+impl Piece {
+    /// As people read it: `block 3, 2 of 5`.
+    pub fn name(&self) -> String {
+        if self.of > 1 {
+            format!("{}, {} of {}", self.segment, self.number + 1, self.of)
+        } else {
+            self.segment.to_string()
+        }
+    }
+}
+
+type Rows = (TensorId, Range<usize>);
+
+/// Cuts one segment's matrices, in order of use.
+struct Cutter<'p> {
+    program: &'p Program,
+    cap: u64,
+    pieces: Vec<Vec<Rows>>,
+    /// Bytes of the last piece, if more may join it.
+    open: Option<u64>,
+}
+
+impl<'p> Cutter<'p> {
+    fn new(program: &'p Program, cap: u64) -> Self {
+        Cutter {
+            program,
+            cap,
+            pieces: Vec::new(),
+            open: None,
+        }
+    }
+
+    fn take(&mut self, id: TensorId, order: Order) {
+        let tensor = self.program.tensor(id);
+        let (rows, _) = tensor.matrix();
+        let bytes = tensor.bytes();
+        let cuts = match order {
+            Order::OutIn => (bytes.div_ceil(self.cap.max(1)) as usize).clamp(1, rows.max(1)),
+            Order::InOut => 1,
+        };
+        match self.open.map(|open| open + bytes) {
+            Some(together) if together <= self.cap => {
+                let last = self.pieces.last_mut().expect("one is open");
+                last.push((id, 0..rows));
+                self.open = Some(together);
+            }
+            _ => {
+                let at = |cut: usize| rows * cut / cuts;
+                let cut = (0..cuts).map(|cut| vec![(id, at(cut)..at(cut + 1))]);
+                self.pieces.extend(cut);
+                self.open = (cuts == 1).then_some(bytes);
+            }
+        }
+    }
+
+    fn finish(self) -> Vec<Vec<Rows>> {
+        self.pieces
+    }
+}
+
+/// Puts rows of tensors side by side as they lie in their files: blocks that touch
+/// are read together.
+fn lay(
+    program: &Program,
+    weights: &dyn Weights,
+    segment: SegmentKind,
+    mut rows: Vec<Rows>,
+) -> Piece {
+    let extent = |(id, rows): &Rows| {
+        let row_bytes = program.tensor(*id).bytes() / program.tensor(*id).matrix().0.max(1) as u64;
+        let whole = weights.extent(*id);
+        let start = whole.offset + rows.start as u64 * row_bytes;
+        (whole.file, start, start + rows.len() as u64 * row_bytes)
+    };
+    rows.sort_by_key(extent);
+    let mut runs: Vec<Run> = Vec::new();
+    let mut parts = Vec::with_capacity(rows.len());
+    for part in rows {
+        let (file, start, end) = extent(&part);
+        let (from, until) = (start / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
+        match runs.last_mut() {
+            Some(run) if run.file == file && from <= run.from + run.bytes => {
+                run.bytes = run.bytes.max(until - run.from);
+            }
+            last => {
+                let to = last.map_or(0, |run| run.to + run.bytes);
+                runs.push(Run {
+                    file,
+                    from,
+                    to,
+                    bytes: until - from,
+                });
+            }
+        }
+        let run = runs.last().expect("there is one by now");
+        parts.push(Part {
+            tensor: part.0,
+            rows: part.1,
+            offset: run.to + start - run.from,
+        });
+    }
+    Piece {
+        segment,
+        number: 0,
+        of: 1,
+        bytes: runs.last().map_or(0, |run| run.to + run.bytes),
+        parts,
+        runs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use djinn_model::Model;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn model(name: &str) -> Model {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/");
+        Model::open(&format!("{root}{name}")).expect("a golden model")
+    }
+
+    /// Reads a piece as the link does, and compares every part with its tensor.
+    fn check_content(model: &Model, piece: &Piece) {
+        let mut memory = vec![0; piece.bytes as usize];
+        for run in &piece.runs {
+            let (to, bytes) = (run.to as usize, run.bytes as usize);
+            assert!(run.from.is_multiple_of(BLOCK) && run.to.is_multiple_of(BLOCK));
+            model
+                .weights
+                .read(run.file, run.from, &mut memory[to..to + bytes])
+                .expect("read");
+        }
+        for part in &piece.parts {
+            let tensor = model.program.tensor(part.tensor);
+            let row_bytes = tensor.bytes() as usize / tensor.matrix().0;
+            let mut expect = vec![0; part.rows.len() * row_bytes];
+            let offset = (part.rows.start * row_bytes) as u64;
+            model
+                .weights
+                .read_tensor(part.tensor, offset, &mut expect)
+                .expect("read");
+            let at = part.offset as usize;
+            assert_eq!(memory[at..at + expect.len()], expect, "{}", tensor.name);
+        }
+    }
+
+    /// How many rows of each tensor are in some piece.
+    fn rows(pieces: &[Piece]) -> BTreeMap<TensorId, usize> {
+        let mut rows = BTreeMap::new();
+        for part in pieces.iter().flat_map(|piece| &piece.parts) {
+            *rows.entry(part.tensor).or_default() += part.rows.len();
+        }
+        rows
+    }
+
+    #[test]
+    fn the_whole_is_everything_once() {
+        for name in ["llama3", "gpt2", "mixtral"] {
+            let model = model(name);
+            let image = Image::whole(&model.program, &*model.weights);
+            let rows = rows(&image.kept);
+            for (id, tensor) in model.program.tensors.iter().enumerate() {
+                assert_eq!(rows[&TensorId(id)], tensor.matrix().0, "{}", tensor.name);
+            }
+            image.kept.iter().for_each(|p| check_content(&model, p));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn cut_pieces_are_everything_but_tables_once(
+            name in prop::sample::select(vec!["llama3", "gpt2", "mixtral", "falcon7b", "qwen2"]),
+            cap in 1u64..100_000,
+        ) {
+            let model = model(name);
+            let image = Image::cut(&model.program, &*model.weights, cap);
+            let all: Vec<Piece> = [&image.kept, &image.stream, &image.experts]
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect();
+            let rows = rows(&all);
+            let used = |id| model.program.ops().any(|op| {
+                matches!(op, Op::Linear { weight, .. } if *weight == id)
+            });
+            for (id, tensor) in model.program.tensors.iter().enumerate() {
+                let id = TensorId(id);
+                let only_table = image.tables.contains(&id) && !used(id);
+                let expect = (!only_table).then_some(tensor.matrix().0);
+                prop_assert_eq!(rows.get(&id).copied(), expect, "{}", tensor.name);
+            }
+            for piece in &all {
+                check_content(&model, piece);
+                let stored: u64 = piece.parts.iter().map(|part| {
+                    let tensor = model.program.tensor(part.tensor);
+                    tensor.bytes() / tensor.matrix().0 as u64 * part.rows.len() as u64
+                }).sum();
+                let one_row = piece.parts.len() == 1 && piece.parts[0].rows.len() == 1;
+                let uncut = matches!(name, "gpt2" | "mixtral") || piece.parts.len() > 1;
+                let small = stored <= cap + 2048;
+                prop_assert!(one_row || uncut || small, "{}: {} bytes", piece.name(), stored);
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Who copies what, and when: the protocol between the link's workers and the pass.
+//!
+//! Chunks are handed out in two orders. *Demanded* ones come first: something waits
+//! for them now. The others belong to the ring: piece after piece, pass after pass,
+//! each as soon as the piece it overwrites is no longer in use. A *visit* is one use
+//! of a piece, counted over all passes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use djinn_device::{DeviceError, Span};
+
+use super::sync::{Condvar, Mutex, MutexGuard, wait};
+
+/// A copy from the slow tier into the slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    pub file: usize,
+    pub from: u64,
+    pub to: Span,
+    /// Which piece it is of, for the record.
+    pub label: u32,
+}
+
+/// One piece of the ring.
+#[derive(Clone, Debug)]
+pub(crate) struct Lane {
+    pub chunks: Vec<Chunk>,
+    /// It may arrive once the visit so many before it is no longer in use.
+    pub after: u64,
+}
+
+/// Something demanded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+/// Whose a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Demand(Ticket),
+    Visit(u64),
+}
+
+/// A chunk a worker has taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    pub chunk: Chunk,
+    pub owner: Owner,
+}
+
+/// What the link has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Meter {
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Time in which something was under way.
+    pub busy: Duration,
+}
+
+/// The state that workers and the pass share.
+pub(crate) struct Queue {
+    lanes: Vec<Lane>,
+    state: Mutex<State>,
+    /// Something to copy, or to stop for: workers wait for this.
+    work: Condvar,
+    /// Something arrived or failed: the pass waits for this.
+    news: Condvar,
+}
+
+struct State {
+    demanded: VecDeque<(Ticket, Chunk)>,
+    /// Chunks each ticket still waits for.
+    tickets: BTreeMap<Ticket, usize>,
+    next_ticket: u64,
+    /// Whether the ring is filled ahead of its use.
+    ahead: bool,
+    /// The next chunk of the ring: of which visit, and which one.
+    visit: u64,
+    chunk: usize,
+    /// Chunks of each lane that were handed out, or are yet to be, and have not
+    /// arrived.
+    missing: Vec<usize>,
+    /// Visits that are no longer in use.
+    done: u64,
+    under_way: usize,
+    failed: bool,
+    failure: Option<DeviceError>,
+    stop: bool,
+    meter: Meter,
+    busy_since: Option<Instant>,
+}
+
+impl Queue {
+    /// Nothing demanded, nothing of the ring under way.
+    pub fn new(lanes: Vec<Lane>) -> Self {
+        let state = State {
+            demanded: VecDeque::new(),
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            ahead: false,
+            visit: 0,
+            chunk: 0,
+            missing: vec![0; lanes.len()],
+            done: 0,
+            under_way: 0,
+            failed: false,
+            failure: None,
+            stop: false,
+            meter: Meter::default(),
+            busy_since: None,
+        };
+        Queue {
+            lanes,
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            news: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked did so outside: no state is changed while something can.
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The next chunk to copy; waits for one. `None` when it is time to end.
+    pub(super) fn claim(&self) -> Option<Job> {
+        let mut state = self.lock();
+        loop {
+            if state.stop {
+                return None;
+            }
+            if let Some(job) = state.next(&self.lanes) {
+                if state.under_way == 0 {
+                    state.busy_since = Some(Instant::now());
+                }
+                state.under_way += 1;
+                return Some(job);
+            }
+            state = wait(&self.work, state);
+        }
+    }
+
+    /// Says how a copy went.
+    pub(super) fn complete(&self, job: Job, result: Result<(), DeviceError>) {
+        let mut state = self.lock();
+        state.under_way -= 1;
+        if state.under_way == 0
+            && let Some(since) = state.busy_since.take()
+        {
+            state.meter.busy += since.elapsed();
+        }
+        match result {
+            Ok(()) => {
+                state.meter.bytes += job.chunk.to.bytes;
+                let left = match job.owner {
+                    Owner::Demand(ticket) => state.tickets.get_mut(&ticket),
+                    Owner::Visit(visit) => {
+                        let lane = visit as usize % self.lanes.len();
+                        state.missing.get_mut(lane)
+                    }
+                };
+                // A ticket nobody waits for any more was given up.
+                if let Some(left) = left {
+                    *left -= 1;
+                }
+            }
+            Err(error) => {
+                state.failed = true;
+                state.failure.get_or_insert(error);
+            }
+        }
+        drop(state);
+        self.news.notify_all();
+    }
+
+    /// Demands chunks ahead of everything that is not demanded.
+    pub fn demand(&self, chunks: impl IntoIterator<Item = Chunk>) -> Ticket {
+        let mut state = self.lock();
+        let ticket = Ticket(state.next_ticket);
+        state.next_ticket += 1;
+        let before = state.demanded.len();
+        state
+            .demanded
+            .extend(chunks.into_iter().map(|chunk| (ticket, chunk)));
+        let count = state.demanded.len() - before;
+        state.tickets.insert(ticket, count);
+        drop(state);
+        self.work.notify_all();
+        ticket
+    }
+
+    /// Waits until all that was demanded has arrived.
+    pub fn wait_for(&self, ticket: Ticket) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        loop {
+            state.check()?;
+            match state.tickets.get(&ticket) {
+                Some(0) | None => break,
+                Some(_) => state = wait(&self.news, state),
+            }
+        }
+        state.tickets.remove(&ticket);
+        Ok(())
+    }
+
+    /// Starts or stops filling the ring ahead of its use.
+    pub fn run_ahead(&self, ahead: bool) {
+        self.lock().ahead = ahead;
+        self.work.notify_all();
+    }
+
+    /// Waits until a visit's piece has arrived.
+    pub fn wait_for_visit(&self, visit: u64) -> Result<(), DeviceError> {
+        let lane = visit as usize % self.lanes.len();
+        let mut state = self.lock();
+        loop {
+            state.check()?;
+            if visit < state.visit && state.missing[lane] == 0 {
+                return Ok(());
+            }
+            state = wait(&self.news, state);
+        }
+    }
+
+    /// Whether a visit's piece has arrived, without waiting.
+    pub fn has_arrived(&self, visit: u64) -> bool {
+        let state = self.lock();
+        visit < state.visit && state.missing[visit as usize % self.lanes.len()] == 0
+    }
+
+    /// Says that a visit's piece is no longer in use: its place may be overwritten.
+    pub fn finish_visit(&self, visit: u64) {
+        let mut state = self.lock();
+        assert_eq!(state.done, visit, "visits end in order");
+        assert!(visit < state.visit, "a visit ends after it began");
+        state.done = visit + 1;
+        drop(state);
+        self.work.notify_all();
+    }
+
+    /// Passes over a visit that is not needed: not copied at all, unless that has
+    /// begun.
+    pub fn skip_visit(&self, visit: u64) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        if state.visit == visit && state.chunk == 0 {
+            assert_eq!(state.done, visit, "visits end in order");
+            state.visit = visit + 1;
+            state.done = visit + 1;
+            drop(state);
+            self.work.notify_all();
+            return Ok(());
+        }
+        drop(state);
+        self.wait_for_visit(visit)?;
+        self.finish_visit(visit);
+        Ok(())
+    }
+
+    /// Gives up everything under way, waits until nothing is, and begins again at a
+    /// visit.
+    pub fn restart(&self, visit: u64) {
+        let mut state = self.lock();
+        let ahead = std::mem::replace(&mut state.ahead, false);
+        state.demanded.clear();
+        state.tickets.clear();
+        while state.under_way > 0 {
+            state = wait(&self.news, state);
+        }
+        state.failed = false;
+        state.failure = None;
+        state.missing.fill(0);
+        state.visit = visit;
+        state.chunk = 0;
+        state.done = visit;
+        state.ahead = ahead;
+        drop(state);
+        self.work.notify_all();
+    }
+
+    /// Lets the workers end.
+    pub fn stop(&self) {
+        self.lock().stop = true;
+        self.work.notify_all();
+    }
+
+    /// What was done so far.
+    pub fn meter(&self) -> Meter {
+        let state = self.lock();
+        let mut meter = state.meter;
+        if let Some(since) = state.busy_since {
+            meter.busy += since.elapsed();
+        }
+        meter
+    }
+
+    /// Panics unless nothing is demanded and only the ring can be under way.
+    pub fn check_integrity(&self) {
+        let state = self.lock();
+        assert!(state.demanded.is_empty() && state.tickets.is_empty());
+        let count = self.lanes.len() as u64;
+        assert!(state.visit >= state.done && state.visit <= state.done + count);
+    }
+}
+
+impl State {
+    fn check(&mut self) -> Result<(), DeviceError> {
+        if !self.failed {
+            return Ok(());
+        }
+        // Told once in full; whoever asks again is told that it was.
+        let again = || std::io::Error::other("the link failed before").into();
+        Err(self.failure.take().unwrap_or_else(again))
+    }
+
+    /// What may be copied now.
+    fn next(&mut self, lanes: &[Lane]) -> Option<Job> {
+        if self.failed {
+            return None;
+        }
+        if let Some((ticket, chunk)) = self.demanded.pop_front() {
+            let owner = Owner::Demand(ticket);
+            return Some(Job { chunk, owner });
+        }
+        if !self.ahead || lanes.is_empty() {
+            return None;
+        }
+        let number = self.visit as usize % lanes.len();
+        let lane = &lanes[number];
+        let free = self.visit < lane.after || self.visit - lane.after < self.done;
+        if !free {
+            return None;
+        }
+        let job = Job {
+            chunk: lane.chunks[self.chunk],
+            owner: Owner::Visit(self.visit),
+        };
+        if self.chunk == 0 {
+            self.missing[number] = lane.chunks.len();
+        }
+        self.chunk += 1;
+        if self.chunk == lane.chunks.len() {
+            self.visit += 1;
+            self.chunk = 0;
+        }
+        Some(job)
+    }
+}

@@ -1,0 +1,97 @@
+//! What happened when: copies, waits and products, for those who want to look.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Who was at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    /// Products of a segment.
+    Compute,
+    /// The pass waiting for a piece.
+    Wait,
+    /// A worker of the link, copying a chunk.
+    Link(usize),
+}
+
+/// Something that took a while.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Who.
+    pub lane: Lane,
+    /// Which piece or segment.
+    pub name: String,
+    /// Seconds since loading began.
+    pub start_s: f64,
+    /// How long.
+    pub seconds: f64,
+    /// Bytes copied; 0 for others.
+    pub bytes: u64,
+}
+
+/// Keeps events once it is told to.
+pub(crate) struct Recorder {
+    on: AtomicBool,
+    zero: Instant,
+    /// What labels mean.
+    names: Vec<String>,
+    events: Mutex<Vec<Noted>>,
+}
+
+struct Noted {
+    lane: Lane,
+    label: u32,
+    bytes: u64,
+    began: Instant,
+    ended: Instant,
+}
+
+impl Recorder {
+    /// Off, with names for the labels `0..`.
+    pub fn new(names: Vec<String>) -> Self {
+        Recorder {
+            on: AtomicBool::new(false),
+            zero: Instant::now(),
+            names,
+            events: Mutex::default(),
+        }
+    }
+
+    /// Keeps events from now on.
+    pub fn turn_on(&self) {
+        self.on.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes something that began then and ends now.
+    pub fn note(&self, lane: Lane, label: u32, bytes: u64, began: Instant) {
+        if self.on.load(Ordering::Relaxed) {
+            let ended = Instant::now();
+            let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+            events.push(Noted {
+                lane,
+                label,
+                bytes,
+                began,
+                ended,
+            });
+        }
+    }
+
+    /// Everything noted so far, in order of time.
+    pub fn events(&self) -> Vec<Event> {
+        let noted = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events: Vec<Event> = noted
+            .iter()
+            .map(|noted| Event {
+                lane: noted.lane,
+                name: self.names[noted.label as usize].clone(),
+                start_s: (noted.began - self.zero).as_secs_f64(),
+                seconds: (noted.ended - noted.began).as_secs_f64(),
+                bytes: noted.bytes,
+            })
+            .collect();
+        events.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
+        events
+    }
+}
