@@ -194,6 +194,7 @@ fn a_failed_copy_fails_the_pass_and_the_next_one_works() {
             assert_eq!(failed.expect("it failed").to_string(), "unplugged");
             *broken.lock().unwrap() = false;
             queue.restart(count);
+            queue.run_ahead(true);
             for visit in count..2 * count {
                 queue.wait_for_visit(visit).unwrap();
                 check(bytes, &lanes[(visit - count) as usize]);

@@ -165,8 +165,13 @@ impl Streamer {
         self.recorder.note(Lane::Compute, label, 0, began);
     }
 
-    /// A pass begins.
+    /// A pass begins. Where reading ahead for it has failed meanwhile, it is tried
+    /// again.
     pub fn begin_pass(&mut self) {
+        if self.link.queue.has_failed() {
+            self.abort_pass();
+        }
+        self.link.queue.run_ahead(self.prefetch);
         self.began = Instant::now();
         self.meter = self.link.queue.meter();
         self.stalled = Duration::ZERO;
@@ -228,8 +233,8 @@ impl Streamer {
         })
     }
 
-    /// The pass failed: everything under way is given up, and the next pass begins
-    /// with an empty ring.
+    /// The pass failed: everything under way is given up. The next pass begins with an
+    /// empty ring, and nothing is read until then.
     pub fn abort_pass(&mut self) {
         let first = self.base + self.lanes.len() as u64;
         self.link.queue.restart(first);

@@ -258,11 +258,16 @@ impl Queue {
         Ok(())
     }
 
-    /// Gives up everything under way, waits until nothing is, and begins again at a
-    /// visit.
+    /// Whether a copy has failed since the last restart.
+    pub fn has_failed(&self) -> bool {
+        self.lock().failed
+    }
+
+    /// Gives up everything under way, waits until nothing is, and is ready to begin
+    /// again at a visit once it is told to run ahead.
     pub fn restart(&self, visit: u64) {
         let mut state = self.lock();
-        let ahead = std::mem::replace(&mut state.ahead, false);
+        state.ahead = false;
         state.demanded.clear();
         state.tickets.clear();
         while state.under_way > 0 {
@@ -274,9 +279,6 @@ impl Queue {
         state.visit = visit;
         state.chunk = 0;
         state.done = visit;
-        state.ahead = ahead;
-        drop(state);
-        self.work.notify_all();
     }
 
     /// Lets the workers end.
