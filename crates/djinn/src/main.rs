@@ -8,6 +8,7 @@ mod commands;
 mod failure;
 mod progress;
 mod style;
+mod timeline;
 
 use std::process::ExitCode;
 
@@ -24,8 +25,10 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Trace(args) => commands::trace::trace(args),
+        Command::Plan(args) => commands::plan::plan(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Pull(args) => commands::pull::pull(&args),
+        Command::Shape(args) => commands::shape::shape(&args),
         Command::Bench(args) => commands::bench::bench(args),
     };
     match done {

@@ -32,7 +32,7 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Starts at nothing.
+    /// Starts at nothing, of what will stay in memory.
     pub fn new(name: &str, total: u64) -> Self {
         let bar = if total < WORTH_SHOWING {
             ProgressBar::hidden()
@@ -48,6 +48,30 @@ impl Loading {
         if progress.loaded == progress.total {
             self.bar.finish_and_clear();
         }
+    }
+}
+
+/// Shows how far a file has been written.
+pub struct Writing {
+    bar: ProgressBar,
+}
+
+impl Writing {
+    /// Starts at nothing.
+    pub fn new(name: &str, total: u64) -> Self {
+        let bar = bytes_bar(total, format!("writing {name}"));
+        Writing { bar }
+    }
+
+    /// Moves on.
+    pub fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 

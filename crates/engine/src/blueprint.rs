@@ -71,7 +71,7 @@ pub struct PlannedPiece {
     pub name: String,
     /// Bytes it takes in memory.
     pub bytes: u64,
-    /// Where it is, in the slab.
+    /// Where it is.
     pub place: PiecePlace,
 }
 
@@ -80,8 +80,8 @@ pub struct PlannedPiece {
 pub enum PiecePlace {
     /// In memory for good, at this offset of the slab.
     Resident(u64),
-    /// In the ring, at this offset of the slab, once the piece so many before it is
-    /// no longer in use.
+    /// In the ring, at this offset of it, once the piece so many before it is no
+    /// longer in use.
     Ring {
         /// Where.
         offset: u64,
@@ -141,7 +141,11 @@ impl Blueprint {
             plan,
             arena,
             image,
-            segments: program.segments.iter().map(|s| s.kind.to_string()).collect(),
+            segments: program
+                .segments
+                .iter()
+                .map(|s| s.kind.to_string())
+                .collect(),
             footprint,
             whole,
         })
@@ -167,7 +171,7 @@ impl Blueprint {
         let ring = |slot: usize| {
             let slot = &self.plan.ring.slots[slot];
             PiecePlace::Ring {
-                offset: self.plan.ring_offset + slot.offset,
+                offset: slot.offset,
                 after: slot.after,
             }
         };
@@ -267,7 +271,12 @@ impl Blueprint {
         let pieces = self.image.stream.iter().chain(&self.image.experts);
         let pieces = pieces.map(Piece::name);
         let rows = std::iter::once("rows of the embedding".to_owned());
-        self.segments.iter().cloned().chain(pieces).chain(rows).collect()
+        self.segments
+            .iter()
+            .cloned()
+            .chain(pieces)
+            .chain(rows)
+            .collect()
     }
 
     /// The label of one of the program's segments.

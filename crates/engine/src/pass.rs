@@ -250,7 +250,8 @@ impl Pass<'_, '_> {
             } else {
                 let (first, count) = (part.rows.start, part.rows.len());
                 let bias = bias.map(|bias| bias.cols(first, count));
-                self.device.linear(x, weight, bias, out.cols(first, count))?;
+                self.device
+                    .linear(x, weight, bias, out.cols(first, count))?;
             }
         }
         Ok(())

@@ -43,7 +43,9 @@ fn range(folder: &Path, requests: &[Request]) -> (u64, u64) {
 /// A prompt, every hook of it, and some tokens.
 fn asked(folder: &Path) -> Request {
     let golden = golden(folder);
-    let tokens = golden.get("input_ids").unwrap_or_else(|| &golden["cat.input_ids"]);
+    let tokens = golden
+        .get("input_ids")
+        .unwrap_or_else(|| &golden["cat.input_ids"]);
     request(folder, &ids(tokens), &["*"], 5)
 }
 
@@ -55,9 +57,16 @@ fn check_every_budget(folder: &Path) {
     for step in 0..BUDGETS {
         let budget = least + (all - least) * step / (BUDGETS - 1);
         let blueprint = draw(folder, &ask(), with_budget(budget)).unwrap();
-        assert!(blueprint.footprint().total() <= budget, "{folder:?} in {budget}");
+        assert!(
+            blueprint.footprint().total() <= budget,
+            "{folder:?} in {budget}"
+        );
         streamed += u64::from(blueprint.plan().streams());
-        assert_eq!(blueprint.plan().streams(), budget < all, "{folder:?} in {budget}");
+        assert_eq!(
+            blueprint.plan().streams(),
+            budget < all,
+            "{folder:?} in {budget}"
+        );
         for prefetch in [true, false] {
             for chunk in [64 * KIB, MIB, 64 * MIB] {
                 for workers in 1..=4 {
@@ -128,7 +137,10 @@ fn whatever_the_user_decides() {
                     ..How::default()
                 };
                 let found = run(&folder, ask(), how).remove(0);
-                assert!(bits(&folder, &found) == expect, "{folder:?} with {memory:?}");
+                assert!(
+                    bits(&folder, &found) == expect,
+                    "{folder:?} with {memory:?}"
+                );
             }
         }
     }
@@ -139,7 +151,14 @@ fn many_sessions_whose_prompts_come_in_pieces() {
     for folder in some() {
         let tokens = ids(&golden(&folder)["input_ids"]);
         let asked: Vec<Request> = (1..6)
-            .map(|i| request(&folder, &tokens[..3 * i], &["blocks.*.hook_resid_post"], 2 + i))
+            .map(|i| {
+                request(
+                    &folder,
+                    &tokens[..3 * i],
+                    &["blocks.*.hook_resid_post"],
+                    2 + i,
+                )
+            })
             .collect();
         let (least, all) = range(&folder, &asked);
         let expect: Vec<_> = run(&folder, asked.clone(), How::default())
@@ -192,7 +211,9 @@ fn a_pass_streams_what_does_not_stay() {
     for folder in [family("llama2"), family("gpt2"), stories()] {
         let ask = || {
             let golden = golden(&folder);
-            let tokens = golden.get("input_ids").unwrap_or_else(|| &golden["cat.input_ids"]);
+            let tokens = golden
+                .get("input_ids")
+                .unwrap_or_else(|| &golden["cat.input_ids"]);
             vec![request(&folder, &ids(tokens), &[], 8)]
         };
         let (least, all) = range(&folder, &ask());
@@ -208,7 +229,10 @@ fn a_pass_streams_what_does_not_stay() {
         let streamed = engine.blueprint().plan().ring.streamed_bytes();
         let stays = engine.blueprint().plan().resident_bytes;
         let pieces = engine.blueprint().pieces();
-        assert_eq!(streamed + stays, pieces.iter().map(|p| p.bytes).sum::<u64>());
+        assert_eq!(
+            streamed + stays,
+            pieces.iter().map(|p| p.bytes).sum::<u64>()
+        );
         while !engine.is_idle() {
             engine.step().unwrap();
             let stats = engine.last_pass().unwrap();

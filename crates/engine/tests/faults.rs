@@ -95,7 +95,10 @@ fn run_out(engine: &mut Engine) -> Result<(), String> {
 fn a_read_error_in_a_pass_ends_its_sessions_and_no_others() {
     for name in ["llama2", "mixtral"] {
         let folder = family(name);
-        let expect = bits(&folder, &run(&folder, vec![asked(&folder)], How::default())[0]);
+        let expect = bits(
+            &folder,
+            &run(&folder, vec![asked(&folder)], How::default())[0],
+        );
         for prefetch in [true, false] {
             for fuse in [1, 2, 5, 11, 17, GONE] {
                 let (model, disk) = on_a_disk(&folder);
@@ -158,7 +161,11 @@ fn after(change: impl FnOnce(&Path)) -> (tempfile::TempDir, Result<Vec<u32>, Str
     // Clocks of file systems tick in milliseconds.
     std::thread::sleep(Duration::from_millis(20));
     let ask = asked(&family("llama2"));
-    let mut engine = load(open(copy.path()), std::slice::from_ref(&ask), streamed(false));
+    let mut engine = load(
+        open(copy.path()),
+        std::slice::from_ref(&ask),
+        streamed(false),
+    );
     let id = engine.open(ask).unwrap();
     engine.step().unwrap();
     change(&copy.path().join("model.safetensors"));
@@ -183,12 +190,19 @@ fn a_file_changed_under_a_running_process_is_an_error_that_names_it() {
     let file = copy.path().join("model.safetensors").display().to_string();
     let error = rewritten.unwrap_err();
     assert!(error.starts_with(&file), "{error}");
-    assert!(error.ends_with("the file was changed while in use"), "{error}");
+    assert!(
+        error.ends_with("the file was changed while in use"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_file_replaced_by_another_changes_nothing() {
-    let expect = run(&family("llama2"), vec![asked(&family("llama2"))], How::default());
+    let expect = run(
+        &family("llama2"),
+        vec![asked(&family("llama2"))],
+        How::default(),
+    );
     let (_copy, replaced) = after(|path| {
         let bytes = fs::metadata(path).unwrap().len() as usize;
         let other = path.with_extension("new");

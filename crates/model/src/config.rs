@@ -116,6 +116,11 @@ impl RawConfig {
         self.map.insert(key.to_owned(), value.into());
     }
 
+    /// The whole object.
+    pub fn to_json(&self) -> Value {
+        Value::Object(self.map.clone())
+    }
+
     /// The value of a key that is there and not `null`.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use djinn_device::DType;
+use serde_json::Value;
 
 use crate::config::{dtype_named, limits};
 use crate::program::Program;
@@ -111,6 +112,18 @@ impl Shape {
             _ => return Err(bad("unknown; known: layers, dtype, seed".to_owned())),
         }
         Ok(())
+    }
+
+    /// The configuration as a checkpoint of this shape would have it.
+    pub fn config_json(&self) -> Value {
+        let mut config = self.config.clone();
+        let dtype = match self.dtype {
+            DType::F16 => "float16",
+            DType::Bf16 => "bfloat16",
+            DType::F32 | DType::I32 => "float32",
+        };
+        config.set("torch_dtype", dtype);
+        config.to_json()
     }
 
     /// The program, and what draws its weights.

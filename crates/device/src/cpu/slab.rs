@@ -1,11 +1,6 @@
-//! The slab: one anonymous mapping, and scratch beside it.
-
-use memmap2::MmapMut;
+//! The slab, and scratch beside it.
 
 use crate::{DeviceError, Result, host};
-
-/// The size and alignment of a huge page.
-const HUGE: usize = 2 << 20;
 
 /// Memory that every operation works in. Pages cost nothing until touched.
 ///
@@ -13,12 +8,12 @@ const HUGE: usize = 2 << 20;
 /// access: ordering accesses to the same bytes is the business of whoever calls
 /// the device, as its contract says.
 pub(super) struct Slab {
-    _map: MmapMut,
+    _memory: host::Buffer,
     base: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the mapping lives as long as the slab and is only reached through raw
+// SAFETY: the memory lives as long as the slab and is only reached through raw
 // pointers, whose uses are each justified where they are made.
 unsafe impl Send for Slab {}
 // SAFETY: as above.
@@ -28,24 +23,20 @@ impl Slab {
     /// A zeroed slab, aligned to a huge page.
     pub(super) fn new(bytes: u64) -> Result<Self> {
         let refuse = |reason: String| DeviceError::NoMemory { bytes, reason };
-        let length = usize::try_from(bytes)
-            .ok()
-            .and_then(|bytes| bytes.checked_next_multiple_of(HUGE)?.checked_add(HUGE))
-            .ok_or_else(|| refuse("more than this machine can address".into()))?;
         // The system would give the addresses and fail later, by ending the process.
         let free = host::available_memory();
         if bytes > free {
             let free_gb = free as f64 / 1e9;
             return Err(refuse(format!("{free_gb:.2} GB are free on this machine")));
         }
-        let mut map = MmapMut::map_anon(length).map_err(|error| refuse(error.to_string()))?;
-        // Fewer TLB misses where the system has huge pages; it may well not.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
-        let start = map.as_mut_ptr();
-        let base = start.wrapping_add(start.align_offset(HUGE));
+        let mut memory = usize::try_from(bytes)
+            .map_err(|_| refuse("more than this machine can address".into()))
+            .and_then(|bytes| {
+                host::Buffer::new(bytes).map_err(|error| refuse(error.to_string()))
+            })?;
+        let base = memory.bytes().as_mut_ptr();
         Ok(Slab {
-            _map: map,
+            _memory: memory,
             base,
             bytes: bytes as usize,
         })

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+mod buffer;
 mod file;
 
+pub use buffer::Buffer;
 pub use file::{BLOCK, SlowFile};
 
 /// How many threads this process can really run at once: the CPUs it may run on,

@@ -7,7 +7,7 @@ use djinn_memory::Size;
 use djinn_model::{Generation, Model};
 use serde_json::{Value, json};
 
-use super::{finish, prompt, start};
+use super::{finish, prompt, start, watch::Watch};
 use crate::{
     args::{RunArgs, SamplingArgs},
     bundled,
@@ -31,14 +31,19 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let request = request(&model, &args)?;
     let (seed, sampled) = (request.sampling.seed, request.sampling.temperature > 0.0);
     let prompt = prompt_text(&model, &request.tokens).filter(|_| !args.json);
+    let mut watch = Watch::new(&args.watch, &args.model.memory, &model)?;
     let started = Instant::now();
     let (mut engine, ids) = start(&args.model, model, vec![request])?;
     let load = started.elapsed().as_secs_f64();
     note_what_is_unused(engine.model(), &args, sampled);
-    let (text, timing) = generate(&mut engine, prompt, load)?;
+    watch.begin(&engine);
+    let (text, timing) = generate(&mut engine, prompt, load, &mut watch)?;
     let transcript = finish(&mut engine, ids[0])?;
+    watch.write_timeline(&engine)?;
     if args.json {
-        say_json(&report(&engine, &text, &transcript, &timing, seed))?;
+        let mut report = report(&engine, &text, &transcript, &timing, seed);
+        watch.add_to(&mut report);
+        say_json(&report)?;
     } else {
         if engine.model().text.is_none() {
             say(&format!("{}\n", id_list(&transcript.generated)))?;
@@ -48,6 +53,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
             "{}",
             summary(&engine, &transcript, &timing, drawn.then_some(seed))
         );
+        eprint!("{}", watch.table());
     }
     Ok(())
 }
@@ -128,13 +134,16 @@ fn generate(
     engine: &mut Engine,
     prompt: Option<String>,
     load: f64,
+    watch: &mut Watch,
 ) -> Result<(String, Timing), Failure> {
     let stream = prompt.is_some();
     say(&prompt.unwrap_or_default())?;
     let started = Instant::now();
     let (mut text, mut first_token) = (String::new(), None);
     while !engine.is_idle() {
-        for output in engine.step()? {
+        let outputs = engine.step()?;
+        watch.passed(engine);
+        for output in outputs {
             first_token.get_or_insert_with(|| started.elapsed().as_secs_f64());
             if stream {
                 say(&output.text)?;
@@ -180,7 +189,7 @@ fn summary(engine: &Engine, transcript: &Transcript, timing: &Timing, seed: Opti
         rate(transcript, timing),
         seconds(timing.first_token),
         Size(footprint.total()),
-        Size(footprint.weights),
+        Size(footprint.weights()),
         Size(footprint.kv),
         Size(footprint.activations),
         device.name,
@@ -225,7 +234,10 @@ fn report(
         "first_token_s": timing.first_token,
         "load_s": timing.load,
         "memory": {
-            "weights_bytes": footprint.weights,
+            "weights_bytes": footprint.weights(),
+            "resident_bytes": footprint.resident,
+            "ring_bytes": footprint.ring,
+            "experts_bytes": footprint.pool,
             "kv_bytes": footprint.kv,
             "activations_bytes": footprint.activations,
             "peak_rss_bytes": djinn_device::host::peak_rss_bytes(),

@@ -8,7 +8,7 @@ use djinn_engine::{
 use djinn_model::Model;
 use serde_json::{Value, json};
 
-use super::{finish, prompt, start};
+use super::{finish, prompt, start, watch::Watch};
 use crate::{
     args::TraceArgs,
     bundled,
@@ -23,21 +23,30 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
+    let mut watch = Watch::new(&args.watch, &args.model.memory, &model)?;
     let (mut engine, ids) = start(&args.model, model, vec![request])?;
+    watch.begin(&engine);
     while !engine.is_idle() {
         engine.step()?;
+        watch.passed(&engine);
     }
     let transcript = finish(&mut engine, ids[0])?;
+    watch.write_timeline(&engine)?;
     let tensors = transcript.captured.tensors(&engine.model().program.dims);
     if let Some(out) = &args.out {
         write_tensors(out, &tensors, &id_lists(&transcript, args.generate))?;
         eprintln!("{} tensors written to {}", tensors.len(), out.display());
     }
     warn_of_broken_numbers(&engine, &tensors);
-    match (args.json, &args.out) {
-        (true, _) => say_json(&to_json(&engine, &tensors, &transcript)),
-        (false, None) => say(&to_table(&engine, &tensors, &transcript)),
-        (false, Some(_)) => say(&tokens_of(&engine, &transcript)),
+    if args.json {
+        let mut report = to_json(&engine, &tensors, &transcript);
+        watch.add_to(&mut report);
+        return say_json(&report);
+    }
+    eprint!("{}", watch.table());
+    match &args.out {
+        None => say(&to_table(&engine, &tensors, &transcript)),
+        Some(_) => say(&tokens_of(&engine, &transcript)),
     }
 }
 

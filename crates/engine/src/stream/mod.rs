@@ -8,6 +8,7 @@
 
 mod experts;
 mod link;
+mod measure;
 mod queue;
 mod sync;
 mod timeline;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 use djinn_device::{Device, Span};
 use djinn_model::Weights;
 
+pub use measure::{LinkRate, measure_link};
 pub use timeline::{Event, Lane};
 
 use crate::{EngineError, blueprint::Blueprint};
@@ -255,7 +257,11 @@ impl Streamer {
             self.experts.touch(expert);
         }
         for (turn, &expert) in chosen.iter().enumerate() {
-            let last = if self.prefetch { chosen.len() } else { turn + 1 };
+            let last = if self.prefetch {
+                chosen.len()
+            } else {
+                turn + 1
+            };
             secured = secured.max(turn);
             while secured < last {
                 let (held, wanted) = (&chosen[turn..secured], &chosen[secured + 1..]);

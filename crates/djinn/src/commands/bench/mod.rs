@@ -1,8 +1,10 @@
 //! `djinn bench`
 
 mod decode;
+mod link;
 mod memory;
 mod prefill;
+mod stream;
 
 use djinn_device::cpu::{CpuDevice, CpuOptions};
 use djinn_model::program::Program;
@@ -22,6 +24,8 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Bench::Memory(args) => memory::memory(&args),
         Bench::Decode(args) => decode::decode(&args),
         Bench::Prefill(args) => prefill::prefill(&args),
+        Bench::Link(args) => link::link(&args),
+        Bench::Stream(args) => stream::stream(&args),
     }
 }
 

@@ -6,6 +6,12 @@ use clap::{Args, Parser, Subcommand};
 use djinn_engine::{Backend, EditSpec};
 use djinn_memory::Size;
 
+mod bench;
+mod memory;
+
+pub use bench::*;
+pub use memory::{MemoryArgs, WatchArgs};
+
 /// Runs language models on the memory you have, with the inside of the model open.
 ///
 /// Every command works without a model of your own: the default is a small story
@@ -27,10 +33,14 @@ pub enum Command {
     Run(RunArgs),
     /// Read and change activations at hooks
     Trace(TraceArgs),
+    /// Show where a model's bytes go in some memory, and how fast that will be
+    Plan(PlanArgs),
     /// Show what a model is made of
     Inspect(InspectArgs),
     /// Download a model from the Hugging Face hub; resumes where it was cut off
     Pull(PullArgs),
+    /// List synthetic shapes, or write one as a checkpoint that any program can load
+    Shape(ShapeArgs),
     /// Measure this machine and a model on it
     Bench(BenchArgs),
 }
@@ -47,6 +57,8 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", default_value_t = djinn_engine::Settings::ROWS,
           value_parser = at_least_one)]
     pub rows: usize,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
 }
 
 /// Where to compute.
@@ -128,7 +140,8 @@ Examples:
   djinn run
   djinn run --prompt 'The little robot' --temperature 0.8 --top-p 0.95 --seed 7
   djinn run --model ./Llama-3.2-1B-Instruct --chat --prompt 'Why is the sky blue?'
-  djinn run --model 'shape:llama-2-7b?layers=2' --tokens 1,2,3 --max-tokens 8 --json")]
+  djinn run --model 'shape:llama-2-7b?layers=2' --tokens 1,2,3 --max-tokens 8 --json
+  djinn run --model ./Llama-2-13b --memory 4GB --stats --timeline passes.json")]
 pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -151,6 +164,8 @@ pub struct RunArgs {
     pub json: bool,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub watch: WatchArgs,
 }
 
 /// `djinn trace`
@@ -195,6 +210,61 @@ pub struct TraceArgs {
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+/// `djinn plan`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What stays in memory and what streams is decided by size alone. Rates only predict how
+fast that will be: they are measured here, or given for a machine you do not have.
+
+Examples:
+  djinn plan --model ./Llama-2-13b --memory 4GB
+  djinn plan --model shape:llama-2-70b --memory 60GB --link 55GB --compute 4TB
+  djinn plan --model shape:mixtral-8x7b --memory 24GB --sessions 4 --context 8192 --json")]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Positions of each session [default: the model's context, at most 4096]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub context: Option<usize>,
+    /// Sessions that generate together
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub sessions: u16,
+    /// Bytes a second over the link [default: measured]
+    #[arg(long, value_name = "SIZE")]
+    pub link: Option<Size>,
+    /// Bytes of weights a second through the products [default: measured, as what memory
+    /// reads]
+    #[arg(long, value_name = "SIZE")]
+    pub compute: Option<Size>,
+    /// List every piece with its offset instead of a line a segment
+    #[arg(long)]
+    pub pieces: bool,
+    /// Print JSON: everything above and every piece
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn shape`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  djinn shape
+  djinn shape 'llama-2-7b?layers=8&dtype=bf16' --out ./llama-2-7b-of-8-layers")]
+pub struct ShapeArgs {
+    /// NAME[?layers=N&dtype=f16&seed=1]; without it, shapes are listed
+    #[arg(value_name = "SHAPE", requires = "out")]
+    pub shape: Option<String>,
+    /// Folder to write config.json and model.safetensors to; must not exist
+    #[arg(long, value_name = "FOLDER", requires = "shape")]
+    pub out: Option<PathBuf>,
+    /// Print the list as JSON
+    #[arg(long, conflicts_with = "shape")]
+    pub json: bool,
 }
 
 /// `djinn inspect`
@@ -226,79 +296,6 @@ pub struct PullArgs {
     /// Branch, tag or commit
     #[arg(long, default_value = "main")]
     pub revision: String,
-}
-
-/// `djinn bench`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  djinn bench memory
-  djinn bench decode --model 'shape:tinyllama-1.1b?dtype=bf16'
-  djinn bench prefill --model 'shape:tinyllama-1.1b?dtype=bf16' --tokens 512 --json")]
-pub struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub what: Bench,
-}
-
-/// The benchmarks.
-#[derive(Debug, Subcommand)]
-pub enum Bench {
-    /// Read bandwidth of memory, by number of threads
-    Memory(BenchMemoryArgs),
-    /// Time of a generated token, and the share of memory bandwidth it reaches
-    Decode(BenchDecodeArgs),
-    /// Speed of a prompt, beside the gemm crate on the same shapes
-    Prefill(BenchPrefillArgs),
-}
-
-/// `djinn bench memory`
-#[derive(Debug, Args)]
-pub struct BenchMemoryArgs {
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    /// Bytes to read through; far more than the caches hold
-    #[arg(long, default_value = "1GiB")]
-    pub size: Size,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `djinn bench decode`
-#[derive(Debug, Args)]
-pub struct BenchDecodeArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Tokens to time
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
-    pub tokens: usize,
-    /// Tokens before them
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
-    pub context: usize,
-    /// Sessions that generate together
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u16).range(1..))]
-    pub sessions: u16,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `djinn bench prefill`
-#[derive(Debug, Args)]
-pub struct BenchPrefillArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
-    pub tokens: usize,
-    /// Times to run it; the median counts
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
-    pub repeat: usize,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -1,0 +1,135 @@
+//! Flags that say how much memory there is and how weights come into it.
+
+use std::{path::PathBuf, str::FromStr};
+
+use clap::{Args, ValueEnum};
+use djinn_device::host;
+use djinn_engine::Memory;
+use djinn_memory::{Amount, Keep, Overrides, Size};
+
+use super::at_least_one;
+
+/// How much memory there is. What does not fit streams; the plan decides what, and
+/// says so before loading.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Memory")]
+pub struct MemoryArgs {
+    /// Memory for weights, KV and activations: 16GB, 1.5GiB, or 0.5 for half of what
+    /// is free [default: what is free, less a margin]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Amount>,
+    /// Instead of the plan's: bytes of the ring that weights stream through
+    #[arg(long, value_name = "SIZE")]
+    pub ring: Option<Size>,
+    /// Instead of the plan's: which weights stay in memory
+    #[arg(long, value_name = "all|none|SIZE")]
+    pub resident: Option<Resident>,
+    /// Bytes read at a time
+    #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+    pub chunk: Size,
+    /// Threads that read
+    #[arg(long, value_name = "N", default_value_t = Memory::WORKERS, value_parser = at_least_one)]
+    pub workers: usize,
+    /// Whether weights are read ahead of their use
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "on",
+        hide_possible_values = true
+    )]
+    pub prefetch: Switch,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+/// `all`, `none` or a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident(pub Keep);
+
+impl FromStr for Resident {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Resident(match text {
+            "all" => Keep::All,
+            "none" => Keep::Nothing,
+            size => {
+                let size: Size = size
+                    .parse()
+                    .map_err(|_| format!("'{text}' is neither all, none nor a size"))?;
+                Keep::AtMost(size.0)
+            }
+        }))
+    }
+}
+
+/// What is left to others when nobody says how much to take.
+fn margin(free: u64) -> u64 {
+    (free / 16).clamp(64 << 20, 1 << 30)
+}
+
+impl MemoryArgs {
+    /// What these flags come to on this machine.
+    pub fn settled(&self) -> Memory {
+        let free = host::available_memory();
+        let budget = match self.memory {
+            Some(amount) => amount.of(free),
+            None => free.saturating_sub(margin(free)),
+        };
+        Memory {
+            budget,
+            overrides: Overrides {
+                ring: self.ring.map(|size| size.0),
+                keep: self.resident.map_or(Keep::Fit, |resident| resident.0),
+            },
+            chunk: self.chunk.0,
+            workers: self.workers,
+            prefetch: self.prefetch == Switch::On,
+        }
+    }
+}
+
+/// Seeing what the link does.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Seeing it")]
+pub struct WatchArgs {
+    /// After the run, a line for every pass: bytes and GB/s over the link, its share of
+    /// what the link gives alone, waits, overlap
+    #[arg(long)]
+    pub stats: bool,
+    /// Write copies, waits and compute as a Chrome trace, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE.json")]
+    pub timeline: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use djinn_memory::Keep;
+
+    use super::{Resident, margin};
+
+    #[test]
+    fn what_stays() {
+        let check = |text: &str, expect: Option<Keep>| {
+            assert_eq!(text.parse().ok(), expect.map(Resident), "{text}");
+        };
+        check("all", Some(Keep::All));
+        check("none", Some(Keep::Nothing));
+        check("2GB", Some(Keep::AtMost(2_000_000_000)));
+        check("some", None);
+    }
+
+    #[test]
+    fn margins() {
+        assert_eq!(margin(16 << 30), 1 << 30);
+        assert_eq!(margin(8 << 30), 1 << 29);
+        assert_eq!(margin(100), 64 << 20);
+    }
+}

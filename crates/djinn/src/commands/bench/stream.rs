@@ -1,0 +1,213 @@
+//! `djinn bench stream`
+
+use std::time::Duration;
+
+use djinn_engine::{Blueprint, Engine, Memory, PassStats, Request, Settings, measure_link};
+use djinn_memory::{Amount, Size};
+use djinn_model::Model;
+use serde_json::{Value, json};
+
+use super::{check_context, median, some_tokens};
+use crate::{
+    args::BenchStreamArgs,
+    bundled,
+    failure::{Failure, say, say_json},
+    progress::Loading,
+    style::seconds,
+};
+
+/// How long the link is measured in each round.
+const MEASURE: Duration = Duration::from_secs(1);
+/// Without --memory: a model of four times the budget.
+const SHARE: u64 = 4;
+/// The longest prompt tried when looking for one that takes as long as reading.
+const TOKENS_MAX: usize = Settings::ROWS;
+
+/// The same passes, with prefetch and without, and the link between them.
+struct Bench {
+    with: Engine,
+    without: Engine,
+    chunk: u64,
+    workers: usize,
+}
+
+/// Everything measured, in seconds and GB/s.
+#[derive(Default)]
+struct Measured {
+    link: Vec<f64>,
+    token: Vec<PassStats>,
+    prompt: Vec<PassStats>,
+    prompt_without: Vec<PassStats>,
+}
+
+/// Measures a model that does not fit.
+pub fn stream(args: &BenchStreamArgs) -> Result<(), Failure> {
+    let mut bench = Bench::new(args)?;
+    let longest = args.tokens.unwrap_or(TOKENS_MAX);
+    check_context(&bench.with.model().program, longest)?;
+    let tokens = match args.tokens {
+        Some(tokens) => tokens,
+        None => bench.balanced_tokens()?,
+    };
+    let mut measured = Measured::default();
+    for round in 0..args.repeat {
+        let start = round as f64 / args.repeat as f64;
+        measured.link.push(bench.link(start)?);
+        measured.token.push(pass(&mut bench.with, 1)?);
+        measured.prompt.push(pass(&mut bench.with, tokens)?);
+        measured
+            .prompt_without
+            .push(pass(&mut bench.without, tokens)?);
+    }
+    let report = report(&bench, tokens, &mut measured);
+    if args.json {
+        return say_json(&report);
+    }
+    say(&text(&bench, tokens, &report))
+}
+
+impl Bench {
+    fn new(args: &BenchStreamArgs) -> Result<Self, Failure> {
+        let name = args.model.model.as_deref();
+        let model = bundled::open(name)?;
+        let weights = model.program.weight_bytes();
+        let mut flags = args.model.memory.clone();
+        flags.memory.get_or_insert(Amount::Bytes(weights / SHARE));
+        let memory = flags.settled();
+        let longest = args.tokens.unwrap_or(TOKENS_MAX);
+        let load = |model: Model, prefetch: bool| -> Result<Engine, Failure> {
+            let backend = args.model.device.backend();
+            let settings = Settings::for_sessions(&model.program, 1, longest, longest)?;
+            let memory = Memory { prefetch, ..memory };
+            let blueprint = Blueprint::draw(&model, &backend, settings, memory)?;
+            if !blueprint.plan().streams() {
+                return Err(Failure::Message(format!(
+                    "{}: {}; give less --memory",
+                    model.name,
+                    blueprint.reason()
+                )));
+            }
+            let loading = Loading::new(&model.name, blueprint.footprint().resident);
+            Ok(Engine::load(model, &backend, blueprint, &mut |p| {
+                loading.update(p);
+            })?)
+        };
+        let with = load(model, true)?;
+        let largest = with.blueprint().plan().largest;
+        Ok(Bench {
+            with,
+            without: load(bundled::open(name)?, false)?,
+            chunk: memory.chunk.min(largest),
+            workers: memory.workers,
+        })
+    }
+
+    /// GB/s of reading alone.
+    fn link(&self, start: f64) -> Result<f64, Failure> {
+        let weights = &*self.with.model().weights;
+        let rate = measure_link(weights, self.chunk, self.workers, MEASURE, start)?;
+        Ok(rate.bytes_per_s() / 1e9)
+    }
+
+    /// A prompt that computes for about as long as its weights are read.
+    fn balanced_tokens(&mut self) -> Result<usize, Failure> {
+        let limit = self.with.model().program.dims.context.min(TOKENS_MAX);
+        let streamed = self.with.blueprint().plan().ring.streamed_bytes();
+        pass(&mut self.without, 1)?;
+        let mut tokens = 32.min(limit);
+        for _ in 0..3 {
+            let read = streamed as f64 / (self.link(0.0)? * 1e9);
+            let compute = pass(&mut self.without, tokens)?.compute_s();
+            let next = (tokens as f64 * read / compute).round() as usize;
+            tokens = next.clamp(1, limit);
+        }
+        Ok(tokens)
+    }
+}
+
+/// One pass over a prompt of so many tokens, with the ring as the last pass left it.
+fn pass(engine: &mut Engine, tokens: usize) -> Result<PassStats, Failure> {
+    let request = Request {
+        tokens: some_tokens(&engine.model().program, tokens, tokens),
+        max_tokens: 1,
+        ..Request::default()
+    };
+    let id = engine.open(request)?;
+    engine.step()?;
+    engine.close(id);
+    Ok(engine.last_pass().expect("a pass has run"))
+}
+
+fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
+    median(&mut passes.iter().map(of).collect::<Vec<_>>())
+}
+
+fn report(bench: &Bench, tokens: usize, measured: &mut Measured) -> Value {
+    let blueprint = bench.with.blueprint();
+    let streamed = blueprint.plan().ring.streamed_bytes();
+    let link = median(&mut measured.link);
+    let read_s = streamed as f64 / link / 1e9;
+    let token = &measured.token;
+    let (prompt, without) = (&measured.prompt, &measured.prompt_without);
+    let rate = |passes: &[PassStats]| middle(passes, PassStats::link_gb_per_s);
+    let time = |passes: &[PassStats]| middle(passes, |pass| pass.seconds);
+    let compute_s = middle(without, PassStats::compute_s);
+    let longer = read_s.max(compute_s);
+    json!({
+        "model": bench.with.model().name,
+        "device": bench.with.device().detail,
+        "source": bench.with.model().weights.origin().describe(),
+        "weights_bytes": bench.with.model().program.weight_bytes(),
+        "budget_bytes": blueprint.memory().budget,
+        "streamed_bytes_per_pass": streamed,
+        "ring_bytes": blueprint.plan().ring.bytes,
+        "chunk_bytes": bench.chunk, "workers": bench.workers,
+        "rounds": measured.link.len(),
+        "link_gb_per_s": link, "all_link_gb_per_s": measured.link,
+        "token": {
+            "pass_s": time(token), "link_gb_per_s": rate(token),
+            "share_of_link": rate(token) / link,
+            "all_pass_s": token.iter().map(|p| p.seconds).collect::<Vec<_>>(),
+            "stall_s": middle(token, |p| p.stall_s),
+        },
+        "prompt": {
+            "tokens": tokens,
+            "read_s": read_s, "compute_s": compute_s,
+            "pass_s": time(prompt), "pass_without_prefetch_s": time(without),
+            "all_pass_s": prompt.iter().map(|p| p.seconds).collect::<Vec<_>>(),
+            "all_pass_without_prefetch_s":
+                without.iter().map(|p| p.seconds).collect::<Vec<_>>(),
+            "of_the_longer": time(prompt) / longer,
+            "faster_by_prefetch": time(without) / time(prompt),
+            "link_gb_per_s": rate(prompt), "share_of_link": rate(prompt) / link,
+            "overlap": middle(prompt, PassStats::overlap),
+        },
+    })
+}
+
+fn text(bench: &Bench, tokens: usize, report: &Value) -> String {
+    let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
+    let size = |key: &str| Size(number(key) as u64);
+    format!(
+        "{}: {} of weights in {}, {} streams each pass\n\
+         \x20 the link alone            {:.2} GB/s ({})\n\
+         \x20 a token                   {}, {:.2} GB/s over the link: {:.0} % of it\n\
+         \x20 a prompt of {tokens:<4} tokens    {}; reading takes {}, computing {}: {:.2} × the longer\n\
+         \x20 the same, no prefetch     {}: {:.2} × as long\n",
+        bench.with.model().name,
+        size("/weights_bytes"),
+        size("/budget_bytes"),
+        size("/streamed_bytes_per_pass"),
+        number("/link_gb_per_s"),
+        bench.with.model().weights.origin().describe(),
+        seconds(number("/token/pass_s")),
+        number("/token/link_gb_per_s"),
+        number("/token/share_of_link") * 100.0,
+        seconds(number("/prompt/pass_s")),
+        seconds(number("/prompt/read_s")),
+        seconds(number("/prompt/compute_s")),
+        number("/prompt/of_the_longer"),
+        seconds(number("/prompt/pass_without_prefetch_s")),
+        number("/prompt/faster_by_prefetch"),
+    )
+}

@@ -1,0 +1,85 @@
+//! How fast the slow tier is read by itself, with the link's own settings.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use djinn_device::host::{BLOCK, Buffer};
+use djinn_model::Weights;
+
+/// What was read, and how long it took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkRate {
+    /// Bytes read.
+    pub bytes: u64,
+    /// Seconds from the first read to the end of the last.
+    pub seconds: f64,
+}
+
+impl LinkRate {
+    /// Bytes a second.
+    pub fn bytes_per_s(&self) -> f64 {
+        self.bytes as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// Reads chunk after chunk of a model's files with `workers` threads, round and round,
+/// for about so long, starting at a share of the whole. Each chunk is at most as long
+/// as a file.
+pub fn measure_link(
+    weights: &dyn Weights,
+    chunk: u64,
+    workers: usize,
+    time: Duration,
+    start: f64,
+) -> io::Result<LinkRate> {
+    let files = weights.files();
+    let longest = files.iter().copied().max().unwrap_or(0);
+    let chunk = chunk.min(longest).next_multiple_of(BLOCK).max(BLOCK);
+    let chunks: Vec<(usize, u64)> = files
+        .iter()
+        .enumerate()
+        .flat_map(|(file, &bytes)| {
+            let starts = (0..bytes).step_by(chunk as usize);
+            starts.map(move |start| (file, start))
+        })
+        .collect();
+    if chunks.is_empty() {
+        return Err(io::Error::other("there are no weights to read"));
+    }
+    let first = (chunks.len() as f64 * start) as u64;
+    // Memory of the slab's kind: what pages it has makes a difference.
+    let mut memory = Buffer::new(workers.max(1) * chunk as usize)?;
+    memory.bytes().fill(0);
+    let (next, bytes) = (AtomicU64::new(first), AtomicU64::new(0));
+    let failure = Mutex::new(None);
+    let clock = Instant::now();
+    let read = |buffer: &mut [u8]| -> io::Result<()> {
+        while clock.elapsed() < time {
+            let number = next.fetch_add(1, Ordering::Relaxed) as usize;
+            let (file, offset) = chunks[number % chunks.len()];
+            weights.read(file, offset, buffer)?;
+            bytes.fetch_add(chunk.min(files[file] - offset), Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        for buffer in memory.bytes().chunks_exact_mut(chunk as usize) {
+            scope.spawn(|| {
+                if let Err(error) = read(buffer) {
+                    let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                    failure.get_or_insert(error);
+                }
+            });
+        }
+    });
+    let seconds = clock.elapsed().as_secs_f64();
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(LinkRate {
+            bytes: bytes.into_inner(),
+            seconds,
+        }),
+    }
+}
