@@ -45,9 +45,12 @@ impl Loading {
     /// Moves on.
     pub fn update(&self, progress: LoadProgress) {
         self.bar.set_position(progress.loaded);
-        if progress.loaded == progress.total {
-            self.bar.finish_and_clear();
-        }
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 

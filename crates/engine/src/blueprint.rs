@@ -57,8 +57,8 @@ pub struct Blueprint {
     pub(crate) arena: Arena,
     pub(crate) weights: PlacedWeights,
     image: Image,
-    /// Names of the program's segments; labels up to their number mean these.
-    segments: Vec<String>,
+    /// The program's segments; labels up to their number mean these.
+    segments: Vec<SegmentKind>,
     footprint: Footprint,
     /// What would be needed for nothing to stream.
     whole: u64,
@@ -141,11 +141,7 @@ impl Blueprint {
             plan,
             arena,
             image,
-            segments: program
-                .segments
-                .iter()
-                .map(|s| s.kind.to_string())
-                .collect(),
+            segments: program.segments.iter().map(|s| s.kind).collect(),
             footprint,
             whole,
         })
@@ -273,7 +269,7 @@ impl Blueprint {
         let rows = std::iter::once("rows of the embedding".to_owned());
         self.segments
             .iter()
-            .cloned()
+            .map(SegmentKind::to_string)
             .chain(pieces)
             .chain(rows)
             .collect()
@@ -281,8 +277,7 @@ impl Blueprint {
 
     /// The label of one of the program's segments.
     pub(crate) fn segment_label(&self, kind: SegmentKind) -> u32 {
-        let name = kind.to_string();
-        let at = self.segments.iter().position(|segment| *segment == name);
+        let at = self.segments.iter().position(|segment| *segment == kind);
         at.expect("a segment of the program") as u32
     }
 

@@ -31,6 +31,7 @@ fn start(
     let footprint = blueprint.footprint();
     let loading = Loading::new(&model.name, footprint.resident + footprint.pool);
     let mut engine = Engine::load(model, &backend, blueprint, &mut |p| loading.update(p))?;
+    drop(loading);
     let ids = requests
         .into_iter()
         .map(|request| engine.open(request))

@@ -1,5 +1,6 @@
 //! The link's workers: threads that copy chunks from the slow tier into the slab.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -13,11 +14,13 @@ use super::{
 };
 use crate::EngineError;
 
-/// Copies one chunk after the other until it is told to end.
+/// Copies one chunk after the other until it is told to end. A copy that panics is one
+/// that failed: somebody waits for it.
 pub(super) fn work(queue: &Queue, mut copy: impl FnMut(&Chunk) -> Result<(), DeviceError>) {
     while let Some(job) = queue.claim() {
-        let result = copy(&job.chunk);
-        queue.complete(job, result);
+        let copied = catch_unwind(AssertUnwindSafe(|| copy(&job.chunk)));
+        let panicked = |_| Err(std::io::Error::other("a worker of the link panicked").into());
+        queue.complete(job, copied.unwrap_or_else(panicked));
     }
 }
 
@@ -69,7 +72,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.queue.stop();
         for worker in self.workers.drain(..) {
-            // A worker that panicked left its chunk under way; nobody waits any more.
+            // A worker catches the panics of its copies, so it cannot have panicked.
             let _ = worker.join();
         }
     }

@@ -24,6 +24,9 @@ impl LinkRate {
     }
 }
 
+/// Bytes that reads take turns in.
+const RING: u64 = 32 << 20;
+
 /// Reads chunk after chunk of a model's files with `workers` threads, round and round,
 /// for about so long, starting at a share of the whole. Each chunk is at most as long
 /// as a file.
@@ -34,6 +37,7 @@ pub fn measure_link(
     time: Duration,
     start: f64,
 ) -> io::Result<LinkRate> {
+    let workers = workers.max(1);
     let files = weights.files();
     let longest = files.iter().copied().max().unwrap_or(0);
     let chunk = chunk.min(longest).next_multiple_of(BLOCK).max(BLOCK);
@@ -49,14 +53,19 @@ pub fn measure_link(
         return Err(io::Error::other("there are no weights to read"));
     }
     let first = (chunks.len() as f64 * start) as u64;
-    // Memory of the slab's kind: what pages it has makes a difference.
-    let mut memory = Buffer::new(workers.max(1) * chunk as usize)?;
+    // Memory of the slab's kind, and as much as a ring takes: what pages it has, and
+    // whether caches hold it, makes a difference.
+    let turns = (RING / chunk / workers as u64).max(1);
+    let mut memory = Buffer::new(workers * (turns * chunk) as usize)?;
     memory.bytes().fill(0);
     let (next, bytes) = (AtomicU64::new(first), AtomicU64::new(0));
     let failure = Mutex::new(None);
     let clock = Instant::now();
-    let read = |buffer: &mut [u8]| -> io::Result<()> {
+    let read = |memory: &mut [u8]| -> io::Result<()> {
+        let mut turn = 0;
         while clock.elapsed() < time {
+            let buffer = &mut memory[turn * chunk as usize..][..chunk as usize];
+            turn = (turn + 1) % turns as usize;
             let number = next.fetch_add(1, Ordering::Relaxed) as usize;
             let (file, offset) = chunks[number % chunks.len()];
             weights.read(file, offset, buffer)?;
@@ -65,9 +74,9 @@ pub fn measure_link(
         Ok(())
     };
     std::thread::scope(|scope| {
-        for buffer in memory.bytes().chunks_exact_mut(chunk as usize) {
+        for memory in memory.bytes().chunks_exact_mut((turns * chunk) as usize) {
             scope.spawn(|| {
-                if let Err(error) = read(buffer) {
+                if let Err(error) = read(memory) {
                     let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
                     failure.get_or_insert(error);
                 }

@@ -146,33 +146,26 @@ impl Queue {
     pub(super) fn complete(&self, job: Job, result: Result<(), DeviceError>) {
         let mut state = self.lock();
         state.under_way -= 1;
-        if state.under_way == 0
-            && let Some(since) = state.busy_since.take()
-        {
+        let idle = state.under_way == 0;
+        if let Some(since) = state.busy_since.take_if(|_| idle) {
             state.meter.busy += since.elapsed();
         }
-        match result {
+        let whole = match result {
             Ok(()) => {
                 state.meter.bytes += job.chunk.to.bytes;
-                let left = match job.owner {
-                    Owner::Demand(ticket) => state.tickets.get_mut(&ticket),
-                    Owner::Visit(visit) => {
-                        let lane = visit as usize % self.lanes.len();
-                        state.missing.get_mut(lane)
-                    }
-                };
-                // A ticket nobody waits for any more was given up.
-                if let Some(left) = left {
-                    *left -= 1;
-                }
+                state.arrived(job.owner)
             }
             Err(error) => {
                 state.failed = true;
                 state.failure.get_or_insert(error);
+                true
             }
-        }
+        };
         drop(state);
-        self.news.notify_all();
+        // Whoever waits does so for a whole piece, for a failure, or for silence.
+        if whole || idle {
+            self.news.notify_all();
+        }
     }
 
     /// Demands chunks ahead of everything that is not demanded.
@@ -314,6 +307,22 @@ impl State {
         // Told once in full; whoever asks again is told that it was.
         let again = || std::io::Error::other("the link failed before").into();
         Err(self.failure.take().unwrap_or_else(again))
+    }
+
+    /// Counts a chunk, and says whether it was the last of its piece or ticket.
+    fn arrived(&mut self, owner: Owner) -> bool {
+        let left = match owner {
+            Owner::Demand(ticket) => self.tickets.get_mut(&ticket),
+            Owner::Visit(visit) => {
+                let lane = visit as usize % self.missing.len();
+                self.missing.get_mut(lane)
+            }
+        };
+        // A ticket nobody waits for any more was given up.
+        left.is_some_and(|left| {
+            *left -= 1;
+            *left == 0
+        })
     }
 
     /// What may be copied now.

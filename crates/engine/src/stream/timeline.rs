@@ -30,7 +30,10 @@ pub struct Event {
     pub bytes: u64,
 }
 
-/// Keeps events once it is told to.
+/// Events kept at most: what a viewer still opens, and little beside a budget.
+const EVENTS_MAX: usize = 1 << 20;
+
+/// Keeps events once it is told to, until there are too many.
 pub(crate) struct Recorder {
     on: AtomicBool,
     zero: Instant,
@@ -68,13 +71,15 @@ impl Recorder {
         if self.on.load(Ordering::Relaxed) {
             let ended = Instant::now();
             let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-            events.push(Noted {
-                lane,
-                label,
-                bytes,
-                began,
-                ended,
-            });
+            if events.len() < EVENTS_MAX {
+                events.push(Noted {
+                    lane,
+                    label,
+                    bytes,
+                    began,
+                    ended,
+                });
+            }
         }
     }
 
