@@ -40,7 +40,7 @@ impl Backend {
     /// least to run, many and small ones waste the least memory: the ring holds a few.
     pub fn piece_bytes(&self, weight_bytes: u64) -> u64 {
         match self {
-            Backend::Cpu { .. } => (weight_bytes / 128).clamp(64 << 10, 8 << 20),
+            Backend::Cpu { .. } => (weight_bytes / 256).clamp(64 << 10, 8 << 20),
         }
     }
 

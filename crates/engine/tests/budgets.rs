@@ -244,3 +244,66 @@ fn a_pass_streams_what_does_not_stay() {
         }
     }
 }
+
+/// A pass of one token through the mixture, in memory for so many experts.
+fn mixture(slots: u64) -> (djinn_engine::Engine, u64) {
+    let folder = family("mixtral");
+    let tokens = ids(&golden(&folder)["input_ids"]);
+    let ask = [request(&folder, &tokens[..1], &[], 8)];
+    let (least, _) = range(&folder, &ask);
+    let pool = draw(&folder, &ask, with_budget(least)).unwrap().plan().pool;
+    let nothing_streams = (least..)
+        .step_by(4096)
+        .find(|&budget| {
+            let plan = draw(&folder, &ask, with_budget(budget)).unwrap();
+            plan.plan().ring.slots.is_empty()
+        })
+        .unwrap();
+    let budget = nothing_streams + (slots - 1) * pool.bytes;
+    let how = How {
+        memory: with_budget(budget),
+        ..How::default()
+    };
+    let mut engine = common::load(open(&folder), &ask, how);
+    assert_eq!(engine.blueprint().plan().pool_slots as u64, slots);
+    let [ask] = ask;
+    engine.open(ask).unwrap();
+    (engine, pool.bytes)
+}
+
+#[test]
+fn a_pass_brings_only_the_experts_its_tokens_chose() {
+    let (mut engine, expert) = mixture(2);
+    let dims = engine.model().program.dims;
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        let stats = engine.last_pass().unwrap();
+        // One token goes through two experts of each block; and reads its own row.
+        let most = 2 * dims.blocks as u64 * expert + 4 * dims.d_model as u64;
+        assert!(stats.link_bytes <= most, "{stats:?}");
+    }
+}
+
+#[test]
+fn experts_in_use_stay_when_they_can() {
+    // All that a token's pass needs fits: the same token again needs nothing new.
+    let folder = family("mixtral");
+    let token = ids(&golden(&folder)["input_ids"])[0];
+    let blocks = open(&folder).program.dims.blocks as u64;
+    let (mut engine, expert) = mixture(2 * blocks);
+    let mut brought = Vec::new();
+    for _ in 0..4 {
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        let again = request(&folder, &[token], &[], 1);
+        for id in 0..brought.len() as u64 + 1 {
+            engine.close(djinn_engine::SessionId(id));
+        }
+        engine.open(again).unwrap();
+        engine.step().unwrap();
+        brought.push(engine.last_pass().unwrap().link_bytes);
+    }
+    // What the first session used most may still be in the way of the first pass or two.
+    assert!(brought[3] < expert, "{brought:?} of {expert}");
+}

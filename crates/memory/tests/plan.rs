@@ -172,7 +172,7 @@ proptest! {
     #[test]
     fn what_streams_is_evenly_spread(count in 8usize..200, share in 1u64..9) {
         let needs = Needs {
-            budget: 10 * count as u64 * share / 10 + 30,
+            budget: 10 * count as u64 * share / 10 + 70,
             segments: vec![10; count],
             ..Needs::default()
         };
@@ -190,13 +190,13 @@ proptest! {
 #[test]
 fn what_binds() {
     let needs = Needs {
-        budget: 1000,
+        budget: 1400,
         fixed: 100,
         segments: vec![100; 20],
         ..Needs::default()
     };
     let plan = Plan::new(&needs, fit()).unwrap();
-    assert_eq!((plan.resident_bytes, plan.ring.bytes), (600, 300));
+    assert_eq!((plan.resident_bytes, plan.ring.bytes), (600, 700));
     let found = plan.predict(&work(0.0), &RATES);
     assert_eq!((found.link_bytes, found.link_s), (1400.0, 140.0));
     assert_eq!((found.pass_s, found.bound), (140.0, Bound::Link));

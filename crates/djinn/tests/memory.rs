@@ -1,0 +1,397 @@
+//! Models larger than the memory they are given, as a user runs them.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use common::{golden, ok, refused, stderr, stdout};
+use serde_json::Value;
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&ok(args))).unwrap()
+}
+
+fn number(value: &Value, pointer: &str) -> f64 {
+    let found = value.pointer(pointer).and_then(Value::as_f64);
+    found.unwrap_or_else(|| panic!("no number at {pointer} of {value}"))
+}
+
+#[test]
+fn a_story_is_the_same_in_any_memory() {
+    let run = |flags: &[&str]| {
+        let args: Vec<&str> = ["run", "--max-tokens", "24"]
+            .iter()
+            .chain(flags)
+            .copied()
+            .collect();
+        let output = ok(&args);
+        (stdout(&output), stderr(&output))
+    };
+    let (story, said) = run(&[]);
+    assert!(
+        said.contains("all 13.9 MB of weights stay in memory, because"),
+        "{said}"
+    );
+    for flags in [
+        &["--memory", "6MB"][..],
+        &["--memory", "2MB", "--prefetch", "off"],
+        &["--resident", "none", "--chunk", "64KiB", "--workers", "2"],
+        &["--resident", "4MB", "--ring", "1MB"],
+    ] {
+        let (found, said) = run(flags);
+        assert_eq!(found, story, "{flags:?}");
+        assert!(
+            said.contains("streams each pass through a ring of"),
+            "{said}"
+        );
+    }
+    let (found, said) = run(&["--memory", "0.5", "--ring", "1MB"]);
+    assert_eq!(found, story);
+    assert!(
+        said.contains("nothing streams, so --ring is not used"),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_what_would() {
+    let check = |flags: &[&str], parts: &[&str]| {
+        let args: Vec<&str> = ["run"].iter().chain(flags).copied().collect();
+        refused(&args, parts);
+    };
+    check(&["--memory", "100kB"], &["100.0 kB", "the least is", "MB"]);
+    check(&["--memory", "1.5"], &["'1.5' is not a size"]);
+    check(&["--memory", "much"], &["'much' is not a size"]);
+    check(
+        &["--memory", "6MB", "--ring", "1kB"],
+        &["a ring of 1.0 kB", "largest segment"],
+    );
+    let all = ["--memory", "6MB", "--resident", "all"];
+    check(&all, &["not everything stays in 6.0 MB", "16.1 MB"]);
+    check(
+        &["--resident", "some"],
+        &["'some' is neither all, none nor a size"],
+    );
+    check(&["--workers", "0"], &["at least 1"]);
+    check(&["--workers", "65"], &["workers of the link", "65", "64"]);
+    check(&["--prefetch", "maybe"], &["maybe"]);
+    check(
+        &["--timeline", "/no/such/folder/t.json"],
+        &["/no/such/folder"],
+    );
+    refused(&["plan", "--memory", "10kB"], &["the least is"]);
+    refused(&["plan", "--context", "1000000"], &["1000000", "context"]);
+    let no_link = ["plan", "--link", "0", "--memory", "6MB", "--context", "64"];
+    refused(&no_link, &["above 0"]);
+    refused(
+        &["bench", "stream", "--memory", "1GB"],
+        &["give less --memory"],
+    );
+}
+
+#[test]
+fn plans_of_models_nobody_has_here() {
+    for (shape, memory, budget) in [
+        ("llama-2-70b", "60GB", 60e9),
+        ("falcon-180b", "80GB", 80e9),
+        ("mixtral-8x7b", "24GB", 24e9),
+        ("llama-2-13b", "16GB", 16e9),
+    ] {
+        let model = format!("shape:{shape}");
+        let rates = ["--link", "55GB", "--compute", "4TB"];
+        let args = ["plan", "--model", &model, "--memory", memory];
+        let plan = json(&[&args[..], &rates, &["--json"]].concat());
+        let parts = ["resident", "ring", "experts", "kv", "activations"];
+        let sum: f64 = parts
+            .map(|part| number(&plan, &format!("/bytes/{part}")))
+            .iter()
+            .sum();
+        assert_eq!(sum, number(&plan, "/bytes/total"), "{shape}");
+        assert!(sum <= budget && sum > 0.98 * budget, "{shape}: {sum}");
+        let pieces = plan["pieces"].as_array().unwrap();
+        let bytes = |place: &str| -> f64 {
+            let there = pieces.iter().filter(|piece| piece["place"] == place);
+            there.map(|piece| number(piece, "/bytes")).sum()
+        };
+        assert_eq!(
+            bytes("ring"),
+            number(&plan, "/streamed_bytes_per_pass"),
+            "{shape}"
+        );
+        assert!(number(&plan, "/prediction/tokens_per_s") > 0.0);
+        let text = stdout(&ok(&[&args[..], &rates].concat()));
+        for part in [
+            shape,
+            "weights that stay",
+            "KV",
+            "free",
+            "tokens/s",
+            "the link binds",
+        ] {
+            assert!(text.contains(part), "{part} not in {text}");
+        }
+    }
+}
+
+#[test]
+fn more_memory_is_never_predicted_to_be_slower() {
+    for model in ["shape:llama-2-7b", "shape:mixtral-8x7b", "shape:gpt2"] {
+        let mut before = f64::INFINITY;
+        for memory in [
+            "600MB", "1GB", "2GB", "4GB", "8GB", "16GB", "32GB", "64GB", "128GB",
+        ] {
+            let plan = json(&[
+                "plan",
+                "--model",
+                model,
+                "--memory",
+                memory,
+                "--context",
+                "64",
+                "--json",
+                "--link",
+                "3GB",
+                "--compute",
+                "20GB",
+            ]);
+            let now = number(&plan, "/prediction/pass_s");
+            assert!(now <= before, "{model} in {memory}: {now} after {before}");
+            before = now;
+        }
+        assert!(before < 5.0, "{model}: {before}");
+    }
+}
+
+#[test]
+fn a_plan_lists_every_piece_on_request() {
+    let text = stdout(&ok(&[
+        "plan",
+        "--memory",
+        "6MB",
+        "--context",
+        "64",
+        "--pieces",
+    ]));
+    assert!(text.contains("block 0, 1 of"), "{text}");
+    let is_piece = |line: &&str| line.starts_with("block") || line.starts_with("head");
+    let pieces = text.lines().filter(is_piece);
+    let rings = pieces.filter(|line| line.contains(" ring ")).count();
+    let plan = json(&["plan", "--memory", "6MB", "--context", "64", "--json"]);
+    assert_eq!(rings as f64, number(&plan, "/ring/slots"));
+}
+
+#[test]
+fn stats_and_timeline_tell_the_same_story() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("passes.json");
+    let report = json(&[
+        "run",
+        "--memory",
+        "6MB",
+        "--max-tokens",
+        "4",
+        "--stats",
+        "--json",
+        "--timeline",
+        file.to_str().unwrap(),
+    ]);
+    let passes = report["passes"].as_array().unwrap();
+    assert_eq!(passes.len(), 4);
+    for pass in passes {
+        assert!(number(pass, "/link_bytes") > 1e6, "{pass}");
+        assert!(
+            number(pass, "/stall_s") <= number(pass, "/seconds"),
+            "{pass}"
+        );
+        let overlap = number(pass, "/overlap");
+        assert!((0.0..=1.0).contains(&overlap), "{pass}");
+    }
+    assert!(number(&report, "/link_alone_gb_per_s") > 0.0);
+
+    let trace: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let spans: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+    let of = |category: &'static str| spans.iter().filter(move |span| span["cat"] == category);
+    // Every segment computes in every pass, and what streams is copied in each.
+    let computed = of("compute")
+        .filter(|span| span["name"] == "block 3")
+        .count();
+    assert_eq!(computed, 4);
+    let copied: f64 = of("copy").map(|span| number(span, "/args/bytes")).sum();
+    let counted: f64 = passes.iter().map(|pass| number(pass, "/link_bytes")).sum();
+    assert!(
+        copied > 0.5 * counted && copied < 1.5 * counted,
+        "{copied} of {counted}"
+    );
+    assert!(of("wait").count() > 0);
+    // A lane does one thing at a time.
+    let mut ends: BTreeMap<u64, f64> = BTreeMap::new();
+    for span in spans {
+        let lane = span["tid"].as_u64().unwrap();
+        let (start, length) = (number(span, "/ts"), number(span, "/dur"));
+        let end = ends.insert(lane, start + length);
+        assert!(
+            end.is_none_or(|end| start >= end - 0.01),
+            "{span} begins before {end:?}"
+        );
+    }
+}
+
+#[test]
+fn a_shape_on_disk_is_the_shape() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("small");
+    let path = out.to_str().unwrap();
+    ok(&["shape", "gpt2?layers=1&dtype=bf16", "--out", path]);
+    let tokens = |model: &str, flags: &[&str]| {
+        let args = [
+            "run",
+            "--model",
+            model,
+            "--tokens",
+            "5,6,7",
+            "--max-tokens",
+            "3",
+            "--json",
+        ];
+        json(&[&args[..], flags].concat())["output_ids"].clone()
+    };
+    let expect = tokens("shape:gpt2?layers=1&dtype=bf16", &[]);
+    assert_eq!(tokens(path, &[]), expect);
+    assert_eq!(tokens(path, &["--memory", "20MB"]), expect);
+    refused(
+        &["shape", "gpt2?layers=1", "--out", path],
+        &["is already there"],
+    );
+    refused(&["shape", "gpt2"], &["--out"]);
+    let nowhere = folder.path().join("no/such/place");
+    refused(
+        &["shape", "gpt2", "--out", nowhere.to_str().unwrap()],
+        &["no/such/place"],
+    );
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "nothing half-written");
+    assert!(stdout(&ok(&["shape"])).contains("shape:llama-2-13b"));
+    assert_eq!(json(&["shape", "--json"]).as_array().unwrap().len(), 12);
+}
+
+#[test]
+fn a_file_cut_short_while_it_streams_is_named() {
+    let copy = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(golden("llama2").join(file), copy.path().join(file)).unwrap();
+    }
+    let weights = copy.path().join("model.safetensors");
+    let child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args([
+            "run",
+            "--model",
+            copy.path().to_str().unwrap(),
+            "--resident",
+            "none",
+        ])
+        .args([
+            "--tokens",
+            "1,2,3",
+            "--max-tokens",
+            "200",
+            "--ignore-eos",
+            "--json",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Cut as soon as it runs; it has hundreds of passes to go.
+    std::thread::sleep(Duration::from_millis(40));
+    fs::File::options()
+        .write(true)
+        .open(&weights)
+        .unwrap()
+        .set_len(20_000)
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    if output.status.success() {
+        // A fast machine was done before the cut.
+        return;
+    }
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("model.safetensors"), "{said}");
+    assert_eq!(stdout(&output), "", "nothing wrong is told as right");
+}
+
+#[test]
+fn benchmarks_of_link_and_streaming_report() {
+    let link = json(&[
+        "bench",
+        "link",
+        "--workers",
+        "2",
+        "--chunk",
+        "256KiB",
+        "--seconds",
+        "0.05",
+        "--repeat",
+        "2",
+        "--json",
+    ]);
+    assert!(number(&link, "/link/0/gb_per_s") > 0.0);
+    let stream = json(&[
+        "bench", "stream", "--repeat", "1", "--tokens", "8", "--json",
+    ]);
+    assert!(number(&stream, "/token/share_of_link") > 0.0);
+    assert!(number(&stream, "/prompt/faster_by_prefetch") > 0.0);
+    assert!(number(&stream, "/streamed_bytes_per_pass") > 1e6);
+}
+
+/// The most memory a run holds, as the kernel tells others of it.
+fn peak_bytes(args: &[&str]) -> u64 {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    loop {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        peak = peak.max(kib.unwrap_or(0) * 1024);
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{args:?}");
+            return peak;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a process takes beside its budget: the program, stacks, tables of a plan.
+const OVERHEAD: u64 = 64 << 20;
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_budget_is_a_budget() {
+    // 6.6 GB of weights.
+    let model = "shape:llama-2-7b?layers=15&dtype=bf16";
+    for (memory, budget) in [("1GB", 1e9), ("2GB", 2e9), ("4GB", 4e9)] {
+        let run = ["run", "--model", model, "--memory", memory];
+        let request = ["--tokens", "1,2,3,4,5,6,7,8", "--max-tokens", "2"];
+        let peak = peak_bytes(&[&run[..], &request].concat());
+        let limit = 1.05 * budget + OVERHEAD as f64;
+        assert!((peak as f64) < limit, "{peak} bytes in {memory}");
+        assert!(
+            peak as f64 > 0.9 * budget,
+            "{peak} bytes in {memory}: is it used?"
+        );
+    }
+}
