@@ -24,7 +24,7 @@ const BANDWIDTH_BYTES: u64 = 1 << 29;
 /// Columns of the bar.
 const BAR: usize = 64;
 /// Lines of the table before some are left out.
-const LINES: usize = 12;
+const LINES: usize = 6;
 
 /// A plan with everything said of it.
 struct Report {
