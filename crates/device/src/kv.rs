@@ -28,12 +28,16 @@ pub struct KvLayer {
 impl KvLayer {
     /// Bytes of one layer's keys and values in one page.
     pub fn layer_bytes(&self) -> u64 {
-        2 * self.half_bytes()
+        self.half_bytes().saturating_mul(2)
     }
 
     /// Bytes of one layer's keys in one page.
     pub fn half_bytes(&self) -> u64 {
-        (self.kv_heads * self.page_tokens * self.d_head * self.dtype.bytes()) as u64
+        let sizes = [self.page_tokens, self.d_head, self.dtype.bytes()];
+        let heads = self.kv_heads as u64;
+        sizes
+            .iter()
+            .fold(heads, |n, &size| n.saturating_mul(size as u64))
     }
 }
 

@@ -323,7 +323,18 @@ fn models_larger_than_memory() {
         "--model",
         "shape:falcon-180b",
     ];
-    refused(&args, &["cannot take", "GB are free"]);
+    let all = ["--resident", "all"];
+    refused(
+        &[&args[..], &all].concat(),
+        &["not everything stays", "357"],
+    );
+    let more_than_there_is = ["--memory", "400GB"];
+    let refusal = ["cannot take", "GB are free"];
+    refused(&[&args[..], &more_than_there_is].concat(), &refusal);
+    refused(
+        &[&args[..], &["--memory", "10MB"]].concat(),
+        &["the least is"],
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use common::{Broken, golden, ok, refused, stderr, stdout};
+use common::{Broken, complained, golden, ok, refused, stderr, stdout};
 use serde_json::Value;
 
 fn json(args: &[&str]) -> Value {
@@ -245,7 +245,7 @@ fn broken_weights_are_said_to_be() {
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
     });
-    refused(
+    complained(
         &["run", "--model", broken.path(), "--tokens", "1", "--json"],
         &["not a number"],
     );

@@ -7,6 +7,7 @@ mod common;
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead, BufReader, Read},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -55,7 +56,7 @@ fn a_story_is_the_same_in_any_memory() {
     let (found, said) = run(&["--memory", "0.5", "--ring", "1MB"]);
     assert_eq!(found, story);
     assert!(
-        said.contains("nothing streams, so --ring is not used"),
+        said.contains("no ring is needed, so --ring is not used"),
         "{said}"
     );
 }
@@ -71,7 +72,7 @@ fn what_cannot_work_is_refused_with_what_would() {
     check(&["--memory", "much"], &["'much' is not a size"]);
     check(
         &["--memory", "6MB", "--ring", "1kB"],
-        &["a ring of 1.0 kB", "largest segment"],
+        &["a ring of 1.0 kB", "largest piece"],
     );
     let all = ["--memory", "6MB", "--resident", "all"];
     check(&all, &["not everything stays in 6.0 MB", "16.1 MB"]);
@@ -220,10 +221,8 @@ fn stats_and_timeline_tell_the_same_story() {
     let spans: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
     let of = |category: &'static str| spans.iter().filter(move |span| span["cat"] == category);
     // Every segment computes in every pass, and what streams is copied in each.
-    let computed = of("compute")
-        .filter(|span| span["name"] == "block 3")
-        .count();
-    assert_eq!(computed, 4);
+    let computed = of("compute").filter(|span| span["name"] == "block 3");
+    assert!(computed.count() >= 4);
     let copied: f64 = of("copy").map(|span| number(span, "/args/bytes")).sum();
     let counted: f64 = passes.iter().map(|pass| number(pass, "/link_bytes")).sum();
     assert!(
@@ -234,7 +233,8 @@ fn stats_and_timeline_tell_the_same_story() {
     // A lane does one thing at a time.
     let mut ends: BTreeMap<u64, f64> = BTreeMap::new();
     for span in spans {
-        let lane = span["tid"].as_u64().unwrap();
+        // Computing and waiting are one lane here: who waits does not compute.
+        let lane = span["tid"].as_u64().unwrap().max(1);
         let (start, length) = (number(span, "/ts"), number(span, "/dur"));
         let end = ends.insert(lane, start + length);
         assert!(
@@ -289,19 +289,14 @@ fn a_file_cut_short_while_it_streams_is_named() {
         fs::copy(golden("llama2").join(file), copy.path().join(file)).unwrap();
     }
     let weights = copy.path().join("model.safetensors");
-    let child = Command::new(env!("CARGO_BIN_EXE_djinn"))
-        .args([
-            "run",
-            "--model",
-            copy.path().to_str().unwrap(),
-            "--resident",
-            "none",
-        ])
+    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["run", "--model", copy.path().to_str().unwrap()])
+        .args(["--resident", "none", "--prefetch", "off", "--workers", "1"])
         .args([
             "--tokens",
             "1,2,3",
             "--max-tokens",
-            "200",
+            "250",
             "--ignore-eos",
             "--json",
         ])
@@ -309,22 +304,22 @@ fn a_file_cut_short_while_it_streams_is_named() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Cut as soon as it runs; it has hundreds of passes to go.
-    std::thread::sleep(Duration::from_millis(40));
-    fs::File::options()
-        .write(true)
-        .open(&weights)
-        .unwrap()
-        .set_len(20_000)
-        .unwrap();
+    // It says what it will do once the files are open; hundreds of passes follow.
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("--resident says so"), "{line}");
+    let file = fs::File::options().write(true).open(&weights).unwrap();
+    file.set_len(20_000).unwrap();
     let output = child.wait_with_output().unwrap();
-    if output.status.success() {
-        // A fast machine was done before the cut.
-        return;
-    }
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("model.safetensors"), "{said}");
+    let mut complaint = String::new();
+    said.read_to_string(&mut complaint).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(
+        complaint.contains("model.safetensors: reading"),
+        "{complaint}"
+    );
+    assert!(complaint.contains("at offset"), "{complaint}");
     assert_eq!(stdout(&output), "", "nothing wrong is told as right");
 }
 
@@ -349,7 +344,7 @@ fn benchmarks_of_link_and_streaming_report() {
     ]);
     assert!(number(&stream, "/token/share_of_link") > 0.0);
     assert!(number(&stream, "/prompt/faster_by_prefetch") > 0.0);
-    assert!(number(&stream, "/streamed_bytes_per_pass") > 1e6);
+    assert!(number(&stream, "/streamed_bytes_per_token") > 1e6);
 }
 
 /// The most memory a run holds, as the kernel tells others of it.

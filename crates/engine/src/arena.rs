@@ -97,7 +97,8 @@ impl Arena {
         let dims = &program.dims;
         let rows = settings.rows;
         let mut take = |dtype: DType, rows: usize, cols: usize| {
-            let bytes = (rows * cols * dtype.bytes()) as u64;
+            let elements = (rows as u64).saturating_mul(cols as u64);
+            let bytes = elements.saturating_mul(dtype.bytes() as u64);
             View::new(layout.take(bytes), dtype, rows, cols)
         };
         let bufs = BUFS
@@ -211,8 +212,11 @@ fn carve_kv(program: &Program, settings: &Settings, dtype: DType, layout: &mut L
         d_head: dims.d_head,
         dtype,
     };
-    kv.page_bytes = (kv.layer_bytes() * dims.blocks as u64).next_multiple_of(Layout::ALIGN);
-    kv.offset = layout.take(kv.page_bytes * settings.pages as u64);
+    let page_bytes = kv.layer_bytes().saturating_mul(dims.blocks as u64);
+    kv.page_bytes = page_bytes
+        .checked_next_multiple_of(Layout::ALIGN)
+        .unwrap_or(u64::MAX);
+    kv.offset = layout.take(kv.page_bytes.saturating_mul(settings.pages as u64));
     kv
 }
 

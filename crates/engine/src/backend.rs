@@ -44,14 +44,27 @@ impl Backend {
         }
     }
 
+    /// Whether the device can be opened with a slab of this size, as far as can be told
+    /// without taking it.
+    pub fn check(&self, slab_bytes: u64) -> Result<(), DeviceError> {
+        match self {
+            Backend::Cpu { .. } => self.cpu_options(slab_bytes).check(),
+        }
+    }
+
     /// Takes the device with a slab of this size.
     pub fn open(&self, slab_bytes: u64) -> Result<Arc<dyn Device>, DeviceError> {
-        match *self {
-            Backend::Cpu { threads, isa } => Ok(Arc::new(CpuDevice::new(CpuOptions {
-                threads,
-                slab_bytes,
-                isa,
-            })?)),
+        match self {
+            Backend::Cpu { .. } => Ok(Arc::new(CpuDevice::new(self.cpu_options(slab_bytes))?)),
+        }
+    }
+
+    fn cpu_options(&self, slab_bytes: u64) -> CpuOptions {
+        let Backend::Cpu { threads, isa } = *self;
+        CpuOptions {
+            threads,
+            slab_bytes,
+            isa,
         }
     }
 }

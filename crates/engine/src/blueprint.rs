@@ -9,7 +9,7 @@ use crate::{
     Backend, EngineError, Footprint, Settings,
     arena::Arena,
     image::{Image, Piece},
-    stream::{Chunk, RingLane, chunks},
+    stream::{Copies, MEASURE_RING, RingPiece},
     weights::PlacedWeights,
 };
 
@@ -69,6 +69,8 @@ pub struct Blueprint {
 pub struct PlannedPiece {
     /// Which one.
     pub name: String,
+    /// The segment it is of.
+    pub segment: SegmentKind,
     /// Bytes it takes in memory.
     pub bytes: u64,
     /// Where it is.
@@ -105,7 +107,7 @@ impl Blueprint {
         let kv_dtype = backend.kv_dtype();
         let image = Image::whole(program, slow);
         let fixed = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
-        let whole = fixed + image.kept_bytes();
+        let whole = fixed.saturating_add(image.kept_bytes());
         let stays = match memory.overrides.keep {
             Keep::Fit | Keep::All => true,
             Keep::Nothing => false,
@@ -162,6 +164,15 @@ impl Blueprint {
         self.memory
     }
 
+    /// Bytes the link really reads at a time: no more than a piece has, and no more
+    /// than can be measured without taking much memory.
+    pub fn link_chunk(&self) -> u64 {
+        let pieces = self.image.stream.iter().chain(&self.image.experts);
+        let largest = pieces.map(|piece| piece.bytes).max().unwrap_or(u64::MAX);
+        let measurable = MEASURE_RING / self.memory.workers as u64;
+        self.memory.chunk.min(largest).min(measurable)
+    }
+
     /// Every piece that streams or could, in order of use; then the experts.
     pub fn pieces(&self) -> Vec<PlannedPiece> {
         let ring = |slot: usize| {
@@ -174,6 +185,7 @@ impl Blueprint {
         let stream = self.image.stream.iter().zip(&self.plan.places);
         let stream = stream.map(|(piece, place)| PlannedPiece {
             name: piece.name(),
+            segment: piece.segment,
             bytes: piece.bytes,
             place: match *place {
                 Place::Resident(offset) => PiecePlace::Resident(offset),
@@ -182,6 +194,7 @@ impl Blueprint {
         });
         let experts = self.image.experts.iter().map(|piece| PlannedPiece {
             name: piece.name(),
+            segment: piece.segment,
             bytes: piece.bytes,
             place: PiecePlace::Pool,
         });
@@ -201,11 +214,17 @@ impl Blueprint {
             );
         }
         let fits = self.whole <= self.memory.budget;
-        let because = if fits {
-            "because --resident says so".to_owned()
-        } else {
-            format!("because with KV and activations all would take {together} of {budget}")
-        };
+        let asked = !matches!(self.memory.overrides.keep, Keep::Fit | Keep::All);
+        let mut reasons = Vec::new();
+        if !fits {
+            reasons.push(format!(
+                "with KV and activations all would take {together} of {budget}"
+            ));
+        }
+        if asked {
+            reasons.push("--resident says so".to_owned());
+        }
+        let because = format!("because {}", reasons.join(", and "));
         let mut parts = vec![format!("{} stays in memory", Size(footprint.resident))];
         if !plan.ring.slots.is_empty() {
             parts.push(format!(
@@ -287,37 +306,37 @@ impl Blueprint {
     }
 
     /// The ring as the link fills it.
-    pub(crate) fn lanes(&self) -> Vec<RingLane> {
+    pub(crate) fn ring(&self) -> Vec<RingPiece> {
         let slots = self.plan.ring.slots.iter();
         slots
-            .map(|slot| RingLane {
-                chunks: self.stream_chunks(slot.segment, self.plan.ring_offset + slot.offset),
+            .map(|slot| RingPiece {
+                copies: self.stream_copies(slot.segment, self.plan.ring_offset + slot.offset),
                 after: slot.after as u64,
             })
             .collect()
     }
 
-    /// Every expert's chunks, as if it were in the first slot.
-    pub(crate) fn expert_chunks(&self) -> Vec<Vec<Chunk>> {
+    /// How every expert is copied into the first slot.
+    pub(crate) fn experts(&self) -> Vec<Copies> {
         let first = self.segments.len() + self.image.stream.len();
         let experts = self.image.experts.iter().enumerate();
         experts
-            .map(|(i, piece)| self.chunks(piece, self.plan.pool_offset, first + i))
+            .map(|(i, piece)| self.copies(piece, self.plan.pool_offset, first + i))
             .collect()
     }
 
     /// What has to be there before the first pass.
-    pub(crate) fn resident_chunks(&self) -> Vec<Vec<Chunk>> {
+    pub(crate) fn resident(&self) -> Vec<Copies> {
         let mut at = self.plan.bytes();
         let mut all = Vec::new();
         for piece in &self.image.kept {
             let label = self.segment_label(piece.segment);
-            all.push(self.chunks(piece, at, label as usize));
+            all.push(self.copies(piece, at, label as usize));
             at += piece.bytes;
         }
         for (number, place) in self.plan.places.iter().enumerate() {
             if let Place::Resident(offset) = *place {
-                all.push(self.stream_chunks(number, offset));
+                all.push(self.stream_copies(number, offset));
             }
         }
         all
@@ -332,13 +351,13 @@ impl Blueprint {
         spread.take(self.plan.pool_slots).collect()
     }
 
-    fn stream_chunks(&self, number: usize, at: u64) -> Vec<Chunk> {
+    fn stream_copies(&self, number: usize, at: u64) -> Copies {
         let label = self.segments.len() + number;
-        self.chunks(&self.image.stream[number], at, label)
+        self.copies(&self.image.stream[number], at, label)
     }
 
-    fn chunks(&self, piece: &Piece, at: u64, label: usize) -> Vec<Chunk> {
-        chunks(&piece.runs, at, self.memory.chunk, label as u32)
+    fn copies(&self, piece: &Piece, at: u64, label: usize) -> Copies {
+        Copies::new(&piece.runs, at, self.memory.chunk, label as u32)
     }
 }
 
@@ -347,7 +366,7 @@ fn needs(image: &Image, fixed: u64, memory: &Memory) -> Needs {
     let largest = segments.iter().copied().max().unwrap_or(0);
     Needs {
         budget: memory.budget,
-        fixed: fixed + image.kept_bytes(),
+        fixed: fixed.saturating_add(image.kept_bytes()),
         segments,
         pool: Pool {
             count: image.experts.len(),

@@ -7,8 +7,8 @@ use djinn_memory::{PagePool, PageTable};
 use djinn_model::Model;
 
 use crate::{
-    Backend, Blueprint, Captured, EngineError, Event, Finish, Footprint, Logprob, PassStats,
-    Request, SessionId, Transcript,
+    Backend, Blueprint, Captured, EngineError, Finish, Footprint, Logprob, PassStats, Request,
+    SessionId, Timeline, Transcript,
     batch::{Batch, share},
     pass::{LastLogits, Pass, upload_ids, upload_numbers},
     sampler,
@@ -23,7 +23,7 @@ use crate::{
 pub struct LoadProgress {
     /// Bytes in place.
     pub loaded: u64,
-    /// Bytes of all weights.
+    /// Bytes of all weights that will be.
     pub total: u64,
 }
 
@@ -115,9 +115,9 @@ impl Engine {
         self.streamer.record();
     }
 
-    /// The record, in order of time.
-    pub fn timeline(&self) -> Vec<Event> {
-        self.streamer.events()
+    /// The record.
+    pub fn timeline(&self) -> Timeline {
+        self.streamer.timeline()
     }
 
     /// Takes a session in; it runs with the next pass.
@@ -238,10 +238,9 @@ impl Engine {
             members: &mut members,
         };
         let ran = pass.run(&batch);
-        let ran = ran.and_then(|last| Ok((last, self.streamer.end_pass(batch.rows())?)));
         let last = match ran {
-            Ok((last, stats)) => {
-                self.last_pass = Some(stats);
+            Ok(last) => {
+                self.last_pass = Some(self.streamer.end_pass(batch.rows()));
                 last
             }
             Err(error) => {
@@ -330,8 +329,7 @@ fn load_weights(
     let experts = blueprint.resident_experts(model.program.dims.experts);
     let footprint = blueprint.footprint();
     let total = footprint.resident + footprint.pool;
-    let chunks = blueprint.resident_chunks();
-    streamer.load(chunks, &experts, &mut |loaded| {
+    streamer.load(&blueprint.resident(), &experts, &mut |loaded| {
         progress(LoadProgress { loaded, total });
     })
 }

@@ -37,5 +37,5 @@ pub use probe::{Captured, Probe};
 pub use sampler::{Logprob, Sampling};
 pub use session::{Finish, Request, SessionId, Transcript};
 pub use settings::Settings;
-pub use stream::{Event, Lane, LinkRate, PassStats, measure_link};
+pub use stream::{Event, Lane, LinkRate, PassStats, Timeline, measure_link};
 pub use tensors::{Tensor, check_writable, read_tensors, write_tensors};

@@ -1,7 +1,5 @@
 //! One trip of a batch of sessions through the model.
 
-use std::time::Instant;
-
 use djinn_device::{Attention, Device, Edit as DeviceEdit, Order, Span, Stream, View, Weight};
 use djinn_model::{
     Weights,
@@ -67,12 +65,12 @@ impl Pass<'_, '_> {
 
     /// Runs the operations of one segment.
     fn segment(&mut self, stage: &Stage, kind: SegmentKind, ops: &[Op]) -> Result<()> {
-        let began = Instant::now();
+        let label = self.blueprint.segment_label(kind);
+        self.streamer.begin_segment(label);
         for op in ops {
             self.op(stage, op)?;
         }
-        let label = self.blueprint.segment_label(kind);
-        self.streamer.note_compute(label, began);
+        self.streamer.end_segment();
         Ok(())
     }
 

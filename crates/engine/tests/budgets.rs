@@ -68,7 +68,7 @@ fn check_every_budget(folder: &Path) {
             "{folder:?} in {budget}"
         );
         for prefetch in [true, false] {
-            for chunk in [64 * KIB, MIB, 64 * MIB] {
+            for chunk in [16 * KIB, 64 * KIB, 64 * MIB] {
                 for workers in 1..=4 {
                     let memory = Memory {
                         budget,

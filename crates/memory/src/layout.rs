@@ -19,7 +19,11 @@ impl Layout {
     /// Takes the next region and returns where it starts.
     pub fn take(&mut self, bytes: u64) -> u64 {
         let offset = self.bytes;
-        self.bytes = (offset + bytes).next_multiple_of(Self::ALIGN);
+        let end = offset.saturating_add(bytes);
+        // What cannot be counted cannot be had: the largest number says so.
+        self.bytes = end
+            .checked_next_multiple_of(Self::ALIGN)
+            .unwrap_or(u64::MAX);
         offset
     }
 

@@ -22,6 +22,58 @@ pub struct Needs {
     pub in_flight: u64,
 }
 
+impl Needs {
+    fn segments_bytes(&self) -> u64 {
+        self.segments
+            .iter()
+            .fold(0, |sum, &bytes| sum.saturating_add(bytes))
+    }
+
+    fn largest(&self) -> u64 {
+        self.segments.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Bytes of so many slots of the pool, or of all there are.
+    fn slots(&self, count: usize) -> u64 {
+        let count = self.pool.count.min(count) as u64;
+        count.saturating_mul(self.pool.bytes)
+    }
+
+    /// Bytes for what streams or could, if they suffice.
+    fn room(&self, overrides: Overrides) -> Result<u64, PlanError> {
+        let (budget, fixed) = (self.budget, self.fixed);
+        let all = self.segments_bytes().saturating_add(self.slots(usize::MAX));
+        let whole = fixed.saturating_add(all);
+        if overrides.keep == Keep::All && whole > budget {
+            return Err(PlanError::NotAll { budget, whole });
+        }
+        // At the least one of the pool is there at a time, and one segment.
+        let through = self.slots(1).saturating_add(self.largest());
+        let least = fixed.saturating_add(through);
+        if budget < least {
+            return Err(PlanError::Budget {
+                budget,
+                least,
+                fixed,
+            });
+        }
+        Ok(budget - fixed)
+    }
+
+    /// The ring asked for, if it can be.
+    fn check_ring(&self, ring: Option<u64>, most: u64) -> Result<Option<u64>, PlanError> {
+        let least = self.largest();
+        match ring {
+            Some(ring) if ring < least => Err(PlanError::RingTooSmall { ring, least }),
+            // One larger than all there is to stream need not be.
+            Some(ring) if ring > most && most < self.segments_bytes() => {
+                Err(PlanError::RingTooLarge { ring, most })
+            }
+            ring => Ok(ring.map(|ring| ring.min(most))),
+        }
+    }
+}
+
 /// Segments of one size that a pass uses as it goes: experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pool {
@@ -78,13 +130,21 @@ pub enum PlanError {
         /// What would do.
         whole: u64,
     },
-    /// The ring asked for does not hold the largest segment.
-    #[error("a ring of {} cannot work: the largest segment is {}", Size(*ring), Size(*least))]
-    Ring {
+    /// The ring asked for does not hold the largest piece.
+    #[error("a ring of {} cannot work: the largest piece is {}", Size(*ring), Size(*least))]
+    RingTooSmall {
         /// Asked for.
         ring: u64,
         /// What would do.
         least: u64,
+    },
+    /// The ring asked for does not fit.
+    #[error("a ring of {} does not fit: there is room for one of {}", Size(*ring), Size(*most))]
+    RingTooLarge {
+        /// Asked for.
+        ring: u64,
+        /// What would do.
+        most: u64,
     },
 }
 
@@ -171,65 +231,46 @@ pub struct Prediction {
 
 impl Plan {
     /// Decides, by size alone.
+    ///
+    /// As memory grows, it goes to the ring until that keeps the link busy, then to a
+    /// second slot for the pool, so that one can arrive while another is used, then
+    /// to segments that stay, and what is left when all of them do to more slots.
     pub fn new(needs: &Needs, overrides: Overrides) -> Result<Plan, PlanError> {
-        let segments: u64 = needs.segments.iter().sum();
+        let segments = needs.segments_bytes();
+        let room = needs.room(overrides)?;
         let pool = needs.pool;
-        let whole = needs.fixed + segments + pool.count as u64 * pool.bytes;
-        let largest = needs.segments.iter().copied().max().unwrap_or(0);
-        if let Keep::All = overrides.keep
-            && whole > needs.budget
-        {
-            return Err(PlanError::NotAll {
-                budget: needs.budget,
-                whole,
-            });
-        }
-        if let Some(ring) = overrides.ring
-            && ring < largest
-        {
-            let least = largest;
-            return Err(PlanError::Ring { ring, least });
-        }
-        // At the least one of the pool is there at a time, and one segment.
-        let pool_least = pool.bytes * pool.count.min(1) as u64;
-        let ring_least = overrides.ring.unwrap_or(largest);
-        let least = needs.fixed + pool_least + ring_least.min(segments);
-        if needs.budget < least {
-            return Err(PlanError::Budget {
-                budget: needs.budget,
-                least,
-                fixed: needs.fixed,
-            });
-        }
-        let room = needs.budget - needs.fixed;
         let keep = match overrides.keep {
             Keep::Fit | Keep::All => room,
             Keep::Nothing => 0,
             Keep::AtMost(bytes) => bytes.min(room),
         };
-        let ring_wanted = wanted(largest, needs.in_flight);
-        let left = room - pool_least;
+        let ring_wanted = wanted(needs.largest(), needs.in_flight);
+        let ring = overrides.ring.unwrap_or(ring_wanted);
+        let two_slots = needs.slots(2).saturating_add(ring.min(segments)) <= room;
+        let reserved = needs.slots(if two_slots { 2 } else { 1 });
+        let left = room - reserved;
         let stays = segments <= left.min(keep);
-        let ring = match stays {
-            true => 0,
-            false => overrides.ring.unwrap_or(ring_wanted).min(left),
-        };
-        let is_resident = match stays {
-            true => vec![true; needs.segments.len()],
-            false => evenly(&needs.segments, keep.min(left - ring)),
+        let (ring, is_resident) = if stays {
+            (0, vec![true; needs.segments.len()])
+        } else {
+            let ring = needs
+                .check_ring(overrides.ring, left)?
+                .unwrap_or(ring.min(left));
+            let keep = if two_slots { keep.min(left - ring) } else { 0 };
+            (ring, evenly(&needs.segments, keep))
         };
         let mut plan = Self::place(&needs.segments, &is_resident, ring);
-        // More of the pool only where all segments stay: those are used every time.
-        let spare = match stays {
-            true => keep.min(room) - segments,
-            false => 0,
+        let spare = if stays {
+            keep.min(room) - segments
+        } else {
+            reserved
         };
         plan.pool_slots = usize::try_from(spare / pool.bytes.max(1))
             .unwrap_or(usize::MAX)
             .clamp(pool.count.min(1), pool.count);
         plan.pool = pool;
         plan.ring_wanted = ring_wanted;
-        plan.largest = largest;
+        plan.largest = needs.largest();
         Ok(plan)
     }
 
@@ -349,7 +390,8 @@ const WAITING: u64 = 5;
 
 /// A ring that holds the segment in use, some that wait, and what is under way.
 fn wanted(largest: u64, in_flight: u64) -> u64 {
-    (1 + WAITING) * largest + in_flight.max(largest)
+    let waiting = largest.saturating_mul(1 + WAITING);
+    waiting.saturating_add(in_flight.max(largest))
 }
 
 /// The segments that stay if `room` bytes may: evenly spread over the pass, and none

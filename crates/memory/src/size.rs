@@ -36,6 +36,10 @@ impl FromStr for Size {
             .find(|c: char| !c.is_ascii_digit() && c != '.')
             .unwrap_or(lower.len());
         let (number, unit) = (&lower[..digits], lower[digits..].trim());
+        // Nobody means one and a half bytes.
+        if unit.is_empty() && number.contains('.') {
+            return Err(error());
+        }
         let number: f64 = number.parse().map_err(|_| error())?;
         let (_, factor) = UNITS
             .iter()
@@ -91,8 +95,6 @@ impl FromStr for Amount {
             Ok(share) if bare.contains('.') && share > 0.0 && share <= 1.0 => {
                 Ok(Amount::Share(share))
             }
-            // Nobody means one and a half bytes.
-            Ok(_) if bare.contains('.') => Err(ParseSizeError { text: text.into() }),
             _ => Ok(Amount::Bytes(text.parse::<Size>()?.0)),
         }
     }
@@ -135,6 +137,7 @@ mod tests {
         check("-1GB", None);
         check("1.2.3", None);
         check("16 bananas", None);
+        check("1.5", None);
         check("99999999999TB", None);
     }
 

@@ -108,6 +108,12 @@ fn check(needs: &Needs, plan: &Plan) -> Result<(), TestCaseError> {
     );
     prop_assert!(plan.pool_slots <= needs.pool.count);
     prop_assert!(plan.pool_slots >= needs.pool.count.min(1));
+    if plan.resident_bytes > 0 && !streamed.is_empty() {
+        prop_assert!(
+            plan.pool_slots >= needs.pool.count.min(2),
+            "one arrives beside another"
+        );
+    }
     Ok(())
 }
 
@@ -133,8 +139,12 @@ proptest! {
                 }
             }
             Err(error) => {
-                let named = matches!(error, PlanError::Budget { least, .. } if least > budget);
-                prop_assert!(ring.is_some() && named, "{}", error);
+                let PlanError::RingTooLarge { ring: asked, most } = error else {
+                    panic!("{error}");
+                };
+                prop_assert!(ring == Some(asked) && most < asked, "{}", error);
+                let overrides = Overrides { ring: Some(most), keep };
+                prop_assert!(Plan::new(&needs, overrides).is_ok(), "what is named works");
             }
         }
     }
@@ -244,9 +254,50 @@ fn refusals_name_what_would_do() {
         ring: Some(100),
         ..fit()
     };
+    let needs = Needs {
+        budget: 1_500_000,
+        ..needs
+    };
+    let large = Overrides {
+        ring: Some(1_000_000),
+        ..fit()
+    };
+    check(
+        &needs,
+        large,
+        "a ring of 1.0 MB does not fit: there is room for one of 900.0 kB",
+    );
     check(
         &needs,
         small,
-        "a ring of 100 B cannot work: the largest segment is 500.0 kB",
+        "a ring of 100 B cannot work: the largest piece is 500.0 kB",
     );
+}
+
+#[test]
+fn absurd_sizes_are_refused_and_do_not_wrap() {
+    let needs = Needs {
+        budget: 1 << 40,
+        fixed: u64::MAX - 5,
+        segments: vec![u64::MAX / 2; 3],
+        pool: Pool {
+            count: usize::MAX,
+            bytes: u64::MAX,
+        },
+        in_flight: u64::MAX,
+    };
+    assert!(matches!(
+        Plan::new(&needs, fit()),
+        Err(PlanError::Budget { .. })
+    ));
+    let ring = Overrides {
+        ring: Some(u64::MAX),
+        keep: Keep::Nothing,
+    };
+    let needs = Needs {
+        budget: u64::MAX,
+        segments: vec![10; 3],
+        ..Needs::default()
+    };
+    assert_eq!(Plan::new(&needs, ring).unwrap().ring.bytes, 30);
 }

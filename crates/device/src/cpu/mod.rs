@@ -75,10 +75,16 @@ pub struct CpuDevice {
     events: AtomicU64,
 }
 
-impl CpuDevice {
-    /// Takes the slab and starts the threads.
-    pub fn new(options: CpuOptions) -> Result<Self> {
-        let isa = options.isa.unwrap_or_else(Isa::detect);
+impl CpuOptions {
+    /// Whether this machine has what is asked for, without taking any of it.
+    pub fn check(&self) -> Result<()> {
+        self.settle()?;
+        Slab::check(self.slab_bytes)
+    }
+
+    /// The kernels and the number of threads.
+    fn settle(&self) -> Result<(Engine, usize)> {
+        let isa = self.isa.unwrap_or_else(Isa::detect);
         let Some(engine) = Engine::new(isa) else {
             let best = Isa::detect();
             return Err(DeviceError::Setup(format!(
@@ -86,12 +92,20 @@ impl CpuDevice {
             )));
         };
         let cores = host::cores();
-        let threads = options.threads.unwrap_or(cores);
+        let threads = self.threads.unwrap_or(cores);
         if threads == 0 || threads > cores {
             return Err(DeviceError::Setup(format!(
                 "{threads} threads asked for; this process may use 1 to {cores}"
             )));
         }
+        Ok((engine, threads))
+    }
+}
+
+impl CpuDevice {
+    /// Takes the slab and starts the threads.
+    pub fn new(options: CpuOptions) -> Result<Self> {
+        let (engine, threads) = options.settle()?;
         let slab = Slab::new(options.slab_bytes)?;
         let pool = Pool::new(threads).map_err(|error| {
             DeviceError::Setup(format!("cannot start {threads} threads: {error}"))

@@ -20,15 +20,22 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// A zeroed slab, aligned to a huge page.
-    pub(super) fn new(bytes: u64) -> Result<Self> {
-        let refuse = |reason: String| DeviceError::NoMemory { bytes, reason };
-        // The system would give the addresses and fail later, by ending the process.
+    /// Refuses more than is free: the system would give the addresses and fail later,
+    /// by ending the process.
+    pub(super) fn check(bytes: u64) -> Result<()> {
         let free = host::available_memory();
         if bytes > free {
             let free_gb = free as f64 / 1e9;
-            return Err(refuse(format!("{free_gb:.2} GB are free on this machine")));
+            let reason = format!("{free_gb:.2} GB are free on this machine");
+            return Err(DeviceError::NoMemory { bytes, reason });
         }
+        Ok(())
+    }
+
+    /// A zeroed slab, aligned to a huge page.
+    pub(super) fn new(bytes: u64) -> Result<Self> {
+        Self::check(bytes)?;
+        let refuse = |reason: String| DeviceError::NoMemory { bytes, reason };
         let mut memory = usize::try_from(bytes)
             .map_err(|_| refuse("more than this machine can address".into()))
             .and_then(|bytes| {

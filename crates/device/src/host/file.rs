@@ -45,6 +45,9 @@ impl SlowFile {
     /// Opens a file for reading.
     pub fn open(path: &Path) -> io::Result<Self> {
         let cached = File::open(path)?;
+        // Rows of a table lie far apart: what comes after one is not wanted.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&cached, 0, None, rustix::fs::Advice::Random);
         let stamp = Stamp::of(&cached.metadata()?);
         Ok(SlowFile {
             path: path.to_owned(),
@@ -151,12 +154,17 @@ fn fill(file: &File, offset: u64, dst: &mut [u8], wanted: usize, unit: u64) -> i
     Ok(())
 }
 
-/// Lets go of what a read left in the page cache. A hint: failure is ignored.
+/// Lets go of what a read left in the page cache: of whole pages, since parts of one
+/// would stay. A hint: failure is ignored.
 fn drop_pages(file: &File, offset: u64, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
-        let length = std::num::NonZeroU64::new(bytes as u64);
-        let _ = rustix::fs::fadvise(file, offset, length, rustix::fs::Advice::DontNeed);
+        let start = offset / BLOCK * BLOCK;
+        let end = (offset + bytes as u64).next_multiple_of(BLOCK);
+        // No length at all would mean everything.
+        if let Some(length) = std::num::NonZeroU64::new(end - start) {
+            let _ = rustix::fs::fadvise(file, start, Some(length), rustix::fs::Advice::DontNeed);
+        }
     }
     #[cfg(not(target_os = "linux"))]
     let _ = (file, offset, bytes);

@@ -42,16 +42,31 @@ fn parse_kib(text: &str, key: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What the tightest of the process's memory cgroups leaves, if any limits it.
+/// What the tightest of the process's memory cgroups leaves, if any limits it. Pages
+/// of files that nobody uses count as used there; the kernel gives them up on demand.
 fn cgroup_left() -> Option<u64> {
     let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     cgroup_files(&membership)
         .into_iter()
-        .filter_map(|(limit, usage)| {
-            let limit = read_number(&limit)?;
-            Some(limit.saturating_sub(read_number(&usage).unwrap_or(0)))
+        .filter_map(|group| {
+            let limit = read_number(&group.limit)?;
+            let usage = read_number(&group.usage).unwrap_or(0);
+            let stat = std::fs::read_to_string(&group.stat).unwrap_or_default();
+            let unused_files = inactive_file(&stat);
+            Some(limit.saturating_sub(usage.saturating_sub(unused_files)))
         })
         .min()
+}
+
+/// Bytes of unused pages of files, of the group and those below it.
+fn inactive_file(stat: &str) -> u64 {
+    let value = |key: &str| {
+        let line = stat.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().parse().ok()
+    };
+    // Version 1 has both, the total with those below.
+    let total = value("total_inactive_file ");
+    total.or_else(|| value("inactive_file ")).unwrap_or(0)
 }
 
 fn read_number(path: &str) -> Option<u64> {
@@ -59,11 +74,18 @@ fn read_number(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Limit and usage files of every memory cgroup from the process's own up to the
+/// Where a memory cgroup tells of itself.
+struct CgroupFiles {
+    limit: String,
+    usage: String,
+    stat: String,
+}
+
+/// The files of every memory cgroup from the process's own up to the
 /// root, of version 2 (`0::/path`) and version 1 (`n:memory:/path`). A container
 /// sees its own group at the root of the mount, whatever path it is told, so the
 /// root is always among them.
-fn cgroup_files(membership: &str) -> Vec<(String, String)> {
+fn cgroup_files(membership: &str) -> Vec<CgroupFiles> {
     let mut files = Vec::new();
     for line in membership.lines() {
         let mut fields = line.splitn(3, ':');
@@ -86,7 +108,11 @@ fn cgroup_files(membership: &str) -> Vec<(String, String)> {
         for group in Path::new(path).ancestors() {
             let group = group.to_string_lossy();
             let folder = format!("{mount}{}", group.trim_end_matches('/'));
-            files.push((format!("{folder}/{limit}"), format!("{folder}/{usage}")));
+            files.push(CgroupFiles {
+                limit: format!("{folder}/{limit}"),
+                usage: format!("{folder}/{usage}"),
+                stat: format!("{folder}/memory.stat"),
+            });
         }
     }
     files
@@ -106,7 +132,7 @@ mod tests {
     #[test]
     fn cgroups_of_both_versions_are_looked_up_to_the_root() {
         let files = cgroup_files("5:cpu,memory:/a/b\n1:name=systemd:/x\n0::/c\n");
-        let limits: Vec<&str> = files.iter().map(|(limit, _)| limit.as_str()).collect();
+        let limits: Vec<&str> = files.iter().map(|group| group.limit.as_str()).collect();
         assert_eq!(
             limits,
             [
@@ -117,6 +143,14 @@ mod tests {
                 "/sys/fs/cgroup/memory.max",
             ]
         );
+    }
+
+    #[test]
+    fn unused_pages_of_files_are_found() {
+        assert_eq!(inactive_file("anon 5\ninactive_file 4096\n"), 4096);
+        let both = "inactive_file 1\ntotal_inactive_file 70\n";
+        assert_eq!(inactive_file(both), 70);
+        assert_eq!(inactive_file("anon 5\n"), 0);
     }
 
     #[test]

@@ -68,7 +68,9 @@ pub struct BenchLinkArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Measures, in turns, the link alone, a generated token, and a prompt of such a length that
-reading and computing take about as long, each with and without prefetch.")]
+reading and computing take about as long, with prefetch and without. Two engines take
+turns, so it takes twice --memory (by default a quarter of the weights each). Prompts
+have at most --rows tokens.")]
 pub struct BenchStreamArgs {
     #[command(flatten)]
     pub model: ModelArgs,

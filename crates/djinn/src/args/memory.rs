@@ -12,23 +12,27 @@ use super::at_least_one;
 /// How much memory there is. What does not fit streams; the plan decides what, and
 /// says so before loading.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Memory")]
 pub struct MemoryArgs {
     /// Memory for weights, KV and activations: 16GB, 1.5GiB, or 0.5 for half of what
     /// is free [default: what is free, less a margin]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub memory: Option<Amount>,
     /// Instead of the plan's: bytes of the ring that weights stream through
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub ring: Option<Size>,
     /// Instead of the plan's: which weights stay in memory
-    #[arg(long, value_name = "all|none|SIZE")]
+    #[arg(long, help_heading = "Memory", value_name = "all|none|SIZE")]
     pub resident: Option<Resident>,
     /// Bytes read at a time
-    #[arg(long, value_name = "SIZE", default_value = "1MiB")]
+    #[arg(
+        long,
+        help_heading = "Memory",
+        value_name = "SIZE",
+        default_value = "1MiB"
+    )]
     pub chunk: Size,
     /// Threads that read
-    #[arg(long, value_name = "N", default_value_t = Memory::WORKERS, value_parser = at_least_one)]
+    #[arg(long, help_heading = "Memory", value_name = "N", default_value_t = Memory::WORKERS, value_parser = at_least_one)]
     pub workers: usize,
     /// Whether weights are read ahead of their use
     #[arg(
@@ -98,14 +102,13 @@ impl MemoryArgs {
 
 /// Seeing what the link does.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Seeing it")]
 pub struct WatchArgs {
     /// After the run, a line for every pass: bytes and GB/s over the link, its share of
     /// what the link gives alone, waits, overlap
-    #[arg(long)]
+    #[arg(long, help_heading = "Seeing it")]
     pub stats: bool,
     /// Write copies, waits and compute as a Chrome trace, for ui.perfetto.dev
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, help_heading = "Seeing it", value_name = "FILE.json")]
     pub timeline: Option<PathBuf>,
 }
 

@@ -102,31 +102,35 @@ pub struct PromptArgs {
 /// How tokens are chosen. What is not given comes from the model's
 /// generation_config.json; a model that says nothing is greedy.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// 0 takes the likeliest token; 1 is the model's own distribution
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = "Sampling", value_name = "X")]
     pub temperature: Option<f32>,
     /// Choose among the K likeliest; 0 for all
-    #[arg(long, value_name = "K")]
+    #[arg(long, help_heading = "Sampling", value_name = "K")]
     pub top_k: Option<usize>,
     /// Choose among the likeliest whose probabilities reach P
-    #[arg(long, value_name = "P")]
+    #[arg(long, help_heading = "Sampling", value_name = "P")]
     pub top_p: Option<f32>,
     /// Leave out what is less likely than this share of the likeliest
-    #[arg(long, value_name = "P")]
+    #[arg(long, help_heading = "Sampling", value_name = "P")]
     pub min_p: Option<f32>,
     /// Make tokens already there less likely, prompt included (1 does nothing)
-    #[arg(long, value_name = "X")]
+    #[arg(long, help_heading = "Sampling", value_name = "X")]
     pub repetition_penalty: Option<f32>,
     /// Subtract from the logits of tokens already generated
-    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        help_heading = "Sampling",
+        value_name = "X",
+        allow_hyphen_values = true
+    )]
     pub presence_penalty: Option<f32>,
     /// Add to a token's logit; may be repeated
-    #[arg(long, value_name = "ID=X", value_parser = parse_bias)]
+    #[arg(long, help_heading = "Sampling", value_name = "ID=X", value_parser = parse_bias)]
     pub logit_bias: Vec<(u32, f32)>,
     /// The same seed gives the same text [default: drawn, and shown at the end]
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = "Sampling", value_name = "N")]
     pub seed: Option<u64>,
 }
 

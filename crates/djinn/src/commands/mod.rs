@@ -9,12 +9,18 @@ pub mod shape;
 pub mod trace;
 
 mod prompt;
+mod rates;
 mod watch;
 
 use djinn_engine::{Blueprint, Engine, Finish, Request, SessionId, Settings, Transcript};
 use djinn_model::Model;
 
-use crate::{args::ModelArgs, failure::Failure, progress::Loading};
+use crate::{
+    args::{MemoryArgs, ModelArgs},
+    failure::Failure,
+    progress::Loading,
+};
+use watch::Watch;
 
 /// An engine laid out for these requests, with all of them opened. Says before loading
 /// what stays in memory and what streams.
@@ -22,16 +28,12 @@ fn start(
     args: &ModelArgs,
     model: Model,
     requests: Vec<Request>,
+    watch: &mut Watch,
 ) -> Result<(Engine, Vec<SessionId>), Failure> {
     let settings = Settings::for_requests(&model, &requests, args.rows)?;
     let backend = args.device.backend();
     let blueprint = Blueprint::draw(&model, &backend, settings, args.memory.settled())?;
-    eprintln!("{}: {}", model.name, blueprint.reason());
-    note_what_is_unused(args, &blueprint);
-    let footprint = blueprint.footprint();
-    let loading = Loading::new(&model.name, footprint.resident + footprint.pool);
-    let mut engine = Engine::load(model, &backend, blueprint, &mut |p| loading.update(p))?;
-    drop(loading);
+    let mut engine = load(args, model, blueprint, watch)?;
     let ids = requests
         .into_iter()
         .map(|request| engine.open(request))
@@ -39,11 +41,35 @@ fn start(
     Ok((engine, ids))
 }
 
-/// Tells of flags that change nothing, because nothing streams.
-fn note_what_is_unused(args: &ModelArgs, blueprint: &Blueprint) {
-    if args.memory.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
-        eprintln!("note: nothing streams, so --ring is not used");
+/// Loads a blueprint: first what can be refused is, then what will happen is said.
+fn load(
+    args: &ModelArgs,
+    model: Model,
+    blueprint: Blueprint,
+    watch: &mut Watch,
+) -> Result<Engine, Failure> {
+    let backend = args.device.backend();
+    let footprint = blueprint.footprint();
+    backend.check(footprint.total())?;
+    eprintln!("{}: {}", model.name, blueprint.reason());
+    eprint!("{}", unused_flags(&args.memory, &blueprint));
+    watch.measure(&model, &blueprint)?;
+    let loading = Loading::new(&model.name, footprint.resident + footprint.pool);
+    let engine = Engine::load(model, &backend, blueprint, &mut |p| loading.update(p))?;
+    watch.begin(&engine);
+    Ok(engine)
+}
+
+/// Tells of flags that change nothing.
+fn unused_flags(args: &MemoryArgs, blueprint: &Blueprint) -> String {
+    let mut notes = String::new();
+    if args.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
+        notes += "note: no ring is needed, so --ring is not used\n";
     }
+    if !blueprint.memory().prefetch && !blueprint.plan().streams() {
+        notes += "note: nothing streams, so --prefetch off changes nothing\n";
+    }
+    notes
 }
 
 /// Ends a session that ran to its end, and says so where it broke down.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use djinn_device::cpu::{CpuDevice, CpuOptions};
-use djinn_engine::{Blueprint, Footprint, PiecePlace, PlannedPiece, Settings, measure_link};
+use djinn_engine::{Blueprint, Footprint, PiecePlace, PlannedPiece, Settings};
 use djinn_memory::{Bound, Prediction, Rates, Size};
-use djinn_model::{Model, Origin};
+use djinn_model::{Model, Origin, program::SegmentKind};
 use serde_json::{Value, json};
 
+use super::{rates, unused_flags};
 use crate::{
     args::PlanArgs,
     bundled,
@@ -56,25 +56,15 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     let backend = args.model.device.backend();
     let memory = args.model.memory.settled();
     let blueprint = Blueprint::draw(&model, &backend, settings, memory)?;
+    eprint!("{}", unused_flags(&args.model.memory, &blueprint));
     let link = match args.link {
         Some(link) => link.0 as f64,
         None if !blueprint.plan().streams() => f64::INFINITY,
-        None => {
-            let chunk = memory.chunk.min(blueprint.plan().largest.max(1));
-            let rate = measure_link(&*model.weights, chunk, memory.workers, MEASURE, 0.5)?;
-            rate.bytes_per_s()
-        }
+        None => rates::link(&model, &blueprint, MEASURE, 0.5)? * 1e9,
     };
     let compute = match args.compute {
         Some(compute) => compute.0 as f64,
-        None => {
-            let options = CpuOptions {
-                threads: args.model.device.threads,
-                slab_bytes: 0,
-                isa: None,
-            };
-            CpuDevice::new(options)?.read_bandwidth(BANDWIDTH_BYTES)? * 1e9
-        }
+        None => rates::memory(args.model.device.threads, BANDWIDTH_BYTES)? * 1e9,
     };
     if link <= 0.0 || compute <= 0.0 {
         return Err(Failure::Message("--link and --compute are above 0".into()));
@@ -251,7 +241,7 @@ fn bar(footprint: &Footprint, budget: u64) -> String {
 
 /// A segment's pieces together.
 struct Line {
-    name: String,
+    segment: SegmentKind,
     bytes: u64,
     stays: u64,
     streams: u64,
@@ -263,10 +253,12 @@ struct Line {
 fn by_segment(pieces: &[PlannedPiece]) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for piece in pieces {
-        let name = piece.name.split(',').next().unwrap_or_default();
-        if lines.last().is_none_or(|line| line.name != name) {
+        if lines
+            .last()
+            .is_none_or(|line| line.segment != piece.segment)
+        {
             lines.push(Line {
-                name: name.to_owned(),
+                segment: piece.segment,
                 bytes: 0,
                 stays: 0,
                 streams: 0,
@@ -304,7 +296,7 @@ fn shortened(lines: Vec<Line>) -> Vec<Vec<String>> {
             false => size(line.streams),
         };
         vec![
-            line.name.clone(),
+            line.segment.to_string(),
             size(line.bytes),
             size(line.stays),
             streams,

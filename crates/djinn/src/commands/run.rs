@@ -31,15 +31,19 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let request = request(&model, &args)?;
     let (seed, sampled) = (request.sampling.seed, request.sampling.temperature > 0.0);
     let prompt = prompt_text(&model, &request.tokens).filter(|_| !args.json);
-    let mut watch = Watch::new(&args.watch, &args.model.memory, &model)?;
+    let mut watch = Watch::new(&args.watch)?;
     let started = Instant::now();
-    let (mut engine, ids) = start(&args.model, model, vec![request])?;
+    let (mut engine, ids) = start(&args.model, model, vec![request], &mut watch)?;
     let load = started.elapsed().as_secs_f64();
     note_what_is_unused(engine.model(), &args, sampled);
-    watch.begin(&engine);
-    let (text, timing) = generate(&mut engine, prompt, load, &mut watch)?;
+    let generated = generate(&mut engine, prompt, load, &mut watch);
+    // Most wanted where something went wrong.
+    let timeline = watch.write_timeline(&engine);
+    if generated.is_err() {
+        eprint!("{}", watch.table());
+    }
+    let (text, timing) = generated?;
     let transcript = finish(&mut engine, ids[0])?;
-    watch.write_timeline(&engine)?;
     if args.json {
         let mut report = report(&engine, &text, &transcript, &timing, seed);
         watch.add_to(&mut report);
@@ -55,7 +59,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         );
         eprint!("{}", watch.table());
     }
-    Ok(())
+    timeline
 }
 
 /// Tells of what was given or is there and will not be used.

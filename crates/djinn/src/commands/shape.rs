@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use djinn_memory::Size;
@@ -72,18 +72,18 @@ fn write(reference: &str, out: &Path) -> Result<(), Failure> {
         let out = out.display();
         return Err(Failure::Message(format!("{out} is already there")));
     }
-    let part = out.with_extension("part");
-    let written = fs::create_dir(&part)
-        .map_err(Failure::from)
-        .and_then(|()| write_files(&shape, &program, &weights, &part))
-        .and_then(|()| Ok(fs::rename(&part, out)?));
+    let part = beside(out);
+    let fault = |error: Failure| match error {
+        Failure::Message(error) => Failure::Message(format!("{}: {error}", out.display())),
+        Failure::ReaderLeft => error,
+    };
+    fs::create_dir(&part).map_err(|error| fault(error.into()))?;
+    let written =
+        write_files(&shape, &program, &weights, &part).and_then(|()| Ok(fs::rename(&part, out)?));
     if let Err(error) = written {
         // Half a checkpoint helps nobody.
         let _ = fs::remove_dir_all(&part);
-        let Failure::Message(error) = error else {
-            return Err(error);
-        };
-        return Err(Failure::Message(format!("{}: {error}", out.display())));
+        return Err(fault(error));
     }
     let bytes = Size(program.weight_bytes());
     say(&format!(
@@ -91,6 +91,13 @@ fn write(reference: &str, out: &Path) -> Result<(), Failure> {
         bytes,
         out.display()
     ))
+}
+
+/// A folder of this process's own, next to the one that is to be.
+fn beside(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    name.into()
 }
 
 fn write_files(

@@ -23,15 +23,15 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
-    let mut watch = Watch::new(&args.watch, &args.model.memory, &model)?;
-    let (mut engine, ids) = start(&args.model, model, vec![request])?;
-    watch.begin(&engine);
-    while !engine.is_idle() {
-        engine.step()?;
-        watch.passed(&engine);
-    }
-    let transcript = finish(&mut engine, ids[0])?;
+    let mut watch = Watch::new(&args.watch)?;
+    let (mut engine, ids) = start(&args.model, model, vec![request], &mut watch)?;
+    let ran = run_out(&mut engine, &mut watch);
     watch.write_timeline(&engine)?;
+    if ran.is_err() {
+        eprint!("{}", watch.table());
+    }
+    ran?;
+    let transcript = finish(&mut engine, ids[0])?;
     let tensors = transcript.captured.tensors(&engine.model().program.dims);
     if let Some(out) = &args.out {
         write_tensors(out, &tensors, &id_lists(&transcript, args.generate))?;
@@ -48,6 +48,14 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
         None => say(&to_table(&engine, &tensors, &transcript)),
         Some(_) => say(&tokens_of(&engine, &transcript)),
     }
+}
+
+fn run_out(engine: &mut Engine, watch: &mut Watch) -> Result<(), Failure> {
+    while !engine.is_idle() {
+        engine.step()?;
+        watch.passed(engine);
+    }
+    Ok(())
 }
 
 /// Says where numbers first stopped being numbers.

@@ -2,13 +2,14 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use djinn_engine::{Engine, PassStats, check_writable, measure_link};
+use djinn_engine::{Blueprint, Engine, PassStats, check_writable};
 use djinn_memory::Size;
 use djinn_model::Model;
 use serde_json::{Value, json};
 
+use super::rates;
 use crate::{
-    args::{MemoryArgs, WatchArgs},
+    args::WatchArgs,
     failure::Failure,
     style::{seconds, table},
     timeline,
@@ -18,6 +19,7 @@ use crate::{
 const MEASURE: Duration = Duration::from_millis(500);
 
 /// Collects what was asked for.
+#[derive(Default)]
 pub struct Watch {
     stats: bool,
     timeline: Option<PathBuf>,
@@ -27,26 +29,24 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Measures the link where its share is wanted; refuses a timeline that cannot be
-    /// written before anything else is done.
-    pub fn new(args: &WatchArgs, memory: &MemoryArgs, model: &Model) -> Result<Self, Failure> {
+    /// Refuses a timeline that cannot be written before anything else is done.
+    pub fn new(args: &WatchArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.timeline {
             check_writable(path)?;
         }
-        let link = if args.stats {
-            let memory = memory.settled();
-            let (chunk, workers) = (memory.chunk, memory.workers);
-            let rate = measure_link(&*model.weights, chunk, workers, MEASURE, 0.0)?;
-            Some(rate.bytes_per_s() / 1e9)
-        } else {
-            None
-        };
         Ok(Watch {
             stats: args.stats,
             timeline: args.timeline.clone(),
-            link,
-            passes: Vec::new(),
+            ..Watch::default()
         })
+    }
+
+    /// Before loading: measures the link where its share is wanted.
+    pub fn measure(&mut self, model: &Model, blueprint: &Blueprint) -> Result<(), Failure> {
+        if self.stats {
+            self.link = Some(rates::link(model, blueprint, MEASURE, 0.0)?);
+        }
+        Ok(())
     }
 
     /// Before the first pass.
@@ -68,11 +68,15 @@ impl Watch {
         let Some(path) = &self.timeline else {
             return Ok(());
         };
-        let events = engine.timeline();
-        timeline::write(path, &engine.model().name, &events)?;
+        let record = engine.timeline();
+        timeline::write(path, &engine.model().name, &record.events)?;
+        let left_out = match record.left_out {
+            0 => String::new(),
+            count => format!(", {count} later ones left out"),
+        };
         eprintln!(
-            "{} events written to {} (open it at ui.perfetto.dev)",
-            events.len(),
+            "{} events written to {}{left_out} (open it at ui.perfetto.dev)",
+            record.events.len(),
             path.display()
         );
         Ok(())

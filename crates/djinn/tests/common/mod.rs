@@ -46,14 +46,17 @@ pub fn ok(args: &[&str]) -> Output {
 /// Runs and expects one line of complaint with all of `parts`, exit status 2 and
 /// nothing on standard output.
 pub fn refused(args: &[&str], parts: &[&str]) {
+    let said = complained(args, parts);
+    assert_eq!(said.trim_end().lines().count(), 1, "{args:?}: {said}");
+}
+
+/// The same of what is noticed only once it runs: before the complaint stands what was
+/// said of the plan.
+pub fn complained(args: &[&str], parts: &[&str]) -> String {
     let output = djinn(args);
-    let complaint = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{args:?}: {complaint}");
-    assert_eq!(
-        complaint.trim_end().lines().count(),
-        1,
-        "{args:?}: {complaint}"
-    );
+    let said = stderr(&output);
+    let complaint = said.lines().last().unwrap_or_default();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
     assert!(complaint.starts_with("djinn: "), "{args:?}: {complaint}");
     for part in parts {
         assert!(
@@ -62,6 +65,7 @@ pub fn refused(args: &[&str], parts: &[&str]) {
         );
     }
     assert_eq!(stdout(&output), "", "{args:?}");
+    said
 }
 
 /// A copy of a family's golden checkpoint, to be broken.

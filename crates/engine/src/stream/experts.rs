@@ -1,39 +1,41 @@
 //! Experts that are brought in when they are chosen.
 
-use djinn_device::Span;
 use djinn_memory::Cache;
 
-use super::queue::{Chunk, Queue, Ticket};
+use super::{
+    copies::Copies,
+    queue::{Queue, Ticket},
+};
 use crate::EngineError;
 
 /// The pool's slots and what is in them. Experts are numbered over all blocks.
 pub(super) struct Experts {
     cache: Cache,
-    /// Each expert's chunks, as if it were in the first slot.
-    chunks: Vec<Vec<Chunk>>,
+    /// How each expert is copied into the first slot.
+    copies: Vec<Copies>,
     /// What a slot's expert waits for before it can be used.
     arriving: Vec<Option<Ticket>>,
     slot_bytes: u64,
 }
 
 impl Experts {
-    pub fn new(slots: usize, slot_bytes: u64, chunks: Vec<Vec<Chunk>>) -> Self {
+    pub fn new(slots: usize, slot_bytes: u64, copies: Vec<Copies>) -> Self {
         Experts {
-            cache: Cache::new(slots, chunks.len()),
+            cache: Cache::new(slots, copies.len()),
             arriving: vec![None; slots],
-            chunks,
+            copies,
             slot_bytes,
         }
     }
 
     /// Bytes of an expert on the link.
     pub fn bytes(&self, expert: usize) -> u64 {
-        self.chunks[expert].iter().map(|chunk| chunk.to.bytes).sum()
+        self.copies[expert].bytes()
     }
 
     /// What to call it in the record.
     pub fn label(&self, expert: usize) -> u32 {
-        self.chunks[expert][0].label
+        self.copies[expert].label
     }
 
     /// Demands one that is not there. `false` if all slots are taken by those of
@@ -53,15 +55,8 @@ impl Experts {
         let Some(slot) = self.cache.admit(expert, stays, last) else {
             return false;
         };
-        let shift = slot as u64 * self.slot_bytes;
-        let chunks = self.chunks[expert].iter().map(|chunk| Chunk {
-            to: Span {
-                offset: chunk.to.offset + shift,
-                ..chunk.to
-            },
-            ..*chunk
-        });
-        self.arriving[slot] = Some(queue.demand(chunks));
+        let there = self.copies[expert].moved(slot as u64 * self.slot_bytes);
+        self.arriving[slot] = Some(queue.demand(there.chunks()));
         true
     }
 
@@ -87,7 +82,7 @@ impl Experts {
 
     /// Forgets what has not arrived.
     pub fn give_up(&mut self) {
-        for expert in 0..self.chunks.len() {
+        for expert in 0..self.copies.len() {
             if let Some(slot) = self.cache.place(expert)
                 && self.arriving[slot].take().is_some()
             {

@@ -9,83 +9,101 @@ use djinn_memory::Ring;
 use shuttle::sync::Mutex;
 use shuttle::thread;
 
+use super::copies::{Chunk, Copies};
 use super::link::work;
-use super::queue::{Chunk, Lane, Queue};
+use super::queue::{Queue, RingPiece};
+use crate::image::Run;
 
 /// Chunks are of so many bytes, so that there are several a piece.
 const CHUNK: u64 = 4;
 const PASSES: u64 = 2;
 const ITERATIONS: usize = 300;
 
-/// What each byte of the ring holds: the piece it came from and how often that was
-/// copied; `None` while it is being written.
-type Bytes = Mutex<BTreeMap<u64, Option<u32>>>;
+/// What each byte of the ring holds: the piece it came from, and how often that was
+/// copied to it; `None` while it is being written.
+type Bytes = Mutex<BTreeMap<u64, Option<(u32, u64)>>>;
 
-fn lanes(ring_bytes: u64, sizes: &[u64]) -> Vec<Lane> {
+/// How often each byte was copied of each piece.
+type Counts = Mutex<BTreeMap<(u32, u64), u64>>;
+
+fn pieces(ring_bytes: u64, sizes: &[u64]) -> Vec<RingPiece> {
     let segments: Vec<(usize, u64)> = sizes.iter().copied().enumerate().collect();
     let ring = Ring::lay(ring_bytes, &segments).expect("they fit");
-    let chunks = |piece: usize, offset: u64, bytes: u64| {
-        let starts = (0..bytes).step_by(CHUNK as usize);
-        let chunk = |start: u64| Chunk {
-            file: 0,
-            from: 0,
-            to: Span {
-                offset: offset + start,
-                bytes: CHUNK.min(bytes - start),
-            },
-            label: piece as u32,
-        };
-        starts.map(chunk).collect::<Vec<_>>()
-    };
     ring.slots
         .iter()
-        .map(|slot| Lane {
-            chunks: chunks(slot.segment, slot.offset, slot.bytes),
-            after: slot.after as u64,
+        .map(|slot| {
+            let run = Run {
+                file: 0,
+                from: 0,
+                to: 0,
+                bytes: slot.bytes,
+            };
+            RingPiece {
+                copies: Copies::new(&[run], slot.offset, CHUNK, slot.segment as u32),
+                after: slot.after as u64,
+            }
         })
         .collect()
 }
 
-/// Copies into the checked memory in two steps, with everyone else between them.
-fn copy(bytes: &Bytes, chunk: &Chunk) {
-    let span = chunk.to.offset..chunk.to.end();
-    for at in span.clone() {
-        let before = bytes.lock().unwrap().insert(at, None);
-        assert_ne!(before, Some(None), "two copies write byte {at} at once");
-    }
-    thread::yield_now();
-    for at in span {
-        bytes.lock().unwrap().insert(at, Some(chunk.label));
-    }
+/// A slab that knows who wrote it.
+#[derive(Default)]
+struct Memory {
+    bytes: Bytes,
+    counts: Counts,
 }
 
-/// All bytes of a piece are there, and of no other.
-fn check(bytes: &Bytes, lane: &Lane) {
-    let bytes = bytes.lock().unwrap();
-    for chunk in &lane.chunks {
-        for at in chunk.to.offset..chunk.to.end() {
-            assert_eq!(bytes.get(&at), Some(&Some(chunk.label)), "byte {at}");
+impl Memory {
+    /// Copies in two steps, with everyone else between them.
+    fn copy(&self, chunk: &Chunk) {
+        let span = chunk.to.offset..chunk.to.end();
+        for at in span.clone() {
+            let before = self.bytes.lock().unwrap().insert(at, None);
+            assert_ne!(before, Some(None), "two copies write byte {at} at once");
+        }
+        thread::yield_now();
+        for at in span {
+            let mut counts = self.counts.lock().unwrap();
+            let count = counts.entry((chunk.label, at)).or_default();
+            *count += 1;
+            let written = Some((chunk.label, *count));
+            self.bytes.lock().unwrap().insert(at, written);
+        }
+    }
+
+    /// All bytes of a piece are there, of no other, and of this copy of it, where that
+    /// can be said.
+    fn check(&self, piece: &RingPiece, copy: Option<u64>) {
+        let bytes = self.bytes.lock().unwrap();
+        for chunk in piece.copies.chunks() {
+            for at in chunk.to.offset..chunk.to.end() {
+                let Some(Some((label, count))) = bytes.get(&at) else {
+                    panic!("byte {at} is not there");
+                };
+                assert_eq!(*label, chunk.label, "byte {at}");
+                assert_eq!(*count, copy.unwrap_or(*count), "byte {at}");
+            }
         }
     }
 }
 
 /// Runs workers beside a pass, and ends them.
 fn beside_workers(
-    lanes: &[Lane],
+    pieces: &[RingPiece],
     workers: usize,
-    copy: impl Fn(&Bytes, &Chunk) -> Result<(), DeviceError> + Send + Clone + 'static,
-    pass: impl FnOnce(&Queue, &Bytes),
+    copy: impl Fn(&Memory, &Chunk) -> Result<(), DeviceError> + Send + Clone + 'static,
+    pass: impl FnOnce(&Queue, &Memory),
 ) {
-    let queue = Arc::new(Queue::new(lanes.to_vec()));
-    let bytes = Arc::new(Bytes::default());
+    let queue = Arc::new(Queue::new(pieces.into()));
+    let memory = Arc::new(Memory::default());
     let threads: Vec<_> = (0..workers)
         .map(|_| {
-            let (queue, bytes, copy) = (Arc::clone(&queue), Arc::clone(&bytes), copy.clone());
-            thread::spawn(move || work(&queue, |chunk| copy(&bytes, chunk)))
+            let (queue, memory, copy) = (Arc::clone(&queue), Arc::clone(&memory), copy.clone());
+            thread::spawn(move || work(&queue, |chunk| copy(&memory, chunk)))
         })
         .collect();
-    pass(&queue, &bytes);
-    queue.stop();
+    pass(&queue, &memory);
+    assert!(queue.stop(), "nothing is stuck");
     for worker in threads {
         worker.join().unwrap();
     }
@@ -104,23 +122,27 @@ const RINGS: [(u64, &[u64]); 4] = [
     (24, &[8, 5, 8]),
 ];
 
+/// A disk that works.
+fn copy(memory: &Memory, chunk: &Chunk) -> Result<(), DeviceError> {
+    memory.copy(chunk);
+    Ok(())
+}
+
 #[test]
 fn pieces_are_whole_while_in_use() {
     explore(|| {
         for (ring, sizes) in RINGS {
-            let lanes = lanes(ring, sizes);
-            let copy = |bytes: &Bytes, chunk: &Chunk| {
-                copy(bytes, chunk);
-                Ok(())
-            };
-            beside_workers(&lanes, 2, copy, |queue, bytes| {
+            let pieces = pieces(ring, sizes);
+            beside_workers(&pieces, 2, copy, |queue, memory| {
                 queue.run_ahead(true);
-                for visit in 0..PASSES * lanes.len() as u64 {
-                    let lane = &lanes[visit as usize % lanes.len()];
+                let count = pieces.len() as u64;
+                for visit in 0..PASSES * count {
+                    let piece = &pieces[(visit % count) as usize];
+                    let pass = visit / count;
                     queue.wait_for_visit(visit).unwrap();
-                    check(bytes, lane);
+                    memory.check(piece, Some(pass + 1));
                     thread::yield_now();
-                    check(bytes, lane);
+                    memory.check(piece, Some(pass + 1));
                     queue.finish_visit(visit);
                 }
                 queue.check_integrity();
@@ -132,7 +154,7 @@ fn pieces_are_whole_while_in_use() {
 #[test]
 fn demands_and_skips_beside_the_ring() {
     explore(|| {
-        let lanes = lanes(14, &[8, 5, 8, 3]);
+        let pieces = pieces(14, &[8, 5, 8, 3]);
         let apart = |label: u32| Chunk {
             file: 0,
             from: 0,
@@ -142,25 +164,22 @@ fn demands_and_skips_beside_the_ring() {
             },
             label,
         };
-        let copy = |bytes: &Bytes, chunk: &Chunk| {
-            copy(bytes, chunk);
-            Ok(())
-        };
-        beside_workers(&lanes, 2, copy, |queue, bytes| {
+        beside_workers(&pieces, 2, copy, |queue, memory| {
             queue.run_ahead(true);
             let mut base = 0;
-            for _ in 0..PASSES {
+            for pass in 0..PASSES {
                 let ticket = queue.demand([apart(7), apart(8)]);
                 queue.wait_for_visit(base).unwrap();
-                check(bytes, &lanes[0]);
+                memory.check(&pieces[0], Some(pass + 1));
                 queue.wait_for(ticket).unwrap();
-                assert_eq!(bytes.lock().unwrap().get(&132), Some(&Some(8)));
-                check(bytes, &lanes[0]);
+                let demanded = memory.bytes.lock().unwrap().get(&132).copied();
+                assert_eq!(demanded, Some(Some((8, pass + 1))));
+                memory.check(&pieces[0], Some(pass + 1));
                 queue.finish_visit(base);
-                for skipped in 1..lanes.len() as u64 {
+                for skipped in 1..pieces.len() as u64 {
                     queue.skip_visit(base + skipped).unwrap();
                 }
-                base += lanes.len() as u64;
+                base += pieces.len() as u64;
             }
             queue.check_integrity();
         });
@@ -170,23 +189,22 @@ fn demands_and_skips_beside_the_ring() {
 #[test]
 fn a_failed_copy_fails_the_pass_and_the_next_one_works() {
     explore(|| {
-        let lanes = lanes(14, &[8, 5, 8, 3]);
+        let pieces = pieces(14, &[8, 5, 8, 3]);
         let broken = Arc::new(Mutex::new(true));
         let disk = Arc::clone(&broken);
-        let copy = move |bytes: &Bytes, chunk: &Chunk| {
+        let copy = move |memory: &Memory, chunk: &Chunk| {
             if chunk.label == 2 && *disk.lock().unwrap() {
                 return Err(std::io::Error::other("unplugged").into());
             }
-            copy(bytes, chunk);
-            Ok(())
+            copy(memory, chunk)
         };
-        beside_workers(&lanes, 2, copy, |queue, bytes| {
+        beside_workers(&pieces, 2, copy, |queue, memory| {
             queue.run_ahead(true);
-            let count = lanes.len() as u64;
+            let count = pieces.len() as u64;
             let failed = (0..count).find_map(|visit| {
                 let error = queue.wait_for_visit(visit).err();
                 if error.is_none() {
-                    check(bytes, &lanes[visit as usize]);
+                    memory.check(&pieces[visit as usize], Some(1));
                     queue.finish_visit(visit);
                 }
                 error
@@ -197,7 +215,7 @@ fn a_failed_copy_fails_the_pass_and_the_next_one_works() {
             queue.run_ahead(true);
             for visit in count..2 * count {
                 queue.wait_for_visit(visit).unwrap();
-                check(bytes, &lanes[(visit - count) as usize]);
+                memory.check(&pieces[(visit - count) as usize], None);
                 queue.finish_visit(visit);
             }
         });

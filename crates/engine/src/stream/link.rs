@@ -9,7 +9,8 @@ use djinn_device::{Device, DeviceError};
 use djinn_model::Weights;
 
 use super::{
-    queue::{Chunk, Queue},
+    copies::Chunk,
+    queue::Queue,
     timeline::{Lane, Recorder},
 };
 use crate::EngineError;
@@ -70,7 +71,10 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.queue.stop();
+        if !self.queue.stop() {
+            // One of them is in a read that does not come back. It keeps what it uses.
+            return;
+        }
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its copies, so it cannot have panicked.
             let _ = worker.join();

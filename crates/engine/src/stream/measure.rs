@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use djinn_device::host::{BLOCK, Buffer};
 use djinn_model::Weights;
 
+use crate::Memory;
+
 /// What was read, and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRate {
@@ -24,8 +26,8 @@ impl LinkRate {
     }
 }
 
-/// Bytes that reads take turns in.
-const RING: u64 = 32 << 20;
+/// Bytes that reads take turns in, or one chunk of each worker where that is more.
+pub(crate) const RING: u64 = 32 << 20;
 
 /// Reads chunk after chunk of a model's files with `workers` threads, round and round,
 /// for about so long, starting at a share of the whole. Each chunk is at most as long
@@ -37,7 +39,7 @@ pub fn measure_link(
     time: Duration,
     start: f64,
 ) -> io::Result<LinkRate> {
-    let workers = workers.max(1);
+    let workers = workers.clamp(1, Memory::WORKERS_MAX);
     let files = weights.files();
     let longest = files.iter().copied().max().unwrap_or(0);
     let chunk = chunk.min(longest).next_multiple_of(BLOCK).max(BLOCK);
@@ -73,14 +75,16 @@ pub fn measure_link(
         }
         Ok(())
     };
+    let fail = |error: io::Error| {
+        let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert(error);
+    };
     std::thread::scope(|scope| {
         for memory in memory.bytes().chunks_exact_mut((turns * chunk) as usize) {
-            scope.spawn(|| {
-                if let Err(error) = read(memory) {
-                    let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
-                    failure.get_or_insert(error);
-                }
-            });
+            let reader = || read(memory).unwrap_or_else(fail);
+            if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, reader) {
+                fail(error);
+            }
         }
     });
     let seconds = clock.elapsed().as_secs_f64();

@@ -6,6 +6,7 @@
 //! a piece when it is asked for, and nothing before: that loop is the oracle of the
 //! other, and shows what running ahead is worth.
 
+mod copies;
 mod experts;
 mod link;
 mod measure;
@@ -19,11 +20,12 @@ mod interleavings;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use djinn_device::{Device, Span};
+use djinn_device::Device;
 use djinn_model::Weights;
 
+pub(crate) use measure::RING as MEASURE_RING;
 pub use measure::{LinkRate, measure_link};
-pub use timeline::{Event, Lane};
+pub use timeline::{Event, Lane, Timeline};
 
 use crate::{EngineError, blueprint::Blueprint};
 use experts::Experts;
@@ -33,7 +35,11 @@ use timeline::Recorder;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
-pub(crate) use queue::{Chunk, Lane as RingLane};
+/// Pieces demanded together while loading.
+const PIECES_AHEAD: usize = 64;
+
+pub(crate) use copies::{Chunk, Copies};
+pub(crate) use queue::RingPiece;
 
 /// What one pass cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -78,7 +84,7 @@ impl PassStats {
 /// Feeds passes with weights.
 pub(crate) struct Streamer {
     link: Link,
-    lanes: Vec<RingLane>,
+    ring: Arc<[RingPiece]>,
     experts: Experts,
     prefetch: bool,
     recorder: Arc<Recorder>,
@@ -87,6 +93,8 @@ pub(crate) struct Streamer {
     ended: usize,
     /// The visit in use.
     current: Option<usize>,
+    /// The segment that computes, and since when it has not waited.
+    computing: Option<(u32, Instant)>,
     began: Instant,
     meter: Meter,
     stalled: Duration,
@@ -100,20 +108,21 @@ impl Streamer {
         weights: &Arc<dyn Weights>,
     ) -> Result<Self> {
         let recorder = Arc::new(Recorder::new(blueprint.labels()));
-        let lanes = blueprint.lanes();
-        let queue = Queue::new(lanes.clone());
+        let ring: Arc<[RingPiece]> = blueprint.ring().into();
+        let queue = Queue::new(Arc::clone(&ring));
         let workers = blueprint.memory.workers;
         let link = Link::start(queue, workers, device, weights, &recorder)?;
         let (slots, slot_bytes) = (blueprint.plan.pool_slots, blueprint.plan.pool.bytes);
         Ok(Streamer {
             link,
-            lanes,
-            experts: Experts::new(slots, slot_bytes, blueprint.expert_chunks()),
+            ring,
+            experts: Experts::new(slots, slot_bytes, blueprint.experts()),
             prefetch: blueprint.memory.prefetch,
             recorder,
             base: 0,
             ended: 0,
             current: None,
+            computing: None,
             began: Instant::now(),
             meter: Meter::default(),
             stalled: Duration::ZERO,
@@ -123,25 +132,24 @@ impl Streamer {
     /// Brings in all that stays, and lets the ring fill.
     pub fn load(
         &mut self,
-        pieces: Vec<Vec<Chunk>>,
+        pieces: &[Copies],
         experts: &[usize],
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let queue = &self.link.queue;
-        let bytes = |chunks: &[Chunk]| chunks.iter().map(|chunk| chunk.to.bytes).sum::<u64>();
-        let tickets: Vec<_> = pieces
-            .into_iter()
-            .map(|chunks| (bytes(&chunks), queue.demand(chunks)))
-            .collect();
+        let mut loaded = 0;
+        // A few at a time: enough to keep the link busy, however many there are.
+        for few in pieces.chunks(PIECES_AHEAD) {
+            let demand = |piece: &Copies| (piece.bytes(), queue.demand(piece.chunks()));
+            for (bytes, ticket) in few.iter().map(demand).collect::<Vec<_>>() {
+                queue.wait_for(ticket)?;
+                loaded += bytes;
+                progress(loaded);
+            }
+        }
         for &expert in experts {
             let there = self.experts.bring(queue, expert, &[], &[]);
             assert!(there, "as many as there are slots");
-        }
-        let mut loaded = 0;
-        for (bytes, ticket) in tickets {
-            queue.wait_for(ticket)?;
-            loaded += bytes;
-            progress(loaded);
         }
         for &expert in experts {
             self.experts.wait(queue, expert)?;
@@ -158,13 +166,34 @@ impl Streamer {
     }
 
     /// The record.
-    pub fn events(&self) -> Vec<Event> {
-        self.recorder.events()
+    pub fn timeline(&self) -> Timeline {
+        self.recorder.timeline()
     }
 
-    /// Notes that a segment's products took from then till now.
-    pub fn note_compute(&self, label: u32, began: Instant) {
-        self.recorder.note(Lane::Compute, label, 0, began);
+    /// A segment's operations begin.
+    pub fn begin_segment(&mut self, label: u32) {
+        self.computing = Some((label, Instant::now()));
+    }
+
+    /// They are done.
+    pub fn end_segment(&mut self) {
+        if let Some((label, since)) = self.computing.take() {
+            self.recorder.note(Lane::Compute, label, 0, since);
+        }
+    }
+
+    /// Waits, and counts it as such rather than as computing.
+    fn stall<T>(&mut self, label: u32, wait: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let segment = self.computing.map(|(segment, _)| segment);
+        self.end_segment();
+        let began = Instant::now();
+        let waited = wait(self);
+        self.stalled += began.elapsed();
+        self.recorder.note(Lane::Wait, label, 0, began);
+        if let Some(segment) = segment {
+            self.begin_segment(segment);
+        }
+        waited
     }
 
     /// A pass begins. Where reading ahead for it has failed meanwhile, it is tried
@@ -186,20 +215,17 @@ impl Streamer {
         }
         self.end_current();
         assert_eq!(self.ended, visit, "pieces are used in order");
-        let label = self.lanes[visit].chunks[0].label;
-        let queue = &self.link.queue;
+        let label = self.ring[visit].copies.label;
         if self.prefetch {
             let number = self.base + visit as u64;
-            if !queue.has_arrived(number) {
-                let stall = Stall::begin(&self.recorder, &mut self.stalled, label);
-                queue.wait_for_visit(number)?;
-                stall.end();
+            if !self.link.queue.has_arrived(number) {
+                self.stall(label, |s| Ok(s.link.queue.wait_for_visit(number)?))?;
             }
         } else {
-            let stall = Stall::begin(&self.recorder, &mut self.stalled, label);
-            let ticket = queue.demand(self.lanes[visit].chunks.iter().copied());
-            queue.wait_for(ticket)?;
-            stall.end();
+            self.stall(label, |s| {
+                let ticket = s.link.queue.demand(s.ring[visit].copies.chunks());
+                Ok(s.link.queue.wait_for(ticket)?)
+            })?;
         }
         self.current = Some(visit);
         Ok(())
@@ -216,32 +242,37 @@ impl Streamer {
 
     /// The pass is over: what it did not need is passed over, and the next pass's
     /// first pieces are already on their way.
-    pub fn end_pass(&mut self, rows: usize) -> Result<PassStats> {
+    pub fn end_pass(&mut self, rows: usize) -> PassStats {
         self.end_current();
         if self.prefetch {
-            for visit in self.ended..self.lanes.len() {
-                self.link.queue.skip_visit(self.base + visit as u64)?;
+            let rest = self.ended..self.ring.len();
+            let skipped = rest.map(|visit| self.base + visit as u64);
+            // A piece that nobody needed and that could not be read fails nobody.
+            let passed = { skipped }.try_for_each(|visit| self.link.queue.skip_visit(visit));
+            match passed {
+                Ok(()) => self.base += self.ring.len() as u64,
+                Err(_) => self.abort_pass(),
             }
-            self.base += self.lanes.len() as u64;
         }
         self.ended = 0;
         let meter = self.link.queue.meter();
-        Ok(PassStats {
+        PassStats {
             rows,
             seconds: self.began.elapsed().as_secs_f64(),
             link_bytes: meter.bytes - self.meter.bytes,
             link_s: (meter.busy - self.meter.busy).as_secs_f64(),
             stall_s: self.stalled.as_secs_f64(),
-        })
+        }
     }
 
     /// The pass failed: everything under way is given up. The next pass begins with an
     /// empty ring, and nothing is read until then.
     pub fn abort_pass(&mut self) {
-        let first = self.base + self.lanes.len() as u64;
+        let first = self.base + self.ring.len() as u64;
         self.link.queue.restart(first);
         self.experts.give_up();
         (self.base, self.ended, self.current) = (first, 0, None);
+        self.computing = None;
     }
 
     /// Brings some experts of a block in, those that come next ahead of their turn,
@@ -271,14 +302,12 @@ impl Streamer {
                 }
                 secured += 1;
             }
-            let shift = if self.experts.is_there(expert) {
-                self.experts.wait(&self.link.queue, expert)?
+            let there = self.experts.is_there(expert);
+            let wait = |s: &mut Self| s.experts.wait(&s.link.queue, expert);
+            let shift = if there {
+                wait(self)?
             } else {
-                let label = self.experts.label(expert);
-                let stall = Stall::begin(&self.recorder, &mut self.stalled, label);
-                let shift = self.experts.wait(&self.link.queue, expert)?;
-                stall.end();
-                shift
+                self.stall(self.experts.label(expert), wait)?
             };
             run(turn, shift)?;
         }
@@ -287,66 +316,17 @@ impl Streamer {
 
     /// Reads rows of a table, one after the other, into a run of the slab.
     pub fn rows(&mut self, chunks: Vec<Chunk>) -> Result<()> {
-        let Some(first) = chunks.first() else {
+        let Some(&first) = chunks.first() else {
             return Ok(());
         };
-        let stall = Stall::begin(&self.recorder, &mut self.stalled, first.label);
-        let ticket = self.link.queue.demand(chunks);
-        self.link.queue.wait_for(ticket)?;
-        stall.end();
-        Ok(())
+        self.stall(first.label, |s| {
+            let ticket = s.link.queue.demand(chunks);
+            Ok(s.link.queue.wait_for(ticket)?)
+        })
     }
 
     /// Panics unless the link has nothing to do but the ring.
     pub fn check_integrity(&self) {
         self.link.queue.check_integrity();
     }
-}
-
-/// The pass waiting.
-struct Stall<'a> {
-    recorder: &'a Recorder,
-    sum: &'a mut Duration,
-    label: u32,
-    began: Instant,
-}
-
-impl<'a> Stall<'a> {
-    fn begin(recorder: &'a Recorder, sum: &'a mut Duration, label: u32) -> Self {
-        Stall {
-            recorder,
-            sum,
-            label,
-            began: Instant::now(),
-        }
-    }
-
-    fn end(self) {
-        *self.sum += self.began.elapsed();
-        self.recorder.note(Lane::Wait, self.label, 0, self.began);
-    }
-}
-
-/// Cuts runs of blocks into chunks of at most `chunk` bytes, placed from `offset` on.
-pub(crate) fn chunks(
-    runs: &[crate::image::Run],
-    offset: u64,
-    chunk: u64,
-    label: u32,
-) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    for run in runs {
-        for start in (0..run.bytes).step_by(chunk as usize) {
-            chunks.push(Chunk {
-                file: run.file,
-                from: run.from + start,
-                to: Span {
-                    offset: offset + run.to + start,
-                    bytes: chunk.min(run.bytes - start),
-                },
-                label,
-            });
-        }
-    }
-    chunks
 }

@@ -6,26 +6,24 @@
 //! of a piece, counted over all passes.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use djinn_device::{DeviceError, Span};
+use djinn_device::DeviceError;
 
-use super::sync::{Condvar, Mutex, MutexGuard, wait};
+use super::{
+    copies::{Chunk, Copies},
+    sync::{Condvar, Mutex, MutexGuard, wait, wait_for},
+};
 
-/// A copy from the slow tier into the slab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
-    pub file: usize,
-    pub from: u64,
-    pub to: Span,
-    /// Which piece it is of, for the record.
-    pub label: u32,
-}
+/// How long nothing may arrive while something is waited for. Disks that have to spin
+/// up, and networks that come back, do so in less.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One piece of the ring.
 #[derive(Clone, Debug)]
-pub(crate) struct Lane {
-    pub chunks: Vec<Chunk>,
+pub(crate) struct RingPiece {
+    pub copies: Copies,
     /// It may arrive once the visit so many before it is no longer in use.
     pub after: u64,
 }
@@ -59,7 +57,7 @@ pub(crate) struct Meter {
 
 /// The state that workers and the pass share.
 pub(crate) struct Queue {
-    lanes: Vec<Lane>,
+    ring: Arc<[RingPiece]>,
     state: Mutex<State>,
     /// Something to copy, or to stop for: workers wait for this.
     work: Condvar,
@@ -77,7 +75,7 @@ struct State {
     /// The next chunk of the ring: of which visit, and which one.
     visit: u64,
     chunk: usize,
-    /// Chunks of each lane that were handed out, or are yet to be, and have not
+    /// Chunks of each piece of the ring that were handed out, or are yet to be, and have not
     /// arrived.
     missing: Vec<usize>,
     /// Visits that are no longer in use.
@@ -85,6 +83,8 @@ struct State {
     under_way: usize,
     failed: bool,
     failure: Option<DeviceError>,
+    /// A copy did not come back in time; its place may yet be written.
+    stuck: bool,
     stop: bool,
     meter: Meter,
     busy_since: Option<Instant>,
@@ -92,7 +92,11 @@ struct State {
 
 impl Queue {
     /// Nothing demanded, nothing of the ring under way.
-    pub fn new(lanes: Vec<Lane>) -> Self {
+    pub fn new(ring: Arc<[RingPiece]>) -> Self {
+        assert!(
+            ring.iter().all(|piece| piece.copies.len() > 0),
+            "a piece has something to copy"
+        );
         let state = State {
             demanded: VecDeque::new(),
             tickets: BTreeMap::new(),
@@ -100,17 +104,18 @@ impl Queue {
             ahead: false,
             visit: 0,
             chunk: 0,
-            missing: vec![0; lanes.len()],
+            missing: vec![0; ring.len()],
             done: 0,
             under_way: 0,
             failed: false,
             failure: None,
+            stuck: false,
             stop: false,
             meter: Meter::default(),
             busy_since: None,
         };
         Queue {
-            lanes,
+            ring,
             state: Mutex::new(state),
             work: Condvar::new(),
             news: Condvar::new(),
@@ -131,7 +136,7 @@ impl Queue {
             if state.stop {
                 return None;
             }
-            if let Some(job) = state.next(&self.lanes) {
+            if let Some(job) = state.next(&self.ring) {
                 if state.under_way == 0 {
                     state.busy_since = Some(Instant::now());
                 }
@@ -191,11 +196,26 @@ impl Queue {
             state.check()?;
             match state.tickets.get(&ticket) {
                 Some(0) | None => break,
-                Some(_) => state = wait(&self.news, state),
+                Some(_) => state = self.wait_for_news(state),
             }
         }
         state.tickets.remove(&ticket);
         Ok(())
+    }
+
+    /// Waits for something to arrive or fail. Where nothing does for too long, that is
+    /// a failure.
+    fn wait_for_news<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let before = state.meter.bytes;
+        let (mut state, late) = wait_for(&self.news, state, PATIENCE);
+        if late && state.meter.bytes == before {
+            let seconds = PATIENCE.as_secs();
+            let reason = format!("nothing was read for {seconds} s: is the disk still there?");
+            let error = std::io::Error::new(std::io::ErrorKind::TimedOut, reason);
+            (state.failed, state.stuck) = (true, true);
+            state.failure.get_or_insert(error.into());
+        }
+        state
     }
 
     /// Starts or stops filling the ring ahead of its use.
@@ -206,21 +226,21 @@ impl Queue {
 
     /// Waits until a visit's piece has arrived.
     pub fn wait_for_visit(&self, visit: u64) -> Result<(), DeviceError> {
-        let lane = visit as usize % self.lanes.len();
+        let piece = visit as usize % self.ring.len();
         let mut state = self.lock();
         loop {
             state.check()?;
-            if visit < state.visit && state.missing[lane] == 0 {
+            if visit < state.visit && state.missing[piece] == 0 {
                 return Ok(());
             }
-            state = wait(&self.news, state);
+            state = self.wait_for_news(state);
         }
     }
 
     /// Whether a visit's piece has arrived, without waiting.
     pub fn has_arrived(&self, visit: u64) -> bool {
         let state = self.lock();
-        visit < state.visit && state.missing[visit as usize % self.lanes.len()] == 0
+        visit < state.visit && state.missing[visit as usize % self.ring.len()] == 0
     }
 
     /// Says that a visit's piece is no longer in use: its place may be overwritten.
@@ -257,15 +277,20 @@ impl Queue {
     }
 
     /// Gives up everything under way, waits until nothing is, and is ready to begin
-    /// again at a visit once it is told to run ahead.
+    /// again at a visit once it is told to run ahead. Where something does not come
+    /// back it stays failed: its place might be written at any time.
     pub fn restart(&self, visit: u64) {
         let mut state = self.lock();
         state.ahead = false;
         state.demanded.clear();
         state.tickets.clear();
         while state.under_way > 0 {
-            state = wait(&self.news, state);
+            if state.stuck {
+                return;
+            }
+            state = self.wait_for_news(state);
         }
+        state.stuck = false;
         state.failed = false;
         state.failure = None;
         state.missing.fill(0);
@@ -274,10 +299,14 @@ impl Queue {
         state.done = visit;
     }
 
-    /// Lets the workers end.
-    pub fn stop(&self) {
-        self.lock().stop = true;
+    /// Lets the workers end, and says whether they will.
+    pub fn stop(&self) -> bool {
+        let mut state = self.lock();
+        state.stop = true;
+        let all_come_back = !state.stuck;
+        drop(state);
         self.work.notify_all();
+        all_come_back
     }
 
     /// What was done so far.
@@ -294,7 +323,7 @@ impl Queue {
     pub fn check_integrity(&self) {
         let state = self.lock();
         assert!(state.demanded.is_empty() && state.tickets.is_empty());
-        let count = self.lanes.len() as u64;
+        let count = self.ring.len() as u64;
         assert!(state.visit >= state.done && state.visit <= state.done + count);
     }
 }
@@ -304,8 +333,8 @@ impl State {
         if !self.failed {
             return Ok(());
         }
-        // Told once in full; whoever asks again is told that it was.
-        let again = || std::io::Error::other("the link failed before").into();
+        // Told once in full; whoever asks again while it lasts is told that it does.
+        let again = || std::io::Error::other("a read has still not come back").into();
         Err(self.failure.take().unwrap_or_else(again))
     }
 
@@ -314,8 +343,8 @@ impl State {
         let left = match owner {
             Owner::Demand(ticket) => self.tickets.get_mut(&ticket),
             Owner::Visit(visit) => {
-                let lane = visit as usize % self.missing.len();
-                self.missing.get_mut(lane)
+                let piece = visit as usize % self.missing.len();
+                self.missing.get_mut(piece)
             }
         };
         // A ticket nobody waits for any more was given up.
@@ -326,7 +355,7 @@ impl State {
     }
 
     /// What may be copied now.
-    fn next(&mut self, lanes: &[Lane]) -> Option<Job> {
+    fn next(&mut self, ring: &[RingPiece]) -> Option<Job> {
         if self.failed {
             return None;
         }
@@ -334,24 +363,25 @@ impl State {
             let owner = Owner::Demand(ticket);
             return Some(Job { chunk, owner });
         }
-        if !self.ahead || lanes.is_empty() {
+        if !self.ahead || ring.is_empty() {
             return None;
         }
-        let number = self.visit as usize % lanes.len();
-        let lane = &lanes[number];
-        let free = self.visit < lane.after || self.visit - lane.after < self.done;
+        let number = self.visit as usize % ring.len();
+        let piece = &ring[number];
+        let free = self.visit < piece.after || self.visit - piece.after < self.done;
         if !free {
             return None;
         }
         let job = Job {
-            chunk: lane.chunks[self.chunk],
+            chunk: piece.copies.chunk(self.chunk),
             owner: Owner::Visit(self.visit),
         };
+        let count = piece.copies.len();
         if self.chunk == 0 {
-            self.missing[number] = lane.chunks.len();
+            self.missing[number] = count;
         }
         self.chunk += 1;
-        if self.chunk == lane.chunks.len() {
+        if self.chunk == count {
             self.visit += 1;
             self.chunk = 0;
         }

@@ -1,13 +1,13 @@
 //! What happened when: copies, waits and products, for those who want to look.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Who was at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
-    /// Products of a segment.
+    /// A segment's operations, as long as they do not wait.
     Compute,
     /// The pass waiting for a piece.
     Wait,
@@ -30,7 +30,16 @@ pub struct Event {
     pub bytes: u64,
 }
 
-/// Events kept at most: what a viewer still opens, and little beside a budget.
+/// A record.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// In order of time.
+    pub events: Vec<Event>,
+    /// Events that came when there was no more room for them.
+    pub left_out: u64,
+}
+
+/// Events kept at most: as many as a viewer still opens.
 const EVENTS_MAX: usize = 1 << 20;
 
 /// Keeps events once it is told to, until there are too many.
@@ -40,6 +49,7 @@ pub(crate) struct Recorder {
     /// What labels mean.
     names: Vec<String>,
     events: Mutex<Vec<Noted>>,
+    left_out: AtomicU64,
 }
 
 struct Noted {
@@ -58,6 +68,7 @@ impl Recorder {
             zero: Instant::now(),
             names,
             events: Mutex::default(),
+            left_out: AtomicU64::new(0),
         }
     }
 
@@ -79,12 +90,14 @@ impl Recorder {
                     began,
                     ended,
                 });
+            } else {
+                self.left_out.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
     /// Everything noted so far, in order of time.
-    pub fn events(&self) -> Vec<Event> {
+    pub fn timeline(&self) -> Timeline {
         let noted = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events: Vec<Event> = noted
             .iter()
@@ -97,6 +110,9 @@ impl Recorder {
             })
             .collect();
         events.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
-        events
+        Timeline {
+            events,
+            left_out: self.left_out.load(Ordering::Relaxed),
+        }
     }
 }

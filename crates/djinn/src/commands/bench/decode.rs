@@ -7,7 +7,7 @@ use djinn_engine::{Engine, Request};
 use djinn_model::program::{Op, Program, TensorId};
 use serde_json::json;
 
-use super::{BANDWIDTH_BYTES, check_context, median, read_bandwidth, some_tokens, start};
+use super::{BANDWIDTH_BYTES, check_context, median, rates, some_tokens, start};
 use crate::{
     args::BenchDecodeArgs,
     bundled,
@@ -41,7 +41,7 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
     }
     let pass = median(&mut passes);
     let rate = read_bytes as f64 / pass / 1e9;
-    let ceiling = read_bandwidth(args.model.device.threads, BANDWIDTH_BYTES)?;
+    let ceiling = rates::memory(args.model.device.threads, BANDWIDTH_BYTES)?;
     let (share, tokens) = (rate / ceiling, f64::from(args.sessions) / pass);
     let device = engine.device();
     if args.json {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use djinn_device::host::BLOCK;
 use djinn_engine::{Memory, measure_link};
 use djinn_memory::Size;
 use djinn_model::Model;
@@ -19,6 +20,9 @@ use crate::{
 const WORKERS: [usize; 4] = [1, 2, 4, 8];
 const CHUNKS: [u64; 5] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 
+/// Memory for what is read, at most.
+const MEMORY_MAX: u64 = 1 << 30;
+
 /// One setting's rates in GB/s, lowest first.
 struct Measured {
     workers: usize,
@@ -34,7 +38,22 @@ pub fn link(args: &BenchLinkArgs) -> Result<(), Failure> {
         return Err(Failure::Message(format!("--workers: at most {most}")));
     }
     let workers = args.workers.map_or(WORKERS.to_vec(), |n| vec![n]);
+    // Chunks are whole blocks, and no longer than a file.
+    let longest = model.weights.files().into_iter().max().unwrap_or(0);
+    let settled = |chunk: u64| chunk.clamp(1, longest.max(1)).next_multiple_of(BLOCK);
     let chunks = args.chunk.map_or(CHUNKS.to_vec(), |size| vec![size.0]);
+    let mut chunks: Vec<u64> = chunks.into_iter().map(settled).collect();
+    chunks.dedup();
+    let most = workers.iter().max().copied().unwrap_or(1) as u64;
+    if chunks
+        .iter()
+        .any(|chunk| chunk.saturating_mul(most) > MEMORY_MAX)
+    {
+        let size = Size(MEMORY_MAX);
+        return Err(Failure::Message(format!(
+            "--chunk times --workers: at most {size}, which reading takes in memory"
+        )));
+    }
     let mut measured: Vec<Measured> = workers
         .iter()
         .flat_map(|&workers| chunks.iter().map(move |&chunk| (workers, chunk)))

@@ -3,7 +3,7 @@
 use djinn_device::host;
 use serde_json::json;
 
-use super::read_bandwidth;
+use super::rates;
 use crate::{
     args::BenchMemoryArgs,
     failure::{Failure, say, say_json},
@@ -25,7 +25,7 @@ pub fn memory(args: &BenchMemoryArgs) -> Result<(), Failure> {
     // The most first: if that cannot be had, nothing need be measured.
     let mut measured = (1..=most)
         .rev()
-        .map(|threads| Ok((threads, read_bandwidth(Some(threads), args.size.0)?)))
+        .map(|threads| Ok((threads, rates::memory(Some(threads), args.size.0)?)))
         .collect::<Result<Vec<_>, Failure>>()?;
     measured.reverse();
     if args.json {

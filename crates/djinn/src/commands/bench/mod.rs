@@ -6,12 +6,12 @@ mod memory;
 mod prefill;
 mod stream;
 
-use djinn_device::cpu::{CpuDevice, CpuOptions};
-use djinn_model::program::Program;
+use djinn_engine::{Engine, Request, SessionId};
+use djinn_model::{Model, program::Program};
 
-use super::start;
+use super::{rates, watch::Watch};
 use crate::{
-    args::{Bench, BenchArgs},
+    args::{Bench, BenchArgs, ModelArgs},
     failure::Failure,
 };
 
@@ -29,14 +29,13 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     }
 }
 
-/// GB/s of reading memory with this many threads.
-fn read_bandwidth(threads: Option<usize>, bytes: u64) -> Result<f64, Failure> {
-    let options = CpuOptions {
-        threads,
-        slab_bytes: 0,
-        isa: None,
-    };
-    Ok(CpuDevice::new(options)?.read_bandwidth(bytes)?)
+/// An engine nobody watches.
+fn start(
+    args: &ModelArgs,
+    model: Model,
+    requests: Vec<Request>,
+) -> Result<(Engine, Vec<SessionId>), Failure> {
+    super::start(args, model, requests, &mut Watch::default())
 }
 
 /// Refuses more positions than the model has, before anything is made of them.

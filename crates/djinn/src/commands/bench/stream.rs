@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use djinn_engine::{Blueprint, Engine, Memory, PassStats, Request, Settings, measure_link};
-use djinn_memory::{Amount, Size};
+use djinn_engine::{Blueprint, Engine, EngineError, Memory, PassStats, Request, Settings};
+use djinn_memory::{PlanError, Size};
 use djinn_model::Model;
 use serde_json::{Value, json};
 
-use super::{check_context, median, some_tokens};
+use super::{check_context, median, rates, some_tokens};
+use crate::commands::watch::Watch;
 use crate::{
     args::BenchStreamArgs,
     bundled,
     failure::{Failure, say, say_json},
-    progress::Loading,
     style::seconds,
 };
 
@@ -20,15 +20,12 @@ use crate::{
 const MEASURE: Duration = Duration::from_secs(1);
 /// Without --memory: a model of four times the budget.
 const SHARE: u64 = 4;
-/// The longest prompt tried when looking for one that takes as long as reading.
-const TOKENS_MAX: usize = Settings::ROWS;
-
 /// The same passes, with prefetch and without, and the link between them.
 struct Bench {
     with: Engine,
     without: Engine,
-    chunk: u64,
-    workers: usize,
+    /// The longest prompt they have room for.
+    longest: usize,
 }
 
 /// Everything measured, in seconds and GB/s.
@@ -42,9 +39,12 @@ struct Measured {
 
 /// Measures a model that does not fit.
 pub fn stream(args: &BenchStreamArgs) -> Result<(), Failure> {
+    if !args.model.memory.settled().prefetch {
+        return Err(Failure::Message(
+            "--prefetch off: both are measured, with and without".into(),
+        ));
+    }
     let mut bench = Bench::new(args)?;
-    let longest = args.tokens.unwrap_or(TOKENS_MAX);
-    check_context(&bench.with.model().program, longest)?;
     let tokens = match args.tokens {
         Some(tokens) => tokens,
         None => bench.balanced_tokens()?,
@@ -70,16 +70,13 @@ impl Bench {
     fn new(args: &BenchStreamArgs) -> Result<Self, Failure> {
         let name = args.model.model.as_deref();
         let model = bundled::open(name)?;
-        let weights = model.program.weight_bytes();
-        let mut flags = args.model.memory.clone();
-        flags.memory.get_or_insert(Amount::Bytes(weights / SHARE));
-        let memory = flags.settled();
-        let longest = args.tokens.unwrap_or(TOKENS_MAX);
+        let context = model.program.dims.context;
+        let longest = args.tokens.unwrap_or(args.model.rows.min(context));
+        check_context(&model.program, longest)?;
+        let memory = budget(args, &model, longest)?;
         let load = |model: Model, prefetch: bool| -> Result<Engine, Failure> {
-            let backend = args.model.device.backend();
-            let settings = Settings::for_sessions(&model.program, 1, longest, longest)?;
             let memory = Memory { prefetch, ..memory };
-            let blueprint = Blueprint::draw(&model, &backend, settings, memory)?;
+            let blueprint = draw(args, &model, longest, memory)?;
             if !blueprint.plan().streams() {
                 return Err(Failure::Message(format!(
                     "{}: {}; give less --memory",
@@ -87,41 +84,61 @@ impl Bench {
                     blueprint.reason()
                 )));
             }
-            let loading = Loading::new(&model.name, blueprint.footprint().resident);
-            Ok(Engine::load(model, &backend, blueprint, &mut |p| {
-                loading.update(p);
-            })?)
+            super::super::load(&args.model, model, blueprint, &mut Watch::default())
         };
-        let with = load(model, true)?;
-        let largest = with.blueprint().plan().largest;
         Ok(Bench {
-            with,
+            with: load(model, true)?,
             without: load(bundled::open(name)?, false)?,
-            chunk: memory.chunk.min(largest),
-            workers: memory.workers,
+            longest,
         })
     }
 
     /// GB/s of reading alone.
     fn link(&self, start: f64) -> Result<f64, Failure> {
-        let weights = &*self.with.model().weights;
-        let rate = measure_link(weights, self.chunk, self.workers, MEASURE, start)?;
-        Ok(rate.bytes_per_s() / 1e9)
+        rates::link(self.with.model(), self.with.blueprint(), MEASURE, start)
     }
 
     /// A prompt that computes for about as long as its weights are read.
     fn balanced_tokens(&mut self) -> Result<usize, Failure> {
-        let limit = self.with.model().program.dims.context.min(TOKENS_MAX);
-        let streamed = self.with.blueprint().plan().ring.streamed_bytes();
         pass(&mut self.without, 1)?;
-        let mut tokens = 32.min(limit);
+        let mut tokens = 32.min(self.longest);
         for _ in 0..3 {
-            let read = streamed as f64 / (self.link(0.0)? * 1e9);
-            let compute = pass(&mut self.without, tokens)?.compute_s();
-            let next = (tokens as f64 * read / compute).round() as usize;
-            tokens = next.clamp(1, limit);
+            let link = self.link(0.0)? * 1e9;
+            let stats = pass(&mut self.without, tokens)?;
+            let read = stats.link_bytes as f64 / link;
+            let next = (tokens as f64 * read / stats.compute_s()).round() as usize;
+            tokens = next.clamp(1, self.longest);
         }
         Ok(tokens)
+    }
+}
+
+fn draw(
+    args: &BenchStreamArgs,
+    model: &Model,
+    longest: usize,
+    memory: Memory,
+) -> Result<Blueprint, EngineError> {
+    let settings = Settings::for_sessions(&model.program, 1, longest, longest)?;
+    Blueprint::draw(model, &args.model.device.backend(), settings, memory)
+}
+
+/// What the flags say, or a quarter of the weights, or the least that works.
+fn budget(args: &BenchStreamArgs, model: &Model, longest: usize) -> Result<Memory, Failure> {
+    let memory = args.model.memory.settled();
+    if args.model.memory.memory.is_some() {
+        return Ok(memory);
+    }
+    let quarter = Memory {
+        budget: model.program.weight_bytes() / SHARE,
+        ..memory
+    };
+    match draw(args, model, longest, quarter) {
+        Err(EngineError::Plan(PlanError::Budget { least, .. })) => Ok(Memory {
+            budget: least,
+            ..memory
+        }),
+        drawn => Ok(drawn.map(|_| quarter)?),
     }
 }
 
@@ -144,9 +161,9 @@ fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
 
 fn report(bench: &Bench, tokens: usize, measured: &mut Measured) -> Value {
     let blueprint = bench.with.blueprint();
-    let streamed = blueprint.plan().ring.streamed_bytes();
     let link = median(&mut measured.link);
-    let read_s = streamed as f64 / link / 1e9;
+    let read_bytes = middle(&measured.prompt_without, |pass| pass.link_bytes as f64);
+    let read_s = read_bytes / link / 1e9;
     let token = &measured.token;
     let (prompt, without) = (&measured.prompt, &measured.prompt_without);
     let rate = |passes: &[PassStats]| middle(passes, PassStats::link_gb_per_s);
@@ -159,9 +176,10 @@ fn report(bench: &Bench, tokens: usize, measured: &mut Measured) -> Value {
         "source": bench.with.model().weights.origin().describe(),
         "weights_bytes": bench.with.model().program.weight_bytes(),
         "budget_bytes": blueprint.memory().budget,
-        "streamed_bytes_per_pass": streamed,
+        "streamed_bytes_per_token": middle(token, |pass| pass.link_bytes as f64),
+        "streamed_bytes_per_prompt": read_bytes,
         "ring_bytes": blueprint.plan().ring.bytes,
-        "chunk_bytes": bench.chunk, "workers": bench.workers,
+        "chunk_bytes": blueprint.link_chunk(), "workers": blueprint.memory().workers,
         "rounds": measured.link.len(),
         "link_gb_per_s": link, "all_link_gb_per_s": measured.link,
         "token": {
@@ -189,7 +207,7 @@ fn text(bench: &Bench, tokens: usize, report: &Value) -> String {
     let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
     let size = |key: &str| Size(number(key) as u64);
     format!(
-        "{}: {} of weights in {}, {} streams each pass\n\
+        "{}: {} of weights in {}, {} streams for a token\n\
          \x20 the link alone            {:.2} GB/s ({})\n\
          \x20 a token                   {}, {:.2} GB/s over the link: {:.0} % of it\n\
          \x20 a prompt of {tokens:<4} tokens    {}; reading takes {}, computing {}: {:.2} × the longer\n\
@@ -197,7 +215,7 @@ fn text(bench: &Bench, tokens: usize, report: &Value) -> String {
         bench.with.model().name,
         size("/weights_bytes"),
         size("/budget_bytes"),
-        size("/streamed_bytes_per_pass"),
+        size("/streamed_bytes_per_token"),
         number("/link_gb_per_s"),
         bench.with.model().weights.origin().describe(),
         seconds(number("/token/pass_s")),

@@ -1,0 +1,32 @@
+//! What this machine gives: its memory to those who compute, its disk to the link.
+
+use std::time::Duration;
+
+use djinn_device::cpu::{CpuDevice, CpuOptions};
+use djinn_engine::{Blueprint, measure_link};
+use djinn_model::Model;
+
+use crate::failure::Failure;
+
+/// GB/s of reading memory with this many threads.
+pub fn memory(threads: Option<usize>, bytes: u64) -> Result<f64, Failure> {
+    let options = CpuOptions {
+        threads,
+        slab_bytes: 0,
+        isa: None,
+    };
+    Ok(CpuDevice::new(options)?.read_bandwidth(bytes)?)
+}
+
+/// GB/s of reading a model's weights as a blueprint's link does, from a share of the
+/// whole on.
+pub fn link(
+    model: &Model,
+    blueprint: &Blueprint,
+    time: Duration,
+    start: f64,
+) -> Result<f64, Failure> {
+    let (chunk, workers) = (blueprint.link_chunk(), blueprint.memory().workers);
+    let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
+    Ok(rate.bytes_per_s() / 1e9)
+}
