@@ -246,7 +246,11 @@ impl Plan {
         };
         let ring_wanted = wanted(needs.largest(), needs.in_flight);
         let ring = overrides.ring.unwrap_or(ring_wanted);
-        let two_slots = needs.slots(2).saturating_add(ring.min(segments)) <= room;
+        // Where all segments would stay beside one slot before two slots leave room for
+        // the ring, they stay first.
+        let all_first = segments <= ring.saturating_add(pool.bytes);
+        let beside = if all_first { segments } else { ring };
+        let two_slots = needs.slots(2).saturating_add(beside) <= room;
         let reserved = needs.slots(if two_slots { 2 } else { 1 });
         let left = room - reserved;
         let stays = segments <= left.min(keep);
