@@ -34,6 +34,14 @@ pub enum DeviceError {
     /// The slow tier could not be read.
     #[error("{0}")]
     Read(#[from] std::io::Error),
+    /// A GPU's driver refused something.
+    #[error("{what}: {reason}")]
+    Driver {
+        /// What was asked of it.
+        what: &'static str,
+        /// As it put it.
+        reason: String,
+    },
     /// The device cannot be set up as asked.
     #[error("{0}")]
     Setup(String),

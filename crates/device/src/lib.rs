@@ -7,12 +7,15 @@
 //!
 //! All `unsafe` code of the project lives in this crate.
 
+mod check;
 mod error;
 mod kv;
 mod ops;
+pub mod selftest;
 mod view;
 
 pub mod cpu;
+pub mod cuda;
 pub mod host;
 #[cfg(feature = "yardstick")]
 pub mod yardstick;

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Pull(args) => commands::pull::pull(&args),
         Command::Shape(args) => commands::shape::shape(&args),
+        Command::Selftest(args) => commands::selftest::selftest(&args),
         Command::Bench(args) => commands::bench::bench(args),
     };
     match done {

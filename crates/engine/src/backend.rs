@@ -5,6 +5,8 @@ use std::sync::Arc;
 use djinn_device::{
     DType, Device, DeviceError,
     cpu::{CpuDevice, CpuOptions, Isa},
+    cuda::CudaDevice,
+    host,
 };
 
 /// A device that is yet to be opened: its slab's size is known only once the model
@@ -17,6 +19,11 @@ pub enum Backend {
         threads: Option<usize>,
         /// Instruction set; the best there is when not said.
         isa: Option<Isa>,
+    },
+    /// An NVIDIA card, by number.
+    Cuda {
+        /// Which.
+        ordinal: usize,
     },
 }
 
@@ -32,7 +39,7 @@ impl Backend {
     /// How this backend stores keys and values.
     pub fn kv_dtype(&self) -> DType {
         match self {
-            Backend::Cpu { .. } => DType::F32,
+            Backend::Cpu { .. } | Backend::Cuda { .. } => DType::F32,
         }
     }
 
@@ -41,30 +48,52 @@ impl Backend {
     pub fn piece_bytes(&self, weight_bytes: u64) -> u64 {
         match self {
             Backend::Cpu { .. } => (weight_bytes / 256).clamp(64 << 10, 8 << 20),
+            // Copies of this size reach the link's full rate.
+            Backend::Cuda { .. } => (weight_bytes / 256).clamp(64 << 10, 32 << 20),
         }
     }
 
     /// Whether the device can be opened with a slab of this size, as far as can be told
     /// without taking it.
     pub fn check(&self, slab_bytes: u64) -> Result<(), DeviceError> {
-        match self {
-            Backend::Cpu { .. } => self.cpu_options(slab_bytes).check(),
+        match *self {
+            Backend::Cpu { threads, isa } => cpu_options(threads, isa, slab_bytes).check(),
+            Backend::Cuda { ordinal } => {
+                let (free, _) = CudaDevice::memory(ordinal)?;
+                if slab_bytes > free {
+                    let reason = format!("{:.2} GB are free on the card", free as f64 / 1e9);
+                    let bytes = slab_bytes;
+                    return Err(DeviceError::NoMemory { bytes, reason });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Bytes of memory the device has free.
+    pub fn free_memory(&self) -> Result<u64, DeviceError> {
+        match *self {
+            Backend::Cpu { .. } => Ok(host::available_memory()),
+            Backend::Cuda { ordinal } => Ok(CudaDevice::memory(ordinal)?.0),
         }
     }
 
     /// Takes the device with a slab of this size.
     pub fn open(&self, slab_bytes: u64) -> Result<Arc<dyn Device>, DeviceError> {
-        match self {
-            Backend::Cpu { .. } => Ok(Arc::new(CpuDevice::new(self.cpu_options(slab_bytes))?)),
+        match *self {
+            Backend::Cpu { threads, isa } => {
+                let options = cpu_options(threads, isa, slab_bytes);
+                Ok(Arc::new(CpuDevice::new(options)?))
+            }
+            Backend::Cuda { ordinal } => Ok(Arc::new(CudaDevice::new(ordinal, slab_bytes)?)),
         }
     }
+}
 
-    fn cpu_options(&self, slab_bytes: u64) -> CpuOptions {
-        let Backend::Cpu { threads, isa } = *self;
-        CpuOptions {
-            threads,
-            slab_bytes,
-            isa,
-        }
+fn cpu_options(threads: Option<usize>, isa: Option<Isa>, slab_bytes: u64) -> CpuOptions {
+    CpuOptions {
+        threads,
+        slab_bytes,
+        isa,
     }
 }

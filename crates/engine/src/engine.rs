@@ -238,9 +238,10 @@ impl Engine {
             members: &mut members,
         };
         let ran = pass.run(&batch);
+        let ran = ran.and_then(|last| Ok((last, self.streamer.end_pass(batch.rows())?)));
         let last = match ran {
-            Ok(last) => {
-                self.last_pass = Some(self.streamer.end_pass(batch.rows()));
+            Ok((last, stats)) => {
+                self.last_pass = Some(stats);
                 last
             }
             Err(error) => {

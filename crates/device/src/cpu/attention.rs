@@ -12,8 +12,8 @@ use crate::{Attention, KvLayer, Result, Rows, View};
 
 use super::CpuDevice;
 use super::attention_tile::{Goal, Tile, TileKernel};
-use super::check::{Mat, Op};
 use super::element::{Element, with_element};
+use crate::check::{Mat, Op};
 
 /// Queries that share a pass over the keys, at most and at least.
 const TILE_QUERIES: std::ops::RangeInclusive<usize> = 6..=48;
@@ -131,7 +131,7 @@ impl CpuDevice {
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
-        op: Op<'_>,
+        op: Op,
         rows: Rows,
         kv: KvLayer,
         how: Attention,
@@ -162,7 +162,7 @@ impl CpuDevice {
         let runs = placed.runs(&op, &kv, &how, keys_max)?;
         let job = Job {
             kv,
-            pages: op.slab.at(kv.offset),
+            pages: op.base.wrapping_add(kv.offset as usize),
             tables: placed.tables,
             positions: placed.positions,
             how,
@@ -213,7 +213,7 @@ impl CpuDevice {
         let sources = [op.f32("k", k)?, op.f32("v", v)?];
         let placed = Placed::check(&op, rows, k.rows)?;
         let slots = placed.slots(&op, &kv)?;
-        let base = SlabPtr(op.slab.at(kv.offset));
+        let base = SlabPtr(op.base.wrapping_add(kv.offset as usize));
         let run = |chunk: usize| {
             let (head, source) = (chunk / 2, sources[chunk % 2]);
             let half = kv.half_bytes() as usize * (chunk % 2);
@@ -270,7 +270,7 @@ struct Placed {
 }
 
 impl Placed {
-    fn check(op: &Op<'_>, rows: Rows, count: usize) -> Result<Self> {
+    fn check(op: &Op, rows: Rows, count: usize) -> Result<Self> {
         op.shape("positions", rows.positions, count, 1)?;
         op.shape("sequences", rows.sequences, count, 1)?;
         Ok(Placed {
@@ -281,7 +281,7 @@ impl Placed {
     }
 
     /// A row's session and position.
-    fn row(&self, op: &Op<'_>, kv: &KvLayer, row: usize) -> Result<(usize, usize)> {
+    fn row(&self, op: &Op, kv: &KvLayer, row: usize) -> Result<(usize, usize)> {
         let Some(sequence) = self.sequences.index(row, 0, self.tables.rows) else {
             return op.fail(format!(
                 "row {row} is of no session among {}",
@@ -297,7 +297,7 @@ impl Placed {
         Ok((sequence, position))
     }
 
-    fn page(&self, op: &Op<'_>, kv: &KvLayer, sequence: usize, index: usize) -> Result<usize> {
+    fn page(&self, op: &Op, kv: &KvLayer, sequence: usize, index: usize) -> Result<usize> {
         match self.tables.index(sequence, index, kv.pages) {
             Some(page) => Ok(page),
             None => op.fail(format!(
@@ -308,7 +308,7 @@ impl Placed {
     }
 
     /// Where each row's key and value go: page, and token in it.
-    fn slots(&self, op: &Op<'_>, kv: &KvLayer) -> Result<Vec<(usize, usize)>> {
+    fn slots(&self, op: &Op, kv: &KvLayer) -> Result<Vec<(usize, usize)>> {
         (0..self.positions.rows)
             .map(|row| {
                 let (sequence, position) = self.row(op, kv, row)?;
@@ -319,13 +319,7 @@ impl Placed {
     }
 
     /// Rows by session; every page that any of them looks at is checked, once.
-    fn runs(
-        &self,
-        op: &Op<'_>,
-        kv: &KvLayer,
-        how: &Attention,
-        keys_max: usize,
-    ) -> Result<Vec<Run>> {
+    fn runs(&self, op: &Op, kv: &KvLayer, how: &Attention, keys_max: usize) -> Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
         for row in 0..self.positions.rows {
             let (sequence, position) = self.row(op, kv, row)?;

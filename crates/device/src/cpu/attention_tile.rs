@@ -6,12 +6,12 @@ use crate::DType;
 
 use super::attention::Job;
 use super::chain::Chains;
-use super::check::Mat;
 use super::dot::{Products, Rows, Sink};
 use super::element::{Convert, with_element};
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 use super::softmax::softmax;
+use crate::check::Mat;
 
 /// What an operation reads besides the pages, and what it writes.
 #[derive(Clone, Copy)]

@@ -5,11 +5,11 @@ use std::ops::Range;
 use crate::{Edit, Result, View};
 
 use super::CpuDevice;
-use super::check::Mat;
 use super::dot::dot;
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 use super::row::{add_scaled, part, store};
+use crate::check::Mat;
 
 impl CpuDevice {
     pub(super) fn do_edit(&self, x: View, edit: Edit) -> Result<()> {

@@ -5,11 +5,11 @@ use std::ops::Range;
 use crate::{Activation, Result, View};
 
 use super::CpuDevice;
-use super::check::Mat;
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 use super::math;
 use super::row::{self, part, store};
+use crate::check::Mat;
 
 impl CpuDevice {
     pub(super) fn do_activate(&self, f: Activation, x: View, out: View) -> Result<()> {

@@ -7,7 +7,6 @@ use crate::{DType, Order, Result, View, Weight};
 
 use super::CpuDevice;
 use super::chain::{Chains, TILE_ROWS};
-use super::check::Mat;
 use super::dot::{Products, Rows, Sink};
 use super::element::{Convert, Element, with_element};
 use super::isa::Kernel;
@@ -15,6 +14,7 @@ use super::lanes::{LANES, Simd};
 use super::panel;
 use super::row;
 use super::split::Split;
+use crate::check::Mat;
 
 /// Up to this many rows a weight is converted for each tile of them; beyond, once
 /// into a panel.

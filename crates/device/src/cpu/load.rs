@@ -3,7 +3,7 @@
 use crate::{Fill, Result, Span};
 
 use super::CpuDevice;
-use super::check::Mat;
+use crate::check::Mat;
 
 impl CpuDevice {
     pub(super) fn do_load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {

@@ -6,11 +6,11 @@ use std::ops::Range;
 use crate::{Result, View};
 
 use super::CpuDevice;
-use super::check::Mat;
 use super::element::{Element, with_element};
 use super::isa::Kernel;
 use super::lanes::{LANES, Simd};
 use super::row::add_scaled;
+use crate::check::Mat;
 
 impl CpuDevice {
     pub(super) fn do_gather(

@@ -13,7 +13,6 @@ mod avx2;
 mod avx512;
 mod bandwidth;
 mod chain;
-mod check;
 mod dot;
 mod edit;
 mod element;
@@ -45,7 +44,7 @@ use crate::{
 
 pub use isa::Isa;
 
-use check::Op;
+use crate::check::Op;
 use isa::Engine;
 use pool::Pool;
 use slab::{Scratch, Slab};
@@ -130,10 +129,11 @@ impl CpuDevice {
         self.pool.threads()
     }
 
-    fn op(&self, name: &'static str) -> Op<'_> {
+    fn op(&self, name: &'static str) -> Op {
         Op {
             name,
-            slab: &self.slab,
+            base: self.slab.at(0),
+            slab_bytes: self.slab.bytes(),
         }
     }
 

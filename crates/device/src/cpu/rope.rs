@@ -5,11 +5,11 @@ use std::ops::Range;
 use crate::{Result, RopeStyle, View};
 
 use super::CpuDevice;
-use super::check::Mat;
 use super::element::{Element, with_element};
 use super::isa::Kernel;
 use super::lanes::{LANES, Scalar, Simd};
 use super::row::{part, store};
+use crate::check::Mat;
 
 impl CpuDevice {
     pub(super) fn do_rope_table(

@@ -5,10 +5,10 @@ use std::ops::Range;
 use crate::{Result, View};
 
 use super::CpuDevice;
-use super::check::Mat;
 use super::isa::Kernel;
 use super::lanes::Simd;
 use super::softmax::softmax;
+use crate::check::Mat;
 
 impl CpuDevice {
     pub(super) fn do_route(

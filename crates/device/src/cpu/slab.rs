@@ -53,7 +53,7 @@ impl Slab {
         self.bytes as u64
     }
 
-    /// Where a byte lies. Offsets come checked by [`super::check::Op`].
+    /// Where a byte lies. Offsets come checked by [`crate::check::Op`].
     pub(super) fn at(&self, offset: u64) -> *mut u8 {
         self.base.wrapping_add(offset as usize)
     }

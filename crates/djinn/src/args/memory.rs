@@ -3,7 +3,6 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
-use djinn_device::host;
 use djinn_engine::Memory;
 use djinn_memory::{Amount, Keep, Overrides, Size};
 
@@ -80,9 +79,8 @@ fn margin(free: u64) -> u64 {
 }
 
 impl MemoryArgs {
-    /// What these flags come to on this machine.
-    pub fn settled(&self) -> Memory {
-        let free = host::available_memory();
+    /// What these flags come to on a device that has so much free.
+    pub fn settled(&self, free: u64) -> Memory {
         let budget = match self.memory {
             Some(amount) => amount.of(free),
             None => free.saturating_sub(margin(free)),

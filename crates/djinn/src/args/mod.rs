@@ -1,9 +1,10 @@
 //! Every flag, as typed. Commands turn them into settled requests.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand};
-use djinn_engine::{Backend, EditSpec};
+use djinn_device::DeviceError;
+use djinn_engine::{Backend, EditSpec, Memory};
 use djinn_memory::Size;
 
 mod bench;
@@ -41,6 +42,8 @@ pub enum Command {
     Pull(PullArgs),
     /// List synthetic shapes, or write one as a checkpoint that any program can load
     Shape(ShapeArgs),
+    /// Check every operation of a device against the processor
+    Selftest(SelftestArgs),
     /// Measure this machine and a model on it
     Bench(BenchArgs),
 }
@@ -61,12 +64,19 @@ pub struct ModelArgs {
     pub memory: MemoryArgs,
 }
 
+impl ModelArgs {
+    /// How much memory there is on the device, and how weights come into it.
+    pub fn settled(&self) -> Result<Memory, DeviceError> {
+        Ok(self.memory.settled(self.device.backend().free_memory()?))
+    }
+}
+
 /// Where to compute.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
-    /// Where to compute
-    #[arg(long, default_value = "cpu", value_parser = ["cpu"])]
-    pub device: String,
+    /// Where to compute: cpu, or cuda:N for an NVIDIA card
+    #[arg(long, value_name = "D", default_value = "cpu")]
+    pub device: DeviceName,
     /// CPU threads [default: all usable cores]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
@@ -75,9 +85,35 @@ pub struct DeviceArgs {
 impl DeviceArgs {
     /// The backend these flags name.
     pub fn backend(&self) -> Backend {
-        Backend::Cpu {
-            threads: self.threads,
-            isa: None,
+        match self.device {
+            DeviceName::Cpu => Backend::Cpu {
+                threads: self.threads,
+                isa: None,
+            },
+            DeviceName::Cuda(ordinal) => Backend::Cuda { ordinal },
+        }
+    }
+}
+
+/// A device as it is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceName {
+    /// The processor.
+    Cpu,
+    /// A card, by number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let card = text.strip_prefix("cuda:").map(str::parse);
+        match (text, card) {
+            ("cpu", _) => Ok(DeviceName::Cpu),
+            ("cuda", _) => Ok(DeviceName::Cuda(0)),
+            (_, Some(Ok(ordinal))) => Ok(DeviceName::Cuda(ordinal)),
+            _ => Err(format!("'{text}' is neither cpu nor cuda:N")),
         }
     }
 }
@@ -268,6 +304,25 @@ pub struct ShapeArgs {
     pub out: Option<PathBuf>,
     /// Print the list as JSON
     #[arg(long, conflicts_with = "shape")]
+    pub json: bool,
+}
+
+/// `djinn selftest`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Fresh random input in every dtype and awkward shape; errors are relative to the length of
+what the portable code gives. Exit status 2 where a case fails.
+
+Example:
+  djinn selftest --device cuda:0")]
+pub struct SelftestArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// The same seed gives the same input [default: drawn, and shown]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Print JSON, with every case
+    #[arg(long)]
     pub json: bool,
 }
 

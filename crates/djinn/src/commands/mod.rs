@@ -5,6 +5,7 @@ pub mod inspect;
 pub mod plan;
 pub mod pull;
 pub mod run;
+pub mod selftest;
 pub mod shape;
 pub mod trace;
 
@@ -32,7 +33,7 @@ fn start(
 ) -> Result<(Engine, Vec<SessionId>), Failure> {
     let settings = Settings::for_requests(&model, &requests, args.rows)?;
     let backend = args.device.backend();
-    let blueprint = Blueprint::draw(&model, &backend, settings, args.memory.settled())?;
+    let blueprint = Blueprint::draw(&model, &backend, settings, args.settled()?)?;
     let mut engine = load(args, model, blueprint, watch)?;
     let ids = requests
         .into_iter()

@@ -54,7 +54,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     let context = args.context.unwrap_or(program.dims.context.min(CONTEXT));
     let settings = Settings::for_sessions(program, sessions, context, args.model.rows)?;
     let backend = args.model.device.backend();
-    let memory = args.model.memory.settled();
+    let memory = args.model.settled()?;
     let blueprint = Blueprint::draw(&model, &backend, settings, memory)?;
     eprint!("{}", unused_flags(&args.model.memory, &blueprint));
     let link = match args.link {
@@ -64,7 +64,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     };
     let compute = match args.compute {
         Some(compute) => compute.0 as f64,
-        None => rates::memory(args.model.device.threads, BANDWIDTH_BYTES)? * 1e9,
+        None => rates::memory(&args.model.device, BANDWIDTH_BYTES)? * 1e9,
     };
     if link <= 0.0 || compute <= 0.0 {
         return Err(Failure::Message("--link and --compute are above 0".into()));

@@ -6,12 +6,20 @@ use djinn_device::cpu::{CpuDevice, CpuOptions};
 use djinn_engine::{Blueprint, measure_link};
 use djinn_model::Model;
 
-use crate::failure::Failure;
+use crate::{
+    args::{DeviceArgs, DeviceName},
+    failure::Failure,
+};
 
-/// GB/s of reading memory with this many threads.
-pub fn memory(threads: Option<usize>, bytes: u64) -> Result<f64, Failure> {
+/// GB/s of reading the device's memory, for processors with their number of threads.
+pub fn memory(args: &DeviceArgs, bytes: u64) -> Result<f64, Failure> {
+    if args.device != DeviceName::Cpu {
+        return Err(Failure::Message(
+            "a card's memory is not measured yet: only --device cpu".into(),
+        ));
+    }
     let options = CpuOptions {
-        threads,
+        threads: args.threads,
         slab_bytes: 0,
         isa: None,
     };

@@ -128,7 +128,7 @@ fn sampling(args: &SamplingArgs, model: &Generation) -> Sampling {
 }
 
 /// A seed nobody chose, short enough to be typed again.
-fn fresh_seed() -> u64 {
+pub fn fresh_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |d| u64::from(d.subsec_nanos()) ^ d.as_secs()) % 1_000_000
 }

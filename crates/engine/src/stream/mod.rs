@@ -20,7 +20,7 @@ mod interleavings;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use djinn_device::Device;
+use djinn_device::{Device, Stream};
 use djinn_model::Weights;
 
 pub(crate) use measure::RING as MEASURE_RING;
@@ -84,6 +84,7 @@ impl PassStats {
 /// Feeds passes with weights.
 pub(crate) struct Streamer {
     link: Link,
+    device: Arc<dyn Device>,
     ring: Arc<[RingPiece]>,
     experts: Experts,
     prefetch: bool,
@@ -115,6 +116,7 @@ impl Streamer {
         let (slots, slot_bytes) = (blueprint.plan.pool_slots, blueprint.plan.pool.bytes);
         Ok(Streamer {
             link,
+            device: Arc::clone(device),
             ring,
             experts: Experts::new(slots, slot_bytes, blueprint.experts()),
             prefetch: blueprint.memory.prefetch,
@@ -213,7 +215,7 @@ impl Streamer {
         if self.current == Some(visit) {
             return Ok(());
         }
-        self.end_current();
+        self.end_current()?;
         assert_eq!(self.ended, visit, "pieces are used in order");
         let label = self.ring[visit].copies.label;
         if self.prefetch {
@@ -231,19 +233,22 @@ impl Streamer {
         Ok(())
     }
 
-    fn end_current(&mut self) {
+    /// The piece in use is so no longer, once the device has done what it was given.
+    fn end_current(&mut self) -> Result<()> {
         if let Some(visit) = self.current.take() {
+            self.device.synchronize(Stream::Compute)?;
             if self.prefetch {
                 self.link.queue.finish_visit(self.base + visit as u64);
             }
             self.ended = visit + 1;
         }
+        Ok(())
     }
 
     /// The pass is over: what it did not need is passed over, and the next pass's
     /// first pieces are already on their way.
-    pub fn end_pass(&mut self, rows: usize) -> PassStats {
-        self.end_current();
+    pub fn end_pass(&mut self, rows: usize) -> Result<PassStats> {
+        self.end_current()?;
         if self.prefetch {
             let rest = self.ended..self.ring.len();
             let skipped = rest.map(|visit| self.base + visit as u64);
@@ -256,18 +261,20 @@ impl Streamer {
         }
         self.ended = 0;
         let meter = self.link.queue.meter();
-        PassStats {
+        Ok(PassStats {
             rows,
             seconds: self.began.elapsed().as_secs_f64(),
             link_bytes: meter.bytes - self.meter.bytes,
             link_s: (meter.busy - self.meter.busy).as_secs_f64(),
             stall_s: self.stalled.as_secs_f64(),
-        }
+        })
     }
 
     /// The pass failed: everything under way is given up. The next pass begins with an
     /// empty ring, and nothing is read until then.
     pub fn abort_pass(&mut self) {
+        // Whatever the device still does with the ring; its own failure was told.
+        let _ = self.device.synchronize(Stream::Compute);
         let first = self.base + self.ring.len() as u64;
         self.link.queue.restart(first);
         self.experts.give_up();
@@ -310,6 +317,8 @@ impl Streamer {
                 self.stall(self.experts.label(expert), wait)?
             };
             run(turn, shift)?;
+            // Its slot may be the next one's.
+            self.device.synchronize(Stream::Compute)?;
         }
         Ok(())
     }
@@ -319,6 +328,8 @@ impl Streamer {
         let Some(&first) = chunks.first() else {
             return Ok(());
         };
+        // Rows of another table may still be in use there.
+        self.device.synchronize(Stream::Compute)?;
         self.stall(first.label, |s| {
             let ticket = s.link.queue.demand(chunks);
             Ok(s.link.queue.wait_for(ticket)?)

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{BANDWIDTH_BYTES, check_context, median, rates, some_tokens, start};
 use crate::{
-    args::BenchDecodeArgs,
+    args::{BenchDecodeArgs, DeviceName},
     bundled,
     failure::{Failure, say, say_json},
     style::seconds,
@@ -41,8 +41,14 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
     }
     let pass = median(&mut passes);
     let rate = read_bytes as f64 / pass / 1e9;
-    let ceiling = rates::memory(args.model.device.threads, BANDWIDTH_BYTES)?;
-    let (share, tokens) = (rate / ceiling, f64::from(args.sessions) / pass);
+    let ceiling = match args.model.device.device {
+        DeviceName::Cpu => Some(rates::memory(&args.model.device, BANDWIDTH_BYTES)?),
+        DeviceName::Cuda(_) => None,
+    };
+    let (share, tokens) = (
+        ceiling.map(|ceiling| rate / ceiling),
+        f64::from(args.sessions) / pass,
+    );
     let device = engine.device();
     if args.json {
         return say_json(&json!({
@@ -55,18 +61,22 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
             "peak_rss_bytes": host::peak_rss_bytes(),
         }));
     }
+    let beside = ceiling.map_or(String::new(), |ceiling| {
+        let share = rate / ceiling * 100.0;
+        format!(
+            "  memory gives    {ceiling:.1} GB/s (median, same threads)\n  \
+             share           {share:.0} %\n"
+        )
+    });
     say(&format!(
         "{name} on {}\n\
          \x20 a pass          {} (median of {}; fastest {})\n\
          \x20 tokens          {tokens:.1}/s\n\
-         \x20 weights read    {rate:.1} GB/s\n\
-         \x20 memory gives    {ceiling:.1} GB/s (median, same threads)\n\
-         \x20 share           {:.0} %\n",
+         \x20 weights read    {rate:.1} GB/s\n{beside}",
         device.detail,
         seconds(pass),
         passes.len(),
         seconds(passes[0]),
-        share * 100.0,
     ))
 }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::rates;
 use crate::{
-    args::BenchMemoryArgs,
+    args::{BenchMemoryArgs, DeviceArgs},
     failure::{Failure, say, say_json},
     style::table,
 };
@@ -22,10 +22,14 @@ pub fn memory(args: &BenchMemoryArgs) -> Result<(), Failure> {
             args.size
         )));
     }
+    let with = |threads| DeviceArgs {
+        threads: Some(threads),
+        ..args.device.clone()
+    };
     // The most first: if that cannot be had, nothing need be measured.
     let mut measured = (1..=most)
         .rev()
-        .map(|threads| Ok((threads, rates::memory(Some(threads), args.size.0)?)))
+        .map(|threads| Ok((threads, rates::memory(&with(threads), args.size.0)?)))
         .collect::<Result<Vec<_>, Failure>>()?;
     measured.reverse();
     if args.json {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{check_context, median, some_tokens, start};
 use crate::{
-    args::{BenchPrefillArgs, DeviceArgs},
+    args::{BenchPrefillArgs, DeviceArgs, DeviceName},
     bundled,
     failure::{Failure, say, say_json},
     style::seconds,
@@ -17,6 +17,11 @@ use crate::{
 
 /// Time of a prompt, beside the `gemm` crate on the same products.
 pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
+    if args.model.device.device != DeviceName::Cpu {
+        return Err(Failure::Message(
+            "prompts are measured beside the gemm crate: only --device cpu".into(),
+        ));
+    }
     let model = bundled::open(args.model.model.as_deref())?;
     check_context(&model.program, args.tokens)?;
     let shapes = products(&model.program);

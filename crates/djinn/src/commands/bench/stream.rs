@@ -39,7 +39,7 @@ struct Measured {
 
 /// Measures a model that does not fit.
 pub fn stream(args: &BenchStreamArgs) -> Result<(), Failure> {
-    if !args.model.memory.settled().prefetch {
+    if !args.model.settled()?.prefetch {
         return Err(Failure::Message(
             "--prefetch off: both are measured, with and without".into(),
         ));
@@ -125,7 +125,7 @@ fn draw(
 
 /// What the flags say, or a quarter of the weights, or the least that works.
 fn budget(args: &BenchStreamArgs, model: &Model, longest: usize) -> Result<Memory, Failure> {
-    let memory = args.model.memory.settled();
+    let memory = args.model.settled()?;
     if args.model.memory.memory.is_some() {
         return Ok(memory);
     }

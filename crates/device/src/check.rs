@@ -2,15 +2,13 @@
 
 use crate::{DType, DeviceError, KvLayer, Result, Span, View};
 
-use super::slab::Slab;
-
 /// A checked matrix: every element lies in the slab, at any alignment.
 #[derive(Clone, Copy)]
-pub(super) struct Mat<T> {
+pub(crate) struct Mat<T> {
     ptr: *mut T,
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) stride: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) stride: usize,
 }
 
 // SAFETY: a place in the slab, which outlives every operation; who may use it when
@@ -20,9 +18,14 @@ unsafe impl<T> Send for Mat<T> {}
 unsafe impl<T> Sync for Mat<T> {}
 
 impl<T> Mat<T> {
+    /// Where the first element lies.
+    pub(crate) fn address(&self) -> u64 {
+        self.ptr.addr() as u64
+    }
+
     /// The first element of a row.
     #[inline(always)]
-    pub(super) fn row(&self, row: usize) -> *mut T {
+    pub(crate) fn row(&self, row: usize) -> *mut T {
         debug_assert!(row < self.rows || self.rows == 0);
         self.ptr.wrapping_add(row * self.stride)
     }
@@ -30,7 +33,7 @@ impl<T> Mat<T> {
 
 impl Mat<i32> {
     /// The first element of a row, as a non-negative index below `limit`.
-    pub(super) fn index(&self, row: usize, col: usize, limit: usize) -> Option<usize> {
+    pub(crate) fn index(&self, row: usize, col: usize, limit: usize) -> Option<usize> {
         assert!(row < self.rows && col < self.cols);
         // SAFETY: inside the matrix, so inside the slab.
         let id = unsafe { self.row(row).add(col).read_unaligned() };
@@ -40,14 +43,16 @@ impl Mat<i32> {
 
 /// An operation that is being checked.
 #[derive(Clone, Copy)]
-pub(super) struct Op<'a> {
-    pub(super) name: &'static str,
-    pub(super) slab: &'a Slab,
+pub(crate) struct Op {
+    pub(crate) name: &'static str,
+    /// Where the slab starts, in whichever memory it is.
+    pub(crate) base: *mut u8,
+    pub(crate) slab_bytes: u64,
 }
 
-impl Op<'_> {
+impl Op {
     /// A shape error.
-    pub(super) fn fail<T>(&self, detail: String) -> Result<T> {
+    pub(crate) fn fail<T>(&self, detail: String) -> Result<T> {
         Err(DeviceError::Shape {
             op: self.name,
             detail,
@@ -55,15 +60,15 @@ impl Op<'_> {
     }
 
     /// An error unless the condition holds.
-    pub(super) fn ensure(&self, ok: bool, detail: impl FnOnce() -> String) -> Result<()> {
+    pub(crate) fn ensure(&self, ok: bool, detail: impl FnOnce() -> String) -> Result<()> {
         if ok { Ok(()) } else { self.fail(detail()) }
     }
 
     /// A span of the slab.
-    pub(super) fn span(&self, span: Span) -> Result<*mut u8> {
+    pub(crate) fn span(&self, span: Span) -> Result<*mut u8> {
         let end = span.offset.checked_add(span.bytes);
-        if end.is_some_and(|end| end <= self.slab.bytes()) {
-            return Ok(self.slab.at(span.offset));
+        if end.is_some_and(|end| end <= self.slab_bytes) {
+            return Ok(self.base.wrapping_add(span.offset as usize));
         }
         Err(DeviceError::OutOfSlab {
             op: self.name,
@@ -72,7 +77,7 @@ impl Op<'_> {
                 bytes: span.bytes.min(u64::MAX - span.offset),
                 ..span
             },
-            slab_bytes: self.slab.bytes(),
+            slab_bytes: self.slab_bytes,
         })
     }
 
@@ -98,17 +103,17 @@ impl Op<'_> {
     }
 
     /// An f32 input.
-    pub(super) fn f32(&self, what: &str, view: View) -> Result<Mat<f32>> {
+    pub(crate) fn f32(&self, what: &str, view: View) -> Result<Mat<f32>> {
         self.typed(what, view, DType::F32)
     }
 
     /// An i32 input.
-    pub(super) fn i32(&self, what: &str, view: View) -> Result<Mat<i32>> {
+    pub(crate) fn i32(&self, what: &str, view: View) -> Result<Mat<i32>> {
         self.typed(what, view, DType::I32)
     }
 
     /// An input of any float type; where it lies, to be cast to that type.
-    pub(super) fn floats(&self, what: &str, view: View) -> Result<Mat<u8>> {
+    pub(crate) fn floats(&self, what: &str, view: View) -> Result<Mat<u8>> {
         self.ensure(view.dtype != DType::I32, || {
             format!("{what} is i32, not a float")
         })?;
@@ -116,19 +121,19 @@ impl Op<'_> {
     }
 
     /// One row of any float type, `cols` wide.
-    pub(super) fn float_row(&self, what: &str, view: View, cols: usize) -> Result<Mat<u8>> {
+    pub(crate) fn float_row(&self, what: &str, view: View, cols: usize) -> Result<Mat<u8>> {
         self.shape(what, view, 1, cols)?;
         self.floats(what, view)
     }
 
     /// An f32 output: its rows must not overlap each other.
-    pub(super) fn out(&self, what: &str, view: View) -> Result<Mat<f32>> {
+    pub(crate) fn out(&self, what: &str, view: View) -> Result<Mat<f32>> {
         self.own_rows(what, view)?;
         self.f32(what, view)
     }
 
     /// An i32 output: its rows must not overlap each other.
-    pub(super) fn out_ids(&self, what: &str, view: View) -> Result<Mat<i32>> {
+    pub(crate) fn out_ids(&self, what: &str, view: View) -> Result<Mat<i32>> {
         self.own_rows(what, view)?;
         self.i32(what, view)
     }
@@ -143,7 +148,7 @@ impl Op<'_> {
     }
 
     /// An error unless a view has this shape.
-    pub(super) fn shape(&self, what: &str, view: View, rows: usize, cols: usize) -> Result<()> {
+    pub(crate) fn shape(&self, what: &str, view: View, rows: usize, cols: usize) -> Result<()> {
         self.ensure(view.rows == rows && view.cols == cols, || {
             format!(
                 "{what} is [{}, {}], not [{rows}, {cols}]",
@@ -153,14 +158,14 @@ impl Op<'_> {
     }
 
     /// An error if an output shares bytes with an input.
-    pub(super) fn apart(&self, out: View, input: View) -> Result<()> {
+    pub(crate) fn apart(&self, out: View, input: View) -> Result<()> {
         self.ensure(!overlap(out, input), || {
             format!("output {out:?} overlaps input {input:?}")
         })
     }
 
     /// An error if an output shares bytes with an input, unless they are the same.
-    pub(super) fn same_or_apart(&self, out: View, input: View) -> Result<()> {
+    pub(crate) fn same_or_apart(&self, out: View, input: View) -> Result<()> {
         if out == input {
             Ok(())
         } else {
@@ -169,7 +174,7 @@ impl Op<'_> {
     }
 
     /// The pages of a layer, and all that lies between them.
-    pub(super) fn pages(&self, kv: &KvLayer) -> Result<Span> {
+    pub(crate) fn pages(&self, kv: &KvLayer) -> Result<Span> {
         let sizes = [kv.page_tokens, kv.kv_heads, kv.d_head];
         self.ensure(sizes.iter().all(|&size| size > 0), || {
             format!("empty pages: {kv:?}")
@@ -203,7 +208,7 @@ impl Op<'_> {
     }
 
     /// An error if a view shares bytes with a layer's pages.
-    pub(super) fn apart_from(&self, view: View, pages: Span) -> Result<()> {
+    pub(crate) fn apart_from(&self, view: View, pages: Span) -> Result<()> {
         self.ensure(!crosses(reach(view), pages), || {
             format!(
                 "{view:?} lies among the KV pages at {}..{}",
@@ -276,10 +281,10 @@ mod tests {
 
     #[test]
     fn sizes_beyond_64_bits_are_out_of_the_slab() {
-        let slab = Slab::new(1 << 20).unwrap();
         let op = Op {
             name: "test",
-            slab: &slab,
+            base: std::ptr::without_provenance_mut(1 << 20),
+            slab_bytes: 1 << 20,
         };
         let mut view = View::new(0, DType::F32, usize::MAX, usize::MAX);
         assert!(matches!(
