@@ -105,13 +105,16 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above.
 unsafe impl Sync for Kernels {}
 
-const NAMES: [&str; 25] = [
+const NAMES: [&str; 28] = [
     "gather",
     "scatter_add",
     "normalise",
     "linear_out_in_f32",
     "linear_out_in_f16",
     "linear_out_in_bf16",
+    "linear_out_in_rows_f32",
+    "linear_out_in_rows_f16",
+    "linear_out_in_rows_bf16",
     "linear_in_out_f32",
     "linear_in_out_f16",
     "linear_in_out_bf16",

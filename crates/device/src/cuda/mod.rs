@@ -24,8 +24,10 @@ use kernels::{AttendArg, Kernels, KvArg, MatArg, dtype_arg};
 
 /// Threads of a block, as the sources have it.
 const THREADS: usize = 256;
-/// Outputs of a block where each takes a warp.
-const WARPS: usize = THREADS / 32;
+/// Outputs of a block where a warp takes four.
+const OUTPUTS: usize = THREADS / 32 * 4;
+/// Rows that share a read of the weights.
+const ROWS: usize = 8;
 
 /// A card as a device.
 pub struct CudaDevice {
@@ -431,15 +433,19 @@ impl Device for CudaDevice {
             op.apart(out, bias)?;
         }
         let (bias, bias_dtype, has_bias) = self.bias(op, bias, n_out)?;
-        let (name, per_block) = match (weight.order, w.dtype) {
-            (Order::OutIn, DType::F16) => ("linear_out_in_f16", WARPS),
-            (Order::OutIn, DType::Bf16) => ("linear_out_in_bf16", WARPS),
-            (Order::OutIn, _) => ("linear_out_in_f32", WARPS),
-            (Order::InOut, DType::F16) => ("linear_in_out_f16", THREADS),
-            (Order::InOut, DType::Bf16) => ("linear_in_out_bf16", THREADS),
-            (Order::InOut, _) => ("linear_in_out_f32", THREADS),
+        let (name, per_block, tile) = match (weight.order, w.dtype, x.rows) {
+            (Order::OutIn, DType::F16, ..=1) => ("linear_out_in_f16", OUTPUTS, 1),
+            (Order::OutIn, DType::Bf16, ..=1) => ("linear_out_in_bf16", OUTPUTS, 1),
+            (Order::OutIn, _, ..=1) => ("linear_out_in_f32", OUTPUTS, 1),
+            (Order::OutIn, DType::F16, _) => ("linear_out_in_rows_f16", OUTPUTS, ROWS),
+            (Order::OutIn, DType::Bf16, _) => ("linear_out_in_rows_bf16", OUTPUTS, ROWS),
+            (Order::OutIn, _, _) => ("linear_out_in_rows_f32", OUTPUTS, ROWS),
+            (Order::InOut, DType::F16, _) => ("linear_in_out_f16", THREADS, 1),
+            (Order::InOut, DType::Bf16, _) => ("linear_in_out_bf16", THREADS, 1),
+            (Order::InOut, _, _) => ("linear_in_out_f32", THREADS, 1),
         };
-        let size = ((n_out.div_ceil(per_block), x.rows), THREADS, 0);
+        let grid = (n_out.div_ceil(per_block), x.rows.div_ceil(tile));
+        let size = (grid, THREADS, 0);
         let (w, _) = self.floats(op, "weight", w)?;
         let (x, out) = (self.f32(op, "x", x)?, self.out(op, "out", out)?);
         launch!(self, name, size; x, w, bias, bias_dtype, has_bias, out)
