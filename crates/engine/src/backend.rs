@@ -48,7 +48,7 @@ impl Backend {
     pub fn piece_bytes(&self, weight_bytes: u64) -> u64 {
         match self {
             Backend::Cpu { .. } => (weight_bytes / 256).clamp(64 << 10, 8 << 20),
-            // Copies of this size reach the link's full rate.
+            // A guess until streaming to a card is measured.
             Backend::Cuda { .. } => (weight_bytes / 256).clamp(64 << 10, 32 << 20),
         }
     }

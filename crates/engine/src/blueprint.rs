@@ -7,7 +7,7 @@ use djinn_model::{Model, program::SegmentKind};
 
 use crate::{
     Backend, EngineError, Footprint, Settings,
-    arena::Arena,
+    arena::{Arena, chosen_experts},
     image::{Image, Piece},
     stream::{Copies, MEASURE_RING, RingPiece},
     weights::PlacedWeights,
@@ -253,7 +253,7 @@ impl Blueprint {
         let positions = (self.settings.context * self.settings.sessions) as u64;
         // A token goes through so many experts of each block; several tokens through
         // more of them, chosen as if by chance.
-        let share = chosen_experts(model) as f64 / dims.experts.max(1) as f64;
+        let share = chosen_experts(program) as f64 / dims.experts.max(1) as f64;
         let touched = 1.0 - (1.0 - share).powi(self.settings.sessions as i32);
         // Where all experts stay they are no pool, but a pass still reads only some.
         let idle = match self.image.experts.is_empty() && dims.experts > 0 {
@@ -390,10 +390,6 @@ fn checked(memory: Memory) -> Result<Memory, EngineError> {
         chunk: chunk.unwrap_or(u64::MAX / BLOCK * BLOCK),
         ..memory
     })
-}
-
-fn chosen_experts(model: &Model) -> usize {
-    crate::arena::chosen_experts(&model.program)
 }
 
 /// Bytes of all experts as stored.

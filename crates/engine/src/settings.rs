@@ -71,9 +71,7 @@ impl Settings {
             operand_width: operand_width.unwrap_or(0),
         })
     }
-}
 
-impl Settings {
     /// What so many sessions of so many positions need, whatever they will ask.
     pub fn for_sessions(
         program: &Program,

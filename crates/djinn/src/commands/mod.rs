@@ -17,7 +17,7 @@ use djinn_engine::{Blueprint, Engine, Finish, Request, SessionId, Settings, Tran
 use djinn_model::Model;
 
 use crate::{
-    args::{MemoryArgs, ModelArgs},
+    args::{DeviceName, ModelArgs},
     failure::Failure,
     progress::Loading,
 };
@@ -53,7 +53,7 @@ fn load(
     let footprint = blueprint.footprint();
     backend.check(footprint.total())?;
     eprintln!("{}: {}", model.name, blueprint.reason());
-    eprint!("{}", unused_flags(&args.memory, &blueprint));
+    eprint!("{}", unused_flags(args, &blueprint));
     watch.measure(&model, &blueprint)?;
     let loading = Loading::new(&model.name, footprint.resident + footprint.pool);
     let engine = Engine::load(model, &backend, blueprint, &mut |p| loading.update(p))?;
@@ -62,9 +62,12 @@ fn load(
 }
 
 /// Tells of flags that change nothing.
-fn unused_flags(args: &MemoryArgs, blueprint: &Blueprint) -> String {
+fn unused_flags(args: &ModelArgs, blueprint: &Blueprint) -> String {
     let mut notes = String::new();
-    if args.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
+    if args.device.threads.is_some() && args.device.device != DeviceName::Cpu {
+        notes += "note: the card computes, so --threads is not used\n";
+    }
+    if args.memory.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
         notes += "note: no ring is needed, so --ring is not used\n";
     }
     if !blueprint.memory().prefetch && !blueprint.plan().streams() {

@@ -56,7 +56,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     let backend = args.model.device.backend();
     let memory = args.model.settled()?;
     let blueprint = Blueprint::draw(&model, &backend, settings, memory)?;
-    eprint!("{}", unused_flags(&args.model.memory, &blueprint));
+    eprint!("{}", unused_flags(&args.model, &blueprint));
     let link = match args.link {
         Some(link) => link.0 as f64,
         None if !blueprint.plan().streams() => f64::INFINITY,

@@ -8,10 +8,10 @@ use djinn_model::Model;
 use serde_json::{Value, json};
 
 use super::{check_context, median, rates, some_tokens};
-use crate::commands::watch::Watch;
 use crate::{
     args::BenchStreamArgs,
     bundled,
+    commands::{self, watch::Watch},
     failure::{Failure, say, say_json},
     style::seconds,
 };
@@ -84,7 +84,7 @@ impl Bench {
                     blueprint.reason()
                 )));
             }
-            super::super::load(&args.model, model, blueprint, &mut Watch::default())
+            commands::load(&args.model, model, blueprint, &mut Watch::default())
         };
         Ok(Bench {
             with: load(model, true)?,
