@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use djinn_device::cpu::{CpuDevice, CpuOptions};
 use djinn_device::yardstick::Gemm;
-use djinn_device::{DType, Device, Order, Span, Stream, View, Weight};
+use djinn_device::{DType, Device, Order, Phase, Span, Stream, View, Weight};
 
 const SLAB: u64 = 1 << 30;
 /// Where weights begin; activations lie below.
@@ -98,7 +98,7 @@ fn stream(device: &CpuDevice, order: Order, rows: usize, n: usize, k: usize) -> 
     let start = Instant::now();
     for i in 0..count {
         let weight = weight(WEIGHTS + i * bytes, order, n, k);
-        device.linear(x, weight, None, out).unwrap();
+        device.linear(x, weight, None, out, Phase::Prompt).unwrap();
     }
     start.elapsed().as_secs_f64() / count as f64
 }
@@ -112,7 +112,7 @@ fn many_rows(device: &CpuDevice, order: Order, rows: usize) {
         let (mut ours, mut theirs) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..ROUNDS {
             let start = Instant::now();
-            device.linear(x, weight, None, out).unwrap();
+            device.linear(x, weight, None, out, Phase::Prompt).unwrap();
             ours = ours.min(start.elapsed().as_secs_f64());
             theirs = theirs.min(gemm.run().as_secs_f64());
         }

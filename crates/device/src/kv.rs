@@ -1,6 +1,6 @@
 //! Where the keys and values of a layer lie, and which rows look at them.
 
-use crate::{DType, View};
+use crate::{DType, Phase, View};
 
 /// One layer's slice of the KV pages.
 ///
@@ -50,6 +50,9 @@ pub struct Rows {
     pub sequences: View,
     /// `[sessions, pages_max]`: a session's pages in order of position.
     pub tables: View,
+    /// What they are, all of them. Those of a prompt are in order: session by session,
+    /// and within one position by position.
+    pub phase: Phase,
 }
 
 impl Rows {
@@ -58,7 +61,7 @@ impl Rows {
         Rows {
             positions: self.positions.rows(first, count),
             sequences: self.sequences.rows(first, count),
-            tables: self.tables,
+            ..self
         }
     }
 }

@@ -9,6 +9,7 @@
 
 mod check;
 mod error;
+mod event;
 mod kv;
 mod ops;
 pub mod selftest;
@@ -21,8 +22,10 @@ pub mod host;
 pub mod yardstick;
 
 pub use error::DeviceError;
+pub use event::Event;
+pub use host::HostSlab;
 pub use kv::{Attention, KvLayer, Rows};
-pub use ops::{Activation, Edit, NormKind, Order, RopeStyle, Weight};
+pub use ops::{Activation, Edit, NormKind, Order, Phase, RopeStyle, Weight};
 pub use view::{DType, Span, View};
 
 /// What every operation returns.
@@ -37,10 +40,6 @@ pub enum Stream {
     Copy,
 }
 
-/// A point in a stream that another stream, or the caller, can wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event(pub u64);
-
 /// What a device says of itself.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -52,6 +51,9 @@ pub struct DeviceInfo {
     pub slab_bytes: u64,
 }
 
+/// What the start of a weight is aligned to for a device to read it at full speed.
+pub const ALIGN: u64 = 256;
+
 /// Fills a span's bytes from the slow tier.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>;
 
@@ -62,8 +64,9 @@ pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>;
 /// accumulated in f32.
 ///
 /// **Invariant.** Every output element is reduced in an order that depends only
-/// on its own inputs: never on how many rows came with it, on chunking, on the
-/// number of threads or on where in the slab its operands lie.
+/// on its own inputs and its row's [`Phase`]: never on how many rows came with it, on
+/// chunking, on the number of threads or on where in the slab its operands lie, so long
+/// as weights start at multiples of [`ALIGN`].
 ///
 /// **Contract.** Views must lie in the slab and have the shapes stated (checked:
 /// [`DeviceError::Shape`], [`DeviceError::OutOfSlab`]); an output must not
@@ -77,7 +80,12 @@ pub trait Device: Send + Sync {
     /// at once, beside the pass that computes: each span is its caller's alone until
     /// the call returns.
     fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()>;
-    /// Copies bytes from the host into the slab.
+    /// Takes host memory that [`Device::bring`] copies from at the link's full speed.
+    fn host_slab(&self, bytes: u64) -> Result<HostSlab>;
+    /// Copies from host memory, from byte `from` on, into a span of the slab, on
+    /// [`Stream::Copy`]. The bytes must be there already and stay as they are.
+    fn bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()>;
+    /// Copies bytes from the host into the slab; they are taken before this returns.
     fn upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()>;
     /// Waits for the compute stream, then copies an f32 view to the host, row by row.
     fn download(&self, src: View, dst: &mut [f32]) -> Result<()>;
@@ -87,9 +95,19 @@ pub trait Device: Send + Sync {
     /// Marks the work enqueued on `stream` so far.
     fn record(&self, stream: Stream) -> Result<Event>;
     /// Makes `stream` wait for `event` before its next work.
-    fn wait(&self, stream: Stream, event: Event) -> Result<()>;
+    fn wait(&self, stream: Stream, event: &Event) -> Result<()>;
+    /// Blocks the caller until `event` is past.
+    fn wait_here(&self, event: &Event) -> Result<()>;
+    /// Seconds from one event to another; both are past.
+    fn seconds_between(&self, from: &Event, to: &Event) -> Result<f64>;
     /// Blocks the caller until `stream` is idle.
     fn synchronize(&self, stream: Stream) -> Result<()>;
+    /// Runs `work`, or again what it put on the compute stream when it last ran under
+    /// this number: the same operations on the same places, without the cost of asking
+    /// for each. `work` only enqueues operations: no upload, download, event or wait.
+    fn replay(&self, _number: u64, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        work()
+    }
 
     /// `out[r] = table[ids[r]]`, or `out[r] += table[ids[r]]` when `accumulate`.
     /// `table` may be of any dtype; `ids` is i32 `[rows, 1]`.
@@ -107,7 +125,14 @@ pub trait Device: Send + Sync {
         out: View,
     ) -> Result<()>;
     /// `out = x · Wᵀ (+ bias)`. `x` is `[rows, in]`, `out` `[rows, out]`.
-    fn linear(&self, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()>;
+    fn linear(
+        &self,
+        x: View,
+        weight: Weight,
+        bias: Option<View>,
+        out: View,
+        phase: Phase,
+    ) -> Result<()>;
     /// `out[r] = [cos(p·f) · scale, sin(p·f) · scale]` for `p = positions[r]` and
     /// each of the `n` frequencies `f`; `out` is `[rows, 2n]`, cosines first.
     fn rope_table(&self, positions: View, frequencies: View, scale: f32, out: View) -> Result<()>;
@@ -117,7 +142,8 @@ pub trait Device: Send + Sync {
     /// Writes each row's key and value into its session's page.
     fn append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()>;
     /// Causal attention of each row over its session's pages: `pattern`, then `mix`,
-    /// to the bit, without the pattern in memory.
+    /// without the pattern in memory. To the bit on the processor; a card rounds
+    /// probabilities elsewhere.
     fn attend(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()>;
     /// The attention pattern: `out` is `[rows · heads, keys]`, row `r · heads + h`;
     /// keys a row does not see are zero.
@@ -138,6 +164,9 @@ pub trait Device: Send + Sync {
     /// asked: ids ascending by expert, i32 `[rows, k]`, and weights f32 `[rows, k]`.
     /// Of equal logits the lower id wins.
     fn route(&self, logits: View, renormalise: bool, ids: View, weights: View) -> Result<()>;
+    /// The place of each row's largest element, the lowest of equals: i32 `[rows, 1]`;
+    /// −1 where a row holds something that is not a number.
+    fn largest(&self, x: View, ids: View) -> Result<()>;
     /// Changes `x` in place.
     fn edit(&self, x: View, edit: Edit) -> Result<()>;
 }

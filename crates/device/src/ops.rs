@@ -20,6 +20,16 @@ pub enum Order {
     InOut,
 }
 
+/// What rows are: a device may have kernels of its own for each kind, so sums may be in
+/// an order of its own for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Tokens of a prompt, as many at once as there are.
+    Prompt,
+    /// Tokens that were generated, one of each session.
+    Generated,
+}
+
 /// A weight matrix as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Weight {

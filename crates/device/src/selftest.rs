@@ -4,8 +4,8 @@
 use half::{bf16, f16};
 
 use crate::{
-    Activation, Attention, DType, Device, Edit, KvLayer, NormKind, Order, Result, RopeStyle, Rows,
-    Span, Stream, View, Weight,
+    Activation, Attention, DType, Device, Edit, KvLayer, NormKind, Order, Phase, Result, RopeStyle,
+    Rows, Span, Stream, View, Weight,
 };
 
 /// Bytes of slab a self-test needs of each device.
@@ -277,7 +277,7 @@ fn products(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                     let shape = format!("[{rows}, {inputs}] to {outputs}");
                     let what = format!("{order:?} {dtype} {shape} bias {}", bias.is_some());
                     pair.check("linear", what, out, report, |device| {
-                        device.linear(x, weight, bias, out)
+                        device.linear(x, weight, bias, out, Phase::Prompt)
                     })?;
                 }
             }
@@ -332,6 +332,7 @@ fn attending(pair: &mut Pair<'_>, dtype: DType, shape: [usize; 4]) -> Result<Att
         positions: pair.ids(2 * fresh, 1, &positions)?,
         sequences: pair.ids(2 * fresh, 1, &sequences)?,
         tables: pair.ids(2, table_pages, &dealt.collect::<Vec<_>>())?,
+        phase: Phase::Prompt,
     };
     let mut kv = KvLayer {
         offset: 0,

@@ -4,7 +4,7 @@
 
 mod support;
 
-use djinn_device::{Attention, DType, KvLayer, Rows, View};
+use djinn_device::{Attention, DType, KvLayer, Phase, Rows, View};
 use proptest::prelude::*;
 use support::{FLOATS, Image, assert_near, devices};
 
@@ -68,6 +68,7 @@ fn case(shape: &Shape) -> Case {
         positions: image.ids(count, 1, |r, _| placed[r].1 as i32),
         sequences: image.ids(count, 1, |r, _| placed[r].0 as i32),
         tables: image.ids(sessions, pages_max, table),
+        phase: Phase::Prompt,
     };
     let layer = 2 * kv_heads * page_tokens * d_head;
     let content = image.floats(dtype, pages, layer + 3);

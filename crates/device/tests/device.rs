@@ -167,8 +167,10 @@ fn copies_are_checked() {
 fn streams_are_idle_when_calls_return() {
     let device = device(64);
     let first = device.record(Stream::Copy).unwrap();
-    assert_ne!(first, device.record(Stream::Compute).unwrap());
-    device.wait(Stream::Compute, first).unwrap();
+    let second = device.record(Stream::Compute).unwrap();
+    device.wait(Stream::Compute, &first).unwrap();
+    device.wait_here(&second).unwrap();
+    assert!(device.seconds_between(&first, &second).unwrap() >= 0.0);
     device.synchronize(Stream::Compute).unwrap();
     device.synchronize(Stream::Copy).unwrap();
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use djinn_device::{DType, Order, View, Weight};
+use djinn_device::{DType, Order, Phase, View, Weight};
 use proptest::prelude::*;
 use support::{FLOATS, Image, assert_near, devices};
 
@@ -51,7 +51,9 @@ fn check(case: &Case) {
         bias,
         out,
     } = case;
-    let after = image.after(&[*out], |device| device.linear(*x, *weight, *bias, *out));
+    let after = image.after(&[*out], |device| {
+        device.linear(*x, *weight, *bias, *out, Phase::Prompt)
+    });
     for r in 0..out.rows {
         for c in 0..out.cols {
             let (mut want, mut size) = (0.0, 0.0);
@@ -74,7 +76,7 @@ fn check(case: &Case) {
     let device = &devices()[0];
     for r in [0, out.rows / 2, out.rows - 1] {
         let alone = image.on(device, |device| {
-            device.linear(x.rows(r, 1), *weight, *bias, out.rows(r, 1))
+            device.linear(x.rows(r, 1), *weight, *bias, out.rows(r, 1), Phase::Prompt)
         });
         for c in 0..out.cols {
             assert_eq!(
@@ -149,7 +151,9 @@ fn nan_and_infinity_pass_through() {
                 out,
                 ..
             } = case;
-            let after = image.on(device, |device| device.linear(x, weight, None, out));
+            let after = image.on(device, |device| {
+                device.linear(x, weight, None, out, Phase::Prompt)
+            });
             assert!((0..20).all(|c| after.get(out, 0, c).is_nan()));
             assert!(rows == 1 || (0..20).all(|c| after.get(out, 1, c).is_finite()));
         }
@@ -166,7 +170,7 @@ fn what_does_not_fit_is_refused() {
         ..
     } = case(1, 4, 8, 6, DType::Bf16, Order::OutIn, false);
     let refused = |x, weight, out: View, word: &str| {
-        let error = image.error(|device| device.linear(x, weight, None, out));
+        let error = image.error(|device| device.linear(x, weight, None, out, Phase::Prompt));
         assert!(
             error.starts_with("linear: ") && error.contains(word),
             "{error}"

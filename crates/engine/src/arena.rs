@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use djinn_device::{DType, KvLayer, Rows, View};
+use djinn_device::{DType, KvLayer, Phase, Rows, View};
 use djinn_memory::Layout;
 use djinn_model::program::{Buf, Op, Program, TensorId};
 
@@ -178,6 +178,7 @@ impl Arena {
             positions: self.positions.rows(0, rows),
             sequences: self.sequences.rows(0, rows),
             tables: self.tables,
+            phase: Phase::Prompt,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use djinn_device::{
     DType, Device, DeviceError,
     cpu::{CpuDevice, CpuOptions, Isa},
-    cuda::CudaDevice,
+    cuda::{Card, CudaDevice},
     host,
 };
 
@@ -20,10 +20,10 @@ pub enum Backend {
         /// Instruction set; the best there is when not said.
         isa: Option<Isa>,
     },
-    /// An NVIDIA card, by number.
+    /// An NVIDIA card.
     Cuda {
         /// Which.
-        ordinal: usize,
+        card: Arc<Card>,
     },
 }
 
@@ -34,6 +34,12 @@ impl Backend {
             threads: None,
             isa: None,
         }
+    }
+
+    /// An NVIDIA card, by number.
+    pub fn cuda(ordinal: usize) -> Result<Self, DeviceError> {
+        let card = Card::open(ordinal)?;
+        Ok(Backend::Cuda { card })
     }
 
     /// How this backend stores keys and values.
@@ -56,14 +62,12 @@ impl Backend {
     /// Whether the device can be opened with a slab of this size, as far as can be told
     /// without taking it.
     pub fn check(&self, slab_bytes: u64) -> Result<(), DeviceError> {
-        match *self {
-            Backend::Cpu { threads, isa } => cpu_options(threads, isa, slab_bytes).check(),
-            Backend::Cuda { ordinal } => {
-                let (free, _) = CudaDevice::memory(ordinal)?;
+        match self {
+            &Backend::Cpu { threads, isa } => cpu_options(threads, isa, slab_bytes).check(),
+            Backend::Cuda { card } => {
+                let (free, _) = card.memory()?;
                 if slab_bytes > free {
-                    let reason = format!("{:.2} GB are free on the card", free as f64 / 1e9);
-                    let bytes = slab_bytes;
-                    return Err(DeviceError::NoMemory { bytes, reason });
+                    return Err(card.too_little(slab_bytes, free));
                 }
                 Ok(())
             }
@@ -72,20 +76,20 @@ impl Backend {
 
     /// Bytes of memory the device has free.
     pub fn free_memory(&self) -> Result<u64, DeviceError> {
-        match *self {
+        match self {
             Backend::Cpu { .. } => Ok(host::available_memory()),
-            Backend::Cuda { ordinal } => Ok(CudaDevice::memory(ordinal)?.0),
+            Backend::Cuda { card } => Ok(card.memory()?.0),
         }
     }
 
     /// Takes the device with a slab of this size.
     pub fn open(&self, slab_bytes: u64) -> Result<Arc<dyn Device>, DeviceError> {
-        match *self {
-            Backend::Cpu { threads, isa } => {
+        match self {
+            &Backend::Cpu { threads, isa } => {
                 let options = cpu_options(threads, isa, slab_bytes);
                 Ok(Arc::new(CpuDevice::new(options)?))
             }
-            Backend::Cuda { ordinal } => Ok(Arc::new(CudaDevice::new(ordinal, slab_bytes)?)),
+            Backend::Cuda { card } => Ok(Arc::new(CudaDevice::new(card, slab_bytes)?)),
         }
     }
 }

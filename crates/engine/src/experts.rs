@@ -1,6 +1,6 @@
 //! Mixture of experts: rows sorted by expert, run through it, and summed.
 
-use djinn_device::{Device, Edit, Order, View, Weight};
+use djinn_device::{Device, Edit, Order, Phase, View, Weight};
 use djinn_model::program::{Buf, Expert, Op, TensorId};
 
 use crate::{
@@ -10,6 +10,9 @@ use crate::{
     stream::Streamer,
     weights::PlacedWeights,
 };
+
+/// Until batches keep phases apart.
+const PHASE: Phase = Phase::Prompt;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -56,10 +59,10 @@ pub(crate) fn run(
             down: w_down,
         } = experts[number];
         let matrix = |id| matrix(placed, id, shift);
-        device.linear(input, matrix(w_gate), None, pre)?;
-        device.linear(input, matrix(w_up), None, up)?;
+        device.linear(input, matrix(w_gate), None, pre, PHASE)?;
+        device.linear(input, matrix(w_up), None, up, PHASE)?;
         device.gate(f, pre, up, post)?;
-        device.linear(post, matrix(w_down), None, output)?;
+        device.linear(post, matrix(w_down), None, output, PHASE)?;
         Ok(device.scatter_add(output, ids, weights, out)?)
     };
     let numbers: Vec<usize> = (0..experts.len()).filter(|&e| choices.any(e)).collect();

@@ -1,6 +1,8 @@
 //! One trip of a batch of sessions through the model.
 
-use djinn_device::{Attention, Device, Edit as DeviceEdit, Order, Span, Stream, View, Weight};
+use djinn_device::{
+    Attention, Device, Edit as DeviceEdit, Order, Phase, Span, Stream, View, Weight,
+};
 use djinn_model::{
     Weights,
     hook::Site,
@@ -244,12 +246,12 @@ impl Pass<'_, '_> {
                 order,
             };
             if parts.len() == 1 {
-                self.device.linear(x, weight, bias, out)?;
+                self.device.linear(x, weight, bias, out, Phase::Prompt)?;
             } else {
                 let (first, count) = (part.rows.start, part.rows.len());
                 let bias = bias.map(|bias| bias.cols(first, count));
                 self.device
-                    .linear(x, weight, bias, out.cols(first, count))?;
+                    .linear(x, weight, bias, out.cols(first, count), Phase::Prompt)?;
             }
         }
         Ok(())

@@ -465,6 +465,32 @@ extern "C" __global__ void route(Mat logits, int renormalise, Mat ids, Mat weigh
   for (int i = 0; renormalise && i < k; i++) w[i] /= kept;
 }
 
+// A block for a row. The largest by value, then by lowest place; the first NaN as −1.
+extern "C" __global__ void largest(Mat x, Mat ids) {
+  __shared__ float values[THREADS];
+  __shared__ int places[THREADS];
+  const float *from = row(x, ROW);
+  float value = -INFINITY;
+  int place = 0x7fffffff;
+  bool nan = false;
+  for (int i = threadIdx.x; i < x.cols; i += THREADS) {
+    nan |= isnan(from[i]);
+    if (from[i] > value || place == 0x7fffffff) value = from[i], place = i;
+  }
+  values[threadIdx.x] = value;
+  places[threadIdx.x] = place;
+  nan = __syncthreads_or(nan);
+  for (int step = THREADS / 2; step > 0; step /= 2) {
+    int a = threadIdx.x, b = a + step;
+    if (a < step && (values[b] > values[a] || (values[b] == values[a] && places[b] < places[a]))) {
+      values[a] = values[b];
+      places[a] = places[b];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) ((int *)ids.at)[ROW * ids.stride] = nan ? -1 : places[0];
+}
+
 extern "C" __global__ void edit_scale(Mat x, float factor) {
   long long c = COLUMN;
   if (c < x.cols) row(x, ROW)[c] *= factor;

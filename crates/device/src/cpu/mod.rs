@@ -19,6 +19,7 @@ mod element;
 mod elementwise;
 mod isa;
 mod lanes;
+mod largest;
 mod linear;
 mod load;
 mod lookup;
@@ -34,12 +35,12 @@ mod softmax;
 mod split;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::{
-    Activation, Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, KvLayer, NormKind,
-    Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
+    Activation, Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, HostSlab, KvLayer,
+    NormKind, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
 };
 
 pub use isa::Isa;
@@ -71,7 +72,6 @@ pub struct CpuDevice {
     /// One for each thread of the pool. The locks are never fought over: a thread
     /// takes its own, inside a job.
     scratch: Vec<Mutex<Scratch>>,
-    events: AtomicU64,
 }
 
 impl CpuOptions {
@@ -115,7 +115,6 @@ impl CpuDevice {
             pool,
             engine,
             scratch,
-            events: AtomicU64::new(0),
         })
     }
 
@@ -191,6 +190,18 @@ impl Device for CpuDevice {
     fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
         self.do_load(dst, fill)
     }
+    fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
+        HostSlab::new(bytes, |_| Ok(Box::new(host::Plain)))
+    }
+    fn bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+        let span = Span {
+            offset: from,
+            ..dst
+        };
+        self.do_load(dst, &mut |bytes| {
+            src.read(span, bytes).map_err(std::io::Error::other)
+        })
+    }
     fn upload(&self, _: Stream, dst: Span, src: &[u8]) -> Result<()> {
         self.do_upload(dst, src)
     }
@@ -204,10 +215,19 @@ impl Device for CpuDevice {
     }
 
     fn record(&self, _: Stream) -> Result<Event> {
-        Ok(Event(self.events.fetch_add(1, Ordering::Relaxed)))
+        Ok(Event::new(Instant::now()))
     }
-    fn wait(&self, _: Stream, _: Event) -> Result<()> {
+    fn wait(&self, _: Stream, _: &Event) -> Result<()> {
         Ok(())
+    }
+    fn wait_here(&self, _: &Event) -> Result<()> {
+        Ok(())
+    }
+    fn seconds_between(&self, from: &Event, to: &Event) -> Result<f64> {
+        let (Some(from), Some(to)) = (from.mark::<Instant>(), to.mark::<Instant>()) else {
+            return self.op("event").fail("an event of another device".into());
+        };
+        Ok(to.saturating_duration_since(*from).as_secs_f64())
     }
     fn synchronize(&self, _: Stream) -> Result<()> {
         Ok(())
@@ -230,7 +250,14 @@ impl Device for CpuDevice {
     ) -> Result<()> {
         self.do_norm(kind, eps, x, weight, bias, out)
     }
-    fn linear(&self, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()> {
+    fn linear(
+        &self,
+        x: View,
+        weight: Weight,
+        bias: Option<View>,
+        out: View,
+        _: Phase,
+    ) -> Result<()> {
         self.do_linear(x, weight, bias, out)
     }
     fn rope_table(&self, positions: View, frequencies: View, scale: f32, out: View) -> Result<()> {
@@ -265,6 +292,9 @@ impl Device for CpuDevice {
     }
     fn route(&self, logits: View, renormalise: bool, ids: View, weights: View) -> Result<()> {
         self.do_route(logits, renormalise, ids, weights)
+    }
+    fn largest(&self, x: View, ids: View) -> Result<()> {
+        self.do_largest(x, ids)
     }
     fn edit(&self, x: View, edit: Edit) -> Result<()> {
         self.do_edit(x, edit)

@@ -1,10 +1,14 @@
 //! A card, its context, its streams and the memory on it: the driver's calls, each with
 //! what it was for.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
+use super::kernels::Kernels;
+use super::nvml::Nvml;
 use crate::{DeviceError, Result};
 
 /// Names a driver call in its error.
@@ -22,12 +26,18 @@ impl<T> Said<T> for std::result::Result<T, result::DriverError> {
     }
 }
 
-/// A context on a card. Everything else here belongs to one.
-pub(super) struct Card {
-    pub(super) ordinal: usize,
-    pub(super) name: String,
+/// A card that is in use by this process: a context on it, and the kernels compiled for
+/// it. Taken once and shared by all that runs there.
+pub struct Card {
+    // Before the context it lives in.
+    pub(super) kernels: Option<Kernels>,
+    ordinal: usize,
+    name: String,
+    bus_id: String,
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// Bytes of its memory that context, kernels and libraries take.
+    taken: u64,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -35,34 +45,88 @@ unsafe impl Send for Card {}
 // SAFETY: as above.
 unsafe impl Sync for Card {}
 
+/// What a context takes where the management library does not say.
+const TAKEN_USUALLY: u64 = 640 << 20;
+/// What the driver takes later, as kernels are first run.
+const TAKEN_LATER: u64 = 32 << 20;
+
 impl Card {
     /// Finds the driver and takes a card.
-    pub(super) fn open(ordinal: usize) -> Result<Self> {
-        let refuse = |reason: String| DeviceError::Setup(format!("cuda:{ordinal}: {reason}"));
-        // SAFETY: only looks for the library; without it every other call would panic.
-        if !unsafe { sys::is_culib_present() } {
-            let reason = "no NVIDIA driver here (libcuda is not found); use --device cpu";
-            return Err(refuse(reason.into()));
-        }
-        result::init().said("starting the driver")?;
-        let count = result::device::get_count().said("counting cards")? as usize;
-        if ordinal >= count {
-            let reason = match count {
-                0 => "the driver shows no card (is CUDA_VISIBLE_DEVICES set?)".to_owned(),
-                _ => format!("there are cards 0 to {}", count - 1),
-            };
-            return Err(refuse(reason));
-        }
-        let device = result::device::get(ordinal as i32).said("taking the card")?;
+    pub fn open(ordinal: usize) -> Result<Arc<Self>> {
+        let device = find(ordinal)?;
         let name = result::device::get_name(device).said("asking the card's name")?;
+        let bus_id = bus_id(device)?;
+        let nvml = Nvml::open();
+        let used = || nvml.as_ref()?.used(&bus_id);
+        let before = used();
         // SAFETY: a device the driver just gave; released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.said("making a context")?;
-        Ok(Card {
+        let mut card = Card {
+            kernels: None,
             ordinal,
             name,
+            bus_id: bus_id.clone(),
             device,
             context,
-        })
+            taken: TAKEN_USUALLY,
+        };
+        card.enter()?;
+        card.kernels = Some(Kernels::load(&card)?);
+        if let (Some(before), Some(after)) = (before, used()) {
+            card.taken = after.saturating_sub(before) + TAKEN_LATER;
+        }
+        Ok(Arc::new(card))
+    }
+
+    /// Why so many bytes cannot be had, and what to do about it.
+    pub fn too_little(&self, bytes: u64, free: u64) -> DeviceError {
+        let others = Nvml::open().and_then(|nvml| nvml.processes(&self.bus_id));
+        let others = match others.unwrap_or(0).saturating_sub(1) {
+            0 => String::new(),
+            1 => ", another process runs there".to_owned(),
+            n => format!(", {n} other processes run there"),
+        };
+        let reason = format!(
+            "{:.2} GB are free on {} ({}){others}; give less --memory, or wait until more is free",
+            free as f64 / 1e9,
+            self.label(),
+            self.name,
+        );
+        DeviceError::NoMemory { bytes, reason }
+    }
+
+    /// As the user names it: `cuda:0`.
+    pub fn label(&self) -> String {
+        format!("cuda:{}", self.ordinal)
+    }
+
+    /// What it is.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Free and all bytes of its memory.
+    pub fn memory(&self) -> Result<(u64, u64)> {
+        self.enter()?;
+        let (free, total) = result::mem_get_info().said("asking for free memory")?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Bytes of its memory that this process takes before any slab: context, kernels,
+    /// libraries. A budget covers them too.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Bytes of its memory in use by all processes, where the system says.
+    pub fn used(&self) -> Option<u64> {
+        Nvml::open()?.used(&self.bus_id)
+    }
+
+    pub(super) fn kernels(&self) -> &Kernels {
+        self.kernels
+            .as_ref()
+            .expect("loaded when the card was opened")
     }
 
     /// Makes the calling thread's calls go to this card.
@@ -71,27 +135,74 @@ impl Card {
         unsafe { result::ctx::set_current(self.context) }.said("entering the context")
     }
 
-    /// Bytes of shared memory a block may ask for.
-    pub(super) fn shared_max(&self) -> Result<usize> {
-        let what = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    /// A number the driver knows of the card.
+    pub(super) fn attribute(&self, what: sys::CUdevice_attribute) -> Result<i32> {
         // SAFETY: a device of the driver.
-        let bytes = unsafe { result::device::get_attribute(self.device, what) };
-        Ok(bytes.said("asking for shared memory")? as usize)
+        unsafe { result::device::get_attribute(self.device, what) }.said("asking about the card")
     }
+}
 
-    /// Free and all bytes of the card's memory.
-    pub(super) fn memory(&self) -> Result<(u64, u64)> {
-        self.enter()?;
-        let (free, total) = result::mem_get_info().said("asking for free memory")?;
-        Ok((free as u64, total as u64))
+impl fmt::Debug for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Card({}, {})", self.label(), self.name)
     }
 }
 
 impl Drop for Card {
     fn drop(&mut self) {
+        let _ = self.enter();
+        self.kernels = None;
         // SAFETY: retained once, and nothing of it is used any more.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
+}
+
+/// The driver's card of this number.
+fn find(ordinal: usize) -> Result<sys::CUdevice> {
+    let refuse = |reason: &str| DeviceError::Setup(format!("cuda:{ordinal}: {reason}"));
+    // SAFETY: only looks for the library; without it every other call would panic.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(refuse(
+            "no NVIDIA driver here (libcuda is not found); install one, or use --device cpu",
+        ));
+    }
+    let hidden = std::env::var_os("CUDA_VISIBLE_DEVICES");
+    let none = || match &hidden {
+        Some(value) => refuse(&format!(
+            "the driver shows no card, because CUDA_VISIBLE_DEVICES is '{}'; unset it or name a \
+             card in it, or use --device cpu",
+            value.to_string_lossy()
+        )),
+        None => refuse("the driver shows no card; `nvidia-smi` says why, or use --device cpu"),
+    };
+    match result::init() {
+        Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(none()),
+        started => started.said("starting the driver")?,
+    }
+    let count = result::device::get_count().said("counting cards")? as usize;
+    if count == 0 {
+        return Err(none());
+    }
+    if ordinal >= count {
+        let last = count - 1;
+        return Err(refuse(&format!(
+            "there is no such card; the last is cuda:{last}"
+        )));
+    }
+    result::device::get(ordinal as i32).said("taking the card")
+}
+
+/// Where a card sits.
+fn bus_id(device: sys::CUdevice) -> Result<String> {
+    let mut text = [0 as std::ffi::c_char; 32];
+    // SAFETY: room for what the driver writes, and its length.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) }
+        .result()
+        .said("asking where the card sits")?;
+    // SAFETY: the driver ends it with a zero.
+    Ok(unsafe { CStr::from_ptr(text.as_ptr()) }
+        .to_string_lossy()
+        .into())
 }
 
 /// Memory on the card.
@@ -105,9 +216,7 @@ impl Memory {
         card.enter()?;
         let (free, _) = card.memory()?;
         if bytes > free {
-            let free_gb = free as f64 / 1e9;
-            let reason = format!("{free_gb:.2} GB are free on {}", card.name);
-            return Err(DeviceError::NoMemory { bytes, reason });
+            return Err(card.too_little(bytes, free));
         }
         // SAFETY: plain memory, given back when this is dropped.
         let address = unsafe { result::malloc_sync(bytes.max(1) as usize) }
@@ -171,11 +280,17 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 impl Queue {
-    pub(super) fn new(card: &Card) -> Result<Self> {
+    /// A queue that gives way to others, or one (`first`) that goes before them.
+    pub(super) fn new(card: &Card, first: bool) -> Result<Self> {
         card.enter()?;
         let kind = result::stream::StreamKind::NonBlocking;
-        let stream = result::stream::create(kind).said("making a stream")?;
-        Ok(Queue { stream })
+        let (least, greatest) =
+            result::stream::get_priority_range().said("asking for priorities")?;
+        let priority = if first { greatest } else { least };
+        let stream = result::stream::create_with_priority(kind, priority);
+        Ok(Queue {
+            stream: stream.said("making a stream")?,
+        })
     }
 
     pub(super) fn wait(&self) -> Result<()> {

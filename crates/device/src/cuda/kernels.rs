@@ -105,7 +105,7 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above.
 unsafe impl Sync for Kernels {}
 
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 29] = [
     "gather",
     "scatter_add",
     "normalise",
@@ -129,12 +129,16 @@ const NAMES: [&str; 28] = [
     "add",
     "split",
     "route",
+    "largest",
     "edit_scale",
     "edit_zero",
     "edit_add",
     "edit_replace",
     "edit_project_out",
 ];
+
+const SHARED_MAX: sys::CUdevice_attribute =
+    sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
 
 /// Those that take as much shared memory as a row sees keys.
 const WIDE: [&str; 2] = ["attend", "pattern"];
@@ -152,7 +156,7 @@ impl Kernels {
         let mut kernels = Kernels {
             module,
             functions: HashMap::new(),
-            shared_max: card.shared_max()? - SHARED_OTHER,
+            shared_max: card.attribute(SHARED_MAX)? as usize - SHARED_OTHER,
         };
         for name in NAMES {
             let text = CString::new(name).expect("names are text");

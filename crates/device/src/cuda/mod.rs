@@ -6,21 +6,28 @@
 //! not there) is noted on the card and told by the next download.
 
 mod card;
+mod event;
 mod kernels;
+mod nvml;
+mod pinned;
 
 use std::ffi::c_void;
 use std::ptr::from_mut;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
 use crate::check::{Mat, Op};
 use crate::{
-    Activation, Attention, DType, Device, DeviceError, DeviceInfo, Edit, Event, Fill, KvLayer,
-    NormKind, Order, Result, RopeStyle, Rows, Span, Stream, View, Weight,
+    Activation, Attention, DType, Device, DeviceError, DeviceInfo, Edit, Event, Fill, HostSlab,
+    KvLayer, NormKind, Order, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight,
 };
-use card::{Card, Memory, Pinned, Queue, Said};
-use kernels::{AttendArg, Kernels, KvArg, MatArg, dtype_arg};
+pub use card::Card;
+
+use card::{Memory, Pinned, Queue, Said};
+use event::{Events, Mark};
+use kernels::{AttendArg, KvArg, MatArg, dtype_arg};
+use pinned::{GRANULE, Registered};
 
 /// Threads of a block, as the sources have it.
 const THREADS: usize = 256;
@@ -32,7 +39,6 @@ const ROWS: usize = 8;
 /// A card as a device.
 pub struct CudaDevice {
     // In the order in which they are given back.
-    kernels: Kernels,
     slab: Memory,
     /// What kernels found wrong.
     fault: Memory,
@@ -40,14 +46,9 @@ pub struct CudaDevice {
     copy: Queue,
     /// Host memory that loads pass through; one for each thread that loads at a time.
     staging: Mutex<Vec<Pinned>>,
-    events: Mutex<Vec<CudaEvent>>,
-    card: Card,
+    events: Arc<Events>,
+    card: Arc<Card>,
 }
-
-struct CudaEvent(sys::CUevent);
-
-// SAFETY: a handle of the driver.
-unsafe impl Send for CudaEvent {}
 
 /// A launch's size: blocks by rows, threads of a block, shared bytes.
 type Size = ((usize, usize), usize, usize);
@@ -63,24 +64,25 @@ macro_rules! launch {
 }
 
 impl CudaDevice {
-    /// Takes a card and a slab of its memory.
-    pub fn new(ordinal: usize, slab_bytes: u64) -> Result<Self> {
-        let card = Card::open(ordinal)?;
+    /// Takes a slab of a card's memory.
+    pub fn new(card: &Arc<Card>, slab_bytes: u64) -> Result<Self> {
         Ok(CudaDevice {
-            kernels: Kernels::load(&card)?,
-            slab: Memory::new(&card, slab_bytes)?,
-            fault: Memory::new(&card, 4)?,
-            compute: Queue::new(&card)?,
-            copy: Queue::new(&card)?,
+            slab: Memory::new(card, slab_bytes)?,
+            fault: Memory::new(card, 4)?,
+            compute: Queue::new(card, false)?,
+            copy: Queue::new(card, true)?,
             staging: Mutex::default(),
-            events: Mutex::default(),
-            card,
+            events: Events::new(card),
+            card: Arc::clone(card),
         })
     }
 
-    /// Free and all bytes of a card's memory.
-    pub fn memory(ordinal: usize) -> Result<(u64, u64)> {
-        Card::open(ordinal)?.memory()
+    /// What an event is on this device.
+    fn mark<'e>(&self, event: &'e Event) -> Result<&'e Mark> {
+        match event.mark() {
+            Some(mark) => Ok(mark),
+            None => self.op("event").fail("an event of another device".into()),
+        }
     }
 
     fn op(&self, name: &'static str) -> Op {
@@ -102,7 +104,8 @@ impl CudaDevice {
         self.card.enter()?;
         // SAFETY: the caller's.
         unsafe {
-            self.kernels
+            self.card
+                .kernels()
                 .launch(name, size, self.compute.stream, arguments)
         }
     }
@@ -238,7 +241,7 @@ impl CudaDevice {
     /// Shared bytes for every key a row could see.
     fn scores(&self, op: Op, rows: Rows, kv: &KvLayer) -> Result<usize> {
         let keys = rows.tables.cols.saturating_mul(kv.page_tokens);
-        let most = self.kernels.shared_max / 4;
+        let most = self.card.kernels().shared_max / 4;
         op.ensure(keys <= most, || {
             format!("contexts of {keys} keys; this card holds the scores of {most}")
         })?;
@@ -271,19 +274,14 @@ impl Drop for CudaDevice {
         let _ = self.card.enter();
         let _ = self.compute.wait();
         let _ = self.copy.wait();
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        for event in events.drain(..) {
-            // SAFETY: made once, and passed by now.
-            let _ = unsafe { result::event::destroy(event.0) };
-        }
     }
 }
 
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
-            name: format!("cuda:{}", self.card.ordinal),
-            detail: self.card.name.clone(),
+            name: self.card.label(),
+            detail: self.card.name().to_owned(),
             slab_bytes: self.slab.bytes,
         }
     }
@@ -310,6 +308,32 @@ impl Device for CudaDevice {
         self.copy.wait()?;
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         staging.push(pinned);
+        Ok(())
+    }
+
+    fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
+        let keeper = |base| Ok(Box::new(Registered::new(&self.card, base, bytes)) as _);
+        HostSlab::new(bytes, keeper)
+    }
+
+    fn bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+        let to = self.op("bring").span(dst)?.addr() as u64;
+        self.card.enter()?;
+        let mut done = 0;
+        while done < dst.bytes {
+            // The driver knows granules: a copy stays within one.
+            let at = from + done;
+            let bytes = (GRANULE - at % GRANULE).min(dst.bytes - done);
+            let span = Span { offset: at, bytes };
+            let source = src.place("bring", span)?;
+            // SAFETY: checked spans on both sides, which stay until the copy is done: the
+            // device waits for its streams before anything is given back.
+            let bytes_there = unsafe { std::slice::from_raw_parts(source, bytes as usize) };
+            // SAFETY: as above.
+            unsafe { result::memcpy_htod_async(to + done, bytes_there, self.copy.stream) }
+                .said("copying")?;
+            done += bytes;
+        }
         Ok(())
     }
 
@@ -341,27 +365,34 @@ impl Device for CudaDevice {
 
     fn record(&self, stream: Stream) -> Result<Event> {
         self.card.enter()?;
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        let event = result::event::create(flags).said("making an event")?;
+        let mark = self.events.take()?;
         let stream = self.stream(stream).stream;
         // SAFETY: both are this device's.
-        unsafe { result::event::record(event, stream) }.said("recording an event")?;
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        events.push(CudaEvent(event));
-        Ok(Event(events.len() as u64 - 1))
+        unsafe { result::event::record(mark.event(), stream) }.said("recording an event")?;
+        Ok(Event::new(mark))
     }
 
-    fn wait(&self, stream: Stream, event: Event) -> Result<()> {
+    fn wait(&self, stream: Stream, event: &Event) -> Result<()> {
         self.card.enter()?;
-        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let op = self.op("wait");
-        let Some(event) = events.get(event.0 as usize) else {
-            return op.fail("an event of another device".into());
-        };
+        let event = self.mark(event)?.event();
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         let stream = self.stream(stream).stream;
         // SAFETY: both are this device's.
-        unsafe { result::stream::wait_event(stream, event.0, flags) }.said("waiting for an event")
+        unsafe { result::stream::wait_event(stream, event, flags) }.said("waiting for an event")
+    }
+
+    fn wait_here(&self, event: &Event) -> Result<()> {
+        self.card.enter()?;
+        // SAFETY: an event of this device.
+        unsafe { result::event::synchronize(self.mark(event)?.event()) }.said("waiting")
+    }
+
+    fn seconds_between(&self, from: &Event, to: &Event) -> Result<f64> {
+        self.card.enter()?;
+        let (from, to) = (self.mark(from)?.event(), self.mark(to)?.event());
+        // SAFETY: events of this device.
+        let milliseconds = unsafe { result::event::elapsed(from, to) };
+        Ok(f64::from(milliseconds.said("timing")?) / 1e3)
     }
 
     fn synchronize(&self, stream: Stream) -> Result<()> {
@@ -418,7 +449,14 @@ impl Device for CudaDevice {
                 has_bias, out)
     }
 
-    fn linear(&self, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()> {
+    fn linear(
+        &self,
+        x: View,
+        weight: Weight,
+        bias: Option<View>,
+        out: View,
+        _: Phase,
+    ) -> Result<()> {
         let op = self.op("linear");
         let w = weight.view;
         let (n_in, n_out) = match weight.order {
@@ -604,6 +642,17 @@ impl Device for CudaDevice {
             self.out(op, "weights", weights)?,
         );
         launch!(self, "route", size; logits, i32::from(renormalise), ids, weights)
+    }
+
+    fn largest(&self, x: View, ids: View) -> Result<()> {
+        let op = self.op("largest");
+        op.shape("ids", ids, x.rows, 1)?;
+        op.ensure(x.cols > 0, || "the largest of no columns".into())?;
+        op.apart(ids, x)?;
+        let size = by_row(x);
+        let ids = MatArg::new(op.name, op.out_ids("ids", ids)?, DType::I32)?;
+        let x = self.f32(op, "x", x)?;
+        launch!(self, "largest", size; x, ids)
     }
 
     fn edit(&self, x: View, edit: Edit) -> Result<()> {

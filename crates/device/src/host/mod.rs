@@ -4,9 +4,12 @@ use std::path::Path;
 
 mod buffer;
 mod file;
+mod slab;
 
 pub use buffer::Buffer;
 pub use file::{BLOCK, SlowFile};
+pub use slab::HostSlab;
+pub(crate) use slab::{Keeper, Plain};
 
 /// How many threads this process can really run at once: the CPUs it may run on,
 /// bounded by a container's quota.

@@ -67,7 +67,7 @@ pub struct ModelArgs {
 impl ModelArgs {
     /// How much memory there is on the device, and how weights come into it.
     pub fn settled(&self) -> Result<Memory, DeviceError> {
-        Ok(self.memory.settled(self.device.backend().free_memory()?))
+        Ok(self.memory.settled(self.device.backend()?.free_memory()?))
     }
 }
 
@@ -84,13 +84,13 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     /// The backend these flags name.
-    pub fn backend(&self) -> Backend {
+    pub fn backend(&self) -> Result<Backend, DeviceError> {
         match self.device {
-            DeviceName::Cpu => Backend::Cpu {
+            DeviceName::Cpu => Ok(Backend::Cpu {
                 threads: self.threads,
                 isa: None,
-            },
-            DeviceName::Cuda(ordinal) => Backend::Cuda { ordinal },
+            }),
+            DeviceName::Cuda(ordinal) => Backend::cuda(ordinal),
         }
     }
 }

@@ -32,7 +32,7 @@ fn start(
     watch: &mut Watch,
 ) -> Result<(Engine, Vec<SessionId>), Failure> {
     let settings = Settings::for_requests(&model, &requests, args.rows)?;
-    let backend = args.device.backend();
+    let backend = args.device.backend()?;
     let blueprint = Blueprint::draw(&model, &backend, settings, args.settled()?)?;
     let mut engine = load(args, model, blueprint, watch)?;
     let ids = requests
@@ -49,7 +49,7 @@ fn load(
     blueprint: Blueprint,
     watch: &mut Watch,
 ) -> Result<Engine, Failure> {
-    let backend = args.device.backend();
+    let backend = args.device.backend()?;
     let footprint = blueprint.footprint();
     backend.check(footprint.total())?;
     eprintln!("{}: {}", model.name, blueprint.reason());

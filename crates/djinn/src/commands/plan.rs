@@ -53,7 +53,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     let sessions = usize::from(args.sessions);
     let context = args.context.unwrap_or(program.dims.context.min(CONTEXT));
     let settings = Settings::for_sessions(program, sessions, context, args.model.rows)?;
-    let backend = args.model.device.backend();
+    let backend = args.model.device.backend()?;
     let memory = args.model.settled()?;
     let blueprint = Blueprint::draw(&model, &backend, settings, memory)?;
     eprint!("{}", unused_flags(&args.model, &blueprint));

@@ -120,7 +120,7 @@ fn draw(
     memory: Memory,
 ) -> Result<Blueprint, EngineError> {
     let settings = Settings::for_sessions(&model.program, 1, longest, longest)?;
-    Blueprint::draw(model, &args.model.device.backend(), settings, memory)
+    Blueprint::draw(model, &args.model.device.backend()?, settings, memory)
 }
 
 /// What the flags say, or a quarter of the weights, or the least that works.
