@@ -21,6 +21,7 @@ pub mod host;
 #[cfg(feature = "yardstick")]
 pub mod yardstick;
 
+pub use cuda::Scratch;
 pub use error::DeviceError;
 pub use event::Event;
 pub use host::HostSlab;
@@ -38,6 +39,10 @@ pub enum Stream {
     Compute,
     /// Weights on their way into the slab.
     Copy,
+    /// Pages of sessions on their way in.
+    PageIn,
+    /// Pages of sessions on their way out.
+    PageOut,
 }
 
 /// What a device says of itself.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use djinn_device::{
-    DType, Device, DeviceError,
+    DType, Device, DeviceError, Scratch,
     cpu::{CpuDevice, CpuOptions, Isa},
     cuda::{Card, CudaDevice},
     host,
@@ -83,13 +83,13 @@ impl Backend {
     }
 
     /// Takes the device with a slab of this size.
-    pub fn open(&self, slab_bytes: u64) -> Result<Arc<dyn Device>, DeviceError> {
+    pub fn open(&self, slab_bytes: u64, scratch: Scratch) -> Result<Arc<dyn Device>, DeviceError> {
         match self {
             &Backend::Cpu { threads, isa } => {
                 let options = cpu_options(threads, isa, slab_bytes);
                 Ok(Arc::new(CpuDevice::new(options)?))
             }
-            Backend::Cuda { card } => Ok(Arc::new(CudaDevice::new(card, slab_bytes)?)),
+            Backend::Cuda { card } => Ok(Arc::new(CudaDevice::new(card, slab_bytes, scratch)?)),
         }
     }
 }

@@ -1,9 +1,12 @@
 //! Everything that is decided before anything is loaded: how the weights are cut,
 //! what stays and what streams, and where in the slab each thing lies.
 
-use djinn_device::{DType, host::BLOCK};
+use djinn_device::{DType, Scratch, host::BLOCK};
 use djinn_memory::{Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Size, Work};
-use djinn_model::{Model, program::SegmentKind};
+use djinn_model::{
+    Model,
+    program::{Op, Program, SegmentKind},
+};
 
 use crate::{
     Backend, EngineError, Footprint, Settings,
@@ -60,6 +63,7 @@ pub struct Blueprint {
     /// The program's segments; labels up to their number mean these.
     segments: Vec<SegmentKind>,
     footprint: Footprint,
+    scratch: Scratch,
     /// What would be needed for nothing to stream.
     whole: u64,
 }
@@ -129,6 +133,7 @@ impl Blueprint {
         let kept_at = plan.bytes();
         let start = kept_at + image.kept_bytes();
         let arena = Arena::new(program, &settings, kv_dtype, &image.tables, start);
+        let scratch = scratch(program, &settings);
         let footprint = Footprint {
             resident: plan.resident_bytes + image.kept_bytes(),
             ring: plan.ring.bytes,
@@ -145,8 +150,14 @@ impl Blueprint {
             image,
             segments: program.segments.iter().map(|s| s.kind).collect(),
             footprint,
+            scratch,
             whole,
         })
+    }
+
+    /// What operations need beside the slab.
+    pub fn scratch(&self) -> Scratch {
+        self.scratch
     }
 
     /// Where the slab's bytes go.
@@ -358,6 +369,23 @@ impl Blueprint {
 
     fn copies(&self, piece: &Piece, at: u64, label: usize) -> Copies {
         Copies::new(&piece.runs, at, self.memory.chunk, label as u32)
+    }
+}
+
+/// What the operations of a program need for themselves.
+fn scratch(program: &Program, settings: &Settings) -> Scratch {
+    let dims = &program.dims;
+    let inputs = program.ops().filter_map(|op| match op {
+        Op::Linear { from, .. } => Some(program.width(*from)),
+        _ => None,
+    });
+    Scratch {
+        rows: settings.rows,
+        width: inputs.chain([dims.d_mlp, dims.d_model]).max().unwrap_or(0),
+        generated: settings.sessions,
+        heads: dims.heads,
+        d_head: dims.d_head,
+        keys: settings.context.next_multiple_of(settings.page_tokens),
     }
 }
 

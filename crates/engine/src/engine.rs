@@ -64,7 +64,7 @@ impl Engine {
         blueprint: Blueprint,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, EngineError> {
-        let device = backend.open(blueprint.footprint().total())?;
+        let device = backend.open(blueprint.footprint().total(), blueprint.scratch())?;
         let mut streamer = Streamer::new(&blueprint, &device, &model.weights)?;
         load_weights(&mut streamer, &model, &blueprint, progress)?;
         let arena = &blueprint.arena;

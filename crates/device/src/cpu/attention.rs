@@ -74,15 +74,12 @@ impl CpuDevice {
         out: View,
     ) -> Result<()> {
         let op = self.op("attend");
-        let width = how.heads.saturating_mul(kv.d_head);
-        op.shape("q", q, q.rows, width)?;
-        op.shape("out", out, q.rows, width)?;
-        op.apart(out, q)?;
+        op.attend(q, rows, &kv, how, out)?;
         let goal = Goal::Attend {
             q: op.f32("q", q)?,
             out: op.out("out", out)?,
         };
-        self.attention(op, rows, kv, how, goal, out, usize::MAX)
+        self.attention(op, rows, kv, how, goal, usize::MAX)
     }
 
     pub(super) fn do_pattern(
@@ -94,14 +91,12 @@ impl CpuDevice {
         out: View,
     ) -> Result<()> {
         let op = self.op("pattern");
-        op.shape("q", q, q.rows, how.heads.saturating_mul(kv.d_head))?;
-        op.shape("out", out, q.rows.saturating_mul(how.heads), out.cols)?;
-        op.apart(out, q)?;
+        op.pattern(q, rows, &kv, how, out)?;
         let goal = Goal::Pattern {
             q: op.f32("q", q)?,
             out: op.out("out", out)?,
         };
-        self.attention(op, rows, kv, how, goal, out, out.cols)
+        self.attention(op, rows, kv, how, goal, out.cols)
     }
 
     pub(super) fn do_mix(
@@ -113,22 +108,14 @@ impl CpuDevice {
         out: View,
     ) -> Result<()> {
         let op = self.op("mix");
-        op.shape("out", out, out.rows, how.heads.saturating_mul(kv.d_head))?;
-        op.shape(
-            "pattern",
-            pattern,
-            out.rows.saturating_mul(how.heads),
-            pattern.cols,
-        )?;
-        op.apart(out, pattern)?;
+        op.mix(pattern, rows, &kv, how, out)?;
         let goal = Goal::Mix {
             pattern: op.f32("pattern", pattern)?,
             out: op.out("out", out)?,
         };
-        self.attention(op, rows, kv, how, goal, out, pattern.cols)
+        self.attention(op, rows, kv, how, goal, pattern.cols)
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
         op: Op,
@@ -136,24 +123,8 @@ impl CpuDevice {
         kv: KvLayer,
         how: Attention,
         goal: Goal,
-        out: View,
         keys_max: usize,
     ) -> Result<()> {
-        op.ensure(
-            how.heads > 0 && how.heads.is_multiple_of(kv.kv_heads.max(1)),
-            || {
-                format!(
-                    "{} query heads do not share {} key heads evenly",
-                    how.heads, kv.kv_heads
-                )
-            },
-        )?;
-        op.ensure(how.window != Some(0), || "a window of no keys".into())?;
-        let pages = op.pages(&kv)?;
-        op.apart_from(out, pages)?;
-        for input in [rows.positions, rows.sequences, rows.tables] {
-            op.apart(out, input)?;
-        }
         let count = match goal {
             Goal::Attend { q, .. } | Goal::Pattern { q, .. } => q.rows,
             Goal::Mix { out, .. } => out.rows,
@@ -204,12 +175,7 @@ impl CpuDevice {
     pub(super) fn do_append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
         let op = self.op("append");
         let width = kv.kv_heads.saturating_mul(kv.d_head);
-        op.shape("k", k, k.rows, width)?;
-        op.shape("v", v, k.rows, width)?;
-        let pages = op.pages(&kv)?;
-        for input in [k, v, rows.positions, rows.sequences, rows.tables] {
-            op.apart_from(input, pages)?;
-        }
+        op.append(k, v, rows, &kv)?;
         let sources = [op.f32("k", k)?, op.f32("v", v)?];
         let placed = Placed::check(&op, rows, k.rows)?;
         let slots = placed.slots(&op, &kv)?;

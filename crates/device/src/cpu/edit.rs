@@ -14,17 +14,8 @@ use crate::check::Mat;
 impl CpuDevice {
     pub(super) fn do_edit(&self, x: View, edit: Edit) -> Result<()> {
         let op = self.op("edit");
-        let operand = match edit {
-            Edit::Add { operand, .. } | Edit::Replace(operand) | Edit::ProjectOut(operand) => {
-                op.ensure(operand.rows == 1 || operand.rows == x.rows, || {
-                    format!("operand has {} rows, not 1 or {}", operand.rows, x.rows)
-                })?;
-                op.shape("operand", operand, operand.rows, x.cols)?;
-                op.apart(x, operand)?;
-                Some(op.f32("operand", operand)?)
-            }
-            Edit::Scale(_) | Edit::Zero => None,
-        };
+        let operand = op.operand(x, edit)?;
+        let operand = operand.map(|view| op.f32("operand", view)).transpose()?;
         let x = op.out("x", x)?;
         self.by_rows(x.rows, x.cols, &|thread, rows| {
             self.with_scratch(thread, x.cols, |unit| {

@@ -14,8 +14,7 @@ use crate::check::Mat;
 impl CpuDevice {
     pub(super) fn do_activate(&self, f: Activation, x: View, out: View) -> Result<()> {
         let op = self.op("activate");
-        op.shape("out", out, x.rows, x.cols)?;
-        op.same_or_apart(out, x)?;
+        op.activate(x, out)?;
         let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
         self.by_rows(x.rows, x.cols, &|_, rows| {
             self.engine.run(Activate {
@@ -31,10 +30,7 @@ impl CpuDevice {
 
     pub(super) fn do_gate(&self, f: Activation, gate: View, up: View, out: View) -> Result<()> {
         let op = self.op("gate");
-        op.shape("up", up, gate.rows, gate.cols)?;
-        op.shape("out", out, gate.rows, gate.cols)?;
-        op.same_or_apart(out, gate)?;
-        op.apart(out, up)?;
+        op.gate(gate, up, out)?;
         let (x, up) = (op.f32("gate", gate)?, op.f32("up", up)?);
         let out = op.out("out", out)?;
         self.by_rows(x.rows, x.cols, &|_, rows| {
@@ -51,8 +47,7 @@ impl CpuDevice {
 
     pub(super) fn do_add(&self, x: View, out: View) -> Result<()> {
         let op = self.op("add");
-        op.shape("out", out, x.rows, x.cols)?;
-        op.apart(out, x)?;
+        op.add(x, out)?;
         let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
         self.by_rows(x.rows, x.cols, &|_, rows| {
             self.engine.run(Add { x, out, rows });

@@ -7,11 +7,7 @@ use super::CpuDevice;
 impl CpuDevice {
     pub(super) fn do_largest(&self, x: View, ids: View) -> Result<()> {
         let op = self.op("largest");
-        op.shape("ids", ids, x.rows, 1)?;
-        op.ensure(0 < x.cols && x.cols <= i32::MAX as usize, || {
-            format!("the largest of {} columns", x.cols)
-        })?;
-        op.apart(ids, x)?;
+        op.largest(x, ids)?;
         let (x, ids) = (op.f32("x", x)?, op.out_ids("ids", ids)?);
         self.by_rows(x.rows, x.cols, &|_, rows| {
             for row in rows {

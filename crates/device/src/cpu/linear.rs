@@ -38,23 +38,15 @@ impl CpuDevice {
         out: View,
     ) -> Result<()> {
         let op = self.op("linear");
-        let (n_in, n_out) = match weight.order {
-            Order::OutIn => (weight.view.cols, weight.view.rows),
-            Order::InOut => (weight.view.rows, weight.view.cols),
-        };
-        op.shape("x", x, x.rows, n_in)?;
-        op.shape("out", out, x.rows, n_out)?;
+        op.linear(x, weight, bias, out)?;
         let mut job = Job {
             x: op.f32("x", x)?,
             weight: op.floats("weight", weight.view)?,
             bias: None,
             out: op.out("out", out)?,
         };
-        op.apart(out, x)?;
-        op.apart(out, weight.view)?;
         if let Some(bias) = bias {
-            job.bias = Some((bias.dtype, op.float_row("bias", bias, n_out)?));
-            op.apart(out, bias)?;
+            job.bias = Some((bias.dtype, op.floats("bias", bias)?));
         }
         with_element!(weight.view.dtype, E => match weight.order {
             Order::OutIn => self.out_in::<E>(job),

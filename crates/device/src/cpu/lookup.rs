@@ -21,10 +21,7 @@ impl CpuDevice {
         accumulate: bool,
     ) -> Result<()> {
         let op = self.op("gather");
-        op.shape("ids", ids, out.rows, 1)?;
-        op.shape("table", table, table.rows, out.cols)?;
-        op.apart(out, table)?;
-        op.apart(out, ids)?;
+        op.gather(table, ids, out)?;
         let (dtype, table) = (table.dtype, op.floats("table", table)?);
         let (ids, out) = (op.i32("ids", ids)?, op.out("out", out)?);
         let chosen = self.indices("gather", "table", ids, table.rows)?;
@@ -44,12 +41,7 @@ impl CpuDevice {
         out: View,
     ) -> Result<()> {
         let op = self.op("scatter_add");
-        op.shape("ids", ids, src.rows, 1)?;
-        op.shape("weights", weights, src.rows, 1)?;
-        op.shape("out", out, out.rows, src.cols)?;
-        for input in [src, ids, weights] {
-            op.apart(out, input)?;
-        }
+        op.scatter_add(src, ids, weights, out)?;
         let (src, ids) = (op.f32("src", src)?, op.i32("ids", ids)?);
         let (weights, out) = (op.f32("weights", weights)?, op.out("out", out)?);
         let chosen = self.indices("scatter_add", "out", ids, out.rows)?;
@@ -94,22 +86,8 @@ impl CpuDevice {
         out: View,
     ) -> Result<()> {
         let op = self.op("split");
-        op.ensure(width > 0 && out.cols.is_multiple_of(width), || {
-            format!("out has {} columns, not a multiple of {width}", out.cols)
-        })?;
-        op.ensure(x.rows == out.rows, || {
-            format!("out has {} rows, x {}", out.rows, x.rows)
-        })?;
+        op.split(x, first, stride, width, out)?;
         let groups = out.cols / width;
-        let last = groups.saturating_sub(1).checked_mul(stride);
-        let end = last.and_then(|last| last.checked_add(first)?.checked_add(width));
-        op.ensure(groups == 0 || end.is_some_and(|end| end <= x.cols), || {
-            format!(
-                "{groups} groups of {width} at {first}, {stride} apart, do not fit in {} columns",
-                x.cols
-            )
-        })?;
-        op.apart(out, x)?;
         let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
         self.by_rows(out.rows, out.cols, &|_, rows| {
             for row in rows {

@@ -22,14 +22,10 @@ impl CpuDevice {
         out: View,
     ) -> Result<()> {
         let op = self.op("norm");
-        op.shape("out", out, x.rows, x.cols)?;
-        op.same_or_apart(out, x)?;
-        let w = op.float_row("weight", weight, x.cols)?;
-        op.apart(out, weight)?;
-        let mut parameters = vec![(weight.dtype, w)];
+        op.norm(x, weight, bias, out)?;
+        let mut parameters = vec![(weight.dtype, op.floats("weight", weight)?)];
         if let Some(bias) = bias {
-            parameters.push((bias.dtype, op.float_row("bias", bias, x.cols)?));
-            op.apart(out, bias)?;
+            parameters.push((bias.dtype, op.floats("bias", bias)?));
         }
         let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
         self.by_rows(x.rows, x.cols, &|thread, rows| {

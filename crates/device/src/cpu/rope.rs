@@ -21,12 +21,9 @@ impl CpuDevice {
     ) -> Result<()> {
         let op = self.op("rope_table");
         let n = frequencies.cols;
-        op.shape("positions", positions, out.rows, 1)?;
-        op.shape("out", out, out.rows, 2 * n)?;
-        op.apart(out, positions)?;
-        op.apart(out, frequencies)?;
+        op.rope_table(positions, frequencies, out)?;
         let dtype = frequencies.dtype;
-        let row = op.float_row("frequencies", frequencies, n)?;
+        let row = op.floats("frequencies", frequencies)?;
         let (positions, out) = (op.i32("positions", positions)?, op.out("out", out)?);
         // Read once as f32, whatever they are stored as.
         let frequencies: Vec<f32> = (0..n)
@@ -62,17 +59,7 @@ impl CpuDevice {
         style: RopeStyle,
     ) -> Result<()> {
         let op = self.op("rope");
-        op.ensure(d_head > 0 && x.cols.is_multiple_of(d_head), || {
-            format!("x has {} columns, not a multiple of {d_head}", x.cols)
-        })?;
-        op.ensure(table.cols.is_multiple_of(2) && table.cols <= d_head, || {
-            format!(
-                "a table of {} columns does not rotate heads of {d_head}",
-                table.cols
-            )
-        })?;
-        op.shape("table", table, x.rows, table.cols)?;
-        op.apart(x, table)?;
+        op.rope(x, table, d_head)?;
         let (x, table) = (op.out("x", x)?, op.f32("table", table)?);
         self.by_rows(x.rows, x.cols, &|_, rows| {
             self.engine.run(Rotate {

@@ -20,14 +20,7 @@ impl CpuDevice {
     ) -> Result<()> {
         let op = self.op("route");
         let k = ids.cols;
-        op.ensure(k <= logits.cols && logits.cols <= i32::MAX as usize, || {
-            format!("cannot choose {k} of {} experts", logits.cols)
-        })?;
-        op.shape("ids", ids, logits.rows, k)?;
-        op.shape("weights", weights, logits.rows, k)?;
-        for (a, b) in [(ids, logits), (weights, logits), (ids, weights)] {
-            op.apart(a, b)?;
-        }
+        op.route(logits, ids, weights)?;
         let logits = op.f32("logits", logits)?;
         let (ids, weights) = (op.out_ids("ids", ids)?, op.out("weights", weights)?);
         self.by_rows(logits.rows, logits.cols * (k + 4), &|thread, rows| {

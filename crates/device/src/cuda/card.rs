@@ -1,12 +1,13 @@
 //! A card, its context, its streams and the memory on it: the driver's calls, each with
 //! what it was for.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
+use super::blas::Blas;
 use super::kernels::Kernels;
 use super::nvml::Nvml;
 use crate::{DeviceError, Result};
@@ -29,8 +30,10 @@ impl<T> Said<T> for std::result::Result<T, result::DriverError> {
 /// A card that is in use by this process: a context on it, and the kernels compiled for
 /// it. Taken once and shared by all that runs there.
 pub struct Card {
-    // Before the context it lives in.
+    // Before the context they live in.
     pub(super) kernels: Option<Kernels>,
+    /// Missing where the library is.
+    pub(super) blas: Option<Blas>,
     ordinal: usize,
     name: String,
     bus_id: String,
@@ -63,6 +66,7 @@ impl Card {
         let context = unsafe { result::primary_ctx::retain(device) }.said("making a context")?;
         let mut card = Card {
             kernels: None,
+            blas: None,
             ordinal,
             name,
             bus_id: bus_id.clone(),
@@ -72,6 +76,7 @@ impl Card {
         };
         card.enter()?;
         card.kernels = Some(Kernels::load(&card)?);
+        card.blas = Blas::open();
         if let (Some(before), Some(after)) = (before, used()) {
             card.taken = after.saturating_sub(before) + TAKEN_LATER;
         }
@@ -135,6 +140,14 @@ impl Card {
         unsafe { result::ctx::set_current(self.context) }.said("entering the context")
     }
 
+    /// Its compute capability, times ten.
+    pub(super) fn capability(&self) -> Result<u32> {
+        use sys::CUdevice_attribute as Attribute;
+        let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok((10 * major + minor) as u32)
+    }
+
     /// A number the driver knows of the card.
     pub(super) fn attribute(&self, what: sys::CUdevice_attribute) -> Result<i32> {
         // SAFETY: a device of the driver.
@@ -151,7 +164,7 @@ impl fmt::Debug for Card {
 impl Drop for Card {
     fn drop(&mut self) {
         let _ = self.enter();
-        self.kernels = None;
+        (self.kernels, self.blas) = (None, None);
         // SAFETY: retained once, and nothing of it is used any more.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
@@ -208,7 +221,6 @@ fn bus_id(device: sys::CUdevice) -> Result<String> {
 /// Memory on the card.
 pub(super) struct Memory {
     pub(super) address: sys::CUdeviceptr,
-    pub(super) bytes: u64,
 }
 
 impl Memory {
@@ -223,7 +235,7 @@ impl Memory {
             .said("taking memory of the card")?;
         // SAFETY: the memory just taken.
         unsafe { result::memset_d8_sync(address, 0, bytes as usize) }.said("clearing memory")?;
-        Ok(Memory { address, bytes })
+        Ok(Memory { address })
     }
 }
 
@@ -231,41 +243,6 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: taken once; the owner has waited for all work that uses it.
         let _ = unsafe { result::free_sync(self.address) };
-    }
-}
-
-/// Host memory the card reads at full speed.
-pub(super) struct Pinned {
-    pub(super) start: *mut u8,
-    pub(super) bytes: usize,
-}
-
-// SAFETY: plain memory, owned.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    pub(super) fn new(bytes: usize) -> Result<Self> {
-        // Portable, and not write-combined: it is read by the host as well.
-        // SAFETY: plain memory, given back when this is dropped.
-        let start = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
-            .said("pinning host memory")?;
-        Ok(Pinned {
-            start: start.cast(),
-            bytes,
-        })
-    }
-
-    pub(super) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: owned memory of this length; the driver gave it zeroed or not, any
-        // byte is a byte.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: taken once, and no copy of it is under way: all are waited for.
-        let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
     }
 }
 

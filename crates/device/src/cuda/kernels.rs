@@ -1,220 +1,220 @@
-//! Kernels by name, and what they are given.
+//! Kernels by name: compiled by the driver when a card is opened, and put on a stream.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 
 use cudarc::driver::{result, sys};
+use djinn_kernels::{ROOMS, Room};
 
 use super::card::{Card, Said};
-use crate::check::Mat;
-use crate::{DType, DeviceError, KvLayer, Result};
+use crate::{DeviceError, Result};
 
-/// A matrix as kernels know it.
+/// A launch's size: blocks, threads of a block, shared bytes.
 #[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct MatArg {
-    at: u64,
-    rows: i32,
-    cols: i32,
-    stride: i64,
-}
-
-impl MatArg {
-    /// No matrix, where one may be left out.
-    pub(super) const NONE: MatArg = MatArg {
-        at: 0,
-        rows: 0,
-        cols: 0,
-        stride: 0,
-    };
-
-    /// A checked matrix; its elements must lie where the card can read them.
-    pub(super) fn new<T>(op: &'static str, mat: Mat<T>, dtype: DType) -> Result<Self> {
-        let fail = |detail: String| DeviceError::Shape { op, detail };
-        if !mat.address().is_multiple_of(dtype.bytes() as u64) {
-            let detail = format!("numbers of type {dtype} that are not aligned to their size");
-            return Err(fail(detail));
-        }
-        let size = |n: usize| i32::try_from(n).map_err(|_| fail(format!("{n} rows or columns")));
-        Ok(MatArg {
-            at: mat.address(),
-            rows: size(mat.rows)?,
-            cols: size(mat.cols)?,
-            stride: mat.stride as i64,
-        })
-    }
-}
-
-/// A layer's pages as kernels know them.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct KvArg {
-    at: u64,
-    page_bytes: i64,
-    pages: i32,
-    page_tokens: i32,
-    kv_heads: i32,
-    d_head: i32,
-    dtype: i32,
-}
-
-impl KvArg {
-    pub(super) fn new(base: u64, kv: &KvLayer) -> Self {
-        KvArg {
-            at: base + kv.offset,
-            page_bytes: kv.page_bytes as i64,
-            pages: kv.pages as i32,
-            page_tokens: kv.page_tokens as i32,
-            kv_heads: kv.kv_heads as i32,
-            d_head: kv.d_head as i32,
-            dtype: dtype_arg(kv.dtype),
-        }
-    }
-}
-
-/// How a row attends, as kernels know it.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct AttendArg {
-    pub(super) heads: i32,
-    /// 0 where there is none.
-    pub(super) window: i32,
-    pub(super) scale: f32,
-}
-
-/// A dtype's number in the sources.
-pub(super) fn dtype_arg(dtype: DType) -> i32 {
-    match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        DType::Bf16 => 2,
-        DType::I32 => 3,
-    }
+pub(super) struct Size {
+    pub(super) blocks: [usize; 3],
+    pub(super) threads: usize,
+    pub(super) shared: usize,
 }
 
 /// All kernels, compiled for a card.
 pub(super) struct Kernels {
-    module: sys::CUmodule,
-    functions: HashMap<&'static str, sys::CUfunction>,
-    /// Shared memory a block may take.
+    modules: Vec<Module>,
+    functions: HashMap<&'static str, Function>,
+    /// Shared memory a block may take beside what it takes anyway.
     pub(super) shared_max: usize,
 }
 
-// SAFETY: handles of the driver.
-unsafe impl Send for Kernels {}
-// SAFETY: as above.
-unsafe impl Sync for Kernels {}
+struct Module(sys::CUmodule);
 
-const NAMES: [&str; 29] = [
-    "gather",
-    "scatter_add",
-    "normalise",
-    "linear_out_in_f32",
-    "linear_out_in_f16",
-    "linear_out_in_bf16",
-    "linear_out_in_rows_f32",
-    "linear_out_in_rows_f16",
-    "linear_out_in_rows_bf16",
-    "linear_in_out_f32",
-    "linear_in_out_f16",
-    "linear_in_out_bf16",
-    "rope_table",
-    "rope",
-    "append",
-    "attend",
-    "pattern",
-    "mix",
-    "activate",
-    "gate",
-    "add",
-    "split",
-    "route",
-    "largest",
-    "edit_scale",
-    "edit_zero",
-    "edit_add",
-    "edit_replace",
-    "edit_project_out",
-];
+// SAFETY: a handle of the driver.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+#[derive(Clone, Copy)]
+struct Function {
+    handle: sys::CUfunction,
+    /// Whether it waits by itself for the one before it, so that it may be put on the
+    /// card before that has ended.
+    follows: bool,
+}
+
+// SAFETY: a handle of the driver.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// Kernels for this capability and later wait for the one before them by themselves.
+const FOLLOWS: u32 = 90;
 
 const SHARED_MAX: sys::CUdevice_attribute =
     sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-
-/// Those that take as much shared memory as a row sees keys.
-const WIDE: [&str; 2] = ["attend", "pattern"];
-/// What they take beside: partial sums.
+/// Shared bytes kernels take beside what is asked for: partial sums.
 const SHARED_OTHER: usize = 1024;
 
 impl Kernels {
-    /// Has the driver compile them.
+    /// Has the driver compile them, room by room side by side; it keeps the result for
+    /// the next time.
     pub(super) fn load(card: &Card) -> Result<Self> {
-        card.enter()?;
-        let text = CString::new(djinn_kernels::PTX).expect("PTX is text");
-        // SAFETY: text that ends with a zero, as the driver wants it.
-        let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
-            .said("compiling the kernels for this card")?;
+        let capability = card.capability()?;
+        if capability < 80 {
+            let (major, minor) = (capability / 10, capability % 10);
+            return Err(DeviceError::Setup(format!(
+                "{}: {} has compute capability {major}.{minor}; the kernels need 8.0 or later; use \
+                 --device cpu",
+                card.label(),
+                card.name()
+            )));
+        }
+        let loaded: Vec<Result<Loaded>> = std::thread::scope(|scope| {
+            let compile = |room| scope.spawn(move || compile(card, room));
+            let threads: Vec<_> = fitting(capability).into_iter().map(compile).collect();
+            let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
+            let panicked = |_| Err(DeviceError::Setup("compiling the kernels panicked".into()));
+            joined
+                .map(|result| result.unwrap_or_else(panicked))
+                .collect()
+        });
         let mut kernels = Kernels {
-            module,
+            modules: Vec::new(),
             functions: HashMap::new(),
             shared_max: card.attribute(SHARED_MAX)? as usize - SHARED_OTHER,
         };
-        for name in NAMES {
-            let text = CString::new(name).expect("names are text");
-            // SAFETY: a module just loaded.
-            let function =
-                unsafe { result::module::get_function(module, text) }.said("finding a kernel")?;
-            kernels.functions.insert(name, function);
+        for loaded in loaded {
+            let (module, functions) = loaded?;
+            kernels.modules.push(module);
+            kernels.functions.extend(functions);
         }
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        for name in WIDE {
-            let function = kernels.functions[name];
-            let bytes = kernels.shared_max as i32;
-            // SAFETY: a function of the module above.
-            unsafe { result::function::set_function_attribute(function, attribute, bytes) }
-                .said("asking for shared memory")?;
+        for (name, function) in &kernels.functions {
+            if ["attend", "pattern"].contains(name) || name.starts_with("attend_") {
+                allow_shared(*function, kernels.shared_max)?;
+            }
         }
         Ok(kernels)
     }
 
     /// Puts a kernel on a stream. Arguments are pointers to what its parameters take.
+    /// `close` says that what comes before it there is a kernel too, or nothing.
     ///
     /// # Safety
     /// They must be of the types the sources say, and places they name must stay until
     /// the stream has passed the kernel.
     pub(super) unsafe fn launch(
         &self,
-        name: &'static str,
-        (grid, block, shared): ((usize, usize), usize, usize),
+        name: &str,
+        size: Size,
         stream: sys::CUstream,
+        close: bool,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let (x, y) = grid;
-        if x == 0 || y == 0 {
+        let [x, y, z] = size.blocks;
+        if x == 0 || y == 0 || z == 0 {
             return Ok(());
         }
-        if y > 65_535 {
-            let detail = format!("{y} rows at once; a card takes 65535");
-            return Err(DeviceError::Shape { op: name, detail });
+        let function = self.functions[name];
+        let failed = |detail: String| DeviceError::Setup(format!("{name}: {detail}"));
+        if y > 65_535 || z > 65_535 {
+            return Err(failed(format!(
+                "{y} by {z} rows at once; a card takes 65535"
+            )));
         }
-        let grid = (x as u32, y as u32, 1);
-        // SAFETY: the caller's.
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x as u32,
+            gridDimY: y as u32,
+            gridDimZ: z as u32,
+            blockDimX: size.threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: size.shared as u32,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(function.follows && close),
+        };
+        // SAFETY: a function of a module that is loaded; the rest is the caller's.
         unsafe {
-            result::launch_kernel(
-                self.functions[name],
-                grid,
-                (block as u32, 1, 1),
-                shared as u32,
-                stream,
-                arguments,
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                function.handle,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         }
-        .said(name)
+        .result()
+        .said("putting a kernel on the card")
+        .map_err(|error| failed(error.to_string()))
     }
 }
 
-impl Drop for Kernels {
+type Loaded = (Module, Vec<(&'static str, Function)>);
+
+/// Of each room the latest that the card can run.
+fn fitting(capability: u32) -> Vec<Room> {
+    let mut rooms: HashMap<&str, Room> = HashMap::new();
+    for room in ROOMS
+        .into_iter()
+        .filter(|room| room.capability <= capability)
+    {
+        rooms.insert(room.name, room);
+    }
+    rooms.into_values().collect()
+}
+
+fn compile(card: &Card, room: Room) -> Result<Loaded> {
+    card.enter()?;
+    let text = CString::new(room.ptx).expect("PTX is text");
+    // SAFETY: text that ends with a zero, as the driver wants it.
+    let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
+        .said("compiling the kernels for this card")?;
+    let function = |name: &'static str| {
+        let text = CString::new(name).expect("names are text");
+        // SAFETY: a module just loaded.
+        let handle = unsafe { result::module::get_function(module, text) };
+        let function = Function {
+            handle: handle.said("finding a kernel")?,
+            follows: room.capability >= FOLLOWS,
+        };
+        Ok((name, function))
+    };
+    let functions: Result<Vec<_>> = room.kernels().map(function).collect();
+    Ok((Module(module), functions?))
+}
+
+fn allow_shared(function: Function, bytes: usize) -> Result<()> {
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: a function of a loaded module.
+    unsafe { result::function::set_function_attribute(function.handle, attribute, bytes as i32) }
+        .said("asking for shared memory")
+}
+
+impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded once, and nothing of it runs any more.
-        let _ = unsafe { result::module::unload(self.module) };
+        let _ = unsafe { result::module::unload(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fitting;
+
+    #[test]
+    fn a_card_takes_the_latest_it_can_run() {
+        for (capability, expect) in [(80, 80), (89, 80), (90, 90), (120, 90)] {
+            let rooms = fitting(capability);
+            let few = rooms
+                .iter()
+                .find(|room| room.name == "product_few")
+                .unwrap();
+            assert_eq!(few.capability, expect);
+            assert_eq!(rooms.len(), 9);
+        }
     }
 }

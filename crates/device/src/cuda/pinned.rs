@@ -6,11 +6,55 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys;
+use cudarc::driver::{result, sys};
 
 use super::card::{Card, Said};
 use crate::host::Keeper;
 use crate::{Result, Span};
+
+/// Host memory the card reads at full speed.
+pub(super) struct Pinned {
+    pub(super) start: *mut u8,
+    pub(super) bytes: usize,
+}
+
+// SAFETY: plain memory, owned.
+unsafe impl Send for Pinned {}
+// SAFETY: shared only as a place that kernels write.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    pub(super) fn new(bytes: usize) -> Result<Self> {
+        // For every context, and not write-combined: it is read by the host as well. Kernels
+        // reach it at the same address.
+        // SAFETY: plain memory, given back when this is dropped.
+        let start = unsafe {
+            result::malloc_host(
+                bytes,
+                sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP,
+            )
+        }
+        .said("pinning host memory")?;
+        let mut pinned = Pinned {
+            start: start.cast(),
+            bytes,
+        };
+        pinned.bytes().fill(0);
+        Ok(pinned)
+    }
+
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: owned memory of this length; any byte is a byte.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: taken once, and no copy of it is under way: all are waited for.
+        let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
+    }
+}
 
 /// Bytes registered at a time.
 pub(super) const GRANULE: u64 = 256 << 20;

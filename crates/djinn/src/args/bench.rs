@@ -31,6 +31,8 @@ pub enum Bench {
     Prefill(BenchPrefillArgs),
     /// How fast a model's files are read, by number of workers and size of chunks
     Link(BenchLinkArgs),
+    /// Every operation at the shapes of a model, by itself
+    Operations(BenchOperationsArgs),
     /// A model that does not fit: its passes beside what link and compute take alone
     Stream(BenchStreamArgs),
 }
@@ -130,6 +132,36 @@ pub struct BenchPrefillArgs {
     /// Times to run it; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub repeat: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn bench operations`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Rows above 64 run as a prompt's, others as generated tokens do. Operands take turns in
+memory, so that no cache holds them.
+
+Example:
+  djinn bench operations --device cuda:0 --model shape:llama-2-13b --rows 1,16,2048")]
+pub struct BenchOperationsArgs {
+    /// A folder, a pulled hub id, or a shape: only its sizes count
+    #[arg(long, value_name = "M", default_value = "shape:llama-2-13b")]
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Rows of each
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "1,8,16,512,2048"
+    )]
+    pub rows: Vec<usize>,
+    /// Keys that generated tokens see
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
+    pub context: usize,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use djinn_device::selftest::{Case, SLAB_BYTES, selftest as run};
+use djinn_device::selftest::{Case, SCRATCH, SLAB_BYTES, selftest as run};
 use djinn_engine::Backend;
 use serde_json::json;
 
@@ -18,8 +18,8 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
         threads: Some(1),
         isa: Some(djinn_device::cpu::Isa::Scalar),
     };
-    let reference = reference.open(SLAB_BYTES)?;
-    let device = args.device.backend()?.open(SLAB_BYTES)?;
+    let reference = reference.open(SLAB_BYTES, SCRATCH)?;
+    let device = args.device.backend()?.open(SLAB_BYTES, SCRATCH)?;
     let seed = args.seed.unwrap_or_else(super::run::fresh_seed);
     let mut cases = Vec::new();
     run(&*reference, &*device, seed, &mut |case| cases.push(case))?;

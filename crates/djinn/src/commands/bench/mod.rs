@@ -3,6 +3,7 @@
 mod decode;
 mod link;
 mod memory;
+mod operations;
 mod prefill;
 mod stream;
 
@@ -25,6 +26,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Bench::Decode(args) => decode::decode(&args),
         Bench::Prefill(args) => prefill::prefill(&args),
         Bench::Link(args) => link::link(&args),
+        Bench::Operations(args) => operations::operations(&args),
         Bench::Stream(args) => stream::stream(&args),
     }
 }

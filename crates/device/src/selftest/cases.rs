@@ -1,195 +1,22 @@
-//! Every operation of one device against another, on fresh random input of awkward
-//! shapes: what a new backend, a new card or a new driver has to pass.
+//! Each operation by itself, in every dtype and awkward shape.
 
-use half::{bf16, f16};
-
+use super::{FLOATS, Pair, Report, Test};
 use crate::{
     Activation, Attention, DType, Device, Edit, KvLayer, NormKind, Order, Phase, Result, RopeStyle,
-    Rows, Span, Stream, View, Weight,
+    Rows, Weight,
 };
 
-/// Bytes of slab a self-test needs of each device.
-pub const SLAB_BYTES: u64 = 64 << 20;
-
-/// How one case went.
-#[derive(Clone, Debug)]
-pub struct Case {
-    /// The operation.
-    pub op: &'static str,
-    /// Dtype, shape and whatever else was special.
-    pub what: String,
-    /// `‖found − expected‖ / ‖expected‖`; infinite where something is not a number.
-    pub error: f64,
-    /// The largest error that passes.
-    pub limit: f64,
-}
-
-impl Case {
-    /// Whether it passed.
-    pub fn passed(&self) -> bool {
-        self.error <= self.limit
-    }
-}
-
-/// Sums of f32 in another order, exponentials of another library.
-const LIMIT: f64 = 2e-6;
-const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-
-/// Runs every case and reports each as it ends.
-pub fn selftest(
-    reference: &dyn Device,
-    device: &dyn Device,
-    seed: u64,
-    report: &mut dyn FnMut(Case),
-) -> Result<()> {
-    let mut pair = Pair {
-        both: [reference, device],
-        random: seed,
-        end: 0,
-    };
-    for test in [
-        lookups,
-        norms,
-        products,
-        ropes,
-        attention,
-        elementwise,
-        routing,
-        edits,
-    ] {
-        test(&mut pair, report)?;
-    }
-    Ok(())
-}
-
-type Report<'a> = &'a mut dyn FnMut(Case);
-
-/// Two devices with the same bytes in their slabs.
-struct Pair<'a> {
-    both: [&'a dyn Device; 2],
-    random: u64,
-    /// Bytes of the slab in use by this case.
-    end: u64,
-}
-
-impl Pair<'_> {
-    /// The next case may use the whole slab again.
-    fn start(&mut self) {
-        self.end = 0;
-    }
-
-    fn number(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.random;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    /// Between −1 and 1.
-    fn float(&mut self) -> f32 {
-        (self.number() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    fn below(&mut self, limit: usize) -> i32 {
-        (self.number() % limit as u64) as i32
-    }
-
-    /// A place for a matrix, off any alignment but its elements' own, with gaps between
-    /// rows where `gap` says so.
-    fn place(&mut self, dtype: DType, rows: usize, cols: usize, gap: usize) -> View {
-        let size = dtype.bytes() as u64;
-        let offset = self.end.next_multiple_of(64) + size;
-        let view = View {
-            offset,
-            dtype,
-            rows,
-            cols,
-            stride: cols + gap,
-        };
-        self.end = offset + (rows * (cols + gap)) as u64 * size;
-        assert!(self.end <= SLAB_BYTES, "a case fits the slab");
-        view
-    }
-
-    fn upload(&self, view: View, bytes: &[u8]) -> Result<()> {
-        let span = Span {
-            offset: view.offset,
-            bytes: bytes.len() as u64,
-        };
-        self.both
-            .iter()
-            .try_for_each(|device| device.upload(Stream::Compute, span, bytes))
-    }
-
-    /// Random numbers, in every element and gap.
-    fn floats(&mut self, dtype: DType, rows: usize, cols: usize, gap: usize) -> Result<View> {
-        let view = self.place(dtype, rows, cols, gap);
-        let mut bytes = Vec::new();
-        for _ in 0..rows * view.stride {
-            let x = self.float();
-            match dtype {
-                DType::F16 => bytes.extend(f16::from_f32(x).to_le_bytes()),
-                DType::Bf16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
-                _ => bytes.extend(x.to_le_bytes()),
-            }
-        }
-        self.upload(view, &bytes)?;
-        Ok(view)
-    }
-
-    fn ids(&mut self, rows: usize, cols: usize, ids: &[i32]) -> Result<View> {
-        let view = self.place(DType::I32, rows, cols, 0);
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.upload(view, &bytes)?;
-        Ok(view)
-    }
-
-    /// An output full of what must not be left there.
-    fn poisoned(&mut self, rows: usize, cols: usize, gap: usize) -> Result<View> {
-        let view = self.place(DType::F32, rows, cols, gap);
-        let poison = f32::NAN.to_le_bytes().repeat(rows * view.stride);
-        self.upload(view, &poison)?;
-        Ok(view)
-    }
-
-    /// Runs an operation on both and compares what they left in a view.
-    fn check(
-        &self,
-        op: &'static str,
-        what: String,
-        out: View,
-        report: Report<'_>,
-        run: impl Fn(&dyn Device) -> Result<()>,
-    ) -> Result<()> {
-        let mut left = [const { Vec::new() }; 2];
-        for (device, left) in self.both.iter().zip(&mut left) {
-            run(*device)?;
-            *left = vec![0.0; out.rows * out.cols];
-            device.download(out, left)?;
-        }
-        let error = difference(&left[0], &left[1]);
-        let limit = LIMIT;
-        report(Case {
-            op,
-            what,
-            error,
-            limit,
-        });
-        Ok(())
-    }
-}
-
-fn difference(expect: &[f32], found: &[f32]) -> f64 {
-    let wide = |x: &f32| f64::from(*x);
-    let pairs = || expect.iter().map(wide).zip(found.iter().map(wide));
-    if !pairs().all(|(a, b)| a.is_finite() && b.is_finite()) {
-        return f64::INFINITY;
-    }
-    let off: f64 = pairs().map(|(a, b)| (a - b).powi(2)).sum();
-    let all: f64 = pairs().map(|(a, _)| a.powi(2)).sum();
-    if off == 0.0 { 0.0 } else { (off / all).sqrt() }
-}
+pub(super) const ALL: [Test; 9] = [
+    lookups,
+    norms,
+    products,
+    ropes,
+    attention,
+    elementwise,
+    routing,
+    largest,
+    edits,
+];
 
 fn lookups(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     for dtype in FLOATS {
@@ -443,22 +270,7 @@ fn routing(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             pair.check("route", what.clone(), weights, report, |device| {
                 device.route(logits, renormalise, ids, weights)
             })?;
-            let mut found = [const { Vec::new() }; 2];
-            for (device, found) in pair.both.iter().zip(&mut found) {
-                *found = vec![0; rows * chosen];
-                device.download_ids(ids, found)?;
-            }
-            let error = if found[0] == found[1] {
-                0.0
-            } else {
-                f64::INFINITY
-            };
-            report(Case {
-                op: "route",
-                what: what + ", ids",
-                error,
-                limit: 0.0,
-            });
+            pair.check_ids("route", what + ", ids", ids, report, |_| Ok(()))?;
         }
     }
     Ok(())
@@ -495,29 +307,18 @@ fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{SLAB_BYTES, selftest};
-    use crate::cpu::{CpuDevice, CpuOptions, Isa};
-
-    fn cpu(isa: Option<Isa>) -> CpuDevice {
-        let options = CpuOptions {
-            threads: Some(1),
-            slab_bytes: SLAB_BYTES,
-            isa,
-        };
-        CpuDevice::new(options).unwrap()
+fn largest(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    for (rows, cols) in [(1, 1), (3, 200), (5, 32_000)] {
+        pair.start();
+        let x = pair.floats(DType::F32, rows, cols, 3)?;
+        let ids = pair.place(DType::I32, rows, 1, 0);
+        pair.check_ids(
+            "largest",
+            format!("[{rows}, {cols}]"),
+            ids,
+            report,
+            |device| device.largest(x, ids),
+        )?;
     }
-
-    #[test]
-    fn instruction_sets_agree_to_the_bit() {
-        let (reference, device) = (cpu(Some(Isa::Scalar)), cpu(None));
-        let mut cases = 0;
-        selftest(&reference, &device, 1, &mut |case| {
-            assert_eq!(case.error, 0.0, "{} {}", case.op, case.what);
-            cases += 1;
-        })
-        .unwrap();
-        assert!(cases > 150, "{cases}");
-    }
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! What is checked before an operation touches the slab.
 
+mod shapes;
+
 use crate::{DType, DeviceError, KvLayer, Result, Span, View};
 
 /// A checked matrix: every element lies in the slab, at any alignment.
@@ -118,12 +120,6 @@ impl Op {
             format!("{what} is i32, not a float")
         })?;
         self.place(view)
-    }
-
-    /// One row of any float type, `cols` wide.
-    pub(crate) fn float_row(&self, what: &str, view: View, cols: usize) -> Result<Mat<u8>> {
-        self.shape(what, view, 1, cols)?;
-        self.floats(what, view)
     }
 
     /// An f32 output: its rows must not overlap each other.
@@ -246,7 +242,7 @@ fn crosses(a: Span, b: Span) -> bool {
 
 /// Whether two views share a byte. Column groups of one matrix interleave without
 /// sharing any; other interleavings count as sharing.
-fn overlap(a: View, b: View) -> bool {
+pub(crate) fn overlap(a: View, b: View) -> bool {
     if !crosses(reach(a), reach(b)) {
         return false;
     }

@@ -1,0 +1,168 @@
+//! What kernels are given, as the sources have it.
+
+use crate::check::Mat;
+use crate::{Activation, Attention, DType, DeviceError, KvLayer, Result};
+
+/// A matrix.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct MatArg {
+    pub(super) at: u64,
+    pub(super) rows: i32,
+    pub(super) cols: i32,
+    pub(super) stride: i64,
+}
+
+impl MatArg {
+    /// No matrix, where one may be left out.
+    pub(super) const NONE: MatArg = MatArg {
+        at: 0,
+        rows: 0,
+        cols: 0,
+        stride: 0,
+    };
+
+    /// A checked matrix; its elements must lie where the card can read them.
+    pub(super) fn new<T>(op: &'static str, mat: Mat<T>, dtype: DType) -> Result<Self> {
+        let fail = |detail: String| DeviceError::Shape { op, detail };
+        if !mat.address().is_multiple_of(dtype.bytes() as u64) {
+            let detail = format!("numbers of type {dtype} that are not aligned to their size");
+            return Err(fail(detail));
+        }
+        let size = |n: usize| i32::try_from(n).map_err(|_| fail(format!("{n} rows or columns")));
+        Ok(MatArg {
+            at: mat.address(),
+            rows: size(mat.rows)?,
+            cols: size(mat.cols)?,
+            stride: mat.stride as i64,
+        })
+    }
+}
+
+/// A layer's pages.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct KvArg {
+    at: u64,
+    page_bytes: i64,
+    pages: i32,
+    page_tokens: i32,
+    kv_heads: i32,
+    d_head: i32,
+    dtype: i32,
+    page_shift: i32,
+}
+
+impl KvArg {
+    pub(super) fn new(base: u64, kv: &KvLayer) -> Self {
+        KvArg {
+            at: base + kv.offset,
+            page_bytes: kv.page_bytes as i64,
+            pages: kv.pages as i32,
+            page_tokens: kv.page_tokens as i32,
+            kv_heads: kv.kv_heads as i32,
+            d_head: kv.d_head as i32,
+            dtype: dtype_arg(kv.dtype),
+            page_shift: kv.page_tokens.trailing_zeros() as i32,
+        }
+    }
+}
+
+/// How a row attends.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct AttendArg {
+    heads: i32,
+    /// 0 where there is none.
+    window: i32,
+    scale: f32,
+}
+
+impl AttendArg {
+    pub(super) fn new(how: Attention) -> Self {
+        let window = |w| i32::try_from(w).unwrap_or(i32::MAX);
+        AttendArg {
+            heads: how.heads as i32,
+            window: how.window.map_or(0, window),
+            scale: how.scale,
+        }
+    }
+}
+
+/// A copy of an output in the type of the weights it meets next.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct ShadowArg {
+    pub(super) at: u64,
+    pub(super) stride: i64,
+    pub(super) dtype: i32,
+}
+
+impl ShadowArg {
+    /// No copy.
+    pub(super) const NONE: ShadowArg = ShadowArg {
+        at: 0,
+        stride: 0,
+        dtype: 0,
+    };
+}
+
+/// What the units of one attention leave for the last of its blocks.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct UnitsArg {
+    pub(super) parts: u64,
+    pub(super) finished: u64,
+    pub(super) count: i32,
+    pub(super) per_block: i32,
+}
+
+/// One of several matrices that meet the same inputs.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct PartArg {
+    pub(super) weights: u64,
+    pub(super) bias: u64,
+    pub(super) out: u64,
+    pub(super) weight_stride: i64,
+    pub(super) out_stride: i64,
+    pub(super) outputs: i32,
+    pub(super) bias_dtype: i32,
+}
+
+/// A product of few rows.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct FewArg {
+    pub(super) x: u64,
+    pub(super) x_stride: i64,
+    pub(super) rows: i32,
+    pub(super) inputs: i32,
+    pub(super) parts: i32,
+    pub(super) part: [PartArg; FewArg::PARTS],
+}
+
+impl FewArg {
+    /// Matrices of one launch at most.
+    pub(super) const PARTS: usize = 3;
+}
+
+/// A dtype's number.
+pub(super) fn dtype_arg(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::Bf16 => 2,
+        DType::I32 => 3,
+    }
+}
+
+/// A function's number.
+pub(super) fn activation_arg(f: Activation) -> i32 {
+    match f {
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::GeluTanh => 2,
+        Activation::Relu => 3,
+    }
+}

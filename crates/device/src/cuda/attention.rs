@@ -1,0 +1,243 @@
+//! Attention: which kernel takes which. Type, head and phase decide, never the number of
+//! rows.
+
+use super::CudaDevice;
+use super::args::{AttendArg, KvArg, MatArg, UnitsArg};
+use super::kernels::Size;
+use super::scratch::UNIT_KEYS;
+use super::work::{Pending, THREADS, Turn, Work, columns, elements, launch};
+use crate::check::Op;
+use crate::{Attention, DType, KvLayer, Phase, Result, Rows, View};
+
+/// Threads of a block of the fast kernels, query heads that one shares keys with, and rows
+/// of a prompt it takes, as the sources have it.
+const FAST_THREADS: usize = 128;
+const ONE_HEADS: usize = 8;
+/// Blocks that fill a card a few times over, and units of one at most.
+const ONE_BLOCKS: usize = 1024;
+const ONE_UNITS: usize = 8;
+const MANY_ROWS: usize = 64;
+/// Tiles of keys and of values, two of each, of so many tokens.
+const MANY_TILES: usize = 4 * 64;
+
+impl CudaDevice {
+    fn whose(&self, op: Op, rows: Rows) -> Result<[MatArg; 3]> {
+        Ok([
+            self.i32(op, "positions", rows.positions)?,
+            self.i32(op, "sequences", rows.sequences)?,
+            self.i32(op, "tables", rows.tables)?,
+        ])
+    }
+
+    pub(super) fn do_append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
+        let op = self.op("append");
+        op.append(k, v, rows, &kv)?;
+        let work = &mut *self.lock();
+        let turns = turns_of(work, k, &kv);
+        if turns.is_none() {
+            self.put_pending(work)?;
+        }
+        let [positions, sequences, tables] = self.whose(op, rows)?;
+        let pages = KvArg::new(self.slab.address, &kv);
+        let (k_arg, v) = (self.f32(op, "k", k)?, self.f32(op, "v", v)?);
+        let Some([q, _]) = turns else {
+            return launch!(self, work, "append", elements(k); k_arg, v, positions, sequences,
+                           tables, pages, self.fault.start);
+        };
+        work.pending = Pending::Nothing;
+        let pairs = (q.x.0.cols + 2 * k.cols) / 2;
+        launch!(self, work, "rope_append", columns(pairs, k.rows); q.x.1, k_arg, v, q.table.1,
+                q.interleaved, positions, sequences, tables, pages, self.fault.start)
+    }
+
+    pub(super) fn do_attend(
+        &self,
+        q: View,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("attend");
+        op.attend(q, rows, &kv, how, out)?;
+        let work = &mut *self.ready()?;
+        let Some(kernel) = fast(&kv) else {
+            return self.attend_simple(work, op, q, rows, kv, how, out);
+        };
+        let [positions, sequences, tables] = self.whose(op, rows)?;
+        let from = self.f32(op, "q", q)?;
+        let (to, shadow) = self.out_with_shadow(work, op, out)?;
+        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
+        if rows.phase == Phase::Prompt {
+            let size = Size {
+                blocks: [how.heads, q.rows.div_ceil(MANY_ROWS), 1],
+                threads: FAST_THREADS,
+                shared: MANY_TILES * kernel.width * 2,
+            };
+            let name = format!("attend_many_{}", kernel.name);
+            return launch!(self, work, &name, size; from, positions, sequences, tables, pages,
+                           attend, to, shadow, self.fault.start);
+        }
+        let groups = kv.kv_heads * (how.heads / kv.kv_heads).div_ceil(ONE_HEADS);
+        let units = self.units(op, groups, q.rows, rows, &kv, how)?;
+        let stages = (units.per_block as usize).min(2);
+        let size = Size {
+            blocks: [
+                units.count.div_ceil(units.per_block) as usize,
+                groups,
+                q.rows,
+            ],
+            threads: FAST_THREADS,
+            shared: stages * 2 * UNIT_KEYS * kernel.width * 2,
+        };
+        let name = format!("attend_one_{}", kernel.name);
+        launch!(self, work, &name, size; from, positions, sequences, tables, pages, attend, to,
+                units, shadow, self.fault.start)
+    }
+
+    /// Where what the units of a context give is left until the last block is done, and
+    /// how many units a block takes: enough blocks to fill the card, and no more.
+    fn units(
+        &self,
+        op: Op,
+        groups: usize,
+        count: usize,
+        rows: Rows,
+        kv: &KvLayer,
+        how: Attention,
+    ) -> Result<UnitsArg> {
+        let units = (rows.tables.cols * kv.page_tokens).div_ceil(UNIT_KEYS);
+        let (parts, finished) = (self.scratch.parts_at(), self.scratch.finished_at());
+        let bytes = 4 * (count * how.heads * units * (kv.d_head + 2)) as u64;
+        let counters = (4 * count * groups) as u64;
+        let fits = bytes <= finished - parts && counters <= self.scratch.bytes() - finished;
+        op.ensure(fits, || {
+            format!("{count} rows of {units} units are more than was said to come")
+        })?;
+        let per_block = count * groups * units / ONE_BLOCKS;
+        Ok(UnitsArg {
+            parts: self.scratch_at(parts),
+            finished: self.scratch_at(finished),
+            count: units as i32,
+            per_block: per_block.clamp(1, ONE_UNITS) as i32,
+        })
+    }
+
+    fn attend_simple(
+        &self,
+        work: &mut Work,
+        op: Op,
+        q: View,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        out: View,
+    ) -> Result<()> {
+        let size = self.with_scores(op, how.heads, q.rows, rows, &kv)?;
+        let [positions, sequences, tables] = self.whose(op, rows)?;
+        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
+        let (q, to) = (self.f32(op, "q", q)?, self.out(work, op, "out", out)?);
+        launch!(self, work, "attend", size; q, positions, sequences, tables, pages, attend, to,
+                self.fault.start)
+    }
+
+    pub(super) fn do_pattern(
+        &self,
+        q: View,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("pattern");
+        op.pattern(q, rows, &kv, how, out)?;
+        let work = &mut *self.ready()?;
+        let size = self.with_scores(op, how.heads, q.rows, rows, &kv)?;
+        let [positions, sequences, tables] = self.whose(op, rows)?;
+        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
+        let (q, to) = (self.f32(op, "q", q)?, self.out(work, op, "out", out)?);
+        launch!(self, work, "pattern", size; q, positions, sequences, tables, pages, attend, to,
+                self.fault.start)
+    }
+
+    pub(super) fn do_mix(
+        &self,
+        pattern: View,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        out: View,
+    ) -> Result<()> {
+        let op = self.op("mix");
+        op.mix(pattern, rows, &kv, how, out)?;
+        let work = &mut *self.ready()?;
+        let size = Size {
+            blocks: [how.heads, out.rows, 1],
+            threads: THREADS,
+            shared: 0,
+        };
+        let [positions, sequences, tables] = self.whose(op, rows)?;
+        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
+        let pattern = self.f32(op, "pattern", pattern)?;
+        let to = self.out(work, op, "out", out)?;
+        launch!(self, work, "mix", size; pattern, positions, sequences, tables, pages, attend, to,
+                self.fault.start)
+    }
+
+    /// A block for every row and head, with room for the score of every key a row could see.
+    fn with_scores(
+        &self,
+        op: Op,
+        heads: usize,
+        count: usize,
+        rows: Rows,
+        kv: &KvLayer,
+    ) -> Result<Size> {
+        let keys = rows.tables.cols.saturating_mul(kv.page_tokens);
+        let most = self.card.kernels().shared_max / 4;
+        op.ensure(keys <= most, || {
+            format!("contexts of {keys} keys; this card holds the scores of {most}")
+        })?;
+        Ok(Size {
+            blocks: [heads, count, 1],
+            threads: THREADS,
+            shared: 4 * keys,
+        })
+    }
+}
+
+/// The rotations that are held back, queries first, if they are those that go with keys.
+fn turns_of(work: &Work, k: View, kv: &KvLayer) -> Option<[Turn; 2]> {
+    let Pending::Turns(turns) = &work.pending else {
+        return None;
+    };
+    let [a, b] = turns[..] else { return None };
+    let (q, key) = if b.x.0 == k { (a, b) } else { (b, a) };
+    let same = q.table.0 == key.table.0 && q.interleaved == key.interleaved;
+    let heads = q.d_head == kv.d_head && key.d_head == kv.d_head && kv.d_head.is_multiple_of(2);
+    let rows = key.x.0 == k && q.x.0 != k && q.x.0.rows == k.rows;
+    (same && heads && rows).then_some([q, key])
+}
+
+/// A kernel for a type and a width of heads.
+struct Fast {
+    name: &'static str,
+    /// Elements of a head at most.
+    width: usize,
+}
+
+/// The fast kernels for these pages, if there are any.
+fn fast(kv: &KvLayer) -> Option<Fast> {
+    let aligned = kv.offset.is_multiple_of(16) && kv.page_bytes.is_multiple_of(16);
+    if !aligned || !kv.d_head.is_multiple_of(8) || !kv.page_tokens.is_power_of_two() {
+        return None;
+    }
+    let (name, width) = match (kv.dtype, kv.d_head) {
+        (DType::F16, ..=64) => ("f16_64", 64),
+        (DType::F16, ..=128) => ("f16_128", 128),
+        (DType::Bf16, ..=64) => ("bf16_64", 64),
+        (DType::Bf16, ..=128) => ("bf16_128", 128),
+        _ => return None,
+    };
+    Some(Fast { name, width })
+}

@@ -1,0 +1,302 @@
+//! Products of many rows, by cuBLASLt: for each number of inputs one algorithm, whatever
+//! the number of rows and outputs, so that a row's result does not depend on them.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::cublaslt::{result, sys};
+
+use crate::{DType, DeviceError, Order, Result};
+
+/// A product: `out[rows, outputs] = x[rows, inputs] · W`.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    pub(super) dtype: DType,
+    pub(super) order: Order,
+    pub(super) rows: usize,
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    pub(super) x_stride: usize,
+    pub(super) weight_stride: usize,
+    pub(super) out_stride: usize,
+}
+
+/// Where its operands lie on the card.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    pub(super) x: u64,
+    pub(super) weights: u64,
+    pub(super) out: u64,
+}
+
+/// The library, and the algorithms chosen so far.
+pub(super) struct Blas {
+    handle: sys::cublasLtHandle_t,
+    chosen: Mutex<HashMap<Kind, sys::cublasLtMatmulAlgo_t>>,
+}
+
+/// What an algorithm is chosen by.
+type Kind = (DType, Order, usize);
+
+// SAFETY: a handle of the library, which may be used from any thread.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Sync for Blas {}
+
+/// What all operands are aligned to.
+pub(super) const ALIGNED: u64 = 16;
+/// Rows and outputs of the product that algorithms are chosen for.
+const TYPICAL: (usize, usize) = (2048, 8192);
+/// Algorithms looked at.
+const CANDIDATES: usize = 16;
+
+impl Blas {
+    /// `None` where the library is missing or does not start.
+    pub(super) fn open() -> Option<Self> {
+        // SAFETY: only looks for the library; without it every other call would panic.
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        Some(Blas {
+            handle: result::create_handle().ok()?,
+            chosen: Mutex::default(),
+        })
+    }
+
+    /// Puts a product on a stream.
+    ///
+    /// # Safety
+    /// Operands must lie on the card as the product says until the stream has passed it.
+    pub(super) unsafe fn run(
+        &self,
+        product: Product,
+        at: Operands,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        let layouts = Layouts::new(product)?;
+        let algorithm = self.algorithm(product)?;
+        let (one, zero) = (1.0f32, 0.0f32);
+        // SAFETY: layouts made for this product, numbers that live through the call; where
+        // operands lie is the caller's.
+        unsafe {
+            result::matmul(
+                self.handle,
+                layouts.product,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                at.weights as *const c_void,
+                layouts.weights,
+                at.x as *const c_void,
+                layouts.x,
+                at.out as *const c_void,
+                layouts.out,
+                at.out as *mut c_void,
+                layouts.out,
+                &raw const algorithm,
+                std::ptr::null_mut(),
+                0,
+                stream.cast(),
+            )
+        }
+        .map_err(|error| failed("a product", error))
+    }
+
+    fn algorithm(&self, product: Product) -> Result<sys::cublasLtMatmulAlgo_t> {
+        let kind = (product.dtype, product.order, product.inputs);
+        let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(algorithm) = chosen.get(&kind) {
+            return Ok(*algorithm);
+        }
+        let algorithm = self.choose(kind)?;
+        chosen.insert(kind, algorithm);
+        Ok(algorithm)
+    }
+
+    /// The first of the library's that sums each output in one go.
+    fn choose(&self, (dtype, order, inputs): Kind) -> Result<sys::cublasLtMatmulAlgo_t> {
+        let (rows, outputs) = TYPICAL;
+        let typical = Product {
+            dtype,
+            order,
+            rows,
+            inputs,
+            outputs,
+            x_stride: inputs,
+            weight_stride: match order {
+                Order::OutIn => inputs,
+                Order::InOut => outputs,
+            },
+            out_stride: outputs,
+        };
+        let layouts = Layouts::new(typical)?;
+        let preference = Preference::new()?;
+        // SAFETY: plain numbers and handles, for which no bytes are no handles.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] =
+            unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        // SAFETY: everything lives through the call, and there is room for what is found.
+        unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                layouts.product,
+                layouts.weights,
+                layouts.x,
+                layouts.out,
+                layouts.out,
+                preference.0,
+                CANDIDATES as i32,
+                found.as_mut_ptr(),
+                &raw mut count,
+            )
+        }
+        .result()
+        .map_err(|error| failed("choosing an algorithm", error))?;
+        let found = found.iter().take(count as usize);
+        let whole = found.map(|result| result.algo).find(is_whole);
+        whole.ok_or_else(|| {
+            DeviceError::Setup(format!("cuBLASLt has no algorithm for {inputs} inputs"))
+        })
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: made once, and nothing of it runs any more.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// Whether sums are not split over blocks that add theirs in whatever order.
+fn is_whole(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+    use sys::cublasLtMatmulAlgoConfigAttributes_t::{
+        CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+    };
+    let number = |what| {
+        let mut value = 0i32;
+        // SAFETY: attributes of four bytes.
+        let told = unsafe {
+            sys::cublasLtMatmulAlgoConfigGetAttribute(
+                algorithm,
+                what,
+                (&raw mut value).cast(),
+                4,
+                std::ptr::null_mut(),
+            )
+        };
+        told.result().is_ok().then_some(value)
+    };
+    number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM).is_some_and(|n| n <= 1)
+        && number(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0)
+}
+
+/// What the library is told of a product. It thinks in columns: a matrix stored row by
+/// row is to it the transposed one.
+struct Layouts {
+    product: sys::cublasLtMatmulDesc_t,
+    weights: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+}
+
+impl Layouts {
+    fn new(p: Product) -> Result<Self> {
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        let told = |error| failed("describing a product", error);
+        let numbers = match p.dtype {
+            DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+            _ => sys::cudaDataType_t::CUDA_R_16BF,
+        };
+        let float = sys::cudaDataType_t::CUDA_R_32F;
+        let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let (rows, cols, transpose) = match p.order {
+            Order::OutIn => (p.inputs, p.outputs, 1i32),
+            Order::InOut => (p.outputs, p.inputs, 0i32),
+        };
+        let layout = |dtype, rows: usize, cols: usize, stride: usize| {
+            result::create_matrix_layout(dtype, rows as u64, cols as u64, stride as i64)
+                .map_err(told)
+        };
+        let layouts = Layouts {
+            product: result::create_matmul_desc(sums, float).map_err(told)?,
+            weights: layout(numbers, rows, cols, p.weight_stride)?,
+            x: layout(numbers, p.inputs, p.rows, p.x_stride)?,
+            out: layout(float, p.outputs, p.rows, p.out_stride)?,
+        };
+        // SAFETY: an attribute of four bytes.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                layouts.product,
+                CUBLASLT_MATMUL_DESC_TRANSA,
+                (&raw const transpose).cast(),
+                4,
+            )
+        }
+        .map_err(told)?;
+        Ok(layouts)
+    }
+}
+
+impl Drop for Layouts {
+    fn drop(&mut self) {
+        // SAFETY: each was made once; what runs has taken what it needs of them.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.product);
+            let _ = result::destroy_matrix_layout(self.weights);
+            let _ = result::destroy_matrix_layout(self.x);
+            let _ = result::destroy_matrix_layout(self.out);
+        }
+    }
+}
+
+/// What algorithms may take: no memory of their own, operands aligned.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Self> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let told = |error| failed("stating preferences", error);
+        let preference = Preference(result::create_matmul_pref().map_err(told)?);
+        let workspace = 0usize;
+        // SAFETY: an attribute of eight bytes.
+        unsafe {
+            result::set_matmul_pref_attribute(
+                preference.0,
+                Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace).cast(),
+                8,
+            )
+        }
+        .map_err(told)?;
+        let aligned = ALIGNED as u32;
+        for what in [
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            // SAFETY: attributes of four bytes.
+            unsafe {
+                result::set_matmul_pref_attribute(
+                    preference.0,
+                    what,
+                    (&raw const aligned).cast(),
+                    4,
+                )
+            }
+            .map_err(told)?;
+        }
+        Ok(preference)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+fn failed(what: &str, error: result::CublasError) -> DeviceError {
+    DeviceError::Setup(format!("cuBLASLt: {what}: {:?}", error.0))
+}

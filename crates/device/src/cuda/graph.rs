@@ -1,0 +1,95 @@
+//! Operations that are put on the card again without asking for each.
+
+use std::collections::HashMap;
+
+use cudarc::driver::{result, sys};
+
+use super::card::Said;
+use crate::Result;
+
+/// What was recorded, by number.
+#[derive(Default)]
+pub(super) struct Graphs {
+    known: HashMap<u64, Known>,
+}
+
+/// How far a number has come.
+enum Known {
+    /// It ran once: everything it needs is compiled and loaded.
+    Ran,
+    /// It can be run again.
+    Recorded(Graph),
+}
+
+/// What to do about a number.
+pub(super) enum Next {
+    /// Run it as it is.
+    Run,
+    /// Run it under a recorder.
+    Record,
+    /// It was put on the stream again.
+    Done,
+}
+
+struct Graph(sys::CUgraphExec);
+
+// SAFETY: a handle of the driver.
+unsafe impl Send for Graph {}
+
+/// Numbers that are remembered at most: each takes some memory of the driver's.
+const MOST: usize = 64;
+
+impl Graphs {
+    /// Says what is to be done, or does it.
+    pub(super) fn next(&mut self, number: u64, stream: sys::CUstream) -> Result<Next> {
+        match self.known.get(&number) {
+            Some(Known::Recorded(graph)) => {
+                // SAFETY: a graph of this device; what it works on is the slab, which
+                // outlives it.
+                unsafe { result::graph::launch(graph.0, stream) }.said("replaying")?;
+                Ok(Next::Done)
+            }
+            Some(Known::Ran) => Ok(Next::Record),
+            None => {
+                if self.known.len() < MOST {
+                    self.known.insert(number, Known::Ran);
+                }
+                Ok(Next::Run)
+            }
+        }
+    }
+
+    /// Records what `work` puts on a stream, and puts it there.
+    pub(super) fn record(
+        &mut self,
+        number: u64,
+        stream: sys::CUstream,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a stream of this device, on which nothing is being recorded.
+        unsafe { result::stream::begin_capture(stream, mode) }.said("beginning to record")?;
+        let worked = work();
+        // SAFETY: the same stream, which has been recording since.
+        let graph = unsafe { result::stream::end_capture(stream) };
+        worked?;
+        let graph = graph.said("recording")?;
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: a graph just recorded; the place for its handle lives through the call.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) };
+        // SAFETY: no longer needed once it was instantiated, or not.
+        let _ = unsafe { result::graph::destroy(graph) };
+        made.result().said("making a graph")?;
+        // SAFETY: as in `next`.
+        unsafe { result::graph::launch(exec, stream) }.said("replaying")?;
+        self.known.insert(number, Known::Recorded(Graph(exec)));
+        Ok(())
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made once; the device has waited for its work.
+        let _ = unsafe { result::graph::exec_destroy(self.0) };
+    }
+}

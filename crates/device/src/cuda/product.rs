@@ -1,0 +1,248 @@
+//! Products: which kernel takes which.
+//!
+//! What decides is the weights' type and shape and the rows' phase, never how many rows
+//! or outputs there are: a matrix that is cut into pieces gives the bits it gives whole.
+
+use super::CudaDevice;
+use super::args::{FewArg, PartArg};
+use super::blas::{ALIGNED, Operands, Product};
+use super::kernels::Size;
+use super::work::{Pending, THREADS, Work, elements, launch};
+use crate::check::Op;
+use crate::{DType, Order, Phase, Result, View, Weight};
+
+/// Outputs of a block, and rows at most, as the sources have it.
+const FEW_OUTPUTS: usize = 32;
+const FEW_ROWS: usize = 32;
+/// Outputs of a block where a warp takes four, or one.
+const BY_FOUR: usize = THREADS / 32 * 4;
+const BY_ONE: usize = THREADS / 32;
+/// Rows that share a read of f32 weights.
+const ROWS: usize = 8;
+
+/// Which kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Few rows, at the speed of memory.
+    Few,
+    /// Many rows, by the library.
+    Many,
+    /// Whatever the shape.
+    Simple,
+}
+
+impl CudaDevice {
+    pub(super) fn do_linear(
+        &self,
+        x: View,
+        weight: Weight,
+        bias: Option<View>,
+        out: View,
+        phase: Phase,
+    ) -> Result<()> {
+        let op = self.op("linear");
+        op.linear(x, weight, bias, out)?;
+        if x.rows == 0 || out.cols == 0 {
+            return Ok(());
+        }
+        match way(weight, x, out, phase, self.card.blas.is_some()) {
+            Way::Few => self.few(op, x, weight.view, bias, out),
+            Way::Many => self.many(op, x, weight, bias, out),
+            Way::Simple => self.simple(op, x, weight, bias, out),
+        }
+    }
+
+    /// Joins others of the same inputs, or waits for them.
+    fn few(&self, op: Op, x: View, weight: View, bias: Option<View>, out: View) -> Result<()> {
+        let (w, _) = self.floats(op, "weight", weight)?;
+        let (b, bias_dtype, _) = self.bias(op, bias)?;
+        let work = &mut *self.lock();
+        let inputs = self.f32(op, "x", x)?;
+        let part = |to: u64| PartArg {
+            weights: w.at,
+            bias: b.at,
+            out: to,
+            weight_stride: w.stride,
+            out_stride: out.stride as i64,
+            outputs: w.rows,
+            bias_dtype,
+        };
+        if !self.joins(work, x, weight.dtype) {
+            self.put_pending(work)?;
+        }
+        let at = match work.pending {
+            Pending::Products(few, _) => few.x,
+            _ => self.shadow_of(work, x, weight.dtype)?,
+        };
+        let to = self.out(work, op, "out", out)?;
+        match &mut work.pending {
+            Pending::Products(few, _) => {
+                few.part[few.parts as usize] = part(to.at);
+                few.parts += 1;
+            }
+            pending => {
+                let mut few = FewArg {
+                    x: at,
+                    x_stride: x.cols as i64,
+                    rows: inputs.rows,
+                    inputs: inputs.cols,
+                    parts: 1,
+                    part: [PartArg::default(); FewArg::PARTS],
+                };
+                few.part[0] = part(to.at);
+                *pending = Pending::Products(few, weight.dtype);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether products that wait are of the same inputs, and there is room for another.
+    fn joins(&self, work: &Work, x: View, dtype: DType) -> bool {
+        let Pending::Products(few, theirs) = work.pending else {
+            return false;
+        };
+        let same = (few.rows as usize, few.inputs as usize, theirs) == (x.rows, x.cols, dtype);
+        let room = (few.parts as usize) < FewArg::PARTS;
+        same && room && self.is_shadow(work, x, dtype, few.x)
+    }
+
+    pub(super) fn put_few(&self, work: &mut Work, few: FewArg, dtype: DType) -> Result<()> {
+        let parts = &few.part[..few.parts as usize];
+        let tiles = parts
+            .iter()
+            .map(|p| (p.outputs as usize).div_ceil(FEW_OUTPUTS));
+        let rows = few.rows as usize;
+        let (name, per_block) = match (dtype, rows) {
+            (DType::F16, ..=8) => ("few_f16_1", 8),
+            (DType::F16, ..=16) => ("few_f16_2", 16),
+            (DType::F16, _) => ("few_f16_4", FEW_ROWS),
+            (_, ..=8) => ("few_bf16_1", 8),
+            (_, ..=16) => ("few_bf16_2", 16),
+            _ => ("few_bf16_4", FEW_ROWS),
+        };
+        let size = Size {
+            blocks: [tiles.sum(), rows.div_ceil(per_block), 1],
+            threads: THREADS,
+            shared: 0,
+        };
+        launch!(self, work, name, size; few)
+    }
+
+    fn many(&self, op: Op, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()> {
+        let blas = self.card.blas.as_ref().expect("chosen where it is there");
+        let w = weight.view;
+        let (weights, _) = self.floats(op, "weight", w)?;
+        let (b, bias_dtype, has_bias) = self.bias(op, bias)?;
+        let work = &mut *self.ready()?;
+        let product = Product {
+            dtype: w.dtype,
+            order: weight.order,
+            rows: x.rows,
+            inputs: x.cols,
+            outputs: out.cols,
+            x_stride: x.cols,
+            weight_stride: w.stride,
+            out_stride: out.stride,
+        };
+        let inputs = self.shadow_of(work, x, w.dtype)?;
+        let to = self.out(work, op, "out", out)?;
+        let at = Operands {
+            x: inputs,
+            weights: weights.at,
+            out: to.at,
+        };
+        self.card.enter()?;
+        // SAFETY: checked places in the slab and behind its end, which outlive the stream.
+        unsafe { blas.run(product, at, self.compute.stream.cast()) }?;
+        work.interrupted();
+        if has_bias == 1 {
+            launch!(self, work, "add_bias", elements(out); b, bias_dtype, to)?;
+        }
+        Ok(())
+    }
+
+    fn simple(&self, op: Op, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()> {
+        let work = &mut *self.ready()?;
+        let (name, per_block, tile) = match (weight.order, weight.view.dtype, x.rows) {
+            (Order::OutIn, DType::F16, _) => ("linear_any_f16", BY_ONE, 1),
+            (Order::OutIn, DType::Bf16, _) => ("linear_any_bf16", BY_ONE, 1),
+            (Order::OutIn, _, ..=1) => ("linear_out_in_f32", BY_FOUR, 1),
+            (Order::OutIn, _, _) => ("linear_out_in_rows_f32", BY_FOUR, ROWS),
+            (Order::InOut, DType::F16, _) => ("linear_in_out_f16", THREADS, 1),
+            (Order::InOut, DType::Bf16, _) => ("linear_in_out_bf16", THREADS, 1),
+            (Order::InOut, _, _) => ("linear_in_out_f32", THREADS, 1),
+        };
+        let size = Size {
+            blocks: [out.cols.div_ceil(per_block), x.rows.div_ceil(tile), 1],
+            threads: THREADS,
+            shared: 0,
+        };
+        let (bias, bias_dtype, has_bias) = self.bias(op, bias)?;
+        let (w, _) = self.floats(op, "weight", weight.view)?;
+        let (x, to) = (self.f32(op, "x", x)?, self.out(work, op, "out", out)?);
+        launch!(self, work, name, size; x, w, bias, bias_dtype, has_bias, to)
+    }
+}
+
+/// By type, shape and phase. Pieces of a matrix have its inputs, and their outputs lie in
+/// rows of the same length.
+fn way(weight: Weight, x: View, out: View, phase: Phase, library: bool) -> Way {
+    let w = weight.view;
+    let bytes = w.dtype.bytes() as u64;
+    let whole = |n: usize| n.is_multiple_of(8);
+    let aligned = w.offset.is_multiple_of(ALIGNED) && (w.stride as u64 * bytes) % ALIGNED == 0;
+    if bytes != 2 || !aligned || !whole(x.cols) {
+        return Way::Simple;
+    }
+    let many = out.stride.is_multiple_of(4) && out.offset.is_multiple_of(ALIGNED);
+    match (weight.order, phase) {
+        (Order::OutIn, Phase::Prompt) if library && many => Way::Many,
+        (Order::OutIn, _) => Way::Few,
+        (Order::InOut, Phase::Prompt) if library && many && whole(w.cols) => Way::Many,
+        (Order::InOut, _) => Way::Simple,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Way, way};
+    use crate::{DType, Order, Phase, View, Weight};
+
+    #[test]
+    fn pieces_go_the_way_of_the_whole() {
+        let x = View::new(0, DType::F32, 3, 64);
+        let out = View::new(4096, DType::F32, 3, 200);
+        for (dtype, order) in [(DType::F16, Order::OutIn), (DType::F32, Order::OutIn)] {
+            let view = View::new(8192, dtype, 200, 64);
+            for phase in [Phase::Prompt, Phase::Generated] {
+                let of = |first: usize, count: usize, rows: usize| {
+                    let weight = Weight {
+                        view: view.rows(first, count),
+                        order,
+                    };
+                    let (x, out) = (x.rows(0, rows), out.rows(0, rows).cols(first, count));
+                    way(weight, x, out, phase, true)
+                };
+                let whole = of(0, 200, 3);
+                assert_eq!([of(0, 64, 3), of(64, 64, 1), of(128, 72, 2)], [whole; 3]);
+            }
+        }
+    }
+
+    #[test]
+    fn odd_shapes_are_not_for_vectors() {
+        let weight = |offset, dtype, cols| Weight {
+            view: View::new(offset, dtype, 16, cols),
+            order: Order::OutIn,
+        };
+        let of = |weight: Weight| {
+            let x = View::new(0, DType::F32, 1, weight.view.cols);
+            let out = View::new(1 << 20, DType::F32, 1, 16);
+            way(weight, x, out, Phase::Generated, false)
+        };
+        assert_eq!(of(weight(1024, DType::Bf16, 64)), Way::Few);
+        assert_eq!(of(weight(1024, DType::Bf16, 60)), Way::Simple);
+        assert_eq!(of(weight(1026, DType::F16, 64)), Way::Simple);
+        assert_eq!(of(weight(1024, DType::F32, 64)), Way::Simple);
+    }
+}

@@ -1,0 +1,187 @@
+//! Bytes to the card and back, and points in its streams.
+
+use cudarc::driver::{result, sys};
+
+use super::CudaDevice;
+use super::card::Said;
+use super::event::Mark;
+use super::pinned::{GRANULE, Pinned, Registered};
+use crate::check::Mat;
+use crate::{DeviceError, Event, Fill, HostSlab, Result, Span, Stream};
+use std::sync::PoisonError;
+
+impl CudaDevice {
+    pub(super) fn do_load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
+        let to = self.op("load").span(dst)?.addr() as u64;
+        let bytes = dst.bytes as usize;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.card.enter()?;
+        let spare = {
+            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            staging.pop().filter(|pinned| pinned.bytes >= bytes)
+        };
+        let mut pinned = match spare {
+            Some(pinned) => pinned,
+            None => Pinned::new(bytes)?,
+        };
+        let filled = &mut pinned.bytes()[..bytes];
+        fill(filled)?;
+        // SAFETY: a checked span of the slab; the bytes stay until the copy is done.
+        unsafe { result::memcpy_htod_async(to, filled, self.copy.stream) }.said("copying")?;
+        let done = self.do_record(Stream::Copy)?;
+        self.do_wait_here(&done)?;
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.push(pinned);
+        Ok(())
+    }
+
+    pub(super) fn do_host_slab(&self, bytes: u64) -> Result<HostSlab> {
+        let keeper = |base| Ok(Box::new(Registered::new(&self.card, base, bytes)) as _);
+        HostSlab::new(bytes, keeper)
+    }
+
+    pub(super) fn do_bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+        let to = self.op("bring").span(dst)?.addr() as u64;
+        self.card.enter()?;
+        let mut done = 0;
+        while done < dst.bytes {
+            // The driver knows granules: a copy stays within one.
+            let at = from + done;
+            let bytes = (GRANULE - at % GRANULE).min(dst.bytes - done);
+            let span = Span { offset: at, bytes };
+            let source = src.place("bring", span)?;
+            // SAFETY: checked spans on both sides, which stay until the copy is done: the
+            // device waits for its streams before anything is given back.
+            let source = unsafe { std::slice::from_raw_parts(source, bytes as usize) };
+            // SAFETY: as above.
+            unsafe { result::memcpy_htod_async(to + done, source, self.copy.stream) }
+                .said("copying")?;
+            done += bytes;
+        }
+        Ok(())
+    }
+
+    pub(super) fn do_upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()> {
+        let op = self.op("upload");
+        let to = op.span(dst)?.addr() as u64;
+        op.ensure(dst.bytes == src.len() as u64, || {
+            format!("{} bytes for a span of {}", src.len(), dst.bytes)
+        })?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        // What had a copy behind the slab's end may be overwritten.
+        self.forget()?;
+        self.card.enter()?;
+        let stream = self.stream(stream).stream;
+        // SAFETY: a checked span; from memory that is not pinned the driver takes the
+        // bytes before it returns.
+        unsafe { result::memcpy_htod_async(to, src, stream) }.said("uploading")
+    }
+
+    /// Waits for all operations, and says what they found wrong.
+    fn settle(&self) -> Result<()> {
+        self.interrupt()?;
+        self.card.enter()?;
+        self.compute.wait()?;
+        // SAFETY: four bytes of pinned memory, which no kernel writes now.
+        let fault = unsafe { self.fault.start.cast::<i32>().replace(0) };
+        let (op, what) = match fault {
+            0 => return Ok(()),
+            1 => ("gather", "the rows of table"),
+            2 => ("scatter_add", "the rows of out"),
+            _ => ("attention", "the pages there are"),
+        };
+        let detail = format!("an id is not among {what}");
+        Err(DeviceError::Shape { op, detail })
+    }
+
+    pub(super) fn read_back<T>(&self, op: &'static str, src: Mat<T>, dst: &mut [T]) -> Result<()> {
+        let elements = src.rows.checked_mul(src.cols);
+        self.op(op).ensure(elements == Some(dst.len()), || {
+            let (rows, cols, filled) = (src.rows, src.cols, dst.len());
+            format!("[{rows}, {cols}] does not fill {filled} elements")
+        })?;
+        self.settle()?;
+        if dst.is_empty() {
+            return Ok(());
+        }
+        let width = src.cols * size_of::<T>();
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: src.address(),
+            srcArray: std::ptr::null_mut(),
+            srcPitch: src.stride.max(src.cols) * size_of::<T>(),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            dstHost: dst.as_mut_ptr().cast(),
+            dstDevice: 0,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: width,
+            WidthInBytes: width,
+            Height: src.rows,
+        };
+        // SAFETY: a checked matrix of the slab, and as many elements here.
+        unsafe { sys::cuMemcpy2DUnaligned_v2(&raw const copy) }
+            .result()
+            .said("reading back")
+    }
+
+    pub(super) fn do_record(&self, stream: Stream) -> Result<Event> {
+        if stream == Stream::Compute {
+            self.interrupt()?;
+        }
+        self.card.enter()?;
+        let mark = self.events.take()?;
+        let stream = self.stream(stream).stream;
+        // SAFETY: both are this device's.
+        unsafe { result::event::record(mark.event(), stream) }.said("recording an event")?;
+        Ok(Event::new(mark))
+    }
+
+    pub(super) fn do_wait(&self, stream: Stream, event: &Event) -> Result<()> {
+        if stream == Stream::Compute {
+            self.interrupt()?;
+        }
+        self.card.enter()?;
+        let event = self.mark(event)?.event();
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let stream = self.stream(stream).stream;
+        // SAFETY: both are this device's.
+        unsafe { result::stream::wait_event(stream, event, flags) }.said("waiting for an event")
+    }
+
+    pub(super) fn do_wait_here(&self, event: &Event) -> Result<()> {
+        self.card.enter()?;
+        // SAFETY: an event of this device.
+        unsafe { result::event::synchronize(self.mark(event)?.event()) }.said("waiting")
+    }
+
+    pub(super) fn do_seconds_between(&self, from: &Event, to: &Event) -> Result<f64> {
+        self.card.enter()?;
+        let (from, to) = (self.mark(from)?.event(), self.mark(to)?.event());
+        // SAFETY: events of this device.
+        let milliseconds = unsafe { result::event::elapsed(from, to) };
+        Ok(f64::from(milliseconds.said("timing")?) / 1e3)
+    }
+
+    pub(super) fn do_synchronize(&self, stream: Stream) -> Result<()> {
+        self.flush()?;
+        self.card.enter()?;
+        self.stream(stream).wait()
+    }
+
+    /// What an event is on this device.
+    fn mark<'e>(&self, event: &'e Event) -> Result<&'e Mark> {
+        match event.mark() {
+            Some(mark) => Ok(mark),
+            None => self.op("event").fail("an event of another device".into()),
+        }
+    }
+}

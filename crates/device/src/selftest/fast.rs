@@ -1,0 +1,373 @@
+//! What fast kernels may get wrong: operands where they are read at full speed, shapes of
+//! real models, operations that go together in one launch, and rows whose bits must not
+//! depend on those beside them.
+
+use super::{Case, Pair, Report, Test};
+use crate::{
+    Activation, Attention, DType, Device, KvLayer, NormKind, Order, Phase, Result, RopeStyle, Rows,
+    View, Weight,
+};
+
+pub(super) const ALL: [Test; 5] = [products, attention, together, rows_alone, replayed];
+
+/// Sums of products on tensor cores, which drop bits of what is far smaller than the sum.
+const TENSOR: f64 = 1e-5;
+const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
+const PHASES: [Phase; 2] = [Phase::Prompt, Phase::Generated];
+
+/// Queries and probabilities rounded to the type that keys are stored in.
+fn rounded(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 1e-3,
+        _ => 8e-3,
+    }
+}
+
+/// Numbers that a type holds exactly, as f32: then rounding to it changes nothing.
+fn exact(pair: &mut Pair<'_>, dtype: DType, rows: usize, cols: usize) -> Result<View> {
+    let view = pair.place(DType::F32, rows, cols, 0);
+    let numbers = (0..rows * cols).map(|_| {
+        let x = pair.float();
+        match dtype {
+            DType::F16 => half::f16::from_f32(x).to_f32(),
+            DType::Bf16 => half::bf16::from_f32(x).to_f32(),
+            _ => x,
+        }
+    });
+    let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+    pair.upload(view, &bytes)?;
+    Ok(view)
+}
+
+fn weight(pair: &mut Pair<'_>, dtype: DType, order: Order, shape: [usize; 2]) -> Result<Weight> {
+    let [inputs, outputs] = shape;
+    let view = match order {
+        Order::OutIn => pair.floats(dtype, outputs, inputs, 0)?,
+        Order::InOut => pair.floats(dtype, inputs, outputs, 0)?,
+    };
+    Ok(Weight { view, order })
+}
+
+fn products(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    let shapes = [
+        [1, 8, 8],
+        [1, 1024, 96],
+        [2, 72, 33],
+        [9, 2048, 136],
+        [16, 4096, 64],
+        [17, 520, 100],
+        [40, 1024, 200],
+        [130, 512, 264],
+    ];
+    for dtype in HALVES {
+        for order in [Order::OutIn, Order::InOut] {
+            for phase in PHASES {
+                for [rows, inputs, outputs] in shapes {
+                    pair.start_aligned(TENSOR);
+                    let x = exact(pair, dtype, rows, inputs)?;
+                    let weight = weight(pair, dtype, order, [inputs, outputs])?;
+                    let bias = pair.floats(dtype, 1, outputs, 0)?;
+                    for bias in [None, Some(bias)] {
+                        let out = pair.poisoned(rows, outputs, 0)?;
+                        let shape = format!("[{rows}, {inputs}] to {outputs}");
+                        let what = format!(
+                            "{phase:?} {order:?} {dtype} {shape} bias {}",
+                            bias.is_some()
+                        );
+                        pair.check("linear", what, out, report, |device| {
+                            device.linear(x, weight, bias, out, phase)
+                        })?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of three sessions: the first with much behind it, one that begins, one between.
+struct Attending {
+    rows: Rows,
+    kv: KvLayer,
+    how: Attention,
+    count: usize,
+}
+
+impl Attending {
+    /// `shape` is heads, key heads, elements of a head, keys of the longest.
+    fn new(pair: &mut Pair<'_>, dtype: DType, phase: Phase, shape: [usize; 4]) -> Result<Self> {
+        let [heads, kv_heads, d_head, keys] = shape;
+        let (page_tokens, sessions) = (16, 3);
+        let table_pages = keys.div_ceil(page_tokens);
+        let runs = match phase {
+            Phase::Generated => [keys - 1..keys, 0..1, keys / 2..keys / 2 + 1],
+            Phase::Prompt => [
+                keys - keys.min(70)..keys,
+                0..keys.min(40),
+                keys / 3..keys / 2 + 1,
+            ],
+        };
+        let placed: Vec<(i32, i32)> = (0..)
+            .zip(runs)
+            .flat_map(|(session, run)| run.map(move |p| (session, p as i32)))
+            .collect();
+        let dealt = (0..sessions * table_pages)
+            .map(|i| (sessions * (i % table_pages) + i / table_pages) as i32);
+        let count = placed.len();
+        let rows = Rows {
+            positions: pair.ids(count, 1, &placed.iter().map(|p| p.1).collect::<Vec<_>>())?,
+            sequences: pair.ids(count, 1, &placed.iter().map(|p| p.0).collect::<Vec<_>>())?,
+            tables: pair.ids(sessions, table_pages, &dealt.collect::<Vec<_>>())?,
+            phase,
+        };
+        let mut kv = KvLayer {
+            offset: 0,
+            page_bytes: 0,
+            pages: sessions * table_pages,
+            page_tokens,
+            kv_heads,
+            d_head,
+            dtype,
+        };
+        kv.page_bytes = kv.layer_bytes() + 64;
+        let elements = kv.page_bytes as usize * kv.pages / dtype.bytes();
+        kv.offset = pair.floats(dtype, 1, elements, 0)?.offset;
+        let how = Attention {
+            heads,
+            scale: 1.0 / (d_head as f32).sqrt(),
+            window: (!keys.is_multiple_of(2)).then_some(keys / 2 + 1),
+        };
+        Ok(Attending {
+            rows,
+            kv,
+            how,
+            count,
+        })
+    }
+}
+
+fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    let shapes = [
+        [1, 1, 8, 2],
+        [4, 2, 32, 37],
+        [12, 1, 64, 130],
+        [6, 2, 80, 64],
+        [8, 8, 128, 701],
+        [16, 2, 128, 1500],
+    ];
+    for dtype in HALVES {
+        for phase in PHASES {
+            for shape in shapes {
+                let limit = match phase {
+                    Phase::Prompt => rounded(dtype),
+                    Phase::Generated => TENSOR,
+                };
+                pair.start_aligned(limit);
+                let Attending {
+                    rows,
+                    kv,
+                    how,
+                    count,
+                } = Attending::new(pair, dtype, phase, shape)?;
+                let [heads, kv_heads, d_head, keys] = shape;
+                let width = heads * d_head;
+                let k = pair.floats(DType::F32, count, kv_heads * d_head, 0)?;
+                let v = pair.floats(DType::F32, count, kv_heads * d_head, 0)?;
+                let q = pair.floats(DType::F32, count, width, 0)?;
+                let out = pair.poisoned(count, width, 0)?;
+                let what = format!(
+                    "{phase:?} {dtype} {heads}/{kv_heads} x {d_head}, {keys} keys, {:?}",
+                    how.window
+                );
+                pair.check("attend", what, out, report, |device| {
+                    device.append(k, v, rows, kv)?;
+                    device.attend(q, rows, kv, how, out)
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a block of a model does, with nothing in between to keep operations apart.
+fn together(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    for dtype in HALVES {
+        for phase in PHASES {
+            pair.start_aligned(6.0 * rounded(dtype));
+            let shape @ [heads, kv_heads, d_head, _] = [8, 4, 64, 300];
+            let Attending {
+                rows,
+                kv,
+                how,
+                count,
+            } = Attending::new(pair, dtype, phase, shape)?;
+            let (wide, narrow, hidden) = (heads * d_head, kv_heads * d_head, 1000);
+            let resid = pair.floats(DType::F32, count, wide, 0)?;
+            let mut place = |cols| pair.poisoned(count, cols, 0);
+            let (norm, z, sum) = (place(wide)?, place(wide)?, place(wide)?);
+            let (q, k, v) = (place(wide)?, place(narrow)?, place(narrow)?);
+            let (gate, up, down) = (place(hidden)?, place(hidden)?, place(wide)?);
+            let scale = pair.floats(dtype, 1, wide, 0)?;
+            let table = pair.floats(DType::F32, count, d_head / 2, 0)?;
+            let mut matrix = |inputs, outputs| weight(pair, dtype, Order::OutIn, [inputs, outputs]);
+            let (wq, wk, wv) = (
+                matrix(wide, wide)?,
+                matrix(wide, narrow)?,
+                matrix(wide, narrow)?,
+            );
+            let (wo, wg, wu) = (
+                matrix(wide, wide)?,
+                matrix(wide, hidden)?,
+                matrix(wide, hidden)?,
+            );
+            let wd = matrix(hidden, wide)?;
+            let block = |device: &dyn Device| {
+                device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm)?;
+                device.linear(norm, wq, None, q, phase)?;
+                device.linear(norm, wk, None, k, phase)?;
+                device.linear(norm, wv, None, v, phase)?;
+                device.rope(q, table, d_head, RopeStyle::Halves)?;
+                device.rope(k, table, d_head, RopeStyle::Halves)?;
+                device.append(k, v, rows, kv)?;
+                device.attend(q, rows, kv, how, z)?;
+                device.linear(z, wo, None, sum, phase)?;
+                device.add(sum, resid)?;
+                device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm)?;
+                device.linear(norm, wg, None, gate, phase)?;
+                device.linear(norm, wu, None, up, phase)?;
+                device.gate(Activation::Silu, gate, up, gate)?;
+                device.linear(gate, wd, None, down, phase)?;
+                device.add(down, resid)
+            };
+            let what = format!("{phase:?} {dtype}");
+            pair.check("a block", what, resid, report, block)?;
+        }
+    }
+    Ok(())
+}
+
+/// Each row by itself gives the bits it gives among others.
+fn rows_alone(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    for dtype in HALVES {
+        for phase in PHASES {
+            pair.start_aligned(0.0);
+            let (rows, inputs, outputs) = (67, 1536, 320);
+            let x = pair.floats(DType::F32, rows, inputs, 0)?;
+            let matrix = weight(pair, dtype, Order::OutIn, [inputs, outputs])?;
+            let all = pair.poisoned(rows, outputs, 0)?;
+            let alone = pair.poisoned(rows, outputs, 0)?;
+            let device = pair.both[1];
+            device.linear(x, matrix, None, all, phase)?;
+            // Rows in runs of many lengths, outputs in pieces.
+            let mut first = 0;
+            for run in [1, 2, 5, 8, 9, 16, 26] {
+                for cut in [(0, 64), (64, 256)] {
+                    let weight = Weight {
+                        view: matrix.view.rows(cut.0, cut.1),
+                        ..matrix
+                    };
+                    let out = alone.rows(first, run).cols(cut.0, cut.1);
+                    device.linear(x.rows(first, run), weight, None, out, phase)?;
+                }
+                first += run;
+            }
+            assert_eq!(first, rows);
+            same(
+                pair,
+                "linear alone",
+                format!("{phase:?} {dtype}"),
+                [all, alone],
+                report,
+            )?;
+
+            let shape = [8, 4, 128, 400];
+            let Attending {
+                rows,
+                kv,
+                how,
+                count,
+            } = Attending::new(pair, dtype, phase, shape)?;
+            let q = pair.floats(DType::F32, count, 8 * 128, 0)?;
+            let all = pair.poisoned(count, 8 * 128, 0)?;
+            let alone = pair.poisoned(count, 8 * 128, 0)?;
+            let device = pair.both[1];
+            device.attend(q, rows, kv, how, all)?;
+            let mut first = 0;
+            for run in [1, 2, 3, 7, 20].into_iter().cycle() {
+                let run = run.min(count - first);
+                if run == 0 {
+                    break;
+                }
+                let part = rows.rows(first, run);
+                device.attend(q.rows(first, run), part, kv, how, alone.rows(first, run))?;
+                first += run;
+            }
+            same(
+                pair,
+                "attend alone",
+                format!("{phase:?} {dtype}"),
+                [all, alone],
+                report,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// What is run again gives the bits it gave the first time.
+fn replayed(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    for dtype in HALVES {
+        pair.start_aligned(0.0);
+        let (rows, width) = (5, 512);
+        let x = pair.floats(DType::F32, rows, width, 0)?;
+        let scale = pair.floats(dtype, 1, width, 0)?;
+        let matrix = weight(pair, dtype, Order::OutIn, [width, width])?;
+        let (norm, first) = (
+            pair.poisoned(rows, width, 0)?,
+            pair.poisoned(rows, width, 0)?,
+        );
+        let again = pair.poisoned(rows, width, 0)?;
+        let device = pair.both[1];
+        let work = |out: View| {
+            device.norm(NormKind::Rms, 1e-5, x, scale, None, norm)?;
+            device.linear(norm, matrix, None, out, Phase::Generated)
+        };
+        work(first)?;
+        for _ in 0..4 {
+            device.edit(again, crate::Edit::Zero)?;
+            let number = u64::from(dtype == DType::F16);
+            device.replay(number, &mut || work(again))?;
+            same(pair, "replay", dtype.to_string(), [first, again], report)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reports whether two matrices of the device are equal to the bit.
+fn same(
+    pair: &Pair<'_>,
+    op: &'static str,
+    what: String,
+    both: [View; 2],
+    report: Report<'_>,
+) -> Result<()> {
+    let mut found = [const { Vec::new() }; 2];
+    for (view, found) in both.iter().zip(&mut found) {
+        *found = vec![0.0; view.rows * view.cols];
+        pair.both[1].download(*view, found)?;
+    }
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let same = bits(&found[0]) == bits(&found[1]);
+    let off = super::difference(&found[0], &found[1]);
+    report(Case {
+        op,
+        what,
+        error: if same {
+            0.0
+        } else {
+            off.max(f64::MIN_POSITIVE)
+        },
+        limit: 0.0,
+    });
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! `djinn bench operations`
+
+use djinn_device::{
+    ALIGN, Activation, Attention, DType, Device, DeviceError, KvLayer, NormKind, Order, Phase,
+    Rows, Scratch, Span, Stream, View, Weight,
+};
+use djinn_model::program::Dims;
+use serde_json::json;
+
+use super::median;
+use crate::{
+    args::BenchOperationsArgs,
+    bundled,
+    failure::{Failure, say, say_json},
+    style::table,
+};
+
+/// Bytes that operands take turns in: more than a card's cache holds.
+const SPREAD: u64 = 1 << 30;
+/// Times each is measured, and launches of one measurement.
+const REPEATS: usize = 5;
+const PAGE_TOKENS: usize = 16;
+
+/// One operation at one shape.
+struct Measured {
+    what: String,
+    seconds: f64,
+    bytes: f64,
+    flops: f64,
+}
+
+/// Times operations at the shapes of a model.
+pub fn operations(args: &BenchOperationsArgs) -> Result<(), Failure> {
+    let model = bundled::open(args.model.as_deref())?;
+    let dims = &model.program.dims;
+    let dtype = model.program.tensors.iter().map(|t| t.dtype).next();
+    let bench = Bench::new(args, dims, dtype.unwrap_or(DType::F16))?;
+    let mut measured = Vec::new();
+    for &rows in &args.rows {
+        let phase = if rows > 64 {
+            Phase::Prompt
+        } else {
+            Phase::Generated
+        };
+        measured.extend(bench.products(dims, rows, phase)?);
+        measured.push(bench.attention(dims, rows, args.context, phase)?);
+        measured.extend(bench.elementwise(dims, rows)?);
+    }
+    if args.json {
+        let rows: Vec<_> = measured
+            .iter()
+            .map(|m| json!({"what": m.what, "seconds": m.seconds, "bytes": m.bytes, "flops": m.flops}))
+            .collect();
+        return say_json(&json!({"device": bench.device.info().detail, "operations": rows}));
+    }
+    let line = |m: &Measured| {
+        vec![
+            m.what.clone(),
+            format!("{:.1} µs", m.seconds * 1e6),
+            format!("{:.2} TB/s", m.bytes / m.seconds / 1e12),
+            format!("{:.0} TFLOP/s", m.flops / m.seconds / 1e12),
+        ]
+    };
+    let lines: Vec<Vec<String>> = measured.iter().map(line).collect();
+    let head = ["operation", "time", "memory", "arithmetic"];
+    say(&format!(
+        "{}\n{}",
+        bench.device.info().detail,
+        table(&head, &lines)
+    ))
+}
+
+/// A device with room for operands of every shape.
+struct Bench {
+    device: std::sync::Arc<dyn Device>,
+    dtype: DType,
+    /// Where operands that take turns begin.
+    weights: u64,
+}
+
+impl Bench {
+    fn new(args: &BenchOperationsArgs, dims: &Dims, dtype: DType) -> Result<Self, Failure> {
+        let rows = args.rows.iter().copied().max().unwrap_or(1);
+        let context = args.context.max(rows).next_multiple_of(PAGE_TOKENS);
+        let width = dims.d_mlp.max(dims.d_model);
+        let scratch = Scratch {
+            rows,
+            width,
+            generated: rows.min(64),
+            heads: dims.heads,
+            d_head: dims.d_head,
+            keys: context,
+        };
+        let activations = 8 * rows as u64 * width as u64 * 4;
+        let weights = activations.next_multiple_of(ALIGN) + (1 << 20);
+        let pages = (rows.min(64) * context * 2 * dims.kv_heads * dims.d_head * 2) as u64;
+        let slab = weights + SPREAD + (2 * width * width * 2) as u64 + pages;
+        let device = args.device.backend()?.open(slab, scratch)?;
+        let bench = Bench {
+            device,
+            dtype,
+            weights,
+        };
+        bench.fill(slab)?;
+        Ok(bench)
+    }
+
+    /// Numbers of an ordinary size everywhere: what is multiplied matters to the clock.
+    fn fill(&self, bytes: u64) -> Result<(), Failure> {
+        let chunk = 64u64 << 20;
+        let mut state = 1u32;
+        for offset in (0..bytes).step_by(chunk as usize) {
+            let span = Span {
+                offset,
+                bytes: chunk.min(bytes - offset),
+            };
+            self.device.load(span, &mut |bytes| {
+                for pair in bytes.chunks_exact_mut(2) {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    // Exponents of numbers about one, in either type.
+                    let bits = (state >> 16) as u16 & 0x83ff | 0x2c00;
+                    pair.copy_from_slice(&bits.to_le_bytes());
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A matrix of activations, by number.
+    fn activation(&self, number: u64, rows: usize, cols: usize) -> View {
+        let bytes = (rows * cols * 4) as u64;
+        View::new(
+            number * bytes.next_multiple_of(ALIGN),
+            DType::F32,
+            rows,
+            cols,
+        )
+    }
+
+    /// The median time of one launch of many.
+    fn time(
+        &self,
+        what: String,
+        bytes: f64,
+        flops: f64,
+        mut run: impl FnMut(u64) -> Result<(), DeviceError>,
+    ) -> Result<Measured, Failure> {
+        let launches = ((2e10 / bytes.max(1.0)) as u64).clamp(4, 200);
+        let mut times = Vec::new();
+        for turn in 0..=REPEATS as u64 {
+            let from = self.device.record(Stream::Compute)?;
+            for i in 0..launches {
+                run(turn * launches + i)?;
+            }
+            let to = self.device.record(Stream::Compute)?;
+            self.device.wait_here(&to)?;
+            times.push(self.device.seconds_between(&from, &to)? / launches as f64);
+        }
+        Ok(Measured {
+            what,
+            // The first warms up.
+            seconds: median(&mut times[1..].to_vec()),
+            bytes,
+            flops,
+        })
+    }
+
+    fn products(&self, dims: &Dims, rows: usize, phase: Phase) -> Result<Vec<Measured>, Failure> {
+        let shapes = [
+            (dims.d_model, dims.d_model),
+            (dims.d_model, dims.d_mlp),
+            (dims.d_mlp, dims.d_model),
+        ];
+        let one = |(inputs, outputs): (usize, usize)| {
+            let size = self.dtype.bytes();
+            let bytes = ((inputs * outputs * size) as u64).next_multiple_of(ALIGN);
+            let count = (SPREAD / bytes).max(1);
+            let x = self.activation(0, rows, inputs);
+            let out = self
+                .activation(1, rows, inputs.max(outputs))
+                .cols(0, outputs);
+            let flops = 2.0 * (rows * inputs * outputs) as f64;
+            let what = format!("linear {phase:?} [{rows}, {inputs}] to {outputs}");
+            self.time(what, bytes as f64, flops, |i| {
+                let at = self.weights + i % count * bytes;
+                let weight = Weight {
+                    view: View::new(at, self.dtype, outputs, inputs),
+                    order: Order::OutIn,
+                };
+                self.device.linear(x, weight, None, out, phase)
+            })
+        };
+        shapes.into_iter().map(one).collect()
+    }
+
+    fn attention(
+        &self,
+        dims: &Dims,
+        rows: usize,
+        context: usize,
+        phase: Phase,
+    ) -> Result<Measured, Failure> {
+        let prompt = phase == Phase::Prompt;
+        let keys = if prompt { rows } else { context };
+        let (sessions, pages) = (if prompt { 1 } else { rows }, keys.div_ceil(PAGE_TOKENS));
+        let (heads, d_head) = (dims.heads, dims.d_head);
+        let mut kv = KvLayer {
+            offset: self.weights,
+            page_bytes: 0,
+            pages: sessions * pages,
+            page_tokens: PAGE_TOKENS,
+            kv_heads: dims.kv_heads,
+            d_head,
+            dtype: self.dtype,
+        };
+        kv.page_bytes = kv.layer_bytes();
+        let ids = |number: u64, cols: usize, ids: Vec<i32>| -> Result<View, Failure> {
+            let view = View::new(
+                self.activation(7, rows, dims.d_mlp).offset + number * (1 << 18),
+                DType::I32,
+                ids.len() / cols,
+                cols,
+            );
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            self.device.upload(Stream::Compute, view.span(), &bytes)?;
+            Ok(view)
+        };
+        let row = |r: usize| if prompt { (0, r) } else { (r, keys - 1) };
+        let rows_of = Rows {
+            positions: ids(0, 1, (0..rows).map(|r| row(r).1 as i32).collect())?,
+            sequences: ids(1, 1, (0..rows).map(|r| row(r).0 as i32).collect())?,
+            tables: ids(2, pages, (0..(sessions * pages) as i32).collect())?,
+            phase,
+        };
+        let how = Attention {
+            heads,
+            scale: 0.1,
+            window: None,
+        };
+        let q = self.activation(0, rows, heads * d_head);
+        let out = self.activation(1, rows, heads * d_head);
+        let bytes = (sessions as u64 * pages as u64 * kv.page_bytes) as f64;
+        let pairs = if prompt { rows * rows / 2 } else { rows * keys };
+        let flops = 4.0 * (pairs * heads * d_head) as f64;
+        let what = format!("attend {phase:?} {rows} rows, {keys} keys");
+        self.time(what, bytes, flops, |_| {
+            self.device.attend(q, rows_of, kv, how, out)
+        })
+    }
+
+    fn elementwise(&self, dims: &Dims, rows: usize) -> Result<Vec<Measured>, Failure> {
+        let [x, y, out] = [0, 1, 2].map(|i| self.activation(i, rows, dims.d_model));
+        let [gate, up, post] = [0, 1, 2].map(|i| self.activation(i, rows, dims.d_mlp));
+        let weight = View::new(self.weights, self.dtype, 1, dims.d_model);
+        let bytes = |view: View, times: usize| (times * view.rows * view.cols * 4) as f64;
+        let norm = format!("sum and norm [{rows}, {}]", dims.d_model);
+        let gated = format!("gate [{rows}, {}]", dims.d_mlp);
+        Ok(vec![
+            self.time(norm, bytes(x, 4), 0.0, |_| {
+                self.device.add(y, x)?;
+                self.device.norm(NormKind::Rms, 1e-5, x, weight, None, out)
+            })?,
+            self.time(gated, bytes(gate, 3), 0.0, |_| {
+                self.device.gate(Activation::Silu, gate, up, post)
+            })?,
+        ])
+    }
+}

@@ -1,0 +1,90 @@
+// Tensor cores, and how numbers get to them.
+#pragma once
+
+#include "common.cuh"
+
+// c += a · b: a is 16 by 16, b 16 by 8, both of sixteen-bit numbers; lane 4g + t holds of a
+// rows g and g + 8, of b column g, of c columns 2t and 2t + 1 of rows g and g + 8.
+template <int DTYPE>
+__device__ inline void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                unsigned b1) {
+  if constexpr (DTYPE == F16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Two numbers in one register.
+template <int DTYPE> __device__ inline unsigned pack(float low, float high) {
+  if constexpr (DTYPE == F16) {
+    __half2 pair = __floats2half2_rn(low, high);
+    return *(unsigned *)&pair;
+  } else {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(unsigned *)&pair;
+  }
+}
+
+template <int DTYPE> __device__ inline float2 unpack(unsigned pair) {
+  if constexpr (DTYPE == F16) return __half22float2(*(__half2 *)&pair);
+  else return __bfloat1622float2(*(__nv_bfloat162 *)&pair);
+}
+
+// Sixteen bytes that are read once: they need not stay in any cache near.
+__device__ inline uint4 load_once(const char *at) {
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(at));
+  return x;
+}
+
+__device__ inline unsigned shared_place(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
+
+// Sixteen bytes into shared memory, or zeros.
+__device__ inline void copy_async(void *to, const char *from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_place(to)), "l"(from), "r"(there ? 16 : 0));
+}
+
+__device__ inline void close_group() { asm volatile("cp.async.commit_group;"); }
+// Waits until at most so many groups are under way.
+template <int COUNT> __device__ inline void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT)); }
+
+// Two to the power of x.
+__device__ inline float power(float x) {
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+}
+
+// Starts copying COUNT keys, from `first` on, and their values, by THREADS_ threads: sixteen
+// bytes of a key each, where `place(key, sixteen)` says. Keys outside of [from, until) are
+// nought. Pages are looked up all at once, since each is a trip to memory.
+template <int COUNT, int THREADS_, int SIXTEENS, class Place>
+__device__ inline void copy_keys(char *keys, char *values, const Kv &kv, const Mat &tables, int sequence, int head,
+                                 int first, int from, int until, int *fault, Place place) {
+  constexpr int TURNS = COUNT * SIXTEENS / THREADS_, SHARE = THREADS_ / SIXTEENS;
+  int k = threadIdx.x / SIXTEENS, c = threadIdx.x % SIXTEENS, shift = kv.page_shift;
+  const int *table = (const int *)tables.at + sequence * tables.stride;
+  int pages[TURNS];
+#pragma unroll
+  for (int i = 0; i < TURNS; i++) {
+    int key = first + k + i * SHARE;
+    bool there = key >= from && key < until && c * 8 < kv.d_head;
+    pages[i] = there ? table[key >> shift] : -1;
+    if (there && bad(fault, PAGE, (unsigned)pages[i] >= (unsigned)kv.pages)) pages[i] = -1;
+  }
+  long long to_value = 2LL * kv.kv_heads * kv.page_tokens * kv.d_head;
+#pragma unroll
+  for (int i = 0; i < TURNS; i++) {
+    int key = first + k + i * SHARE, inside = (head << shift) + (key & (kv.page_tokens - 1));
+    bool there = pages[i] >= 0;
+    const char *at = there ? kv.at + pages[i] * kv.page_bytes + 2LL * (inside * kv.d_head + c * 8) : kv.at;
+    copy_async(place(keys, k + i * SHARE, c), at, there);
+    copy_async(place(values, k + i * SHARE, c), at + (there ? to_value : 0), there);
+  }
+  close_group();
+}
