@@ -105,6 +105,11 @@ impl Card {
         &self.name
     }
 
+    /// Where it sits.
+    pub(super) fn bus_id(&self) -> &str {
+        &self.bus_id
+    }
+
     /// Free and all bytes of its memory.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.enter()?;

@@ -7,7 +7,9 @@
 
 mod card;
 mod event;
+mod facts;
 mod kernels;
+mod link;
 mod nvml;
 mod pinned;
 
@@ -23,6 +25,11 @@ use crate::{
     KvLayer, NormKind, Order, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight,
 };
 pub use card::Card;
+pub use facts::{
+    CardFacts, PciLink, Version, driver_present, driver_version, library_present,
+    management_present,
+};
+pub use link::{Direction, HostMemory, LinkBench, Transfer, measure_link, measure_memory};
 
 use card::{Memory, Pinned, Queue, Said};
 use event::{Events, Mark};
