@@ -28,29 +28,63 @@ fn bytes_bar(total: u64, what: String) -> ProgressBar {
 
 /// Shows how far weights have come.
 pub struct Loading {
-    bar: ProgressBar,
+    name: String,
+    /// Drawn once it is known how much there is.
+    bar: Option<ProgressBar>,
 }
 
 impl Loading {
-    /// Starts at nothing, of what will stay in memory.
-    pub fn new(name: &str, total: u64) -> Self {
-        let bar = if total < WORTH_SHOWING {
-            ProgressBar::hidden()
-        } else {
-            bytes_bar(total, format!("loading {name}"))
-        };
-        Loading { bar }
+    /// Starts at nothing.
+    pub fn new(name: &str) -> Self {
+        Loading {
+            name: name.to_owned(),
+            bar: None,
+        }
     }
 
     /// Moves on.
-    pub fn update(&self, progress: LoadProgress) {
-        self.bar.set_position(progress.loaded);
+    pub fn update(&mut self, progress: LoadProgress) {
+        let bar = self.bar.get_or_insert_with(|| {
+            if progress.total < WORTH_SHOWING {
+                ProgressBar::hidden()
+            } else {
+                bytes_bar(progress.total, format!("loading {}", self.name))
+            }
+        });
+        bar.set_position(progress.loaded);
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A line that says what is being done, for work whose end is not known.
+pub struct Doing {
+    line: ProgressBar,
+}
+
+impl Doing {
+    /// Starts with something.
+    pub fn new(what: &str) -> Self {
+        let line = ProgressBar::new_spinner().with_message(what.to_owned());
+        line.enable_steady_tick(Duration::from_millis(100));
+        Doing { line }
+    }
+
+    /// Goes on to something else.
+    pub fn now(&self, what: String) {
+        self.line.set_message(what);
+    }
+}
+
+impl Drop for Doing {
+    fn drop(&mut self) {
+        self.line.finish_and_clear();
     }
 }
 

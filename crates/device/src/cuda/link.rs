@@ -96,7 +96,7 @@ impl LinkBench {
         }
         let here = match how.memory {
             HostMemory::Pinned => self.pinned.start,
-            HostMemory::Pageable => self.pageable()?,
+            HostMemory::Pageable => self.pageable(how.bytes)?,
         };
         let lane = |inwards, queue: usize, from: u64, bytes: u64| Lane {
             inwards,
@@ -122,22 +122,18 @@ impl LinkBench {
         })
     }
 
-    fn pageable(&mut self) -> Result<*mut u8> {
-        let bytes = self.there.bytes;
-        let buffer = match self.pageable.take() {
-            Some(buffer) => buffer,
-            None => {
-                let refuse = |e: std::io::Error| DeviceError::NoMemory {
-                    bytes,
-                    reason: e.to_string(),
-                };
-                let mut buffer = Buffer::new(bytes as usize).map_err(refuse)?;
-                // Pages that were never written are all the same one.
-                buffer.bytes().fill(1);
-                buffer
-            }
-        };
-        Ok(self.pageable.insert(buffer).bytes().as_mut_ptr())
+    /// Memory that was not pinned, of at least so many bytes.
+    fn pageable(&mut self, bytes: u64) -> Result<*mut u8> {
+        let bytes = bytes as usize;
+        if let Some(buffer) = &mut self.pageable
+            && buffer.bytes().len() >= bytes
+        {
+            return Ok(buffer.bytes().as_mut_ptr());
+        }
+        let buffer = self.pageable.insert(Buffer::new(bytes)?);
+        // Pages that were never written are all the same one.
+        buffer.bytes().fill(1);
+        Ok(buffer.bytes().as_mut_ptr())
     }
 }
 
