@@ -56,8 +56,12 @@ fn numbers(list: &str) -> Vec<usize> {
     list.split(',').filter_map(span).flatten().collect()
 }
 
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
 fn processor(cores: usize, isa: Isa) -> Check {
-    let detail = format!("{cores} cores, {isa}");
+    let detail = format!("{cores} core{}, {isa}", plural(cores));
     match isa {
         Isa::Scalar => Check::warn(
             "processor",
@@ -143,7 +147,6 @@ fn numa(nodes: &[(usize, Vec<usize>)], allowed: &[usize], card: Option<usize>) -
         .filter(|(_, cpus)| cpus.iter().any(|cpu| allowed.contains(cpu)))
         .map(|(node, _)| node.to_string())
         .collect();
-    let plural = |n: usize| if n == 1 { "" } else { "s" };
     let mut detail = format!("{} node{}", nodes.len().max(1), plural(nodes.len().max(1)));
     if nodes.len() < 2 {
         return Check::pass("NUMA", detail);
