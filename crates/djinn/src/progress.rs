@@ -28,38 +28,31 @@ fn bytes_bar(total: u64, what: String) -> ProgressBar {
 
 /// Shows how far weights have come.
 pub struct Loading {
-    name: String,
-    /// Drawn once it is known how much there is.
-    bar: Option<ProgressBar>,
+    bar: ProgressBar,
 }
 
 impl Loading {
-    /// Starts at nothing.
+    /// Starts at nothing; nothing is drawn before it is known how much there is.
     pub fn new(name: &str) -> Self {
-        Loading {
-            name: name.to_owned(),
-            bar: None,
-        }
+        let bar = bytes_bar(0, format!("loading {name}"));
+        Loading { bar }
     }
 
     /// Moves on.
-    pub fn update(&mut self, progress: LoadProgress) {
-        let bar = self.bar.get_or_insert_with(|| {
-            if progress.total < WORTH_SHOWING {
-                ProgressBar::hidden()
-            } else {
-                bytes_bar(progress.total, format!("loading {}", self.name))
-            }
-        });
-        bar.set_position(progress.loaded);
+    pub fn update(&self, progress: LoadProgress) {
+        if progress.total < WORTH_SHOWING {
+            return;
+        }
+        if self.bar.length() != Some(progress.total) {
+            self.bar.set_length(progress.total);
+        }
+        self.bar.set_position(progress.loaded);
     }
 }
 
 impl Drop for Loading {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.bar.finish_and_clear();
     }
 }
 

@@ -53,7 +53,7 @@ fn load(
     settled.device.say();
     eprint!("{}", unused_flags(settled, &blueprint));
     watch.measure(settled, &model, &blueprint)?;
-    let mut loading = Loading::new(&model.name);
+    let loading = Loading::new(&model.name);
     let engine = Engine::load(model, backend, blueprint, &mut |p| loading.update(p))?;
     watch.begin(&engine);
     Ok(engine)
