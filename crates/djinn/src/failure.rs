@@ -12,6 +12,8 @@ use serde_json::Value;
 pub enum Failure {
     /// What to tell the user.
     Message(String),
+    /// A verdict that standard output has told already.
+    Told,
     /// Standard output was closed, as by `| head`.
     ReaderLeft,
 }

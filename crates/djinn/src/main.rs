@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Pull(args) => commands::pull::pull(&args),
         Command::Shape(args) => commands::shape::shape(&args),
+        Command::Doctor(args) => commands::doctor::doctor(&args),
         Command::Selftest(args) => commands::selftest::selftest(&args),
         Command::Bench(args) => commands::bench::bench(args),
     };
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has left: nothing went wrong.
         Err(Failure::ReaderLeft) => ExitCode::SUCCESS,
+        Err(Failure::Told) => ExitCode::from(2),
         Err(Failure::Message(message)) => {
             eprintln!("djinn: {message}");
             ExitCode::from(2)

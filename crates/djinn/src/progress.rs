@@ -32,18 +32,20 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Starts at nothing, of what will stay in memory.
-    pub fn new(name: &str, total: u64) -> Self {
-        let bar = if total < WORTH_SHOWING {
-            ProgressBar::hidden()
-        } else {
-            bytes_bar(total, format!("loading {name}"))
-        };
+    /// Starts at nothing; nothing is drawn before it is known how much there is.
+    pub fn new(name: &str) -> Self {
+        let bar = bytes_bar(0, format!("loading {name}"));
         Loading { bar }
     }
 
     /// Moves on.
     pub fn update(&self, progress: LoadProgress) {
+        if progress.total < WORTH_SHOWING {
+            return;
+        }
+        if self.bar.length() != Some(progress.total) {
+            self.bar.set_length(progress.total);
+        }
         self.bar.set_position(progress.loaded);
     }
 }
@@ -51,6 +53,31 @@ impl Loading {
 impl Drop for Loading {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// A line that says what is being done, for work whose end is not known.
+pub struct Doing {
+    line: ProgressBar,
+}
+
+impl Doing {
+    /// Starts with something.
+    pub fn new(what: &str) -> Self {
+        let line = ProgressBar::new_spinner().with_message(what.to_owned());
+        line.enable_steady_tick(Duration::from_millis(100));
+        Doing { line }
+    }
+
+    /// Goes on to something else.
+    pub fn now(&self, what: String) {
+        self.line.set_message(what);
+    }
+}
+
+impl Drop for Doing {
+    fn drop(&mut self) {
+        self.line.finish_and_clear();
     }
 }
 

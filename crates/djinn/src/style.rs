@@ -1,5 +1,7 @@
 //! How tables and numbers look on a terminal.
 
+use std::io::IsTerminal;
+
 /// A plain table: first column left, the others right.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
@@ -36,6 +38,31 @@ pub fn seconds(s: f64) -> String {
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s => format!("{s:.2} s"),
     }
+}
+
+/// A word in one of a terminal's colours, where standard output is one and nobody minds.
+pub fn coloured(word: &str, colour: Colour) -> String {
+    let wanted = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    if !wanted {
+        return word.to_owned();
+    }
+    let code = match colour {
+        Colour::Green => 32,
+        Colour::Yellow => 33,
+        Colour::Red => 31,
+    };
+    format!("\x1b[{code}m{word}\x1b[0m")
+}
+
+/// What colours say: all is well, look here, this is broken.
+#[derive(Clone, Copy, Debug)]
+pub enum Colour {
+    /// All is well.
+    Green,
+    /// Look here.
+    Yellow,
+    /// This is broken.
+    Red,
 }
 
 /// Token ids as `--tokens` reads them.

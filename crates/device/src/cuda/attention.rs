@@ -83,7 +83,7 @@ impl CudaDevice {
         let stages = (units.per_block as usize).min(2);
         let size = Size {
             blocks: [
-                units.count.div_ceil(units.per_block) as usize,
+                (units.count as usize).div_ceil(units.per_block as usize),
                 groups,
                 q.rows,
             ],

@@ -110,6 +110,11 @@ impl Card {
         &self.name
     }
 
+    /// Where it sits.
+    pub(super) fn bus_id(&self) -> &str {
+        &self.bus_id
+    }
+
     /// Free and all bytes of its memory.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.enter()?;
@@ -221,6 +226,7 @@ fn bus_id(device: sys::CUdevice) -> Result<String> {
 /// Memory on the card.
 pub(super) struct Memory {
     pub(super) address: sys::CUdeviceptr,
+    pub(super) bytes: u64,
 }
 
 impl Memory {
@@ -235,7 +241,7 @@ impl Memory {
             .said("taking memory of the card")?;
         // SAFETY: the memory just taken.
         unsafe { result::memset_d8_sync(address, 0, bytes as usize) }.said("clearing memory")?;
-        Ok(Memory { address })
+        Ok(Memory { address, bytes })
     }
 }
 

@@ -11,8 +11,10 @@ mod attention;
 mod blas;
 mod card;
 mod event;
+mod facts;
 mod graph;
 mod kernels;
+mod link;
 mod nvml;
 mod ops;
 mod pinned;
@@ -29,6 +31,11 @@ use crate::{
     Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight,
 };
 pub use card::Card;
+pub use facts::{
+    CardFacts, PciLink, Version, driver_present, driver_version, library_present,
+    management_present,
+};
+pub use link::{Direction, HostMemory, LinkBench, Transfer, measure_link, measure_memory};
 pub use scratch::Scratch;
 
 use card::{Memory, Queue};

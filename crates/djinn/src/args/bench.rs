@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use djinn_memory::Size;
 
-use super::{DeviceArgs, ModelArgs, at_least_one};
+use super::{DeviceArgs, DeviceName, ModelArgs, at_least_one};
 
 /// `djinn bench`
 #[derive(Debug, Args)]
@@ -12,6 +12,7 @@ Examples:
   djinn bench memory
   djinn bench decode --model 'shape:tinyllama-1.1b?dtype=bf16'
   djinn bench prefill --model 'shape:tinyllama-1.1b?dtype=bf16' --tokens 512 --json
+  djinn bench link --device cuda:0 --threshold 20
   djinn bench link --model ./Llama-2-13b --workers 4 --chunk 1MiB
   djinn bench stream --model ./Llama-2-13b --memory 6.5GB")]
 pub struct BenchArgs {
@@ -23,13 +24,13 @@ pub struct BenchArgs {
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Read bandwidth of memory, by number of threads
+    /// Bandwidth of the device's memory; a processor's by number of threads
     Memory(BenchMemoryArgs),
     /// Time of a generated token, and the share of memory bandwidth it reaches
     Decode(BenchDecodeArgs),
-    /// Speed of a prompt, beside the gemm crate on the same shapes
+    /// Speed of a prompt; a processor's beside the gemm crate on the same shapes
     Prefill(BenchPrefillArgs),
-    /// How fast a model's files are read, by number of workers and size of chunks
+    /// How fast weights can come: from a model's files, or from host memory to a card
     Link(BenchLinkArgs),
     /// Every operation at the shapes of a model, by itself
     Operations(BenchOperationsArgs),
@@ -40,27 +41,41 @@ pub enum Bench {
 /// `djinn bench link`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads go past the page cache, as they do when a model streams. Without --workers and
---chunk several of each are tried.")]
+The link is what weights stream over. A processor's leads from a model's files into memory:
+reads go past the page cache, with several numbers of workers and sizes of chunks unless
+they are given. A card's leads from host memory, pinned or pageable, in and out and both at
+once; it pins up to 4 GiB, and a model has no part in it. With --model, --workers or
+--seconds, auto is the processor.
+
+With --threshold the last line says PASS or FAIL, and the exit status is 2 where the best
+rate (of a card: from pinned memory to the card) stays below it.
+
+Examples:
+  djinn bench link --device cuda:0
+  djinn bench link --device cuda:0 --chunk 64MiB --threshold 20
+  djinn bench link --device cpu --model ./Llama-2-13b --workers 4 --threshold 2")]
 pub struct BenchLinkArgs {
-    /// A folder, a pulled hub id, or a shape [default: the bundled story model]
+    /// Whose files: a folder, a pulled hub id, or a shape [default: the bundled story model]
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// Whose link
-    #[arg(long, default_value = "cpu", value_parser = ["cpu"])]
-    pub device: String,
-    /// Threads that read
+    /// Whose link: cpu, cuda:N, or auto for the card cuda:0 if it works and else the processor
+    #[arg(long, value_name = "D", default_value_t = DeviceName::Auto)]
+    pub device: DeviceName,
+    /// Threads that read files
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub workers: Option<usize>,
-    /// Bytes read at a time
+    /// Bytes moved at a time
     #[arg(long, value_name = "SIZE")]
     pub chunk: Option<Size>,
-    /// Seconds of each measurement
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = positive)]
-    pub seconds: f64,
+    /// Seconds that files are read for each measurement [default: 1]
+    #[arg(long, value_name = "S", value_parser = positive)]
+    pub seconds: Option<f64>,
     /// Times each is measured; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeat: usize,
+    /// Fail below this rate
+    #[arg(long, value_name = "GB/s", value_parser = rate)]
+    pub threshold: Option<f64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -93,9 +108,9 @@ pub struct BenchStreamArgs {
 pub struct BenchMemoryArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Bytes to read through; far more than the caches hold
-    #[arg(long, default_value = "1GiB")]
-    pub size: Size,
+    /// Bytes a processor reads through; far more than its caches hold [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<Size>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -103,6 +118,12 @@ pub struct BenchMemoryArgs {
 
 /// `djinn bench decode`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Prompts run first and do not count. The memory's bandwidth is measured in the same run.
+
+Examples:
+  djinn bench decode --model 'shape:tinyllama-1.1b?dtype=bf16'
+  djinn bench decode --model shape:llama-2-13b --device cuda:0 --sessions 16 --context 1024")]
 pub struct BenchDecodeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -165,6 +186,14 @@ pub struct BenchOperationsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// GB a second.
+pub fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(x) if x > 0.0 && x < 1e6 => Ok(x),
+        _ => Err("expected GB/s, above 0".to_owned()),
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {

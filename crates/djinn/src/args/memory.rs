@@ -12,8 +12,8 @@ use super::at_least_one;
 /// says so before loading.
 #[derive(Clone, Debug, Args)]
 pub struct MemoryArgs {
-    /// Memory for weights, KV and activations: 16GB, 1.5GiB, or 0.5 for half of what
-    /// is free [default: what is free, less a margin]
+    /// Memory of the device for weights, KV and activations: 16GB, 1.5GiB, or 0.5 for half
+    /// of what is free [default: what is free, less a margin]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub memory: Option<Amount>,
     /// Instead of the plan's: bytes of the ring that weights stream through
@@ -22,17 +22,17 @@ pub struct MemoryArgs {
     /// Instead of the plan's: which weights stay in memory
     #[arg(long, help_heading = "Memory", value_name = "all|none|SIZE")]
     pub resident: Option<Resident>,
-    /// Bytes read at a time
-    #[arg(
-        long,
-        help_heading = "Memory",
-        value_name = "SIZE",
-        default_value = "1MiB"
-    )]
-    pub chunk: Size,
-    /// Threads that read
-    #[arg(long, help_heading = "Memory", value_name = "N", default_value_t = Memory::WORKERS, value_parser = at_least_one)]
-    pub workers: usize,
+    /// Host memory that weights may be pinned in while they stream to a card: 64GB, or 0.5
+    /// for half of what is free [default: what is free, less a margin]
+    #[arg(long, help_heading = "Memory", value_name = "SIZE")]
+    pub host_memory: Option<Amount>,
+    /// Bytes moved at a time [default: files are read 1MiB at a time, copies to a card have
+    /// 64MiB]
+    #[arg(long, help_heading = "Memory", value_name = "SIZE")]
+    pub chunk: Option<Size>,
+    /// Threads that read files [default: 4; all cores while weights are loaded for a card]
+    #[arg(long, help_heading = "Memory", value_name = "N", value_parser = at_least_one)]
+    pub workers: Option<usize>,
     /// Whether weights are read ahead of their use
     #[arg(
         long,
@@ -78,21 +78,35 @@ fn margin(free: u64) -> u64 {
     (free / 16).clamp(64 << 20, 1 << 30)
 }
 
+/// What was asked for of so much that is free, or most of it.
+fn granted(asked: Option<Amount>, free: u64) -> u64 {
+    match asked {
+        Some(amount) => amount.of(free),
+        None => MemoryArgs::unasked(free),
+    }
+}
+
 impl MemoryArgs {
+    /// What is taken of so much that is free when nobody says.
+    pub fn unasked(free: u64) -> u64 {
+        free.saturating_sub(margin(free))
+    }
+
+    /// Bytes of host memory that weights may be pinned in, of so much that is free.
+    pub fn host_budget(&self, free: u64) -> u64 {
+        granted(self.host_memory, free)
+    }
+
     /// What these flags come to on a device that has so much free.
     pub fn settled(&self, free: u64) -> Memory {
-        let budget = match self.memory {
-            Some(amount) => amount.of(free),
-            None => free.saturating_sub(margin(free)),
-        };
         Memory {
-            budget,
+            budget: granted(self.memory, free),
             overrides: Overrides {
                 ring: self.ring.map(|size| size.0),
                 keep: self.resident.map_or(Keep::Fit, |resident| resident.0),
             },
-            chunk: self.chunk.0,
-            workers: self.workers,
+            chunk: self.chunk.map_or(Memory::CHUNK, |size| size.0),
+            workers: self.workers.unwrap_or(Memory::WORKERS),
             prefetch: self.prefetch == Switch::On,
         }
     }

@@ -1,6 +1,6 @@
 //! Every flag, as typed. Commands turn them into settled requests.
 
-use std::{path::PathBuf, str::FromStr};
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use djinn_device::DeviceError;
@@ -8,9 +8,11 @@ use djinn_engine::{Backend, EditSpec, Memory};
 use djinn_memory::Size;
 
 mod bench;
+mod device;
 mod memory;
 
 pub use bench::*;
+pub use device::{Chosen, DeviceArgs, DeviceName};
 pub use memory::{MemoryArgs, WatchArgs};
 
 /// Runs language models on the memory you have, with the inside of the model open.
@@ -42,6 +44,8 @@ pub enum Command {
     Pull(PullArgs),
     /// List synthetic shapes, or write one as a checkpoint that any program can load
     Shape(ShapeArgs),
+    /// Check this machine: driver, card, link, memory; with the remedy for what is amiss
+    Doctor(DoctorArgs),
     /// Check every operation of a device against the processor
     Selftest(SelftestArgs),
     /// Measure this machine and a model on it
@@ -65,57 +69,59 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// How much memory there is on the device, and how weights come into it.
-    pub fn settled(&self) -> Result<Memory, DeviceError> {
-        Ok(self.memory.settled(self.device.backend()?.free_memory()?))
+    /// Takes the device and says how much memory there is on it. Once in a command.
+    pub fn settled(&self) -> Result<Settled<'_>, DeviceError> {
+        let device = self.device.choose()?;
+        let memory = self.memory.settled(device.backend.free_memory()?);
+        Ok(Settled {
+            args: self,
+            device,
+            memory,
+        })
     }
 }
 
-/// Where to compute.
-#[derive(Clone, Debug, Args)]
-pub struct DeviceArgs {
-    /// Where to compute: cpu, or cuda:N for an NVIDIA card
-    #[arg(long, value_name = "D", default_value = "cpu")]
-    pub device: DeviceName,
-    /// CPU threads [default: all usable cores]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub threads: Option<usize>,
+/// What the flags come to on this machine.
+pub struct Settled<'a> {
+    /// As given.
+    pub args: &'a ModelArgs,
+    /// The device, taken once for all that uses it.
+    pub device: Chosen,
+    /// How much memory there is on it, and how weights come into it.
+    pub memory: Memory,
 }
 
-impl DeviceArgs {
-    /// The backend these flags name.
-    pub fn backend(&self) -> Result<Backend, DeviceError> {
-        match self.device {
-            DeviceName::Cpu => Ok(Backend::Cpu {
-                threads: self.threads,
-                isa: None,
-            }),
-            DeviceName::Cuda(ordinal) => Backend::cuda(ordinal),
+impl Settled<'_> {
+    /// Where to compute.
+    pub fn backend(&self) -> &Backend {
+        &self.device.backend
+    }
+
+    /// Refuses a budget that a card could not give even if nobody else used it. What a
+    /// processor cannot give is seen when it is taken.
+    pub fn check_budget(&self, budget: u64) -> Result<(), DeviceError> {
+        let Backend::Cuda { card } = self.backend() else {
+            return Ok(());
+        };
+        let (free, total) = card.memory()?;
+        if budget <= total {
+            return Ok(());
         }
+        Err(DeviceError::Setup(over_budget(
+            budget,
+            &self.device.to_string(),
+            total,
+            free,
+        )))
     }
 }
 
-/// A device as it is named.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceName {
-    /// The processor.
-    Cpu,
-    /// A card, by number.
-    Cuda(usize),
-}
-
-impl FromStr for DeviceName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let card = text.strip_prefix("cuda:").map(str::parse);
-        match (text, card) {
-            ("cpu", _) => Ok(DeviceName::Cpu),
-            ("cuda", _) => Ok(DeviceName::Cuda(0)),
-            (_, Some(Ok(ordinal))) => Ok(DeviceName::Cuda(ordinal)),
-            _ => Err(format!("'{text}' is neither cpu nor cuda:N")),
-        }
-    }
+fn over_budget(budget: u64, device: &str, total: u64, free: u64) -> String {
+    let [budget, total, free] = [budget, total, free].map(Size);
+    format!(
+        "--memory {budget}: {device} has {total}, of which {free} are free; give less, or leave \
+         --memory out to take what is free"
+    )
 }
 
 /// What the model reads.
@@ -326,6 +332,28 @@ pub struct SelftestArgs {
     pub json: bool,
 }
 
+/// `djinn doctor`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A line for every check: pass, warn or fail, and what to do about it. Exit status 2 where
+one fails. A machine without a card passes, unless --device names one.
+
+Examples:
+  djinn doctor
+  djinn doctor --device cuda:0 --threshold 50
+  djinn doctor --json")]
+pub struct DoctorArgs {
+    /// What to check: cpu, cuda:N, or auto for the card cuda:0 if there is one
+    #[arg(long, value_name = "D", default_value_t = DeviceName::Auto)]
+    pub device: DeviceName,
+    /// Fail where pinned memory reaches the card more slowly than this
+    #[arg(long, value_name = "GB/s", default_value_t = 20.0, value_parser = bench::rate)]
+    pub threshold: f64,
+    /// Print JSON: an array of check, verdict, detail and remedy
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `djinn inspect`
 #[derive(Debug, Args)]
 pub struct InspectArgs {
@@ -376,11 +404,29 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 mod tests {
     use clap::CommandFactory;
 
-    use super::{Cli, parse_bias};
+    use super::{Cli, over_budget, parse_bias};
 
     #[test]
     fn flags_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_budget_beyond_the_card_is_told_with_what_it_has() {
+        let told = over_budget(
+            500_000_000_000,
+            "cuda:0 (NVIDIA H200)",
+            150 << 30,
+            149 << 30,
+        );
+        for part in [
+            "500.00 GB",
+            "cuda:0 (NVIDIA H200)",
+            "161.06 GB",
+            "159.99 GB",
+        ] {
+            assert!(told.contains(part), "{part} not in {told}");
+        }
     }
 
     #[test]

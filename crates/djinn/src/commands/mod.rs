@@ -1,6 +1,7 @@
 //! One file a command, and what they share: starting an engine, and its end.
 
 pub mod bench;
+pub mod doctor;
 pub mod inspect;
 pub mod plan;
 pub mod pull;
@@ -13,28 +14,23 @@ mod prompt;
 mod rates;
 mod watch;
 
-use djinn_engine::{Blueprint, Engine, Finish, Request, SessionId, Settings, Transcript};
+use djinn_engine::{Backend, Blueprint, Engine, Finish, Request, SessionId, Settings, Transcript};
 use djinn_model::Model;
 
-use crate::{
-    args::{DeviceName, ModelArgs},
-    failure::Failure,
-    progress::Loading,
-};
+use crate::{args::Settled, failure::Failure, progress::Loading};
 use watch::Watch;
 
 /// An engine laid out for these requests, with all of them opened. Says before loading
 /// what stays in memory and what streams.
 fn start(
-    args: &ModelArgs,
+    settled: &Settled<'_>,
     model: Model,
     requests: Vec<Request>,
     watch: &mut Watch,
 ) -> Result<(Engine, Vec<SessionId>), Failure> {
-    let settings = Settings::for_requests(&model, &requests, args.rows)?;
-    let backend = args.device.backend()?;
-    let blueprint = Blueprint::draw(&model, &backend, settings, args.settled()?)?;
-    let mut engine = load(args, model, blueprint, watch)?;
+    let settings = Settings::for_requests(&model, &requests, settled.args.rows)?;
+    let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
+    let mut engine = load(settled, model, blueprint, watch)?;
     let ids = requests
         .into_iter()
         .map(|request| engine.open(request))
@@ -44,28 +40,35 @@ fn start(
 
 /// Loads a blueprint: first what can be refused is, then what will happen is said.
 fn load(
-    args: &ModelArgs,
+    settled: &Settled<'_>,
     model: Model,
     blueprint: Blueprint,
     watch: &mut Watch,
 ) -> Result<Engine, Failure> {
-    let backend = args.device.backend()?;
+    let backend = settled.backend();
     let footprint = blueprint.footprint();
+    settled.check_budget(blueprint.memory().budget)?;
     backend.check(footprint.total())?;
     eprintln!("{}: {}", model.name, blueprint.reason());
-    eprint!("{}", unused_flags(args, &blueprint));
-    watch.measure(&model, &blueprint)?;
-    let loading = Loading::new(&model.name, footprint.resident + footprint.pool);
-    let engine = Engine::load(model, &backend, blueprint, &mut |p| loading.update(p))?;
+    settled.device.say();
+    eprint!("{}", unused_flags(settled, &blueprint));
+    watch.measure(settled, &model, &blueprint)?;
+    let loading = Loading::new(&model.name);
+    let engine = Engine::load(model, backend, blueprint, &mut |p| loading.update(p))?;
     watch.begin(&engine);
     Ok(engine)
 }
 
 /// Tells of flags that change nothing.
-fn unused_flags(args: &ModelArgs, blueprint: &Blueprint) -> String {
+fn unused_flags(settled: &Settled<'_>, blueprint: &Blueprint) -> String {
+    let args = settled.args;
     let mut notes = String::new();
-    if args.device.threads.is_some() && args.device.device != DeviceName::Cpu {
+    let on_card = matches!(settled.backend(), Backend::Cuda { .. });
+    if args.device.threads.is_some() && on_card {
         notes += "note: the card computes, so --threads is not used\n";
+    }
+    if args.memory.host_memory.is_some() && !on_card {
+        notes += "note: only weights for a card are pinned, so --host-memory is not used\n";
     }
     if args.memory.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
         notes += "note: no ring is needed, so --ring is not used\n";

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use djinn_engine::{Blueprint, Footprint, PiecePlace, PlannedPiece, Settings};
+use djinn_device::host;
+use djinn_engine::{Backend, Blueprint, Footprint, PiecePlace, PlannedPiece, Settings};
 use djinn_memory::{Bound, Prediction, Rates, Size};
 use djinn_model::{Model, Origin, program::SegmentKind};
 use serde_json::{Value, json};
@@ -29,6 +30,11 @@ const LINES: usize = 6;
 /// A plan with everything said of it.
 struct Report {
     model: Model,
+    device: String,
+    /// What weights may be pinned in, where they are.
+    host_budget: Option<u64>,
+    /// Where the link's bytes come from.
+    link_source: &'static str,
     blueprint: Blueprint,
     rates: Rates,
     measured_link: bool,
@@ -53,30 +59,38 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     let sessions = usize::from(args.sessions);
     let context = args.context.unwrap_or(program.dims.context.min(CONTEXT));
     let settings = Settings::for_sessions(program, sessions, context, args.model.rows)?;
-    let backend = args.model.device.backend()?;
-    let memory = args.model.settled()?;
-    let blueprint = Blueprint::draw(&model, &backend, settings, memory)?;
-    eprint!("{}", unused_flags(&args.model, &blueprint));
+    let settled = args.model.settled()?;
+    let backend = settled.backend();
+    let blueprint = Blueprint::draw(&model, backend, settings, settled.memory)?;
     let link = match args.link {
         Some(link) => link.0 as f64,
         None if !blueprint.plan().streams() => f64::INFINITY,
-        None => rates::link(&model, &blueprint, MEASURE, 0.5)? * 1e9,
+        None => rates::link(&settled, &model, &blueprint, MEASURE, 0.5)? * 1e9,
     };
     let compute = match args.compute {
         Some(compute) => compute.0 as f64,
-        None => rates::memory(&args.model.device, BANDWIDTH_BYTES)? * 1e9,
+        None => rates::memory(backend, BANDWIDTH_BYTES)? * 1e9,
     };
     if link <= 0.0 || compute <= 0.0 {
         return Err(Failure::Message("--link and --compute are above 0".into()));
     }
+    settled.device.say();
+    eprint!("{}", unused_flags(&settled, &blueprint));
+    let on_card = matches!(backend, Backend::Cuda { .. });
     let rates = Rates {
         link,
         compute,
         // Numbers drawn from a seed cost the cores that compute.
-        shared: args.link.is_none() && model.weights.origin() == Origin::Generated,
+        shared: args.link.is_none() && !on_card && model.weights.origin() == Origin::Generated,
     };
     let work = blueprint.work(&model, backend.kv_dtype());
     Ok(Report {
+        device: settled.device.to_string(),
+        host_budget: on_card.then(|| args.model.memory.host_budget(host::available_memory())),
+        link_source: match on_card {
+            true => "pinned memory",
+            false => model.weights.origin().describe(),
+        },
         prediction: blueprint.plan().predict(&work, &rates),
         rates,
         measured_link: args.link.is_none(),
@@ -131,7 +145,6 @@ impl Report {
 
     fn predicted(&self) -> String {
         let p = &self.prediction;
-        let origin = self.model.weights.origin().describe();
         let how = |measured: bool, what: &str| match measured {
             true => format!("measured: {what}"),
             false => "as given".to_owned(),
@@ -146,7 +159,7 @@ impl Report {
                 Size((p.link_bytes / self.sessions as f64) as u64),
                 seconds(p.link_s),
                 self.rates.link / 1e9,
-                how(self.measured_link, origin),
+                how(self.measured_link, self.link_source),
             )
         } else {
             "  over the link   nothing\n".to_owned()
@@ -175,7 +188,9 @@ impl Report {
         let pieces: Vec<Value> = self.blueprint.pieces().iter().map(piece_json).collect();
         json!({
             "model": self.model.name,
+            "device": self.device,
             "budget_bytes": memory.budget,
+            "host_budget_bytes": self.host_budget,
             "sessions": self.sessions,
             "context": self.context,
             "reason": self.blueprint.reason(),
@@ -196,7 +211,7 @@ impl Report {
             "chunk_bytes": memory.chunk,
             "workers": memory.workers,
             "prefetch": memory.prefetch,
-            "link_source": self.model.weights.origin().describe(),
+            "link_source": self.link_source,
             "prediction": {
                 "link_bytes_per_pass": p.link_bytes,
                 "link_bytes_per_token": p.link_bytes / self.sessions as f64,

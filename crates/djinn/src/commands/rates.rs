@@ -1,39 +1,48 @@
-//! What this machine gives: its memory to those who compute, its disk to the link.
+//! What this machine gives: a device's memory to those who compute, and the link.
 
 use std::time::Duration;
 
-use djinn_device::cpu::{CpuDevice, CpuOptions};
-use djinn_engine::{Blueprint, measure_link};
+use djinn_device::{
+    cpu::{CpuDevice, CpuOptions},
+    cuda,
+};
+use djinn_engine::{Backend, Blueprint, measure_link};
 use djinn_model::Model;
 
-use crate::{
-    args::{DeviceArgs, DeviceName},
-    failure::Failure,
-};
+use crate::{args::Settled, failure::Failure};
 
-/// GB/s of reading the device's memory, for processors with their number of threads.
-pub fn memory(args: &DeviceArgs, bytes: u64) -> Result<f64, Failure> {
-    if args.device != DeviceName::Cpu {
-        return Err(Failure::Message(
-            "a card's memory is not measured yet: only --device cpu".into(),
-        ));
+/// Bytes of a copy to a card unless told otherwise: more gains nothing.
+const CARD_CHUNK: u64 = 64 << 20;
+
+/// GB/s of reading the device's memory: for processors with their number of threads and
+/// `bytes` to read through, for cards as a copy within their memory finds it.
+pub fn memory(backend: &Backend, bytes: u64) -> Result<f64, Failure> {
+    match backend {
+        &Backend::Cpu { threads, isa } => {
+            let options = CpuOptions {
+                threads,
+                slab_bytes: 0,
+                isa,
+            };
+            Ok(CpuDevice::new(options)?.read_bandwidth(bytes)?)
+        }
+        Backend::Cuda { card } => Ok(cuda::measure_memory(card)? / 1e9),
     }
-    let options = CpuOptions {
-        threads: args.threads,
-        slab_bytes: 0,
-        isa: None,
-    };
-    Ok(CpuDevice::new(options)?.read_bandwidth(bytes)?)
 }
 
-/// GB/s of reading a model's weights as a blueprint's link does, from a share of the
-/// whole on.
+/// GB/s over the link: for processors of reading a model's weights as a blueprint does,
+/// from a share of the whole on; for cards from pinned memory.
 pub fn link(
+    settled: &Settled<'_>,
     model: &Model,
     blueprint: &Blueprint,
     time: Duration,
     start: f64,
 ) -> Result<f64, Failure> {
+    if let Backend::Cuda { card } = settled.backend() {
+        let chunk = settled.args.memory.chunk.map_or(CARD_CHUNK, |size| size.0);
+        return Ok(cuda::measure_link(card, chunk, time)? / 1e9);
+    }
     let (chunk, workers) = (blueprint.link_chunk(), blueprint.memory().workers);
     let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
     Ok(rate.bytes_per_s() / 1e9)

@@ -33,7 +33,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let prompt = prompt_text(&model, &request.tokens).filter(|_| !args.json);
     let mut watch = Watch::new(&args.watch)?;
     let started = Instant::now();
-    let (mut engine, ids) = start(&args.model, model, vec![request], &mut watch)?;
+    let (mut engine, ids) = start(&args.model.settled()?, model, vec![request], &mut watch)?;
     let load = started.elapsed().as_secs_f64();
     note_what_is_unused(engine.model(), &args, sampled);
     let generated = generate(&mut engine, prompt, load, &mut watch);

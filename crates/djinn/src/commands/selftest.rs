@@ -19,7 +19,9 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
         isa: Some(djinn_device::cpu::Isa::Scalar),
     };
     let reference = reference.open(SLAB_BYTES, SCRATCH)?;
-    let device = args.device.backend()?.open(SLAB_BYTES, SCRATCH)?;
+    let chosen = args.device.choose()?;
+    let device = chosen.backend.open(SLAB_BYTES, SCRATCH)?;
+    chosen.say();
     let seed = args.seed.unwrap_or_else(super::run::fresh_seed);
     let mut cases = Vec::new();
     run(&*reference, &*device, seed, &mut |case| cases.push(case))?;

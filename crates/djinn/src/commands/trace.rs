@@ -24,7 +24,7 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
         check_writable(out)?;
     }
     let mut watch = Watch::new(&args.watch)?;
-    let (mut engine, ids) = start(&args.model, model, vec![request], &mut watch)?;
+    let (mut engine, ids) = start(&args.model.settled()?, model, vec![request], &mut watch)?;
     let ran = run_out(&mut engine, &mut watch);
     watch.write_timeline(&engine)?;
     if ran.is_err() {

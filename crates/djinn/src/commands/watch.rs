@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::rates;
 use crate::{
-    args::WatchArgs,
+    args::{Settled, WatchArgs},
     failure::Failure,
     style::{seconds, table},
     timeline,
@@ -42,9 +42,14 @@ impl Watch {
     }
 
     /// Before loading: measures the link where its share is wanted.
-    pub fn measure(&mut self, model: &Model, blueprint: &Blueprint) -> Result<(), Failure> {
+    pub fn measure(
+        &mut self,
+        settled: &Settled<'_>,
+        model: &Model,
+        blueprint: &Blueprint,
+    ) -> Result<(), Failure> {
         if self.stats {
-            self.link = Some(rates::link(model, blueprint, MEASURE, 0.0)?);
+            self.link = Some(rates::link(settled, model, blueprint, MEASURE, 0.0)?);
         }
         Ok(())
     }

@@ -3,13 +3,13 @@
 use std::{collections::BTreeSet, time::Instant};
 
 use djinn_device::host;
-use djinn_engine::{Engine, Request};
+use djinn_engine::{Backend, Engine, Request};
 use djinn_model::program::{Op, Program, TensorId};
 use serde_json::json;
 
 use super::{BANDWIDTH_BYTES, check_context, median, rates, some_tokens, start};
 use crate::{
-    args::{BenchDecodeArgs, DeviceName},
+    args::BenchDecodeArgs,
     bundled,
     failure::{Failure, say, say_json},
     style::seconds,
@@ -32,7 +32,8 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
             ..Request::default()
         })
         .collect();
-    let (mut engine, _) = start(&args.model, model, requests)?;
+    let settled = args.model.settled()?;
+    let (mut engine, _) = start(&settled, model, requests)?;
     let mut passes = timed_passes(&mut engine, sessions, args.tokens)?;
     if passes.is_empty() {
         return Err(Failure::Message(
@@ -41,14 +42,8 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
     }
     let pass = median(&mut passes);
     let rate = read_bytes as f64 / pass / 1e9;
-    let ceiling = match args.model.device.device {
-        DeviceName::Cpu => Some(rates::memory(&args.model.device, BANDWIDTH_BYTES)?),
-        DeviceName::Cuda(_) => None,
-    };
-    let (share, tokens) = (
-        ceiling.map(|ceiling| rate / ceiling),
-        f64::from(args.sessions) / pass,
-    );
+    let ceiling = rates::memory(settled.backend(), BANDWIDTH_BYTES)?;
+    let (share, tokens) = (rate / ceiling, f64::from(args.sessions) / pass);
     let device = engine.device();
     if args.json {
         return say_json(&json!({
@@ -61,22 +56,22 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
             "peak_rss_bytes": host::peak_rss_bytes(),
         }));
     }
-    let beside = ceiling.map_or(String::new(), |ceiling| {
-        let share = rate / ceiling * 100.0;
-        format!(
-            "  memory gives    {ceiling:.1} GB/s (median, same threads)\n  \
-             share           {share:.0} %\n"
-        )
-    });
+    let how = match settled.backend() {
+        Backend::Cpu { .. } => "same threads",
+        Backend::Cuda { .. } => "a copy on the card, read plus written",
+    };
     say(&format!(
         "{name} on {}\n\
          \x20 a pass          {} (median of {}; fastest {})\n\
          \x20 tokens          {tokens:.1}/s\n\
-         \x20 weights read    {rate:.1} GB/s\n{beside}",
+         \x20 weights read    {rate:.1} GB/s\n\
+         \x20 memory gives    {ceiling:.1} GB/s (median, {how})\n\
+         \x20 share           {:.0} %\n",
         device.detail,
         seconds(pass),
         passes.len(),
         seconds(passes[0]),
+        share * 100.0,
     ))
 }
 

@@ -1,11 +1,13 @@
 //! `djinn bench memory`
 
 use djinn_device::host;
+use djinn_engine::Backend;
+use djinn_memory::Size;
 use serde_json::json;
 
-use super::rates;
+use super::{BANDWIDTH_BYTES, rates};
 use crate::{
-    args::{BenchMemoryArgs, DeviceArgs},
+    args::{BenchMemoryArgs, Chosen},
     failure::{Failure, say, say_json},
     style::table,
 };
@@ -13,31 +15,60 @@ use crate::{
 /// The least worth reading: caches hold less.
 const LEAST: u64 = 1 << 28;
 
-/// Read bandwidth, by number of threads.
+/// Bandwidth of a device's memory.
 pub fn memory(args: &BenchMemoryArgs) -> Result<(), Failure> {
+    let chosen = args.device.choose()?;
+    match chosen.backend {
+        Backend::Cpu { .. } => of_processor(args, &chosen),
+        Backend::Cuda { .. } => of_card(args, &chosen),
+    }
+}
+
+/// Read plus written, by a copy on the card.
+fn of_card(args: &BenchMemoryArgs, chosen: &Chosen) -> Result<(), Failure> {
+    if args.device.threads.is_some() {
+        eprintln!("note: the card computes, so --threads is not used");
+    }
+    if args.size.is_some() {
+        eprintln!("note: a card's memory is measured by copies of 2 GiB, so --size is not used");
+    }
+    let rate = rates::memory(&chosen.backend, 0)?;
+    if args.json {
+        return say_json(&json!({ "device": chosen.to_string(), "memory_gb_per_s": rate }));
+    }
+    say(&format!(
+        "{chosen}\n  memory gives    {rate:.1} GB/s (a copy on the card, read plus written)\n"
+    ))
+}
+
+/// Read bandwidth, by number of threads.
+fn of_processor(args: &BenchMemoryArgs, chosen: &Chosen) -> Result<(), Failure> {
     let most = args.device.threads.unwrap_or_else(host::cores);
-    if args.size.0 < LEAST {
+    let size = args.size.unwrap_or(Size(BANDWIDTH_BYTES));
+    if size.0 < LEAST {
         return Err(Failure::Message(format!(
-            "--size {}: at least 256MiB, or caches are measured instead of memory",
-            args.size
+            "--size {size}: at least 256MiB, or caches are measured instead of memory"
         )));
     }
-    let with = |threads| DeviceArgs {
+    let with = |threads| Backend::Cpu {
         threads: Some(threads),
-        ..args.device.clone()
+        isa: None,
     };
     // The most first: if that cannot be had, nothing need be measured.
     let mut measured = (1..=most)
         .rev()
-        .map(|threads| Ok((threads, rates::memory(&with(threads), args.size.0)?)))
+        .map(|threads| Ok((threads, rates::memory(&with(threads), size.0)?)))
         .collect::<Result<Vec<_>, Failure>>()?;
     measured.reverse();
+    chosen.say();
     if args.json {
         let rows: Vec<_> = measured
             .iter()
             .map(|(threads, rate)| json!({ "threads": threads, "read_gb_per_s": rate }))
             .collect();
-        return say_json(&json!({ "size_bytes": args.size.0, "memory": rows }));
+        return say_json(
+            &json!({ "device": chosen.to_string(), "size_bytes": size.0, "memory": rows }),
+        );
     }
     let rows: Vec<Vec<String>> = measured
         .iter()

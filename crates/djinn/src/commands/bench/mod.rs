@@ -1,5 +1,6 @@
 //! `djinn bench`
 
+mod card_link;
 mod decode;
 mod link;
 mod memory;
@@ -12,7 +13,7 @@ use djinn_model::{Model, program::Program};
 
 use super::{rates, watch::Watch};
 use crate::{
-    args::{Bench, BenchArgs, ModelArgs},
+    args::{Bench, BenchArgs, Settled},
     failure::Failure,
 };
 
@@ -33,11 +34,11 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
 
 /// An engine nobody watches.
 fn start(
-    args: &ModelArgs,
+    settled: &Settled<'_>,
     model: Model,
     requests: Vec<Request>,
 ) -> Result<(Engine, Vec<SessionId>), Failure> {
-    super::start(args, model, requests, &mut Watch::default())
+    super::start(settled, model, requests, &mut Watch::default())
 }
 
 /// Refuses more positions than the model has, before anything is made of them.

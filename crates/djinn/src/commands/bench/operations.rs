@@ -95,7 +95,7 @@ impl Bench {
         let weights = activations.next_multiple_of(ALIGN) + (1 << 20);
         let pages = (rows.min(64) * context * 2 * dims.kv_heads * dims.d_head * 2) as u64;
         let slab = weights + SPREAD + (2 * width * width * 2) as u64 + pages;
-        let device = args.device.backend()?.open(slab, scratch)?;
+        let device = args.device.choose()?.backend.open(slab, scratch)?;
         let bench = Bench {
             device,
             dtype,

@@ -3,25 +3,20 @@
 use std::time::Instant;
 
 use djinn_device::{host, yardstick::Gemm};
-use djinn_engine::Request;
+use djinn_engine::{Backend, Request};
 use djinn_model::program::{Op, Program};
 use serde_json::json;
 
 use super::{check_context, median, some_tokens, start};
 use crate::{
-    args::{BenchPrefillArgs, DeviceArgs, DeviceName},
+    args::BenchPrefillArgs,
     bundled,
     failure::{Failure, say, say_json},
     style::seconds,
 };
 
-/// Time of a prompt, beside the `gemm` crate on the same products.
+/// Time of a prompt; on a processor, beside the `gemm` crate on the same products.
 pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
-    if args.model.device.device != DeviceName::Cpu {
-        return Err(Failure::Message(
-            "prompts are measured beside the gemm crate: only --device cpu".into(),
-        ));
-    }
     let model = bundled::open(args.model.model.as_deref())?;
     check_context(&model.program, args.tokens)?;
     let shapes = products(&model.program);
@@ -31,7 +26,8 @@ pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
         max_tokens: 1,
         ..Request::default()
     };
-    let (mut engine, ids) = start(&args.model, model, vec![request.clone()])?;
+    let settled = args.model.settled()?;
+    let (mut engine, ids) = start(&settled, model, vec![request.clone()])?;
     let mut id = ids[0];
     let mut times = Vec::new();
     // The first run touches memory for the first time and does not count.
@@ -50,30 +46,52 @@ pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
     }
     let time = median(&mut times);
     let flops: f64 = shapes.iter().map(|s| s.flops(args.tokens)).sum();
-    let gemm = gemm_time(&shapes, args.tokens, &args.model.device);
-    let (ours, theirs) = (flops / time / 1e9, flops / gemm / 1e9);
+    // A yardstick of processors: a card is not held against it.
+    let gemm = match settled.backend() {
+        Backend::Cpu { threads, .. } => Some(gemm_time(&shapes, args.tokens, *threads)),
+        Backend::Cuda { .. } => None,
+    };
+    let ours = flops / time / 1e9;
     let tokens = args.tokens as f64 / time;
     let device = engine.device();
     if args.json {
-        return say_json(&json!({
+        let mut report = json!({
             "model": name, "device": device.detail, "tokens": args.tokens,
-            "prefill_s": time, "tokens_per_s": tokens,
-            "gflop_per_s": ours, "gemm_gflop_per_s": theirs, "share_of_gemm": gemm / time,
-        }));
+            "prefill_s": time, "tokens_per_s": tokens, "gflop_per_s": ours,
+        });
+        if let Some(gemm) = gemm {
+            report["gemm_gflop_per_s"] = json!(flops / gemm / 1e9);
+            report["share_of_gemm"] = json!(gemm / time);
+        }
+        return say_json(&report);
     }
+    let beside = gemm.map_or(String::new(), |gemm| {
+        format!(
+            "  gemm crate      {:.1} GFLOP/s in f32 on the same shapes\n  \
+             share           {:.0} %\n",
+            flops / gemm / 1e9,
+            gemm / time * 100.0
+        )
+    });
     say(&format!(
         "{name} on {}, {} tokens\n\
          \x20 prefill         {} (median of {})\n\
          \x20 tokens          {tokens:.1}/s\n\
-         \x20 products        {ours:.1} GFLOP/s, all else counted as lost time\n\
-         \x20 gemm crate      {theirs:.1} GFLOP/s in f32 on the same shapes\n\
-         \x20 share           {:.0} %\n",
+         \x20 products        {}, all else counted as lost time\n{beside}",
         device.detail,
         args.tokens,
         seconds(time),
         times.len(),
-        gemm / time * 100.0,
+        products_rate(ours),
     ))
+}
+
+/// A rate of products, from GFLOP/s.
+fn products_rate(gflop_per_s: f64) -> String {
+    match gflop_per_s {
+        rate if rate < 1e4 => format!("{rate:.1} GFLOP/s"),
+        rate => format!("{:.1} TFLOP/s", rate / 1e3),
+    }
 }
 
 /// A matrix product of the pass, and how often it comes.
@@ -119,8 +137,8 @@ fn products(program: &Program) -> Vec<Product> {
 }
 
 /// Seconds the `gemm` crate takes for all products in f32, with the same threads.
-fn gemm_time(shapes: &[Product], rows: usize, device: &DeviceArgs) -> f64 {
-    let threads = device.threads.unwrap_or_else(host::cores);
+fn gemm_time(shapes: &[Product], rows: usize, threads: Option<usize>) -> f64 {
+    let threads = threads.unwrap_or_else(host::cores);
     let one = |shape: &Product| {
         let mut product = Gemm::new(rows, shape.outputs, shape.inputs, threads);
         let mut times: Vec<f64> = (0..5).map(|_| product.run().as_secs_f64()).collect();

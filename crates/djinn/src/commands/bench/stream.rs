@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{check_context, median, rates, some_tokens};
 use crate::{
-    args::BenchStreamArgs,
+    args::{BenchStreamArgs, Settled},
     bundled,
     commands::{self, watch::Watch},
     failure::{Failure, say, say_json},
@@ -21,7 +21,8 @@ const MEASURE: Duration = Duration::from_secs(1);
 /// Without --memory: a model of four times the budget.
 const SHARE: u64 = 4;
 /// The same passes, with prefetch and without, and the link between them.
-struct Bench {
+struct Bench<'a> {
+    settled: Settled<'a>,
     with: Engine,
     without: Engine,
     /// The longest prompt they have room for.
@@ -39,12 +40,13 @@ struct Measured {
 
 /// Measures a model that does not fit.
 pub fn stream(args: &BenchStreamArgs) -> Result<(), Failure> {
-    if !args.model.settled()?.prefetch {
+    let settled = args.model.settled()?;
+    if !settled.memory.prefetch {
         return Err(Failure::Message(
             "--prefetch off: both are measured, with and without".into(),
         ));
     }
-    let mut bench = Bench::new(args)?;
+    let mut bench = Bench::new(args, settled)?;
     let tokens = match args.tokens {
         Some(tokens) => tokens,
         None => bench.balanced_tokens()?,
@@ -66,17 +68,17 @@ pub fn stream(args: &BenchStreamArgs) -> Result<(), Failure> {
     say(&text(&bench, tokens, &report))
 }
 
-impl Bench {
-    fn new(args: &BenchStreamArgs) -> Result<Self, Failure> {
+impl<'a> Bench<'a> {
+    fn new(args: &BenchStreamArgs, settled: Settled<'a>) -> Result<Self, Failure> {
         let name = args.model.model.as_deref();
         let model = bundled::open(name)?;
         let context = model.program.dims.context;
         let longest = args.tokens.unwrap_or(args.model.rows.min(context));
         check_context(&model.program, longest)?;
-        let memory = budget(args, &model, longest)?;
+        let memory = budget(&settled, &model, longest)?;
         let load = |model: Model, prefetch: bool| -> Result<Engine, Failure> {
             let memory = Memory { prefetch, ..memory };
-            let blueprint = draw(args, &model, longest, memory)?;
+            let blueprint = draw(&settled, &model, longest, memory)?;
             if !blueprint.plan().streams() {
                 return Err(Failure::Message(format!(
                     "{}: {}; give less --memory",
@@ -84,18 +86,20 @@ impl Bench {
                     blueprint.reason()
                 )));
             }
-            commands::load(&args.model, model, blueprint, &mut Watch::default())
+            commands::load(&settled, model, blueprint, &mut Watch::default())
         };
         Ok(Bench {
             with: load(model, true)?,
             without: load(bundled::open(name)?, false)?,
             longest,
+            settled,
         })
     }
 
     /// GB/s of reading alone.
     fn link(&self, start: f64) -> Result<f64, Failure> {
-        rates::link(self.with.model(), self.with.blueprint(), MEASURE, start)
+        let (model, blueprint) = (self.with.model(), self.with.blueprint());
+        rates::link(&self.settled, model, blueprint, MEASURE, start)
     }
 
     /// A prompt that computes for about as long as its weights are read.
@@ -114,26 +118,26 @@ impl Bench {
 }
 
 fn draw(
-    args: &BenchStreamArgs,
+    settled: &Settled<'_>,
     model: &Model,
     longest: usize,
     memory: Memory,
 ) -> Result<Blueprint, EngineError> {
     let settings = Settings::for_sessions(&model.program, 1, longest, longest)?;
-    Blueprint::draw(model, &args.model.device.backend()?, settings, memory)
+    Blueprint::draw(model, settled.backend(), settings, memory)
 }
 
 /// What the flags say, or a quarter of the weights, or the least that works.
-fn budget(args: &BenchStreamArgs, model: &Model, longest: usize) -> Result<Memory, Failure> {
-    let memory = args.model.settled()?;
-    if args.model.memory.memory.is_some() {
+fn budget(settled: &Settled<'_>, model: &Model, longest: usize) -> Result<Memory, Failure> {
+    let memory = settled.memory;
+    if settled.args.memory.memory.is_some() {
         return Ok(memory);
     }
     let quarter = Memory {
         budget: model.program.weight_bytes() / SHARE,
         ..memory
     };
-    match draw(args, model, longest, quarter) {
+    match draw(settled, model, longest, quarter) {
         Err(EngineError::Plan(PlanError::Budget { least, .. })) => Ok(Memory {
             budget: least,
             ..memory
@@ -159,7 +163,7 @@ fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
     median(&mut passes.iter().map(of).collect::<Vec<_>>())
 }
 
-fn report(bench: &Bench, tokens: usize, measured: &mut Measured) -> Value {
+fn report(bench: &Bench<'_>, tokens: usize, measured: &mut Measured) -> Value {
     let blueprint = bench.with.blueprint();
     let link = median(&mut measured.link);
     let read_bytes = middle(&measured.prompt_without, |pass| pass.link_bytes as f64);
@@ -203,7 +207,7 @@ fn report(bench: &Bench, tokens: usize, measured: &mut Measured) -> Value {
     })
 }
 
-fn text(bench: &Bench, tokens: usize, report: &Value) -> String {
+fn text(bench: &Bench<'_>, tokens: usize, report: &Value) -> String {
     let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
     let size = |key: &str| Size(number(key) as u64);
     format!(
