@@ -51,7 +51,7 @@ const FOLLOWS: u32 = 90;
 const SHARED_MAX: sys::CUdevice_attribute =
     sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
 /// Shared bytes kernels take beside what is asked for: partial sums.
-const SHARED_OTHER: usize = 1024;
+const SHARED_OTHER: usize = 4096;
 
 impl Kernels {
     /// Has the driver compile them, room by room side by side; it keeps the result for
