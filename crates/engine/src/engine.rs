@@ -10,8 +10,8 @@ use crate::{
     Backend, Blueprint, Captured, EngineError, Finish, Footprint, Logprob, PassStats, Request,
     SessionId, Timeline, Transcript,
     batch::{Batch, share},
-    pass::{LastLogits, Pass, upload_ids, upload_numbers},
-    sampler,
+    pass::{Last, Pass, Scores, upload_ids, upload_numbers},
+    sampler::{self, Choice},
     session::{Session, State},
     settings,
     stream::Streamer,
@@ -228,16 +228,19 @@ impl Engine {
         let shares = share(&pending, settings.rows);
         let batch = Batch::new(&members, &shares, settings);
         self.streamer.begin_pass();
+        let arena = &self.blueprint.arena;
         let mut pass = Pass {
             device: &*self.device,
             program: &self.model.program,
             blueprint: &self.blueprint,
-            arena: &self.blueprint.arena,
+            ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
+            arena,
             weights: &*self.model.weights,
             streamer: &mut self.streamer,
             members: &mut members,
+            batch: &batch,
         };
-        let ran = pass.run(&batch);
+        let ran = pass.run();
         let ran = ran.and_then(|last| Ok((last, self.streamer.end_pass(batch.rows())?)));
         let last = match ran {
             Ok((last, stats)) => {
@@ -260,15 +263,16 @@ impl Engine {
 }
 
 /// Samples for every session whose last token was run, and ends those that are done.
-fn settle(members: &mut [&mut Session], last: Vec<LastLogits>) -> Vec<Output> {
+fn settle(members: &mut [&mut Session], mut last: Vec<Last>) -> Vec<Output> {
     let mut outputs = Vec::new();
     for session in members.iter_mut() {
         if session.pending() == 0 && !session.samples() {
             outputs.push(end(session, Finish::Length));
         }
     }
-    for LastLogits { member, logits } in last {
-        outputs.push(sample(members[member], &logits));
+    last.sort_by_key(|last| last.member);
+    for Last { member, scores } in last {
+        outputs.push(sample(members[member], &scores));
     }
     outputs
 }
@@ -286,9 +290,8 @@ fn end(session: &mut Session, finish: Finish) -> Output {
 }
 
 /// Gives a session its next token.
-fn sample(session: &mut Session, logits: &[f32]) -> Output {
-    let (prompt, generated) = session.tokens.split_at(session.prompt);
-    let Some(choice) = sampler::choose(&session.sampling, logits, prompt, generated) else {
+fn sample(session: &mut Session, scores: &Scores) -> Output {
+    let Some(choice) = choose(session, scores) else {
         return end(session, Finish::NotANumber);
     };
     session.tokens.push(choice.token);
@@ -318,6 +321,19 @@ fn sample(session: &mut Session, logits: &[f32]) -> Output {
         text,
         logprobs: choice.logprobs,
         finish,
+    }
+}
+
+fn choose(session: &Session, scores: &Scores) -> Option<Choice> {
+    match scores {
+        Scores::Largest(largest) => largest.map(|token| Choice {
+            token,
+            logprobs: Vec::new(),
+        }),
+        Scores::Logits(logits) => {
+            let (prompt, generated) = session.tokens.split_at(session.prompt);
+            sampler::choose(&session.sampling, logits, prompt, generated)
+        }
     }
 }
 
