@@ -9,7 +9,7 @@ use djinn_model::program::{Buf, Op, Program, TensorId};
 
 use crate::Settings;
 
-/// Bytes of the slab by purpose.
+/// Bytes of the device by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// Weights that stay.
@@ -22,6 +22,8 @@ pub struct Footprint {
     pub kv: u64,
     /// Everything a pass computes in.
     pub activations: u64,
+    /// What the driver takes beside the slab.
+    pub driver: u64,
 }
 
 impl Footprint {
@@ -31,10 +33,18 @@ impl Footprint {
     }
 
     /// The whole slab.
-    pub fn total(&self) -> u64 {
+    pub fn slab(&self) -> u64 {
         self.weights() + self.kv + self.activations
     }
+
+    /// All that is taken of the device.
+    pub fn total(&self) -> u64 {
+        self.slab() + self.driver
+    }
 }
+
+// What is aligned as a region is aligned as a weight.
+const _: () = assert!(Layout::ALIGN.is_multiple_of(djinn_device::ALIGN));
 
 /// Every place a pass touches beside the weights.
 pub(crate) struct Arena {

@@ -14,7 +14,7 @@ use crate::{
     sampler::{self, Choice},
     session::{Session, State},
     settings,
-    stream::Streamer,
+    stream::{self, Recorder, Streamer},
     text::TextStream,
 };
 
@@ -46,7 +46,8 @@ pub struct Output {
 /// A model on a device, and its sessions.
 pub struct Engine {
     /// First, so that its threads end before what they use.
-    streamer: Streamer,
+    streamer: Box<dyn Streamer>,
+    recorder: Arc<Recorder>,
     device: Arc<dyn Device>,
     model: Model,
     blueprint: Blueprint,
@@ -64,9 +65,15 @@ impl Engine {
         blueprint: Blueprint,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, EngineError> {
-        let device = backend.open(blueprint.footprint().total())?;
-        let mut streamer = Streamer::new(&blueprint, &device, &model.weights)?;
-        load_weights(&mut streamer, &model, &blueprint, progress)?;
+        blueprint.check(backend)?;
+        let device = backend.open(blueprint.footprint().slab())?;
+        let recorder = Arc::new(Recorder::new(blueprint.labels()));
+        let mut streamer = stream::start(&blueprint, &device, &model.weights, &recorder)?;
+        let experts = blueprint.resident_experts(model.program.dims.experts);
+        let total = blueprint.load_bytes();
+        streamer.load(&blueprint, &experts, &mut |loaded| {
+            progress(LoadProgress { loaded, total });
+        })?;
         let arena = &blueprint.arena;
         if let Some(rope) = &model.program.rope {
             upload_numbers(&*device, arena.frequencies, &rope.frequencies)?;
@@ -76,6 +83,7 @@ impl Engine {
         Ok(Engine {
             pool: PagePool::new(blueprint.settings.pages),
             streamer,
+            recorder,
             device,
             model,
             blueprint,
@@ -112,12 +120,12 @@ impl Engine {
 
     /// Keeps a record of copies, waits and products from now on.
     pub fn record(&self) {
-        self.streamer.record();
+        self.recorder.turn_on();
     }
 
     /// The record.
     pub fn timeline(&self) -> Timeline {
-        self.streamer.timeline()
+        self.recorder.timeline()
     }
 
     /// Takes a session in; it runs with the next pass.
@@ -227,7 +235,6 @@ impl Engine {
         let settings = &self.blueprint.settings;
         let shares = share(&pending, settings.rows);
         let batch = Batch::new(&members, &shares, settings);
-        self.streamer.begin_pass();
         let arena = &self.blueprint.arena;
         let mut pass = Pass {
             device: &*self.device,
@@ -235,8 +242,7 @@ impl Engine {
             blueprint: &self.blueprint,
             ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
             arena,
-            weights: &*self.model.weights,
-            streamer: &mut self.streamer,
+            streamer: &mut *self.streamer,
             members: &mut members,
             batch: &batch,
         };
@@ -335,18 +341,4 @@ fn choose(session: &Session, scores: &Scores) -> Option<Choice> {
             sampler::choose(&session.sampling, logits, prompt, generated)
         }
     }
-}
-
-fn load_weights(
-    streamer: &mut Streamer,
-    model: &Model,
-    blueprint: &Blueprint,
-    progress: &mut dyn FnMut(LoadProgress),
-) -> Result<(), EngineError> {
-    let experts = blueprint.resident_experts(model.program.dims.experts);
-    let footprint = blueprint.footprint();
-    let total = footprint.resident + footprint.pool;
-    streamer.load(&blueprint.resident(), &experts, &mut |loaded| {
-        progress(LoadProgress { loaded, total });
-    })
 }

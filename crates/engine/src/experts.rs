@@ -21,7 +21,7 @@ pub(crate) fn run(
     device: &dyn Device,
     arena: &Arena,
     placed: &PlacedWeights,
-    streamer: &mut Streamer,
+    streamer: &mut dyn Streamer,
     op: &Op,
     stage: &Stage,
 ) -> Result<()> {
@@ -76,7 +76,7 @@ pub(crate) fn run(
     if placed.pooled {
         let first = block * experts.len();
         let pool: Vec<usize> = numbers.iter().map(|number| first + number).collect();
-        streamer.experts(&pool, |turn, shift| run(numbers[turn], shift))
+        streamer.experts(&pool, &mut |turn, shift| run(numbers[turn], shift))
     } else {
         numbers.into_iter().try_for_each(|number| run(number, 0))
     }

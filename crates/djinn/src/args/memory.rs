@@ -22,17 +22,12 @@ pub struct MemoryArgs {
     /// Instead of the plan's: which weights stay in memory
     #[arg(long, help_heading = "Memory", value_name = "all|none|SIZE")]
     pub resident: Option<Resident>,
-    /// Bytes read at a time
-    #[arg(
-        long,
-        help_heading = "Memory",
-        value_name = "SIZE",
-        default_value = "1MiB"
-    )]
-    pub chunk: Size,
-    /// Threads that read
-    #[arg(long, help_heading = "Memory", value_name = "N", default_value_t = Memory::WORKERS, value_parser = at_least_one)]
-    pub workers: usize,
+    /// Bytes copied at a time [default: 1MiB from files, 64MiB from host memory]
+    #[arg(long, help_heading = "Memory", value_name = "SIZE")]
+    pub chunk: Option<Size>,
+    /// Threads that read [default: 4 during passes; all cores where they only load]
+    #[arg(long, help_heading = "Memory", value_name = "N", value_parser = at_least_one)]
+    pub workers: Option<usize>,
     /// Whether weights are read ahead of their use
     #[arg(
         long,
@@ -91,9 +86,10 @@ impl MemoryArgs {
                 ring: self.ring.map(|size| size.0),
                 keep: self.resident.map_or(Keep::Fit, |resident| resident.0),
             },
-            chunk: self.chunk.0,
+            chunk: self.chunk.map(|size| size.0),
             workers: self.workers,
             prefetch: self.prefetch == Switch::On,
+            ..Memory::default()
         }
     }
 }

@@ -50,12 +50,11 @@ fn load(
     watch: &mut Watch,
 ) -> Result<Engine, Failure> {
     let backend = args.device.backend()?;
-    let footprint = blueprint.footprint();
-    backend.check(footprint.total())?;
+    blueprint.check(&backend)?;
     eprintln!("{}: {}", model.name, blueprint.reason());
     eprint!("{}", unused_flags(args, &blueprint));
     watch.measure(&model, &blueprint)?;
-    let loading = Loading::new(&model.name, footprint.resident + footprint.pool);
+    let loading = Loading::new(&model.name, blueprint.load_bytes());
     let engine = Engine::load(model, &backend, blueprint, &mut |p| loading.update(p))?;
     watch.begin(&engine);
     Ok(engine)

@@ -75,7 +75,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
         // Numbers drawn from a seed cost the cores that compute.
         shared: args.link.is_none() && model.weights.origin() == Origin::Generated,
     };
-    let work = blueprint.work(&model, backend.kv_dtype());
+    let work = blueprint.work(&model, backend.kv_dtype(&model.program));
     Ok(Report {
         prediction: blueprint.plan().predict(&work, &rates),
         rates,
@@ -170,7 +170,7 @@ impl Report {
     fn json(&self) -> Value {
         let (footprint, plan) = (self.blueprint.footprint(), self.blueprint.plan());
         let p = &self.prediction;
-        let memory = self.blueprint.memory();
+        let (memory, link) = (self.blueprint.memory(), self.blueprint.link());
         let finite = |x: f64| x.is_finite().then_some(x);
         let pieces: Vec<Value> = self.blueprint.pieces().iter().map(piece_json).collect();
         json!({
@@ -193,8 +193,8 @@ impl Report {
             "experts": {
                 "count": plan.pool.count, "slots": plan.pool_slots, "bytes": plan.pool.bytes,
             },
-            "chunk_bytes": memory.chunk,
-            "workers": memory.workers,
+            "chunk_bytes": link.chunk,
+            "workers": link.workers,
             "prefetch": memory.prefetch,
             "link_source": self.model.weights.origin().describe(),
             "prediction": {

@@ -34,7 +34,7 @@ pub fn link(
     time: Duration,
     start: f64,
 ) -> Result<f64, Failure> {
-    let (chunk, workers) = (blueprint.link_chunk(), blueprint.memory().workers);
+    let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
     let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
     Ok(rate.bytes_per_s() / 1e9)
 }

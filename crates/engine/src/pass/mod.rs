@@ -6,10 +6,7 @@ mod hooks;
 use std::ops::Range;
 
 use djinn_device::{Device, Order, Phase, Span, Stream, View, Weight};
-use djinn_model::{
-    Weights,
-    program::{Buf, Op, Program, SegmentKind, TensorId},
-};
+use djinn_model::program::{Buf, Op, Program, SegmentKind, TensorId};
 
 use crate::{
     Blueprint, EngineError,
@@ -17,7 +14,7 @@ use crate::{
     batch::{Batch, Group, generated, phases},
     experts,
     session::Session,
-    stream::{Chunk, Streamer},
+    stream::Streamer,
     weights::Home,
 };
 
@@ -42,8 +39,7 @@ pub(crate) struct Pass<'a, 's> {
     pub program: &'a Program,
     pub blueprint: &'a Blueprint,
     pub arena: &'a Arena,
-    pub weights: &'a dyn Weights,
-    pub streamer: &'a mut Streamer,
+    pub streamer: &'a mut dyn Streamer,
     pub members: &'a mut [&'s mut Session],
     pub batch: &'a Batch,
     pub ids: Ids,
@@ -80,6 +76,7 @@ impl Stage {
 impl Pass<'_, '_> {
     /// Runs the batch and returns what every session that will sample does so by.
     pub fn run(&mut self) -> Result<Vec<Last>> {
+        self.streamer.begin_pass()?;
         upload_ids(self.device, self.ids.all, &self.batch.ids())?;
         self.rope_table()?;
         let program = self.program;
@@ -107,12 +104,11 @@ impl Pass<'_, '_> {
     /// Runs the operations of one segment.
     fn segment(&mut self, stage: &Stage, kind: SegmentKind, ops: &[Op]) -> Result<()> {
         let label = self.blueprint.segment_label(kind);
-        self.streamer.begin_segment(label);
+        self.streamer.begin_segment(label)?;
         for op in ops {
             self.op(stage, op)?;
         }
-        self.streamer.end_segment();
-        Ok(())
+        self.streamer.end_segment()
     }
 
     fn rope_table(&self) -> Result<()> {
@@ -291,16 +287,7 @@ impl Pass<'_, '_> {
             to.rows,
             spec.matrix().1,
         );
-        let extent = self.weights.extent(table);
-        let row_bytes = (rows.cols * spec.dtype.bytes()) as u64;
-        let label = self.blueprint.rows_label();
-        let read = numbers.iter().enumerate().map(|(row, &number)| Chunk {
-            file: extent.file,
-            from: extent.offset + number as u64 * row_bytes,
-            to: rows.rows(row, 1).span(),
-            label,
-        });
-        self.streamer.rows(read.collect())?;
+        self.streamer.rows(table, numbers, rows)?;
         let in_order = self.arena.row_numbers.rows(0, to.rows);
         Ok(self.device.gather(rows, in_order, to, accumulate)?)
     }
