@@ -226,12 +226,17 @@ impl Blueprint {
         stream.chain(experts).collect()
     }
 
+    /// Whether all weights are in memory for good.
+    pub(crate) fn keeps_everything(&self) -> bool {
+        self.image.tables.is_empty()
+    }
+
     /// What happens to the weights, and why, in one line.
     pub fn reason(&self) -> String {
         let (footprint, plan) = (&self.footprint, &self.plan);
         let budget = Size(self.memory.budget);
         let together = Size(self.whole);
-        if self.image.tables.is_empty() {
+        if self.keeps_everything() {
             let weights = Size(footprint.resident);
             return format!(
                 "all {weights} of weights stay in memory, because with KV and activations \
@@ -303,7 +308,7 @@ impl Blueprint {
     /// Bytes of weights a pass reads that are no piece of the plan: where everything
     /// stays, all but the tables.
     fn read_when_whole(&self, model: &Model) -> f64 {
-        if !self.image.tables.is_empty() {
+        if !self.keeps_everything() {
             return 0.0;
         }
         let program = &model.program;
@@ -373,7 +378,7 @@ impl Blueprint {
         let tables = tables.map(|(at, run)| (std::slice::from_ref(run), *at, rows));
         ring.chain(experts)
             .chain(tables)
-            .map(|(runs, at, label)| self.copy_runs(runs, at, label).to_host())
+            .map(|(runs, at, label)| self.copy_runs(runs, at, label).for_host())
             .collect()
     }
 

@@ -245,6 +245,7 @@ impl Engine {
             streamer: &mut *self.streamer,
             members: &mut members,
             batch: &batch,
+            recording: self.recorder.is_on(),
         };
         let ran = pass.run();
         let ran = ran.and_then(|last| Ok((last, self.streamer.end_pass(batch.rows())?)));

@@ -45,6 +45,11 @@ impl Probe {
         Ok(probe)
     }
 
+    /// Whether nothing is read and nothing changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.captures.is_empty() && self.edits.is_empty()
+    }
+
     /// Whether anything happens at this hook.
     pub(crate) fn touches(&self, site: Site) -> bool {
         self.captures.contains(&site) || self.edits.contains_key(&site)

@@ -5,7 +5,7 @@ mod hooks;
 
 use std::ops::Range;
 
-use djinn_device::{Device, Order, Phase, Span, Stream, View, Weight};
+use djinn_device::{Device, DeviceError, Order, Phase, Span, Stream, View, Weight};
 use djinn_model::program::{Buf, Op, Program, SegmentKind, TensorId};
 
 use crate::{
@@ -43,6 +43,8 @@ pub(crate) struct Pass<'a, 's> {
     pub members: &'a mut [&'s mut Session],
     pub batch: &'a Batch,
     pub ids: Ids,
+    /// Whether what happens is put on record.
+    pub recording: bool,
 }
 
 /// The rows that operations now run over: the whole batch, or those that go through
@@ -78,6 +80,30 @@ impl Pass<'_, '_> {
     pub fn run(&mut self) -> Result<Vec<Last>> {
         self.streamer.begin_pass()?;
         upload_ids(self.device, self.ids.all, &self.batch.ids())?;
+        match self.number() {
+            Some(number) => {
+                let device = self.device;
+                device.replay(number, &mut || self.compute().map_err(of_device))?;
+            }
+            None => self.compute()?,
+        }
+        self.read_last()
+    }
+
+    /// Names what the pass puts on the compute stream, where that follows from numbers
+    /// alone: everything is in memory, nobody looks, and every row is a generated token.
+    fn number(&self) -> Option<u64> {
+        let rows = self.batch.rows();
+        let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
+        let watched = self.recording || self.members.iter().any(|m| !m.probe.is_empty());
+        // What a router chose is read back in the middle of a pass.
+        let fixed = self.blueprint.keeps_everything() && self.program.dims.experts == 0;
+        let largest = u64::from(self.wants_largest());
+        (generated && fixed && !watched).then_some(2 * rows as u64 + largest)
+    }
+
+    /// Puts the operations of the pass on the compute stream.
+    fn compute(&mut self) -> Result<()> {
         self.rope_table()?;
         let program = self.program;
         let resid = self.arena.buf(Buf::Resid, self.batch.rows());
@@ -86,19 +112,23 @@ impl Pass<'_, '_> {
         for (block, ops) in program.blocks.iter().enumerate() {
             self.segment(&stage, SegmentKind::Block(block), ops)?;
         }
-        if self.batch.head.is_empty() {
-            return Ok(Vec::new());
+        let stage = self.head();
+        if stage.rows > 0 {
+            self.device
+                .gather(resid, self.ids.head, stage.resid, false)?;
+            self.segment(&stage, SegmentKind::Head, &program.head)?;
         }
-        let stage = Stage::new(renumber(&self.batch.head), self.arena.head_resid);
-        self.device
-            .gather(resid, self.ids.head, stage.resid, false)?;
-        self.segment(&stage, SegmentKind::Head, &program.head)?;
         if self.wants_largest() {
             let logits = self.view(&stage, Buf::Logits);
             let ids = self.arena.largest.rows(0, stage.rows);
             self.device.largest(logits, ids)?;
         }
-        self.read_last(&stage)
+        Ok(())
+    }
+
+    /// The rows whose logits are wanted.
+    fn head(&self) -> Stage {
+        Stage::new(renumber(&self.batch.head), self.arena.head_resid)
     }
 
     /// Runs the operations of one segment.
@@ -131,7 +161,8 @@ impl Pass<'_, '_> {
     }
 
     /// Reads back what tokens are chosen by: of most sessions one number.
-    fn read_last(&self, stage: &Stage) -> Result<Vec<Last>> {
+    fn read_last(&self) -> Result<Vec<Last>> {
+        let stage = &self.head();
         let mut largest = vec![0; stage.rows];
         if self.wants_largest() {
             let ids = self.arena.largest.rows(0, stage.rows);
@@ -290,6 +321,14 @@ impl Pass<'_, '_> {
         self.streamer.rows(table, numbers, rows)?;
         let in_order = self.arena.row_numbers.rows(0, to.rows);
         Ok(self.device.gather(rows, in_order, to, accumulate)?)
+    }
+}
+
+/// What failed, as the device tells it.
+fn of_device(error: EngineError) -> DeviceError {
+    match error {
+        EngineError::Device(error) => error,
+        other => std::io::Error::other(other).into(),
     }
 }
 

@@ -48,7 +48,7 @@ impl Copies {
     }
 
     /// The same into host memory.
-    pub fn to_host(self) -> Self {
+    pub fn for_host(self) -> Self {
         Copies {
             target: Target::Host,
             ..self
