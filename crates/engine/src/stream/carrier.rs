@@ -26,7 +26,7 @@ pub(super) struct Carrier {
     copier: Copier,
     weights: Arc<dyn Weights>,
     workers: usize,
-    ahead: Ahead,
+    ahead: Ahead<Event, Copied>,
     prefetch: bool,
     shelf: Shelf,
     slots: Vec<Slot>,
@@ -122,6 +122,12 @@ impl Carrier {
         Link::start(queue, self.workers, copy, &self.recorder)
     }
 
+    /// Sends for all pieces whose places are known to become free.
+    fn run_ahead(&mut self) -> Result<()> {
+        let copier = &self.copier;
+        self.ahead.run(|trip, after| copier.send(trip, after))
+    }
+
     /// The piece in use is so no longer where the compute stream is now. Says where that
     /// is.
     fn end_current(&mut self) -> Result<Event> {
@@ -130,7 +136,7 @@ impl Carrier {
             self.ended = visit + 1;
             if self.prefetch {
                 self.ahead.finish(self.base + visit as u64, &here);
-                self.ahead.run(&self.copier)?;
+                self.run_ahead()?;
             }
         }
         Ok(here)
@@ -202,7 +208,7 @@ impl Streamer for Carrier {
         self.began = Instant::now();
         self.notes = Notes::default();
         if self.prefetch {
-            self.ahead.run(&self.copier)?;
+            self.run_ahead()?;
         }
         Ok(())
     }
@@ -265,7 +271,7 @@ impl Streamer for Carrier {
         if self.prefetch {
             self.base += self.ahead.len() as u64;
             self.ahead.skip_to(self.base, &end);
-            self.ahead.run(&self.copier)?;
+            self.run_ahead()?;
         }
         self.ended = 0;
         // Whatever was sampled has been read back, so this is past or nearly so; and with
