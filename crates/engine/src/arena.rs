@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use djinn_device::{DType, KvLayer, Phase, Rows, View};
+use djinn_device::{DType, KvLayer, View};
 use djinn_memory::Layout;
 use djinn_model::program::{Buf, Op, Program, TensorId};
 
 use crate::Settings;
 
-/// Bytes of the slab by purpose.
+/// Bytes of the device by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// Weights that stay.
@@ -22,6 +22,10 @@ pub struct Footprint {
     pub kv: u64,
     /// Everything a pass computes in.
     pub activations: u64,
+    /// What the device's operations need for themselves.
+    pub scratch: u64,
+    /// What the driver takes beside all that.
+    pub driver: u64,
 }
 
 impl Footprint {
@@ -31,10 +35,18 @@ impl Footprint {
     }
 
     /// The whole slab.
-    pub fn total(&self) -> u64 {
+    pub fn slab(&self) -> u64 {
         self.weights() + self.kv + self.activations
     }
+
+    /// All that is taken of the device.
+    pub fn total(&self) -> u64 {
+        self.slab() + self.scratch + self.driver
+    }
 }
+
+// What is aligned as a region is aligned as a weight.
+const _: () = assert!(Layout::ALIGN.is_multiple_of(djinn_device::ALIGN));
 
 /// Every place a pass touches beside the weights.
 pub(crate) struct Arena {
@@ -44,16 +56,15 @@ pub(crate) struct Arena {
     pub kv_bytes: u64,
     bufs: BTreeMap<Buf, View>,
     kv: KvLayer,
-    pub tokens: View,
-    pub positions: View,
-    pub sequences: View,
-    pub tables: View,
+    /// Where [`Ids`] lie, and pages of a session's table.
+    ids: View,
+    table_pages: usize,
     /// Rotary frequencies, and the table the pass makes of them.
     pub frequencies: View,
     pub rope: View,
-    /// Rows chosen for the head, and their residuals.
-    pub head_ids: View,
+    /// Residuals of the rows chosen for the head, and where their logits are largest.
     pub head_resid: View,
+    pub largest: View,
     /// One block of rows' attention pattern.
     pub pattern: View,
     /// An edit's operand.
@@ -62,6 +73,20 @@ pub(crate) struct Arena {
     /// Rows read from a table, as bytes, and their numbers: 0, 1, 2.
     pub table_rows: View,
     pub row_numbers: View,
+}
+
+/// What a pass has to know of its batch.
+#[derive(Clone, Copy)]
+pub(crate) struct Ids {
+    /// All of it, as it is uploaded.
+    pub all: View,
+    pub tokens: View,
+    pub positions: View,
+    pub sequences: View,
+    /// The pages of each member.
+    pub tables: View,
+    /// Rows chosen for the head.
+    pub head: View,
 }
 
 /// Where rows lie while they are sorted by expert.
@@ -115,7 +140,11 @@ impl Arena {
         // Only routed models sort rows by expert.
         let expert_rows = if dims.experts > 0 { rows } else { 0 };
         let chosen = chosen_experts(program);
-        let table_pages = settings.context.div_ceil(settings.page_tokens).max(1);
+        let table_pages = settings.table_pages();
+        let ids = settings
+            .sessions
+            .saturating_mul(table_pages)
+            .saturating_add(3 * rows + settings.logit_rows);
         let pattern_rows = Self::PATTERN_ROWS.min(rows) * dims.heads;
         let read_rows = if read.is_empty() { 0 } else { rows };
         let row_bytes = |&id: &TensorId| {
@@ -129,14 +158,12 @@ impl Arena {
             kv_bytes,
             bufs,
             kv,
-            tokens: take(DType::I32, rows, 1),
-            positions: take(DType::I32, rows, 1),
-            sequences: take(DType::I32, rows, 1),
-            tables: take(DType::I32, settings.sessions, table_pages),
+            ids: take(DType::I32, ids, 1),
+            table_pages,
             frequencies: take(DType::F32, 1, frequencies),
             rope: take(DType::F32, rows, 2 * frequencies),
-            head_ids: take(DType::I32, settings.logit_rows, 1),
             head_resid: take(DType::F32, settings.logit_rows, dims.d_model),
+            largest: take(DType::I32, settings.logit_rows, 1),
             pattern: take(DType::F32, pattern_rows, settings.pattern_keys),
             operand: take(DType::F32, rows, settings.operand_width),
             experts: ExpertScratch {
@@ -172,13 +199,23 @@ impl Arena {
         }
     }
 
-    /// Whose the first `rows` rows are.
-    pub fn rows(&self, rows: usize) -> Rows {
-        Rows {
-            positions: self.positions.rows(0, rows),
-            sequences: self.sequences.rows(0, rows),
-            tables: self.tables,
-            phase: Phase::Prompt,
+    /// Where the ids of a batch go: side by side, so that one upload brings them.
+    pub fn ids(&self, rows: usize, members: usize, head: usize) -> Ids {
+        let mut end = 0;
+        let mut take = |count: usize| {
+            end += count;
+            self.ids.rows(end - count, count)
+        };
+        let [tokens, positions, sequences] = [rows; 3].map(&mut take);
+        let tables = take(members * self.table_pages).reshaped(self.table_pages);
+        let head = take(head);
+        Ids {
+            all: self.ids.rows(0, end),
+            tokens,
+            positions,
+            sequences,
+            tables,
+            head,
         }
     }
 }

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use djinn_device::{
-    DType, Device, DeviceError, Scratch,
+    ALIGN, DType, Device, DeviceError, Scratch,
     cpu::{CpuDevice, CpuOptions, Isa},
     cuda::{Card, CudaDevice},
     host,
 };
+use djinn_model::program::Program;
+
+use crate::{Tier, image::Packing, memory::weights_dtype};
 
 /// A device that is yet to be opened: its slab's size is known only once the model
 /// is laid out.
@@ -42,10 +45,52 @@ impl Backend {
         Ok(Backend::Cuda { card })
     }
 
-    /// How this backend stores keys and values.
-    pub fn kv_dtype(&self) -> DType {
+    /// How this backend stores keys and values of a model.
+    pub fn kv_dtype(&self, program: &Program) -> DType {
         match self {
-            Backend::Cpu { .. } | Backend::Cuda { .. } => DType::F32,
+            Backend::Cpu { .. } => DType::F32,
+            Backend::Cuda { .. } => weights_dtype(program),
+        }
+    }
+
+    /// Where weights stream from unless told otherwise.
+    pub fn tier(&self) -> Tier {
+        match self {
+            Backend::Cpu { .. } => Tier::Files,
+            Backend::Cuda { .. } => Tier::Host,
+        }
+    }
+
+    /// Bytes of the device that this process takes beside its slab; a budget covers
+    /// them too.
+    pub fn overhead(&self) -> u64 {
+        match self {
+            Backend::Cpu { .. } => 0,
+            Backend::Cuda { card } => card.taken(),
+        }
+    }
+
+    /// Bytes of the device that its operations take for themselves.
+    pub fn scratch_bytes(&self, scratch: Scratch) -> u64 {
+        match self {
+            Backend::Cpu { .. } => 0,
+            Backend::Cuda { .. } => scratch.bytes() + ALIGN,
+        }
+    }
+
+    /// How weights lie that come from a tier.
+    pub(crate) fn packing(&self, tier: Tier) -> Packing {
+        match (self, tier) {
+            (Backend::Cpu { .. }, Tier::Files) => Packing::Blocks,
+            _ => Packing::Tensors,
+        }
+    }
+
+    /// Bytes of host memory that a slab of this size takes.
+    pub(crate) fn slab_on_host(&self, slab_bytes: u64) -> u64 {
+        match self {
+            Backend::Cpu { .. } => slab_bytes,
+            Backend::Cuda { .. } => 0,
         }
     }
 
@@ -54,7 +99,6 @@ impl Backend {
     pub fn piece_bytes(&self, weight_bytes: u64) -> u64 {
         match self {
             Backend::Cpu { .. } => (weight_bytes / 256).clamp(64 << 10, 8 << 20),
-            // A guess until streaming to a card is measured.
             Backend::Cuda { .. } => (weight_bytes / 256).clamp(64 << 10, 32 << 20),
         }
     }
@@ -74,11 +118,11 @@ impl Backend {
         }
     }
 
-    /// Bytes of memory the device has free.
+    /// Bytes of memory the device has free, what this process already took included.
     pub fn free_memory(&self) -> Result<u64, DeviceError> {
         match self {
             Backend::Cpu { .. } => Ok(host::available_memory()),
-            Backend::Cuda { card } => Ok(card.memory()?.0),
+            Backend::Cuda { card } => Ok(card.memory()?.0.saturating_add(card.taken())),
         }
     }
 

@@ -1,26 +1,33 @@
 //! Which tokens of which sessions go through the next pass, and in which rows.
 
+use std::ops::Range;
+
+use djinn_device::Phase;
+
 use crate::{Settings, session::Session};
 
-/// Consecutive rows of one session at consecutive positions.
+/// Consecutive rows of one session at consecutive positions, all of one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
     /// Which member of the pass.
     pub member: usize,
+    pub phase: Phase,
     pub first_row: usize,
     pub rows: usize,
     /// Position of the first row.
     pub position: usize,
 }
 
-/// The rows of one pass, ready to be uploaded.
+/// The rows of one pass: first those of generated tokens, then those of prompts.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub tokens: Vec<i32>,
     pub positions: Vec<i32>,
-    pub sequences: Vec<i32>,
-    pub tables: Vec<i32>,
+    sequences: Vec<i32>,
+    tables: Vec<i32>,
     pub groups: Vec<Group>,
+    /// The rows that go through the head, one by one.
+    pub head: Vec<Group>,
 }
 
 /// How many tokens of each session run next: one for those that generate, then as
@@ -40,21 +47,15 @@ impl Batch {
     /// Lays out the next `shares[i]` tokens of `members[i]`.
     pub fn new(members: &[&mut Session], shares: &[usize], settings: &Settings) -> Self {
         let mut batch = Batch::default();
-        let table_pages = settings.context.div_ceil(settings.page_tokens).max(1);
-        for (member, (session, &rows)) in members.iter().zip(shares).enumerate() {
-            batch.groups.push(Group {
-                member,
-                first_row: batch.tokens.len(),
-                rows,
-                position: session.computed,
-            });
-            let run = session.computed..session.computed + rows;
-            let ids = &session.tokens[run.clone()];
-            batch.tokens.extend(ids.iter().map(|&t| t as i32));
-            batch.positions.extend(run.map(|p| p as i32));
-            batch
-                .sequences
-                .extend(std::iter::repeat_n(member as i32, rows));
+        for phase in [Phase::Generated, Phase::Prompt] {
+            for (member, (session, &rows)) in members.iter().zip(shares).enumerate() {
+                if session.phase() == phase {
+                    batch.add(member, session, rows);
+                }
+            }
+        }
+        let table_pages = settings.table_pages();
+        for session in members {
             let pages = session.pages.pages();
             batch.tables.extend(pages.iter().map(|page| page.0 as i32));
             // Slots beyond a session's pages are never looked at; page −1 would be refused.
@@ -64,16 +65,140 @@ impl Batch {
         batch
     }
 
+    /// Takes in the next tokens of a session.
+    fn add(&mut self, member: usize, session: &Session, rows: usize) {
+        let group = Group {
+            member,
+            phase: session.phase(),
+            first_row: self.rows(),
+            rows,
+            position: session.computed,
+        };
+        let run = session.computed..session.computed + rows;
+        let ids = &session.tokens[run.clone()];
+        self.tokens.extend(ids.iter().map(|&t| t as i32));
+        self.positions.extend(run.map(|p| p as i32));
+        let sequence = std::iter::repeat_n(member as i32, rows);
+        self.sequences.extend(sequence);
+        self.head.extend(wanted_rows(session, &group));
+        self.groups.push(group);
+    }
+
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }
+
+    /// Everything the device has to know of the batch, in the order in which
+    /// [`Arena::ids`](crate::arena::Arena::ids) finds it.
+    pub fn ids(&self) -> Vec<i32> {
+        let head = self.head.iter().map(|row| row.first_row as i32);
+        [&self.tokens, &self.positions, &self.sequences, &self.tables]
+            .into_iter()
+            .flatten()
+            .copied()
+            .chain(head)
+            .collect()
+    }
+}
+
+/// How many of the rows of some groups are of generated tokens.
+pub(crate) fn generated(groups: &[Group]) -> usize {
+    let generated = |group: &&Group| group.phase == Phase::Generated;
+    groups
+        .iter()
+        .filter(generated)
+        .map(|group| group.rows)
+        .sum()
+}
+
+/// The phases of some rows, of which the first `generated` are of generated tokens.
+pub(crate) fn phases(generated: usize, rows: usize) -> impl Iterator<Item = (Phase, Range<usize>)> {
+    let both = [
+        (Phase::Generated, 0..generated),
+        (Phase::Prompt, generated..rows),
+    ];
+    both.into_iter().filter(|(_, rows)| !rows.is_empty())
+}
+
+/// The rows of a group whose logits somebody wants, one by one.
+fn wanted_rows(session: &Session, group: &Group) -> Vec<Group> {
+    let row = |i: usize| Group {
+        first_row: group.first_row + i,
+        rows: 1,
+        position: group.position + i,
+        ..*group
+    };
+    let wanted = |row: &Group| {
+        let sampled = session.samples() && row.position + 1 == session.tokens.len();
+        let captured =
+            session.probe.captures_head() && session.probe.reads(row.position, session.prompt);
+        sampled || captured
+    };
+    (0..group.rows).map(row).filter(wanted).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use djinn_device::Phase;
+    use djinn_memory::PageTable;
     use proptest::prelude::*;
 
-    use super::share;
+    use super::{Batch, Group, generated, phases, share};
+    use crate::{Captured, Probe, Sampling, SessionId, Settings, session};
+
+    /// A session of a prompt of `prompt` tokens, `more` generated ones, `computed` run.
+    fn session(prompt: usize, more: usize, computed: usize) -> session::Session {
+        session::Session {
+            id: SessionId(0),
+            tokens: (0..(prompt + more) as u32).collect(),
+            prompt,
+            computed,
+            max_tokens: 9,
+            context: 100,
+            pages: PageTable::new(16),
+            sampling: Sampling::default(),
+            eos: Vec::new(),
+            text: None,
+            logprobs: Vec::new(),
+            probe: Probe::default(),
+            captured: Captured::default(),
+            state: session::State::Ready,
+        }
+    }
+
+    #[test]
+    fn generated_rows_come_first_and_position_alone_says_which_they_are() {
+        // A prompt's end, a generated token, the middle of a prompt, a prompt of one.
+        let mut sessions = [
+            session(5, 0, 3),
+            session(4, 2, 5),
+            session(8, 0, 0),
+            session(1, 0, 0),
+        ];
+        let members: Vec<&mut session::Session> = sessions.iter_mut().collect();
+        let settings = Settings {
+            rows: 16,
+            sessions: 4,
+            context: 16,
+            pages: 4,
+            page_tokens: 16,
+            logit_rows: 4,
+            pattern_keys: 0,
+            operand_width: 0,
+        };
+        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings);
+        let row = |group: &Group| (group.member, group.first_row, group.position);
+        let groups: Vec<_> = batch.groups.iter().map(row).collect();
+        assert_eq!(groups, [(1, 0, 5), (0, 1, 3), (2, 3, 0), (3, 6, 0)]);
+        let head: Vec<_> = batch.head.iter().map(row).collect();
+        assert_eq!(head, [(1, 0, 5), (0, 2, 4), (3, 6, 0)]);
+        assert_eq!(batch.positions, [5, 3, 4, 0, 1, 2, 0]);
+        assert_eq!(batch.sequences, [1, 0, 0, 2, 2, 2, 3]);
+        assert_eq!(batch.ids().len(), 3 * 7 + 4 + 3);
+        let split: Vec<_> = phases(generated(&batch.groups), batch.rows()).collect();
+        assert_eq!(split, [(Phase::Generated, 0..1), (Phase::Prompt, 1..7)]);
+        assert_eq!(phases(0, 0).count(), 0);
+    }
 
     #[test]
     fn generating_sessions_never_wait_for_prompts() {

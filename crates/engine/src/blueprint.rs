@@ -1,65 +1,34 @@
 //! Everything that is decided before anything is loaded: how the weights are cut,
 //! what stays and what streams, and where in the slab each thing lies.
 
-use djinn_device::{DType, Scratch, host::BLOCK};
-use djinn_memory::{Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Size, Work};
+use djinn_device::{DType, Scratch, host};
+use djinn_memory::{Keep, Needs, Place, Plan, PlanError, Pool, Size, Work};
 use djinn_model::{
     Model,
     program::{Op, Program, SegmentKind},
 };
 
 use crate::{
-    Backend, EngineError, Footprint, Settings,
+    Backend, EngineError, Footprint, LinkSettings, Memory, Settings, Tier,
     arena::{Arena, chosen_experts},
-    image::{Image, Piece},
+    host::HostImage,
+    image::{Image, Packing, Piece, Run},
     stream::{Copies, MEASURE_RING, RingPiece},
     weights::PlacedWeights,
 };
 
-/// How much memory there is, and how weights come into it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// Bytes the engine may take: weights, KV, activations.
-    pub budget: u64,
-    /// What the user decided instead of the plan.
-    pub overrides: Overrides,
-    /// Bytes read at a time.
-    pub chunk: u64,
-    /// Threads that read.
-    pub workers: usize,
-    /// Whether weights are read ahead of their use.
-    pub prefetch: bool,
-}
-
-impl Memory {
-    /// Bytes read at a time unless told otherwise.
-    pub const CHUNK: u64 = 1 << 20;
-    /// Threads that read unless told otherwise.
-    pub const WORKERS: usize = 4;
-    /// More than this many readers no disk is the better for.
-    pub const WORKERS_MAX: usize = 64;
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Memory {
-            budget: u64::MAX,
-            overrides: Overrides::default(),
-            chunk: Self::CHUNK,
-            workers: Self::WORKERS,
-            prefetch: true,
-        }
-    }
-}
-
 /// A model laid out in memory that does not exist yet.
 pub struct Blueprint {
     pub(crate) memory: Memory,
+    pub(crate) link: LinkSettings,
     pub(crate) settings: Settings,
     pub(crate) plan: Plan,
     pub(crate) arena: Arena,
     pub(crate) weights: PlacedWeights,
+    /// Where in host memory what streams lies; nothing where it comes from files.
+    pub(crate) host: HostImage,
     image: Image,
+    packing: Packing,
     /// The program's segments; labels up to their number mean these.
     segments: Vec<SegmentKind>,
     footprint: Footprint,
@@ -106,12 +75,18 @@ impl Blueprint {
         settings: Settings,
         memory: Memory,
     ) -> Result<Self, EngineError> {
-        let memory = checked(memory)?;
+        let link = LinkSettings::settle(&memory, backend)?;
         let (program, slow) = (&model.program, &*model.weights);
-        let kv_dtype = backend.kv_dtype();
-        let image = Image::whole(program, slow);
-        let fixed = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
-        let whole = fixed.saturating_add(image.kept_bytes());
+        let (kv_dtype, packing) = (backend.kv_dtype(program), backend.packing(link.tier));
+        let scratch = scratch(program, &settings);
+        let beside = backend.overhead() + backend.scratch_bytes(scratch);
+        let fixed = |image: &Image| {
+            let arena = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
+            let kept = image.kept_bytes().saturating_add(beside);
+            arena.saturating_add(kept)
+        };
+        let image = Image::whole(program, slow, packing);
+        let whole = fixed(&image);
         let stays = match memory.overrides.keep {
             Keep::Fit | Keep::All => true,
             Keep::Nothing => false,
@@ -125,34 +100,81 @@ impl Blueprint {
             image
         } else {
             let cap = backend.piece_bytes(program.weight_bytes());
-            Image::cut(program, slow, cap)
+            Image::cut(program, slow, packing, cap)
         };
-        let fixed = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
-        let needs = needs(&image, fixed, &memory);
-        let plan = Plan::new(&needs, memory.overrides)?;
+        let plan = Plan::new(
+            &needs(&image, fixed(&image), budget, &link),
+            memory.overrides,
+        )?;
         let kept_at = plan.bytes();
         let start = kept_at + image.kept_bytes();
         let arena = Arena::new(program, &settings, kv_dtype, &image.tables, start);
-        let scratch = scratch(program, &settings);
         let footprint = Footprint {
             resident: plan.resident_bytes + image.kept_bytes(),
             ring: plan.ring.bytes,
             pool: plan.bytes() - plan.pool_offset,
             kv: arena.kv_bytes,
             activations: arena.bytes() - arena.kv_bytes,
+            scratch: backend.scratch_bytes(scratch),
+            driver: backend.overhead(),
         };
-        Ok(Blueprint {
+        let host = match link.tier {
+            Tier::Files => HostImage::default(),
+            Tier::Host => HostImage::lay(program, slow, &image, &plan),
+        };
+        let blueprint = Blueprint {
             weights: PlacedWeights::new(program, &image, &plan, kept_at),
             memory,
+            link,
             settings,
             plan,
             arena,
+            host,
             image,
+            packing,
             segments: program.segments.iter().map(|s| s.kind).collect(),
             footprint,
             scratch,
             whole,
-        })
+        };
+        let (needed, there) = (blueprint.host_bytes(), memory.host_budget);
+        if needed > there {
+            return Err(EngineError::HostBudget { needed, there });
+        }
+        Ok(blueprint)
+    }
+
+    /// Whether this machine has the memory, as far as can be told without taking it.
+    pub fn check(&self, backend: &Backend) -> Result<(), EngineError> {
+        let slab = self.footprint.slab();
+        backend.check(slab + self.footprint.scratch)?;
+        let needed = self.host_bytes();
+        let there = host::available_memory().saturating_sub(backend.slab_on_host(slab));
+        if needed > there {
+            return Err(EngineError::HostMemory { needed, there });
+        }
+        Ok(())
+    }
+
+    /// Bytes of host memory that streaming takes: the weights that stream, and what
+    /// workers load through.
+    pub fn host_bytes(&self) -> u64 {
+        match self.link.tier {
+            Tier::Files => 0,
+            Tier::Host => {
+                let staged = self.link.workers as u64 * self.link.load_chunk();
+                self.host.bytes + staged.min(self.footprint.resident)
+            }
+        }
+    }
+
+    /// Bytes that are brought before the first pass.
+    pub fn load_bytes(&self) -> u64 {
+        let pool = match self.host.experts.is_empty() {
+            true => self.footprint.pool,
+            false => 0,
+        };
+        self.footprint.resident + self.host.bytes + pool
     }
 
     /// What operations need beside the slab.
@@ -175,13 +197,18 @@ impl Blueprint {
         self.memory
     }
 
+    /// The link as it was settled.
+    pub fn link(&self) -> LinkSettings {
+        self.link
+    }
+
     /// Bytes the link really reads at a time: no more than a piece has, and no more
     /// than can be measured without taking much memory.
     pub fn link_chunk(&self) -> u64 {
         let pieces = self.image.stream.iter().chain(&self.image.experts);
         let largest = pieces.map(|piece| piece.bytes).max().unwrap_or(u64::MAX);
-        let measurable = MEASURE_RING / self.memory.workers as u64;
-        self.memory.chunk.min(largest).min(measurable)
+        let measurable = MEASURE_RING / self.link.workers as u64;
+        self.link.chunk.min(largest).min(measurable)
     }
 
     /// Every piece that streams or could, in order of use; then the experts.
@@ -212,12 +239,17 @@ impl Blueprint {
         stream.chain(experts).collect()
     }
 
+    /// Whether all weights are in memory for good.
+    pub(crate) fn keeps_everything(&self) -> bool {
+        self.image.tables.is_empty()
+    }
+
     /// What happens to the weights, and why, in one line.
     pub fn reason(&self) -> String {
         let (footprint, plan) = (&self.footprint, &self.plan);
         let budget = Size(self.memory.budget);
         let together = Size(self.whole);
-        if self.image.tables.is_empty() {
+        if self.keeps_everything() {
             let weights = Size(footprint.resident);
             return format!(
                 "all {weights} of weights stay in memory, because with KV and activations \
@@ -253,6 +285,12 @@ impl Blueprint {
             ));
         }
         parts.push("rows of the embedding are read as needed".to_owned());
+        if self.link.tier == Tier::Host {
+            let from = Size(self.host.bytes);
+            parts.push(format!(
+                "what does not stay comes from {from} of host memory"
+            ));
+        }
         format!("{}; {because}", parts.join(", "))
     }
 
@@ -283,11 +321,11 @@ impl Blueprint {
     /// Bytes of weights a pass reads that are no piece of the plan: where everything
     /// stays, all but the tables.
     fn read_when_whole(&self, model: &Model) -> f64 {
-        if !self.image.tables.is_empty() {
+        if !self.keeps_everything() {
             return 0.0;
         }
         let program = &model.program;
-        let cut = Image::cut(program, &*model.weights, u64::MAX);
+        let cut = Image::cut(program, &*model.weights, self.packing, u64::MAX);
         let pieces = cut.stream.iter().chain(&cut.experts);
         pieces.map(|piece| piece.bytes as f64).sum()
     }
@@ -336,6 +374,27 @@ impl Blueprint {
             .collect()
     }
 
+    /// How everything that streams is copied into host memory.
+    pub(crate) fn host_copies(&self) -> Vec<Copies> {
+        let (first_piece, rows) = (self.segments.len(), self.rows_label() as usize);
+        let first_expert = first_piece + self.image.stream.len();
+        let slots = self.plan.ring.slots.iter().zip(&self.host.ring);
+        let ring = slots.map(|(slot, &at)| {
+            let runs = &self.image.stream[slot.segment].runs;
+            (&runs[..], at, first_piece + slot.segment)
+        });
+        let experts = self.image.experts.iter().zip(&self.host.experts);
+        let experts = experts
+            .enumerate()
+            .map(|(i, (piece, &at))| (&piece.runs[..], at, first_expert + i));
+        let tables = self.host.tables.values();
+        let tables = tables.map(|(at, run)| (std::slice::from_ref(run), *at, rows));
+        ring.chain(experts)
+            .chain(tables)
+            .map(|(runs, at, label)| self.copy_runs(runs, at, label).for_host())
+            .collect()
+    }
+
     /// What has to be there before the first pass.
     pub(crate) fn resident(&self) -> Vec<Copies> {
         let mut at = self.plan.bytes();
@@ -368,7 +427,11 @@ impl Blueprint {
     }
 
     fn copies(&self, piece: &Piece, at: u64, label: usize) -> Copies {
-        Copies::new(&piece.runs, at, self.memory.chunk, label as u32)
+        self.copy_runs(&piece.runs, at, label)
+    }
+
+    fn copy_runs(&self, runs: &[Run], at: u64, label: usize) -> Copies {
+        Copies::new(runs, at, self.link.load_chunk(), label as u32)
     }
 }
 
@@ -389,35 +452,20 @@ fn scratch(program: &Program, settings: &Settings) -> Scratch {
     }
 }
 
-fn needs(image: &Image, fixed: u64, memory: &Memory) -> Needs {
+fn needs(image: &Image, fixed: u64, budget: u64, link: &LinkSettings) -> Needs {
     let segments: Vec<u64> = image.stream.iter().map(|piece| piece.bytes).collect();
     let largest = segments.iter().copied().max().unwrap_or(0);
     Needs {
-        budget: memory.budget,
-        fixed: fixed.saturating_add(image.kept_bytes()),
+        budget,
+        fixed,
         segments,
         pool: Pool {
             count: image.experts.len(),
             bytes: image.experts.first().map_or(0, |piece| piece.bytes),
         },
-        in_flight: memory.workers as u64 * memory.chunk.min(largest),
+        in_flight: link.in_flight(largest),
+        waiting: link.waiting(),
     }
-}
-
-/// Refuses what cannot be, and rounds chunks up to whole blocks.
-fn checked(memory: Memory) -> Result<Memory, EngineError> {
-    if memory.workers == 0 || memory.workers > Memory::WORKERS_MAX {
-        return Err(EngineError::Limit {
-            what: "workers of the link",
-            asked: memory.workers,
-            limit: Memory::WORKERS_MAX,
-        });
-    }
-    let chunk = memory.chunk.max(1).checked_next_multiple_of(BLOCK);
-    Ok(Memory {
-        chunk: chunk.unwrap_or(u64::MAX / BLOCK * BLOCK),
-        ..memory
-    })
 }
 
 /// Bytes of all experts as stored.

@@ -147,6 +147,11 @@ pub(crate) struct Edit {
 }
 
 impl Edit {
+    /// Whether it leaves everything as it is.
+    pub fn changes_nothing(&self) -> bool {
+        matches!(self.change, Change::Scale(factor) if factor == 1.0)
+    }
+
     /// The operand, where there is one.
     pub fn operand(&self) -> Option<&Arc<Tensor>> {
         match &self.change {

@@ -10,11 +10,11 @@ use crate::{
     Backend, Blueprint, Captured, EngineError, Finish, Footprint, Logprob, PassStats, Request,
     SessionId, Timeline, Transcript,
     batch::{Batch, share},
-    pass::{LastLogits, Pass, upload_ids, upload_numbers},
-    sampler,
+    pass::{Last, Pass, Scores, upload_ids, upload_numbers},
+    sampler::{self, Choice},
     session::{Session, State},
     settings,
-    stream::Streamer,
+    stream::{self, Recorder, Streamer},
     text::TextStream,
 };
 
@@ -46,7 +46,8 @@ pub struct Output {
 /// A model on a device, and its sessions.
 pub struct Engine {
     /// First, so that its threads end before what they use.
-    streamer: Streamer,
+    streamer: Box<dyn Streamer>,
+    recorder: Arc<Recorder>,
     device: Arc<dyn Device>,
     model: Model,
     blueprint: Blueprint,
@@ -64,9 +65,15 @@ impl Engine {
         blueprint: Blueprint,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, EngineError> {
-        let device = backend.open(blueprint.footprint().total(), blueprint.scratch())?;
-        let mut streamer = Streamer::new(&blueprint, &device, &model.weights)?;
-        load_weights(&mut streamer, &model, &blueprint, progress)?;
+        blueprint.check(backend)?;
+        let device = backend.open(blueprint.footprint().slab(), blueprint.scratch())?;
+        let recorder = Arc::new(Recorder::new(blueprint.labels()));
+        let mut streamer = stream::start(&blueprint, &device, &model.weights, &recorder)?;
+        let experts = blueprint.resident_experts(model.program.dims.experts);
+        let total = blueprint.load_bytes();
+        streamer.load(&blueprint, &experts, &mut |loaded| {
+            progress(LoadProgress { loaded, total });
+        })?;
         let arena = &blueprint.arena;
         if let Some(rope) = &model.program.rope {
             upload_numbers(&*device, arena.frequencies, &rope.frequencies)?;
@@ -76,6 +83,7 @@ impl Engine {
         Ok(Engine {
             pool: PagePool::new(blueprint.settings.pages),
             streamer,
+            recorder,
             device,
             model,
             blueprint,
@@ -112,12 +120,12 @@ impl Engine {
 
     /// Keeps a record of copies, waits and products from now on.
     pub fn record(&self) {
-        self.streamer.record();
+        self.recorder.turn_on();
     }
 
     /// The record.
     pub fn timeline(&self) -> Timeline {
-        self.streamer.timeline()
+        self.recorder.timeline()
     }
 
     /// Takes a session in; it runs with the next pass.
@@ -227,17 +235,19 @@ impl Engine {
         let settings = &self.blueprint.settings;
         let shares = share(&pending, settings.rows);
         let batch = Batch::new(&members, &shares, settings);
-        self.streamer.begin_pass();
+        let arena = &self.blueprint.arena;
         let mut pass = Pass {
             device: &*self.device,
             program: &self.model.program,
             blueprint: &self.blueprint,
-            arena: &self.blueprint.arena,
-            weights: &*self.model.weights,
-            streamer: &mut self.streamer,
+            ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
+            arena,
+            streamer: &mut *self.streamer,
             members: &mut members,
+            batch: &batch,
+            recording: self.recorder.is_on(),
         };
-        let ran = pass.run(&batch);
+        let ran = pass.run();
         let ran = ran.and_then(|last| Ok((last, self.streamer.end_pass(batch.rows())?)));
         let last = match ran {
             Ok((last, stats)) => {
@@ -260,15 +270,16 @@ impl Engine {
 }
 
 /// Samples for every session whose last token was run, and ends those that are done.
-fn settle(members: &mut [&mut Session], last: Vec<LastLogits>) -> Vec<Output> {
+fn settle(members: &mut [&mut Session], mut last: Vec<Last>) -> Vec<Output> {
     let mut outputs = Vec::new();
     for session in members.iter_mut() {
         if session.pending() == 0 && !session.samples() {
             outputs.push(end(session, Finish::Length));
         }
     }
-    for LastLogits { member, logits } in last {
-        outputs.push(sample(members[member], &logits));
+    last.sort_by_key(|last| last.member);
+    for Last { member, scores } in last {
+        outputs.push(sample(members[member], &scores));
     }
     outputs
 }
@@ -286,9 +297,8 @@ fn end(session: &mut Session, finish: Finish) -> Output {
 }
 
 /// Gives a session its next token.
-fn sample(session: &mut Session, logits: &[f32]) -> Output {
-    let (prompt, generated) = session.tokens.split_at(session.prompt);
-    let Some(choice) = sampler::choose(&session.sampling, logits, prompt, generated) else {
+fn sample(session: &mut Session, scores: &Scores) -> Output {
+    let Some(choice) = choose(session, scores) else {
         return end(session, Finish::NotANumber);
     };
     session.tokens.push(choice.token);
@@ -321,16 +331,15 @@ fn sample(session: &mut Session, logits: &[f32]) -> Output {
     }
 }
 
-fn load_weights(
-    streamer: &mut Streamer,
-    model: &Model,
-    blueprint: &Blueprint,
-    progress: &mut dyn FnMut(LoadProgress),
-) -> Result<(), EngineError> {
-    let experts = blueprint.resident_experts(model.program.dims.experts);
-    let footprint = blueprint.footprint();
-    let total = footprint.resident + footprint.pool;
-    streamer.load(&blueprint.resident(), &experts, &mut |loaded| {
-        progress(LoadProgress { loaded, total });
-    })
+fn choose(session: &Session, scores: &Scores) -> Option<Choice> {
+    match scores {
+        Scores::Largest(largest) => largest.map(|token| Choice {
+            token,
+            logprobs: Vec::new(),
+        }),
+        Scores::Logits(logits) => {
+            let (prompt, generated) = session.tokens.split_at(session.prompt);
+            sampler::choose(&session.sampling, logits, prompt, generated)
+        }
+    }
 }

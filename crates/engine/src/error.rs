@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use djinn_device::DeviceError;
-use djinn_memory::{OutOfPages, PlanError};
+use djinn_memory::{OutOfPages, PlanError, Size};
 use djinn_model::hook::HookError;
 
 /// Why the engine did not do what was asked.
@@ -60,6 +60,30 @@ pub enum EngineError {
     /// A budget that cannot work, or does not hold what was to stay.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// What streams does not fit in the host memory it may have.
+    #[error(
+        "what streams needs {} of host memory, and may have {}: give more --host-memory, or more \
+         --memory, so that less streams",
+        Size(*needed), Size(*there)
+    )]
+    HostBudget {
+        /// Needed.
+        needed: u64,
+        /// Allowed.
+        there: u64,
+    },
+    /// What streams does not fit in the host memory there is.
+    #[error(
+        "what streams needs {} of host memory, and {} are free: give more --memory, so that less \
+         streams, or wait until more is free",
+        Size(*needed), Size(*there)
+    )]
+    HostMemory {
+        /// Needed.
+        needed: u64,
+        /// Free.
+        there: u64,
+    },
     /// The link's threads would not start.
     #[error("cannot start {count} workers: {error}")]
     Workers {

@@ -1,31 +1,29 @@
 //! Mixture of experts: rows sorted by expert, run through it, and summed.
 
-use djinn_device::{Device, Edit, Order, Phase, View, Weight};
+use djinn_device::{Device, Edit, Order, View, Weight};
 use djinn_model::program::{Buf, Expert, Op, TensorId};
 
 use crate::{
     EngineError,
     arena::Arena,
-    pass::{upload_ids, upload_numbers},
+    batch::phases,
+    pass::{Stage, upload_ids, upload_numbers},
     stream::Streamer,
     weights::PlacedWeights,
 };
 
-/// Until batches keep phases apart.
-const PHASE: Phase = Phase::Prompt;
-
 type Result<T> = std::result::Result<T, EngineError>;
 
-/// Runs an [`Op::Experts`] over the first `rows` rows.
+/// Runs an [`Op::Experts`] over the rows of a stage.
 ///
 /// A row's experts are summed in order of their number, whichever rows share them.
 pub(crate) fn run(
     device: &dyn Device,
     arena: &Arena,
     placed: &PlacedWeights,
-    streamer: &mut Streamer,
+    streamer: &mut dyn Streamer,
     op: &Op,
-    rows: usize,
+    stage: &Stage,
 ) -> Result<()> {
     let Op::Experts {
         block,
@@ -40,12 +38,15 @@ pub(crate) fn run(
     else {
         unreachable!("called for this operation only")
     };
+    let rows = stage.rows;
     let out = arena.buf(to, rows);
     device.edit(out, Edit::Zero)?;
     let choices = route(device, arena, arena.buf(router, rows), chosen, renormalise)?;
     let run = |number: usize, shift: u64| -> Result<()> {
         let (ids, weights) = choices.of(number);
         let n = ids.len();
+        // Rows stay in order, so those of generated tokens come first here too.
+        let generated = ids.partition_point(|&row| (row as usize) < stage.generated);
         let scratch = &arena.experts;
         upload_ids(device, scratch.ids, &ids)?;
         upload_numbers(device, scratch.weights, &weights)?;
@@ -58,18 +59,24 @@ pub(crate) fn run(
             up: w_up,
             down: w_down,
         } = experts[number];
-        let matrix = |id| matrix(placed, id, shift);
-        device.linear(input, matrix(w_gate), None, pre, PHASE)?;
-        device.linear(input, matrix(w_up), None, up, PHASE)?;
+        let linear = |x: View, id, out: View| {
+            let weight = matrix(placed, id, shift);
+            phases(generated, n).try_for_each(|(phase, rows)| {
+                let at = |view: View| view.rows(rows.start, rows.len());
+                device.linear(at(x), weight, None, at(out), phase)
+            })
+        };
+        linear(input, w_gate, pre)?;
+        linear(input, w_up, up)?;
         device.gate(f, pre, up, post)?;
-        device.linear(post, matrix(w_down), None, output, PHASE)?;
+        linear(post, w_down, output)?;
         Ok(device.scatter_add(output, ids, weights, out)?)
     };
     let numbers: Vec<usize> = (0..experts.len()).filter(|&e| choices.any(e)).collect();
     if placed.pooled {
         let first = block * experts.len();
         let pool: Vec<usize> = numbers.iter().map(|number| first + number).collect();
-        streamer.experts(&pool, |turn, shift| run(numbers[turn], shift))
+        streamer.experts(&pool, &mut |turn, shift| run(numbers[turn], shift))
     } else {
         numbers.into_iter().try_for_each(|number| run(number, 0))
     }

@@ -45,6 +45,11 @@ impl Probe {
         Ok(probe)
     }
 
+    /// Whether nothing is read and nothing changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.captures.is_empty() && self.edits.is_empty()
+    }
+
     /// Whether anything happens at this hook.
     pub(crate) fn touches(&self, site: Site) -> bool {
         self.captures.contains(&site) || self.edits.contains_key(&site)
@@ -71,8 +76,16 @@ impl Probe {
         self.positions.contains(position, prompt)
     }
 
-    pub(crate) fn edits(&self, site: Site) -> &[Edit] {
-        self.edits.get(&site).map_or(&[], Vec::as_slice)
+    /// The edits of a hook that change anything, in order.
+    pub(crate) fn changes(&self, site: Site) -> impl Iterator<Item = &Edit> {
+        let edits = self.edits.get(&site).map_or(&[][..], Vec::as_slice);
+        edits.iter().filter(|edit| !edit.changes_nothing())
+    }
+
+    /// Whether anything is changed at a position of a hook.
+    pub(crate) fn changes_at(&self, site: Site, position: usize, prompt: usize) -> bool {
+        let mut changes = self.changes(site);
+        changes.any(|edit| edit.positions.contains(position, prompt))
     }
 
     /// The widest operand of any edit.

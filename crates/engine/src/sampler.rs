@@ -82,6 +82,16 @@ impl Sampling {
         }
         Ok(())
     }
+
+    /// Whether the token is the one with the model's largest logit, and nothing more is
+    /// asked: a device can tell by itself.
+    pub(crate) fn takes_the_largest(&self) -> bool {
+        self.temperature == 0.0
+            && self.repetition_penalty == 1.0
+            && self.presence_penalty == 0.0
+            && self.logit_bias.is_empty()
+            && self.logprobs.is_none()
+    }
 }
 
 /// A token and the logarithm of its probability under the model itself, before

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use djinn_device::Phase;
 use djinn_memory::PageTable;
 
 use crate::{Captured, Logprob, Probe, Sampling, text::TextStream};
@@ -104,6 +105,16 @@ impl Session {
     /// Tokens not yet run.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// What the tokens run next are. The first generated token comes after the whole
+    /// prompt was run, so they are all of one kind.
+    pub fn phase(&self) -> Phase {
+        if self.computed < self.prompt {
+            Phase::Prompt
+        } else {
+            Phase::Generated
+        }
     }
 
     pub fn generated(&self) -> &[u32] {

@@ -96,6 +96,11 @@ impl Settings {
             operand_width: 0,
         })
     }
+
+    /// Pages of the longest session.
+    pub(crate) fn table_pages(&self) -> usize {
+        self.context.div_ceil(self.page_tokens).max(1)
+    }
 }
 
 /// Positions a request may come to: all but its last token are run.

@@ -1,5 +1,6 @@
 //! The same session gives the same bits whatever the memory: from the least budget to
-//! everything, with and without prefetch, whatever the chunks and workers.
+//! everything, with and without prefetch, whatever the chunks and workers, from files and
+//! from host memory.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -8,7 +9,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{FAMILIES, How, bits, family, golden, ids, open, request, run, stories};
-use djinn_engine::{Backend, Blueprint, EngineError, Memory, Request, Settings};
+use djinn_engine::{Backend, Blueprint, EngineError, Lane, Memory, Request, Settings, Tier};
 use djinn_memory::{Keep, Overrides, PlanError};
 
 const KIB: u64 = 1 << 10;
@@ -28,14 +29,25 @@ fn with_budget(budget: u64) -> Memory {
     }
 }
 
+fn from_host(budget: u64) -> Memory {
+    Memory {
+        tier: Some(Tier::Host),
+        ..with_budget(budget)
+    }
+}
+
 /// The least budget, as the refusal of none names it, and what holds everything.
 fn range(folder: &Path, requests: &[Request]) -> (u64, u64) {
-    let least = match draw(folder, requests, with_budget(0)) {
+    range_of(folder, requests, with_budget)
+}
+
+fn range_of(folder: &Path, requests: &[Request], memory: fn(u64) -> Memory) -> (u64, u64) {
+    let least = match draw(folder, requests, memory(0)) {
         Err(EngineError::Plan(PlanError::Budget { least, .. })) => least,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("{folder:?} runs in no memory"),
     };
-    let all = draw(folder, requests, with_budget(u64::MAX)).unwrap();
+    let all = draw(folder, requests, memory(u64::MAX)).unwrap();
     assert!(!all.plan().streams());
     (least, all.footprint().total())
 }
@@ -49,14 +61,15 @@ fn asked(folder: &Path) -> Request {
     request(folder, &ids(tokens), &["*"], 5)
 }
 
-fn check_every_budget(folder: &Path) {
+/// From the least memory to all, each with all of these ways to bring weights in.
+fn check_every_budget(folder: &Path, memory: fn(u64) -> Memory, ways: &[(u64, usize)]) {
     let ask = || vec![asked(folder)];
     let expect = bits(folder, &run(folder, ask(), How::default())[0]);
-    let (least, all) = range(folder, &ask());
+    let (least, all) = range_of(folder, &ask(), memory);
     let mut streamed = 0;
     for step in 0..BUDGETS {
         let budget = least + (all - least) * step / (BUDGETS - 1);
-        let blueprint = draw(folder, &ask(), with_budget(budget)).unwrap();
+        let blueprint = draw(folder, &ask(), memory(budget)).unwrap();
         assert!(
             blueprint.footprint().total() <= budget,
             "{folder:?} in {budget}"
@@ -68,33 +81,38 @@ fn check_every_budget(folder: &Path) {
             "{folder:?} in {budget}"
         );
         for prefetch in [true, false] {
-            for chunk in [16 * KIB, 64 * KIB, 64 * MIB] {
-                for workers in 1..=4 {
-                    let memory = Memory {
-                        budget,
-                        chunk,
-                        workers,
-                        prefetch,
-                        ..Memory::default()
-                    };
-                    let how = How {
-                        memory,
-                        ..How::default()
-                    };
-                    let found = run(folder, ask(), how).remove(0);
-                    assert!(bits(folder, &found) == expect, "{folder:?} with {memory:?}");
-                }
+            for &(chunk, workers) in ways {
+                let memory = Memory {
+                    chunk: Some(chunk),
+                    workers: Some(workers),
+                    prefetch,
+                    ..memory(budget)
+                };
+                let how = How {
+                    memory,
+                    ..How::default()
+                };
+                let found = run(folder, ask(), how).remove(0);
+                assert!(bits(folder, &found) == expect, "{folder:?} with {memory:?}");
             }
         }
     }
     assert_eq!(streamed, BUDGETS - 1, "{folder:?}");
 }
 
+fn check_both_tiers(folder: &Path) {
+    let chunks = [16 * KIB, 64 * KIB, 64 * MIB];
+    let ways = chunks.map(|chunk| [1, 2, 3, 4].map(|workers| (chunk, workers)));
+    check_every_budget(folder, with_budget, ways.as_flattened());
+    let ways = [(16 * KIB, 1), (20 * KIB, 3), (64 * MIB, 2)];
+    check_every_budget(folder, from_host, &ways);
+}
+
 macro_rules! every_budget {
     ($($name:ident),*) => {
         $(#[test]
         fn $name() {
-            check_every_budget(&family(stringify!($name)));
+            check_both_tiers(&family(stringify!($name)));
         })*
 
         #[test]
@@ -110,7 +128,7 @@ every_budget!(
 
 #[test]
 fn bundled() {
-    check_every_budget(&stories());
+    check_both_tiers(&stories());
 }
 
 /// A family whose head is tied, one with experts, one whose matrices cannot be cut.
@@ -123,11 +141,17 @@ fn whatever_the_user_decides() {
     for folder in some() {
         let ask = || vec![asked(&folder)];
         let expect = bits(&folder, &run(&folder, ask(), How::default())[0]);
-        for keep in [Keep::All, Keep::Nothing, Keep::AtMost(300_000)] {
-            for ring in [None, Some(400_000), Some(u64::MAX / 2)] {
+        let rings = [None, Some(400_000), Some(u64::MAX / 2)];
+        let decided = [Keep::All, Keep::Nothing, Keep::AtMost(300_000)]
+            .into_iter()
+            .flat_map(|keep| rings.map(|ring| Overrides { ring, keep }));
+        for overrides in decided {
+            for tier in [Tier::Files, Tier::Host] {
+                let keep = overrides.keep;
                 let memory = Memory {
-                    overrides: Overrides { ring, keep },
-                    chunk: 64 * KIB,
+                    overrides,
+                    tier: Some(tier),
+                    chunk: Some(64 * KIB),
                     ..Memory::default()
                 };
                 let blueprint = draw(&folder, &ask(), memory).unwrap();
@@ -160,21 +184,23 @@ fn many_sessions_whose_prompts_come_in_pieces() {
                 )
             })
             .collect();
-        let (least, all) = range(&folder, &asked);
         let expect: Vec<_> = run(&folder, asked.clone(), How::default())
             .iter()
             .map(|transcript| bits(&folder, transcript))
             .collect();
         // Few rows a pass: most passes end before the head, which is then passed over.
-        for (budget, rows) in [(least, 5), ((least + all) / 2, 6), (least, 100)] {
-            let how = How {
-                memory: with_budget(budget),
-                rows,
-                ..How::default()
-            };
-            let found = run(&folder, asked.clone(), how);
-            for (found, expect) in found.iter().zip(&expect) {
-                assert!(bits(&folder, found) == *expect, "{folder:?} in {budget}");
+        for memory in [with_budget, from_host] {
+            let (least, all) = range_of(&folder, &asked, memory);
+            for (budget, rows) in [(least, 5), ((least + all) / 2, 6), (least, 100)] {
+                let how = How {
+                    memory: memory(budget),
+                    rows,
+                    ..How::default()
+                };
+                let found = run(&folder, asked.clone(), how);
+                for (found, expect) in found.iter().zip(&expect) {
+                    assert!(bits(&folder, found) == *expect, "{folder:?} in {budget}");
+                }
             }
         }
     }
@@ -199,7 +225,7 @@ fn budgets_that_cannot_work_name_the_least_that_would() {
     assert!(draw(&folder, &ask, memory).is_err());
     for workers in [0, 65] {
         let memory = Memory {
-            workers,
+            workers: Some(workers),
             ..Memory::default()
         };
         assert!(draw(&folder, &ask, memory).is_err());
@@ -208,23 +234,32 @@ fn budgets_that_cannot_work_name_the_least_that_would() {
 
 #[test]
 fn a_pass_streams_what_does_not_stay() {
-    for folder in [family("llama2"), family("gpt2"), stories()] {
+    let folders = [family("llama2"), family("gpt2"), stories()];
+    let ways = [
+        (with_budget as fn(u64) -> Memory, false),
+        (from_host, false),
+        (from_host, true),
+    ];
+    for (folder, (memory, prefetch)) in folders
+        .iter()
+        .flat_map(|folder| ways.map(|way| (folder, way)))
+    {
         let ask = || {
-            let golden = golden(&folder);
+            let golden = golden(folder);
             let tokens = golden
                 .get("input_ids")
                 .unwrap_or_else(|| &golden["cat.input_ids"]);
-            vec![request(&folder, &ids(tokens), &[], 8)]
+            vec![request(folder, &ids(tokens), &[], 8)]
         };
-        let (least, all) = range(&folder, &ask());
+        let (least, all) = range_of(folder, &ask(), memory);
         let how = How {
             memory: Memory {
-                prefetch: false,
-                ..with_budget((least + all) / 2)
+                prefetch,
+                ..memory((least + all) / 2)
             },
             ..How::default()
         };
-        let mut engine = common::load(open(&folder), &ask(), how);
+        let mut engine = common::load(open(folder), &ask(), how);
         engine.open(ask().remove(0)).unwrap();
         let streamed = engine.blueprint().plan().ring.streamed_bytes();
         let stays = engine.blueprint().plan().resident_bytes;
@@ -241,27 +276,87 @@ fn a_pass_streams_what_does_not_stay() {
             let rows = (2 * 4 * stats.rows * dims.d_model) as u64;
             assert!(stats.link_bytes >= streamed, "{folder:?}");
             assert!(stats.link_bytes <= streamed + rows, "{folder:?}");
+            assert!(stats.link_s > 0.0 && stats.stall_s > 0.0, "{stats:?}");
+            assert!(stats.stall_s <= stats.seconds, "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn what_streams_from_the_host_must_fit_there() {
+    let folder = family("llama2");
+    let ask = [asked(&folder)];
+    let (least, all) = range_of(&folder, &ask, from_host);
+    let needed = draw(&folder, &ask, from_host(least)).unwrap().host_bytes();
+    let model_bytes = open(&folder).program.weight_bytes();
+    assert!(needed > model_bytes / 2, "{needed} of {model_bytes}");
+    let within = |budget: u64, host_budget: u64| {
+        let memory = Memory {
+            host_budget,
+            ..from_host(budget)
+        };
+        draw(&folder, &ask, memory).map(|_| ())
+    };
+    within(least, needed).unwrap();
+    let error = within(least, needed - 1).unwrap_err().to_string();
+    let named = djinn_memory::Size(needed).to_string();
+    assert!(
+        error.contains(&named) && error.contains("--memory"),
+        "{error}"
+    );
+    // With more memory less streams, and what stays needs no copy.
+    let half = draw(&folder, &ask, from_host((least + all) / 2)).unwrap();
+    assert!(half.plan().ring.streamed_bytes() < model_bytes);
+    let whole = draw(&folder, &ask, from_host(all)).unwrap();
+    assert_eq!(whole.load_bytes(), whole.footprint().resident);
+    let files = draw(&folder, &ask, with_budget(all)).unwrap();
+    assert_eq!(files.host_bytes(), 0);
+}
+
+#[test]
+fn the_record_of_the_host_tier_is_in_order() {
+    let folder = family("llama2");
+    let ask = [asked(&folder)];
+    let (least, _) = range_of(&folder, &ask, from_host);
+    let how = How {
+        memory: from_host(least),
+        ..How::default()
+    };
+    let mut engine = common::load(open(&folder), &ask, how);
+    engine.record();
+    let [ask] = ask;
+    engine.open(ask).unwrap();
+    engine.step().unwrap();
+    let events = engine.timeline().events;
+    let streamed: u64 = events.iter().map(|event| event.bytes).sum();
+    assert_eq!(streamed, engine.blueprint().plan().ring.streamed_bytes());
+    for lane in [Lane::Compute, Lane::Wait, Lane::Link(0)] {
+        let lane: Vec<_> = events.iter().filter(|event| event.lane == lane).collect();
+        assert!(!lane.is_empty());
+        for pair in lane.windows(2) {
+            let end = pair[0].start_s + pair[0].seconds;
+            assert!(end <= pair[1].start_s + 1e-6, "{pair:?}");
         }
     }
 }
 
 /// A pass of one token through the mixture, in memory for so many experts.
-fn mixture(slots: u64) -> (djinn_engine::Engine, u64) {
+fn mixture(slots: u64, memory: fn(u64) -> Memory) -> (djinn_engine::Engine, u64) {
     let folder = family("mixtral");
     let tokens = ids(&golden(&folder)["input_ids"]);
     let ask = [request(&folder, &tokens[..1], &[], 8)];
-    let (least, _) = range(&folder, &ask);
-    let pool = draw(&folder, &ask, with_budget(least)).unwrap().plan().pool;
+    let (least, _) = range_of(&folder, &ask, memory);
+    let pool = draw(&folder, &ask, memory(least)).unwrap().plan().pool;
     let nothing_streams = (least..)
         .step_by(4096)
         .find(|&budget| {
-            let plan = draw(&folder, &ask, with_budget(budget)).unwrap();
+            let plan = draw(&folder, &ask, memory(budget)).unwrap();
             plan.plan().ring.slots.is_empty()
         })
         .unwrap();
     let budget = nothing_streams + (slots - 1) * pool.bytes;
     let how = How {
-        memory: with_budget(budget),
+        memory: memory(budget),
         ..How::default()
     };
     let mut engine = common::load(open(&folder), &ask, how);
@@ -273,14 +368,16 @@ fn mixture(slots: u64) -> (djinn_engine::Engine, u64) {
 
 #[test]
 fn a_pass_brings_only_the_experts_its_tokens_chose() {
-    let (mut engine, expert) = mixture(2);
-    let dims = engine.model().program.dims;
-    while !engine.is_idle() {
-        engine.step().unwrap();
-        let stats = engine.last_pass().unwrap();
-        // One token goes through two experts of each block; and reads its own row.
-        let most = 2 * dims.blocks as u64 * expert + 4 * dims.d_model as u64;
-        assert!(stats.link_bytes <= most, "{stats:?}");
+    for memory in [with_budget, from_host] {
+        let (mut engine, expert) = mixture(2, memory);
+        let dims = engine.model().program.dims;
+        while !engine.is_idle() {
+            engine.step().unwrap();
+            let stats = engine.last_pass().unwrap();
+            // One token goes through two experts of each block; and reads its own row.
+            let most = 2 * dims.blocks as u64 * expert + 4 * dims.d_model as u64;
+            assert!(stats.link_bytes <= most, "{stats:?}");
+        }
     }
 }
 
@@ -290,20 +387,23 @@ fn experts_in_use_stay_when_they_can() {
     let folder = family("mixtral");
     let token = ids(&golden(&folder)["input_ids"])[0];
     let blocks = open(&folder).program.dims.blocks as u64;
-    let (mut engine, expert) = mixture(2 * blocks);
-    let mut brought = Vec::new();
-    for _ in 0..4 {
-        while !engine.is_idle() {
+    for memory in [with_budget, from_host] {
+        let (mut engine, expert) = mixture(2 * blocks, memory);
+        let mut brought = Vec::new();
+        for _ in 0..4 {
+            while !engine.is_idle() {
+                engine.step().unwrap();
+            }
+            let again = request(&folder, &[token], &[], 1);
+            for id in 0..brought.len() as u64 + 1 {
+                engine.close(djinn_engine::SessionId(id));
+            }
+            engine.open(again).unwrap();
             engine.step().unwrap();
+            brought.push(engine.last_pass().unwrap().link_bytes);
         }
-        let again = request(&folder, &[token], &[], 1);
-        for id in 0..brought.len() as u64 + 1 {
-            engine.close(djinn_engine::SessionId(id));
-        }
-        engine.open(again).unwrap();
-        engine.step().unwrap();
-        brought.push(engine.last_pass().unwrap().link_bytes);
+        // What the first session used most may still be in the way of the first pass or
+        // two.
+        assert!(brought[3] < expert, "{brought:?} of {expert}");
     }
-    // What the first session used most may still be in the way of the first pass or two.
-    assert!(brought[3] < expert, "{brought:?} of {expert}");
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{How, bits, family, golden, ids, load, open, request, run};
-use djinn_engine::{Engine, Finish, Memory, Request};
+use djinn_engine::{Engine, Finish, Memory, Request, Tier};
 use djinn_model::{Extent, Model, Origin, Weights, program::TensorId};
 
 /// Weights on a disk that can be told to fail.
@@ -71,12 +71,18 @@ fn streamed(prefetch: bool) -> How {
                 keep: djinn_memory::Keep::Nothing,
                 ring: None,
             },
-            chunk: 64 << 10,
+            chunk: Some(64 << 10),
             prefetch,
             ..Memory::default()
         },
         ..How::default()
     }
+}
+
+fn from_host(prefetch: bool) -> How {
+    let mut how = streamed(prefetch);
+    how.memory.tier = Some(Tier::Host);
+    how
 }
 
 fn asked(folder: &Path) -> Request {
@@ -142,14 +148,35 @@ fn a_disk_that_is_gone_stays_an_error() {
 #[test]
 fn an_error_while_loading_is_an_error_of_loading() {
     let folder = family("llama2");
-    let (model, disk) = on_a_disk(&folder);
-    disk.fuse.store(3, Ordering::SeqCst);
-    let how = How::default();
-    let settings = djinn_engine::Settings::for_requests(&model, &[asked(&folder)], 64).unwrap();
-    let blueprint =
-        djinn_engine::Blueprint::draw(&model, &how.backend(), settings, how.memory).unwrap();
-    let error = Engine::load(model, &how.backend(), blueprint, &mut |_| {}).err();
-    assert!(error.unwrap().to_string().contains("I/O error"));
+    let settings =
+        |model: &Model| djinn_engine::Settings::for_requests(model, &[asked(&folder)], 64).unwrap();
+    for how in [How::default(), from_host(true)] {
+        let (model, disk) = on_a_disk(&folder);
+        disk.fuse.store(3, Ordering::SeqCst);
+        let (backend, settings) = (how.backend(), settings(&model));
+        let blueprint =
+            djinn_engine::Blueprint::draw(&model, &backend, settings, how.memory).unwrap();
+        let error = Engine::load(model, &backend, blueprint, &mut |_| {}).err();
+        assert!(error.unwrap().to_string().contains("I/O error"));
+    }
+}
+
+#[test]
+fn what_is_in_host_memory_needs_no_disk() {
+    for name in ["llama2", "mixtral"] {
+        let folder = family(name);
+        let expect = run(&folder, vec![asked(&folder)], How::default());
+        for prefetch in [true, false] {
+            let (model, disk) = on_a_disk(&folder);
+            let mut engine = load(model, &[asked(&folder)], from_host(prefetch));
+            disk.fuse.store(GONE, Ordering::SeqCst);
+            let id = engine.open(asked(&folder)).unwrap();
+            run_out(&mut engine).unwrap();
+            engine.check_integrity();
+            let found = engine.close(id).unwrap();
+            assert!(bits(&folder, &found) == bits(&folder, &expect[0]), "{name}");
+        }
+    }
 }
 
 /// A copy of a checkpoint, something done to it between passes, and the error.

@@ -161,6 +161,24 @@ fn sampled_sessions_too() {
 }
 
 #[test]
+fn the_device_chooses_what_the_host_would() {
+    for (folder, tokens) in models() {
+        let plain = || request(&folder, &tokens, &[], 8);
+        // Whose alternatives are wanted, that session's logits are read.
+        let read = || Request {
+            sampling: Sampling {
+                logprobs: Some(0),
+                ..Sampling::default()
+            },
+            ..plain()
+        };
+        let found = run(&folder, vec![plain(), read(), plain()], How::default());
+        assert_eq!(found[0].generated, found[1].generated, "{folder:?}");
+        assert_eq!(found[0].generated, found[2].generated, "{folder:?}");
+    }
+}
+
+#[test]
 fn sessions_that_come_and_go() {
     let folder = stories();
     let tokens = ids(&golden(&folder)["cat.input_ids"]);

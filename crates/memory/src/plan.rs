@@ -20,6 +20,9 @@ pub struct Needs {
     pub pool: Pool,
     /// Bytes the link wants under way at once.
     pub in_flight: u64,
+    /// Segments that wait beside the one in use, so that neither side stands still
+    /// while the other is uneven.
+    pub waiting: u64,
 }
 
 impl Needs {
@@ -31,6 +34,12 @@ impl Needs {
 
     fn largest(&self) -> u64 {
         self.segments.iter().copied().max().unwrap_or(0)
+    }
+
+    /// A ring that holds the segment in use, some that wait, and what is under way.
+    fn ring(&self) -> u64 {
+        let beside = self.largest().saturating_mul(1 + self.waiting);
+        beside.saturating_add(self.in_flight.max(self.largest()))
     }
 
     /// Bytes of so many slots of the pool, or of all there are.
@@ -244,7 +253,7 @@ impl Plan {
             Keep::Nothing => 0,
             Keep::AtMost(bytes) => bytes.min(room),
         };
-        let ring_wanted = wanted(needs.largest(), needs.in_flight);
+        let ring_wanted = needs.ring();
         let ring = overrides.ring.unwrap_or(ring_wanted);
         // Where all segments would stay beside one slot before two slots leave room for
         // the ring, they stay first.
@@ -385,17 +394,6 @@ impl Part {
         let (link_s, compute_s) = (self.linked / rates.link, self.linked / rates.compute);
         (1.0 - self.overlap) * link_s.min(compute_s)
     }
-}
-
-/// Segments that wait beside the one in use, so that neither side stands still while
-/// the other is uneven: disks stutter, and attention comes between products. With two,
-/// passes that read and compute for equally long took a quarter longer than either.
-const WAITING: u64 = 5;
-
-/// A ring that holds the segment in use, some that wait, and what is under way.
-fn wanted(largest: u64, in_flight: u64) -> u64 {
-    let waiting = largest.saturating_mul(1 + WAITING);
-    waiting.saturating_add(in_flight.max(largest))
 }
 
 /// The segments that stay if `room` bytes may: evenly spread over the pass, and none

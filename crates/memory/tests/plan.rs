@@ -57,6 +57,7 @@ fn any_needs() -> impl Strategy<Value = Needs> {
             segments,
             pool,
             in_flight,
+            waiting: 5,
         })
 }
 
@@ -184,6 +185,7 @@ proptest! {
         let needs = Needs {
             budget: 10 * count as u64 * share / 10 + 70,
             segments: vec![10; count],
+            waiting: 5,
             ..Needs::default()
         };
         let plan = Plan::new(&needs, fit()).unwrap();
@@ -202,6 +204,7 @@ fn what_binds() {
         budget: 1400,
         fixed: 100,
         segments: vec![100; 20],
+        waiting: 5,
         ..Needs::default()
     };
     let plan = Plan::new(&needs, fit()).unwrap();
@@ -228,6 +231,7 @@ fn refusals_name_what_would_do() {
         budget: 1_000_000,
         fixed: 600_000,
         segments: vec![500_000; 3],
+        waiting: 5,
         ..Needs::default()
     };
     let check = |needs: &Needs, overrides: Overrides, expect: &str| {
@@ -284,6 +288,7 @@ fn absurd_sizes_are_refused_and_do_not_wrap() {
             bytes: u64::MAX,
         },
         in_flight: u64::MAX,
+        waiting: 5,
     };
     assert!(matches!(
         Plan::new(&needs, fit()),
@@ -296,6 +301,7 @@ fn absurd_sizes_are_refused_and_do_not_wrap() {
     let needs = Needs {
         budget: u64::MAX,
         segments: vec![10; 3],
+        waiting: 5,
         ..Needs::default()
     };
     assert_eq!(Plan::new(&needs, ring).unwrap().ring.bytes, 30);

@@ -61,6 +61,12 @@ pub trait Weights: Send + Sync {
     /// names the file and the offset.
     fn read(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()>;
 
+    /// The same for bytes that are read once and then kept in memory: by way of the
+    /// system's cache where there is one, so that the next start finds them there.
+    fn read_to_keep(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()> {
+        self.read(file, offset, dst)
+    }
+
     /// Fills `dst` with the bytes of a tensor from `offset` on.
     fn read_tensor(&self, tensor: TensorId, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         let extent = self.extent(tensor);

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
+use djinn_device::host;
 use djinn_engine::Memory;
 use djinn_memory::{Amount, Keep, Overrides, Size};
 
@@ -105,9 +106,11 @@ impl MemoryArgs {
                 ring: self.ring.map(|size| size.0),
                 keep: self.resident.map_or(Keep::Fit, |resident| resident.0),
             },
-            chunk: self.chunk.map_or(Memory::CHUNK, |size| size.0),
-            workers: self.workers.unwrap_or(Memory::WORKERS),
+            chunk: self.chunk.map(|size| size.0),
+            workers: self.workers,
             prefetch: self.prefetch == Switch::On,
+            host_budget: self.host_budget(host::available_memory()),
+            tier: None,
         }
     }
 }

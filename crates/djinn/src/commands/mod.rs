@@ -46,9 +46,8 @@ fn load(
     watch: &mut Watch,
 ) -> Result<Engine, Failure> {
     let backend = settled.backend();
-    let footprint = blueprint.footprint();
     settled.check_budget(blueprint.memory().budget)?;
-    backend.check(footprint.total())?;
+    blueprint.check(backend)?;
     eprintln!("{}: {}", model.name, blueprint.reason());
     settled.device.say();
     eprint!("{}", unused_flags(settled, &blueprint));

@@ -83,7 +83,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
         // Numbers drawn from a seed cost the cores that compute.
         shared: args.link.is_none() && !on_card && model.weights.origin() == Origin::Generated,
     };
-    let work = blueprint.work(&model, backend.kv_dtype());
+    let work = blueprint.work(&model, backend.kv_dtype(&model.program));
     Ok(Report {
         device: settled.device.to_string(),
         host_budget: on_card.then(|| args.model.memory.host_budget(host::available_memory())),
@@ -183,7 +183,7 @@ impl Report {
     fn json(&self) -> Value {
         let (footprint, plan) = (self.blueprint.footprint(), self.blueprint.plan());
         let p = &self.prediction;
-        let memory = self.blueprint.memory();
+        let (memory, link) = (self.blueprint.memory(), self.blueprint.link());
         let finite = |x: f64| x.is_finite().then_some(x);
         let pieces: Vec<Value> = self.blueprint.pieces().iter().map(piece_json).collect();
         json!({
@@ -208,8 +208,8 @@ impl Report {
             "experts": {
                 "count": plan.pool.count, "slots": plan.pool_slots, "bytes": plan.pool.bytes,
             },
-            "chunk_bytes": memory.chunk,
-            "workers": memory.workers,
+            "chunk_bytes": link.chunk,
+            "workers": link.workers,
             "prefetch": memory.prefetch,
             "link_source": self.link_source,
             "prediction": {

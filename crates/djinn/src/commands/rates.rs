@@ -43,7 +43,7 @@ pub fn link(
         let chunk = settled.args.memory.chunk.map_or(CARD_CHUNK, |size| size.0);
         return Ok(cuda::measure_link(card, chunk, time)? / 1e9);
     }
-    let (chunk, workers) = (blueprint.link_chunk(), blueprint.memory().workers);
+    let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
     let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
     Ok(rate.bytes_per_s() / 1e9)
 }

@@ -4,11 +4,21 @@ use djinn_device::Span;
 
 use crate::image::Run;
 
-/// A copy from the slow tier into the slab.
+/// Which memory a chunk is copied into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The device's slab.
+    Slab,
+    /// Host memory that the device copies from.
+    Host,
+}
+
+/// A copy from a file into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub file: usize,
     pub from: u64,
+    pub target: Target,
     pub to: Span,
     /// Which piece it is of, for the record.
     pub label: u32,
@@ -20,18 +30,28 @@ pub(crate) struct Copies {
     runs: Vec<Run>,
     at: u64,
     chunk: u64,
+    target: Target,
     pub label: u32,
 }
 
 impl Copies {
-    /// Copies runs of blocks, at most `chunk` bytes at a time, to `at` and on.
+    /// Copies runs, at most `chunk` bytes at a time, to `at` and on in the slab.
     pub fn new(runs: &[Run], at: u64, chunk: u64, label: u32) -> Self {
         assert!(chunk > 0, "a chunk has some bytes");
         Copies {
             runs: runs.to_vec(),
             at,
             chunk,
+            target: Target::Slab,
             label,
+        }
+    }
+
+    /// The same into host memory.
+    pub fn for_host(self) -> Self {
+        Copies {
+            target: Target::Host,
+            ..self
         }
     }
 
@@ -53,6 +73,14 @@ impl Copies {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
+    /// Where the piece goes, what lies between its runs included.
+    pub fn span(&self) -> Span {
+        Span {
+            offset: self.at,
+            bytes: self.runs.last().map_or(0, |run| run.to + run.bytes),
+        }
+    }
+
     fn chunks_of(&self, run: &Run) -> usize {
         run.bytes.div_ceil(self.chunk) as usize
     }
@@ -66,6 +94,7 @@ impl Copies {
                 return Chunk {
                     file: run.file,
                     from: run.from + start,
+                    target: self.target,
                     to: Span {
                         offset: self.at + run.to + start,
                         bytes: self.chunk.min(run.bytes - start),

@@ -2,92 +2,100 @@
 
 use djinn_memory::Cache;
 
-use super::{
-    copies::Copies,
-    queue::{Queue, Ticket},
-};
-use crate::EngineError;
+use super::Result;
 
-/// The pool's slots and what is in them. Experts are numbered over all blocks.
-pub(super) struct Experts {
+/// The pool's slots and who is in them. Experts are numbered over all blocks.
+pub(super) struct Shelf {
     cache: Cache,
-    /// How each expert is copied into the first slot.
-    copies: Vec<Copies>,
-    /// What a slot's expert waits for before it can be used.
-    arriving: Vec<Option<Ticket>>,
     slot_bytes: u64,
 }
 
-impl Experts {
-    pub fn new(slots: usize, slot_bytes: u64, copies: Vec<Copies>) -> Self {
-        Experts {
-            cache: Cache::new(slots, copies.len()),
-            arriving: vec![None; slots],
-            copies,
+/// Where an expert goes.
+pub(super) enum Spot {
+    /// It is there, or on its way.
+    Taken,
+    /// It was given this slot.
+    Given(usize),
+    /// All slots are taken by others that must stay.
+    None,
+}
+
+/// What brings experts into slots.
+pub(super) trait Pool {
+    fn shelf(&mut self) -> &mut Shelf;
+    /// Sets an expert on its way into the slot it was given.
+    fn bring(&mut self, expert: usize, slot: usize) -> Result<()>;
+    /// What comes next uses it.
+    fn arrive(&mut self, expert: usize, slot: usize) -> Result<()>;
+    /// All that uses it has been given to the device.
+    fn used(&mut self, slot: usize) -> Result<()>;
+}
+
+impl Shelf {
+    pub fn new(slots: usize, slot_bytes: u64, experts: usize) -> Self {
+        Shelf {
+            cache: Cache::new(slots, experts),
             slot_bytes,
         }
     }
 
-    /// Bytes of an expert on the link.
-    pub fn bytes(&self, expert: usize) -> u64 {
-        self.copies[expert].bytes()
-    }
-
-    /// What to call it in the record.
-    pub fn label(&self, expert: usize) -> u32 {
-        self.copies[expert].label
-    }
-
-    /// Demands one that is not there. `false` if all slots are taken by those of
-    /// `secured`. Those of `wanted` go last.
-    pub fn bring(
-        &mut self,
-        queue: &Queue,
-        expert: usize,
-        secured: &[usize],
-        wanted: &[usize],
-    ) -> bool {
+    /// Gives one that is not there a slot, unless those of `secured` take all of them.
+    /// Those of `wanted` go last.
+    pub fn place(&mut self, expert: usize, secured: &[usize], wanted: &[usize]) -> Spot {
         if self.cache.place(expert).is_some() {
-            return true;
+            return Spot::Taken;
         }
         let stays = |held| secured.contains(&held);
         let last = |held| wanted.contains(&held);
-        let Some(slot) = self.cache.admit(expert, stays, last) else {
-            return false;
-        };
-        let there = self.copies[expert].moved(slot as u64 * self.slot_bytes);
-        self.arriving[slot] = Some(queue.demand(there.chunks()));
-        true
+        let slot = self.cache.admit(expert, stays, last);
+        slot.map_or(Spot::None, Spot::Given)
     }
 
-    /// Waits for one that was demanded, and says how far its slot is from the first.
-    pub fn wait(&mut self, queue: &Queue, expert: usize) -> Result<u64, EngineError> {
-        let slot = self.cache.place(expert).expect("it was brought");
-        if let Some(ticket) = self.arriving[slot] {
-            queue.wait_for(ticket)?;
-            self.arriving[slot] = None;
-        }
-        Ok(slot as u64 * self.slot_bytes)
+    /// How far a slot is from the first.
+    pub fn shift(&self, slot: usize) -> u64 {
+        slot as u64 * self.slot_bytes
     }
 
-    /// Whether one is there and need not be waited for.
-    pub fn is_there(&self, expert: usize) -> bool {
-        let slot = self.cache.place(expert);
-        slot.is_some_and(|slot| self.arriving[slot].is_none())
-    }
-
-    pub fn touch(&mut self, expert: usize) {
-        self.cache.touch(expert);
-    }
-
-    /// Forgets what has not arrived.
-    pub fn give_up(&mut self) {
-        for expert in 0..self.copies.len() {
-            if let Some(slot) = self.cache.place(expert)
-                && self.arriving[slot].take().is_some()
-            {
+    /// Forgets whoever is in a slot that `gone` says.
+    pub fn forget(&mut self, experts: usize, mut gone: impl FnMut(usize) -> bool) {
+        for expert in 0..experts {
+            if self.cache.place(expert).is_some_and(&mut gone) {
                 self.cache.drop_item(expert);
             }
         }
     }
+}
+
+/// Runs chosen experts in order. Those that come next are brought ahead of their turn,
+/// as far as slots allow, where that is wanted.
+pub(super) fn serve(
+    pool: &mut impl Pool,
+    chosen: &[usize],
+    ahead: bool,
+    run: &mut dyn FnMut(usize, u64) -> Result<()>,
+) -> Result<()> {
+    let mut secured = 0;
+    for &expert in chosen {
+        pool.shelf().cache.touch(expert);
+    }
+    for (turn, &expert) in chosen.iter().enumerate() {
+        let last = if ahead { chosen.len() } else { turn + 1 };
+        secured = secured.max(turn);
+        while secured < last {
+            let (held, wanted) = (&chosen[turn..secured], &chosen[secured + 1..]);
+            let next = chosen[secured];
+            match pool.shelf().place(next, held, wanted) {
+                Spot::Taken => {}
+                Spot::Given(slot) => pool.bring(next, slot)?,
+                Spot::None => break,
+            }
+            secured += 1;
+        }
+        let slot = pool.shelf().cache.place(expert).expect("it was brought");
+        pool.arrive(expert, slot)?;
+        let shift = pool.shelf().shift(slot);
+        run(turn, shift)?;
+        pool.used(slot)?;
+    }
+    Ok(())
 }

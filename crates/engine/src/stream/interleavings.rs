@@ -9,7 +9,7 @@ use djinn_memory::Ring;
 use shuttle::sync::Mutex;
 use shuttle::thread;
 
-use super::copies::{Chunk, Copies};
+use super::copies::{Chunk, Copies, Target};
 use super::link::work;
 use super::queue::{Queue, RingPiece};
 use crate::image::Run;
@@ -158,6 +158,7 @@ fn demands_and_skips_beside_the_ring() {
         let apart = |label: u32| Chunk {
             file: 0,
             from: 0,
+            target: Target::Slab,
             to: Span {
                 offset: 100 + 4 * u64::from(label),
                 bytes: 4,

@@ -1,19 +1,21 @@
-//! The link's workers: threads that copy chunks from the slow tier into the slab.
+//! The link's workers: threads that copy chunks from files into memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use djinn_device::{Device, DeviceError};
-use djinn_model::Weights;
+use djinn_device::DeviceError;
 
 use super::{
-    copies::Chunk,
+    copies::{Chunk, Copies},
     queue::Queue,
     timeline::{Lane, Recorder},
 };
 use crate::EngineError;
+
+/// Pieces demanded together while loading.
+const PIECES_AHEAD: usize = 64;
 
 /// Copies one chunk after the other until it is told to end. A copy that panics is one
 /// that failed: somebody waits for it.
@@ -32,12 +34,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Starts `count` workers.
+    /// Starts `count` workers that copy chunks in this way.
     pub fn start(
         queue: Queue,
         count: usize,
-        device: &Arc<dyn Device>,
-        weights: &Arc<dyn Weights>,
+        copy: impl Fn(&Chunk) -> Result<(), DeviceError> + Clone + Send + 'static,
         recorder: &Arc<Recorder>,
     ) -> Result<Self, EngineError> {
         let mut link = Link {
@@ -45,15 +46,12 @@ impl Link {
             workers: Vec::with_capacity(count),
         };
         for number in 0..count {
-            let queue = Arc::clone(&link.queue);
-            let (device, weights) = (Arc::clone(device), Arc::clone(weights));
+            let (queue, copy) = (Arc::clone(&link.queue), copy.clone());
             let recorder = Arc::clone(recorder);
             let body = move || {
                 work(&queue, |chunk| {
                     let began = Instant::now();
-                    let copied = device.load(chunk.to, &mut |bytes| {
-                        weights.read(chunk.file, chunk.from, bytes)
-                    });
+                    let copied = copy(chunk);
                     let lane = Lane::Link(number);
                     recorder.note(lane, chunk.label, chunk.to.bytes, began);
                     copied
@@ -66,6 +64,25 @@ impl Link {
             link.workers.push(worker);
         }
         Ok(link)
+    }
+
+    /// Copies whole pieces and waits for them; says how many bytes are there by now.
+    pub fn fetch(
+        &self,
+        pieces: &[Copies],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<u64, EngineError> {
+        let mut fetched = 0;
+        // A few at a time: enough to keep the link busy, however many there are.
+        for few in pieces.chunks(PIECES_AHEAD) {
+            let demand = |piece: &Copies| (piece.bytes(), self.queue.demand(piece.chunks()));
+            for (bytes, ticket) in few.iter().map(demand).collect::<Vec<_>>() {
+                self.queue.wait_for(ticket)?;
+                fetched += bytes;
+                progress(fetched);
+            }
+        }
+        Ok(fetched)
     }
 }
 

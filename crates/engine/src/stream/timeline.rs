@@ -1,5 +1,6 @@
 //! What happened when: copies, waits and products, for those who want to look.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -11,7 +12,7 @@ pub enum Lane {
     Compute,
     /// The pass waiting for a piece.
     Wait,
-    /// A worker of the link, copying a chunk.
+    /// A worker of the link, copying a chunk; of a copy engine there is one.
     Link(usize),
 }
 
@@ -77,10 +78,20 @@ impl Recorder {
         self.on.store(true, Ordering::Relaxed);
     }
 
+    /// Whether events are kept.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
     /// Notes something that began then and ends now.
     pub fn note(&self, lane: Lane, label: u32, bytes: u64, began: Instant) {
-        if self.on.load(Ordering::Relaxed) {
-            let ended = Instant::now();
+        self.note_past(lane, label, bytes, began..Instant::now());
+    }
+
+    /// Notes something that is over.
+    pub fn note_past(&self, lane: Lane, label: u32, bytes: u64, time: Range<Instant>) {
+        if self.is_on() {
+            let (began, ended) = (time.start, time.end);
             let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
             if events.len() < EVENTS_MAX {
                 events.push(Noted {
@@ -104,8 +115,14 @@ impl Recorder {
             .map(|noted| Event {
                 lane: noted.lane,
                 name: self.names[noted.label as usize].clone(),
-                start_s: (noted.began - self.zero).as_secs_f64(),
-                seconds: (noted.ended - noted.began).as_secs_f64(),
+                start_s: noted
+                    .began
+                    .saturating_duration_since(self.zero)
+                    .as_secs_f64(),
+                seconds: noted
+                    .ended
+                    .saturating_duration_since(noted.began)
+                    .as_secs_f64(),
                 bytes: noted.bytes,
             })
             .collect();

@@ -183,7 +183,7 @@ fn report(bench: &Bench<'_>, tokens: usize, measured: &mut Measured) -> Value {
         "streamed_bytes_per_token": middle(token, |pass| pass.link_bytes as f64),
         "streamed_bytes_per_prompt": read_bytes,
         "ring_bytes": blueprint.plan().ring.bytes,
-        "chunk_bytes": blueprint.link_chunk(), "workers": blueprint.memory().workers,
+        "chunk_bytes": blueprint.link_chunk(), "workers": blueprint.link().workers,
         "rounds": measured.link.len(),
         "link_gb_per_s": link, "all_link_gb_per_s": measured.link,
         "token": {

@@ -1,0 +1,150 @@
+//! Attention, and what sessions read and change of its pattern.
+
+use djinn_device::{Attention, Edit as DeviceEdit, KvLayer, Phase, Rows, View};
+use djinn_model::{hook::Site, program::Buf};
+
+use super::{Pass, Result, Stage, hooks::runs};
+use crate::{Change, arena::Arena, batch::Group};
+
+/// One block's attention in a pass.
+#[derive(Clone, Copy)]
+struct Layer {
+    site: Site,
+    kv: KvLayer,
+    how: Attention,
+    q: View,
+    z: View,
+}
+
+impl Pass<'_, '_> {
+    /// Stores keys and values, and mixes values for every row. The fused operation says
+    /// what comes out; the pattern is taken apart only where a session looks at it, and
+    /// mixed again only where a session changed it.
+    pub(super) fn attend(
+        &mut self,
+        stage: &Stage,
+        block: usize,
+        scale: f32,
+        window: Option<usize>,
+    ) -> Result<()> {
+        let [q, k, v, z] = [Buf::Q, Buf::K, Buf::V, Buf::Z].map(|buf| self.view(stage, buf));
+        let layer = Layer {
+            site: Site::Pattern(block),
+            kv: self.arena.kv(block),
+            how: Attention {
+                heads: self.program.dims.heads,
+                scale,
+                window,
+            },
+            q,
+            z,
+        };
+        for (phase, at) in stage.phases() {
+            let part = |view: View| view.rows(at.start, at.len());
+            let rows = self.rows(phase, at.start, at.len());
+            self.device.append(part(k), part(v), rows, layer.kv)?;
+            self.device
+                .attend(part(q), rows, layer.kv, layer.how, part(z))?;
+        }
+        for group in &stage.groups {
+            let session = &self.members[group.member];
+            let (probe, prompt) = (&session.probe, session.prompt);
+            if !probe.touches(layer.site) {
+                continue;
+            }
+            let looks = |p| {
+                let reads = probe.captures(layer.site) && probe.reads(p, prompt);
+                reads || probe.changes_at(layer.site, p, prompt)
+            };
+            for run in runs(group, looks) {
+                self.take_apart(layer, run)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whose some rows are.
+    fn rows(&self, phase: Phase, first: usize, count: usize) -> Rows {
+        Rows {
+            positions: self.ids.positions,
+            sequences: self.ids.sequences,
+            tables: self.ids.tables,
+            phase,
+        }
+        .rows(first, count)
+    }
+
+    /// The pattern of a run of rows, a few at a time.
+    fn take_apart(&mut self, layer: Layer, run: Group) -> Result<()> {
+        for first in (0..run.rows).step_by(Arena::PATTERN_ROWS) {
+            let part = Group {
+                first_row: run.first_row + first,
+                rows: Arena::PATTERN_ROWS.min(run.rows - first),
+                position: run.position + first,
+                ..run
+            };
+            let pattern = View::new(
+                self.arena.pattern.offset,
+                self.arena.pattern.dtype,
+                part.rows * layer.how.heads,
+                part.position + part.rows,
+            );
+            let rows = self.rows(part.phase, part.first_row, part.rows);
+            let q = layer.q.rows(part.first_row, part.rows);
+            self.device.pattern(q, rows, layer.kv, layer.how, pattern)?;
+            self.edit_pattern(layer, part, pattern)?;
+            self.capture_pattern(layer.site, part, pattern)?;
+        }
+        Ok(())
+    }
+
+    /// Changes the patterns of rows that an edit selects, and mixes those rows again.
+    fn edit_pattern(&self, layer: Layer, part: Group, pattern: View) -> Result<()> {
+        let heads = layer.how.heads;
+        let session = &self.members[part.member];
+        let (probe, prompt) = (&session.probe, session.prompt);
+        for run in runs(&part, |p| probe.changes_at(layer.site, p, prompt)) {
+            let first = run.first_row - part.first_row;
+            let changed = pattern.rows(first * heads, run.rows * heads);
+            for i in 0..run.rows {
+                let row = changed.rows(i * heads, heads);
+                let selected = |p: usize| {
+                    let changes = probe.changes(layer.site);
+                    changes.filter(move |edit| edit.positions.contains(p, prompt))
+                };
+                for edit in selected(run.position + i) {
+                    let change = match edit.change {
+                        Change::Scale(factor) => DeviceEdit::Scale(factor),
+                        Change::Zero => DeviceEdit::Zero,
+                        _ => unreachable!("refused when the edit was bound"),
+                    };
+                    self.device.edit(row, change)?;
+                }
+            }
+            let rows = self.rows(run.phase, run.first_row, run.rows);
+            let z = layer.z.rows(run.first_row, run.rows);
+            self.device.mix(changed, rows, layer.kv, layer.how, z)?;
+        }
+        Ok(())
+    }
+
+    /// Reads patterns, laid out `[row, head]` by keys.
+    fn capture_pattern(&mut self, site: Site, part: Group, pattern: View) -> Result<()> {
+        let heads = self.program.dims.heads;
+        let session = &mut *self.members[part.member];
+        if !session.probe.captures(site) {
+            return Ok(());
+        }
+        for i in 0..part.rows {
+            let position = part.position + i;
+            if session.probe.reads(position, session.prompt) {
+                let keys = position + 1;
+                let row = pattern.rows(i * heads, heads).cols(0, keys);
+                let mut data = vec![0.0; heads * keys];
+                self.device.download(row, &mut data)?;
+                session.captured.push_pattern(site, keys, data);
+            }
+        }
+        Ok(())
+    }
+}
