@@ -115,4 +115,8 @@ impl Weights for FileWeights {
     fn read(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         self.files[file].read(offset, dst)
     }
+
+    fn read_to_keep(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()> {
+        self.files[file].read_cached(offset, dst)
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use djinn_device::host;
 use djinn_engine::{Backend, Blueprint, Footprint, PiecePlace, PlannedPiece, Settings};
 use djinn_memory::{Bound, Prediction, Rates, Size};
-use djinn_model::{Model, Origin, program::SegmentKind};
+use djinn_model::{Model, program::SegmentKind};
 use serde_json::{Value, json};
 
 use super::{rates, unused_flags};
@@ -81,7 +81,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
         link,
         compute,
         // Numbers drawn from a seed cost the cores that compute.
-        shared: args.link.is_none() && !on_card && model.weights.origin() == Origin::Generated,
+        shared: args.link.is_none() && rates::shared(backend, &model),
     };
     let work = blueprint.work(&model, backend.kv_dtype(&model.program));
     Ok(Report {

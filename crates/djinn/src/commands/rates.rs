@@ -7,7 +7,7 @@ use djinn_device::{
     cuda,
 };
 use djinn_engine::{Backend, Blueprint, measure_link};
-use djinn_model::Model;
+use djinn_model::{Model, Origin};
 
 use crate::{args::Settled, failure::Failure};
 
@@ -46,4 +46,10 @@ pub fn link(
     let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
     let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
     Ok(rate.bytes_per_s() / 1e9)
+}
+
+/// Whether the link's work is done by what computes, so that they add up.
+pub fn shared(backend: &Backend, model: &Model) -> bool {
+    let processor = matches!(backend, Backend::Cpu { .. });
+    processor && model.weights.origin() == Origin::Generated
 }

@@ -1,19 +1,40 @@
 //! `djinn bench decode`
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use djinn_device::host;
-use djinn_engine::{Backend, Engine, Request};
+use djinn_engine::{Backend, Engine, PassStats, Request};
+use djinn_memory::{Prediction, Rates, Size};
 use djinn_model::program::{Op, Program, TensorId};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{BANDWIDTH_BYTES, check_context, median, rates, some_tokens, start};
 use crate::{
-    args::BenchDecodeArgs,
+    args::{BenchDecodeArgs, Settled},
     bundled,
     failure::{Failure, say, say_json},
     style::seconds,
 };
+
+/// How long the link is measured.
+const MEASURE: Duration = Duration::from_millis(500);
+
+/// Everything measured.
+struct Measured {
+    /// Passes in which every session generates a token.
+    passes: Vec<PassStats>,
+    /// Until the first session's first token, from the first pass on.
+    first_token_s: f64,
+    /// GB/s of the device's memory, and of the link where something streams.
+    memory: f64,
+    link: Option<f64>,
+    prediction: Prediction,
+    /// Bytes of the device's memory that are taken, as its driver counts.
+    used_bytes: Option<u64>,
+}
 
 /// Time of a pass in which every session generates a token.
 pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
@@ -24,7 +45,7 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
     // each one's first, which comes out of its prompt.
     let spare_rows = args.model.rows.saturating_sub(sessions).max(1);
     let untimed = (sessions * args.context).div_ceil(spare_rows) + 1;
-    let (name, read_bytes) = (model.name.clone(), bytes_read(&model.program));
+    let read_bytes = bytes_read(&model.program);
     let requests = (0..sessions)
         .map(|i| Request {
             tokens: some_tokens(&model.program, args.context, i),
@@ -33,52 +54,65 @@ pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
         })
         .collect();
     let settled = args.model.settled()?;
+    // Before anything is loaded: a budget leaves no room for it after.
+    let memory = rates::memory(settled.backend(), BANDWIDTH_BYTES)?;
     let (mut engine, _) = start(&settled, model, requests)?;
-    let mut passes = timed_passes(&mut engine, sessions, args.tokens)?;
+    let measured = measure(&settled, &mut engine, sessions, args.tokens, memory)?;
+    let report = report(args, &engine, read_bytes, &measured);
+    if args.json {
+        return say_json(&report);
+    }
+    say(&text(&settled, &engine, &report))
+}
+
+fn measure(
+    settled: &Settled<'_>,
+    engine: &mut Engine,
+    sessions: usize,
+    count: usize,
+    memory: f64,
+) -> Result<Measured, Failure> {
+    let (first_token_s, passes) = timed_passes(engine, sessions, count)?;
     if passes.is_empty() {
         return Err(Failure::Message(
             "no pass had every session generating: the context is too short for that".into(),
         ));
     }
-    let pass = median(&mut passes);
-    let rate = read_bytes as f64 / pass / 1e9;
-    let ceiling = rates::memory(settled.backend(), BANDWIDTH_BYTES)?;
-    let (share, tokens) = (rate / ceiling, f64::from(args.sessions) / pass);
-    let device = engine.device();
-    if args.json {
-        return say_json(&json!({
-            "model": name, "device": device.detail, "sessions": args.sessions,
-            "context": args.context, "passes": passes.len(),
-            "pass_s": pass, "fastest_pass_s": passes[0], "tokens_per_s": tokens,
-            "weights_bytes_per_pass": read_bytes, "weights_gb_per_s": rate,
-            "memory_gb_per_s": ceiling, "share_of_memory": share,
-            "slab_bytes": engine.footprint().total(),
-            "peak_rss_bytes": host::peak_rss_bytes(),
-        }));
-    }
-    let how = match settled.backend() {
-        Backend::Cpu { .. } => "same threads",
-        Backend::Cuda { .. } => "a copy on the card, read plus written",
+    let used_bytes = match settled.backend() {
+        Backend::Cpu { .. } => None,
+        Backend::Cuda { card } => card.used(),
     };
-    say(&format!(
-        "{name} on {}\n\
-         \x20 a pass          {} (median of {}; fastest {})\n\
-         \x20 tokens          {tokens:.1}/s\n\
-         \x20 weights read    {rate:.1} GB/s\n\
-         \x20 memory gives    {ceiling:.1} GB/s (median, {how})\n\
-         \x20 share           {:.0} %\n",
-        device.detail,
-        seconds(pass),
-        passes.len(),
-        seconds(passes[0]),
-        share * 100.0,
-    ))
+    let (model, blueprint) = (engine.model(), engine.blueprint());
+    let link = match blueprint.plan().streams() {
+        true => Some(rates::link(settled, model, blueprint, MEASURE, 0.0)?),
+        false => None,
+    };
+    let rates = Rates {
+        link: link.unwrap_or(f64::INFINITY) * 1e9,
+        compute: memory * 1e9,
+        shared: rates::shared(settled.backend(), model),
+    };
+    let work = blueprint.work(model, settled.backend().kv_dtype(&model.program));
+    Ok(Measured {
+        prediction: blueprint.plan().predict(&work, &rates),
+        passes,
+        first_token_s,
+        memory,
+        link,
+        used_bytes,
+    })
 }
 
-/// Seconds of the first passes that give every session a token, prompts done before.
-fn timed_passes(engine: &mut Engine, sessions: usize, count: usize) -> Result<Vec<f64>, Failure> {
+/// Seconds until the first token, and the first passes that give every session one,
+/// prompts done before.
+fn timed_passes(
+    engine: &mut Engine,
+    sessions: usize,
+    count: usize,
+) -> Result<(f64, Vec<PassStats>), Failure> {
     let mut started = BTreeSet::new();
     let mut passes = Vec::new();
+    let (begun, mut first) = (Instant::now(), None);
     while passes.len() < count && !engine.is_idle() {
         let all_started = started.len() == sessions;
         let clock = Instant::now();
@@ -86,11 +120,106 @@ fn timed_passes(engine: &mut Engine, sessions: usize, count: usize) -> Result<Ve
         let time = clock.elapsed().as_secs_f64();
         let tokens = outputs.iter().filter(|output| output.token.is_some());
         if all_started && tokens.clone().count() == sessions {
-            passes.push(time);
+            let stats = engine.last_pass().unwrap_or_default();
+            passes.push(PassStats {
+                seconds: time,
+                ..stats
+            });
+        }
+        if first.is_none() && tokens.clone().next().is_some() {
+            first = Some(begun.elapsed().as_secs_f64());
         }
         started.extend(tokens.map(|output| output.session));
     }
-    Ok(passes)
+    Ok((first.unwrap_or(0.0), passes))
+}
+
+fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
+    median(&mut passes.iter().map(of).collect::<Vec<_>>())
+}
+
+fn report(args: &BenchDecodeArgs, engine: &Engine, read_bytes: u64, measured: &Measured) -> Value {
+    let passes = &measured.passes;
+    let pass = middle(passes, |p| p.seconds);
+    let fastest = passes
+        .iter()
+        .map(|p| p.seconds)
+        .fold(f64::INFINITY, f64::min);
+    let rate = read_bytes as f64 / pass / 1e9;
+    let weights = engine.model().program.weight_bytes();
+    let mut report = json!({
+        "model": engine.model().name, "device": engine.device().detail,
+        "sessions": args.sessions, "context": args.context, "passes": passes.len(),
+        "first_token_s": measured.first_token_s,
+        "pass_s": pass, "fastest_pass_s": fastest,
+        "predicted_pass_s": measured.prediction.pass_s,
+        "prediction_off": measured.prediction.pass_s / pass - 1.0,
+        "tokens_per_s": f64::from(args.sessions) / pass,
+        "weights_bytes": weights, "weights_bytes_per_pass": read_bytes, "weights_gb_per_s": rate,
+        "memory_gb_per_s": measured.memory, "share_of_memory": rate / measured.memory,
+        "budget_bytes": engine.blueprint().memory().budget,
+        "slab_bytes": engine.footprint().slab(), "device_used_bytes": measured.used_bytes,
+        "peak_rss_bytes": host::peak_rss_bytes(),
+    });
+    if let Some(link) = measured.link {
+        let streamed = middle(passes, |p| p.link_bytes as f64);
+        // Over the whole pass: time in which nothing is under way counts against it.
+        let through = streamed / pass / 1e9;
+        report["link"] = json!({
+            "gb_per_s": link, "bytes_per_pass": streamed, "through_gb_per_s": through,
+            "share": through / link, "stall_s": middle(passes, |p| p.stall_s),
+            "model_bytes_over_pass_gb_per_s": weights as f64 / pass / 1e9,
+            "ring_bytes": engine.footprint().ring,
+        });
+    }
+    report
+}
+
+fn text(settled: &Settled<'_>, engine: &Engine, report: &Value) -> String {
+    let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
+    let size = |key: &str| Size(number(key) as u64);
+    let how = match settled.backend() {
+        Backend::Cpu { .. } => "same threads",
+        Backend::Cuda { .. } => "a copy on the card, read plus written",
+    };
+    let mut text = format!(
+        "{} on {}\n\
+         \x20 first token     {}\n\
+         \x20 a pass          {} (median of {}; fastest {}; predicted {}, {:+.1} %)\n\
+         \x20 tokens          {:.1}/s\n\
+         \x20 weights read    {:.1} GB/s\n\
+         \x20 memory gives    {:.1} GB/s (median, {how})\n\
+         \x20 share           {:.0} %\n",
+        engine.model().name,
+        engine.device().detail,
+        seconds(number("/first_token_s")),
+        seconds(number("/pass_s")),
+        number("/passes"),
+        seconds(number("/fastest_pass_s")),
+        seconds(number("/predicted_pass_s")),
+        number("/prediction_off") * 100.0,
+        number("/tokens_per_s"),
+        number("/weights_gb_per_s"),
+        number("/memory_gb_per_s"),
+        number("/share_of_memory") * 100.0,
+    );
+    if report.get("link").is_some() {
+        text.push_str(&format!(
+            "  over the link   {} a pass, {:.2} GB/s: {:.1} % of the {:.2} GB/s it gives alone\n",
+            size("/link/bytes_per_pass"),
+            number("/link/through_gb_per_s"),
+            number("/link/share") * 100.0,
+            number("/link/gb_per_s"),
+        ));
+    }
+    if report["device_used_bytes"].is_u64() {
+        text.push_str(&format!(
+            "  card            {} taken, as its driver counts, of {} allowed\n",
+            size("/device_used_bytes"),
+            size("/budget_bytes"),
+        ));
+    }
+    text
 }
 
 /// Bytes of weights a pass over one token reads: all but the rows of tables it skips,
