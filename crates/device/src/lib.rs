@@ -138,6 +138,11 @@ pub trait Device: Send + Sync {
         out: View,
         phase: Phase,
     ) -> Result<()>;
+    /// Says of a weight that it will come, so that nothing about it is left to decide when
+    /// it does. Only its order and its shape count.
+    fn expect(&self, _weight: Weight) -> Result<()> {
+        Ok(())
+    }
     /// `out[r] = [cos(p·f) · scale, sin(p·f) · scale]` for `p = positions[r]` and
     /// each of the `n` frequencies `f`; `out` is `[rows, 2n]`, cosines first.
     fn rope_table(&self, positions: View, frequencies: View, scale: f32, out: View) -> Result<()>;

@@ -1,10 +1,16 @@
 //! The engine: a loaded model, its sessions, and the pass that serves them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
-use djinn_device::{Device, DeviceInfo};
+use djinn_device::{Device, DeviceInfo, Order, View, Weight};
 use djinn_memory::{PagePool, PageTable};
-use djinn_model::Model;
+use djinn_model::{
+    Model,
+    program::{Op, Program, TensorId},
+};
 
 use crate::{
     Backend, Blueprint, Captured, EngineError, Finish, Footprint, Logprob, PassStats, Request,
@@ -74,6 +80,9 @@ impl Engine {
         streamer.load(&blueprint, &experts, &mut |loaded| {
             progress(LoadProgress { loaded, total });
         })?;
+        for weight in expected(&model.program) {
+            device.expect(weight)?;
+        }
         let arena = &blueprint.arena;
         if let Some(rope) = &model.program.rope {
             upload_numbers(&*device, arena.frequencies, &rope.frequencies)?;
@@ -342,4 +351,28 @@ fn choose(session: &Session, scores: &Scores) -> Option<Choice> {
             sampler::choose(&session.sampling, logits, prompt, generated)
         }
     }
+}
+
+/// The shapes of every product, each once and without its place: blocks are alike.
+fn expected(program: &Program) -> HashSet<Weight> {
+    let weight = |id: TensorId, order: Order| {
+        let tensor = program.tensor(id);
+        let (rows, cols) = tensor.matrix();
+        let view = View::new(0, tensor.dtype, rows, cols);
+        Weight { view, order }
+    };
+    let mut all = HashSet::new();
+    for op in program.ops() {
+        match op {
+            Op::Linear {
+                weight: id, order, ..
+            } => all.extend([weight(*id, *order)]),
+            Op::Experts { experts, .. } => {
+                let matrices = experts.iter().flat_map(|e| [e.gate, e.up, e.down]);
+                all.extend(matrices.map(|id| weight(id, Order::OutIn)));
+            }
+            _ => {}
+        }
+    }
+    all
 }

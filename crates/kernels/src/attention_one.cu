@@ -22,6 +22,39 @@ __device__ inline float *part_of(const Units &units, int heads, int d_head, int 
   return units.parts + (((long long)row * heads + head) * units.count + unit) * (d_head + 2);
 }
 
+// What the units of a row and head come to, in order. `room` holds four numbers a thread.
+__device__ inline void put_together(const Units &units, int heads, int d_head, int r, int head, int from, int until,
+                                    float *room, const Mat &out, const Shadow &shadow) {
+  const float *parts = part_of(units, heads, d_head, r, head, 0);
+  int size = d_head + 2, t = threadIdx.x;
+  float most = -INFINITY;
+  for (int u = from + t; u < until; u += ONE_THREADS) most = fmaxf(most, __ldcg(parts + (long long)u * size + d_head));
+  most = block_all<Max, ONE_WARPS>(most);
+  float *scales = room, *weights = room + ONE_THREADS;
+  float weight = 0, sum = 0;
+  for (int first = from; first < until; first += ONE_THREADS) {
+    int count = min(ONE_THREADS, until - first);
+    __syncthreads();
+    if (t < count) {
+      const float *part = parts + (long long)(first + t) * size + d_head;
+      scales[t] = expf(__ldcg(part) - most);
+      weights[t] = __ldcg(part + 1);
+    }
+    __syncthreads();
+    if (t >= d_head) continue;
+#pragma unroll 16
+    for (int u = 0; u < count; u++) {
+      weight = fmaf(scales[u], weights[u], weight);
+      sum = fmaf(scales[u], __ldcg(parts + (long long)(first + u) * size + t), sum);
+    }
+  }
+  __syncthreads();
+  if (t >= d_head) return;
+  float y = sum / weight;
+  row(out, r)[head * d_head + t] = y;
+  cast(shadow, r, head * d_head + t, y);
+}
+
 // LANES lanes hold a key, eight elements each.
 template <int DTYPE, int LANES>
 __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
@@ -31,6 +64,7 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   extern __shared__ __align__(128) char memory[];
   __shared__ float scores[ONE_HEADS][ONE_KEYS];
   __shared__ float most_of[ONE_HEADS], sum_of[ONE_HEADS];
+  __shared__ __align__(16) float queries[ONE_HEADS][LANES * 8];
   __shared__ bool is_last;
   wait_for_previous();
   let_next_start();
@@ -55,6 +89,10 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
                                             unit * ONE_KEYS, first, position + 1, fault, place);
   };
   copy(0, unit);
+  for (int i = threadIdx.x; i < heads * LANES * 8; i += ONE_THREADS) {
+    int h = i / (LANES * 8), d = i % (LANES * 8);
+    queries[h][d] = d < kv.d_head ? row(q, r)[(first_head + h) * kv.d_head + d] : 0;
+  }
   for (int stage = 0; unit < end; unit++, stage ^= 1) {
     if (unit + 1 < end) copy(stage ^ 1, unit + 1);
     else close_group();
@@ -65,9 +103,9 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
     auto load_key = [&](const char *tile, int i) { return *(const uint4 *)(tile + (place_of(i) * LANES + lane_of) * 16); };
 #pragma unroll 1
     for (int h = 0; h < heads; h++) {
-      float x[8] = {};
-      if (lane_of * 8 < kv.d_head)
-        for (int e = 0; e < 8; e++) x[e] = row(q, r)[(first_head + h) * kv.d_head + lane_of * 8 + e];
+      float x[8];
+      *(float4 *)x = *(const float4 *)&queries[h][lane_of * 8];
+      *(float4 *)(x + 4) = *(const float4 *)&queries[h][lane_of * 8 + 4];
 #pragma unroll
       for (int i = 0; i < TURNS; i++) {
         uint4 key = load_key(tile, i);
@@ -150,23 +188,7 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  for (int i = threadIdx.x; i < heads * kv.d_head; i += ONE_THREADS) {
-    int h = i / kv.d_head, d = i % kv.d_head, head = first_head + h, size = kv.d_head + 2;
-    const float *part = part_of(units, how.heads, kv.d_head, r, head, 0);
-    float most = -INFINITY, sum = 0, weight = 0;
-#pragma unroll 4
-    for (int s = from; s < until; s++) most = fmaxf(most, __ldcg(part + (long long)s * size + kv.d_head));
-#pragma unroll 4
-    for (int s = from; s < until; s++) {
-      const float *of = part + (long long)s * size;
-      float scale = expf(__ldcg(of + kv.d_head) - most);
-      weight = fmaf(scale, __ldcg(of + kv.d_head + 1), weight);
-      sum = fmaf(scale, __ldcg(of + d), sum);
-    }
-    float y = sum / weight;
-    row(out, r)[head * kv.d_head + d] = y;
-    cast(shadow, r, head * kv.d_head + d, y);
-  }
+  for (int h = 0; h < heads; h++) put_together(units, how.heads, kv.d_head, r, first_head + h, from, until, scores[0], out, shadow);
 }
 
 #define ATTEND_ONE(name, ...)                                                                                         \

@@ -45,34 +45,36 @@ extern "C" __global__ void append(Mat k, Mat v, Mat positions, Mat sequences, Ma
   store(page, kv.dtype, element(kv, head, position, 1) + d, row(v, ROW)[c]);
 }
 
-// Both rotations and the keys and values into their pages, in one go: a thread for two
-// elements of a head of q, of k or of v. What a head does not rotate is taken in pairs too.
+// Both rotations and the keys and values into their pages, in one go. A block for a row: where
+// its page lies is looked up once. A thread takes two elements of a head of q, of k or of v at
+// a time; what a head does not rotate is taken in pairs too.
 extern "C" __global__ void rope_append(Mat q, Mat k, Mat v, Mat table, int interleaved, Mat positions, Mat sequences,
                                        Mat tables, Kv kv, int *fault) {
   wait_for_previous();
   let_next_start();
-  int half = kv.d_head / 2, heads = q.cols / kv.d_head;
-  long long at = COLUMN;
-  int head = at / half, i = at % half, n = table.cols / 2;
-  if (head >= heads + 2 * kv.kv_heads) return;
-  bool is_q = head < heads, is_v = head >= heads + kv.kv_heads;
-  int own = is_q ? head : is_v ? head - heads - kv.kv_heads : head - heads;
-  float *x = row(is_q ? q : is_v ? v : k, ROW) + own * kv.d_head;
-  bool turned = !is_v && i < n;
-  int a = turned && !interleaved ? i : 2 * i, b = turned && !interleaved ? i + n : 2 * i + 1;
-  float p = x[a], r = x[b];
-  if (turned) {
-    const float *t = row(table, ROW);
-    float cosine = t[i], sine = t[n + i];
-    x[a] = p * cosine - r * sine;
-    x[b] = r * cosine + p * sine;
-    p = x[a], r = x[b];
-  }
-  if (is_q) return;
+  int half = kv.d_head / 2, heads = q.cols / kv.d_head, n = table.cols / 2;
   int position = id(positions, ROW, 0);
   char *page = page_of(kv, tables, id(sequences, ROW, 0), position, fault);
-  if (!page) return;
-  long long to = element(kv, own, position, is_v);
-  store(page, kv.dtype, to + a, p);
-  store(page, kv.dtype, to + b, r);
+  const float *t = row(table, ROW);
+  float *rows[3] = {row(q, ROW), row(k, ROW), row(v, ROW)};
+  int pairs = (heads + 2 * kv.kv_heads) * half, step = gridDim.x * blockDim.x;
+  for (int at = COLUMN; at < pairs; at += step) {
+    int head = at / half, i = at - head * half;
+    bool is_q = head < heads, is_v = head >= heads + kv.kv_heads;
+    int own = is_q ? head : is_v ? head - heads - kv.kv_heads : head - heads;
+    float *x = (is_q ? rows[0] : is_v ? rows[2] : rows[1]) + own * kv.d_head;
+    bool turned = !is_v && i < n, apart = turned && !interleaved;
+    int a = apart ? i : 2 * i, b = apart ? i + n : 2 * i + 1;
+    float p = x[a], r = x[b];
+    if (turned) {
+      float cosine = t[i], sine = t[n + i], turned_p = p * cosine - r * sine;
+      r = r * cosine + p * sine;
+      p = turned_p;
+      x[a] = p, x[b] = r;
+    }
+    if (is_q || !page) continue;
+    long long to = element(kv, own, position, is_v);
+    store(page, kv.dtype, to + a, p);
+    store(page, kv.dtype, to + b, r);
+  }
 }

@@ -17,6 +17,8 @@ const ONE_HEADS: usize = 8;
 const ONE_BLOCKS: usize = 1024;
 const ONE_UNITS: usize = 8;
 const MANY_ROWS: usize = 64;
+/// Pairs that a thread rotates.
+const ROPE_PAIRS: usize = 4;
 /// Tiles of keys and of values, two of each, of so many tokens.
 const MANY_TILES: usize = 4 * 64;
 
@@ -45,8 +47,10 @@ impl CudaDevice {
                            tables, pages, self.fault.start);
         };
         work.pending = Pending::Nothing;
+        // Few blocks a row: each looks up where the row's page lies.
         let pairs = (q.x.0.cols + 2 * k.cols) / 2;
-        launch!(self, work, "rope_append", columns(pairs, k.rows); q.x.1, k_arg, v, q.table.1,
+        let size = columns(pairs.div_ceil(ROPE_PAIRS), k.rows);
+        launch!(self, work, "rope_append", size; q.x.1, k_arg, v, q.table.1,
                 q.interleaved, positions, sequences, tables, pages, self.fault.start)
     }
 

@@ -1,5 +1,6 @@
-//! Products of many rows, by cuBLASLt: for each number of inputs one algorithm, whatever
-//! the number of rows and outputs, so that a row's result does not depend on them.
+//! Products of many rows, by cuBLASLt: for each shape of matrix one algorithm, whatever the
+//! number of rows and whichever part of the matrix, so that a row's result does not depend
+//! on them.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -17,6 +18,8 @@ pub(super) struct Product {
     pub(super) rows: usize,
     pub(super) inputs: usize,
     pub(super) outputs: usize,
+    /// Outputs of the whole matrix that this is a part of.
+    pub(super) of: usize,
     pub(super) x_stride: usize,
     pub(super) weight_stride: usize,
     pub(super) out_stride: usize,
@@ -36,8 +39,8 @@ pub(super) struct Blas {
     chosen: Mutex<HashMap<Kind, sys::cublasLtMatmulAlgo_t>>,
 }
 
-/// What an algorithm is chosen by.
-type Kind = (DType, Order, usize);
+/// What an algorithm is chosen by: type, order, inputs, and outputs of the whole.
+type Kind = (DType, Order, usize, usize);
 
 // SAFETY: a handle of the library, which may be used from any thread.
 unsafe impl Send for Blas {}
@@ -46,8 +49,8 @@ unsafe impl Sync for Blas {}
 
 /// What all operands are aligned to.
 pub(super) const ALIGNED: u64 = 16;
-/// Rows and outputs of the product that algorithms are chosen for.
-const TYPICAL: (usize, usize) = (2048, 8192);
+/// Rows that algorithms are chosen for.
+const TYPICAL: usize = 2048;
 /// Algorithms looked at.
 const CANDIDATES: usize = 16;
 
@@ -103,7 +106,7 @@ impl Blas {
     }
 
     fn algorithm(&self, product: Product) -> Result<sys::cublasLtMatmulAlgo_t> {
-        let kind = (product.dtype, product.order, product.inputs);
+        let kind = (product.dtype, product.order, product.inputs, product.of);
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(algorithm) = chosen.get(&kind) {
             return Ok(*algorithm);
@@ -114,14 +117,16 @@ impl Blas {
     }
 
     /// The first of the library's that sums each output in one go.
-    fn choose(&self, (dtype, order, inputs): Kind) -> Result<sys::cublasLtMatmulAlgo_t> {
-        let (rows, outputs) = TYPICAL;
+    fn choose(&self, (dtype, order, inputs, outputs): Kind) -> Result<sys::cublasLtMatmulAlgo_t> {
+        // Whole vectors: what is not can be part of a matrix, but is none.
+        let outputs = outputs.next_multiple_of(8);
         let typical = Product {
             dtype,
             order,
-            rows,
+            rows: TYPICAL,
             inputs,
             outputs,
+            of: outputs,
             x_stride: inputs,
             weight_stride: match order {
                 Order::OutIn => inputs,

@@ -75,6 +75,7 @@ impl Card {
             taken: TAKEN_USUALLY,
         };
         card.enter()?;
+        card.leave_room()?;
         card.kernels = Some(Kernels::load(&card)?);
         card.blas = Blas::open();
         if let (Some(before), Some(after)) = (before, used()) {
@@ -131,6 +132,19 @@ impl Card {
     /// Bytes of its memory in use by all processes, where the system says.
     pub fn used(&self) -> Option<u64> {
         Nvml::open()?.used(&self.bus_id)
+    }
+
+    /// Keeps the context small: no kernel here prints, allocates, or has a stack.
+    fn leave_room(&self) -> Result<()> {
+        use sys::CUlimit as Limit;
+        for (limit, bytes) in [
+            (Limit::CU_LIMIT_STACK_SIZE, 0),
+            (Limit::CU_LIMIT_PRINTF_FIFO_SIZE, 0),
+            (Limit::CU_LIMIT_MALLOC_HEAP_SIZE, 0),
+        ] {
+            result::ctx::set_limit(limit, bytes).said("making the context small")?;
+        }
+        Ok(())
     }
 
     pub(super) fn kernels(&self) -> &Kernels {

@@ -21,7 +21,7 @@ pub(super) struct Size {
 pub(super) struct Kernels {
     modules: Vec<Module>,
     functions: HashMap<&'static str, Function>,
-    /// Shared memory a block may take beside what it takes anyway.
+    /// Shared memory that blocks of the simple attention may ask for.
     pub(super) shared_max: usize,
 }
 
@@ -50,8 +50,8 @@ const FOLLOWS: u32 = 90;
 
 const SHARED_MAX: sys::CUdevice_attribute =
     sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-/// Shared bytes kernels take beside what is asked for: partial sums.
-const SHARED_OTHER: usize = 4096;
+/// Shared bytes the simple attention takes beside what is asked for: partial sums.
+const SHARED_OTHER: usize = 1024;
 
 impl Kernels {
     /// Has the driver compile them, room by room side by side; it keeps the result for
@@ -88,7 +88,7 @@ impl Kernels {
         }
         for (name, function) in &kernels.functions {
             if ["attend", "pattern"].contains(name) || name.starts_with("attend_") {
-                allow_shared(*function, kernels.shared_max)?;
+                allow_shared(*function, kernels.shared_max + SHARED_OTHER)?;
             }
         }
         Ok(kernels)
@@ -187,10 +187,16 @@ fn compile(card: &Card, room: Room) -> Result<Loaded> {
     Ok((Module(module), functions?))
 }
 
-fn allow_shared(function: Function, bytes: usize) -> Result<()> {
-    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+/// Lets a kernel ask for all there is beside what it takes anyway.
+fn allow_shared(function: Function, most: usize) -> Result<()> {
+    use sys::CUfunction_attribute as Attribute;
+    let taken = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
     // SAFETY: a function of a loaded module.
-    unsafe { result::function::set_function_attribute(function.handle, attribute, bytes as i32) }
+    let taken = unsafe { result::function::get_function_attribute(function.handle, taken) };
+    let bytes = most as i32 - taken.said("asking for shared memory")?;
+    let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: a function of a loaded module.
+    unsafe { result::function::set_function_attribute(function.handle, attribute, bytes) }
         .said("asking for shared memory")
 }
 

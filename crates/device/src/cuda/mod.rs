@@ -203,6 +203,9 @@ impl Device for CudaDevice {
     ) -> Result<()> {
         self.do_linear(x, weight, bias, out, phase)
     }
+    fn expect(&self, weight: Weight) -> Result<()> {
+        self.do_expect(weight)
+    }
     fn rope_table(&self, positions: View, frequencies: View, scale: f32, out: View) -> Result<()> {
         self.do_rope_table(positions, frequencies, scale, out)
     }

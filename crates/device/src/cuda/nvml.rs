@@ -5,13 +5,18 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use libloading::{Library, Symbol};
 
+/// What the library fills in where it is told the structure's size and version.
 #[repr(C)]
-#[derive(Default)]
 struct MemoryInfo {
+    version: c_uint,
     total: c_ulonglong,
+    /// What nobody can have.
+    reserved: c_ulonglong,
     free: c_ulonglong,
     used: c_ulonglong,
 }
+
+const MEMORY_INFO_2: c_uint = size_of::<MemoryInfo>() as c_uint | 2 << 24;
 
 type Init = unsafe extern "C" fn() -> c_int;
 type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
@@ -51,10 +56,16 @@ impl Nvml {
     /// Bytes of a card's memory that are taken, by whomever.
     pub(super) fn used(&self, bus_id: &str) -> Option<u64> {
         let device = self.device(bus_id)?;
-        let mut info = MemoryInfo::default();
+        let mut info = MemoryInfo {
+            version: MEMORY_INFO_2,
+            total: 0,
+            reserved: 0,
+            free: 0,
+            used: 0,
+        };
         // SAFETY: the signature and the structure are the library's.
         let told = unsafe {
-            let ask: Symbol<'_, Info> = self.library.get(b"nvmlDeviceGetMemoryInfo").ok()?;
+            let ask: Symbol<'_, Info> = self.library.get(b"nvmlDeviceGetMemoryInfo_v2").ok()?;
             ask(device, &raw mut info)
         };
         (told == 0).then_some(info.used)

@@ -52,6 +52,45 @@ impl CudaDevice {
         }
     }
 
+    /// Chooses an algorithm for prompts now, and has the library load it.
+    pub(super) fn do_expect(&self, weight: Weight) -> Result<()> {
+        let (Some(blas), DType::F16 | DType::Bf16) = (&self.card.blas, weight.view.dtype) else {
+            return Ok(());
+        };
+        let (inputs, outputs) = match weight.order {
+            Order::OutIn => (weight.view.cols, weight.view.rows),
+            Order::InOut => (weight.view.rows, weight.view.cols),
+        };
+        // A product of what lies behind the slab's end with itself, where there is room.
+        let (lines, least) = (8, 8 * inputs as u64);
+        if !inputs.is_multiple_of(8) || self.scratch.bytes() < 3 * 4 * least {
+            return Ok(());
+        }
+        let product = Product {
+            dtype: weight.view.dtype,
+            order: weight.order,
+            rows: lines,
+            inputs,
+            outputs: lines,
+            of: outputs,
+            x_stride: inputs,
+            weight_stride: match weight.order {
+                Order::OutIn => inputs,
+                Order::InOut => lines,
+            },
+            out_stride: lines,
+        };
+        let at = Operands {
+            x: self.scratch_at(0),
+            weights: self.scratch_at(2 * least),
+            out: self.scratch_at(4 * least),
+        };
+        self.forget()?;
+        self.card.enter()?;
+        // SAFETY: places behind the slab's end, which outlive the stream.
+        unsafe { blas.run(product, at, self.compute.stream.cast()) }
+    }
+
     /// Joins others of the same inputs, or waits for them.
     fn few(&self, op: Op, x: View, weight: View, bias: Option<View>, out: View) -> Result<()> {
         let (w, _) = self.floats(op, "weight", weight)?;
@@ -140,6 +179,8 @@ impl CudaDevice {
             rows: x.rows,
             inputs: x.cols,
             outputs: out.cols,
+            // Parts of a matrix have their outputs side by side in rows of the whole.
+            of: out.stride,
             x_stride: x.cols,
             weight_stride: w.stride,
             out_stride: out.stride,
