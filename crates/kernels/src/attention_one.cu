@@ -22,35 +22,46 @@ __device__ inline float *part_of(const Units &units, int heads, int d_head, int 
   return units.parts + (((long long)row * heads + head) * units.count + unit) * (d_head + 2);
 }
 
-// What the units of a row and head come to, in order. `room` holds four numbers a thread.
+// Units whose sums are on their way while their weights are found.
+constexpr int ONE_AHEAD = 16;
+
+// What the units of a row and head come to, in order, with as few trips to memory as can be.
+// `room` holds two numbers a thread.
 __device__ inline void put_together(const Units &units, int heads, int d_head, int r, int head, int from, int until,
                                     float *room, const Mat &out, const Shadow &shadow) {
-  const float *parts = part_of(units, heads, d_head, r, head, 0);
-  int size = d_head + 2, t = threadIdx.x;
-  float most = -INFINITY;
-  for (int u = from + t; u < until; u += ONE_THREADS) most = fmaxf(most, __ldcg(parts + (long long)u * size + d_head));
+  int size = d_head + 2, t = threadIdx.x, all = until - from;
+  const float *parts = part_of(units, heads, d_head, r, head, from);
+  auto at = [&](int unit, int i) { return __ldcg(parts + (long long)unit * size + i); };
+  float largest = t < all ? at(t, d_head) : -INFINITY, weight = t < all ? at(t, d_head + 1) : 0;
+  float ahead[ONE_AHEAD];
+#pragma unroll
+  for (int u = 0; u < ONE_AHEAD; u++) ahead[u] = t < d_head && u < all ? at(u, t) : 0;
+  float most = largest;
+  for (int u = t + ONE_THREADS; u < all; u += ONE_THREADS) most = fmaxf(most, at(u, d_head));
   most = block_all<Max, ONE_WARPS>(most);
-  float *scales = room, *weights = room + ONE_THREADS;
-  float weight = 0, sum = 0;
-  for (int first = from; first < until; first += ONE_THREADS) {
-    int count = min(ONE_THREADS, until - first);
+  float *scales = room, *weights = room + ONE_THREADS, sum = 0, sum_of_weights = 0;
+  for (int first = 0; first < all; first += ONE_THREADS) {
+    int count = min(ONE_THREADS, all - first);
+    if (first > 0 && t < count) largest = at(first + t, d_head), weight = at(first + t, d_head + 1);
     __syncthreads();
-    if (t < count) {
-      const float *part = parts + (long long)(first + t) * size + d_head;
-      scales[t] = expf(__ldcg(part) - most);
-      weights[t] = __ldcg(part + 1);
-    }
+    if (t < count) scales[t] = expf(largest - most), weights[t] = weight;
     __syncthreads();
     if (t >= d_head) continue;
-#pragma unroll 16
-    for (int u = 0; u < count; u++) {
-      weight = fmaf(scales[u], weights[u], weight);
-      sum = fmaf(scales[u], __ldcg(parts + (long long)(first + u) * size + t), sum);
+#pragma unroll
+    for (int u = 0; u < ONE_AHEAD; u++) {
+      if (u >= count) break;
+      sum_of_weights = fmaf(scales[u], weights[u], sum_of_weights);
+      sum = fmaf(scales[u], first == 0 ? ahead[u] : at(first + u, t), sum);
+    }
+#pragma unroll 8
+    for (int u = ONE_AHEAD; u < count; u++) {
+      sum_of_weights = fmaf(scales[u], weights[u], sum_of_weights);
+      sum = fmaf(scales[u], at(first + u, t), sum);
     }
   }
   __syncthreads();
   if (t >= d_head) return;
-  float y = sum / weight;
+  float y = sum / sum_of_weights;
   row(out, r)[head * d_head + t] = y;
   cast(shadow, r, head * d_head + t, y);
 }
@@ -66,8 +77,6 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   __shared__ float most_of[ONE_HEADS], sum_of[ONE_HEADS];
   __shared__ __align__(16) float queries[ONE_HEADS][LANES * 8];
   __shared__ bool is_last;
-  wait_for_previous();
-  let_next_start();
 
   int r = blockIdx.z, group = how.heads / kv.kv_heads;
   int chunks = (group + ONE_HEADS - 1) / ONE_HEADS, kv_head = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
@@ -88,7 +97,13 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
     copy_keys<ONE_KEYS, ONE_THREADS, LANES>(keys(stage), keys(stage) + TILE, kv, tables, sequence, kv_head,
                                             unit * ONE_KEYS, first, position + 1, fault, place);
   };
-  copy(0, unit);
+  // Keys of earlier tokens, and where they lie, were there before this pass; only the last
+  // unit holds one that the kernel before this one has written.
+  bool newest = unit == until - 1;
+  if (!newest) copy(0, unit);
+  wait_for_previous();
+  let_next_start();
+  if (newest) copy(0, unit);
   for (int i = threadIdx.x; i < heads * LANES * 8; i += ONE_THREADS) {
     int h = i / (LANES * 8), d = i % (LANES * 8);
     queries[h][d] = d < kv.d_head ? row(q, r)[(first_head + h) * kv.d_head + d] : 0;
