@@ -1,9 +1,8 @@
 // Attention of generated tokens: one query of a session at a time, split along the context.
 //
-// Keys are taken in units of 64. A block takes some units of a session and the query heads
-// that share them. Where a context has more than one, what each gives is left in memory, and
-// the last block to finish puts them together in order of the keys: so the bits depend on
-// the position alone, not on how units are dealt to blocks.
+// Keys are taken in units of 64, each by a block, with the query heads that share them. Where
+// a context has more than one, what each gives is left in memory, and the last block to
+// finish puts them together in order of the keys: so the bits depend on the position alone.
 #include "tensor.cuh"
 
 constexpr int ONE_KEYS = 64, ONE_WARPS = 4, ONE_THREADS = ONE_WARPS * 32;
@@ -15,7 +14,7 @@ constexpr int ONE_HEADS = 8;
 struct Units {
   float *parts;
   int *finished;
-  int count, per_block;
+  int count;
 };
 
 __device__ inline float *part_of(const Units &units, int heads, int d_head, int row, int head, int unit) {
@@ -71,14 +70,15 @@ template <int DTYPE, int LANES>
 __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
                            const Attend &how, const Mat &out, const Units &units, const Shadow &shadow, int *fault) {
   constexpr int AT_ONCE = 32 / LANES, TURNS = ONE_KEYS / (ONE_WARPS * AT_ONCE), TILE = ONE_KEYS * LANES * 16;
-  // By stage: keys, whose place what the warps mixed takes later, and values.
-  extern __shared__ __align__(128) char memory[];
+  // Keys, whose place what the warps mixed takes later; and values.
+  __shared__ __align__(16) char keys[TILE], values[TILE];
+  __shared__ __align__(16) float queries[ONE_HEADS][LANES * 8];
   __shared__ float scores[ONE_HEADS][ONE_KEYS];
   __shared__ float most_of[ONE_HEADS], sum_of[ONE_HEADS];
-  __shared__ __align__(16) float queries[ONE_HEADS][LANES * 8];
   __shared__ bool is_last;
 
-  int r = blockIdx.z, group = how.heads / kv.kv_heads;
+  let_next_start();
+  int r = blockIdx.z, unit = blockIdx.x, group = how.heads / kv.kv_heads;
   int chunks = (group + ONE_HEADS - 1) / ONE_HEADS, kv_head = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
   int first_head = kv_head * group + chunk * ONE_HEADS, heads = min(ONE_HEADS, group - chunk * ONE_HEADS);
   int position = id(positions, r, 0), sequence = id(sequences, r, 0);
@@ -86,108 +86,99 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
       sequence < 0 || sequence >= tables.rows || position < 0 || position >= tables.cols * kv.page_tokens;
   if (bad(fault, PAGE, outside)) return;
   int first = first_key(position, how.window), from = first / ONE_KEYS, until = position / ONE_KEYS + 1;
-  int unit = max(from, (int)blockIdx.x * units.per_block), end = min(until, ((int)blockIdx.x + 1) * units.per_block);
-  if (unit >= end) return;
+  if (unit < from || unit >= until) return;
   bool alone = until - from == 1;
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, lane_of = lane % LANES, own = lane / LANES;
-  auto keys = [&](int stage) { return memory + stage * 2 * TILE; };
   auto place = [](char *tile, int key, int sixteen) { return tile + (key * LANES + sixteen) * 16; };
-  auto copy = [&](int stage, int unit) {
-    copy_keys<ONE_KEYS, ONE_THREADS, LANES>(keys(stage), keys(stage) + TILE, kv, tables, sequence, kv_head,
-                                            unit * ONE_KEYS, first, position + 1, fault, place);
+  auto copy = [&] {
+    copy_keys<ONE_KEYS, ONE_THREADS, LANES>(keys, values, kv, tables, sequence, kv_head, unit * ONE_KEYS, first,
+                                            position + 1, fault, place);
   };
   // Keys of earlier tokens, and where they lie, were there before this pass; only the last
   // unit holds one that the kernel before this one has written.
   bool newest = unit == until - 1;
-  if (!newest) copy(0, unit);
+  if (!newest) copy();
   wait_for_previous();
-  let_next_start();
-  if (newest) copy(0, unit);
+  if (newest) copy();
   for (int i = threadIdx.x; i < heads * LANES * 8; i += ONE_THREADS) {
     int h = i / (LANES * 8), d = i % (LANES * 8);
     queries[h][d] = d < kv.d_head ? row(q, r)[(first_head + h) * kv.d_head + d] : 0;
   }
-  for (int stage = 0; unit < end; unit++, stage ^= 1) {
-    if (unit + 1 < end) copy(stage ^ 1, unit + 1);
-    else close_group();
-    wait_groups<1>();
-    __syncthreads();
-    const char *tile = keys(stage);
-    auto place_of = [&](int i) { return (i * ONE_WARPS + warp) * AT_ONCE + own; };
-    auto load_key = [&](const char *tile, int i) { return *(const uint4 *)(tile + (place_of(i) * LANES + lane_of) * 16); };
+  wait_groups<0>();
+  __syncthreads();
+  auto place_of = [&](int i) { return (i * ONE_WARPS + warp) * AT_ONCE + own; };
+  auto load_key = [&](const char *tile, int i) { return *(const uint4 *)(tile + (place_of(i) * LANES + lane_of) * 16); };
 #pragma unroll 1
-    for (int h = 0; h < heads; h++) {
-      float x[8];
-      *(float4 *)x = *(const float4 *)&queries[h][lane_of * 8];
-      *(float4 *)(x + 4) = *(const float4 *)&queries[h][lane_of * 8 + 4];
+  for (int h = 0; h < heads; h++) {
+    float x[8];
+    *(float4 *)x = *(const float4 *)&queries[h][lane_of * 8];
+    *(float4 *)(x + 4) = *(const float4 *)&queries[h][lane_of * 8 + 4];
 #pragma unroll
-      for (int i = 0; i < TURNS; i++) {
-        uint4 key = load_key(tile, i);
-        const unsigned *pairs = &key.x;
-        float score = 0;
+    for (int i = 0; i < TURNS; i++) {
+      uint4 key = load_key(keys, i);
+      const unsigned *pairs = &key.x;
+      float score = 0;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          float2 pair = unpack<DTYPE>(pairs[e]);
-          score = fmaf(x[2 * e], pair.x, score);
-          score = fmaf(x[2 * e + 1], pair.y, score);
-        }
-#pragma unroll
-        for (int step = LANES / 2; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
-        int at = unit * ONE_KEYS + place_of(i);
-        if (lane_of == 0) scores[h][place_of(i)] = at > position || at < first ? -INFINITY : score * how.scale;
+      for (int e = 0; e < 4; e++) {
+        float2 pair = unpack<DTYPE>(pairs[e]);
+        score = fmaf(x[2 * e], pair.x, score);
+        score = fmaf(x[2 * e + 1], pair.y, score);
       }
+#pragma unroll
+      for (int step = LANES / 2; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
+      int at = unit * ONE_KEYS + place_of(i);
+      if (lane_of == 0) scores[h][place_of(i)] = at > position || at < first ? -INFINITY : score * how.scale;
     }
-    __syncthreads();
-    for (int h = warp; h < heads; h += ONE_WARPS) {
-      float a = scores[h][lane], b = scores[h][lane + 32];
-      float most = warp_max(fmaxf(a, b));
-      a = expf(a - most), b = expf(b - most);
-      scores[h][lane] = a, scores[h][lane + 32] = b;
-      float sum = warp_sum(a + b);
-      if (lane == 0) most_of[h] = most, sum_of[h] = sum;
-    }
-    __syncthreads();
-    float *mixed = (float *)keys(stage);
+  }
+  __syncthreads();
+  for (int h = warp; h < heads; h += ONE_WARPS) {
+    float a = scores[h][lane], b = scores[h][lane + 32];
+    float most = warp_max(fmaxf(a, b));
+    a = expf(a - most), b = expf(b - most);
+    scores[h][lane] = a, scores[h][lane + 32] = b;
+    float sum = warp_sum(a + b);
+    if (lane == 0) most_of[h] = most, sum_of[h] = sum;
+  }
+  __syncthreads();
+  float *mixed = (float *)keys;
 #pragma unroll 1
-    for (int h = 0; h < heads; h++) {
-      float sums[8] = {};
+  for (int h = 0; h < heads; h++) {
+    float sums[8] = {};
 #pragma unroll
-      for (int i = 0; i < TURNS; i++) {
-        float p = scores[h][place_of(i)];
-        uint4 value = load_key(tile + TILE, i);
-        const unsigned *pairs = &value.x;
+    for (int i = 0; i < TURNS; i++) {
+      float p = scores[h][place_of(i)];
+      uint4 value = load_key(values, i);
+      const unsigned *pairs = &value.x;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          float2 pair = unpack<DTYPE>(pairs[e]);
-          sums[2 * e] = fmaf(p, pair.x, sums[2 * e]);
-          sums[2 * e + 1] = fmaf(p, pair.y, sums[2 * e + 1]);
-        }
-      }
-#pragma unroll
-      for (int e = 0; e < 8; e++) {
-#pragma unroll
-        for (int step = LANES; step < 32; step *= 2) sums[e] += __shfl_xor_sync(~0u, sums[e], step);
-        if (own == 0) mixed[((warp * ONE_HEADS) + h) * LANES * 8 + lane_of * 8 + e] = sums[e];
+      for (int e = 0; e < 4; e++) {
+        float2 pair = unpack<DTYPE>(pairs[e]);
+        sums[2 * e] = fmaf(p, pair.x, sums[2 * e]);
+        sums[2 * e + 1] = fmaf(p, pair.y, sums[2 * e + 1]);
       }
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < heads * kv.d_head; i += ONE_THREADS) {
-      int h = i / kv.d_head, d = i % kv.d_head, head = first_head + h;
-      float sum = 0;
 #pragma unroll
-      for (int w = 0; w < ONE_WARPS; w++) sum += mixed[(w * ONE_HEADS + h) * LANES * 8 + d];
-      if (alone) {
-        float y = sum / sum_of[h];
-        row(out, r)[head * kv.d_head + d] = y;
-        cast(shadow, r, head * kv.d_head + d, y);
-        continue;
-      }
-      float *part = part_of(units, how.heads, kv.d_head, r, head, unit);
-      part[d] = sum;
-      if (d == 0) part[kv.d_head] = most_of[h], part[kv.d_head + 1] = sum_of[h];
+    for (int e = 0; e < 8; e++) {
+#pragma unroll
+      for (int step = LANES; step < 32; step *= 2) sums[e] += __shfl_xor_sync(~0u, sums[e], step);
+      if (own == 0) mixed[(warp * ONE_HEADS + h) * LANES * 8 + lane_of * 8 + e] = sums[e];
     }
-    __syncthreads();
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < heads * kv.d_head; i += ONE_THREADS) {
+    int h = i / kv.d_head, d = i % kv.d_head, head = first_head + h;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < ONE_WARPS; w++) sum += mixed[(w * ONE_HEADS + h) * LANES * 8 + d];
+    if (alone) {
+      float y = sum / sum_of[h];
+      row(out, r)[head * kv.d_head + d] = y;
+      cast(shadow, r, head * kv.d_head + d, y);
+      continue;
+    }
+    float *part = part_of(units, how.heads, kv.d_head, r, head, unit);
+    part[d] = sum;
+    if (d == 0) part[kv.d_head] = most_of[h], part[kv.d_head + 1] = sum_of[h];
   }
   if (alone) return;
 
@@ -195,15 +186,15 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   __syncthreads();
   if (threadIdx.x == 0) {
     int *finished = units.finished + (long long)r * gridDim.y + blockIdx.y;
-    int blocks = (until - 1) / units.per_block - from / units.per_block + 1;
-    is_last = atomicAdd(finished, 1) == blocks - 1;
+    is_last = atomicAdd(finished, 1) == until - from - 1;
     // The next launch counts again.
     if (is_last) *finished = 0;
   }
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  for (int h = 0; h < heads; h++) put_together(units, how.heads, kv.d_head, r, first_head + h, from, until, scores[0], out, shadow);
+  for (int h = 0; h < heads; h++)
+    put_together(units, how.heads, kv.d_head, r, first_head + h, from, until, (float *)values, out, shadow);
 }
 
 #define ATTEND_ONE(name, ...)                                                                                         \

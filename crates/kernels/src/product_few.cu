@@ -8,6 +8,8 @@
 #include "tensor.cuh"
 
 constexpr int FEW_OUTPUTS = 32, FEW_BLOCK = 64;
+// Bytes of each output's weights that are sent for ahead of their turn.
+constexpr int FEW_AHEAD = 3072;
 
 // One of several matrices that meet the same inputs.
 struct Part {
@@ -73,10 +75,16 @@ template <int DTYPE, int TILES> __device__ void few(const Few &f) {
   Stage<TILES> stage, next;
   float c[2][TILES][4] = {};
   int k = warp * FEW_BLOCK;
-  // Weights do not depend on what runs before; inputs do.
-  load_weights(stage, k);
-  wait_for_previous();
+  // Weights do not depend on what runs before; inputs do. While that is waited for, memory
+  // need not stand still: a row's first weights are loaded, some more are sent for.
   let_next_start();
+  load_weights(stage, k);
+  if (threadIdx.x < FEW_OUTPUTS) {
+    int o = min(first_output + (int)threadIdx.x, part.outputs - 1);
+    int ahead = min(FEW_AHEAD, 2 * (f.inputs - STEP));
+    read_soon(part.weights + 2 * (o * part.weight_stride + STEP), ahead);
+  }
+  wait_for_previous();
   load_x(stage, k);
   for (; k < f.inputs; k += STEP) {
     load_weights(next, k + STEP);

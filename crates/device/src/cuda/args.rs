@@ -114,7 +114,6 @@ pub(super) struct UnitsArg {
     pub(super) parts: u64,
     pub(super) finished: u64,
     pub(super) count: i32,
-    pub(super) per_block: i32,
 }
 
 /// One of several matrices that meet the same inputs.

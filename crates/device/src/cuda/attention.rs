@@ -13,9 +13,6 @@ use crate::{Attention, DType, KvLayer, Phase, Result, Rows, View};
 /// of a prompt it takes, as the sources have it.
 const FAST_THREADS: usize = 128;
 const ONE_HEADS: usize = 8;
-/// Blocks that fill a card a few times over, and units of one at most.
-const ONE_BLOCKS: usize = 1024;
-const ONE_UNITS: usize = 8;
 const MANY_ROWS: usize = 64;
 /// Pairs that a thread rotates.
 const ROPE_PAIRS: usize = 4;
@@ -84,23 +81,17 @@ impl CudaDevice {
         }
         let groups = kv.kv_heads * (how.heads / kv.kv_heads).div_ceil(ONE_HEADS);
         let units = self.units(op, groups, q.rows, rows, &kv, how)?;
-        let stages = (units.per_block as usize).min(2);
         let size = Size {
-            blocks: [
-                (units.count as usize).div_ceil(units.per_block as usize),
-                groups,
-                q.rows,
-            ],
+            blocks: [units.count as usize, groups, q.rows],
             threads: FAST_THREADS,
-            shared: stages * 2 * UNIT_KEYS * kernel.width * 2,
+            shared: 0,
         };
         let name = format!("attend_one_{}", kernel.name);
         launch!(self, work, &name, size; from, positions, sequences, tables, pages, attend, to,
                 units, shadow, self.fault.start)
     }
 
-    /// Where what the units of a context give is left until the last block is done, and
-    /// how many units a block takes: enough blocks to fill the card, and no more.
+    /// Where what the units of a context give is left until the last of them is done.
     fn units(
         &self,
         op: Op,
@@ -118,12 +109,10 @@ impl CudaDevice {
         op.ensure(fits, || {
             format!("{count} rows of {units} units are more than was said to come")
         })?;
-        let per_block = count * groups * units / ONE_BLOCKS;
         Ok(UnitsArg {
             parts: self.scratch_at(parts),
             finished: self.scratch_at(finished),
             count: units as i32,
-            per_block: per_block.clamp(1, ONE_UNITS) as i32,
         })
     }
 

@@ -87,7 +87,7 @@ impl Kernels {
             kernels.functions.extend(functions);
         }
         for (name, function) in &kernels.functions {
-            if ["attend", "pattern"].contains(name) || name.starts_with("attend_") {
+            if ["attend", "pattern"].contains(name) || name.starts_with("attend_many") {
                 allow_shared(*function, kernels.shared_max + SHARED_OTHER)?;
             }
         }
