@@ -1,4 +1,5 @@
 // Activations, sums, normalisations and copies in another type.
+#include "activation.cuh"
 #include "tensor.cuh"
 
 __device__ inline bool whole(const void *at) { return (unsigned long long)at % 16 == 0; }
@@ -32,17 +33,6 @@ __device__ inline void cast_four(const Shadow &to, long long r, int first, int c
   uint2 pairs = to.dtype == F16 ? uint2{pack<F16>(four.x[0], four.x[1]), pack<F16>(four.x[2], four.x[3])}
                                 : uint2{pack<BF16>(four.x[0], four.x[1]), pack<BF16>(four.x[2], four.x[3])};
   *(uint2 *)(to.at + 2 * (r * to.stride + first)) = pairs;
-}
-
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
-
-__device__ inline float activation(int f, float x) {
-  if (f == SILU) return x * sigmoid(x);
-  if (f == GELU) return x * 0.5f * (1.0f + erff(x * 0.70710678118654752f));
-  if (f == GELU_TANH) return x * sigmoid(1.5957691216057308f * fmaf(x * x * x, 0.044715f, x));
-  return x < 0 ? 0 : x;
 }
 
 extern "C" __global__ void activate(int f, Mat x, Mat out, Shadow shadow) {

@@ -5,11 +5,10 @@
 // rows come with it, and however many. Weights go from memory straight into the registers
 // that tensor cores take them from: which of 64 inputs meets which is a matter of order
 // alone, so each lane takes the eight that lie together.
+#include "activation.cuh"
 #include "tensor.cuh"
 
 constexpr int FEW_OUTPUTS = 32, FEW_BLOCK = 64;
-// Bytes of each output's weights that are sent for ahead of their turn.
-constexpr int FEW_AHEAD = 3072;
 
 // One of several matrices that meet the same inputs.
 struct Part {
@@ -26,29 +25,44 @@ struct Few {
   Part part[3];
 };
 
+// What becomes of two products: f(first) · second.
+struct Gate {
+  float *out;
+  long long stride;
+  int f;
+  Shadow shadow;
+};
+
 // What a warp multiplies at a time.
 template <int TILES> struct Stage {
   uint4 weights[2][2][2];  // by sixteen outputs, eight of those, 32 inputs
   uint4 x[TILES][2];
 };
 
-template <int DTYPE, int TILES> __device__ void few(const Few &f) {
-  __shared__ float sums[WARPS][TILES * 8][FEW_OUTPUTS + 1];
-  int tile = blockIdx.x, p = 0;
-  while (p + 1 < f.parts && tile >= (f.part[p].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS)
-    tile -= (f.part[p++].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS;
-  const Part &part = f.part[p];
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  int first_output = tile * FEW_OUTPUTS, first_row = blockIdx.y * TILES * 8;
+// Sixteen rows of weights, `skip` after the first, or as many as there are.
+struct Rows {
+  const char *first;
+  long long stride;
+  int count, skip;
+};
 
-  const char *weights[2][2];
+// The sums of twice sixteen rows of weights over the inputs, a warp's share each.
+template <int DTYPE, int TILES>
+__device__ inline void multiply_rows(const Few &f, int first_row, const Rows (&rows)[2],
+                                     float (&sums)[WARPS][TILES * 8][FEW_OUTPUTS + 1]) {
+  constexpr int STEP = WARPS * FEW_BLOCK;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // Distances, which take half the registers of places.
+  unsigned weights[2][2], x[TILES];
+#pragma unroll
   for (int m = 0; m < 2; m++)
+#pragma unroll
     for (int h = 0; h < 2; h++) {
-      int o = min(first_output + m * 16 + h * 8 + g, part.outputs - 1);
-      weights[m][h] = part.weights + 2 * (o * part.weight_stride + 8 * t);
+      int r = min(rows[m].skip + h * 8 + g, rows[m].count - 1);
+      weights[m][h] = 2 * r * (int)rows[m].stride + 16 * t;
     }
-  const char *x[TILES];
-  for (int n = 0; n < TILES; n++) x[n] = f.x + 2 * ((first_row + n * 8 + g) * f.x_stride + 8 * t);
+#pragma unroll
+  for (int n = 0; n < TILES; n++) x[n] = 2 * (first_row + n * 8 + g) * (int)f.x_stride + 16 * t;
 
   auto load_weights = [&](Stage<TILES> &stage, int k) {
 #pragma unroll
@@ -58,7 +72,7 @@ template <int DTYPE, int TILES> __device__ void few(const Few &f) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           bool there = k + j * 32 + 8 * t < f.inputs;
-          stage.weights[m][h][j] = there ? load_once(weights[m][h] + 2 * (k + j * 32)) : uint4{};
+          stage.weights[m][h][j] = there ? load_once(rows[m].first + (weights[m][h] + 2 * (k + j * 32))) : uint4{};
         }
   };
   auto load_x = [&](Stage<TILES> &stage, int k) {
@@ -67,28 +81,11 @@ template <int DTYPE, int TILES> __device__ void few(const Few &f) {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         bool there = first_row + n * 8 + g < f.rows && k + j * 32 + 8 * t < f.inputs;
-        stage.x[n][j] = there ? *(const uint4 *)(x[n] + 2 * (k + j * 32)) : uint4{};
+        stage.x[n][j] = there ? *(const uint4 *)(f.x + (x[n] + 2 * (k + j * 32))) : uint4{};
       }
   };
-
-  constexpr int STEP = WARPS * FEW_BLOCK;
-  Stage<TILES> stage, next;
   float c[2][TILES][4] = {};
-  int k = warp * FEW_BLOCK;
-  // Weights do not depend on what runs before; inputs do. While that is waited for, memory
-  // need not stand still: a row's first weights are loaded, some more are sent for.
-  let_next_start();
-  load_weights(stage, k);
-  if (threadIdx.x < FEW_OUTPUTS) {
-    int o = min(first_output + (int)threadIdx.x, part.outputs - 1);
-    int ahead = min(FEW_AHEAD, 2 * (f.inputs - STEP));
-    read_soon(part.weights + 2 * (o * part.weight_stride + STEP), ahead);
-  }
-  wait_for_previous();
-  load_x(stage, k);
-  for (; k < f.inputs; k += STEP) {
-    load_weights(next, k + STEP);
-    load_x(next, k + STEP);
+  auto use = [&](const Stage<TILES> &stage) {
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
@@ -101,9 +98,35 @@ template <int DTYPE, int TILES> __device__ void few(const Few &f) {
           multiply<DTYPE>(c[m][n], low.z, high.z, low.w, high.w, b.z, b.w);
         }
       }
-    stage = next;
-  }
+  };
 
+  // Weights do not depend on what runs before: they set out while that is waited for. One
+  // stage is on its way while another is used, or two where registers allow it. Beyond the
+  // last input everything is nought, and adds nothing.
+  Stage<TILES> even, odd;
+  int k = warp * FEW_BLOCK;
+  load_weights(even, k);
+  if constexpr (TILES == 1) load_weights(odd, k + STEP);
+  wait_for_previous();
+  load_x(even, k);
+  if constexpr (TILES == 1) {
+    load_x(odd, k + STEP);
+    for (; k < f.inputs; k += 2 * STEP) {
+      use(even);
+      load_weights(even, k + 2 * STEP);
+      load_x(even, k + 2 * STEP);
+      use(odd);
+      load_weights(odd, k + 3 * STEP);
+      load_x(odd, k + 3 * STEP);
+    }
+  } else {
+    for (; k < f.inputs; k += STEP) {
+      load_weights(odd, k + STEP);
+      load_x(odd, k + STEP);
+      use(even);
+      even = odd;
+    }
+  }
 #pragma unroll
   for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -111,21 +134,75 @@ template <int DTYPE, int TILES> __device__ void few(const Few &f) {
 #pragma unroll
       for (int i = 0; i < 4; i++) sums[warp][n * 8 + 2 * t + i % 2][m * 16 + g + i / 2 * 8] = c[m][n][i];
   __syncthreads();
+}
+
+template <int TILES>
+__device__ inline float sum_of(const float (&sums)[WARPS][TILES * 8][FEW_OUTPUTS + 1], int r, int o) {
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) sum += sums[w][r][o];
+  return sum;
+}
+
+template <int DTYPE, int TILES> __device__ void few(const Few &f) {
+  __shared__ float sums[WARPS][TILES * 8][FEW_OUTPUTS + 1];
+  let_next_start();
+  int tile = blockIdx.x, p = 0;
+  while (p + 1 < f.parts && tile >= (f.part[p].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS)
+    tile -= (f.part[p++].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS;
+  const Part &part = f.part[p];
+  int first_output = tile * FEW_OUTPUTS, first_row = blockIdx.y * TILES * 8;
+  const char *first = part.weights + 2 * (first_output * part.weight_stride);
+  int count = part.outputs - first_output;
+  Rows of[2] = {{first, part.weight_stride, count, 0}, {first, part.weight_stride, count, 16}};
+  multiply_rows<DTYPE, TILES>(f, first_row, of, sums);
   int rows = min(f.rows - first_row, TILES * 8);
   for (int i = threadIdx.x; i < rows * FEW_OUTPUTS; i += THREADS) {
     int r = i / FEW_OUTPUTS, o = i % FEW_OUTPUTS;
     if (first_output + o >= part.outputs) continue;
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += sums[w][r][o];
+    float sum = sum_of<TILES>(sums, r, o);
     if (part.bias) sum += load(part.bias, part.bias_dtype, first_output + o);
     part.out[(first_row + r) * part.out_stride + first_output + o] = sum;
   }
 }
 
-#define FEW(dtype, DTYPE, tiles, blocks)                                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_##dtype##_##tiles(Few f) { \
-    few<DTYPE, tiles>(f);                                                                          \
+// Sixteen outputs of one matrix and the same of another, and what becomes of them together.
+template <int DTYPE, int TILES> __device__ void few_gated(const Few &f, const Gate &gate) {
+  constexpr int HALF = FEW_OUTPUTS / 2;
+  __shared__ float sums[WARPS][TILES * 8][FEW_OUTPUTS + 1];
+  let_next_start();
+  int outputs = f.part[0].outputs, first_output = blockIdx.x * HALF, first_row = blockIdx.y * TILES * 8;
+  Rows of[2];
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+    const Part &part = f.part[m];
+    of[m] = {part.weights + 2 * (first_output * part.weight_stride), part.weight_stride, outputs - first_output, 0};
+  }
+  multiply_rows<DTYPE, TILES>(f, first_row, of, sums);
+  int rows = min(f.rows - first_row, TILES * 8);
+  for (int i = threadIdx.x; i < rows * HALF; i += THREADS) {
+    int r = i / HALF, o = i % HALF, at = first_output + o;
+    if (at >= outputs) continue;
+    float both[2];
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+      const Part &part = f.part[m];
+      both[m] = sum_of<TILES>(sums, r, m * HALF + o);
+      if (part.bias) both[m] += load(part.bias, part.bias_dtype, at);
+      part.out[(first_row + r) * part.out_stride + at] = both[m];
+    }
+    float y = activation(gate.f, both[0]) * both[1];
+    gate.out[(first_row + r) * gate.stride + at] = y;
+    cast(gate.shadow, first_row + r, at, y);
+  }
+}
+
+#define FEW(dtype, DTYPE, tiles, blocks)                                                                           \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_##dtype##_##tiles(Few f) {                     \
+    few<DTYPE, tiles>(f);                                                                                          \
+  }                                                                                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_gated_##dtype##_##tiles(Few f, Gate gate) { \
+    few_gated<DTYPE, tiles>(f, gate);                                                                              \
   }
 FEW(f16, F16, 1, 2)
 FEW(f16, F16, 2, 2)

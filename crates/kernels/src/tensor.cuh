@@ -43,13 +43,6 @@ __device__ inline uint4 load_once(const char *at) {
   return x;
 }
 
-// Says that bytes will be read soon: a multiple of sixteen of them.
-__device__ inline void read_soon(const char *at, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes));
-#endif
-}
-
 __device__ inline unsigned shared_place(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
 // Sixteen bytes into shared memory, or zeros.

@@ -146,6 +146,16 @@ impl FewArg {
     pub(super) const PARTS: usize = 3;
 }
 
+/// What becomes of two products.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct GateArg {
+    pub(super) out: u64,
+    pub(super) stride: i64,
+    pub(super) f: i32,
+    pub(super) shadow: ShadowArg,
+}
+
 /// A dtype's number.
 pub(super) fn dtype_arg(dtype: DType) -> i32 {
     match dtype {

@@ -171,8 +171,12 @@ impl CudaDevice {
     pub(super) fn do_gate(&self, f: Activation, gate: View, up: View, out: View) -> Result<()> {
         let op = self.op("gate");
         op.gate(gate, up, out)?;
-        let work = &mut *self.ready()?;
+        let work = &mut *self.lock();
         let (gate, up) = (self.f32(op, "gate", gate)?, self.f32(op, "up", up)?);
+        if self.gated(work, f, gate, up, out)? {
+            return Ok(());
+        }
+        self.put_pending(work)?;
         let to = self.out(work, op, "out", out)?;
         let shadow = self.shadow_for(work, out);
         // Four elements a thread.

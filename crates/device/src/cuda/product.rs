@@ -4,12 +4,12 @@
 //! or outputs there are: a matrix that is cut into pieces gives the bits it gives whole.
 
 use super::CudaDevice;
-use super::args::{FewArg, PartArg};
+use super::args::{FewArg, GateArg, MatArg, PartArg, activation_arg};
 use super::blas::{ALIGNED, Operands, Product};
 use super::kernels::Size;
 use super::work::{Pending, THREADS, Work, elements, launch};
 use crate::check::Op;
-use crate::{DType, Order, Phase, Result, View, Weight};
+use crate::{Activation, DType, Order, Phase, Result, View, Weight};
 
 /// Outputs of a block, and rows at most, as the sources have it.
 const FEW_OUTPUTS: usize = 32;
@@ -142,7 +142,7 @@ impl CudaDevice {
         };
         let same = (few.rows as usize, few.inputs as usize, theirs) == (x.rows, x.cols, dtype);
         let room = (few.parts as usize) < FewArg::PARTS;
-        same && room && self.is_shadow(work, x, dtype, few.x)
+        same && room && Self::is_shadow(work, x, dtype, few.x)
     }
 
     pub(super) fn put_few(&self, work: &mut Work, few: FewArg, dtype: DType) -> Result<()> {
@@ -150,21 +150,43 @@ impl CudaDevice {
         let tiles = parts
             .iter()
             .map(|p| (p.outputs as usize).div_ceil(FEW_OUTPUTS));
-        let rows = few.rows as usize;
-        let (name, per_block) = match (dtype, rows) {
-            (DType::F16, ..=8) => ("few_f16_1", 8),
-            (DType::F16, ..=16) => ("few_f16_2", 16),
-            (DType::F16, _) => ("few_f16_4", FEW_ROWS),
-            (_, ..=8) => ("few_bf16_1", 8),
-            (_, ..=16) => ("few_bf16_2", 16),
-            _ => ("few_bf16_4", FEW_ROWS),
+        let (name, size) = few_size("few", &few, dtype, tiles.sum());
+        launch!(self, work, &name, size; few)
+    }
+
+    /// Puts two products that wait on the stream together with the gate of them, if that is
+    /// what they are for.
+    pub(super) fn gated(
+        &self,
+        work: &mut Work,
+        f: Activation,
+        gate: MatArg,
+        up: MatArg,
+        out: View,
+    ) -> Result<bool> {
+        let Pending::Products(few, dtype) = work.pending else {
+            return Ok(false);
         };
-        let size = Size {
-            blocks: [tiles.sum(), rows.div_ceil(per_block), 1],
-            threads: THREADS,
-            shared: 0,
+        let [first, second, _] = few.part;
+        let is = |part: PartArg, mat: MatArg| {
+            (part.out, part.out_stride, part.outputs, few.rows)
+                == (mat.at, mat.stride, mat.cols, mat.rows)
         };
-        launch!(self, work, name, size; few)
+        if few.parts != 2 || !is(first, gate) || !is(second, up) {
+            return Ok(false);
+        }
+        work.pending = Pending::Nothing;
+        let to = self.out(work, self.op("gate"), "out", out)?;
+        let gate = GateArg {
+            out: to.at,
+            stride: to.stride,
+            f: activation_arg(f),
+            shadow: self.second_shadow_for(work, out),
+        };
+        let tiles = (first.outputs as usize).div_ceil(FEW_OUTPUTS / 2);
+        let (name, size) = few_size("few_gated", &few, dtype, tiles);
+        launch!(self, work, &name, size; few, gate)?;
+        Ok(true)
     }
 
     fn many(&self, op: Op, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()> {
@@ -223,6 +245,22 @@ impl CudaDevice {
         let (x, to) = (self.f32(op, "x", x)?, self.out(work, op, "out", out)?);
         launch!(self, work, name, size; x, w, bias, bias_dtype, has_bias, to)
     }
+}
+
+/// The kernel for so many rows, and its size. All sum alike.
+fn few_size(kernel: &str, few: &FewArg, dtype: DType, tiles: usize) -> (String, Size) {
+    let rows = few.rows as usize;
+    let by_eight = match rows {
+        ..=8 => 1,
+        ..=16 => 2,
+        _ => FEW_ROWS / 8,
+    };
+    let size = Size {
+        blocks: [tiles, rows.div_ceil(8 * by_eight), 1],
+        threads: THREADS,
+        shared: 0,
+    };
+    (format!("{kernel}_{dtype}_{by_eight}"), size)
 }
 
 /// By type, shape and phase. Pieces of a matrix have its inputs, and their outputs lie in

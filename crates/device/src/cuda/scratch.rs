@@ -34,9 +34,20 @@ impl Scratch {
         (self.rows as u64 * row).next_multiple_of(ALIGN)
     }
 
+    /// Where another such copy goes, of generated rows alone, while the first is read.
+    pub(super) fn second_at(&self) -> u64 {
+        self.shadow_bytes()
+    }
+
+    /// Bytes for that.
+    pub(super) fn second_bytes(&self) -> u64 {
+        let row = 2 * self.width.next_multiple_of(8) as u64;
+        (self.generated as u64 * row).next_multiple_of(ALIGN)
+    }
+
     /// Where parts of attention begin.
     pub(super) fn parts_at(&self) -> u64 {
-        self.shadow_bytes()
+        self.second_at() + self.second_bytes()
     }
 
     /// Where counters of finished parts begin; they are nought between launches.

@@ -74,6 +74,16 @@ pub(super) struct Turn {
 struct Shadowed {
     view: View,
     dtype: DType,
+    /// Where the copy lies.
+    at: u64,
+}
+
+impl Shadowed {
+    /// Where the copy of some rows lies, if these are some of them.
+    fn of(&self, x: View, dtype: DType) -> Option<u64> {
+        let row = row_in(self.view, x).filter(|_| self.dtype == dtype)?;
+        Some(self.at + 2 * (row * x.cols) as u64)
+    }
 }
 
 impl Work {
@@ -154,45 +164,42 @@ impl CudaDevice {
 
     /// Where a kernel puts a copy of its output for the product that comes next.
     pub(super) fn shadow_for(&self, work: &mut Work, out: View) -> ShadowArg {
-        let Some(dtype) = work.dtype else {
+        self.shadow_in(work, out, 0, self.scratch.shadow_bytes())
+    }
+
+    /// The same where the first copy is read by the kernel that writes this one.
+    pub(super) fn second_shadow_for(&self, work: &mut Work, out: View) -> ShadowArg {
+        let (at, bytes) = (self.scratch.second_at(), self.scratch.second_bytes());
+        self.shadow_in(work, out, at, bytes)
+    }
+
+    fn shadow_in(&self, work: &mut Work, out: View, at: u64, bytes: u64) -> ShadowArg {
+        let Some(dtype) = work.dtype.filter(|_| fits(out, bytes)) else {
             return ShadowArg::NONE;
         };
-        if !self.fits_shadow(out) {
-            return ShadowArg::NONE;
-        }
-        work.shadow = Some(Shadowed { view: out, dtype });
+        let (view, at) = (out, self.scratch_at(at));
+        work.shadow = Some(Shadowed { view, dtype, at });
         ShadowArg {
-            at: self.scratch_at(0),
+            at,
             stride: out.cols as i64,
             dtype: dtype_arg(dtype),
         }
     }
 
-    fn fits_shadow(&self, view: View) -> bool {
-        let bytes = 2 * (view.rows * view.cols) as u64;
-        view.cols.is_multiple_of(8) && bytes <= self.scratch.shadow_bytes()
-    }
-
     /// Whether inputs have a copy at a place already.
-    pub(super) fn is_shadow(&self, work: &Work, x: View, dtype: DType, at: u64) -> bool {
-        work.shadow.is_some_and(|shadow| {
-            let row = row_in(shadow.view, x).filter(|_| shadow.dtype == dtype);
-            row.is_some_and(|row| self.scratch_at(2 * (row * x.cols) as u64) == at)
-        })
+    pub(super) fn is_shadow(work: &Work, x: View, dtype: DType, at: u64) -> bool {
+        work.shadow.and_then(|shadow| shadow.of(x, dtype)) == Some(at)
     }
 
     /// Where the inputs of a product lie in the type of its weights: copied now, unless
     /// they were when they were made.
     pub(super) fn shadow_of(&self, work: &mut Work, x: View, dtype: DType) -> Result<u64> {
-        if let Some(shadow) = work.shadow
-            && shadow.dtype == dtype
-            && let Some(row) = row_in(shadow.view, x)
-        {
-            return Ok(self.scratch_at(2 * (row * x.cols) as u64));
+        if let Some(at) = work.shadow.and_then(|shadow| shadow.of(x, dtype)) {
+            return Ok(at);
         }
         work.dtype = Some(dtype);
         let op = self.op("linear");
-        op.ensure(self.fits_shadow(x), || {
+        op.ensure(fits(x, self.scratch.shadow_bytes()), || {
             format!("[{}, {}] is more than was said to come", x.rows, x.cols)
         })?;
         let shadow = self.shadow_for(work, x);
@@ -205,6 +212,11 @@ impl CudaDevice {
     pub(super) fn scratch_at(&self, offset: u64) -> u64 {
         self.slab.address + self.slab_bytes.next_multiple_of(crate::ALIGN) + offset
     }
+}
+
+/// Whether a copy of a view in a type of two bytes fits somewhere.
+fn fits(view: View, bytes: u64) -> bool {
+    view.cols.is_multiple_of(8) && 2 * (view.rows * view.cols) as u64 <= bytes
 }
 
 /// Which row of a view another one, of some of its rows, begins with.
