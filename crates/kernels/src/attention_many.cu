@@ -33,8 +33,8 @@ __device__ void attend_many(const Mat &q, const Mat &positions, const Mat &seque
   auto keys = [&](int stage) { return memory + stage * TILE; };
   auto values = [&](int stage) { return memory + (2 + stage) * TILE; };
   auto place = [](char *tile, int key, int sixteen) { return tile_place<D>(tile, key, sixteen); };
-  let_next_start();
   wait_for_previous();
+  let_next_start();
 
   int head = blockIdx.x, kv_head = head / (how.heads / kv.kv_heads);
   // The longest come first, so that short ones fill in at the end.

@@ -77,7 +77,6 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   __shared__ float most_of[ONE_HEADS], sum_of[ONE_HEADS];
   __shared__ bool is_last;
 
-  let_next_start();
   int r = blockIdx.z, unit = blockIdx.x, group = how.heads / kv.kv_heads;
   int chunks = (group + ONE_HEADS - 1) / ONE_HEADS, kv_head = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
   int first_head = kv_head * group + chunk * ONE_HEADS, heads = min(ONE_HEADS, group - chunk * ONE_HEADS);
@@ -100,6 +99,7 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   bool newest = unit == until - 1;
   if (!newest) copy();
   wait_for_previous();
+  let_next_start();
   if (newest) copy();
   for (int i = threadIdx.x; i < heads * LANES * 8; i += ONE_THREADS) {
     int h = i / (LANES * 8), d = i % (LANES * 8);

@@ -43,8 +43,8 @@ __device__ void mix_values(const float *p, int sequence, int first, int count, i
 // A block for a row and head.
 extern "C" __global__ void attend(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out,
                                   int *fault) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   extern __shared__ float p[];
   int head = blockIdx.x, kv_head = head / (how.heads / kv.kv_heads);
   int position = id(positions, ROW, 0), sequence = id(sequences, ROW, 0);
@@ -56,8 +56,8 @@ extern "C" __global__ void attend(Mat q, Mat positions, Mat sequences, Mat table
 
 extern "C" __global__ void pattern(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out,
                                    int *fault) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   extern __shared__ float p[];
   int head = blockIdx.x, kv_head = head / (how.heads / kv.kv_heads);
   int position = id(positions, ROW, 0), sequence = id(sequences, ROW, 0);
@@ -72,8 +72,8 @@ extern "C" __global__ void pattern(Mat q, Mat positions, Mat sequences, Mat tabl
 
 extern "C" __global__ void mix(Mat pattern, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out,
                                int *fault) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   int head = blockIdx.x, kv_head = head / (how.heads / kv.kv_heads);
   int position = id(positions, ROW, 0), sequence = id(sequences, ROW, 0);
   bool outside = position < 0 || position >= tables.cols * kv.page_tokens || position >= pattern.cols;

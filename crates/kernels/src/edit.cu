@@ -2,22 +2,22 @@
 #include "common.cuh"
 
 extern "C" __global__ void edit_scale(Mat x, float factor) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < x.cols) row(x, ROW)[c] *= factor;
 }
 
 extern "C" __global__ void edit_zero(Mat x) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < x.cols) row(x, ROW)[c] = 0;
 }
 
 extern "C" __global__ void edit_add(Mat x, Mat operand, float factor) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < x.cols) {
     float *at = row(x, ROW) + c;
@@ -26,15 +26,15 @@ extern "C" __global__ void edit_add(Mat x, Mat operand, float factor) {
 }
 
 extern "C" __global__ void edit_replace(Mat x, Mat operand) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < x.cols) row(x, ROW)[c] = row(operand, operand.rows == 1 ? 0 : ROW)[c];
 }
 
 extern "C" __global__ void edit_project_out(Mat x, Mat operand) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   float *at = row(x, ROW);
   const float *u = row(operand, operand.rows == 1 ? 0 : ROW);
   float most = 0;

@@ -36,8 +36,8 @@ __device__ inline void cast_four(const Shadow &to, long long r, int first, int c
 }
 
 extern "C" __global__ void activate(int f, Mat x, Mat out, Shadow shadow) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c >= x.cols) return;
   float y = activation(f, row(x, ROW)[c]);
@@ -47,8 +47,8 @@ extern "C" __global__ void activate(int f, Mat x, Mat out, Shadow shadow) {
 
 // Four elements a thread.
 extern "C" __global__ void gate(int f, Mat gate, Mat up, Mat out, Shadow shadow) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   int c = COLUMN * 4, cols = gate.cols;
   if (c >= cols) return;
   const float *a = row(gate, ROW), *b = row(up, ROW);
@@ -62,23 +62,23 @@ extern "C" __global__ void gate(int f, Mat gate, Mat up, Mat out, Shadow shadow)
 }
 
 extern "C" __global__ void add(Mat x, Mat out) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < x.cols) row(out, ROW)[c] += row(x, ROW)[c];
 }
 
 extern "C" __global__ void add_bias(Mat bias, int dtype, Mat out) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < out.cols) row(out, ROW)[c] += load(bias.at, dtype, c);
 }
 
 // The inputs of a product in the type of its weights.
 extern "C" __global__ void narrow(Mat x, Shadow shadow) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < x.cols) cast(shadow, ROW, c, row(x, ROW)[c]);
 }
@@ -105,12 +105,12 @@ normalise(int layer, float eps, Mat x, Mat added, Mat weight, int wtype, Mat bia
   const float *more = added.at ? row(added, ROW) : nullptr;
   int cols = x.cols, first = threadIdx.x * 4;
   bool aligned = cols % 4 == 0 && whole(from) && whole(to) && whole(more);
-  let_next_start();
   Four kept[NORM_KEPT], weights[NORM_KEPT];
   // Weights do not depend on what runs before.
 #pragma unroll
   for (int k = 0; k < NORM_KEPT; k++) weights[k] = load_weights(weight, wtype, first + k * NORM_STEP, cols);
   wait_for_previous();
+  let_next_start();
   float sum = 0;
   auto take = [&](int i) {
     Four a = load_four(from, i, cols, aligned);

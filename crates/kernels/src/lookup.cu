@@ -2,8 +2,8 @@
 #include "common.cuh"
 
 extern "C" __global__ void gather(Mat table, int dtype, Mat ids, Mat out, int accumulate, int *fault) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN, r = ROW;
   if (c >= out.cols) return;
   int from = id(ids, r, 0);
@@ -14,8 +14,8 @@ extern "C" __global__ void gather(Mat table, int dtype, Mat ids, Mat out, int ac
 }
 
 extern "C" __global__ void scatter_add(Mat src, Mat ids, Mat weights, Mat out, int *fault) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c >= src.cols) return;
   for (int r = 0; r < src.rows; r++) {
@@ -27,16 +27,16 @@ extern "C" __global__ void scatter_add(Mat src, Mat ids, Mat weights, Mat out, i
 }
 
 extern "C" __global__ void split(Mat x, int first, int stride, int width, Mat out) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c < out.cols) row(out, ROW)[c] = row(x, ROW)[first + c / width * stride + c % width];
 }
 
 // A thread for a row: experts are few.
 extern "C" __global__ void route(Mat logits, int renormalise, Mat ids, Mat weights) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long r = COLUMN;
   if (r >= logits.rows) return;
   const float *x = row(logits, r);
@@ -63,8 +63,8 @@ extern "C" __global__ void route(Mat logits, int renormalise, Mat ids, Mat weigh
 
 // A block for a row. The largest by value, then by lowest place; the first NaN as −1.
 extern "C" __global__ void largest(Mat x, Mat ids) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   __shared__ float values[THREADS];
   __shared__ int places[THREADS];
   const float *from = row(x, ROW);

@@ -2,8 +2,8 @@
 #include "common.cuh"
 
 extern "C" __global__ void rope_table(Mat positions, Mat frequencies, int ftype, float scale, Mat out) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long i = COLUMN;
   int n = frequencies.cols;
   if (i >= n) return;
@@ -16,8 +16,8 @@ extern "C" __global__ void rope_table(Mat positions, Mat frequencies, int ftype,
 }
 
 extern "C" __global__ void rope(Mat x, Mat table, int d_head, int interleaved) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   int n = table.cols / 2;
   long long at = COLUMN;
   long long head = at / n;
@@ -33,8 +33,8 @@ extern "C" __global__ void rope(Mat x, Mat table, int d_head, int interleaved) {
 }
 
 extern "C" __global__ void append(Mat k, Mat v, Mat positions, Mat sequences, Mat tables, Kv kv, int *fault) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   long long c = COLUMN;
   if (c >= k.cols) return;
   int position = id(positions, ROW, 0);
@@ -50,8 +50,8 @@ extern "C" __global__ void append(Mat k, Mat v, Mat positions, Mat sequences, Ma
 // a time; what a head does not rotate is taken in pairs too.
 extern "C" __global__ void rope_append(Mat q, Mat k, Mat v, Mat table, int interleaved, Mat positions, Mat sequences,
                                        Mat tables, Kv kv, int *fault) {
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   int half = kv.d_head / 2, heads = q.cols / kv.d_head, n = table.cols / 2;
   int position = id(positions, ROW, 0);
   char *page = page_of(kv, tables, id(sequences, ROW, 0), position, fault);

@@ -108,6 +108,7 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Rows (&r
   load_weights(even, k);
   if constexpr (TILES == 1) load_weights(odd, k + STEP);
   wait_for_previous();
+  let_next_start();
   load_x(even, k);
   if constexpr (TILES == 1) {
     load_x(odd, k + STEP);
@@ -146,7 +147,6 @@ __device__ inline float sum_of(const float (&sums)[WARPS][TILES * 8][FEW_OUTPUTS
 
 template <int DTYPE, int TILES> __device__ void few(const Few &f) {
   __shared__ float sums[WARPS][TILES * 8][FEW_OUTPUTS + 1];
-  let_next_start();
   int tile = blockIdx.x, p = 0;
   while (p + 1 < f.parts && tile >= (f.part[p].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS)
     tile -= (f.part[p++].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS;
@@ -170,7 +170,6 @@ template <int DTYPE, int TILES> __device__ void few(const Few &f) {
 template <int DTYPE, int TILES> __device__ void few_gated(const Few &f, const Gate &gate) {
   constexpr int HALF = FEW_OUTPUTS / 2;
   __shared__ float sums[WARPS][TILES * 8][FEW_OUTPUTS + 1];
-  let_next_start();
   int outputs = f.part[0].outputs, first_output = blockIdx.x * HALF, first_row = blockIdx.y * TILES * 8;
   Rows of[2];
 #pragma unroll

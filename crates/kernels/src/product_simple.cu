@@ -143,8 +143,8 @@ __device__ void linear_any(Mat x, Mat w, Mat bias, int btype, int has_bias, Mat 
 
 #define LINEAR(name, ...)                                                                                \
   extern "C" __global__ void linear_##name(Mat x, Mat w, Mat bias, int btype, int has_bias, Mat out) { \
-    let_next_start();                                                                                  \
     wait_for_previous();                                                                               \
+    let_next_start();                                                                                  \
     __VA_ARGS__(x, w, bias, btype, has_bias, out);                                                       \
   }
 LINEAR(out_in_f32, linear_out_in<F32, 1>)
