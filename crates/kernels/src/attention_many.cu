@@ -71,7 +71,7 @@ __device__ void attend_many(const Mat &q, const Mat &positions, const Mat &seque
     __syncthreads();
     auto copy = [&](int stage, int first) {
       copy_keys<MANY_KEYS, MANY_THREADS, D / 8>(keys(stage), values(stage), kv, tables, sequence, kv_head, first, 0,
-                                                until, fault, place);
+                                                until, -1, fault, place);
     };
     copy(0, key);
     for (int stage = 0; key < until; key += MANY_KEYS, stage ^= 1) {

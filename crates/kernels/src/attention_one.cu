@@ -90,17 +90,21 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, lane_of = lane % LANES, own = lane / LANES;
   auto place = [](char *tile, int key, int sixteen) { return tile + (key * LANES + sixteen) * 16; };
-  auto copy = [&] {
-    copy_keys<ONE_KEYS, ONE_THREADS, LANES>(keys, values, kv, tables, sequence, kv_head, unit * ONE_KEYS, first,
-                                            position + 1, fault, place);
-  };
-  // Keys of earlier tokens, and where they lie, were there before this pass; only the last
-  // unit holds one that the kernel before this one has written.
-  bool newest = unit == until - 1;
-  if (!newest) copy();
+  // Keys of earlier tokens, and where they lie, were there before this pass; only this token's
+  // own was written by the kernel before this one.
+  copy_keys<ONE_KEYS, ONE_THREADS, LANES>(keys, values, kv, tables, sequence, kv_head, unit * ONE_KEYS, first, position,
+                                          position, fault, place);
+  int own_key = position - unit * ONE_KEYS;
+  bool is_newest = own_key < ONE_KEYS;
+  const char *page = is_newest ? page_of(kv, tables, sequence, position, fault) : nullptr;
   wait_for_previous();
   let_next_start();
-  if (newest) copy();
+  if (page && threadIdx.x < 2 * LANES) {
+    int sixteen = threadIdx.x % LANES, is_value = threadIdx.x / LANES;
+    bool there = sixteen * 8 < kv.d_head;
+    const char *at = page + 2 * (element(kv, kv_head, position, is_value) + sixteen * 8);
+    *(uint4 *)place(is_value ? values : keys, own_key, sixteen) = there ? *(const uint4 *)at : uint4{};
+  }
   for (int i = threadIdx.x; i < heads * LANES * 8; i += ONE_THREADS) {
     int h = i / (LANES * 8), d = i % (LANES * 8);
     queries[h][d] = d < kv.d_head ? row(q, r)[(first_head + h) * kv.d_head + d] : 0;
@@ -182,17 +186,18 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   }
   if (alone) return;
 
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    // What all threads left is there before it is counted.
+    __threadfence();
     int *finished = units.finished + (long long)r * gridDim.y + blockIdx.y;
     is_last = atomicAdd(finished, 1) == until - from - 1;
     // The next launch counts again.
     if (is_last) *finished = 0;
+    __threadfence();
   }
   __syncthreads();
   if (!is_last) return;
-  __threadfence();
   for (int h = 0; h < heads; h++)
     put_together(units, how.heads, kv.d_head, r, first_head + h, from, until, (float *)values, out, shadow);
 }

@@ -90,7 +90,7 @@ mod tests {
             names.sort_unstable();
             names.dedup();
             assert_eq!(names.len(), count);
-            assert!(names.contains(&"few_f16_1"), "{names:?}");
+            assert!(names.contains(&"few_f16_16_8"), "{names:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 // Products of few rows at the speed of memory, on tensor cores.
 //
-// A block takes 32 outputs of up to 32 rows; its warps share out the inputs, 64 at a time in
+// A block takes 16 or 32 outputs of up to 32 rows; its warps share out the inputs, 64 at a time in
 // turns, and their sums are added in order. So an output is summed the same way whatever
 // rows come with it, and however many. Weights go from memory straight into the registers
 // that tensor cores take them from: which of 64 inputs meets which is a matter of order
@@ -8,7 +8,7 @@
 #include "activation.cuh"
 #include "tensor.cuh"
 
-constexpr int FEW_OUTPUTS = 32, FEW_BLOCK = 64;
+constexpr int FEW_BLOCK = 64;
 
 // One of several matrices that meet the same inputs.
 struct Part {
@@ -33,49 +33,46 @@ struct Gate {
   Shadow shadow;
 };
 
-// What a warp multiplies at a time.
-template <int TILES> struct Stage {
-  uint4 weights[2][2][2];  // by sixteen outputs, eight of those, 32 inputs
+// What a warp multiplies at a time: 64 inputs of HALVES times eight outputs and TILES times
+// eight rows.
+template <int HALVES, int TILES> struct Stage {
+  uint4 weights[HALVES][2];
   uint4 x[TILES][2];
 };
 
-// Sixteen rows of weights, `skip` after the first, or as many as there are.
-struct Rows {
+// Where weights of eight outputs lie, or of as many as there are.
+struct Eight {
   const char *first;
   long long stride;
   int count, skip;
 };
 
-// The sums of twice sixteen rows of weights over the inputs, a warp's share each.
-template <int DTYPE, int TILES>
-__device__ inline void multiply_rows(const Few &f, int first_row, const Rows (&rows)[2],
-                                     float (&sums)[WARPS][TILES * 8][FEW_OUTPUTS + 1]) {
+template <int HALVES, int TILES> using Sums = float[WARPS][TILES * 8][HALVES * 8 + 1];
+
+// The sums of some outputs over the inputs, a warp's share each.
+template <int DTYPE, int HALVES, int TILES>
+__device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&of)[HALVES],
+                                     Sums<HALVES, TILES> &sums) {
   constexpr int STEP = WARPS * FEW_BLOCK;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   // Distances, which take half the registers of places.
-  unsigned weights[2][2], x[TILES];
+  unsigned weights[HALVES], x[TILES];
 #pragma unroll
-  for (int m = 0; m < 2; m++)
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      int r = min(rows[m].skip + h * 8 + g, rows[m].count - 1);
-      weights[m][h] = 2 * r * (int)rows[m].stride + 16 * t;
-    }
+  for (int h = 0; h < HALVES; h++)
+    weights[h] = 2 * min(of[h].skip + g, of[h].count - 1) * (int)of[h].stride + 16 * t;
 #pragma unroll
   for (int n = 0; n < TILES; n++) x[n] = 2 * (first_row + n * 8 + g) * (int)f.x_stride + 16 * t;
 
-  auto load_weights = [&](Stage<TILES> &stage, int k) {
+  auto load_weights = [&](Stage<HALVES, TILES> &stage, int k) {
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          bool there = k + j * 32 + 8 * t < f.inputs;
-          stage.weights[m][h][j] = there ? load_once(rows[m].first + (weights[m][h] + 2 * (k + j * 32))) : uint4{};
-        }
+      for (int h = 0; h < HALVES; h++) {
+        bool there = k + j * 32 + 8 * t < f.inputs;
+        stage.weights[h][j] = there ? load_once(of[h].first + (weights[h] + 2 * (k + j * 32))) : uint4{};
+      }
   };
-  auto load_x = [&](Stage<TILES> &stage, int k) {
+  auto load_x = [&](Stage<HALVES, TILES> &stage, int k) {
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -84,13 +81,13 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Rows (&r
         stage.x[n][j] = there ? *(const uint4 *)(f.x + (x[n] + 2 * (k + j * 32))) : uint4{};
       }
   };
-  float c[2][TILES][4] = {};
-  auto use = [&](const Stage<TILES> &stage) {
+  float c[HALVES / 2][TILES][4] = {};
+  auto use = [&](const Stage<HALVES, TILES> &stage) {
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
-      for (int m = 0; m < 2; m++) {
-        uint4 low = stage.weights[m][0][j], high = stage.weights[m][1][j];
+      for (int m = 0; m < HALVES / 2; m++) {
+        uint4 low = stage.weights[2 * m][j], high = stage.weights[2 * m + 1][j];
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
           uint4 b = stage.x[n][j];
@@ -103,7 +100,7 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Rows (&r
   // Weights do not depend on what runs before: they set out while that is waited for. One
   // stage is on its way while another is used, or two where registers allow it. Beyond the
   // last input everything is nought, and adds nothing.
-  Stage<TILES> even, odd;
+  Stage<HALVES, TILES> even, odd;
   int k = warp * FEW_BLOCK;
   load_weights(even, k);
   if constexpr (TILES == 1) load_weights(odd, k + STEP);
@@ -129,7 +126,7 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Rows (&r
     }
   }
 #pragma unroll
-  for (int m = 0; m < 2; m++)
+  for (int m = 0; m < HALVES / 2; m++)
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -137,56 +134,58 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Rows (&r
   __syncthreads();
 }
 
-template <int TILES>
-__device__ inline float sum_of(const float (&sums)[WARPS][TILES * 8][FEW_OUTPUTS + 1], int r, int o) {
+template <int HALVES, int TILES> __device__ inline float sum_of(const Sums<HALVES, TILES> &sums, int r, int o) {
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) sum += sums[w][r][o];
   return sum;
 }
 
-template <int DTYPE, int TILES> __device__ void few(const Few &f) {
-  __shared__ float sums[WARPS][TILES * 8][FEW_OUTPUTS + 1];
+template <int DTYPE, int HALVES, int TILES> __device__ void few(const Few &f) {
+  constexpr int OUTPUTS = HALVES * 8;
+  __shared__ Sums<HALVES, TILES> sums;
   int tile = blockIdx.x, p = 0;
-  while (p + 1 < f.parts && tile >= (f.part[p].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS)
-    tile -= (f.part[p++].outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS;
+  while (p + 1 < f.parts && tile >= (f.part[p].outputs + OUTPUTS - 1) / OUTPUTS)
+    tile -= (f.part[p++].outputs + OUTPUTS - 1) / OUTPUTS;
   const Part &part = f.part[p];
-  int first_output = tile * FEW_OUTPUTS, first_row = blockIdx.y * TILES * 8;
+  int first_output = tile * OUTPUTS, first_row = blockIdx.y * TILES * 8, count = part.outputs - first_output;
   const char *first = part.weights + 2 * (first_output * part.weight_stride);
-  int count = part.outputs - first_output;
-  Rows of[2] = {{first, part.weight_stride, count, 0}, {first, part.weight_stride, count, 16}};
-  multiply_rows<DTYPE, TILES>(f, first_row, of, sums);
+  Eight of[HALVES];
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) of[h] = {first, part.weight_stride, count, 8 * h};
+  multiply_rows<DTYPE, HALVES, TILES>(f, first_row, of, sums);
   int rows = min(f.rows - first_row, TILES * 8);
-  for (int i = threadIdx.x; i < rows * FEW_OUTPUTS; i += THREADS) {
-    int r = i / FEW_OUTPUTS, o = i % FEW_OUTPUTS;
-    if (first_output + o >= part.outputs) continue;
-    float sum = sum_of<TILES>(sums, r, o);
+  for (int i = threadIdx.x; i < rows * OUTPUTS; i += THREADS) {
+    int r = i / OUTPUTS, o = i % OUTPUTS;
+    if (o >= count) continue;
+    float sum = sum_of<HALVES, TILES>(sums, r, o);
     if (part.bias) sum += load(part.bias, part.bias_dtype, first_output + o);
     part.out[(first_row + r) * part.out_stride + first_output + o] = sum;
   }
 }
 
-// Sixteen outputs of one matrix and the same of another, and what becomes of them together.
-template <int DTYPE, int TILES> __device__ void few_gated(const Few &f, const Gate &gate) {
-  constexpr int HALF = FEW_OUTPUTS / 2;
-  __shared__ float sums[WARPS][TILES * 8][FEW_OUTPUTS + 1];
-  int outputs = f.part[0].outputs, first_output = blockIdx.x * HALF, first_row = blockIdx.y * TILES * 8;
-  Rows of[2];
+// As many outputs of one matrix and the same of another, and what becomes of them together.
+template <int DTYPE, int HALVES, int TILES> __device__ void few_gated(const Few &f, const Gate &gate) {
+  constexpr int OUTPUTS = HALVES * 4;
+  __shared__ Sums<HALVES, TILES> sums;
+  int outputs = f.part[0].outputs, first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * TILES * 8;
+  Eight of[HALVES];
 #pragma unroll
-  for (int m = 0; m < 2; m++) {
-    const Part &part = f.part[m];
-    of[m] = {part.weights + 2 * (first_output * part.weight_stride), part.weight_stride, outputs - first_output, 0};
+  for (int h = 0; h < HALVES; h++) {
+    const Part &part = f.part[h / (HALVES / 2)];
+    const char *first = part.weights + 2 * (first_output * part.weight_stride);
+    of[h] = {first, part.weight_stride, outputs - first_output, 8 * (h % (HALVES / 2))};
   }
-  multiply_rows<DTYPE, TILES>(f, first_row, of, sums);
+  multiply_rows<DTYPE, HALVES, TILES>(f, first_row, of, sums);
   int rows = min(f.rows - first_row, TILES * 8);
-  for (int i = threadIdx.x; i < rows * HALF; i += THREADS) {
-    int r = i / HALF, o = i % HALF, at = first_output + o;
+  for (int i = threadIdx.x; i < rows * OUTPUTS; i += THREADS) {
+    int r = i / OUTPUTS, o = i % OUTPUTS, at = first_output + o;
     if (at >= outputs) continue;
     float both[2];
 #pragma unroll
     for (int m = 0; m < 2; m++) {
       const Part &part = f.part[m];
-      both[m] = sum_of<TILES>(sums, r, m * HALF + o);
+      both[m] = sum_of<HALVES, TILES>(sums, r, m * OUTPUTS + o);
       if (part.bias) both[m] += load(part.bias, part.bias_dtype, at);
       part.out[(first_row + r) * part.out_stride + at] = both[m];
     }
@@ -196,16 +195,20 @@ template <int DTYPE, int TILES> __device__ void few_gated(const Few &f, const Ga
   }
 }
 
-#define FEW(dtype, DTYPE, tiles, blocks)                                                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_##dtype##_##tiles(Few f) {                     \
-    few<DTYPE, tiles>(f);                                                                                          \
-  }                                                                                                                \
-  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_gated_##dtype##_##tiles(Few f, Gate gate) { \
-    few_gated<DTYPE, tiles>(f, gate);                                                                              \
+// By dtype, outputs of a block, and rows at most. Rows share a block's weights, blocks share
+// the rows: the more rows, the more outputs a block takes. All sum alike.
+#define FEW(dtype, DTYPE, outputs, rows, blocks)                                                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_##dtype##_##outputs##_##rows(Few f) {             \
+    few<DTYPE, outputs / 8, rows / 8>(f);                                                                             \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_gated_##dtype##_##outputs##_##rows(Few f, Gate g) { \
+    few_gated<DTYPE, outputs / 8, rows / 8>(f, g);                                                                    \
   }
-FEW(f16, F16, 1, 2)
-FEW(f16, F16, 2, 2)
-FEW(f16, F16, 4, 1)
-FEW(bf16, BF16, 1, 2)
-FEW(bf16, BF16, 2, 2)
-FEW(bf16, BF16, 4, 1)
+FEW(f16, F16, 16, 8, 3)
+FEW(f16, F16, 32, 8, 2)
+FEW(f16, F16, 32, 16, 2)
+FEW(f16, F16, 32, 32, 1)
+FEW(bf16, BF16, 16, 8, 3)
+FEW(bf16, BF16, 32, 8, 2)
+FEW(bf16, BF16, 32, 16, 2)
+FEW(bf16, BF16, 32, 32, 1)

@@ -62,10 +62,11 @@ __device__ inline float power(float x) {
 
 // Starts copying COUNT keys, from `first` on, and their values, by THREADS_ threads: sixteen
 // bytes of a key each, where `place(key, sixteen)` says. Keys outside of [from, until) are
-// nought. Pages are looked up all at once, since each is a trip to memory.
+// nought, but the place of key `not_yet` stays as it is. Pages are looked up all at once, since
+// each is a trip to memory.
 template <int COUNT, int THREADS_, int SIXTEENS, class Place>
 __device__ inline void copy_keys(char *keys, char *values, const Kv &kv, const Mat &tables, int sequence, int head,
-                                 int first, int from, int until, int *fault, Place place) {
+                                 int first, int from, int until, int not_yet, int *fault, Place place) {
   constexpr int TURNS = COUNT * SIXTEENS / THREADS_, SHARE = THREADS_ / SIXTEENS;
   int k = threadIdx.x / SIXTEENS, c = threadIdx.x % SIXTEENS, shift = kv.page_shift;
   const int *table = (const int *)tables.at + sequence * tables.stride;
@@ -81,6 +82,7 @@ __device__ inline void copy_keys(char *keys, char *values, const Kv &kv, const M
 #pragma unroll
   for (int i = 0; i < TURNS; i++) {
     int key = first + k + i * SHARE, inside = (head << shift) + (key & (kv.page_tokens - 1));
+    if (key == not_yet) continue;
     bool there = pages[i] >= 0;
     const char *at = there ? kv.at + pages[i] * kv.page_bytes + 2LL * (inside * kv.d_head + c * 8) : kv.at;
     copy_async(place(keys, k + i * SHARE, c), at, there);

@@ -11,9 +11,6 @@ use super::work::{Pending, THREADS, Work, elements, launch};
 use crate::check::Op;
 use crate::{Activation, DType, Order, Phase, Result, View, Weight};
 
-/// Outputs of a block, and rows at most, as the sources have it.
-const FEW_OUTPUTS: usize = 32;
-const FEW_ROWS: usize = 32;
 /// Outputs of a block where a warp takes four, or one.
 const BY_FOUR: usize = THREADS / 32 * 4;
 const BY_ONE: usize = THREADS / 32;
@@ -146,12 +143,13 @@ impl CudaDevice {
     }
 
     pub(super) fn put_few(&self, work: &mut Work, few: FewArg, dtype: DType) -> Result<()> {
+        let shape = FewShape::of(few.rows as usize);
         let parts = &few.part[..few.parts as usize];
         let tiles = parts
             .iter()
-            .map(|p| (p.outputs as usize).div_ceil(FEW_OUTPUTS));
-        let (name, size) = few_size("few", &few, dtype, tiles.sum());
-        launch!(self, work, &name, size; few)
+            .map(|p| (p.outputs as usize).div_ceil(shape.outputs));
+        let size = shape.size(&few, tiles.sum());
+        launch!(self, work, &shape.name("few", dtype), size; few)
     }
 
     /// Puts two products that wait on the stream together with the gate of them, if that is
@@ -183,9 +181,9 @@ impl CudaDevice {
             f: activation_arg(f),
             shadow: self.second_shadow_for(work, out),
         };
-        let tiles = (first.outputs as usize).div_ceil(FEW_OUTPUTS / 2);
-        let (name, size) = few_size("few_gated", &few, dtype, tiles);
-        launch!(self, work, &name, size; few, gate)?;
+        let shape = FewShape::of(few.rows as usize);
+        let size = shape.size(&few, (first.outputs as usize).div_ceil(shape.outputs / 2));
+        launch!(self, work, &shape.name("few_gated", dtype), size; few, gate)?;
         Ok(true)
     }
 
@@ -247,20 +245,35 @@ impl CudaDevice {
     }
 }
 
-/// The kernel for so many rows, and its size. All sum alike.
-fn few_size(kernel: &str, few: &FewArg, dtype: DType, tiles: usize) -> (String, Size) {
-    let rows = few.rows as usize;
-    let by_eight = match rows {
-        ..=8 => 1,
-        ..=16 => 2,
-        _ => FEW_ROWS / 8,
-    };
-    let size = Size {
-        blocks: [tiles, rows.div_ceil(8 * by_eight), 1],
-        threads: THREADS,
-        shared: 0,
-    };
-    (format!("{kernel}_{dtype}_{by_eight}"), size)
+/// What a block of the kernels for few rows takes; all sum alike.
+struct FewShape {
+    outputs: usize,
+    rows: usize,
+}
+
+impl FewShape {
+    /// The more rows, the more outputs, as the sources say.
+    fn of(rows: usize) -> Self {
+        let (outputs, rows) = match rows {
+            ..=4 => (16, 8),
+            ..=8 => (32, 8),
+            ..=16 => (32, 16),
+            _ => (32, 32),
+        };
+        FewShape { outputs, rows }
+    }
+
+    fn name(&self, kernel: &str, dtype: DType) -> String {
+        format!("{kernel}_{dtype}_{}_{}", self.outputs, self.rows)
+    }
+
+    fn size(&self, few: &FewArg, tiles: usize) -> Size {
+        Size {
+            blocks: [tiles, (few.rows as usize).div_ceil(self.rows), 1],
+            threads: THREADS,
+            shared: 0,
+        }
+    }
 }
 
 /// By type, shape and phase. Pieces of a matrix have its inputs, and their outputs lie in
