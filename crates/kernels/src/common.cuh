@@ -40,7 +40,7 @@ constexpr int WARPS = THREADS / 32;
 // Kernels that follow each other closely (Hopper and later): the next one may be put on the
 // card once every block of this one says so, and waits there for what this one writes. Until
 // then it may read what was there before the pass: weights, keys of earlier tokens. Blocks say
-// so after their own wait: earlier, those that wait take the place of those that work.
+// so after their own wait, or later: earlier, those that wait are in the way of those that work.
 __device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -62,29 +62,37 @@ extern "C" __global__ void route(Mat logits, int renormalise, Mat ids, Mat weigh
 }
 
 // A block for a row. The largest by value, then by lowest place; the first NaN as −1.
-extern "C" __global__ void largest(Mat x, Mat ids) {
+constexpr int LARGEST_THREADS = 1024;
+
+extern "C" __global__ void __launch_bounds__(LARGEST_THREADS) largest(Mat x, Mat ids) {
+  __shared__ float values[LARGEST_THREADS / 32];
+  __shared__ int places[LARGEST_THREADS / 32];
   wait_for_previous();
   let_next_start();
-  __shared__ float values[THREADS];
-  __shared__ int places[THREADS];
   const float *from = row(x, ROW);
   float value = -INFINITY;
   int place = 0x7fffffff;
   bool nan = false;
-  for (int i = threadIdx.x; i < x.cols; i += THREADS) {
-    nan |= isnan(from[i]);
-    if (from[i] > value || place == 0x7fffffff) value = from[i], place = i;
+  auto better = [](float a, int at, float b, int than) { return a > b || (a == b && at < than); };
+#pragma unroll 8
+  for (int i = threadIdx.x; i < x.cols; i += LARGEST_THREADS) {
+    float y = from[i];
+    nan |= isnan(y);
+    if (better(y, i, value, place)) value = y, place = i;
   }
-  values[threadIdx.x] = value;
-  places[threadIdx.x] = place;
-  nan = __syncthreads_or(nan);
-  for (int step = THREADS / 2; step > 0; step /= 2) {
-    int a = threadIdx.x, b = a + step;
-    if (a < step && (values[b] > values[a] || (values[b] == values[a] && places[b] < places[a]))) {
-      values[a] = values[b];
-      places[a] = places[b];
+  auto join = [&](int count) {
+    for (int step = count / 2; step > 0; step /= 2) {
+      float other = __shfl_xor_sync(~0u, value, step);
+      int at = __shfl_xor_sync(~0u, place, step);
+      if (better(other, at, value, place)) value = other, place = at;
     }
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) ((int *)ids.at)[ROW * ids.stride] = nan ? -1 : places[0];
+  };
+  join(32);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane == 0) values[warp] = value, places[warp] = place;
+  nan = __syncthreads_or(nan);
+  if (warp > 0) return;
+  value = values[lane], place = places[lane];
+  join(32);
+  if (lane == 0) ((int *)ids.at)[ROW * ids.stride] = nan ? -1 : place;
 }

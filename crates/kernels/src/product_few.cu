@@ -105,7 +105,6 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
   load_weights(even, k);
   if constexpr (TILES == 1) load_weights(odd, k + STEP);
   wait_for_previous();
-  let_next_start();
   load_x(even, k);
   if constexpr (TILES == 1) {
     load_x(odd, k + STEP);
@@ -125,6 +124,8 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
       even = odd;
     }
   }
+  // Not earlier: what comes next would take memory's time before its turn.
+  let_next_start();
 #pragma unroll
   for (int m = 0; m < HALVES / 2; m++)
 #pragma unroll

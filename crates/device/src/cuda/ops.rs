@@ -8,6 +8,8 @@ use crate::{Activation, DType, Edit, NormKind, Result, RopeStyle, View};
 
 /// Threads of a block that takes a norm, as the sources have it.
 const NORM_THREADS: usize = 512;
+/// Threads of a block that looks for the largest of a row.
+const LARGEST_THREADS: usize = 1024;
 
 impl CudaDevice {
     /// A float input and its dtype's number.
@@ -230,7 +232,7 @@ impl CudaDevice {
         let op = self.op("largest");
         op.largest(x, ids)?;
         let work = &mut *self.ready()?;
-        let size = by_row(x, THREADS);
+        let size = by_row(x, LARGEST_THREADS);
         let (x, ids) = (self.f32(op, "x", x)?, self.out_ids(op, ids)?);
         launch!(self, work, "largest", size; x, ids)
     }

@@ -1,5 +1,7 @@
 //! Bytes to the card and back, and points in its streams.
 
+use std::sync::PoisonError;
+
 use cudarc::driver::{result, sys};
 
 use super::CudaDevice;
@@ -8,7 +10,6 @@ use super::event::Mark;
 use super::pinned::{GRANULE, Pinned, Registered};
 use crate::check::Mat;
 use crate::{DeviceError, Event, Fill, HostSlab, Result, Span, Stream};
-use std::sync::PoisonError;
 
 impl CudaDevice {
     pub(super) fn do_load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
@@ -18,22 +19,14 @@ impl CudaDevice {
             return Ok(());
         }
         self.card.enter()?;
-        let spare = {
-            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-            staging.pop().filter(|pinned| pinned.bytes >= bytes)
-        };
-        let mut pinned = match spare {
-            Some(pinned) => pinned,
-            None => Pinned::new(bytes)?,
-        };
+        let mut pinned = self.take_staging(bytes)?;
         let filled = &mut pinned.bytes()[..bytes];
         fill(filled)?;
         // SAFETY: a checked span of the slab; the bytes stay until the copy is done.
         unsafe { result::memcpy_htod_async(to, filled, self.copy.stream) }.said("copying")?;
         let done = self.do_record(Stream::Copy)?;
         self.do_wait_here(&done)?;
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        staging.push(pinned);
+        self.give_staging(pinned);
         Ok(())
     }
 
@@ -104,11 +97,14 @@ impl CudaDevice {
             let (rows, cols, filled) = (src.rows, src.cols, dst.len());
             format!("[{rows}, {cols}] does not fill {filled} elements")
         })?;
-        self.settle()?;
         if dst.is_empty() {
-            return Ok(());
+            return self.settle();
         }
+        self.interrupt()?;
+        self.card.enter()?;
         let width = src.cols * size_of::<T>();
+        let bytes = src.rows * width;
+        let mut pinned = self.take_staging(bytes)?;
         let copy = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,
@@ -120,17 +116,42 @@ impl CudaDevice {
             dstXInBytes: 0,
             dstY: 0,
             dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-            dstHost: dst.as_mut_ptr().cast(),
+            dstHost: pinned.start.cast(),
             dstDevice: 0,
             dstArray: std::ptr::null_mut(),
             dstPitch: width,
             WidthInBytes: width,
             Height: src.rows,
         };
-        // SAFETY: a checked matrix of the slab, and as many elements here.
-        unsafe { sys::cuMemcpy2DUnaligned_v2(&raw const copy) }
+        // SAFETY: a checked matrix of the slab, and as many bytes here, which stay until the
+        // stream has been waited for.
+        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.compute.stream) }
             .result()
-            .said("reading back")
+            .said("reading back")?;
+        let settled = self.settle();
+        // SAFETY: elements of plain numbers, as many bytes as were just copied.
+        let to = unsafe { std::slice::from_raw_parts_mut(dst.as_mut_ptr().cast::<u8>(), bytes) };
+        to.copy_from_slice(&pinned.bytes()[..bytes]);
+        self.give_staging(pinned);
+        settled
+    }
+
+    /// Pinned memory of at least so many bytes.
+    fn take_staging(&self, bytes: usize) -> Result<Pinned> {
+        let spare = {
+            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits = staging.iter().position(|pinned| pinned.bytes >= bytes);
+            fits.map(|at| staging.swap_remove(at))
+        };
+        match spare {
+            Some(pinned) => Ok(pinned),
+            None => Pinned::new(bytes),
+        }
+    }
+
+    fn give_staging(&self, pinned: Pinned) {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.push(pinned);
     }
 
     pub(super) fn do_record(&self, stream: Stream) -> Result<Event> {
