@@ -8,8 +8,8 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{FAMILIES, How, bits, family, golden, ids, open, request, run, stories};
-use djinn_engine::{Backend, Blueprint, EngineError, Lane, Memory, Request, Settings, Tier};
+use common::{FAMILIES, How, bits, card, family, golden, ids, open, request, run, stories};
+use djinn_engine::{Blueprint, EngineError, Lane, Memory, Request, Settings, Tier};
 use djinn_memory::{Keep, Overrides, PlanError};
 
 const KIB: u64 = 1 << 10;
@@ -19,7 +19,7 @@ const BUDGETS: u64 = 10;
 fn draw(folder: &Path, requests: &[Request], memory: Memory) -> Result<Blueprint, EngineError> {
     let model = open(folder);
     let settings = Settings::for_requests(&model, requests, Settings::ROWS).unwrap();
-    Blueprint::draw(&model, &Backend::cpu(), settings, memory)
+    Blueprint::draw(&model, &How::default().backend(), settings, memory)
 }
 
 fn with_budget(budget: u64) -> Memory {
@@ -211,7 +211,8 @@ fn budgets_that_cannot_work_name_the_least_that_would() {
     let folder = stories();
     let ask = [asked(&folder)];
     let (least, all) = range(&folder, &ask);
-    assert!(least * 3 < all, "{least} of {all}");
+    // Of a card's memory a context takes more than this model.
+    assert!(least * 3 < all || card().is_some(), "{least} of {all}");
     let error = draw(&folder, &ask, with_budget(least - 1)).err().unwrap();
     let named = djinn_memory::Size(least).to_string();
     assert!(error.to_string().contains(&named), "{error}");
@@ -309,8 +310,10 @@ fn what_streams_from_the_host_must_fit_there() {
     assert!(half.plan().ring.streamed_bytes() < model_bytes);
     let whole = draw(&folder, &ask, from_host(all)).unwrap();
     assert_eq!(whole.load_bytes(), whole.footprint().resident);
-    let files = draw(&folder, &ask, with_budget(all)).unwrap();
-    assert_eq!(files.host_bytes(), 0);
+    if card().is_none() {
+        let files = draw(&folder, &ask, with_budget(all)).unwrap();
+        assert_eq!(files.host_bytes(), 0);
+    }
 }
 
 #[test]

@@ -105,35 +105,46 @@ impl CudaDevice {
         let width = src.cols * size_of::<T>();
         let bytes = src.rows * width;
         let mut pinned = self.take_staging(bytes)?;
-        let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            srcHost: std::ptr::null(),
-            srcDevice: src.address(),
-            srcArray: std::ptr::null_mut(),
-            srcPitch: src.stride.max(src.cols) * size_of::<T>(),
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-            dstHost: pinned.start.cast(),
-            dstDevice: 0,
-            dstArray: std::ptr::null_mut(),
-            dstPitch: width,
-            WidthInBytes: width,
-            Height: src.rows,
-        };
-        // SAFETY: a checked matrix of the slab, and as many bytes here, which stay until the
-        // stream has been waited for.
-        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.compute.stream) }
-            .result()
-            .said("reading back")?;
+        self.copy_out(&src, width, pinned.start)?;
         let settled = self.settle();
         // SAFETY: elements of plain numbers, as many bytes as were just copied.
         let to = unsafe { std::slice::from_raw_parts_mut(dst.as_mut_ptr().cast::<u8>(), bytes) };
         to.copy_from_slice(&pinned.bytes()[..bytes]);
         self.give_staging(pinned);
         settled
+    }
+
+    /// Puts a copy of a checked matrix, rows side by side, on the compute stream. The place
+    /// must stay until that has been waited for.
+    fn copy_out<T>(&self, src: &Mat<T>, width: usize, to: *mut u8) -> Result<()> {
+        let stream = self.compute.stream;
+        let copied = if src.rows == 1 || src.stride == src.cols {
+            let bytes = src.rows * width;
+            // SAFETY: as many bytes in the slab as there.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), src.address(), bytes, stream) }
+        } else {
+            let copy = sys::CUDA_MEMCPY2D {
+                srcXInBytes: 0,
+                srcY: 0,
+                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                srcHost: std::ptr::null(),
+                srcDevice: src.address(),
+                srcArray: std::ptr::null_mut(),
+                srcPitch: src.stride * size_of::<T>(),
+                dstXInBytes: 0,
+                dstY: 0,
+                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+                dstHost: to.cast(),
+                dstDevice: 0,
+                dstArray: std::ptr::null_mut(),
+                dstPitch: width,
+                WidthInBytes: width,
+                Height: src.rows,
+            };
+            // SAFETY: as above, row by row.
+            unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) }
+        };
+        copied.result().said("reading back")
     }
 
     /// Pinned memory of at least so many bytes.

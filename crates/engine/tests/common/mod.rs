@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use djinn_device::cpu::Isa;
@@ -71,11 +72,22 @@ pub struct How {
 
 impl How {
     pub fn backend(&self) -> Backend {
-        Backend::Cpu {
+        card().unwrap_or(Backend::Cpu {
             threads: self.threads,
             isa: self.isa,
-        }
+        })
     }
+}
+
+/// The card that `DJINN_TEST_CARD` names by number, taken once: with it these tests run
+/// there instead of on the processor.
+pub fn card() -> Option<Backend> {
+    static CARD: OnceLock<Option<Backend>> = OnceLock::new();
+    let open = || {
+        let number = std::env::var("DJINN_TEST_CARD").ok()?;
+        Some(Backend::cuda(number.parse().unwrap()).unwrap())
+    };
+    CARD.get_or_init(open).clone()
 }
 
 impl Default for How {

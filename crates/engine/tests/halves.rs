@@ -1,0 +1,175 @@
+//! Every family with weights of two bytes, which devices have their fastest kernels for:
+//! as close to what transformers computed with whole ones as rounding lets it be, and the
+//! same bits whatever the memory, the chunk and the neighbours.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{Bits, FAMILIES, How, bits, family, golden, ids, request, run, tensors};
+use djinn_device::DType;
+use djinn_engine::{Blueprint, EngineError, Memory, Request, Settings, Tier};
+use djinn_memory::PlanError;
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use tempfile::TempDir;
+
+/// A family's checkpoint with its weights rounded.
+fn rounded(name: &str, dtype: DType) -> (TempDir, PathBuf) {
+    let temp = TempDir::new().unwrap();
+    let folder = temp.path().join(name);
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::copy(family(name).join("config.json"), folder.join("config.json")).unwrap();
+    let file = std::fs::read(family(name).join("model.safetensors")).unwrap();
+    let whole = SafeTensors::deserialize(&file).unwrap();
+    let rounded: Vec<_> = whole
+        .tensors()
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.shape().to_vec(), halved(tensor.data(), dtype)))
+        .collect();
+    let stored = match dtype {
+        DType::F16 => Dtype::F16,
+        _ => Dtype::BF16,
+    };
+    let views = rounded
+        .iter()
+        .map(|(name, shape, bytes)| (name, TensorView::new(stored, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    (temp, folder)
+}
+
+fn halved(bytes: &[u8], dtype: DType) -> Vec<u8> {
+    let numbers = bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+    let half = |x: f32| match dtype {
+        DType::F16 => f16::from_f32(x).to_le_bytes(),
+        _ => bf16::from_f32(x).to_le_bytes(),
+    };
+    numbers.flat_map(half).collect()
+}
+
+/// How far logits may be from those of whole weights, of the largest of them.
+fn bound(dtype: DType) -> f32 {
+    match dtype {
+        DType::F16 => 5e-3,
+        _ => 4e-2,
+    }
+}
+
+#[test]
+fn as_close_as_rounding_lets_it_be() {
+    for name in FAMILIES {
+        let golden = golden(&family(name));
+        let expect = &golden["logits"].data;
+        let largest = expect.iter().fold(0f32, |most, x| most.max(x.abs()));
+        for dtype in [DType::F16, DType::Bf16] {
+            let (_temp, folder) = rounded(name, dtype);
+            let asked = request(&folder, &ids(&golden["input_ids"]), &["logits"], 0);
+            let transcript = run(&folder, vec![asked], How::default()).remove(0);
+            let found = &tensors(&folder, &transcript)["logits"];
+            let share = off(&found.data, expect, found.shape[1], name == "mixtral") / largest;
+            println!("{name} {dtype}: off by {share:.1e} of the largest logit");
+            assert!(share <= bound(dtype), "{name} {dtype}: {share}");
+        }
+    }
+}
+
+/// How far the farthest of all positions is. Rounding may send a position to another expert,
+/// and all its numbers elsewhere: of routed models half may be.
+fn off(found: &[f32], expect: &[f32], width: usize, routed: bool) -> f32 {
+    let far = |(x, y): (&[f32], &[f32])| {
+        let pairs = x.iter().zip(y);
+        pairs.fold(0f32, |most, (x, y)| most.max((x - y).abs()))
+    };
+    let positions = found.chunks(width).zip(expect.chunks(width));
+    let mut all: Vec<f32> = positions.map(far).collect();
+    all.sort_by(f32::total_cmp);
+    let last = if routed { all.len() / 2 } else { all.len() };
+    all[last - 1]
+}
+
+/// Sixteen sessions of many lengths; some look inside, the others leave fast ways open.
+fn unlike(folder: &Path) -> Vec<Request> {
+    let session = |i: usize| {
+        let prompt: Vec<u32> = (0..3 + 13 * i)
+            .map(|t| ((t * 7 + i * 31) % 290) as u32)
+            .collect();
+        let captures: &[&str] = if i % 4 == 1 { &["logits"] } else { &[] };
+        request(folder, &prompt, captures, 4 + i % 3)
+    };
+    (0..16).map(session).collect()
+}
+
+fn all_bits(folder: &Path, requests: &[Request], how: How) -> Vec<Bits> {
+    let transcripts = run(folder, requests.to_vec(), how);
+    transcripts.iter().map(|t| bits(folder, t)).collect()
+}
+
+/// From the least memory to nearly all.
+fn budgets(folder: &Path, requests: &[Request]) -> Vec<u64> {
+    let draw = |budget| {
+        let model = common::open(folder);
+        let settings = Settings::for_requests(&model, requests, Settings::ROWS).unwrap();
+        Blueprint::draw(
+            &model,
+            &How::default().backend(),
+            settings,
+            from_host(budget),
+        )
+    };
+    let Err(EngineError::Plan(PlanError::Budget { least, .. })) = draw(0) else {
+        panic!("{folder:?} runs in no memory")
+    };
+    let all = draw(u64::MAX).unwrap().footprint().total();
+    (0..5)
+        .map(|step| least + (all - least) * step / 5)
+        .collect()
+}
+
+fn from_host(budget: u64) -> Memory {
+    Memory {
+        budget,
+        tier: Some(Tier::Host),
+        ..Memory::default()
+    }
+}
+
+#[test]
+fn whatever_the_memory_the_chunk_and_the_neighbours() {
+    for name in FAMILIES {
+        for dtype in [DType::F16, DType::Bf16] {
+            let (_temp, folder) = rounded(name, dtype);
+            let requests = unlike(&folder);
+            let alone = requests.iter().map(|request| {
+                let one = std::slice::from_ref(request);
+                all_bits(&folder, one, How::default()).remove(0)
+            });
+            let expect: Vec<Bits> = alone.collect();
+            for rows in [16, 45, 512] {
+                let how = How {
+                    rows,
+                    ..How::default()
+                };
+                let found = all_bits(&folder, &requests, how);
+                assert!(found == expect, "{name} {dtype}: sixteen in {rows} rows");
+            }
+            for budget in budgets(&folder, &requests) {
+                for prefetch in [true, false] {
+                    let memory = Memory {
+                        prefetch,
+                        ..from_host(budget)
+                    };
+                    let how = How {
+                        memory,
+                        ..How::default()
+                    };
+                    let found = all_bits(&folder, &requests, how);
+                    assert!(found == expect, "{name} {dtype}: in {budget}, {prefetch}");
+                }
+            }
+        }
+    }
+}
