@@ -4,8 +4,8 @@
 
 use super::{Case, Pair, Report, Test};
 use crate::{
-    Activation, Attention, DType, Device, KvLayer, NormKind, Order, Phase, Result, RopeStyle, Rows,
-    View, Weight,
+    Activation, Attention, DType, Device, Edit, KvLayer, NormKind, Order, Phase, Result, RopeStyle,
+    Rows, Stream, View, Weight,
 };
 
 pub(super) const ALL: [Test; 5] = [products, attention, together, rows_alone, replayed];
@@ -202,7 +202,11 @@ fn together(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 count,
             } = Attending::new(pair, dtype, phase, shape)?;
             let (wide, narrow, hidden) = (heads * d_head, kv_heads * d_head, 1000);
-            let resid = pair.floats(DType::F32, count, wide, 0)?;
+            let start = pair.floats(DType::F32, count, wide, 0)?;
+            let (resid, first) = (
+                pair.poisoned(count, wide, 0)?,
+                pair.poisoned(count, wide, 0)?,
+            );
             let mut place = |cols| pair.poisoned(count, cols, 0);
             let (norm, z, sum) = (place(wide)?, place(wide)?, place(wide)?);
             let (q, k, v) = (place(wide)?, place(narrow)?, place(narrow)?);
@@ -221,26 +225,36 @@ fn together(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 matrix(wide, hidden)?,
             );
             let wd = matrix(hidden, wide)?;
-            let block = |device: &dyn Device| {
-                device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm)?;
-                device.linear(norm, wq, None, q, phase)?;
-                device.linear(norm, wk, None, k, phase)?;
-                device.linear(norm, wv, None, v, phase)?;
-                device.rope(q, table, d_head, RopeStyle::Halves)?;
-                device.rope(k, table, d_head, RopeStyle::Halves)?;
-                device.append(k, v, rows, kv)?;
-                device.attend(q, rows, kv, how, z)?;
-                device.linear(z, wo, None, sum, phase)?;
-                device.add(sum, resid)?;
-                device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm)?;
-                device.linear(norm, wg, None, gate, phase)?;
-                device.linear(norm, wu, None, up, phase)?;
-                device.gate(Activation::Silu, gate, up, gate)?;
-                device.linear(gate, wd, None, down, phase)?;
-                device.add(down, resid)
+            let block = |device: &dyn Device, between: &dyn Fn() -> Result<()>| {
+                let then = |done: Result<()>| done.and_then(|()| between());
+                device.edit(resid, Edit::Replace(start))?;
+                then(device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm))?;
+                then(device.linear(norm, wq, None, q, phase))?;
+                then(device.linear(norm, wk, None, k, phase))?;
+                then(device.linear(norm, wv, None, v, phase))?;
+                then(device.rope(q, table, d_head, RopeStyle::Halves))?;
+                then(device.rope(k, table, d_head, RopeStyle::Halves))?;
+                then(device.append(k, v, rows, kv))?;
+                then(device.attend(q, rows, kv, how, z))?;
+                then(device.linear(z, wo, None, sum, phase))?;
+                then(device.add(sum, resid))?;
+                then(device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm))?;
+                then(device.linear(norm, wg, None, gate, phase))?;
+                then(device.linear(norm, wu, None, up, phase))?;
+                then(device.gate(Activation::Silu, gate, up, gate))?;
+                then(device.linear(gate, wd, None, down, phase))?;
+                then(device.add(down, resid))
             };
+            let nothing = || Ok(());
             let what = format!("{phase:?} {dtype}");
-            pair.check("a block", what, resid, report, block)?;
+            pair.check("a block", what.clone(), resid, report, |device| {
+                block(device, &nothing)
+            })?;
+            // Kept apart, operations give the bits they give together.
+            let device = pair.both[1];
+            device.edit(first, Edit::Replace(resid))?;
+            block(device, &|| device.synchronize(Stream::Compute))?;
+            same(pair, "apart", what, [first, resid], report)?;
         }
     }
     Ok(())
@@ -334,7 +348,7 @@ fn replayed(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
         };
         work(first)?;
         for _ in 0..4 {
-            device.edit(again, crate::Edit::Zero)?;
+            device.edit(again, Edit::Zero)?;
             let number = u64::from(dtype == DType::F16);
             device.replay(number, &mut || work(again))?;
             same(pair, "replay", dtype.to_string(), [first, again], report)?;
