@@ -70,6 +70,15 @@ impl Backend {
         }
     }
 
+    /// Bytes of the device that its driver takes to know where so much host memory lies:
+    /// a card finds each page of 4 KiB through a table of its own, eight bytes a page.
+    pub(crate) fn host_tables(&self, host_bytes: u64) -> u64 {
+        match self {
+            Backend::Cpu { .. } => 0,
+            Backend::Cuda { .. } => host_bytes / 512,
+        }
+    }
+
     /// Bytes of the device that its operations take for themselves.
     pub fn scratch_bytes(&self, scratch: Scratch) -> u64 {
         match self {

@@ -79,10 +79,10 @@ impl Blueprint {
         let (program, slow) = (&model.program, &*model.weights);
         let (kv_dtype, packing) = (backend.kv_dtype(program), backend.packing(link.tier));
         let scratch = scratch(program, &settings);
-        let beside = backend.overhead() + backend.scratch_bytes(scratch);
+        let driver = |image: &Image| backend.overhead() + backend.host_tables(image.stream_bytes());
         let fixed = |image: &Image| {
             let arena = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
-            let kept = image.kept_bytes().saturating_add(beside);
+            let kept = image.kept_bytes() + driver(image) + backend.scratch_bytes(scratch);
             arena.saturating_add(kept)
         };
         let image = Image::whole(program, slow, packing);
@@ -116,7 +116,7 @@ impl Blueprint {
             kv: arena.kv_bytes,
             activations: arena.bytes() - arena.kv_bytes,
             scratch: backend.scratch_bytes(scratch),
-            driver: backend.overhead(),
+            driver: driver(&image),
         };
         let host = match link.tier {
             Tier::Files => HostImage::default(),

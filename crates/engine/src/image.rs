@@ -178,6 +178,12 @@ impl Image {
         image
     }
 
+    /// Bytes of what could stream.
+    pub fn stream_bytes(&self) -> u64 {
+        let pieces = self.stream.iter().chain(&self.experts);
+        pieces.map(|piece| piece.bytes).sum()
+    }
+
     /// Bytes that are always in memory.
     pub fn kept_bytes(&self) -> u64 {
         self.kept.iter().map(|piece| piece.bytes).sum()

@@ -7,7 +7,7 @@
 
 constexpr int ONE_KEYS = 64, ONE_WARPS = 4, ONE_THREADS = ONE_WARPS * 32;
 // Query heads of a block at most.
-constexpr int ONE_HEADS = 4;
+constexpr int ONE_HEADS = 8;
 
 // What units leave for the last block: sums of values, then the largest score and the sum of
 // weights. By row, head and unit; and a counter for each row and group of heads.
@@ -70,11 +70,11 @@ template <int DTYPE, int LANES>
 __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
                            const Attend &how, const Mat &out, const Units &units, const Shadow &shadow, int *fault) {
   constexpr int AT_ONCE = 32 / LANES, TURNS = ONE_KEYS / (ONE_WARPS * AT_ONCE), TILE = ONE_KEYS * LANES * 16;
+  // Keys, whose place what the warps mixed takes later; and values.
   __shared__ __align__(16) char keys[TILE], values[TILE];
   __shared__ __align__(16) float queries[ONE_HEADS][LANES * 8];
-  // What each warp found: values mixed, the largest score, the sum of weights.
-  __shared__ float mixed[ONE_WARPS][ONE_HEADS][LANES * 8];
-  __shared__ float most_of[ONE_WARPS][ONE_HEADS], weight_of[ONE_WARPS][ONE_HEADS];
+  __shared__ float scores[ONE_HEADS][ONE_KEYS];
+  __shared__ float most_of[ONE_HEADS], sum_of[ONE_HEADS];
   __shared__ bool is_last;
 
   int r = blockIdx.z, unit = blockIdx.x, group = how.heads / kv.kv_heads;
@@ -113,10 +113,9 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   __syncthreads();
   auto place_of = [&](int i) { return (i * ONE_WARPS + warp) * AT_ONCE + own; };
   auto load_key = [&](const char *tile, int i) { return *(const uint4 *)(tile + (place_of(i) * LANES + lane_of) * 16); };
-  // Each warp by itself: scores, weights and values of its keys.
 #pragma unroll 1
   for (int h = 0; h < heads; h++) {
-    float x[8], scores[TURNS], most = -INFINITY;
+    float x[8];
     *(float4 *)x = *(const float4 *)&queries[h][lane_of * 8];
     *(float4 *)(x + 4) = *(const float4 *)&queries[h][lane_of * 8 + 4];
 #pragma unroll
@@ -133,17 +132,26 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
 #pragma unroll
       for (int step = LANES / 2; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
       int at = unit * ONE_KEYS + place_of(i);
-      scores[i] = at > position || at < first ? -INFINITY : score * how.scale;
-      most = fmaxf(most, scores[i]);
+      if (lane_of == 0) scores[h][place_of(i)] = at > position || at < first ? -INFINITY : score * how.scale;
     }
-#pragma unroll
-    for (int step = LANES; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    // A warp may see none of its keys.
-    float safe = most == -INFINITY ? 0 : most, weight = 0, sums[8] = {};
+  }
+  __syncthreads();
+  for (int h = warp; h < heads; h += ONE_WARPS) {
+    float a = scores[h][lane], b = scores[h][lane + 32];
+    float most = warp_max(fmaxf(a, b));
+    a = expf(a - most), b = expf(b - most);
+    scores[h][lane] = a, scores[h][lane + 32] = b;
+    float sum = warp_sum(a + b);
+    if (lane == 0) most_of[h] = most, sum_of[h] = sum;
+  }
+  __syncthreads();
+  float *mixed = (float *)keys;
+#pragma unroll 1
+  for (int h = 0; h < heads; h++) {
+    float sums[8] = {};
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
-      float p = expf(scores[i] - safe);
-      weight += p;
+      float p = scores[h][place_of(i)];
       uint4 value = load_key(values, i);
       const unsigned *pairs = &value.x;
 #pragma unroll
@@ -154,37 +162,27 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
       }
     }
 #pragma unroll
-    for (int step = LANES; step < 32; step *= 2) {
-      weight += __shfl_xor_sync(~0u, weight, step);
+    for (int e = 0; e < 8; e++) {
 #pragma unroll
-      for (int e = 0; e < 8; e++) sums[e] += __shfl_xor_sync(~0u, sums[e], step);
+      for (int step = LANES; step < 32; step *= 2) sums[e] += __shfl_xor_sync(~0u, sums[e], step);
+      if (own == 0) mixed[(warp * ONE_HEADS + h) * LANES * 8 + lane_of * 8 + e] = sums[e];
     }
-    if (own == 0)
-#pragma unroll
-      for (int e = 0; e < 8; e++) mixed[warp][h][lane_of * 8 + e] = sums[e];
-    if (lane == 0) most_of[warp][h] = most, weight_of[warp][h] = weight;
   }
   __syncthreads();
   for (int i = threadIdx.x; i < heads * kv.d_head; i += ONE_THREADS) {
     int h = i / kv.d_head, d = i % kv.d_head, head = first_head + h;
-    float most = most_of[0][h], sum = 0, weight = 0;
+    float sum = 0;
 #pragma unroll
-    for (int w = 1; w < ONE_WARPS; w++) most = fmaxf(most, most_of[w][h]);
-#pragma unroll
-    for (int w = 0; w < ONE_WARPS; w++) {
-      float scale = expf(most_of[w][h] - most);
-      sum = fmaf(scale, mixed[w][h][d], sum);
-      weight = fmaf(scale, weight_of[w][h], weight);
-    }
+    for (int w = 0; w < ONE_WARPS; w++) sum += mixed[(w * ONE_HEADS + h) * LANES * 8 + d];
     if (alone) {
-      float y = sum / weight;
+      float y = sum / sum_of[h];
       row(out, r)[head * kv.d_head + d] = y;
       cast(shadow, r, head * kv.d_head + d, y);
       continue;
     }
     float *part = part_of(units, how.heads, kv.d_head, r, head, unit);
     part[d] = sum;
-    if (d == 0) part[kv.d_head] = most, part[kv.d_head + 1] = weight;
+    if (d == 0) part[kv.d_head] = most_of[h], part[kv.d_head + 1] = sum_of[h];
   }
   if (alone) return;
 

@@ -12,7 +12,7 @@ use crate::{Attention, DType, KvLayer, Phase, Result, Rows, View};
 /// Threads of a block of the fast kernels, query heads that one shares keys with, and rows
 /// of a prompt it takes, as the sources have it.
 const FAST_THREADS: usize = 128;
-const ONE_HEADS: usize = 4;
+const ONE_HEADS: usize = 8;
 const MANY_ROWS: usize = 64;
 /// Pairs that a thread rotates.
 const ROPE_PAIRS: usize = 4;
