@@ -61,7 +61,7 @@ mod tests {
 
     use sha2::{Digest, Sha256};
 
-    use super::ROOMS;
+    use super::{ROOMS, Room};
 
     fn source(name: &str) -> Vec<u8> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name);
@@ -85,7 +85,7 @@ mod tests {
     fn kernels_have_names_of_their_own() {
         for capability in [80, 90] {
             let rooms = ROOMS.iter().filter(|room| room.capability == capability);
-            let mut names: Vec<&str> = rooms.flat_map(|room| room.kernels()).collect();
+            let mut names: Vec<&str> = rooms.flat_map(Room::kernels).collect();
             let count = names.len();
             names.sort_unstable();
             names.dedup();

@@ -255,10 +255,10 @@ impl FewShape {
     /// The more rows, the more outputs, as the sources say.
     fn of(rows: usize) -> Self {
         let (outputs, rows) = match rows {
-            ..=4 => (16, 8),
-            ..=8 => (32, 8),
-            ..=16 => (32, 16),
-            _ => (32, 32),
+            0..=4 => (16, 8),
+            5..=8 => (32, 8),
+            9..=16 => (32, 16),
+            17.. => (32, 32),
         };
         FewShape { outputs, rows }
     }
@@ -282,7 +282,8 @@ fn way(weight: Weight, x: View, out: View, phase: Phase, library: bool) -> Way {
     let w = weight.view;
     let bytes = w.dtype.bytes() as u64;
     let whole = |n: usize| n.is_multiple_of(8);
-    let aligned = w.offset.is_multiple_of(ALIGNED) && (w.stride as u64 * bytes) % ALIGNED == 0;
+    let aligned =
+        w.offset.is_multiple_of(ALIGNED) && (w.stride as u64 * bytes).is_multiple_of(ALIGNED);
     if bytes != 2 || !aligned || !whole(x.cols) {
         return Way::Simple;
     }
