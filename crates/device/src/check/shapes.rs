@@ -139,9 +139,7 @@ impl Op {
         count: usize,
         out: View,
     ) -> Result<()> {
-        let pages = self.pages(kv)?;
-        self.apart_from(out, pages)?;
-        let whole = how.heads > 0 && how.heads.is_multiple_of(kv.kv_heads);
+        let whole = how.heads > 0 && how.heads.is_multiple_of(kv.kv_heads.max(1));
         self.ensure(whole, || {
             format!(
                 "{} query heads do not share {} key heads evenly",
@@ -149,6 +147,8 @@ impl Op {
             )
         })?;
         self.ensure(how.window != Some(0), || "a window of no keys".into())?;
+        let pages = self.pages(kv)?;
+        self.apart_from(out, pages)?;
         self.whose(rows, count)?;
         [rows.positions, rows.sequences, rows.tables]
             .into_iter()
@@ -185,15 +185,18 @@ impl Op {
         width: usize,
         out: View,
     ) -> Result<()> {
-        self.ensure(
-            width > 0 && out.cols.is_multiple_of(width) && x.rows == out.rows,
-            || format!("{out:?} in groups of {width} out of {x:?}"),
-        )?;
+        self.ensure(width > 0 && out.cols.is_multiple_of(width), || {
+            format!("out has {} columns, not a multiple of {width}", out.cols)
+        })?;
+        self.ensure(x.rows == out.rows, || {
+            format!("out has {} rows, x {}", out.rows, x.rows)
+        })?;
         let groups = out.cols / width;
         let last = groups.saturating_sub(1).checked_mul(stride);
         let end = last.and_then(|last| last.checked_add(first)?.checked_add(width));
         self.ensure(groups == 0 || end.is_some_and(|end| end <= x.cols), || {
-            format!("{groups} groups of {width} at {first}, {stride} apart, do not fit")
+            let cols = x.cols;
+            format!("{groups} groups of {width} at {first}, {stride} apart, do not fit in {cols} columns")
         })?;
         self.apart(out, x)
     }
