@@ -63,7 +63,8 @@ impl CudaDevice {
         op.attend(q, rows, &kv, how, out)?;
         let work = &mut *self.ready()?;
         let Some(kernel) = fast(&kv) else {
-            return self.attend_simple(work, op, q, rows, kv, how, out);
+            let size = self.with_scores(op, how.heads, q.rows, rows, &kv)?;
+            return self.simple_attention(work, op, size, q, (rows, kv, how), out);
         };
         let [positions, sequences, tables] = self.whose(op, rows)?;
         let from = self.f32(op, "q", q)?;
@@ -116,24 +117,6 @@ impl CudaDevice {
         })
     }
 
-    fn attend_simple(
-        &self,
-        work: &mut Work,
-        op: Op,
-        q: View,
-        rows: Rows,
-        kv: KvLayer,
-        how: Attention,
-        out: View,
-    ) -> Result<()> {
-        let size = self.with_scores(op, how.heads, q.rows, rows, &kv)?;
-        let [positions, sequences, tables] = self.whose(op, rows)?;
-        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
-        let (q, to) = (self.f32(op, "q", q)?, self.out(work, op, "out", out)?);
-        launch!(self, work, "attend", size; q, positions, sequences, tables, pages, attend, to,
-                self.fault.start)
-    }
-
     pub(super) fn do_pattern(
         &self,
         q: View,
@@ -144,13 +127,9 @@ impl CudaDevice {
     ) -> Result<()> {
         let op = self.op("pattern");
         op.pattern(q, rows, &kv, how, out)?;
-        let work = &mut *self.ready()?;
         let size = self.with_scores(op, how.heads, q.rows, rows, &kv)?;
-        let [positions, sequences, tables] = self.whose(op, rows)?;
-        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
-        let (q, to) = (self.f32(op, "q", q)?, self.out(work, op, "out", out)?);
-        launch!(self, work, "pattern", size; q, positions, sequences, tables, pages, attend, to,
-                self.fault.start)
+        let work = &mut *self.ready()?;
+        self.simple_attention(work, op, size, q, (rows, kv, how), out)
     }
 
     pub(super) fn do_mix(
@@ -163,17 +142,31 @@ impl CudaDevice {
     ) -> Result<()> {
         let op = self.op("mix");
         op.mix(pattern, rows, &kv, how, out)?;
-        let work = &mut *self.ready()?;
         let size = Size {
             blocks: [how.heads, out.rows, 1],
             threads: THREADS,
             shared: 0,
         };
+        let work = &mut *self.ready()?;
+        self.simple_attention(work, op, size, pattern, (rows, kv, how), out)
+    }
+
+    /// The simple kernel with the name of the operation: queries or a pattern in, values or
+    /// a pattern out.
+    fn simple_attention(
+        &self,
+        work: &mut Work,
+        op: Op,
+        size: Size,
+        from: View,
+        (rows, kv, how): (Rows, KvLayer, Attention),
+        out: View,
+    ) -> Result<()> {
         let [positions, sequences, tables] = self.whose(op, rows)?;
         let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
-        let pattern = self.f32(op, "pattern", pattern)?;
+        let from = self.f32(op, "from", from)?;
         let to = self.out(work, op, "out", out)?;
-        launch!(self, work, "mix", size; pattern, positions, sequences, tables, pages, attend, to,
+        launch!(self, work, op.name, size; from, positions, sequences, tables, pages, attend, to,
                 self.fault.start)
     }
 
