@@ -90,6 +90,8 @@ pub trait Device: Send + Sync {
     /// Copies from host memory, from byte `from` on, into a span of the slab, on
     /// [`Stream::Copy`]. The bytes must be there already and stay as they are.
     fn bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()>;
+    /// Says that no more loads will come: what they took beside the slab can go.
+    fn loaded(&self) {}
     /// Copies bytes from the host into the slab; they are taken before this returns.
     fn upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()>;
     /// Waits for the compute stream, then copies an f32 view to the host, row by row.
@@ -139,7 +141,7 @@ pub trait Device: Send + Sync {
         phase: Phase,
     ) -> Result<()>;
     /// Says of a weight that it will come, so that nothing about it is left to decide when
-    /// it does. Only its order and its shape count.
+    /// it does. Only its order and its shape count. Before the first operation.
     fn expect(&self, _weight: Weight) -> Result<()> {
         Ok(())
     }

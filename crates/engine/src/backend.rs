@@ -5,12 +5,12 @@ use std::sync::Arc;
 use djinn_device::{
     ALIGN, DType, Device, DeviceError, Scratch,
     cpu::{CpuDevice, CpuOptions, Isa},
-    cuda::{Card, CudaDevice},
+    cuda::{Card, CudaDevice, ROWS_MAX},
     host,
 };
 use djinn_model::program::Program;
 
-use crate::{Tier, image::Packing, memory::weights_dtype};
+use crate::{EngineError, Settings, Tier, image::Packing, memory::weights_dtype};
 
 /// A device that is yet to be opened: its slab's size is known only once the model
 /// is laid out.
@@ -77,6 +77,32 @@ impl Backend {
             Backend::Cpu { .. } => 0,
             Backend::Cuda { .. } => host_bytes / 512,
         }
+    }
+
+    /// Refuses passes that the device's kernels are not made for.
+    pub(crate) fn check_settings(
+        &self,
+        program: &Program,
+        settings: &Settings,
+    ) -> Result<(), EngineError> {
+        let Backend::Cuda { card } = self else {
+            return Ok(());
+        };
+        let (keys_max, d_head) = (card.scores_max(), program.dims.d_head);
+        let two_bytes = self.kv_dtype(program).bytes() == 2;
+        let keeps_scores = !two_bytes || d_head > 128 || !d_head.is_multiple_of(8);
+        let context = settings.table_pages() * settings.page_tokens;
+        let keys = if keeps_scores { context } else { 0 };
+        let what = "keys that a card keeps the scores of (f32, wide heads, patterns)";
+        for (what, asked, limit) in [
+            ("rows of a pass on a card", settings.rows, ROWS_MAX),
+            (what, keys.max(settings.pattern_keys), keys_max),
+        ] {
+            if asked > limit {
+                return Err(EngineError::Limit { what, asked, limit });
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of the device that its operations take for themselves.

@@ -75,6 +75,7 @@ impl Blueprint {
         settings: Settings,
         memory: Memory,
     ) -> Result<Self, EngineError> {
+        backend.check_settings(&model.program, &settings)?;
         let link = LinkSettings::settle(&memory, backend)?;
         let (program, slow) = (&model.program, &*model.weights);
         let (kv_dtype, packing) = (backend.kv_dtype(program), backend.packing(link.tier));

@@ -80,6 +80,7 @@ impl Engine {
         streamer.load(&blueprint, &experts, &mut |loaded| {
             progress(LoadProgress { loaded, total });
         })?;
+        device.loaded();
         for weight in expected(&model.program) {
             device.expect(weight)?;
         }

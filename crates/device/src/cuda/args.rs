@@ -22,6 +22,16 @@ impl MatArg {
         stride: 0,
     };
 
+    /// Some rows of an f32 matrix, or nothing of none.
+    pub(super) fn rows(self, first: usize, count: usize) -> Self {
+        let at = self.at + 4 * first as u64 * self.stride as u64;
+        MatArg {
+            at: if self.at == 0 { 0 } else { at },
+            rows: count as i32,
+            ..self
+        }
+    }
+
     /// A checked matrix; its elements must lie where the card can read them.
     pub(super) fn new<T>(op: &'static str, mat: Mat<T>, dtype: DType) -> Result<Self> {
         let fail = |detail: String| DeviceError::Shape { op, detail };
@@ -105,6 +115,15 @@ impl ShadowArg {
         stride: 0,
         dtype: 0,
     };
+
+    /// The copy from a row on.
+    pub(super) fn from(self, first: usize) -> Self {
+        let at = self.at + 2 * first as u64 * self.stride as u64;
+        ShadowArg {
+            at: if self.at == 0 { 0 } else { at },
+            ..self
+        }
+    }
 }
 
 /// What the units of one attention leave for the last of its blocks.

@@ -63,7 +63,8 @@ impl CudaDevice {
         op.attend(q, rows, &kv, how, out)?;
         let work = &mut *self.ready()?;
         let Some(kernel) = fast(&kv) else {
-            let size = self.with_scores(op, how.heads, q.rows, rows, &kv)?;
+            let keys = rows.tables.cols.saturating_mul(kv.page_tokens);
+            let size = self.with_scores(op, how.heads, q.rows, keys)?;
             return self.simple_attention(work, op, size, q, (rows, kv, how), out);
         };
         let [positions, sequences, tables] = self.whose(op, rows)?;
@@ -127,7 +128,7 @@ impl CudaDevice {
     ) -> Result<()> {
         let op = self.op("pattern");
         op.pattern(q, rows, &kv, how, out)?;
-        let size = self.with_scores(op, how.heads, q.rows, rows, &kv)?;
+        let size = self.with_scores(op, how.heads, q.rows, out.cols)?;
         let work = &mut *self.ready()?;
         self.simple_attention(work, op, size, q, (rows, kv, how), out)
     }
@@ -171,16 +172,8 @@ impl CudaDevice {
     }
 
     /// A block for every row and head, with room for the score of every key a row could see.
-    fn with_scores(
-        &self,
-        op: Op,
-        heads: usize,
-        count: usize,
-        rows: Rows,
-        kv: &KvLayer,
-    ) -> Result<Size> {
-        let keys = rows.tables.cols.saturating_mul(kv.page_tokens);
-        let most = self.card.kernels().shared_max / 4;
+    fn with_scores(&self, op: Op, heads: usize, count: usize, keys: usize) -> Result<Size> {
+        let most = self.card.scores_max();
         op.ensure(keys <= most, || {
             format!("contexts of {keys} keys; this card holds the scores of {most}")
         })?;

@@ -129,6 +129,12 @@ impl Card {
         self.taken
     }
 
+    /// Keys that a row can see where attention keeps a row's scores: of f32 keys, of heads
+    /// wider than 128 or odd, and where a pattern is looked at.
+    pub fn scores_max(&self) -> usize {
+        self.kernels().shared_max / 4
+    }
+
     /// Bytes of its memory in use by all processes, where the system says.
     pub fn used(&self) -> Option<u64> {
         Nvml::open()?.used(&self.bus_id)

@@ -19,6 +19,8 @@ enum Known {
     Ran,
     /// It can be run again.
     Recorded(Graph),
+    /// It could not be recorded, and is run as it is.
+    Never,
 }
 
 /// What to do about a number.
@@ -50,40 +52,48 @@ impl Graphs {
                 Ok(Next::Done)
             }
             Some(Known::Ran) => Ok(Next::Record),
-            None => {
-                if self.known.len() < MOST {
-                    self.known.insert(number, Known::Ran);
-                }
-                Ok(Next::Run)
-            }
+            Some(Known::Never) | None => Ok(Next::Run),
         }
     }
 
-    /// Records what `work` puts on a stream, and puts it there.
+    /// A number was run as it is.
+    pub(super) fn ran(&mut self, number: u64) {
+        if self.known.len() < MOST {
+            self.known.entry(number).or_insert(Known::Ran);
+        }
+    }
+
+    /// Records what `work` puts on a stream, and puts it there. `false` where that cannot be
+    /// recorded, now or later; nothing was put there then.
     pub(super) fn record(
         &mut self,
         number: u64,
         stream: sys::CUstream,
         work: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a stream of this device, on which nothing is being recorded.
         unsafe { result::stream::begin_capture(stream, mode) }.said("beginning to record")?;
         let worked = work();
         // SAFETY: the same stream, which has been recording since.
-        let graph = unsafe { result::stream::end_capture(stream) };
+        let drawn = unsafe { result::stream::end_capture(stream) };
+        let made = drawn.and_then(|graph| {
+            let flags = sys::CUgraphInstantiate_flags(0);
+            // SAFETY: a graph just recorded.
+            let made = unsafe { result::graph::instantiate(graph, flags) }.map(Graph);
+            // SAFETY: no longer needed, instantiated or not.
+            let _ = unsafe { result::graph::destroy(graph) };
+            made
+        });
         worked?;
-        let graph = graph.said("recording")?;
-        let mut exec = std::ptr::null_mut();
-        // SAFETY: a graph just recorded; the place for its handle lives through the call.
-        let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0) };
-        // SAFETY: no longer needed once it was instantiated, or not.
-        let _ = unsafe { result::graph::destroy(graph) };
-        made.result().said("making a graph")?;
+        let Ok(graph) = made else {
+            self.known.insert(number, Known::Never);
+            return Ok(false);
+        };
         // SAFETY: as in `next`.
-        unsafe { result::graph::launch(exec, stream) }.said("replaying")?;
-        self.known.insert(number, Known::Recorded(Graph(exec)));
-        Ok(())
+        unsafe { result::graph::launch(graph.0, stream) }.said("replaying")?;
+        self.known.insert(number, Known::Recorded(graph));
+        Ok(true)
     }
 }
 

@@ -45,8 +45,14 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
+/// Blocks of a launch in its second and third dimension at most: rows, mostly.
+pub const ROWS_MAX: usize = 65_535;
+
 /// Kernels for this capability and later wait for the one before them by themselves.
 const FOLLOWS: u32 = 90;
+
+/// The least capability there are kernels for.
+const CAPABILITY_LEAST: u32 = 80;
 
 const SHARED_MAX: sys::CUdevice_attribute =
     sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -58,7 +64,7 @@ impl Kernels {
     /// the next time.
     pub(super) fn load(card: &Card) -> Result<Self> {
         let capability = card.capability()?;
-        if capability < 80 {
+        if capability < CAPABILITY_LEAST {
             let (major, minor) = (capability / 10, capability % 10);
             return Err(DeviceError::Setup(format!(
                 "{}: {} has compute capability {major}.{minor}; the kernels need 8.0 or later; use \
@@ -94,8 +100,9 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Puts a kernel on a stream. Arguments are pointers to what its parameters take.
-    /// `close` says that what comes before it there is a kernel too, or nothing.
+    /// Puts a kernel on a stream, unless it would have no blocks, and says whether it did.
+    /// Arguments are pointers to what its parameters take. `close` says that what comes
+    /// before it there is a kernel too.
     ///
     /// # Safety
     /// They must be of the types the sources say, and places they name must stay until
@@ -107,16 +114,16 @@ impl Kernels {
         stream: sys::CUstream,
         close: bool,
         arguments: &mut [*mut c_void],
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let [x, y, z] = size.blocks;
         if x == 0 || y == 0 || z == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let function = self.functions[name];
         let failed = |detail: String| DeviceError::Setup(format!("{name}: {detail}"));
-        if y > 65_535 || z > 65_535 {
+        if y > ROWS_MAX || z > ROWS_MAX {
             return Err(failed(format!(
-                "{y} by {z} rows at once; a card takes 65535"
+                "{y} by {z} rows at once; a card takes {ROWS_MAX}"
             )));
         }
         let mut attribute = sys::CUlaunchAttribute {
@@ -149,6 +156,7 @@ impl Kernels {
         }
         .result()
         .said("putting a kernel on the card")
+        .map(|()| true)
         .map_err(|error| failed(error.to_string()))
     }
 }

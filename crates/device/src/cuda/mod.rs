@@ -35,6 +35,7 @@ pub use facts::{
     CardFacts, PciLink, Version, driver_present, driver_version, library_present,
     management_present,
 };
+pub use kernels::ROWS_MAX;
 pub use link::{Direction, HostMemory, LinkBench, Transfer, measure_link, measure_memory};
 pub use scratch::Scratch;
 
@@ -126,6 +127,9 @@ impl Device for CudaDevice {
     fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
         self.do_load(dst, fill)
     }
+    fn loaded(&self) {
+        self.do_loaded();
+    }
     fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
         self.do_host_slab(bytes)
     }
@@ -165,15 +169,17 @@ impl Device for CudaDevice {
         // What was replayed leaves nothing behind that is known here, nor may what is
         // recorded count on anything.
         self.forget()?;
-        match graphs.next(number, self.compute.stream)? {
-            Next::Done => {}
-            Next::Run => work()?,
-            Next::Record => graphs.record(number, self.compute.stream, || {
-                work()?;
-                self.flush()
-            })?,
-        }
-        self.forget()
+        let run = |work: &mut dyn FnMut() -> Result<()>| work().and_then(|()| self.flush());
+        let done = match graphs.next(number, self.compute.stream)? {
+            Next::Done => Ok(()),
+            Next::Run => run(work).map(|()| graphs.ran(number)),
+            Next::Record => match graphs.record(number, self.compute.stream, || run(work)) {
+                Ok(true) => Ok(()),
+                Ok(false) => self.forget().and_then(|()| run(work)),
+                Err(error) => Err(error),
+            },
+        };
+        self.forget().and(done)
     }
 
     fn gather(&self, table: View, ids: View, out: View, accumulate: bool) -> Result<()> {

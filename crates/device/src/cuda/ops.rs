@@ -2,6 +2,7 @@
 
 use super::CudaDevice;
 use super::args::{MatArg, ShadowArg, activation_arg, dtype_arg};
+use super::kernels::ROWS_MAX;
 use super::work::{Pending, Sum, THREADS, Turn, Work, by_row, columns, elements, launch};
 use crate::check::{Op, overlap};
 use crate::{Activation, DType, Edit, NormKind, Result, RopeStyle, View};
@@ -95,11 +96,17 @@ impl CudaDevice {
         let (bias, bias_dtype, has_bias) = self.bias(op, bias)?;
         let (weight, weight_dtype) = self.floats(op, "weight", weight)?;
         let layer = i32::from(kind == NormKind::Layer);
-        let size = by_row(x, NORM_THREADS);
-        let (x, to) = (self.f32(op, "x", x)?, self.out(work, op, "out", out)?);
+        let (from, to) = (self.f32(op, "x", x)?, self.out(work, op, "out", out)?);
         let shadow = self.shadow_for(work, out);
-        launch!(self, work, "normalise", size; layer, eps, x, added, weight, weight_dtype, bias,
-                bias_dtype, has_bias, to, shadow)
+        // Heads that are normalised one by one can be more rows than a launch takes.
+        for first in (0..x.rows).step_by(ROWS_MAX) {
+            let count = ROWS_MAX.min(x.rows - first);
+            let at = |mat: MatArg| mat.rows(first, count);
+            let size = by_row(x.rows(first, count), NORM_THREADS);
+            launch!(self, work, "normalise", size; layer, eps, at(from), at(added), weight,
+                    weight_dtype, bias, bias_dtype, has_bias, at(to), shadow.from(first))?;
+        }
+        Ok(())
     }
 
     /// What is still to be added to the input of a norm, if that can be done on the way;

@@ -58,9 +58,12 @@ impl CudaDevice {
             Order::OutIn => (weight.view.cols, weight.view.rows),
             Order::InOut => (weight.view.rows, weight.view.cols),
         };
+        let x = View::new(0, DType::F32, 1, inputs);
+        let out = View::new(0, DType::F32, 1, outputs);
         // A product of what lies behind the slab's end with itself, where there is room.
         let (lines, least) = (8, 8 * inputs as u64);
-        if !inputs.is_multiple_of(8) || self.scratch.bytes() < 3 * 4 * least {
+        let is_many = way(weight, x, out, Phase::Prompt, true) == Way::Many;
+        if !is_many || self.scratch.bytes() < 3 * 4 * least {
             return Ok(());
         }
         let product = Product {
@@ -90,6 +93,10 @@ impl CudaDevice {
 
     /// Joins others of the same inputs, or waits for them.
     fn few(&self, op: Op, x: View, weight: View, bias: Option<View>, out: View) -> Result<()> {
+        // Distances within the inputs are numbers of four bytes.
+        op.ensure(2 * x.rows * x.cols <= i32::MAX as usize, || {
+            format!("[{}, {}] inputs at once", x.rows, x.cols)
+        })?;
         let (w, _) = self.floats(op, "weight", weight)?;
         let (b, bias_dtype, _) = self.bias(op, bias)?;
         let work = &mut *self.lock();
@@ -170,7 +177,9 @@ impl CudaDevice {
             (part.out, part.out_stride, part.outputs, few.rows)
                 == (mat.at, mat.stride, mat.cols, mat.rows)
         };
-        if few.parts != 2 || !is(first, gate) || !is(second, up) {
+        // The copy of what comes out must not lie where the inputs are read.
+        let read = few.x >= self.scratch_at(self.scratch.second_at());
+        if few.parts != 2 || !is(first, gate) || !is(second, up) || read {
             return Ok(false);
         }
         work.pending = Pending::Nothing;

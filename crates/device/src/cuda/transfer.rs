@@ -156,13 +156,20 @@ impl CudaDevice {
         };
         match spare {
             Some(pinned) => Ok(pinned),
-            None => Pinned::new(bytes),
+            // In steps, so that what grows a little at a time is not pinned anew each time.
+            None => Pinned::new(bytes.next_power_of_two()),
         }
     }
 
     fn give_staging(&self, pinned: Pinned) {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         staging.push(pinned);
+    }
+
+    /// Lets go of what loads passed through.
+    pub(super) fn do_loaded(&self) {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.clear();
     }
 
     pub(super) fn do_record(&self, stream: Stream) -> Result<Event> {
@@ -204,6 +211,11 @@ impl CudaDevice {
     }
 
     pub(super) fn do_synchronize(&self, stream: Stream) -> Result<()> {
+        // What operations found wrong is told here too: whoever gives a pass up waits for it,
+        // and the next must not be told.
+        if stream == Stream::Compute {
+            return self.settle();
+        }
         self.flush()?;
         self.card.enter()?;
         self.stream(stream).wait()

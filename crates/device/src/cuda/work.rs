@@ -141,9 +141,11 @@ impl CudaDevice {
     ) -> Result<()> {
         self.card.enter()?;
         let (kernels, stream) = (self.card.kernels(), self.compute.stream);
-        let close = std::mem::replace(&mut work.close, true);
+        let close = std::mem::take(&mut work.close);
         // SAFETY: the caller's.
-        unsafe { kernels.launch(name, size, stream, close, arguments) }
+        let launched = unsafe { kernels.launch(name, size, stream, close, arguments) }?;
+        work.close = launched || close;
+        Ok(())
     }
 
     pub(super) fn put_pending(&self, work: &mut Work) -> Result<()> {

@@ -13,8 +13,9 @@ use super::at_least_one;
 /// says so before loading.
 #[derive(Clone, Debug, Args)]
 pub struct MemoryArgs {
-    /// Memory of the device for weights, KV and activations: 16GB, 1.5GiB, or 0.5 for half
-    /// of what is free [default: what is free, less a margin]
+    /// Memory of the device for weights, KV and activations, and of a card for its driver
+    /// too: 16GB, 1.5GiB, or 0.5 for half of what is free [default: what is free, less a
+    /// margin]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub memory: Option<Amount>,
     /// Instead of the plan's: bytes of the ring that weights stream through

@@ -198,7 +198,9 @@ impl Report {
             "bytes": {
                 "resident": footprint.resident, "ring": footprint.ring,
                 "experts": footprint.pool, "kv": footprint.kv,
-                "activations": footprint.activations, "total": footprint.total(),
+                "activations": footprint.activations, "scratch": footprint.scratch,
+                "driver": footprint.driver, "host": self.blueprint.host_bytes(),
+                "total": footprint.total(),
             },
             "streamed_bytes_per_pass": plan.ring.streamed_bytes(),
             "ring": {
@@ -237,7 +239,12 @@ fn bar(footprint: &Footprint, budget: u64) -> String {
         ('▒', "ring", footprint.ring),
         ('▓', "experts", footprint.pool),
         ('▚', "KV", footprint.kv),
-        ('░', "activations", footprint.activations),
+        (
+            '░',
+            "activations",
+            footprint.activations + footprint.scratch,
+        ),
+        ('▞', "driver", footprint.driver),
         ('·', "free", free),
     ];
     let whole = footprint.total().max(budget).max(1) as f64;

@@ -11,9 +11,6 @@ use djinn_model::{Model, Origin};
 
 use crate::{args::Settled, failure::Failure};
 
-/// Bytes of a copy to a card unless told otherwise: more gains nothing.
-const CARD_CHUNK: u64 = 64 << 20;
-
 /// GB/s of reading the device's memory: for processors with their number of threads and
 /// `bytes` to read through, for cards as a copy within their memory finds it.
 pub fn memory(backend: &Backend, bytes: u64) -> Result<f64, Failure> {
@@ -40,8 +37,7 @@ pub fn link(
     start: f64,
 ) -> Result<f64, Failure> {
     if let Backend::Cuda { card } = settled.backend() {
-        let chunk = settled.args.memory.chunk.map_or(CARD_CHUNK, |size| size.0);
-        return Ok(cuda::measure_link(card, chunk, time)? / 1e9);
+        return Ok(cuda::measure_link(card, blueprint.link().chunk, time)? / 1e9);
     }
     let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
     let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
