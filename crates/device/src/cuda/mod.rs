@@ -2,7 +2,7 @@
 //! from text. The driver is found at run time; building needs nothing of CUDA.
 //!
 //! Operations are put on the compute stream and return at once. A few are held back until
-//! the next is known, since some go together in one launch ([`work`]). What an operation
+//! the next is known, since some go together in one launch (`work.rs`). What an operation
 //! reads from the slab and finds to be no place (a row number beyond its table, a page
 //! that is not there) is noted by the card and told by the next download.
 
