@@ -57,8 +57,8 @@ pub fn operations(args: &BenchOperationsArgs) -> Result<(), Failure> {
         vec![
             m.what.clone(),
             format!("{:.1} µs", m.seconds * 1e6),
-            format!("{:.2} TB/s", m.bytes / m.seconds / 1e12),
-            format!("{:.0} TFLOP/s", m.flops / m.seconds / 1e12),
+            rate(m.bytes / m.seconds, "B/s"),
+            rate(m.flops / m.seconds, "FLOP/s"),
         ]
     };
     let lines: Vec<Vec<String>> = measured.iter().map(line).collect();
@@ -68,6 +68,14 @@ pub fn operations(args: &BenchOperationsArgs) -> Result<(), Failure> {
         bench.device.info().detail,
         table(&head, &lines)
     ))
+}
+
+/// In the prefix that cards are measured in, or the one below it.
+fn rate(per_s: f64, unit: &str) -> String {
+    match per_s {
+        rate if rate < 1e12 => format!("{:.1} G{unit}", rate / 1e9),
+        rate => format!("{:.2} T{unit}", rate / 1e12),
+    }
 }
 
 /// A device with room for operands of every shape.
