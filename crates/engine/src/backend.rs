@@ -88,15 +88,17 @@ impl Backend {
         let Backend::Cuda { card } = self else {
             return Ok(());
         };
-        let (keys_max, d_head) = (card.scores_max(), program.dims.d_head);
-        let two_bytes = self.kv_dtype(program).bytes() == 2;
-        let keeps_scores = !two_bytes || d_head > 128 || !d_head.is_multiple_of(8);
-        let context = settings.table_pages() * settings.page_tokens;
-        let keys = if keeps_scores { context } else { 0 };
-        let what = "keys that a card keeps the scores of (f32, wide heads, patterns)";
+        let keys = settings.table_pages().saturating_mul(settings.page_tokens);
+        let keys_max = card.keys_max(self.kv_dtype(program), program.dims.d_head);
+        let pattern_keys = settings.pattern_keys;
         for (what, asked, limit) in [
-            ("rows of a pass on a card", settings.rows, ROWS_MAX),
-            (what, keys.max(settings.pattern_keys), keys_max),
+            ("rows of a pass on this card", settings.rows, ROWS_MAX),
+            ("keys of such heads on this card", keys, keys_max),
+            (
+                "keys of a pattern on this card",
+                pattern_keys,
+                card.scores_max(),
+            ),
         ] {
             if asked > limit {
                 return Err(EngineError::Limit { what, asked, limit });

@@ -2,7 +2,7 @@
 #include "common.cuh"
 
 // The probabilities of one row and head into p[0..count), keys from `first` on.
-__device__ bool probabilities(const float *q, int sequence, int first, int count, int head, const Mat &tables,
+__device__ void probabilities(const float *q, int sequence, int first, int count, int head, const Mat &tables,
                               const Kv &kv, float scale, float *p, int *fault) {
   float most = -INFINITY;
   for (int k = threadIdx.x; k < count; k += THREADS) {
@@ -24,7 +24,6 @@ __device__ bool probabilities(const float *q, int sequence, int first, int count
   sum = block_sum(sum);
   for (int k = threadIdx.x; k < count; k += THREADS) p[k] = p[k] / sum;
   __syncthreads();
-  return true;
 }
 
 // Values mixed by p, keys in order.

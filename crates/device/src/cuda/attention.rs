@@ -1,11 +1,11 @@
 //! Attention: which kernel takes which. Type, head and phase decide, never the number of
 //! rows.
 
-use super::CudaDevice;
 use super::args::{AttendArg, KvArg, MatArg, UnitsArg};
 use super::kernels::Size;
 use super::scratch::UNIT_KEYS;
 use super::work::{Pending, THREADS, Turn, Work, columns, elements, launch};
+use super::{Card, CudaDevice};
 use crate::check::Op;
 use crate::{Attention, DType, KvLayer, Phase, Result, Rows, View};
 
@@ -185,6 +185,23 @@ impl CudaDevice {
     }
 }
 
+impl Card {
+    /// Keys that a row can see at most, of this type and in heads of this width: without
+    /// fast kernels a row's scores are kept.
+    pub fn keys_max(&self, dtype: DType, d_head: usize) -> usize {
+        match fast_for(dtype, d_head) {
+            Some(_) => usize::MAX,
+            None => self.scores_max(),
+        }
+    }
+
+    /// Keys of a row whose scores are kept: where no fast kernel is, and of every pattern
+    /// that is looked at.
+    pub fn scores_max(&self) -> usize {
+        self.kernels().shared_max / 4
+    }
+}
+
 /// The rotations that are held back, queries first, if they are those that go with keys.
 fn turns_of(work: &Work, k: View, kv: &KvLayer) -> Option<[Turn; 2]> {
     let Pending::Turns(turns) = &work.pending else {
@@ -208,10 +225,16 @@ struct Fast {
 /// The fast kernels for these pages, if there are any.
 fn fast(kv: &KvLayer) -> Option<Fast> {
     let aligned = kv.offset.is_multiple_of(16) && kv.page_bytes.is_multiple_of(16);
-    if !aligned || !kv.d_head.is_multiple_of(8) || !kv.page_tokens.is_power_of_two() {
+    let fits = aligned && kv.page_tokens.is_power_of_two();
+    fast_for(kv.dtype, kv.d_head).filter(|_| fits)
+}
+
+/// The fast kernels for keys of this type and heads of this width, if there are any.
+fn fast_for(dtype: DType, d_head: usize) -> Option<Fast> {
+    if !d_head.is_multiple_of(8) {
         return None;
     }
-    let (name, width) = match (kv.dtype, kv.d_head) {
+    let (name, width) = match (dtype, d_head) {
         (DType::F16, ..=64) => ("f16_64", 64),
         (DType::F16, ..=128) => ("f16_128", 128),
         (DType::Bf16, ..=64) => ("bf16_64", 64),

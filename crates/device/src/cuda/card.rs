@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use super::blas::Blas;
+use super::facts::Version;
 use super::kernels::Kernels;
 use super::nvml::Nvml;
 use crate::{DeviceError, Result};
@@ -129,12 +130,6 @@ impl Card {
         self.taken
     }
 
-    /// Keys that a row can see where attention keeps a row's scores: of f32 keys, of heads
-    /// wider than 128 or odd, and where a pattern is looked at.
-    pub fn scores_max(&self) -> usize {
-        self.kernels().shared_max / 4
-    }
-
     /// Bytes of its memory in use by all processes, where the system says.
     pub fn used(&self) -> Option<u64> {
         Nvml::open()?.used(&self.bus_id)
@@ -165,12 +160,15 @@ impl Card {
         unsafe { result::ctx::set_current(self.context) }.said("entering the context")
     }
 
-    /// Its compute capability, times ten.
-    pub(super) fn capability(&self) -> Result<u32> {
+    /// Its compute capability.
+    pub(super) fn capability(&self) -> Result<Version> {
         use sys::CUdevice_attribute as Attribute;
         let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        Ok((10 * major + minor) as u32)
+        Ok(Version {
+            major: major as u32,
+            minor: minor as u32,
+        })
     }
 
     /// A number the driver knows of the card.

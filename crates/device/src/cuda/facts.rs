@@ -109,17 +109,10 @@ pub struct PciLink {
 impl Card {
     /// Asks the driver and the system about this card.
     pub fn facts(&self) -> Result<CardFacts> {
-        use sys::CUdevice_attribute::{
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
-        };
         let bus_id = self.bus_id().to_lowercase();
         let folder = Path::new("/sys/bus/pci/devices").join(&bus_id);
         Ok(CardFacts {
-            capability: Version {
-                major: self.attribute(MAJOR)?.max(0) as u32,
-                minor: self.attribute(MINOR)?.max(0) as u32,
-            },
+            capability: self.capability()?,
             processes: Nvml::open().and_then(|nvml| nvml.processes(self.bus_id())),
             link: pci_link(&folder),
             // −1 stands for no node in particular.

@@ -7,6 +7,7 @@ use cudarc::driver::{result, sys};
 use djinn_kernels::{ROOMS, Room};
 
 use super::card::{Card, Said};
+use super::facts::Version;
 use crate::{DeviceError, Result};
 
 /// A launch's size: blocks, threads of a block, shared bytes.
@@ -51,9 +52,6 @@ pub const ROWS_MAX: usize = 65_535;
 /// Kernels for this capability and later wait for the one before them by themselves.
 const FOLLOWS: u32 = 90;
 
-/// The least capability there are kernels for.
-const CAPABILITY_LEAST: u32 = 80;
-
 const SHARED_MAX: sys::CUdevice_attribute =
     sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
 /// Shared bytes the simple attention takes beside what is asked for: partial sums.
@@ -64,18 +62,21 @@ impl Kernels {
     /// the next time.
     pub(super) fn load(card: &Card) -> Result<Self> {
         let capability = card.capability()?;
-        if capability < CAPABILITY_LEAST {
-            let (major, minor) = (capability / 10, capability % 10);
+        if capability < Version::CAPABILITY_NEEDED {
             return Err(DeviceError::Setup(format!(
-                "{}: {} has compute capability {major}.{minor}; the kernels need 8.0 or later; use \
+                "{}: {} has compute capability {capability}; the kernels need {} or later; use \
                  --device cpu",
                 card.label(),
-                card.name()
+                card.name(),
+                Version::CAPABILITY_NEEDED,
             )));
         }
         let loaded: Vec<Result<Loaded>> = std::thread::scope(|scope| {
             let compile = |room| scope.spawn(move || compile(card, room));
-            let threads: Vec<_> = fitting(capability).into_iter().map(compile).collect();
+            let threads: Vec<_> = fitting(10 * capability.major + capability.minor)
+                .into_iter()
+                .map(compile)
+                .collect();
             let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
             let panicked = |_| Err(DeviceError::Setup("compiling the kernels panicked".into()));
             joined

@@ -167,6 +167,22 @@ impl Pair<'_> {
         Ok(view)
     }
 
+    /// Runs an operation on both and reads what each left in a view.
+    fn left<T: Clone + Default>(
+        &self,
+        out: View,
+        run: impl Fn(&dyn Device) -> Result<()>,
+        read: impl Fn(&dyn Device, &mut [T]) -> Result<()>,
+    ) -> Result<[Vec<T>; 2]> {
+        let mut left = [const { Vec::new() }; 2];
+        for (device, left) in self.both.iter().zip(&mut left) {
+            run(*device)?;
+            *left = vec![T::default(); out.rows * out.cols];
+            read(*device, left)?;
+        }
+        Ok(left)
+    }
+
     /// Runs an operation on both and compares what they left in a view.
     fn check(
         &self,
@@ -176,13 +192,8 @@ impl Pair<'_> {
         report: Report<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
-        let mut left = [const { Vec::new() }; 2];
-        for (device, left) in self.both.iter().zip(&mut left) {
-            run(*device)?;
-            *left = vec![0.0; out.rows * out.cols];
-            device.download(out, left)?;
-        }
-        let error = difference(&left[0], &left[1]);
+        let [expect, found] = self.left(out, run, |device, to| device.download(out, to))?;
+        let error = difference(&expect, &found);
         let limit = self.limit;
         report(Case {
             op,
@@ -202,13 +213,8 @@ impl Pair<'_> {
         report: Report<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
-        let mut found = [const { Vec::new() }; 2];
-        for (device, found) in self.both.iter().zip(&mut found) {
-            run(*device)?;
-            *found = vec![0; out.rows * out.cols];
-            device.download_ids(out, found)?;
-        }
-        let same = found[0] == found[1];
+        let [expect, found] = self.left(out, run, |device, to| device.download_ids(out, to))?;
+        let same = expect == found;
         report(Case {
             op,
             what,

@@ -17,7 +17,7 @@ use crate::{
 
 /// Bytes that operands take turns in: more than a card's cache holds.
 const SPREAD: u64 = 1 << 30;
-/// Times each is measured, and launches of one measurement.
+/// Times each is measured.
 const REPEATS: usize = 5;
 const PAGE_TOKENS: usize = 16;
 
