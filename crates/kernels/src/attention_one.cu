@@ -65,10 +65,37 @@ __device__ inline void put_together(const Units &units, int heads, int d_head, i
   cast(shadow, r, head * d_head + t, y);
 }
 
+// Keys and values that are not in their pages yet: they, and the queries, are still to be
+// rotated. None where all that is done.
+struct Fresh {
+  Mat k, v, table;
+  int interleaved;
+};
+
+// An element of a head as it is after the rotation.
+__device__ inline float turned(const float *head, const Fresh &fresh, int r, int d) {
+  int n = fresh.table.cols / 2;
+  if (d >= 2 * n) return head[d];
+  int i = fresh.interleaved ? d / 2 : d < n ? d : d - n;
+  bool is_second = fresh.interleaved ? d % 2 : d >= n;
+  float p = head[fresh.interleaved ? 2 * i : i], q = head[fresh.interleaved ? 2 * i + 1 : i + n];
+  float cosine = row(fresh.table, r)[i], sine = row(fresh.table, r)[n + i];
+  return is_second ? q * cosine + p * sine : p * cosine - q * sine;
+}
+
+// Counts a block that has left all it had to leave, and says how many were counted before it;
+// what those left can be read then.
+__device__ inline int count_block(int *counter) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 // LANES lanes hold a key, eight elements each.
 template <int DTYPE, int LANES>
 __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
-                           const Attend &how, const Mat &out, const Units &units, const Shadow &shadow, int *fault) {
+                           const Attend &how, const Fresh &fresh, const Mat &out, const Units &units,
+                           const Shadow &shadow, int *fault) {
   constexpr int AT_ONCE = 32 / LANES, TURNS = ONE_KEYS / (ONE_WARPS * AT_ONCE), TILE = ONE_KEYS * LANES * 16;
   // Keys, whose place what the warps mixed takes later; and values.
   __shared__ __align__(16) char keys[TILE], values[TILE];
@@ -88,7 +115,7 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   if (unit < from || unit >= until) return;
   bool alone = until - from == 1;
 
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, lane_of = lane % LANES, own = lane / LANES;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, lane_of = lane % LANES, key_of = lane / LANES;
   auto place = [](char *tile, int key, int sixteen) { return tile + (key * LANES + sixteen) * 16; };
   // Keys of earlier tokens, and where they lie, were there before this pass; only this token's
   // own was written by the kernel before this one.
@@ -96,10 +123,25 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
                                           position, fault, place);
   int own_key = position - unit * ONE_KEYS;
   bool is_newest = own_key < ONE_KEYS;
-  const char *page = is_newest ? page_of(kv, tables, sequence, position, fault) : nullptr;
+  char *page = is_newest ? page_of(kv, tables, sequence, position, fault) : nullptr;
+  bool is_fresh = fresh.k.at;
   wait_for_previous();
   let_next_start();
-  if (page && threadIdx.x < 2 * LANES) {
+  int own_d = threadIdx.x;
+  bool is_own = is_fresh && page && own_d < LANES * 8;
+  float own = 0;
+  if (is_own) {
+    bool there = own_d < kv.d_head;
+    int at = kv_head * kv.d_head;
+    own = there ? turned(row(fresh.k, r) + at, fresh, r, own_d) : 0;
+    float value = there ? row(fresh.v, r)[at + own_d] : 0;
+    store(place(keys, own_key, own_d / 8), DTYPE, own_d % 8, own);
+    store(place(values, own_key, own_d / 8), DTYPE, own_d % 8, value);
+    if (there) {
+      store(page, DTYPE, element(kv, kv_head, position, 0) + own_d, own);
+      store(page, DTYPE, element(kv, kv_head, position, 1) + own_d, value);
+    }
+  } else if (page && !is_fresh && threadIdx.x < 2 * LANES) {
     int sixteen = threadIdx.x % LANES, is_value = threadIdx.x / LANES;
     bool there = sixteen * 8 < kv.d_head;
     const char *at = page + 2 * (element(kv, kv_head, position, is_value) + sixteen * 8);
@@ -107,11 +149,19 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   }
   for (int i = threadIdx.x; i < heads * LANES * 8; i += ONE_THREADS) {
     int h = i / (LANES * 8), d = i % (LANES * 8);
-    queries[h][d] = d < kv.d_head ? row(q, r)[(first_head + h) * kv.d_head + d] : 0;
+    const float *head = row(q, r) + (first_head + h) * kv.d_head;
+    queries[h][d] = d >= kv.d_head ? 0 : is_fresh ? turned(head, fresh, r, d) : head[d];
   }
   wait_groups<0>();
   __syncthreads();
-  auto place_of = [&](int i) { return (i * ONE_WARPS + warp) * AT_ONCE + own; };
+  // Nobody else reads this key from here; queries are left by the last block that reads them.
+  if (is_own && own_d < kv.d_head) row(fresh.k, r)[kv_head * kv.d_head + own_d] = own;
+  auto leave_queries = [&] {
+    if (!is_fresh) return;
+    for (int i = threadIdx.x; i < heads * kv.d_head; i += ONE_THREADS)
+      row(q, r)[first_head * kv.d_head + i] = queries[i / kv.d_head][i % kv.d_head];
+  };
+  auto place_of = [&](int i) { return (i * ONE_WARPS + warp) * AT_ONCE + key_of; };
   auto load_key = [&](const char *tile, int i) { return *(const uint4 *)(tile + (place_of(i) * LANES + lane_of) * 16); };
 #pragma unroll 1
   for (int h = 0; h < heads; h++) {
@@ -165,7 +215,7 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
     for (int e = 0; e < 8; e++) {
 #pragma unroll
       for (int step = LANES; step < 32; step *= 2) sums[e] += __shfl_xor_sync(~0u, sums[e], step);
-      if (own == 0) mixed[(warp * ONE_HEADS + h) * LANES * 8 + lane_of * 8 + e] = sums[e];
+      if (key_of == 0) mixed[(warp * ONE_HEADS + h) * LANES * 8 + lane_of * 8 + e] = sums[e];
     }
   }
   __syncthreads();
@@ -184,29 +234,27 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
     part[d] = sum;
     if (d == 0) part[kv.d_head] = most_of[h], part[kv.d_head + 1] = sum_of[h];
   }
-  if (alone) return;
+  if (alone) return leave_queries();
 
   __syncthreads();
   if (threadIdx.x == 0) {
-    // What all threads left is there before it is counted.
-    __threadfence();
     int *finished = units.finished + (long long)r * gridDim.y + blockIdx.y;
-    is_last = atomicAdd(finished, 1) == until - from - 1;
+    is_last = count_block(finished) == until - from - 1;
     // The next launch counts again.
     if (is_last) *finished = 0;
-    __threadfence();
   }
   __syncthreads();
   if (!is_last) return;
+  leave_queries();
   for (int h = 0; h < heads; h++)
     put_together(units, how.heads, kv.d_head, r, first_head + h, from, until, (float *)values, out, shadow);
 }
 
 #define ATTEND_ONE(name, ...)                                                                                         \
   extern "C" __global__ void __launch_bounds__(ONE_THREADS)                                                           \
-  attend_one_##name(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out, Units units, \
-                    Shadow shadow, int *fault) {                                                                      \
-    attend_one<__VA_ARGS__>(q, positions, sequences, tables, kv, how, out, units, shadow, fault);                    \
+  attend_one_##name(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Fresh fresh, Mat out,    \
+                    Units units, Shadow shadow, int *fault) {                                                         \
+    attend_one<__VA_ARGS__>(q, positions, sequences, tables, kv, how, fresh, out, units, shadow, fault);             \
   }
 // By dtype and elements of a head at most.
 ATTEND_ONE(f16_64, F16, 8)

@@ -4,7 +4,7 @@
 // turns, and their sums are added in order. So an output is summed the same way whatever
 // rows come with it, and however many. Weights go from memory straight into the registers
 // that tensor cores take them from: which of 64 inputs meets which is a matter of order
-// alone, so each lane takes the eight that lie together.
+// alone, so each lane takes sixteen that lie together, and four lanes a whole line of memory.
 #include "activation.cuh"
 #include "tensor.cuh"
 
@@ -45,6 +45,10 @@ struct Eight {
   const char *first;
   long long stride;
   int count, skip;
+
+  __device__ static Eight of(const Part &part, int from, int skip) {
+    return {part.weights + 2 * (from * part.weight_stride), part.weight_stride, part.outputs - from, skip};
+  }
 };
 
 template <int HALVES, int TILES> using Sums = float[WARPS][TILES * 8][HALVES * 8 + 1];
@@ -59,17 +63,17 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
   unsigned weights[HALVES], x[TILES];
 #pragma unroll
   for (int h = 0; h < HALVES; h++)
-    weights[h] = 2 * min(of[h].skip + g, of[h].count - 1) * (int)of[h].stride + 16 * t;
+    weights[h] = 2 * min(of[h].skip + g, of[h].count - 1) * (int)of[h].stride + 32 * t;
 #pragma unroll
-  for (int n = 0; n < TILES; n++) x[n] = 2 * (first_row + n * 8 + g) * (int)f.x_stride + 16 * t;
+  for (int n = 0; n < TILES; n++) x[n] = 2 * (first_row + n * 8 + g) * (int)f.x_stride + 32 * t;
 
   auto load_weights = [&](Stage<HALVES, TILES> &stage, int k) {
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
       for (int h = 0; h < HALVES; h++) {
-        bool there = k + j * 32 + 8 * t < f.inputs;
-        stage.weights[h][j] = there ? load_once(of[h].first + (weights[h] + 2 * (k + j * 32))) : uint4{};
+        bool there = k + 16 * t + 8 * j < f.inputs;
+        stage.weights[h][j] = there ? load_once(of[h].first + (weights[h] + 2 * k + 16 * j)) : uint4{};
       }
   };
   auto load_x = [&](Stage<HALVES, TILES> &stage, int k) {
@@ -77,8 +81,8 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
     for (int n = 0; n < TILES; n++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        bool there = first_row + n * 8 + g < f.rows && k + j * 32 + 8 * t < f.inputs;
-        stage.x[n][j] = there ? *(const uint4 *)(f.x + (x[n] + 2 * (k + j * 32))) : uint4{};
+        bool there = first_row + n * 8 + g < f.rows && k + 16 * t + 8 * j < f.inputs;
+        stage.x[n][j] = there ? *(const uint4 *)(f.x + (x[n] + 2 * k + 16 * j)) : uint4{};
       }
   };
   float c[HALVES / 2][TILES][4] = {};
@@ -109,6 +113,8 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
   if constexpr (TILES == 1) {
     load_x(odd, k + STEP);
     for (; k < f.inputs; k += 2 * STEP) {
+      // All is sent for. Not earlier: what comes next would take memory's time before its turn.
+      if (k + 2 * STEP >= f.inputs) let_next_start();
       use(even);
       load_weights(even, k + 2 * STEP);
       load_x(even, k + 2 * STEP);
@@ -118,14 +124,13 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
     }
   } else {
     for (; k < f.inputs; k += STEP) {
+      if (k + STEP >= f.inputs) let_next_start();
       load_weights(odd, k + STEP);
       load_x(odd, k + STEP);
       use(even);
       even = odd;
     }
   }
-  // Not earlier: what comes next would take memory's time before its turn.
-  let_next_start();
 #pragma unroll
   for (int m = 0; m < HALVES / 2; m++)
 #pragma unroll
@@ -150,10 +155,9 @@ template <int DTYPE, int HALVES, int TILES> __device__ void few(const Few &f) {
     tile -= (f.part[p++].outputs + OUTPUTS - 1) / OUTPUTS;
   const Part &part = f.part[p];
   int first_output = tile * OUTPUTS, first_row = blockIdx.y * TILES * 8, count = part.outputs - first_output;
-  const char *first = part.weights + 2 * (first_output * part.weight_stride);
   Eight of[HALVES];
 #pragma unroll
-  for (int h = 0; h < HALVES; h++) of[h] = {first, part.weight_stride, count, 8 * h};
+  for (int h = 0; h < HALVES; h++) of[h] = Eight::of(part, first_output, 8 * h);
   multiply_rows<DTYPE, HALVES, TILES>(f, first_row, of, sums);
   int rows = min(f.rows - first_row, TILES * 8);
   for (int i = threadIdx.x; i < rows * OUTPUTS; i += THREADS) {
@@ -172,11 +176,8 @@ template <int DTYPE, int HALVES, int TILES> __device__ void few_gated(const Few 
   int outputs = f.part[0].outputs, first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * TILES * 8;
   Eight of[HALVES];
 #pragma unroll
-  for (int h = 0; h < HALVES; h++) {
-    const Part &part = f.part[h / (HALVES / 2)];
-    const char *first = part.weights + 2 * (first_output * part.weight_stride);
-    of[h] = {first, part.weight_stride, outputs - first_output, 8 * (h % (HALVES / 2))};
-  }
+  for (int h = 0; h < HALVES; h++)
+    of[h] = Eight::of(f.part[h / (HALVES / 2)], first_output, 8 * (h % (HALVES / 2)));
   multiply_rows<DTYPE, HALVES, TILES>(f, first_row, of, sums);
   int rows = min(f.rows - first_row, TILES * 8);
   for (int i = threadIdx.x; i < rows * OUTPUTS; i += THREADS) {

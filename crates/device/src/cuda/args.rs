@@ -135,6 +135,27 @@ pub(super) struct UnitsArg {
     pub(super) count: i32,
 }
 
+/// Keys and values that are not in their pages yet, and how they and the queries are
+/// rotated.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct FreshArg {
+    pub(super) keys: MatArg,
+    pub(super) values: MatArg,
+    pub(super) table: MatArg,
+    pub(super) interleaved: i32,
+}
+
+impl FreshArg {
+    /// All that is done.
+    pub(super) const NONE: FreshArg = FreshArg {
+        keys: MatArg::NONE,
+        values: MatArg::NONE,
+        table: MatArg::NONE,
+        interleaved: 0,
+    };
+}
+
 /// One of several matrices that meet the same inputs.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]

@@ -1,10 +1,10 @@
 //! Attention: which kernel takes which. Type, head and phase decide, never the number of
 //! rows.
 
-use super::args::{AttendArg, KvArg, MatArg, UnitsArg};
+use super::args::{AttendArg, FreshArg, KvArg, MatArg, UnitsArg};
 use super::kernels::Size;
 use super::scratch::UNIT_KEYS;
-use super::work::{Pending, THREADS, Turn, Work, columns, elements, launch};
+use super::work::{Fresh, Pending, THREADS, Turn, Work, columns, elements, launch};
 use super::{Card, CudaDevice};
 use crate::check::Op;
 use crate::{Attention, DType, KvLayer, Phase, Result, Rows, View};
@@ -32,23 +32,36 @@ impl CudaDevice {
         let op = self.op("append");
         op.append(k, v, rows, &kv)?;
         let work = &mut *self.lock();
-        let turns = turns_of(work, k, &kv);
-        if turns.is_none() {
-            self.put_pending(work)?;
+        let (keys, values) = (self.f32(op, "k", k)?, self.f32(op, "v", v)?);
+        if let Some(turn) = turn_with(work, k, &kv) {
+            work.pending = Pending::Fresh(Fresh {
+                turn,
+                keys,
+                values,
+                rows,
+                kv,
+            });
+            return Ok(());
         }
+        self.put_pending(work)?;
         let [positions, sequences, tables] = self.whose(op, rows)?;
         let pages = KvArg::new(self.slab.address, &kv);
-        let (k_arg, v) = (self.f32(op, "k", k)?, self.f32(op, "v", v)?);
-        let Some([q, _]) = turns else {
-            return launch!(self, work, "append", elements(k); k_arg, v, positions, sequences,
-                           tables, pages, self.fault.start);
-        };
-        work.pending = Pending::Nothing;
+        launch!(self, work, "append", elements(k); keys, values, positions, sequences, tables,
+                pages, self.fault.start)
+    }
+
+    /// Rotates queries and keys and puts those into their pages.
+    pub(super) fn put_fresh(&self, work: &mut Work, fresh: &Fresh) -> Result<()> {
+        let [positions, sequences, tables] = self.whose(self.op("append"), fresh.rows)?;
+        let Fresh {
+            turn, keys, values, ..
+        } = *fresh;
+        let pages = KvArg::new(self.slab.address, &fresh.kv);
         // Few blocks a row: each looks up where the row's page lies.
-        let pairs = (q.x.0.cols + 2 * k.cols) / 2;
-        let size = columns(pairs.div_ceil(ROPE_PAIRS), k.rows);
-        launch!(self, work, "rope_append", size; q.x.1, k_arg, v, q.table.1,
-                q.interleaved, positions, sequences, tables, pages, self.fault.start)
+        let pairs = (turn.x.0.cols + 2 * keys.cols as usize) / 2;
+        let size = columns(pairs.div_ceil(ROPE_PAIRS), turn.x.0.rows);
+        launch!(self, work, "rope_append", size; turn.x.1, keys, values, turn.table.1,
+                turn.interleaved, positions, sequences, tables, pages, self.fault.start)
     }
 
     pub(super) fn do_attend(
@@ -61,7 +74,11 @@ impl CudaDevice {
     ) -> Result<()> {
         let op = self.op("attend");
         op.attend(q, rows, &kv, how, out)?;
-        let work = &mut *self.ready()?;
+        let work = &mut *self.lock();
+        let fresh = fresh_for(work, q, rows, &kv, how);
+        if fresh.is_none() {
+            self.put_pending(work)?;
+        }
         let Some(kernel) = fast(&kv) else {
             let keys = rows.tables.cols.saturating_mul(kv.page_tokens);
             let size = self.with_scores(op, how.heads, q.rows, keys)?;
@@ -88,9 +105,11 @@ impl CudaDevice {
             threads: FAST_THREADS,
             shared: 0,
         };
+        work.pending = Pending::Nothing;
+        let fresh = fresh.unwrap_or(FreshArg::NONE);
         let name = format!("attend_one_{}", kernel.name);
-        launch!(self, work, &name, size; from, positions, sequences, tables, pages, attend, to,
-                units, shadow, self.fault.start)
+        launch!(self, work, &name, size; from, positions, sequences, tables, pages, attend, fresh,
+                to, units, shadow, self.fault.start)
     }
 
     /// Where what the units of a context give is left until the last of them is done.
@@ -202,8 +221,8 @@ impl Card {
     }
 }
 
-/// The rotations that are held back, queries first, if they are those that go with keys.
-fn turns_of(work: &Work, k: View, kv: &KvLayer) -> Option<[Turn; 2]> {
+/// The rotation of queries that is held back with that of keys, if those are these keys.
+fn turn_with(work: &Work, k: View, kv: &KvLayer) -> Option<Turn> {
     let Pending::Turns(turns) = &work.pending else {
         return None;
     };
@@ -212,7 +231,23 @@ fn turns_of(work: &Work, k: View, kv: &KvLayer) -> Option<[Turn; 2]> {
     let same = q.table.0 == key.table.0 && q.interleaved == key.interleaved;
     let heads = q.d_head == kv.d_head && key.d_head == kv.d_head && kv.d_head.is_multiple_of(2);
     let rows = key.x.0 == k && q.x.0 != k && q.x.0.rows == k.rows;
-    (same && heads && rows).then_some([q, key])
+    (same && heads && rows).then_some(q)
+}
+
+/// The rotations and keys that are held back, if the kernel that attends can see to them:
+/// queries of generated tokens, with a block for all that share a head of keys.
+fn fresh_for(work: &Work, q: View, rows: Rows, kv: &KvLayer, how: Attention) -> Option<FreshArg> {
+    let Pending::Fresh(fresh) = &work.pending else {
+        return None;
+    };
+    let theirs = fresh.turn.x.0 == q && fresh.rows == rows && fresh.kv == *kv;
+    let one = rows.phase == Phase::Generated && how.heads / kv.kv_heads <= ONE_HEADS;
+    (theirs && one && fast(kv).is_some()).then_some(FreshArg {
+        keys: fresh.keys,
+        values: fresh.values,
+        table: fresh.turn.table.1,
+        interleaved: fresh.turn.interleaved,
+    })
 }
 
 /// A kernel for a type and a width of heads.

@@ -1,8 +1,8 @@
 //! What was asked for and is not yet on the stream, and how it gets there.
 //!
 //! Some operations that follow each other go together in one launch: products of the same
-//! inputs, a sum and the norm of it, rotations and what appends the keys. So those wait
-//! until the next operation is known. Together or alone, the bits are the same.
+//! inputs, a sum and the norm of it, rotations with what appends the keys and with the
+//! attention that follows. So those wait until the next operation is known. Together or alone, the bits are the same.
 
 use std::ffi::c_void;
 use std::sync::{MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use super::CudaDevice;
 use super::args::{FewArg, MatArg, ShadowArg, dtype_arg};
 use super::kernels::Size;
 use crate::check::overlap;
-use crate::{DType, Result, View};
+use crate::{DType, KvLayer, Result, Rows, View};
 
 /// Threads of a block, as the sources have it.
 pub(super) const THREADS: usize = 256;
@@ -54,6 +54,8 @@ pub(super) enum Pending {
     Sum(Sum),
     /// Rotations.
     Turns(Vec<Turn>),
+    /// Those of queries and keys, and the keys and values into their pages.
+    Fresh(Fresh),
 }
 
 #[derive(Clone, Copy)]
@@ -68,6 +70,16 @@ pub(super) struct Turn {
     pub(super) table: (View, MatArg),
     pub(super) d_head: usize,
     pub(super) interleaved: i32,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Fresh {
+    /// The rotation of the queries; that of the keys is alike.
+    pub(super) turn: Turn,
+    pub(super) keys: MatArg,
+    pub(super) values: MatArg,
+    pub(super) rows: Rows,
+    pub(super) kv: KvLayer,
 }
 
 #[derive(Clone, Copy)]
@@ -155,6 +167,7 @@ impl CudaDevice {
             Pending::Sum(Sum { x, out }) => {
                 launch!(self, work, "add", elements(x.0); x.1, out.1)
             }
+            Pending::Fresh(fresh) => self.put_fresh(work, &fresh),
             Pending::Turns(turns) => turns.into_iter().try_for_each(|turn| {
                 let Turn { x, table, .. } = turn;
                 let pairs = x.0.cols / turn.d_head * (table.0.cols / 2);

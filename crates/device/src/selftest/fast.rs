@@ -8,7 +8,7 @@ use crate::{
     Rows, Stream, View, Weight,
 };
 
-pub(super) const ALL: [Test; 5] = [products, attention, together, rows_alone, replayed];
+pub(super) const ALL: [Test; 6] = [products, attention, together, rotated, rows_alone, replayed];
 
 /// Sums of products on tensor cores, which drop bits of what is far smaller than the sum.
 const TENSOR: f64 = 1e-5;
@@ -255,6 +255,65 @@ fn together(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             device.edit(first, Edit::Replace(resid))?;
             block(device, &|| device.synchronize(Stream::Compute))?;
             same(pair, "apart", what, [first, resid], report)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rotations, keys on their way into their pages and attention, in one go and one by one:
+/// what comes out, queries and keys that are left, and pages that are left.
+fn rotated(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    let shapes = [
+        [1, 1, 8, 2],
+        [4, 2, 32, 37],
+        [12, 1, 64, 130],
+        [8, 8, 128, 701],
+    ];
+    for dtype in HALVES {
+        for style in [RopeStyle::Halves, RopeStyle::Interleaved] {
+            for shape @ [heads, kv_heads, d_head, keys] in shapes {
+                pair.start_aligned(0.0);
+                let Attending {
+                    rows,
+                    kv,
+                    how,
+                    count,
+                } = Attending::new(pair, dtype, Phase::Generated, shape)?;
+                let (wide, narrow) = (heads * d_head, kv_heads * d_head);
+                let raw = [
+                    pair.floats(DType::F32, count, wide, 0)?,
+                    pair.floats(DType::F32, count, narrow, 0)?,
+                ];
+                let v = pair.floats(DType::F32, count, narrow, 0)?;
+                let table = pair.floats(DType::F32, count, d_head / 2, 0)?;
+                let mut place = |cols| -> Result<[View; 2]> {
+                    let mut one = || pair.poisoned(count, cols, 0);
+                    Ok([one()?, one()?])
+                };
+                let (q, k, z, again) = (place(wide)?, place(narrow)?, place(wide)?, place(wide)?);
+                let device = pair.both[1];
+                let run = |at: usize, between: &dyn Fn() -> Result<()>| {
+                    device.edit(q[at], Edit::Replace(raw[0]))?;
+                    device.edit(k[at], Edit::Replace(raw[1]))?;
+                    device.rope(q[at], table, d_head, style)?;
+                    device.rope(k[at], table, d_head, style)?;
+                    between()?;
+                    device.append(k[at], v, rows, kv)?;
+                    between()?;
+                    device.attend(q[at], rows, kv, how, z[at])?;
+                    // Once more from the pages alone.
+                    device.synchronize(Stream::Compute)?;
+                    device.attend(q[at], rows, kv, how, again[at])
+                };
+                run(0, &|| Ok(()))?;
+                run(1, &|| device.synchronize(Stream::Compute))?;
+                let what = format!("{style:?} {dtype} {heads}/{kv_heads} x {d_head}, {keys} keys");
+                let kinds = [("values", z), ("queries", q), ("keys", k), ("pages", again)];
+                for (kind, both) in kinds {
+                    let what = format!("{kind}, {what}");
+                    same(pair, "rotated", what, both, report)?;
+                }
+            }
         }
     }
     Ok(())
