@@ -8,6 +8,7 @@
 //! All `unsafe` code of the project lives in this crate.
 
 mod check;
+mod draw;
 mod error;
 mod event;
 mod kv;
@@ -22,6 +23,7 @@ pub mod host;
 pub mod yardstick;
 
 pub use cuda::Scratch;
+pub use draw::Draw;
 pub use error::DeviceError;
 pub use event::Event;
 pub use host::HostSlab;
@@ -176,9 +178,10 @@ pub trait Device: Send + Sync {
     /// asked: ids ascending by expert, i32 `[rows, k]`, and weights f32 `[rows, k]`.
     /// Of equal logits the lower id wins.
     fn route(&self, logits: View, renormalise: bool, ids: View, weights: View) -> Result<()>;
-    /// The place of each row's largest element, the lowest of equals: i32 `[rows, 1]`;
-    /// −1 where a row holds something that is not a number.
-    fn largest(&self, x: View, ids: View) -> Result<()>;
+    /// The place of one element of each row, chosen as its [`Draw`] says: i32 `[rows, 1]`;
+    /// −1 where a row holds something that is not a number. `draws` is i32, of
+    /// [`Draw::WORDS`] columns.
+    fn sample(&self, x: View, draws: View, ids: View) -> Result<()>;
     /// Changes `x` in place.
     fn edit(&self, x: View, edit: Edit) -> Result<()>;
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use djinn_device::{DType, KvLayer, View};
+use djinn_device::{DType, Draw, KvLayer, View};
 use djinn_memory::Layout;
 use djinn_model::program::{Buf, Op, Program, TensorId};
 
@@ -62,9 +62,9 @@ pub(crate) struct Arena {
     /// Rotary frequencies, and the table the pass makes of them.
     pub frequencies: View,
     pub rope: View,
-    /// Residuals of the rows chosen for the head, and where their logits are largest.
+    /// Residuals of the rows chosen for the head, and which token each chose.
     pub head_resid: View,
-    pub largest: View,
+    pub chosen: View,
     /// One block of rows' attention pattern.
     pub pattern: View,
     /// An edit's operand.
@@ -85,8 +85,9 @@ pub(crate) struct Ids {
     pub sequences: View,
     /// The pages of each member.
     pub tables: View,
-    /// Rows chosen for the head.
+    /// Rows chosen for the head, and how a token is drawn for each.
     pub head: View,
+    pub draws: View,
 }
 
 /// Where rows lie while they are sorted by expert.
@@ -144,7 +145,7 @@ impl Arena {
         let ids = settings
             .sessions
             .saturating_mul(table_pages)
-            .saturating_add(3 * rows + settings.logit_rows);
+            .saturating_add(3 * rows + (1 + Draw::WORDS) * settings.logit_rows);
         let pattern_rows = Self::PATTERN_ROWS.min(rows) * dims.heads;
         let read_rows = if read.is_empty() { 0 } else { rows };
         let row_bytes = |&id: &TensorId| {
@@ -163,7 +164,7 @@ impl Arena {
             frequencies: take(DType::F32, 1, frequencies),
             rope: take(DType::F32, rows, 2 * frequencies),
             head_resid: take(DType::F32, settings.logit_rows, dims.d_model),
-            largest: take(DType::I32, settings.logit_rows, 1),
+            chosen: take(DType::I32, settings.logit_rows, 1),
             pattern: take(DType::F32, pattern_rows, settings.pattern_keys),
             operand: take(DType::F32, rows, settings.operand_width),
             experts: ExpertScratch {
@@ -208,7 +209,7 @@ impl Arena {
         };
         let [tokens, positions, sequences] = [rows; 3].map(&mut take);
         let tables = take(members * self.table_pages).reshaped(self.table_pages);
-        let head = take(head);
+        let (head, draws) = (take(head), take(head * Draw::WORDS));
         Ids {
             all: self.ids.rows(0, end),
             tokens,
@@ -216,6 +217,7 @@ impl Arena {
             sequences,
             tables,
             head,
+            draws: draws.reshaped(Draw::WORDS),
         }
     }
 }

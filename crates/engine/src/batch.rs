@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use djinn_device::Phase;
+use djinn_device::{Draw, Phase};
 
 use crate::{Settings, session::Session};
 
@@ -28,6 +28,8 @@ pub(crate) struct Batch {
     pub groups: Vec<Group>,
     /// The rows that go through the head, one by one.
     pub head: Vec<Group>,
+    /// How a token is drawn for each.
+    draws: Vec<Draw>,
 }
 
 /// How many tokens of each session run next: one for those that generate, then as
@@ -80,7 +82,10 @@ impl Batch {
         self.positions.extend(run.map(|p| p as i32));
         let sequence = std::iter::repeat_n(member as i32, rows);
         self.sequences.extend(sequence);
-        self.head.extend(wanted_rows(session, &group));
+        let wanted = wanted_rows(session, &group);
+        let draw = session.sampling.draw(session.generated().len());
+        self.draws.extend(wanted.iter().map(|_| draw));
+        self.head.extend(wanted);
         self.groups.push(group);
     }
 
@@ -92,11 +97,13 @@ impl Batch {
     /// [`Arena::ids`](crate::arena::Arena::ids) finds it.
     pub fn ids(&self) -> Vec<i32> {
         let head = self.head.iter().map(|row| row.first_row as i32);
+        let draws = self.draws.iter().flat_map(|draw| draw.words());
         [&self.tokens, &self.positions, &self.sequences, &self.tables]
             .into_iter()
             .flatten()
             .copied()
             .chain(head)
+            .chain(draws)
             .collect()
     }
 }
@@ -139,7 +146,7 @@ fn wanted_rows(session: &Session, group: &Group) -> Vec<Group> {
 
 #[cfg(test)]
 mod tests {
-    use djinn_device::Phase;
+    use djinn_device::{Draw, Phase};
     use djinn_memory::PageTable;
     use proptest::prelude::*;
 
@@ -194,7 +201,7 @@ mod tests {
         assert_eq!(head, [(1, 0, 5), (0, 2, 4), (3, 6, 0)]);
         assert_eq!(batch.positions, [5, 3, 4, 0, 1, 2, 0]);
         assert_eq!(batch.sequences, [1, 0, 0, 2, 2, 2, 3]);
-        assert_eq!(batch.ids().len(), 3 * 7 + 4 + 3);
+        assert_eq!(batch.ids().len(), 3 * 7 + 4 + 3 + 3 * Draw::WORDS);
         let split: Vec<_> = phases(generated(&batch.groups), batch.rows()).collect();
         assert_eq!(split, [(Phase::Generated, 0..1), (Phase::Prompt, 1..7)]);
         assert_eq!(phases(0, 0).count(), 0);

@@ -343,7 +343,7 @@ fn sample(session: &mut Session, scores: &Scores) -> Output {
 
 fn choose(session: &Session, scores: &Scores) -> Option<Choice> {
     match scores {
-        Scores::Largest(largest) => largest.map(|token| Choice {
+        Scores::Chosen(token) => token.map(|token| Choice {
             token,
             logprobs: Vec::new(),
         }),

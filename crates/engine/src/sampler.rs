@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use djinn_device::Draw;
+
 use crate::EngineError;
 
 /// How a session chooses its tokens.
@@ -83,14 +85,24 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether the token is the one with the model's largest logit, and nothing more is
-    /// asked: a device can tell by itself.
-    pub(crate) fn takes_the_largest(&self) -> bool {
-        self.temperature == 0.0
-            && self.repetition_penalty == 1.0
+    /// Whether logits are all that a token is chosen by: a device can do that by itself.
+    /// Penalties and bias change them first, and what is reported needs them all.
+    pub(crate) fn needs_logits_alone(&self) -> bool {
+        self.repetition_penalty == 1.0
             && self.presence_penalty == 0.0
             && self.logit_bias.is_empty()
             && self.logprobs.is_none()
+    }
+
+    /// How token number `step` is drawn.
+    pub(crate) fn draw(&self, step: usize) -> Draw {
+        Draw {
+            temperature: self.temperature,
+            top_k: u32::try_from(self.top_k).unwrap_or(u32::MAX),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            at: random(self.seed, step as u64),
+        }
     }
 }
 
@@ -120,19 +132,8 @@ pub(crate) fn choose(
     prompt: &[u32],
     generated: &[u32],
 ) -> Option<Choice> {
-    if logits.iter().any(|x| x.is_nan()) {
-        return None;
-    }
     let adjusted = adjust(sampling, logits, prompt, generated);
-    let token = if sampling.temperature == 0.0 {
-        argmax(&adjusted)
-    } else {
-        let step = generated.len() as u64;
-        draw(
-            &candidates(sampling, &adjusted),
-            uniform(sampling.seed, step),
-        )
-    };
+    let token = sampling.draw(generated.len()).choose(&adjusted)?;
     let logprobs = match sampling.logprobs {
         Some(top) => report(logits, token, top),
         None => Vec::new(),
@@ -167,74 +168,9 @@ fn adjust(sampling: &Sampling, logits: &[f32], prompt: &[u32], generated: &[u32]
     logits
 }
 
-/// The largest; of equals the lowest id.
-fn argmax(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, &x) in logits.iter().enumerate() {
-        if x > logits[best] {
-            best = i;
-        }
-    }
-    best as u32
-}
-
-/// Tokens still in play with their probabilities, likeliest first.
-fn candidates(sampling: &Sampling, logits: &[f32]) -> Vec<(u32, f64)> {
-    let mut order: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    // Likeliest first; of equals the lowest id, so that the order is total.
-    let by_logit = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if sampling.top_k > 0 && sampling.top_k < order.len() {
-        order.select_nth_unstable_by(sampling.top_k - 1, by_logit);
-        order.truncate(sampling.top_k);
-    }
-    order.sort_unstable_by(by_logit);
-
-    let largest = f64::from(order[0].1);
-    let weight = |x: f32| {
-        let x = f64::from(x);
-        // All −∞ but the first: only the first can be drawn.
-        if x == largest {
-            1.0
-        } else {
-            ((x - largest) / f64::from(sampling.temperature)).exp()
-        }
-    };
-    let mut kept: Vec<(u32, f64)> = order.into_iter().map(|(t, x)| (t, weight(x))).collect();
-    let total: f64 = kept.iter().map(|(_, w)| w).sum();
-    if sampling.top_p < 1.0 {
-        let mut sum = 0.0;
-        let enough = kept
-            .iter()
-            .position(|(_, w)| {
-                sum += w / total;
-                sum >= f64::from(sampling.top_p)
-            })
-            .map_or(kept.len(), |i| i + 1);
-        kept.truncate(enough);
-    }
-    // The likeliest weighs 1, so weights are already shares of it.
-    kept.retain(|(_, w)| *w >= f64::from(sampling.min_p));
-    kept
-}
-
-/// Picks by weight.
-fn draw(candidates: &[(u32, f64)], at: f64) -> u32 {
-    let total: f64 = candidates.iter().map(|(_, w)| w).sum();
-    let mut left = at * total;
-    for &(token, weight) in candidates {
-        left -= weight;
-        if left < 0.0 {
-            return token;
-        }
-    }
-    // Rounding may leave a crumb: it belongs to the last token that weighs anything.
-    let last = candidates.iter().rev().find(|(_, w)| *w > 0.0);
-    last.map_or(candidates[0].0, |(token, _)| *token)
-}
-
-/// A number in [0, 1) that depends on seed and step alone, so that neither
-/// neighbours in the batch nor a pause can change it.
-fn uniform(seed: u64, step: u64) -> f64 {
+/// A number that depends on seed and step alone, so that neither neighbours in the batch
+/// nor a pause can change it.
+fn random(seed: u64, step: u64) -> u64 {
     let mut x = seed ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for _ in 0..2 {
         // The finaliser of splitmix64.
@@ -243,7 +179,7 @@ fn uniform(seed: u64, step: u64) -> f64 {
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^= x >> 31;
     }
-    (x >> 11) as f64 / (1u64 << 53) as f64
+    x
 }
 
 /// The chosen token and the `top` likeliest, under the model itself.
@@ -272,7 +208,7 @@ fn report(logits: &[f32], token: u32, top: usize) -> Vec<Logprob> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Sampling, argmax, candidates, choose, uniform};
+    use super::{Sampling, choose};
 
     fn warm(change: impl FnOnce(&mut Sampling)) -> Sampling {
         let mut sampling = Sampling {
@@ -281,25 +217,6 @@ mod tests {
         };
         change(&mut sampling);
         sampling
-    }
-
-    fn kept(sampling: &Sampling, logits: &[f32]) -> Vec<u32> {
-        candidates(sampling, logits).iter().map(|c| c.0).collect()
-    }
-
-    #[test]
-    fn filters() {
-        // Probabilities 0.1, 0.2, 0.3, 0.4.
-        let logits: Vec<f32> = [0.1f32, 0.2, 0.3, 0.4].iter().map(|p| p.ln()).collect();
-        let check =
-            |sampling: Sampling, expect: &[u32]| assert_eq!(kept(&sampling, &logits), expect);
-        check(warm(|_| {}), &[3, 2, 1, 0]);
-        check(warm(|s| s.top_k = 2), &[3, 2]);
-        check(warm(|s| s.top_k = 99), &[3, 2, 1, 0]);
-        check(warm(|s| s.top_p = 0.69), &[3, 2]);
-        check(warm(|s| s.top_p = 0.3), &[3]);
-        check(warm(|s| s.min_p = 0.6), &[3, 2]);
-        check(warm(|s| s.min_p = 1.0), &[3]);
     }
 
     #[test]
@@ -320,12 +237,6 @@ mod tests {
         check(&greedy(|s| s.repetition_penalty = 1.5), &[1], &[3], 1);
         check(&greedy(|s| s.presence_penalty = 0.5), &[1], &[], 1);
         check(&greedy(|s| s.presence_penalty = 0.5), &[], &[1], 3);
-    }
-
-    #[test]
-    fn ties_go_to_the_lowest_id() {
-        assert_eq!(argmax(&[0.0, 3.0, 3.0]), 1);
-        assert_eq!(kept(&warm(|s| s.top_k = 1), &[3.0, 3.0, 3.0]), [0]);
     }
 
     #[test]
@@ -375,12 +286,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn uniform_lies_in_the_unit_interval(seed: u64, step: u64) {
-            let u = uniform(seed, step);
-            prop_assert!((0.0..1.0).contains(&u));
-        }
-
         #[test]
         fn always_chooses_something_kept(
             logits in prop::collection::vec(prop_oneof![-50f32..50.0, Just(f32::NEG_INFINITY)], 1..40),

@@ -27,7 +27,7 @@ macro_rules! rooms {
 }
 
 /// Every kernel.
-pub const ROOMS: [Room; 14] = rooms![
+pub const ROOMS: [Room; 16] = rooms![
     "attention_many" for 80,
     "attention_one" for 80,
     "attention_simple" for 80,
@@ -37,11 +37,13 @@ pub const ROOMS: [Room; 14] = rooms![
     "position" for 80,
     "product_few" for 80,
     "product_simple" for 80,
+    "sample" for 80,
     "attention_one" for 90,
     "elementwise" for 90,
     "lookup" for 90,
     "position" for 90,
     "product_few" for 90,
+    "sample" for 90,
 ];
 
 impl Room {

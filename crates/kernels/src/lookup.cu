@@ -1,4 +1,4 @@
-// Rows looked up, added into others, taken apart; experts chosen; the largest of a row.
+// Rows looked up, added into others, taken apart; experts chosen.
 #include "common.cuh"
 
 extern "C" __global__ void gather(Mat table, int dtype, Mat ids, Mat out, int accumulate, int *fault) {
@@ -59,40 +59,4 @@ extern "C" __global__ void route(Mat logits, int renormalise, Mat ids, Mat weigh
     k++;
   }
   for (int i = 0; renormalise && i < k; i++) w[i] /= kept;
-}
-
-// A block for a row. The largest by value, then by lowest place; the first NaN as −1.
-constexpr int LARGEST_THREADS = 1024;
-
-extern "C" __global__ void __launch_bounds__(LARGEST_THREADS) largest(Mat x, Mat ids) {
-  __shared__ float values[LARGEST_THREADS / 32];
-  __shared__ int places[LARGEST_THREADS / 32];
-  wait_for_previous();
-  let_next_start();
-  const float *from = row(x, ROW);
-  float value = -INFINITY;
-  int place = 0x7fffffff;
-  bool nan = false;
-  auto better = [](float a, int at, float b, int than) { return a > b || (a == b && at < than); };
-#pragma unroll 8
-  for (int i = threadIdx.x; i < x.cols; i += LARGEST_THREADS) {
-    float y = from[i];
-    nan |= isnan(y);
-    if (better(y, i, value, place)) value = y, place = i;
-  }
-  auto join = [&](int count) {
-    for (int step = count / 2; step > 0; step /= 2) {
-      float other = __shfl_xor_sync(~0u, value, step);
-      int at = __shfl_xor_sync(~0u, place, step);
-      if (better(other, at, value, place)) value = other, place = at;
-    }
-  };
-  join(32);
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (lane == 0) values[warp] = value, places[warp] = place;
-  nan = __syncthreads_or(nan);
-  if (warp > 0) return;
-  value = values[lane], place = places[lane];
-  join(32);
-  if (lane == 0) ((int *)ids.at)[ROW * ids.stride] = nan ? -1 : place;
 }

@@ -1,7 +1,7 @@
 //! Which operands fit together: the same for every backend.
 
 use super::Op;
-use crate::{Attention, DType, Edit, KvLayer, Order, Result, Rows, View, Weight};
+use crate::{Attention, DType, Draw, Edit, KvLayer, Order, Result, Rows, View, Weight};
 
 impl Op {
     pub(crate) fn gather(&self, table: View, ids: View, out: View) -> Result<()> {
@@ -213,11 +213,14 @@ impl Op {
             .try_for_each(|(a, b)| self.apart(a, b))
     }
 
-    pub(crate) fn largest(&self, x: View, ids: View) -> Result<()> {
+    pub(crate) fn sample(&self, x: View, draws: View, ids: View) -> Result<()> {
+        self.shape("draws", draws, x.rows, Draw::WORDS)?;
         self.shape("ids", ids, x.rows, 1)?;
-        self.ensure(0 < x.cols && x.cols <= i32::MAX as usize, || {
-            format!("the largest of {} columns", x.cols)
+        // Weights of more could not be summed.
+        self.ensure(0 < x.cols && x.cols <= 1 << 23, || {
+            format!("one of {} columns", x.cols)
         })?;
+        self.apart(ids, draws)?;
         self.apart(ids, x)
     }
 

@@ -19,7 +19,6 @@ mod element;
 mod elementwise;
 mod isa;
 mod lanes;
-mod largest;
 mod linear;
 mod load;
 mod lookup;
@@ -30,6 +29,7 @@ mod pool;
 mod rope;
 mod route;
 mod row;
+mod sample;
 mod slab;
 mod softmax;
 mod split;
@@ -293,8 +293,8 @@ impl Device for CpuDevice {
     fn route(&self, logits: View, renormalise: bool, ids: View, weights: View) -> Result<()> {
         self.do_route(logits, renormalise, ids, weights)
     }
-    fn largest(&self, x: View, ids: View) -> Result<()> {
-        self.do_largest(x, ids)
+    fn sample(&self, x: View, draws: View, ids: View) -> Result<()> {
+        self.do_sample(x, draws, ids)
     }
     fn edit(&self, x: View, edit: Edit) -> Result<()> {
         self.do_edit(x, edit)

@@ -245,8 +245,8 @@ impl Device for CudaDevice {
     fn route(&self, logits: View, renormalise: bool, ids: View, weights: View) -> Result<()> {
         self.do_route(logits, renormalise, ids, weights)
     }
-    fn largest(&self, x: View, ids: View) -> Result<()> {
-        self.do_largest(x, ids)
+    fn sample(&self, x: View, draws: View, ids: View) -> Result<()> {
+        self.do_sample(x, draws, ids)
     }
     fn edit(&self, x: View, edit: Edit) -> Result<()> {
         self.do_edit(x, edit)

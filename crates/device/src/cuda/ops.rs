@@ -9,8 +9,8 @@ use crate::{Activation, DType, Edit, NormKind, Result, RopeStyle, View};
 
 /// Threads of a block that takes a norm, as the sources have it.
 const NORM_THREADS: usize = 512;
-/// Threads of a block that looks for the largest of a row.
-const LARGEST_THREADS: usize = 1024;
+/// Threads of a block that chooses one of a row.
+const SAMPLE_THREADS: usize = 1024;
 
 impl CudaDevice {
     /// A float input and its dtype's number.
@@ -235,13 +235,14 @@ impl CudaDevice {
         launch!(self, work, "route", size; logits, i32::from(renormalise), ids, weights)
     }
 
-    pub(super) fn do_largest(&self, x: View, ids: View) -> Result<()> {
-        let op = self.op("largest");
-        op.largest(x, ids)?;
+    pub(super) fn do_sample(&self, x: View, draws: View, ids: View) -> Result<()> {
+        let op = self.op("sample");
+        op.sample(x, draws, ids)?;
         let work = &mut *self.ready()?;
-        let size = by_row(x, LARGEST_THREADS);
-        let (x, ids) = (self.f32(op, "x", x)?, self.out_ids(op, ids)?);
-        launch!(self, work, "largest", size; x, ids)
+        let size = by_row(x, SAMPLE_THREADS);
+        let (x, draws) = (self.f32(op, "x", x)?, self.i32(op, "draws", draws)?);
+        let ids = self.out_ids(op, ids)?;
+        launch!(self, work, "sample", size; x, draws, ids)
     }
 
     pub(super) fn do_edit(&self, x: View, edit: Edit) -> Result<()> {

@@ -2,8 +2,8 @@
 
 use super::{FLOATS, Pair, Report, Test};
 use crate::{
-    Activation, Attention, DType, Device, Edit, KvLayer, NormKind, Order, Phase, Result, RopeStyle,
-    Rows, Weight,
+    Activation, Attention, DType, Device, Draw, Edit, KvLayer, NormKind, Order, Phase, Result,
+    RopeStyle, Rows, View, Weight,
 };
 
 pub(super) const ALL: [Test; 9] = [
@@ -14,7 +14,7 @@ pub(super) const ALL: [Test; 9] = [
     attention,
     elementwise,
     routing,
-    largest,
+    sampling,
     edits,
 ];
 
@@ -307,18 +307,63 @@ fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn largest(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
-    for (rows, cols) in [(1, 1), (3, 200), (5, 32_000)] {
-        pair.start();
-        let x = pair.floats(DType::F32, rows, cols, 3)?;
-        let ids = pair.place(DType::I32, rows, 1, 0);
-        pair.check_ids(
-            "largest",
-            format!("[{rows}, {cols}]"),
-            ids,
-            report,
-            |device| device.largest(x, ids),
-        )?;
+/// Whole numbers in any order: the same element, on any device.
+fn sampling(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    let with = |temperature, top_k, top_p, min_p| Draw {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        at: 0,
+    };
+    let ways = [
+        Draw::LARGEST,
+        with(1.0, 0, 1.0, 0.0),
+        with(0.1, 0, 1.0, 0.0),
+        with(0.7, 40, 1.0, 0.0),
+        with(0.3, 0, 0.9, 0.0),
+        with(1.3, 0, 1.0, 0.2),
+        with(0.2, 1000, 0.95, 0.01),
+        with(0.01, 1, 0.5, 1.0),
+    ];
+    for (rows, cols) in [(1, 1), (8, 200), (16, 32_000), (8, 151_936)] {
+        for way in ways {
+            pair.start();
+            let x = pair.floats(DType::F32, rows, cols, 3)?;
+            // Ties among the largest of one row, nothing but equals in another, not a
+            // number in a third.
+            let place = |row: usize, col: usize| View {
+                cols: 1,
+                ..x.rows(row, 1).cols(col, 1)
+            };
+            if rows > 4 {
+                for col in [3, 77, 150] {
+                    pair.upload(place(1, col), &2f32.to_le_bytes())?;
+                }
+                pair.upload(x.rows(2, 1), &vec![0; 4 * cols])?;
+                pair.upload(place(3, 199), &f32::NAN.to_le_bytes())?;
+                pair.upload(place(4, 0), &f32::NEG_INFINITY.to_le_bytes())?;
+            }
+            let draws: Vec<i32> = (0..rows)
+                .flat_map(|_| {
+                    let at = pair.number();
+                    Draw { at, ..way }.words()
+                })
+                .collect();
+            let draws = pair.ids(rows, Draw::WORDS, &draws)?;
+            let ids = pair.place(DType::I32, rows, 1, 0);
+            let Draw {
+                temperature: t,
+                top_k: k,
+                top_p: p,
+                min_p: m,
+                ..
+            } = way;
+            let what = format!("[{rows}, {cols}] temperature {t} top {k} {p} {m}");
+            pair.check_ids("sample", what, ids, report, |device| {
+                device.sample(x, draws, ids)
+            })?;
+        }
     }
     Ok(())
 }

@@ -26,11 +26,11 @@ pub(crate) struct Last {
     pub scores: Scores,
 }
 
-/// The logits after a member's last token, or what the device says of them.
+/// The logits after a member's last token, or what the device chose by them.
 pub(crate) enum Scores {
     Logits(Vec<f32>),
-    /// The token whose logit is the largest; `None` where one is not a number.
-    Largest(Option<u32>),
+    /// `None` where a logit is not a number.
+    Chosen(Option<u32>),
 }
 
 /// Walks the program over one batch.
@@ -98,8 +98,8 @@ impl Pass<'_, '_> {
         let watched = self.recording || self.members.iter().any(|m| !m.probe.is_empty());
         // What a router chose is read back in the middle of a pass.
         let fixed = self.blueprint.keeps_everything() && self.program.dims.experts == 0;
-        let largest = u64::from(self.wants_largest());
-        (generated && fixed && !watched).then_some(2 * rows as u64 + largest)
+        let chooses = u64::from(self.chooses());
+        (generated && fixed && !watched).then_some(2 * rows as u64 + chooses)
     }
 
     /// Puts the operations of the pass on the compute stream.
@@ -118,10 +118,10 @@ impl Pass<'_, '_> {
                 .gather(resid, self.ids.head, stage.resid, false)?;
             self.segment(&stage, SegmentKind::Head, &program.head)?;
         }
-        if self.wants_largest() {
+        if self.chooses() {
             let logits = self.view(&stage, Buf::Logits);
-            let ids = self.arena.largest.rows(0, stage.rows);
-            self.device.largest(logits, ids)?;
+            let chosen = self.arena.chosen.rows(0, stage.rows);
+            self.device.sample(logits, self.ids.draws, chosen)?;
         }
         Ok(())
     }
@@ -151,22 +151,22 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
-    /// Whether the largest logit is all that some session asks of its last row.
-    fn wants_largest(&self) -> bool {
-        let wants = |row: &Group| {
+    /// Whether the device chooses the next token of some session.
+    fn chooses(&self) -> bool {
+        let chooses = |row: &Group| {
             let session = &self.members[row.member];
-            session.samples() && session.sampling.takes_the_largest()
+            session.samples() && session.sampling.needs_logits_alone()
         };
-        self.batch.head.iter().any(wants)
+        self.batch.head.iter().any(chooses)
     }
 
     /// Reads back what tokens are chosen by: of most sessions one number.
     fn read_last(&self) -> Result<Vec<Last>> {
         let stage = &self.head();
-        let mut largest = vec![0; stage.rows];
-        if self.wants_largest() {
-            let ids = self.arena.largest.rows(0, stage.rows);
-            self.device.download_ids(ids, &mut largest)?;
+        let mut chosen = vec![0; stage.rows];
+        if self.chooses() {
+            let ids = self.arena.chosen.rows(0, stage.rows);
+            self.device.download_ids(ids, &mut chosen)?;
         }
         let view = self.view(stage, Buf::Logits);
         let mut last = Vec::new();
@@ -177,8 +177,8 @@ impl Pass<'_, '_> {
                 continue;
             }
             let row = group.first_row + group.rows - 1;
-            let scores = if session.sampling.takes_the_largest() {
-                Scores::Largest(u32::try_from(largest[row]).ok())
+            let scores = if session.sampling.needs_logits_alone() {
+                Scores::Chosen(u32::try_from(chosen[row]).ok())
             } else {
                 let mut logits = vec![0.0; view.cols];
                 self.device.download(view.rows(row, 1), &mut logits)?;
