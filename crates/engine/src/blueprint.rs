@@ -14,6 +14,7 @@ use crate::{
     host::HostImage,
     image::{Image, Packing, Piece, Run},
     stream::{Copies, MEASURE_RING, RingPiece},
+    stretch::{Stretch, stretches},
     weights::PlacedWeights,
 };
 
@@ -25,6 +26,8 @@ pub struct Blueprint {
     pub(crate) plan: Plan,
     pub(crate) arena: Arena,
     pub(crate) weights: PlacedWeights,
+    /// The program's operations, cut where weights arrive.
+    pub(crate) stretches: Vec<Stretch>,
     /// Where in host memory what streams lies; nothing where it comes from files.
     pub(crate) host: HostImage,
     image: Image,
@@ -123,8 +126,10 @@ impl Blueprint {
             Tier::Files => HostImage::default(),
             Tier::Host => HostImage::lay(program, slow, &image, &plan),
         };
+        let weights = PlacedWeights::new(program, &image, &plan, kept_at);
         let blueprint = Blueprint {
-            weights: PlacedWeights::new(program, &image, &plan, kept_at),
+            stretches: stretches(program, &weights),
+            weights,
             memory,
             link,
             settings,

@@ -24,6 +24,7 @@ mod sampler;
 mod session;
 mod settings;
 mod stream;
+mod stretch;
 mod tensors;
 mod text;
 mod weights;

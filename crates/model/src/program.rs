@@ -322,10 +322,18 @@ impl Program {
 
     /// All operations in order.
     pub fn ops(&self) -> impl Iterator<Item = &Op> {
-        self.embed
-            .iter()
-            .chain(self.blocks.iter().flatten())
-            .chain(&self.head)
+        self.steps().map(|(_, op)| op)
+    }
+
+    /// The same, each with the segment it is of.
+    pub fn steps(&self) -> impl Iterator<Item = (SegmentKind, &Op)> {
+        fn of(kind: SegmentKind, ops: &[Op]) -> impl Iterator<Item = (SegmentKind, &Op)> {
+            ops.iter().map(move |op| (kind, op))
+        }
+        let blocks = self.blocks.iter().enumerate();
+        of(SegmentKind::Embedding, &self.embed)
+            .chain(blocks.flat_map(|(block, ops)| of(SegmentKind::Block(block), ops)))
+            .chain(of(SegmentKind::Head, &self.head))
     }
 
     /// Bytes of a segment as stored.

@@ -80,65 +80,92 @@ impl Pass<'_, '_> {
     pub fn run(&mut self) -> Result<Vec<Last>> {
         self.streamer.begin_pass()?;
         upload_ids(self.device, self.ids.all, &self.batch.ids())?;
-        match self.number() {
-            Some(number) => {
-                let device = self.device;
-                device.replay(number, &mut || self.compute().map_err(of_device))?;
-            }
-            None => self.compute()?,
-        }
+        self.compute()?;
         self.read_last()
     }
 
-    /// Names what the pass puts on the compute stream, where that follows from numbers
-    /// alone: everything is in memory, nobody looks, and every row is a generated token.
+    /// Names what the pass puts on the compute stream between two arrivals of weights, where
+    /// that follows from numbers alone: nobody looks, and every row is a generated token.
     fn number(&self) -> Option<u64> {
         let rows = self.batch.rows();
         let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
         let watched = self.recording || self.members.iter().any(|m| !m.probe.is_empty());
-        // What a router chose is read back in the middle of a pass.
-        let fixed = self.blueprint.keeps_everything() && self.program.dims.experts == 0;
         let chooses = u64::from(self.chooses());
-        (generated && fixed && !watched).then_some(2 * rows as u64 + chooses)
+        (generated && !watched).then_some(2 * rows as u64 + chooses)
     }
 
-    /// Puts the operations of the pass on the compute stream.
+    /// Puts the operations of the pass on the compute stream, stretch by stretch.
     fn compute(&mut self) -> Result<()> {
-        self.rope_table()?;
-        let program = self.program;
+        let (device, program, blueprint) = (self.device, self.program, self.blueprint);
+        let steps: Vec<_> = program.steps().collect();
         let resid = self.arena.buf(Buf::Resid, self.batch.rows());
-        let stage = Stage::new(self.batch.groups.clone(), resid);
-        self.segment(&stage, SegmentKind::Embedding, &program.embed)?;
-        for (block, ops) in program.blocks.iter().enumerate() {
-            self.segment(&stage, SegmentKind::Block(block), ops)?;
+        let body = Stage::new(self.batch.groups.clone(), resid);
+        let head = self.head();
+        let number = self.number();
+        for (index, stretch) in (0u64..).zip(&blueprint.stretches) {
+            let mut walk = || self.walk(&steps, stretch.steps.clone(), [&body, &head]);
+            match number.filter(|_| stretch.still) {
+                Some(number) => {
+                    device.replay(index << 32 | number, &mut || walk().map_err(of_device))?;
+                }
+                None => walk()?,
+            }
         }
-        let stage = self.head();
-        if stage.rows > 0 {
-            self.device
-                .gather(resid, self.ids.head, stage.resid, false)?;
-            self.segment(&stage, SegmentKind::Head, &program.head)?;
-        }
-        if self.chooses() {
-            let logits = self.view(&stage, Buf::Logits);
-            let chosen = self.arena.chosen.rows(0, stage.rows);
-            self.device.sample(logits, self.ids.draws, chosen)?;
+        self.streamer.end_segment()
+    }
+
+    /// Runs some of the program's operations, over the rows of the batch and then over
+    /// those that go through the head.
+    fn walk(
+        &mut self,
+        steps: &[(SegmentKind, &Op)],
+        range: Range<usize>,
+        [body, head]: [&Stage; 2],
+    ) -> Result<()> {
+        for at in range {
+            let (kind, op) = steps[at];
+            let is_head = kind == SegmentKind::Head;
+            let stage = if is_head { head } else { body };
+            if stage.rows == 0 {
+                break;
+            }
+            if at == 0 {
+                self.rope_table()?;
+            }
+            if at == 0 || steps[at - 1].0 != kind {
+                self.begin_segment(kind)?;
+                if is_head {
+                    self.device
+                        .gather(body.resid, self.ids.head, head.resid, false)?;
+                }
+            }
+            self.op(stage, op)?;
+            if at + 1 == steps.len() && self.chooses() {
+                self.sample(stage)?;
+            }
         }
         Ok(())
+    }
+
+    /// One segment's operations end where the next one's begin.
+    fn begin_segment(&mut self, kind: SegmentKind) -> Result<()> {
+        if kind != SegmentKind::Embedding {
+            self.streamer.end_segment()?;
+        }
+        let label = self.blueprint.segment_label(kind);
+        self.streamer.begin_segment(label)
+    }
+
+    /// Has the device choose a token for every row of the head.
+    fn sample(&self, head: &Stage) -> Result<()> {
+        let logits = self.view(head, Buf::Logits);
+        let chosen = self.arena.chosen.rows(0, head.rows);
+        Ok(self.device.sample(logits, self.ids.draws, chosen)?)
     }
 
     /// The rows whose logits are wanted.
     fn head(&self) -> Stage {
         Stage::new(renumber(&self.batch.head), self.arena.head_resid)
-    }
-
-    /// Runs the operations of one segment.
-    fn segment(&mut self, stage: &Stage, kind: SegmentKind, ops: &[Op]) -> Result<()> {
-        let label = self.blueprint.segment_label(kind);
-        self.streamer.begin_segment(label)?;
-        for op in ops {
-            self.op(stage, op)?;
-        }
-        self.streamer.end_segment()
     }
 
     fn rope_table(&self) -> Result<()> {

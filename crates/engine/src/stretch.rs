@@ -1,0 +1,116 @@
+//! A pass cut where weights arrive: what lies between two arrivals can be replayed.
+
+use std::ops::Range;
+
+use djinn_model::program::{Op, Program};
+
+use crate::weights::{Home, PlacedWeights};
+
+/// Operations that follow each other, by their place in the program.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub steps: Range<usize>,
+    /// Whether what they do follows from numbers alone, and they are worth replaying:
+    /// nothing arrives, and nothing is read back.
+    pub still: bool,
+}
+
+/// Fewer operations than this are asked for one by one.
+const LEAST: usize = 8;
+
+/// All operations of a program.
+pub(crate) fn stretches(program: &Program, weights: &PlacedWeights) -> Vec<Stretch> {
+    let ops: Vec<&Op> = program.ops().collect();
+    let mut all: Vec<Stretch> = Vec::new();
+    for (at, op) in ops.iter().enumerate() {
+        let still = is_still(op, weights);
+        match all.last_mut() {
+            Some(last) if last.still == still => last.steps.end = at + 1,
+            _ => all.push(Stretch {
+                steps: at..at + 1,
+                still,
+            }),
+        }
+    }
+    let counts = |op: &&&Op| !matches!(op, Op::Hook { .. });
+    for stretch in &mut all {
+        let count = ops[stretch.steps.clone()].iter().filter(counts).count();
+        stretch.still &= count >= LEAST;
+    }
+    all
+}
+
+fn is_still(op: &Op, weights: &PlacedWeights) -> bool {
+    let stays = |id| {
+        let parts = weights.parts(id);
+        parts.iter().all(|part| part.home == Home::Resident)
+    };
+    match *op {
+        Op::Linear { weight, .. } => stays(weight),
+        Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
+            !weights.is_read_by_row(table)
+        }
+        // What a router chose is read back in the middle of a pass.
+        Op::Experts { .. } => false,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use djinn_memory::{Keep, Overrides};
+    use djinn_model::{Model, program::Op};
+
+    use super::is_still;
+    use crate::{Backend, Blueprint, Memory, Settings};
+
+    fn draw(model: &Model, keep: Keep) -> Blueprint {
+        let settings = Settings {
+            rows: 16,
+            sessions: 1,
+            context: 32,
+            pages: 2,
+            page_tokens: 16,
+            logit_rows: 1,
+            pattern_keys: 0,
+            operand_width: 0,
+        };
+        let memory = Memory {
+            overrides: Overrides {
+                keep,
+                ..Overrides::default()
+            },
+            ..Memory::default()
+        };
+        Blueprint::draw(model, &Backend::cpu(), settings, memory).unwrap()
+    }
+
+    #[test]
+    fn stretches_are_all_operations_and_end_where_weights_arrive() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/");
+        for name in ["mistral", "mixtral"] {
+            let model = Model::open(&format!("{root}{name}")).expect("a golden model");
+            let ops: Vec<&Op> = model.program.ops().collect();
+            let most = model.program.weight_bytes();
+            for keep in [Keep::All, Keep::AtMost(most / 2), Keep::Nothing] {
+                let blueprint = draw(&model, keep);
+                let all = &blueprint.stretches;
+                let mut end = 0;
+                for stretch in all {
+                    assert_eq!(stretch.steps.start, end);
+                    end = stretch.steps.end;
+                    let still = |op: &&Op| is_still(op, &blueprint.weights);
+                    assert!(!stretch.still || ops[stretch.steps.clone()].iter().all(still));
+                }
+                assert_eq!(end, ops.len());
+                let replayed = all.iter().filter(|stretch| stretch.still).count();
+                match (name, keep) {
+                    ("mistral", Keep::All) => assert_eq!((replayed, all.len()), (1, 1)),
+                    ("mistral", Keep::Nothing) => assert_eq!(replayed, 0),
+                    ("mixtral", Keep::All) => assert!(replayed > 0),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
