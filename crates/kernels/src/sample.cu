@@ -47,6 +47,19 @@ struct Weighed {
   }
 };
 
+// Every element of a row by some thread, several on their way at a time.
+template <class F> __device__ inline void each(const float *from, int cols, F f) {
+  constexpr int AHEAD = 8;
+  for (int first = threadIdx.x; first < cols; first += AHEAD * SAMPLE_THREADS) {
+    float x[AHEAD];
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) x[u] = first + u * SAMPLE_THREADS < cols ? from[first + u * SAMPLE_THREADS] : 0;
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++)
+      if (first + u * SAMPLE_THREADS < cols) f(x[u], first + u * SAMPLE_THREADS);
+  }
+}
+
 __device__ inline Whole warp_total(Whole x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
@@ -101,15 +114,14 @@ template <bool COUNTED> __device__ Found find(const Weighed &row, Whole target) 
   for (int shift = 32 + row.place_bits - DIGIT;; shift -= DIGIT) {
     Whole sums[DIGITS] = {}, key_of_own = 0, own_weight = 0;
     int own = 0;
-    for (int i = threadIdx.x; i < row.cols; i += SAMPLE_THREADS) {
-      float x = row.from[i];
+    each(row.from, row.cols, [&](float x, int i) {
       Whole key = row.key(x, i);
-      if (key >> (shift + DIGIT) != prefix) continue;
+      if (key >> (shift + DIGIT) != prefix) return;
       Whole weight = COUNTED ? 1 : row.weight(x);
       int digit = key >> shift & (DIGITS - 1);
       own++, key_of_own = key, own_weight = weight;
       sums[digit] += weight;
-    }
+    });
     int holders = __syncthreads_count(own > 0);
     bool several = __syncthreads_or(own > 1);
     if (holders == 1 && !several) {
@@ -136,12 +148,10 @@ __device__ inline bool find_largest(const float *from, int cols, float &value, i
   auto take = [&](float x, int at) {
     if (x > value || (x == value && at < place)) value = x, place = at;
   };
-#pragma unroll 8
-  for (int i = threadIdx.x; i < cols; i += SAMPLE_THREADS) {
-    float x = from[i];
+  each(from, cols, [&](float x, int i) {
     nan |= isnan(x);
     take(x, i);
-  }
+  });
   auto join = [&] {
     for (int step = 16; step > 0; step /= 2) {
       float other = __shfl_xor_sync(~0u, value, step);
@@ -161,12 +171,11 @@ __device__ inline int choose(const Weighed &row, const Draw &draw) {
   Whole total = 0, kept = 0, lowest = 0;
   if (draw.top_k > 0 && draw.top_k < row.cols) lowest = find<true>(row, draw.top_k - 1).key;
   Whole least = (Whole)ceil((double)draw.min_p * 1099511627776.0);
-  for (int i = threadIdx.x; i < row.cols; i += SAMPLE_THREADS) {
-    float x = row.from[i];
+  each(row.from, row.cols, [&](float x, int i) {
     Whole weight = row.key(x, i) >= lowest ? row.weight(x) : 0;
     total += weight;
     kept += weight >= least ? weight : 0;
-  }
+  });
   total = block_total(total), kept = block_total(kept);
   if (draw.top_p < 1) {
     Whole wanted = (Whole)ceil((double)draw.top_p * (double)total);

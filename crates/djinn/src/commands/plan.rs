@@ -87,10 +87,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     Ok(Report {
         device: settled.device.to_string(),
         host_budget: on_card.then(|| args.model.memory.host_budget(host::available_memory())),
-        link_source: match on_card {
-            true => "pinned memory",
-            false => model.weights.origin().describe(),
-        },
+        link_source: rates::source(backend, &model),
         prediction: blueprint.plan().predict(&work, &rates),
         rates,
         measured_link: args.link.is_none(),

@@ -44,6 +44,14 @@ pub fn link(
     Ok(rate.bytes_per_s() / 1e9)
 }
 
+/// What is at the link's other end, as its rate is measured.
+pub fn source(backend: &Backend, model: &Model) -> &'static str {
+    match backend {
+        Backend::Cpu { .. } => model.weights.origin().describe(),
+        Backend::Cuda { .. } => "pinned memory",
+    }
+}
+
 /// Whether the link's work is done by what computes, so that they add up.
 pub fn shared(backend: &Backend, model: &Model) -> bool {
     let processor = matches!(backend, Backend::Cpu { .. });

@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::{
     args::SelftestArgs,
     failure::{Failure, say, say_json},
+    progress::Doing,
     style::table,
 };
 
@@ -24,7 +25,13 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     chosen.say();
     let seed = args.seed.unwrap_or_else(super::run::fresh_seed);
     let mut cases = Vec::new();
-    run(&*reference, &*device, seed, &mut |case| cases.push(case))?;
+    let doing = Doing::new("the first cases");
+    run(&*reference, &*device, seed, &mut |case| {
+        cases.push(case);
+        let case = &cases[cases.len() - 1];
+        doing.now(format!("{} cases, now {}", cases.len(), case.op));
+    })?;
+    drop(doing);
     let failed: Vec<&Case> = cases.iter().filter(|case| !case.passed()).collect();
     if args.json {
         let rows: Vec<_> = cases

@@ -1,8 +1,8 @@
 //! `djinn bench operations`
 
 use djinn_device::{
-    ALIGN, Activation, Attention, DType, Device, DeviceError, KvLayer, NormKind, Order, Phase,
-    Rows, Scratch, Span, Stream, View, Weight,
+    ALIGN, Activation, Attention, DType, Device, DeviceError, Draw, KvLayer, NormKind, Order,
+    Phase, Rows, Scratch, Span, Stream, View, Weight,
 };
 use djinn_model::program::Dims;
 use serde_json::json;
@@ -45,6 +45,9 @@ pub fn operations(args: &BenchOperationsArgs) -> Result<(), Failure> {
         measured.extend(bench.products(dims, rows, phase)?);
         measured.push(bench.attention(dims, rows, args.context, phase)?);
         measured.extend(bench.elementwise(dims, rows)?);
+        if phase == Phase::Generated {
+            measured.extend(bench.sampling(dims, rows)?);
+        }
     }
     if args.json {
         let rows: Vec<_> = measured
@@ -255,6 +258,47 @@ impl Bench {
         self.time(what, bytes, flops, |_| {
             self.device.attend(q, rows_of, kv, how, out)
         })
+    }
+
+    /// The largest of each row, one by chance, and one of those that filters leave.
+    fn sampling(&self, dims: &Dims, rows: usize) -> Result<Vec<Measured>, Failure> {
+        let logits = View::new(self.weights, DType::F32, rows, dims.vocab);
+        let mut state = 1u64;
+        let mut uniform = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        // Spread about as a model's are.
+        let numbers = (0..rows * dims.vocab)
+            .flat_map(|_| (12.0 * (uniform() + uniform() + uniform() - 1.5)).to_le_bytes());
+        let bytes: Vec<u8> = numbers.collect();
+        self.device.upload(Stream::Compute, logits.span(), &bytes)?;
+        let draw = |temperature, top_k, top_p| Draw {
+            temperature,
+            top_k,
+            top_p,
+            min_p: 0.0,
+            at: 1 << 63,
+        };
+        let ways = [
+            ("the largest", Draw::LARGEST),
+            ("any", draw(1.0, 0, 1.0)),
+            ("one of 40, top 0.9", draw(1.0, 40, 0.9)),
+        ];
+        let draws = View::new(logits.span().end(), DType::I32, rows, Draw::WORDS);
+        let chosen = View::new(draws.span().end(), DType::I32, rows, 1);
+        let one = |(name, draw): (&str, Draw)| {
+            let words = draw.words().repeat(rows);
+            let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            self.device.upload(Stream::Compute, draws.span(), &words)?;
+            let what = format!("sample [{rows}, {}] {name}", dims.vocab);
+            self.time(what, logits.span().bytes as f64, 0.0, |_| {
+                self.device.sample(logits, draws, chosen)
+            })
+        };
+        ways.into_iter().map(one).collect()
     }
 
     fn elementwise(&self, dims: &Dims, rows: usize) -> Result<Vec<Measured>, Failure> {

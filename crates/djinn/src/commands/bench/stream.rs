@@ -177,7 +177,7 @@ fn report(bench: &Bench<'_>, tokens: usize, measured: &mut Measured) -> Value {
     json!({
         "model": bench.with.model().name,
         "device": bench.with.device().detail,
-        "source": bench.with.model().weights.origin().describe(),
+        "source": rates::source(bench.settled.backend(), bench.with.model()),
         "weights_bytes": bench.with.model().program.weight_bytes(),
         "budget_bytes": blueprint.memory().budget,
         "streamed_bytes_per_token": middle(token, |pass| pass.link_bytes as f64),
@@ -221,7 +221,7 @@ fn text(bench: &Bench<'_>, tokens: usize, report: &Value) -> String {
         size("/budget_bytes"),
         size("/streamed_bytes_per_token"),
         number("/link_gb_per_s"),
-        bench.with.model().weights.origin().describe(),
+        report["source"].as_str().unwrap_or_default(),
         seconds(number("/token/pass_s")),
         number("/token/link_gb_per_s"),
         number("/token/share_of_link") * 100.0,
