@@ -201,7 +201,14 @@ mod tests {
         assert_eq!(head, [(1, 0, 5), (0, 2, 4), (3, 6, 0)]);
         assert_eq!(batch.positions, [5, 3, 4, 0, 1, 2, 0]);
         assert_eq!(batch.sequences, [1, 0, 0, 2, 2, 2, 3]);
-        assert_eq!(batch.ids().len(), 3 * 7 + 4 + 3 + 3 * Draw::WORDS);
+        // How the rows of the head draw comes last: after so many generated tokens each.
+        let steps = batch.head.iter().map(|row| [0, 2, 0, 0][row.member]);
+        let draws: Vec<i32> = steps
+            .flat_map(|step| Sampling::default().draw(step).words())
+            .collect();
+        let all = batch.ids();
+        assert_eq!(all.len(), 3 * 7 + 4 + 3 + 3 * Draw::WORDS);
+        assert_eq!(all[all.len() - draws.len()..], draws);
         let split: Vec<_> = phases(generated(&batch.groups), batch.rows()).collect();
         assert_eq!(split, [(Phase::Generated, 0..1), (Phase::Prompt, 1..7)]);
         assert_eq!(phases(0, 0).count(), 0);

@@ -9,7 +9,9 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{FAMILIES, How, bits, card, family, golden, ids, open, request, run, stories};
-use djinn_engine::{Blueprint, EngineError, Lane, Memory, Request, Settings, Tier};
+use djinn_engine::{
+    Blueprint, EngineError, Lane, Memory, Request, Sampling, Settings, Tier, Transcript,
+};
 use djinn_memory::{Keep, Overrides, PlanError};
 
 const KIB: u64 = 1 << 10;
@@ -165,6 +167,63 @@ fn whatever_the_user_decides() {
                     bits(&folder, &found) == expect,
                     "{folder:?} with {memory:?}"
                 );
+            }
+        }
+    }
+}
+
+/// Three sessions of which one ends after the other, and whose tokens nobody reads on the
+/// way: what a card replays. Of one every alternative's bits are reported.
+fn unwatched(folder: &Path) -> Vec<Request> {
+    let golden = golden(folder);
+    let tokens = golden
+        .get("input_ids")
+        .unwrap_or_else(|| &golden["cat.input_ids"]);
+    let tokens = ids(tokens);
+    let ways = [
+        Sampling::default(),
+        Sampling {
+            logprobs: Some(3),
+            ..Sampling::default()
+        },
+        Sampling {
+            temperature: 0.9,
+            top_p: 0.95,
+            seed: 11,
+            ..Sampling::default()
+        },
+    ];
+    let ask = |(i, sampling): (usize, Sampling)| Request {
+        sampling,
+        ..request(folder, &tokens[i..], &[], 6 + 5 * i)
+    };
+    ways.into_iter().enumerate().map(ask).collect()
+}
+
+#[test]
+fn tokens_that_nobody_watches() {
+    type Told = Vec<(Vec<u32>, Vec<u32>)>;
+    let told = |folder: &Path, how: How| -> Told {
+        let of = |transcript: &Transcript| {
+            let logprobs = transcript.logprobs.iter().flatten();
+            let bits = logprobs.flat_map(|l| [l.token, l.logprob.to_bits()]);
+            (transcript.generated.clone(), bits.collect())
+        };
+        let transcripts = run(folder, unwatched(folder), how);
+        transcripts.iter().map(of).collect()
+    };
+    for folder in FAMILIES.map(family).into_iter().chain([stories()]) {
+        let expect = told(&folder, How::default());
+        assert!(expect[1].1.len() > 8, "{folder:?}");
+        for memory in [with_budget, from_host] {
+            let (least, all) = range_of(&folder, &unwatched(&folder), memory);
+            for step in 0..BUDGETS {
+                let budget = least + (all - least) * step / (BUDGETS - 1);
+                let how = How {
+                    memory: memory(budget),
+                    ..How::default()
+                };
+                assert!(told(&folder, how) == expect, "{folder:?} in {budget}");
             }
         }
     }

@@ -162,19 +162,47 @@ fn sampled_sessions_too() {
 
 #[test]
 fn the_device_chooses_what_the_host_would() {
+    let way = |temperature, top_k, top_p, min_p, seed| Sampling {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        ..Sampling::default()
+    };
+    let ways = [
+        Sampling::default(),
+        way(1.0, 0, 1.0, 0.0, 1),
+        way(1.0, 0, 1.0, 0.0, 2),
+        way(0.7, 5, 1.0, 0.0, 3),
+        way(1.4, 0, 0.8, 0.0, 4),
+        way(0.9, 0, 1.0, 0.3, 5),
+        way(2.0, 50, 0.9, 0.01, 6),
+    ];
     for (folder, tokens) in models() {
-        let plain = || request(&folder, &tokens, &[], 8);
-        // Whose alternatives are wanted, that session's logits are read.
-        let read = || Request {
+        let ask = |i: usize, logprobs: Option<usize>| Request {
             sampling: Sampling {
-                logprobs: Some(0),
-                ..Sampling::default()
+                logprobs,
+                ..ways[i].clone()
             },
-            ..plain()
+            ..request(&folder, &tokens[i % 3..], &[], 8)
         };
-        let found = run(&folder, vec![plain(), read(), plain()], How::default());
-        assert_eq!(found[0].generated, found[1].generated, "{folder:?}");
-        assert_eq!(found[0].generated, found[2].generated, "{folder:?}");
+        let all = || 0..ways.len();
+        let together = run(
+            &folder,
+            all().map(|i| ask(i, None)).collect(),
+            How::default(),
+        );
+        // Whose alternatives are wanted, that session's logits are read.
+        let read = all().map(|i| ask(i, Some(0))).collect();
+        let read = run(&folder, read, How::default());
+        for i in all() {
+            let alone = run(&folder, vec![ask(i, None)], How::default()).remove(0);
+            assert_eq!(together[i].generated, alone.generated, "{folder:?} {i}");
+            assert_eq!(together[i].generated, read[i].generated, "{folder:?} {i}");
+        }
+        // What two seeds draw is not the same by chance alone.
+        assert_ne!(together[1].generated, together[2].generated, "{folder:?}");
     }
 }
 

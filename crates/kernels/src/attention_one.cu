@@ -117,8 +117,8 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, lane_of = lane % LANES, key_of = lane / LANES;
   auto place = [](char *tile, int key, int sixteen) { return tile + (key * LANES + sixteen) * 16; };
-  // Keys of earlier tokens, and where they lie, were there before this pass; only this token's
-  // own was written by the kernel before this one.
+  // Keys of earlier tokens, and where they lie, were there before this pass; this token's own is
+  // what the kernel before this one left, here or in its page.
   copy_keys<ONE_KEYS, ONE_THREADS, LANES>(keys, values, kv, tables, sequence, kv_head, unit * ONE_KEYS, first, position,
                                           position, fault, place);
   int own_key = position - unit * ONE_KEYS;

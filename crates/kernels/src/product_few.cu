@@ -113,7 +113,7 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
   if constexpr (TILES == 1) {
     load_x(odd, k + STEP);
     for (; k < f.inputs; k += 2 * STEP) {
-      // All is sent for. Not earlier: what comes next would take memory's time before its turn.
+      // A warp has sent for all it needs. Not earlier: what comes next would take memory's time before its turn.
       if (k + 2 * STEP >= f.inputs) let_next_start();
       use(even);
       load_weights(even, k + 2 * STEP);

@@ -6,7 +6,7 @@ use super::kernels::Size;
 use super::scratch::UNIT_KEYS;
 use super::work::{Fresh, Pending, THREADS, Turn, Work, columns, elements, launch};
 use super::{Card, CudaDevice};
-use crate::check::Op;
+use crate::check::{Op, overlap};
 use crate::{Attention, DType, KvLayer, Phase, Result, Rows, View};
 
 /// Threads of a block of the fast kernels, query heads that one shares keys with, and rows
@@ -33,18 +33,18 @@ impl CudaDevice {
         op.append(k, v, rows, &kv)?;
         let work = &mut *self.lock();
         let (keys, values) = (self.f32(op, "k", k)?, self.f32(op, "v", v)?);
-        if let Some(turn) = turn_with(work, k, &kv) {
-            work.pending = Pending::Fresh(Fresh {
+        let whose @ [positions, sequences, tables] = self.whose(op, rows)?;
+        if let Some(turn) = turn_with(work, k, v, &kv) {
+            work.pending = Pending::Fresh(Box::new(Fresh {
                 turn,
-                keys,
-                values,
-                rows,
+                keys: (k, keys),
+                values: (v, values),
+                rows: (rows, whose),
                 kv,
-            });
+            }));
             return Ok(());
         }
         self.put_pending(work)?;
-        let [positions, sequences, tables] = self.whose(op, rows)?;
         let pages = KvArg::new(self.slab.address, &kv);
         launch!(self, work, "append", elements(k); keys, values, positions, sequences, tables,
                 pages, self.fault.start)
@@ -52,15 +52,12 @@ impl CudaDevice {
 
     /// Rotates queries and keys and puts those into their pages.
     pub(super) fn put_fresh(&self, work: &mut Work, fresh: &Fresh) -> Result<()> {
-        let [positions, sequences, tables] = self.whose(self.op("append"), fresh.rows)?;
-        let Fresh {
-            turn, keys, values, ..
-        } = *fresh;
+        let (turn, [positions, sequences, tables]) = (fresh.turn, fresh.rows.1);
         let pages = KvArg::new(self.slab.address, &fresh.kv);
         // Few blocks a row: each looks up where the row's page lies.
-        let pairs = (turn.x.0.cols + 2 * keys.cols as usize) / 2;
+        let pairs = (turn.x.0.cols + 2 * fresh.keys.0.cols) / 2;
         let size = columns(pairs.div_ceil(ROPE_PAIRS), turn.x.0.rows);
-        launch!(self, work, "rope_append", size; turn.x.1, keys, values, turn.table.1,
+        launch!(self, work, "rope_append", size; turn.x.1, fresh.keys.1, fresh.values.1, turn.table.1,
                 turn.interleaved, positions, sequences, tables, pages, self.fault.start)
     }
 
@@ -75,7 +72,7 @@ impl CudaDevice {
         let op = self.op("attend");
         op.attend(q, rows, &kv, how, out)?;
         let work = &mut *self.lock();
-        let fresh = fresh_for(work, q, rows, &kv, how);
+        let fresh = fresh_for(work, q, rows, &kv, how, out);
         if fresh.is_none() {
             self.put_pending(work)?;
         }
@@ -105,11 +102,18 @@ impl CudaDevice {
             threads: FAST_THREADS,
             shared: 0,
         };
+        if work.put_keys {
+            // It reads keys of earlier tokens before it waits for the kernel before it.
+            work.interrupted();
+        }
         work.pending = Pending::Nothing;
+        let puts_keys = fresh.is_some();
         let fresh = fresh.unwrap_or(FreshArg::NONE);
         let name = format!("attend_one_{}", kernel.name);
         launch!(self, work, &name, size; from, positions, sequences, tables, pages, attend, fresh,
-                to, units, shadow, self.fault.start)
+                to, units, shadow, self.fault.start)?;
+        work.put_keys = puts_keys;
+        Ok(())
     }
 
     /// Where what the units of a context give is left until the last of them is done.
@@ -222,7 +226,7 @@ impl Card {
 }
 
 /// The rotation of queries that is held back with that of keys, if those are these keys.
-fn turn_with(work: &Work, k: View, kv: &KvLayer) -> Option<Turn> {
+fn turn_with(work: &Work, k: View, v: View, kv: &KvLayer) -> Option<Turn> {
     let Pending::Turns(turns) = &work.pending else {
         return None;
     };
@@ -230,21 +234,32 @@ fn turn_with(work: &Work, k: View, kv: &KvLayer) -> Option<Turn> {
     let (q, key) = if b.x.0 == k { (a, b) } else { (b, a) };
     let same = q.table.0 == key.table.0 && q.interleaved == key.interleaved;
     let heads = q.d_head == kv.d_head && key.d_head == kv.d_head && kv.d_head.is_multiple_of(2);
-    let rows = key.x.0 == k && q.x.0 != k && q.x.0.rows == k.rows;
-    (same && heads && rows).then_some(q)
+    let rows = key.x.0 == k && q.x.0.rows == k.rows;
+    let apart = [(q.x.0, k), (q.x.0, v), (k, v)];
+    let apart = apart.into_iter().all(|(a, b)| !overlap(a, b));
+    (same && heads && rows && apart).then_some(q)
 }
 
 /// The rotations and keys that are held back, if the kernel that attends can see to them:
 /// queries of generated tokens, with a block for all that share a head of keys.
-fn fresh_for(work: &Work, q: View, rows: Rows, kv: &KvLayer, how: Attention) -> Option<FreshArg> {
+fn fresh_for(
+    work: &Work,
+    q: View,
+    rows: Rows,
+    kv: &KvLayer,
+    how: Attention,
+    out: View,
+) -> Option<FreshArg> {
     let Pending::Fresh(fresh) = &work.pending else {
         return None;
     };
-    let theirs = fresh.turn.x.0 == q && fresh.rows == rows && fresh.kv == *kv;
+    let theirs = fresh.turn.x.0 == q && fresh.rows.0 == rows && fresh.kv == *kv;
+    let read = [fresh.keys.0, fresh.values.0, fresh.turn.table.0];
+    let apart = read.into_iter().all(|view| !overlap(view, out));
     let one = rows.phase == Phase::Generated && how.heads / kv.kv_heads <= ONE_HEADS;
-    (theirs && one && fast(kv).is_some()).then_some(FreshArg {
-        keys: fresh.keys,
-        values: fresh.values,
+    (theirs && apart && one && fast(kv).is_some()).then_some(FreshArg {
+        keys: fresh.keys.1,
+        values: fresh.values.1,
         table: fresh.turn.table.1,
         interleaved: fresh.turn.interleaved,
     })

@@ -10,7 +10,10 @@ use crate::Result;
 /// What was recorded, by number.
 #[derive(Default)]
 pub(super) struct Graphs {
-    known: HashMap<u64, Known>,
+    /// Each with the time of its last use.
+    known: HashMap<u64, (Known, u64)>,
+    /// Uses so far.
+    time: u64,
 }
 
 /// How far a number has come.
@@ -38,29 +41,46 @@ struct Graph(sys::CUgraphExec);
 // SAFETY: a handle of the driver.
 unsafe impl Send for Graph {}
 
-/// Numbers that are remembered at most: each takes some memory of the driver's.
-const MOST: usize = 64;
+/// Numbers that are remembered at most, those used last: each takes some memory of the
+/// driver's. A pass that streams has one for every stretch between arrivals.
+const MOST: usize = 128;
 
 impl Graphs {
     /// Says what is to be done, or does it.
     pub(super) fn next(&mut self, number: u64, stream: sys::CUstream) -> Result<Next> {
-        match self.known.get(&number) {
-            Some(Known::Recorded(graph)) => {
+        self.time += 1;
+        let Some((known, used)) = self.known.get_mut(&number) else {
+            return Ok(Next::Run);
+        };
+        *used = self.time;
+        match known {
+            Known::Recorded(graph) => {
                 // SAFETY: a graph of this device; what it works on is the slab, which
                 // outlives it.
                 unsafe { result::graph::launch(graph.0, stream) }.said("replaying")?;
                 Ok(Next::Done)
             }
-            Some(Known::Ran) => Ok(Next::Record),
-            Some(Known::Never) | None => Ok(Next::Run),
+            Known::Ran => Ok(Next::Record),
+            Known::Never => Ok(Next::Run),
         }
     }
 
-    /// A number was run as it is.
+    /// A number was run as it is. It takes the place of the one that was not used for
+    /// longest; the driver keeps what of that is still under way.
     pub(super) fn ran(&mut self, number: u64) {
-        if self.known.len() < MOST {
-            self.known.entry(number).or_insert(Known::Ran);
+        if self.known.contains_key(&number) {
+            return;
         }
+        if self.known.len() == MOST {
+            let oldest = self.known.iter().min_by_key(|(_, (_, used))| *used);
+            let oldest = oldest.map(|(number, _)| *number);
+            oldest.and_then(|number| self.known.remove(&number));
+        }
+        self.know(number, Known::Ran);
+    }
+
+    fn know(&mut self, number: u64, known: Known) {
+        self.known.insert(number, (known, self.time));
     }
 
     /// Records what `work` puts on a stream, and puts it there. `false` where that cannot be
@@ -87,19 +107,19 @@ impl Graphs {
         });
         worked?;
         let Ok(graph) = made else {
-            self.known.insert(number, Known::Never);
+            self.know(number, Known::Never);
             return Ok(false);
         };
         // SAFETY: as in `next`.
         unsafe { result::graph::launch(graph.0, stream) }.said("replaying")?;
-        self.known.insert(number, Known::Recorded(graph));
+        self.know(number, Known::Recorded(graph));
         Ok(true)
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made once; the device has waited for its work.
+        // SAFETY: made once; what of it is under way the driver keeps until it has ended.
         let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
 }

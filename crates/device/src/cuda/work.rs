@@ -2,7 +2,8 @@
 //!
 //! Some operations that follow each other go together in one launch: products of the same
 //! inputs, a sum and the norm of it, rotations with what appends the keys and with the
-//! attention that follows. So those wait until the next operation is known. Together or alone, the bits are the same.
+//! attention that follows. So those wait until the next operation is known. Together or
+//! alone, the bits are the same.
 
 use std::ffi::c_void;
 use std::sync::{MutexGuard, PoisonError};
@@ -41,6 +42,8 @@ pub(super) struct Work {
     shadow: Option<Shadowed>,
     /// Whether the last thing on the stream was a kernel of ours.
     close: bool,
+    /// Whether that was an attention which put keys into their pages.
+    pub(super) put_keys: bool,
 }
 
 /// An operation that waits for the next.
@@ -55,7 +58,7 @@ pub(super) enum Pending {
     /// Rotations.
     Turns(Vec<Turn>),
     /// Those of queries and keys, and the keys and values into their pages.
-    Fresh(Fresh),
+    Fresh(Box<Fresh>),
 }
 
 #[derive(Clone, Copy)]
@@ -76,9 +79,10 @@ pub(super) struct Turn {
 pub(super) struct Fresh {
     /// The rotation of the queries; that of the keys is alike.
     pub(super) turn: Turn,
-    pub(super) keys: MatArg,
-    pub(super) values: MatArg,
-    pub(super) rows: Rows,
+    pub(super) keys: (View, MatArg),
+    pub(super) values: (View, MatArg),
+    /// Whose they are: positions, sequences, tables.
+    pub(super) rows: (Rows, [MatArg; 3]),
     pub(super) kv: KvLayer,
 }
 
@@ -154,6 +158,7 @@ impl CudaDevice {
         self.card.enter()?;
         let (kernels, stream) = (self.card.kernels(), self.compute.stream);
         let close = std::mem::take(&mut work.close);
+        work.put_keys = false;
         // SAFETY: the caller's.
         let launched = unsafe { kernels.launch(name, size, stream, close, arguments) }?;
         work.close = launched || close;

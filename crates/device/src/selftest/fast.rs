@@ -268,6 +268,7 @@ fn rotated(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
         [4, 2, 32, 37],
         [12, 1, 64, 130],
         [8, 8, 128, 701],
+        [16, 2, 128, 1500],
     ];
     for dtype in HALVES {
         for style in [RopeStyle::Halves, RopeStyle::Interleaved] {
@@ -285,7 +286,13 @@ fn rotated(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                     pair.floats(DType::F32, count, narrow, 0)?,
                 ];
                 let v = pair.floats(DType::F32, count, narrow, 0)?;
-                let table = pair.floats(DType::F32, count, d_head / 2, 0)?;
+                // Of some heads all is rotated, of others half.
+                let turned = if keys.is_multiple_of(2) {
+                    d_head
+                } else {
+                    d_head / 2
+                };
+                let table = pair.floats(DType::F32, count, turned, 0)?;
                 let mut place = |cols| -> Result<[View; 2]> {
                     let mut one = || pair.poisoned(count, cols, 0);
                     Ok([one()?, one()?])

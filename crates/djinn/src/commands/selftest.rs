@@ -29,7 +29,7 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     run(&*reference, &*device, seed, &mut |case| {
         cases.push(case);
         let case = &cases[cases.len() - 1];
-        doing.now(format!("{} cases, now {}", cases.len(), case.op));
+        doing.now(format!("{} cases, the last of {}", cases.len(), case.op));
     })?;
     drop(doing);
     let failed: Vec<&Case> = cases.iter().filter(|case| !case.passed()).collect();

@@ -84,14 +84,16 @@ impl Pass<'_, '_> {
         self.read_last()
     }
 
-    /// Names what the pass puts on the compute stream between two arrivals of weights, where
-    /// that follows from numbers alone: nobody looks, and every row is a generated token.
-    fn number(&self) -> Option<u64> {
+    /// Names what the pass puts on the compute stream in a stretch, the last one or another,
+    /// where that follows from numbers alone: nobody looks, and every row is a generated
+    /// token.
+    fn number(&self, stretch: usize, is_last: bool) -> Option<u64> {
         let rows = self.batch.rows();
         let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
         let watched = self.recording || self.members.iter().any(|m| !m.probe.is_empty());
-        let chooses = u64::from(self.chooses());
-        (generated && !watched).then_some(2 * rows as u64 + chooses)
+        let chooses = is_last && self.chooses();
+        let number = ((stretch as u64) << 32) + 2 * rows as u64 + u64::from(chooses);
+        (generated && !watched).then_some(number)
     }
 
     /// Puts the operations of the pass on the compute stream, stretch by stretch.
@@ -101,13 +103,12 @@ impl Pass<'_, '_> {
         let resid = self.arena.buf(Buf::Resid, self.batch.rows());
         let body = Stage::new(self.batch.groups.clone(), resid);
         let head = self.head();
-        let number = self.number();
-        for (index, stretch) in (0u64..).zip(&blueprint.stretches) {
+        for (index, stretch) in blueprint.stretches.iter().enumerate() {
+            let is_last = stretch.steps.end == steps.len();
+            let number = self.number(index, is_last).filter(|_| stretch.still);
             let mut walk = || self.walk(&steps, stretch.steps.clone(), [&body, &head]);
-            match number.filter(|_| stretch.still) {
-                Some(number) => {
-                    device.replay(index << 32 | number, &mut || walk().map_err(of_device))?;
-                }
+            match number {
+                Some(number) => device.replay(number, &mut || walk().map_err(of_device))?,
                 None => walk()?,
             }
         }

@@ -45,9 +45,10 @@ pub fn operations(args: &BenchOperationsArgs) -> Result<(), Failure> {
         measured.extend(bench.products(dims, rows, phase)?);
         measured.push(bench.attention(dims, rows, args.context, phase)?);
         measured.extend(bench.elementwise(dims, rows)?);
-        if phase == Phase::Generated {
-            measured.extend(bench.sampling(dims, rows)?);
-        }
+    }
+    // Last, since logits lie where weights did.
+    for &rows in args.rows.iter().filter(|rows| **rows <= 64) {
+        measured.extend(bench.sampling(dims, rows)?);
     }
     if args.json {
         let rows: Vec<_> = measured
