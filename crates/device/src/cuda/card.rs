@@ -49,8 +49,10 @@ unsafe impl Send for Card {}
 // SAFETY: as above.
 unsafe impl Sync for Card {}
 
-/// What a context takes where the management library does not say.
+/// What a context takes where the management library does not say; and what none takes less
+/// than.
 const TAKEN_USUALLY: u64 = 640 << 20;
+const TAKEN_LEAST: u64 = 64 << 20;
 /// What the driver takes later, as kernels are first run.
 const TAKEN_LATER: u64 = 32 << 20;
 
@@ -80,7 +82,8 @@ impl Card {
         card.kernels = Some(Kernels::load(&card)?);
         card.blas = Blas::open();
         if let (Some(before), Some(after)) = (before, used()) {
-            card.taken = after.saturating_sub(before) + TAKEN_LATER;
+            let processes = nvml.as_ref().and_then(|nvml| nvml.processes(&bus_id));
+            card.taken = taken(before, after, processes == Some(1));
         }
         Ok(Arc::new(card))
     }
@@ -190,6 +193,16 @@ impl Drop for Card {
         (self.kernels, self.blas) = (None, None);
         // SAFETY: retained once, and nothing of it is used any more.
         let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// What was taken between two readings of what all processes have. Where there are others,
+/// they may have taken or given back something meanwhile.
+fn taken(before: u64, after: u64, alone: bool) -> u64 {
+    let taken = after.saturating_sub(before);
+    match alone || (TAKEN_LEAST..=TAKEN_USUALLY).contains(&taken) {
+        true => taken + TAKEN_LATER,
+        false => TAKEN_USUALLY,
     }
 }
 
@@ -304,5 +317,22 @@ impl Drop for Queue {
     fn drop(&mut self) {
         // SAFETY: made once; its owner has waited for its work.
         let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TAKEN_LATER, TAKEN_USUALLY, taken};
+
+    #[test]
+    fn what_others_take_meanwhile_is_not_ours() {
+        let (gib, mib) = (1u64 << 30, 1u64 << 20);
+        let ours = 300 * mib + TAKEN_LATER;
+        for alone in [true, false] {
+            assert_eq!(taken(gib, gib + 300 * mib, alone), ours);
+        }
+        assert_eq!(taken(gib, 9 * gib, false), TAKEN_USUALLY);
+        assert_eq!(taken(9 * gib, gib, false), TAKEN_USUALLY);
+        assert_eq!(taken(0, 2 * gib, true), 2 * gib + TAKEN_LATER);
     }
 }
