@@ -87,11 +87,14 @@ pub trait Device: Send + Sync {
     /// at once, beside the pass that computes: each span is its caller's alone until
     /// the call returns.
     fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()>;
-    /// Takes host memory that [`Device::bring`] copies from at the link's full speed.
+    /// Takes host memory that [`Device::bring`] and [`Device::send`] copy from and to at
+    /// the link's full speed.
     fn host_slab(&self, bytes: u64) -> Result<HostSlab>;
-    /// Copies from host memory, from byte `from` on, into a span of the slab, on
-    /// [`Stream::Copy`]. The bytes must be there already and stay as they are.
-    fn bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()>;
+    /// Copies from host memory, from byte `from` on, into a span of the slab. Until the
+    /// stream has passed it, nobody else uses either.
+    fn bring(&self, stream: Stream, src: &HostSlab, from: u64, dst: Span) -> Result<()>;
+    /// Copies a span of the slab into host memory, from byte `to` on; the same holds.
+    fn send(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()>;
     /// Says that no more loads will come: what they took beside the slab can go.
     fn loaded(&self) {}
     /// Copies bytes from the host into the slab; they are taken before this returns.

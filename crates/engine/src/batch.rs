@@ -59,9 +59,9 @@ impl Batch {
         let table_pages = settings.table_pages();
         for session in members {
             let pages = session.pages.pages();
-            batch.tables.extend(pages.iter().map(|page| page.0 as i32));
+            batch.tables.extend(pages.map(|page| page.0 as i32));
             // Slots beyond a session's pages are never looked at; page −1 would be refused.
-            let rest = table_pages - pages.len();
+            let rest = table_pages - session.pages.len();
             batch.tables.extend(std::iter::repeat_n(-1, rest));
         }
         batch
@@ -151,7 +151,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Batch, Group, generated, phases, share};
-    use crate::{Captured, Probe, Sampling, SessionId, Settings, session};
+    use crate::{
+        Captured, Class, Probe, Sampling, SessionId, Settings, schedule::Account, session,
+    };
 
     /// A session of a prompt of `prompt` tokens, `more` generated ones, `computed` run.
     fn session(prompt: usize, more: usize, computed: usize) -> session::Session {
@@ -163,6 +165,9 @@ mod tests {
             max_tokens: 9,
             context: 100,
             pages: PageTable::new(16),
+            pages_most: 0,
+            admitted: true,
+            account: Account::new(Class::default(), std::iter::empty()),
             sampling: Sampling::default(),
             eos: Vec::new(),
             text: None,
@@ -186,8 +191,10 @@ mod tests {
         let settings = Settings {
             rows: 16,
             sessions: 4,
+            open: 4,
             context: 16,
             pages: 4,
+            host_pages: 0,
             page_tokens: 16,
             logit_rows: 4,
             pattern_keys: 0,

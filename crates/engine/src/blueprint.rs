@@ -162,16 +162,17 @@ impl Blueprint {
         Ok(())
     }
 
-    /// Bytes of host memory that streaming takes: the weights that stream, and what
-    /// workers load through.
+    /// Bytes of host memory beside the device's: weights that stream, what workers load
+    /// through, and pages of sessions that wait.
     pub fn host_bytes(&self) -> u64 {
-        match self.link.tier {
+        let weights = match self.link.tier {
             Tier::Files => 0,
             Tier::Host => {
                 let staged = self.link.workers as u64 * self.link.load_chunk();
                 self.host.bytes + staged.min(self.footprint.resident)
             }
-        }
+        };
+        weights + self.settings.host_pages as u64 * self.arena.kv(0).page_bytes
     }
 
     /// Bytes that are brought before the first pass.

@@ -3,21 +3,24 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
+    time::Instant,
 };
 
 use djinn_device::{Device, DeviceInfo, Order, View, Weight};
-use djinn_memory::{PagePool, PageTable};
+use djinn_memory::{OutOfPages, PageTable};
 use djinn_model::{
     Model,
     program::{Op, Program, TensorId},
 };
 
 use crate::{
-    Backend, Blueprint, Captured, EngineError, Finish, Footprint, Logprob, PassStats, Request,
-    SessionId, Timeline, Transcript,
+    Backend, Blueprint, Captured, EngineError, Finish, Footprint, Logprob, Paged, PassStats,
+    Request, SessionId, Timeline, Transcript,
     batch::{Batch, share},
+    pager::Pager,
     pass::{Last, Pass, Scores, upload_ids, upload_numbers},
     sampler::{self, Choice},
+    schedule::Account,
     session::{Session, State},
     settings,
     stream::{self, Recorder, Streamer},
@@ -56,10 +59,10 @@ pub struct Engine {
     recorder: Arc<Recorder>,
     device: Arc<dyn Device>,
     model: Model,
-    blueprint: Blueprint,
-    pool: PagePool,
+    pub(crate) blueprint: Blueprint,
+    pub(crate) pager: Pager,
     last_pass: Option<PassStats>,
-    sessions: BTreeMap<SessionId, Session>,
+    pub(crate) sessions: BTreeMap<SessionId, Session>,
     next_id: u64,
 }
 
@@ -90,8 +93,9 @@ impl Engine {
         }
         let numbers: Vec<i32> = (0..arena.row_numbers.rows as i32).collect();
         upload_ids(&*device, arena.row_numbers, &numbers)?;
+        let host_pages = blueprint.settings.host_pages;
         Ok(Engine {
-            pool: PagePool::new(blueprint.settings.pages),
+            pager: Pager::new(&device, arena.kv(0), host_pages)?,
             streamer,
             recorder,
             device,
@@ -138,7 +142,12 @@ impl Engine {
         self.recorder.timeline()
     }
 
-    /// Takes a session in; it runs with the next pass.
+    /// Bytes of KV that went to host memory and came back.
+    pub fn paged(&self) -> Paged {
+        self.pager.paged()
+    }
+
+    /// Takes a session in; it runs as soon as its turn comes.
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
         let program = &self.model.program;
         settings::check(&self.model, &request)?;
@@ -148,8 +157,17 @@ impl Engine {
             let decoder = text.decoder(&request.tokens, true);
             TextStream::new(decoder, request.stop)
         });
-        let mut pages = PageTable::new(self.blueprint.settings.page_tokens);
-        pages.grow_to(positions, &mut self.pool)?;
+        let pages = PageTable::new(self.blueprint.settings.page_tokens);
+        let (pages_most, total) = (pages.missing(positions), self.blueprint.settings.pages);
+        if pages_most > total {
+            let (wanted, free) = (pages_most, total);
+            return Err(OutOfPages {
+                wanted,
+                free,
+                total,
+            }
+            .into());
+        }
         let id = SessionId(self.next_id);
         self.next_id += 1;
         let session = Session {
@@ -160,6 +178,9 @@ impl Engine {
             max_tokens: request.max_tokens,
             context: program.dims.context,
             pages,
+            pages_most,
+            admitted: false,
+            account: Account::new(request.class, self.accounts()),
             sampling: request.sampling,
             eos: request.eos,
             text,
@@ -179,7 +200,7 @@ impl Engine {
         let pattern = request.probe.touches_pattern();
         let positions = settings::positions(&self.model.program, request);
         let wants = [
-            ("sessions", self.sessions.len() + 1, limits.sessions),
+            ("sessions", self.sessions.len() + 1, limits.open),
             ("positions of a session", positions, limits.context),
             (
                 "keys of an attention pattern",
@@ -203,10 +224,10 @@ impl Engine {
     /// Ends a session at any point and returns what it came to.
     pub fn close(&mut self, id: SessionId) -> Option<Transcript> {
         let mut session = self.sessions.remove(&id)?;
-        session.pages.release(&mut self.pool);
+        self.pager.release(&mut session.pages);
         let finish = match session.state {
             State::Done(finish) => Some(finish),
-            State::Ready => None,
+            State::Ready | State::Waiting { .. } => None,
         };
         let generated = session.tokens.split_off(session.prompt);
         Some(Transcript {
@@ -218,6 +239,53 @@ impl Engine {
         })
     }
 
+    /// A session waits for its owner from now on, who may say when to expect it back. Its
+    /// pages go at once, as far as there is room for them.
+    pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
+        self.change(id, State::Ready, State::Waiting { expected })?;
+        self.with_pages(id, |pager, session| {
+            let all = session.pages.len();
+            pager.send_away(&mut session.pages, all)
+        })
+    }
+
+    /// A session that waited goes on as soon as its turn comes.
+    pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
+        let Some(&Session { state, account, .. }) = self.sessions.get(&id) else {
+            return Err(EngineError::NoSession(id));
+        };
+        let back = account.back(self.accounts());
+        let waiting = match state {
+            State::Waiting { .. } => state,
+            _ => State::Waiting { expected: None },
+        };
+        self.change(id, waiting, State::Ready)?.account = back;
+        Ok(())
+    }
+
+    /// Moves a session from one state to another.
+    fn change(
+        &mut self,
+        id: SessionId,
+        from: State,
+        to: State,
+    ) -> Result<&mut Session, EngineError> {
+        let session = self
+            .sessions
+            .get_mut(&id)
+            .ok_or(EngineError::NoSession(id))?;
+        if session.state != from {
+            let is = session.state.name();
+            return Err(EngineError::State {
+                id,
+                is,
+                wanted: from.name(),
+            });
+        }
+        session.state = to;
+        Ok(session)
+    }
+
     /// Whether any session has tokens to run.
     pub fn is_idle(&self) -> bool {
         self.sessions.values().all(|s| s.state != State::Ready)
@@ -225,18 +293,22 @@ impl Engine {
 
     /// Panics unless pages and sessions agree.
     pub fn check_integrity(&self) {
-        self.pool
+        self.pager
+            .pages()
             .check_integrity(self.sessions.values().map(|s| &s.pages));
         self.streamer.check_integrity();
     }
 
-    /// Runs one pass over every ready session. Where it fails, those sessions are over:
-    /// half a pass may already have been captured, and must not be captured again.
+    /// Runs one pass over the ready sessions whose turn it is, all of them where there is
+    /// room. Where it fails, those sessions are over: half a pass may already have been
+    /// captured, and must not be captured again.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
+        self.admit();
+        let run = self.make_ready()?;
         let mut members: Vec<&mut Session> = self
             .sessions
             .values_mut()
-            .filter(|session| session.state == State::Ready)
+            .filter(|session| run.contains(&session.id))
             .collect();
         if members.is_empty() {
             return Ok(Vec::new());
@@ -268,6 +340,8 @@ impl Engine {
                 self.streamer.abort_pass();
                 for session in members {
                     session.state = State::Done(Finish::Failed);
+                    session.admitted = false;
+                    self.pager.release(&mut session.pages);
                 }
                 return Err(error);
             }
@@ -275,7 +349,14 @@ impl Engine {
         for (session, rows) in members.iter_mut().zip(shares) {
             session.computed += rows;
         }
-        Ok(settle(&mut members, last))
+        let outputs = settle(&mut members, last);
+        for output in outputs.iter().filter(|output| output.finish.is_some()) {
+            let session = self.sessions.get_mut(&output.session);
+            let session = session.expect("it ran in this pass");
+            self.pager.release(&mut session.pages);
+            session.admitted = false;
+        }
+        Ok(outputs)
     }
 }
 

@@ -6,6 +6,8 @@ use djinn_device::DeviceError;
 use djinn_memory::{OutOfPages, PlanError, Size};
 use djinn_model::hook::HookError;
 
+use crate::SessionId;
+
 /// Why the engine did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -47,6 +49,19 @@ pub enum EngineError {
     /// No room for another session's KV.
     #[error("no memory for the session's KV: {0}")]
     OutOfPages(#[from] OutOfPages),
+    /// A session that is not open.
+    #[error("there is no session {}", .0.0)]
+    NoSession(SessionId),
+    /// A session that is not as it would have to be.
+    #[error("session {} is {is}, not {wanted}", id.0)]
+    State {
+        /// Which.
+        id: SessionId,
+        /// How it is.
+        is: &'static str,
+        /// How it would have to be.
+        wanted: &'static str,
+    },
     /// A limit that was set at start.
     #[error("{what}: {asked} asked for, {limit} set at start")]
     Limit {
@@ -60,10 +75,10 @@ pub enum EngineError {
     /// A budget that cannot work, or does not hold what was to stay.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// What streams does not fit in the host memory it may have.
+    /// What streams and who waits does not fit in the host memory it may have.
     #[error(
-        "what streams needs {} of host memory, and may have {}: give more --host-memory, or more \
-         --memory, so that less streams",
+        "weights that stream and sessions that wait need {} of host memory, and may have {}: give \
+         more --host-memory, or more --memory, so that less streams",
         Size(*needed), Size(*there)
     )]
     HostBudget {
@@ -72,10 +87,10 @@ pub enum EngineError {
         /// Allowed.
         there: u64,
     },
-    /// What streams does not fit in the host memory there is.
+    /// What streams and who waits does not fit in the host memory there is.
     #[error(
-        "what streams needs {} of host memory, and {} are free: give more --memory, so that less \
-         streams, or wait until more is free",
+        "weights that stream and sessions that wait need {} of host memory, and {} are free: give \
+         more --memory, so that less streams, or wait until more is free",
         Size(*needed), Size(*there)
     )]
     HostMemory {

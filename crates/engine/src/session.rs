@@ -1,11 +1,11 @@
 //! A session: tokens, pages, sampler, probe, and where it stands.
 
-use std::fmt;
+use std::{fmt, time::Instant};
 
 use djinn_device::Phase;
 use djinn_memory::PageTable;
 
-use crate::{Captured, Logprob, Probe, Sampling, text::TextStream};
+use crate::{Captured, Class, Logprob, Probe, Sampling, schedule::Account, text::TextStream};
 
 /// Names a session of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +26,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// What to read and change on the way.
     pub probe: Probe,
+    /// How urgent it is beside others.
+    pub class: Class,
 }
 
 /// Why a session ended.
@@ -73,13 +75,29 @@ pub struct Transcript {
     pub captured: Captured,
 }
 
-/// A session's life. Paused and waiting sessions come with paging.
+/// A session's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Has tokens to run.
     Ready,
+    /// Waits for its owner, and holds no memory that others need.
+    Waiting {
+        /// When it is expected back, if it said.
+        expected: Option<Instant>,
+    },
     /// Will run no more.
     Done(Finish),
+}
+
+impl State {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Ready => "ready",
+            State::Waiting { .. } => "waiting",
+            State::Done(_) => "done",
+        }
+    }
 }
 
 pub(crate) struct Session {
@@ -92,6 +110,11 @@ pub(crate) struct Session {
     pub max_tokens: usize,
     pub context: usize,
     pub pages: PageTable,
+    /// Pages it may come to, and whether it may hold any.
+    pub pages_most: usize,
+    pub admitted: bool,
+    /// What it has paid for its turns.
+    pub account: Account,
     pub sampling: Sampling,
     pub eos: Vec<u32>,
     pub text: Option<TextStream>,
@@ -102,6 +125,11 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// Positions it comes to when as many of its tokens run as a pass takes.
+    pub fn after_next(&self, rows: usize) -> usize {
+        self.computed + self.pending().min(rows)
+    }
+
     /// Tokens not yet run.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed

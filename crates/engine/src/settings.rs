@@ -10,12 +10,16 @@ pub struct Settings {
     /// Rows of one pass at most: tokens of a prompt run together, plus one for each
     /// session that generates.
     pub rows: usize,
-    /// Sessions at once.
+    /// Sessions of one pass at most.
     pub sessions: usize,
+    /// Sessions open at once; those that a pass has no room for take turns.
+    pub open: usize,
     /// Positions of the longest session.
     pub context: usize,
-    /// KV pages of all sessions together.
+    /// KV pages where passes run.
     pub pages: usize,
+    /// KV pages in host memory, where sessions are that wait or whose turn it is not.
+    pub host_pages: usize,
     /// Tokens of a page.
     pub page_tokens: usize,
     /// Rows that go through the head together.
@@ -63,7 +67,9 @@ impl Settings {
         Ok(Settings {
             rows,
             sessions,
+            open: sessions,
             context,
+            host_pages: 0,
             pages: lengths().map(|n| n.div_ceil(Self::PAGE_TOKENS)).sum(),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: if head { rows } else { sessions.max(1) },
@@ -88,7 +94,9 @@ impl Settings {
         Ok(Settings {
             rows: rows.min(sessions.saturating_mul(context)).max(sessions),
             sessions,
+            open: sessions,
             context,
+            host_pages: 0,
             pages: sessions.saturating_mul(context.div_ceil(Self::PAGE_TOKENS)),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: sessions,

@@ -70,8 +70,10 @@ mod tests {
         let settings = Settings {
             rows: 16,
             sessions: 1,
+            open: 1,
             context: 32,
             pages: 2,
+            host_pages: 0,
             page_tokens: 16,
             logit_rows: 1,
             pattern_keys: 0,

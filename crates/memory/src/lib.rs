@@ -14,7 +14,7 @@ mod size;
 
 pub use cache::Cache;
 pub use layout::Layout;
-pub use pages::{OutOfPages, PageId, PagePool, PageTable};
+pub use pages::{Move, OutOfPages, PageId, PagePool, PageTable, Pages};
 pub use plan::{
     Bound, Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Prediction, Rates, Work,
 };

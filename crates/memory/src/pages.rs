@@ -1,4 +1,5 @@
-//! Pages: a fixed number of tokens of one session's KV, and who holds which.
+//! Pages: a fixed number of tokens of one session's KV, in which tier each is, and who
+//! holds which.
 
 /// A page of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,23 +58,76 @@ impl PagePool {
         self.free.push(page);
     }
 
-    /// Panics unless every page is either free or in exactly one of `tables`.
-    pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = &'a PageTable>) {
-        let mut held = vec![false; self.total()];
-        for page in tables.flat_map(|table| &table.pages) {
-            let twice = std::mem::replace(&mut held[page.0 as usize], true);
+    /// Panics unless every page is either free or held exactly once.
+    fn check_integrity(&self, held: impl Iterator<Item = PageId>) {
+        let mut seen = vec![false; self.total()];
+        for page in held {
+            let twice = std::mem::replace(&mut seen[page.0 as usize], true);
             assert!(!twice, "page {} is held twice", page.0);
         }
-        assert_eq!(held, self.taken, "pages held and pages taken differ");
-        let held_count = held.iter().filter(|&&h| h).count();
-        assert_eq!(self.free.len() + held_count, self.total(), "pages leaked");
+        assert_eq!(seen, self.taken, "pages held and pages taken differ");
+        let count = seen.iter().filter(|&&held| held).count();
+        assert_eq!(self.free.len() + count, self.total(), "pages leaked");
     }
+}
+
+/// The pages of both tiers: where passes run, and where sessions wait.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    /// What passes read and write.
+    pub device: PagePool,
+    /// Where pages are that no pass needs now.
+    pub host: PagePool,
+}
+
+impl Pages {
+    /// So many free pages of each tier.
+    pub fn new(device: usize, host: usize) -> Self {
+        Pages {
+            device: PagePool::new(device),
+            host: PagePool::new(host),
+        }
+    }
+
+    /// Panics unless every page is either free or in exactly one of `tables`.
+    pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = &'a PageTable>) {
+        let tables: Vec<&PageTable> = tables.collect();
+        let places = || tables.iter().flat_map(|table| &table.places);
+        let on_device = |place: &At| match place {
+            At::Device(page) => Some(*page),
+            At::Host(_) => None,
+        };
+        let on_host = |place: &At| match place {
+            At::Host(page) => Some(*page),
+            At::Device(_) => None,
+        };
+        self.device.check_integrity(places().filter_map(on_device));
+        self.host.check_integrity(places().filter_map(on_host));
+    }
+}
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// In the slab.
+    Device(PageId),
+    /// In host memory.
+    Host(PageId),
+}
+
+/// A page that goes from one tier to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Which page it was.
+    pub from: PageId,
+    /// Which it will be.
+    pub to: PageId,
 }
 
 /// One session's pages in order of position.
 #[derive(Clone, Debug)]
 pub struct PageTable {
-    pages: Vec<PageId>,
+    places: Vec<At>,
     page_tokens: usize,
 }
 
@@ -82,88 +136,197 @@ impl PageTable {
     pub fn new(page_tokens: usize) -> Self {
         assert!(page_tokens > 0, "a page holds at least one token");
         PageTable {
-            pages: Vec::new(),
+            places: Vec::new(),
             page_tokens,
         }
     }
 
-    /// The pages, by position.
-    pub fn pages(&self) -> &[PageId] {
-        &self.pages
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
     }
 
-    /// Takes as many pages as `tokens` tokens need, or none at all.
-    pub fn grow_to(&mut self, tokens: usize, pool: &mut PagePool) -> Result<(), OutOfPages> {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// How many of them are not where passes run.
+    pub fn away(&self) -> usize {
+        let away = |place: &&At| matches!(place, At::Host(_));
+        self.places.iter().filter(away).count()
+    }
+
+    /// The pages, by position; all are where passes run.
+    pub fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.places.iter().map(|place| match place {
+            At::Device(page) => *page,
+            At::Host(page) => panic!("host page {} in a pass", page.0),
+        })
+    }
+
+    /// How many more pages so many tokens need.
+    pub fn missing(&self, tokens: usize) -> usize {
         let needed = tokens.div_ceil(self.page_tokens);
-        let wanted = needed.saturating_sub(self.pages.len());
-        if wanted > pool.free() {
-            return Err(OutOfPages {
-                wanted,
-                free: pool.free(),
-                total: pool.total(),
-            });
+        needed.saturating_sub(self.places.len())
+    }
+
+    /// Takes as many pages as `tokens` tokens need, or none at all, and says which.
+    pub fn grow_to(
+        &mut self,
+        tokens: usize,
+        pool: &mut PagePool,
+    ) -> Result<Vec<PageId>, OutOfPages> {
+        let taken = take(self.missing(tokens), pool)?;
+        self.places
+            .extend(taken.iter().map(|&page| At::Device(page)));
+        Ok(taken)
+    }
+
+    /// Lets up to `count` pages go to the host, the last first, as far as there is room.
+    pub fn send_away(&mut self, count: usize, pages: &mut Pages) -> Vec<Move> {
+        let mut moves = Vec::new();
+        for place in self.places.iter_mut().rev() {
+            let At::Device(from) = *place else {
+                continue;
+            };
+            if moves.len() == count {
+                break;
+            }
+            let Some(to) = pages.host.take() else { break };
+            pages.device.give_back(from);
+            *place = At::Host(to);
+            moves.push(Move { from, to });
         }
-        self.pages
-            .extend((0..wanted).map(|_| pool.take().expect("counted above")));
-        Ok(())
+        moves
+    }
+
+    /// Brings all pages back, or none at all.
+    pub fn bring_back(&mut self, pages: &mut Pages) -> Result<Vec<Move>, OutOfPages> {
+        let mut taken = take(self.away(), &mut pages.device)?.into_iter();
+        let mut moves = Vec::new();
+        for place in &mut self.places {
+            let At::Host(from) = *place else { continue };
+            let to = taken.next().expect("one for each");
+            pages.host.give_back(from);
+            *place = At::Device(to);
+            moves.push(Move { from, to });
+        }
+        Ok(moves)
     }
 
     /// Gives all pages back.
-    pub fn release(&mut self, pool: &mut PagePool) {
-        for page in self.pages.drain(..).rev() {
-            pool.give_back(page);
+    pub fn release(&mut self, pages: &mut Pages) {
+        for place in self.places.drain(..).rev() {
+            match place {
+                At::Device(page) => pages.device.give_back(page),
+                At::Host(page) => pages.host.give_back(page),
+            }
         }
     }
+}
+
+/// So many pages, or none at all.
+fn take(wanted: usize, pool: &mut PagePool) -> Result<Vec<PageId>, OutOfPages> {
+    let (free, total) = (pool.free(), pool.total());
+    if wanted > free {
+        return Err(OutOfPages {
+            wanted,
+            free,
+            total,
+        });
+    }
+    Ok((0..wanted).filter_map(|_| pool.take()).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{OutOfPages, PagePool, PageTable};
+    use super::{OutOfPages, PageTable, Pages};
 
     #[test]
     fn grows_all_or_nothing() {
-        let mut pool = PagePool::new(3);
+        let mut pages = Pages::new(3, 0);
         let mut a = PageTable::new(16);
-        a.grow_to(17, &mut pool).unwrap();
-        assert_eq!(a.pages().len(), 2);
-        a.grow_to(5, &mut pool).unwrap();
-        assert_eq!(a.pages().len(), 2, "a table never shrinks by growing");
+        a.grow_to(17, &mut pages.device).unwrap();
+        assert_eq!(a.len(), 2);
+        a.grow_to(5, &mut pages.device).unwrap();
+        assert_eq!(a.len(), 2, "a table never shrinks by growing");
         let mut b = PageTable::new(16);
-        let error = b.grow_to(32, &mut pool).unwrap_err();
+        let error = b.grow_to(32, &mut pages.device).unwrap_err();
         let expect = OutOfPages {
             wanted: 2,
             free: 1,
             total: 3,
         };
         assert_eq!(error, expect);
-        assert!(b.pages().is_empty());
-        pool.check_integrity([&a, &b].into_iter());
+        assert!(b.is_empty());
+        pages.check_integrity([&a, &b].into_iter());
+    }
+
+    #[test]
+    fn goes_and_comes_back_in_order() {
+        let mut pages = Pages::new(4, 3);
+        let mut a = PageTable::new(2);
+        a.grow_to(8, &mut pages.device).unwrap();
+        // Room for three of them: the last go first.
+        let moves = a.send_away(9, &mut pages);
+        let from: Vec<u32> = moves.iter().map(|m| m.from.0).collect();
+        assert_eq!((from, a.away()), (vec![3, 2, 1], 3));
+        assert!(a.send_away(1, &mut pages).is_empty(), "no room is left");
+        // Another takes what became free, and a cannot come back before it goes.
+        let mut b = PageTable::new(2);
+        b.grow_to(2, &mut pages.device).unwrap();
+        assert_eq!(a.bring_back(&mut pages).unwrap_err().wanted, 3);
+        assert_eq!(a.away(), 3, "all or nothing");
+        b.release(&mut pages);
+        let back = a.bring_back(&mut pages).unwrap();
+        let mut held: Vec<_> = moves.iter().map(|m| m.to).collect();
+        held.reverse();
+        assert_eq!(back.iter().map(|m| m.from).collect::<Vec<_>>(), held);
+        assert_eq!((a.away(), pages.host.free()), (0, 3));
+        pages.check_integrity([&a, &b].into_iter());
     }
 
     proptest! {
         #[test]
         fn no_page_is_lost_or_shared(
-            total in 0usize..40,
-            moves in prop::collection::vec((0usize..5, 0usize..300, any::<bool>()), 0..100),
+            device in 0usize..40, host in 0usize..40,
+            moves in prop::collection::vec((0usize..5, 0usize..300, 0u8..4), 0..100),
         ) {
-            let mut pool = PagePool::new(total);
+            let mut pages = Pages::new(device, host);
             let mut tables = vec![PageTable::new(7); 5];
-            for (who, tokens, release) in moves {
-                if release {
-                    tables[who].release(&mut pool);
-                    prop_assert!(tables[who].pages().is_empty());
-                } else {
-                    let before = tables[who].pages().len();
-                    let free = pool.free();
-                    let wanted = tokens.div_ceil(7).saturating_sub(before);
-                    let grown = tables[who].grow_to(tokens, &mut pool);
-                    prop_assert_eq!(grown.is_ok(), wanted <= free);
-                    let expect = if grown.is_ok() { before + wanted } else { before };
-                    prop_assert_eq!(tables[who].pages().len(), expect);
+            for (who, tokens, what) in moves {
+                let table = &mut tables[who];
+                let (before, away, free) = (table.len(), table.away(), pages.device.free());
+                match what {
+                    0 => {
+                        table.release(&mut pages);
+                        prop_assert!(table.is_empty());
+                    }
+                    1 => {
+                        let room = pages.host.free();
+                        let gone = table.send_away(tokens, &mut pages).len();
+                        prop_assert_eq!(gone, tokens.min(before - away).min(room));
+                        prop_assert_eq!(table.away(), away + gone);
+                    }
+                    2 => {
+                        let back = table.bring_back(&mut pages);
+                        prop_assert_eq!(back.is_ok(), away <= free);
+                        let left = if back.is_ok() { 0 } else { away };
+                        prop_assert_eq!(table.away(), left);
+                    }
+                    _ => {
+                        let wanted = tokens.div_ceil(7).saturating_sub(before);
+                        prop_assert_eq!(table.missing(tokens), wanted);
+                        let grown = table.grow_to(tokens, &mut pages.device);
+                        prop_assert_eq!(grown.is_ok(), wanted <= free);
+                        let expect = if grown.is_ok() { before + wanted } else { before };
+                        prop_assert_eq!(table.len(), expect);
+                    }
                 }
-                pool.check_integrity(tables.iter());
+                pages.check_integrity(tables.iter());
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Bytes into and out of the slab.
 
-use crate::{Fill, Result, Span};
+use crate::{Fill, HostSlab, Result, Span};
 
 use super::CpuDevice;
 use crate::check::Mat;
@@ -12,6 +12,28 @@ impl CpuDevice {
         // that nobody else uses it now.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start, dst.bytes as usize) };
         Ok(fill(bytes)?)
+    }
+
+    pub(super) fn do_bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+        let offset = from;
+        let (from, to) = (
+            src.place("bring", Span { offset, ..dst })?,
+            self.op("bring").span(dst)?,
+        );
+        // SAFETY: checked spans of different memory, which the contract gives this caller.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, dst.bytes as usize) };
+        Ok(())
+    }
+
+    pub(super) fn do_send(&self, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
+        let offset = to;
+        let (from, to) = (
+            self.op("send").span(src)?,
+            dst.place("send", Span { offset, ..src })?,
+        );
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, src.bytes as usize) };
+        Ok(())
     }
 
     pub(super) fn do_upload(&self, dst: Span, src: &[u8]) -> Result<()> {

@@ -193,14 +193,11 @@ impl Device for CpuDevice {
     fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
         HostSlab::new(bytes, |_| Ok(Box::new(host::Plain)))
     }
-    fn bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
-        let span = Span {
-            offset: from,
-            ..dst
-        };
-        self.do_load(dst, &mut |bytes| {
-            src.read(span, bytes).map_err(std::io::Error::other)
-        })
+    fn bring(&self, _: Stream, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+        self.do_bring(src, from, dst)
+    }
+    fn send(&self, _: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
+        self.do_send(src, dst, to)
     }
     fn upload(&self, _: Stream, dst: Span, src: &[u8]) -> Result<()> {
         self.do_upload(dst, src)

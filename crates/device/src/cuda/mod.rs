@@ -133,8 +133,11 @@ impl Device for CudaDevice {
     fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
         self.do_host_slab(bytes)
     }
-    fn bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
-        self.do_bring(src, from, dst)
+    fn bring(&self, stream: Stream, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+        self.do_bring(stream, src, from, dst)
+    }
+    fn send(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
+        self.do_send(stream, src, dst, to)
     }
     fn upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()> {
         self.do_upload(stream, dst, src)

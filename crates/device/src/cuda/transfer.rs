@@ -35,23 +35,38 @@ impl CudaDevice {
         HostSlab::new(bytes, keeper)
     }
 
-    pub(super) fn do_bring(&self, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+    pub(super) fn do_bring(
+        &self,
+        stream: Stream,
+        src: &HostSlab,
+        from: u64,
+        dst: Span,
+    ) -> Result<()> {
         let to = self.op("bring").span(dst)?.addr() as u64;
         self.card.enter()?;
-        let mut done = 0;
-        while done < dst.bytes {
-            // The driver knows granules: a copy stays within one.
-            let at = from + done;
-            let bytes = (GRANULE - at % GRANULE).min(dst.bytes - done);
-            let span = Span { offset: at, bytes };
-            let source = src.place("bring", span)?;
+        let stream = self.stream(stream).stream;
+        for (at, done) in in_granules(from, dst.bytes) {
+            let source = src.place("bring", at)?;
             // SAFETY: checked spans on both sides, which stay until the copy is done: the
             // device waits for its streams before anything is given back.
-            let source = unsafe { std::slice::from_raw_parts(source, bytes as usize) };
+            let source = unsafe { std::slice::from_raw_parts(source, at.bytes as usize) };
             // SAFETY: as above.
-            unsafe { result::memcpy_htod_async(to + done, source, self.copy.stream) }
+            unsafe { result::memcpy_htod_async(to + done, source, stream) }.said("copying")?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn do_send(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
+        let from = self.op("send").span(src)?.addr() as u64;
+        self.card.enter()?;
+        let stream = self.stream(stream).stream;
+        for (at, done) in in_granules(to, src.bytes) {
+            let place = dst.place("send", at)?.cast();
+            // SAFETY: checked spans on both sides, as in `do_bring`; the contract leaves
+            // the host's to this copy alone.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(place, from + done, at.bytes as usize, stream) }
+                .result()
                 .said("copying")?;
-            done += bytes;
         }
         Ok(())
     }
@@ -226,6 +241,37 @@ impl CudaDevice {
         match event.mark() {
             Some(mark) => Ok(mark),
             None => self.op("event").fail("an event of another device".into()),
+        }
+    }
+}
+
+/// A run of host memory in parts that each lie in one granule, since the driver knows those;
+/// each with the bytes before it.
+fn in_granules(from: u64, bytes: u64) -> impl Iterator<Item = (Span, u64)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let offset = from + done;
+        let bytes = (GRANULE - offset % GRANULE).min(bytes - done);
+        let part = (Span { offset, bytes }, done);
+        done += bytes;
+        (bytes > 0).then_some(part)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GRANULE, in_granules};
+
+    #[test]
+    fn parts_are_all_of_it_and_stay_in_their_granule() {
+        for (from, bytes) in [(0, 0), (5, 7), (0, GRANULE), (GRANULE - 1, 2 * GRANULE + 3)] {
+            let mut end = from;
+            for (part, done) in in_granules(from, bytes) {
+                assert_eq!((part.offset, done), (end, end - from));
+                assert_eq!(part.offset / GRANULE, (part.end() - 1) / GRANULE);
+                end = part.end();
+            }
+            assert_eq!(end, from + bytes);
         }
     }
 }

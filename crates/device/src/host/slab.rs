@@ -1,12 +1,13 @@
-//! Host memory that a device copies from.
+//! Host memory that a device copies from and to.
 
 use std::any::Any;
 
 use super::Buffer;
 use crate::{DeviceError, Fill, Result, Span, check::Op};
 
-/// A run of host memory, filled once by many threads and then copied from. A device makes
-/// it ([`Device::host_slab`](crate::Device::host_slab)) so that copies run at full speed.
+/// A run of host memory. A device makes it
+/// ([`Device::host_slab`](crate::Device::host_slab)) so that copies run at full speed. Many
+/// threads fill it once, or the device itself sends there what it will want back.
 pub struct HostSlab {
     /// What the device keeps of it; given back before the memory.
     pub(crate) keeper: Box<dyn Keeper>,

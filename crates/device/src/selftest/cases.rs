@@ -3,10 +3,10 @@
 use super::{FLOATS, Pair, Report, Test};
 use crate::{
     Activation, Attention, DType, Device, Draw, Edit, KvLayer, NormKind, Order, Phase, Result,
-    RopeStyle, Rows, Weight,
+    RopeStyle, Rows, Stream, Weight,
 };
 
-pub(super) const ALL: [Test; 9] = [
+pub(super) const ALL: [Test; 10] = [
     lookups,
     norms,
     products,
@@ -15,6 +15,7 @@ pub(super) const ALL: [Test; 9] = [
     elementwise,
     routing,
     sampling,
+    paging,
     edits,
 ];
 
@@ -303,6 +304,33 @@ fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 pair.check("edit", what, x, report, |device| device.edit(x, edit))?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Bytes to host memory and back.
+fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    for (rows, cols) in [(1, 1), (3, 1000), (64, 4096)] {
+        pair.start();
+        let x = pair.floats(DType::F32, rows, cols, 0)?;
+        let span = x.span();
+        let what = format!("{} bytes", span.bytes);
+        pair.check("send and bring", what, x, report, |device| {
+            let host = device.host_slab(3 * span.bytes)?;
+            host.seal()?;
+            let written = device.record(Stream::Compute)?;
+            device.wait(Stream::PageOut, &written)?;
+            device.send(Stream::PageOut, span, &host, span.bytes)?;
+            let sent = device.record(Stream::PageOut)?;
+            device.wait(Stream::Compute, &sent)?;
+            device.edit(x, Edit::Zero)?;
+            let erased = device.record(Stream::Compute)?;
+            device.wait(Stream::PageIn, &erased)?;
+            device.bring(Stream::PageIn, &host, span.bytes, span)?;
+            let back = device.record(Stream::PageIn)?;
+            // The host's memory goes with this.
+            device.wait_here(&back)
+        })?;
     }
     Ok(())
 }

@@ -46,7 +46,8 @@ impl Copier {
                 offset: trip.to.offset + done,
                 bytes: self.chunk.min(trip.to.bytes - done),
             };
-            self.device.bring(&self.slab, trip.from + done, part)?;
+            self.device
+                .bring(Stream::Copy, &self.slab, trip.from + done, part)?;
             done += part.bytes;
         }
         Ok(Copied {

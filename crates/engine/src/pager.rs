@@ -1,0 +1,146 @@
+//! The pager: moves pages of sessions between the slab and host memory.
+//!
+//! It only says what comes after what, by events: no copy runs on the compute stream and
+//! none waits for the host, and a place is used again once the copy from or to it is done.
+
+use std::sync::Arc;
+
+use djinn_device::{Device, Event, HostSlab, KvLayer, Span, Stream};
+use djinn_memory::{Move, PageId, PageTable, Pages};
+
+use crate::EngineError;
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// Bytes that pages took over the link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Paged {
+    /// To host memory.
+    pub out: u64,
+    /// And back.
+    pub back: u64,
+}
+
+pub(crate) struct Pager {
+    device: Arc<dyn Device>,
+    pages: Pages,
+    /// Where pages lie in the slab, and the bytes of one.
+    first: u64,
+    bytes: u64,
+    /// Where they wait; nothing where there is no room for any.
+    host: Option<HostSlab>,
+    /// What has to be past before a place is used again, by page of each tier.
+    slab_after: Vec<Option<Event>>,
+    host_after: Vec<Option<Event>>,
+    paged: Paged,
+}
+
+impl Pager {
+    /// Takes host memory for so many pages beside those of the slab, which `kv` says.
+    pub fn new(device: &Arc<dyn Device>, kv: KvLayer, host_pages: usize) -> Result<Self> {
+        let (first, bytes) = (kv.offset, kv.page_bytes);
+        let host = match host_pages {
+            0 => None,
+            count => {
+                let slab = device.host_slab(bytes * count as u64)?;
+                slab.seal()?;
+                Some(slab)
+            }
+        };
+        Ok(Pager {
+            device: Arc::clone(device),
+            pages: Pages::new(kv.pages, host_pages),
+            first,
+            bytes,
+            host,
+            slab_after: vec![None; kv.pages],
+            host_after: vec![None; host_pages],
+            paged: Paged::default(),
+        })
+    }
+
+    /// Pages of either tier.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// What went over the link so far.
+    pub fn paged(&self) -> Paged {
+        self.paged
+    }
+
+    /// Takes pages for so many tokens, or none at all. What computes next may write them.
+    pub fn grow(&mut self, table: &mut PageTable, tokens: usize) -> Result<()> {
+        for page in table.grow_to(tokens, &mut self.pages.device)? {
+            if let Some(event) = self.slab_after[page.0 as usize].take() {
+                self.device.wait(Stream::Compute, &event)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets up to `count` pages go to host memory, as far as there is room.
+    pub fn send_away(&mut self, table: &mut PageTable, count: usize) -> Result<()> {
+        let moves = table.send_away(count, &mut self.pages);
+        let (Some(host), false) = (&self.host, moves.is_empty()) else {
+            return Ok(());
+        };
+        let written = self.device.record(Stream::Compute)?;
+        self.device.wait(Stream::PageOut, &written)?;
+        for &Move { from, to } in &moves {
+            if let Some(event) = self.host_after[to.0 as usize].take() {
+                self.device.wait(Stream::PageOut, &event)?;
+            }
+            let (span, at) = (self.span(from), self.bytes * u64::from(to.0));
+            self.device.send(Stream::PageOut, span, host, at)?;
+        }
+        let sent = self.device.record(Stream::PageOut)?;
+        for Move { from, to } in &moves {
+            self.slab_after[from.0 as usize] = Some(sent.clone());
+            self.host_after[to.0 as usize] = Some(sent.clone());
+        }
+        self.paged.out += self.bytes * moves.len() as u64;
+        Ok(())
+    }
+
+    /// Brings all pages of a table back, or none at all. What computes next may read them.
+    pub fn bring_back(&mut self, table: &mut PageTable) -> Result<()> {
+        let moves = table.bring_back(&mut self.pages)?;
+        let (Some(host), false) = (&self.host, moves.is_empty()) else {
+            return Ok(());
+        };
+        // Whoever had these places last may still be computing.
+        let past = self.device.record(Stream::Compute)?;
+        self.device.wait(Stream::PageIn, &past)?;
+        for &Move { from, to } in &moves {
+            let after = [
+                self.host_after[from.0 as usize].take(),
+                self.slab_after[to.0 as usize].take(),
+            ];
+            for event in after.iter().flatten() {
+                self.device.wait(Stream::PageIn, event)?;
+            }
+            let (at, span) = (self.bytes * u64::from(from.0), self.span(to));
+            self.device.bring(Stream::PageIn, host, at, span)?;
+        }
+        let arrived = self.device.record(Stream::PageIn)?;
+        for Move { from, .. } in &moves {
+            self.host_after[from.0 as usize] = Some(arrived.clone());
+        }
+        self.device.wait(Stream::Compute, &arrived)?;
+        self.paged.back += self.bytes * moves.len() as u64;
+        Ok(())
+    }
+
+    /// Gives all pages of a table back.
+    pub fn release(&mut self, table: &mut PageTable) {
+        table.release(&mut self.pages);
+    }
+
+    fn span(&self, page: PageId) -> Span {
+        Span {
+            offset: self.first + self.bytes * u64::from(page.0),
+            bytes: self.bytes,
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! More sessions than memory: whatever waits, comes back, is cancelled or makes room for
+//! others, a session's bits are those it gives alone with all the memory there is.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use common::{FAMILIES, How, family, golden, ids, open, request, stories};
+use djinn_engine::{
+    Blueprint, Class, Engine, EngineError, Finish, Memory, Request, Sampling, SessionId, Settings,
+    Transcript,
+};
+
+/// Numbers that follow from a seed, which a failure tells.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) as usize % limit
+    }
+}
+
+/// A session unlike the others.
+fn unlike(folder: &Path, tokens: &[u32], random: &mut Random) -> Request {
+    let prompt: Vec<u32> = (0..1 + random.below(60))
+        .map(|_| tokens[random.below(tokens.len())])
+        .collect();
+    let class = [Class::Realtime, Class::Interactive, Class::Batch][random.below(3)];
+    Request {
+        sampling: Sampling {
+            temperature: random.below(3) as f32 / 2.0,
+            seed: random.below(1000) as u64,
+            logprobs: (random.below(2) == 0).then_some(1),
+            ..Sampling::default()
+        },
+        class,
+        ..request(folder, &prompt, &[], 1 + random.below(24))
+    }
+}
+
+fn load(folder: &Path, settings: Settings) -> Engine {
+    let (model, backend) = (open(folder), How::default().backend());
+    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+}
+
+/// What a session came to, bits and all.
+fn told(transcript: &Transcript) -> (Vec<u32>, Vec<(u32, u32)>, Option<Finish>) {
+    let logprobs = transcript.logprobs.iter().flatten();
+    let bits = logprobs.map(|l| (l.token, l.logprob.to_bits())).collect();
+    (transcript.generated.clone(), bits, transcript.finish)
+}
+
+/// Each of these by itself, one after the other.
+fn alone(folder: &Path, requests: &[Request]) -> Vec<Transcript> {
+    let model = open(folder);
+    let one = |r: &Request| Settings::for_requests(&model, std::slice::from_ref(r), 64).unwrap();
+    let mut settings = one(&requests[0]);
+    for request in requests {
+        let more = one(request);
+        settings.rows = settings.rows.max(more.rows);
+        settings.context = settings.context.max(more.context);
+        settings.pages = settings.pages.max(more.pages);
+    }
+    let mut engine = load(folder, settings);
+    let mut run = |request: &Request| {
+        let id = engine.open(request.clone()).unwrap();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        engine.close(id).unwrap()
+    };
+    requests.iter().map(&mut run).collect()
+}
+
+/// Settings for sessions of which a pass takes `most`, and `device` pages hold few.
+fn tight(folder: &Path, requests: &[Request], most: usize, share: usize) -> Settings {
+    let model = open(folder);
+    let all = Settings::for_requests(&model, requests, 64).unwrap();
+    let largest = all.context.div_ceil(all.page_tokens);
+    let device = (all.pages / share).max(largest);
+    Settings {
+        sessions: most,
+        rows: 64,
+        logit_rows: most,
+        pages: device,
+        host_pages: all.pages + largest - device,
+        ..all
+    }
+}
+
+#[test]
+fn two_hundred_sessions_in_a_fifth_of_their_memory() {
+    let folder = stories();
+    let tokens = ids(&golden(&folder)["cat.input_ids"]);
+    let seed = 7;
+    let mut random = Random(seed);
+    let requests: Vec<Request> = (0..200)
+        .map(|_| unlike(&folder, &tokens, &mut random))
+        .collect();
+    let expect: Vec<_> = alone(&folder, &requests).iter().map(told).collect();
+    let mut engine = load(&folder, tight(&folder, &requests, 12, 5));
+
+    let mut numbers: BTreeMap<SessionId, usize> = BTreeMap::new();
+    let mut waiting: Vec<SessionId> = Vec::new();
+    let (mut next, mut done, mut cancelled) = (0, 0, 0);
+    while done + cancelled < requests.len() {
+        // Some arrive, in no hurry.
+        for _ in 0..random.below(4).min(requests.len() - next) {
+            let id = engine.open(requests[next].clone()).unwrap();
+            numbers.insert(id, next);
+            next += 1;
+        }
+        let outputs = engine.step().unwrap();
+        engine.check_integrity();
+        for output in outputs {
+            let number = numbers[&output.session];
+            if output.finish.is_some() {
+                let found = told(&engine.close(output.session).unwrap());
+                assert!(found == expect[number], "session {number}, seed {seed}");
+                done += 1;
+            } else if random.below(6) == 0 {
+                let expected = Instant::now() + Duration::from_secs(random.below(9) as u64);
+                let expected = (random.below(2) == 0).then_some(expected);
+                engine.wait(output.session, expected).unwrap();
+                waiting.push(output.session);
+            } else if random.below(150) == 0 {
+                let found = told(&engine.close(output.session).unwrap()).0;
+                assert_eq!(found, expect[number].0[..found.len()], "seed {seed}");
+                cancelled += 1;
+            }
+            engine.check_integrity();
+        }
+        if !waiting.is_empty() && (engine.is_idle() || random.below(3) == 0) {
+            let id = waiting.swap_remove(random.below(waiting.len()));
+            if random.below(30) == 0 {
+                engine.close(id).unwrap();
+                cancelled += 1;
+            } else {
+                engine.resume(id).unwrap();
+            }
+        }
+    }
+    assert!(cancelled > 2 && done > 150, "{done} {cancelled}");
+    let paged = engine.paged();
+    assert!(
+        paged.out > 0 && paged.back > 0 && paged.back <= paged.out,
+        "{paged:?}"
+    );
+    engine.check_integrity();
+}
+
+#[test]
+fn every_family_makes_room_and_comes_back() {
+    for folder in FAMILIES.map(family) {
+        let tokens = ids(&golden(&folder)["input_ids"]);
+        let mut random = Random(3);
+        let requests: Vec<Request> = (0..9)
+            .map(|_| unlike(&folder, &tokens, &mut random))
+            .collect();
+        let expect: Vec<_> = alone(&folder, &requests).iter().map(told).collect();
+        let mut engine = load(&folder, tight(&folder, &requests, 4, 3));
+        let ids: Vec<SessionId> = requests
+            .iter()
+            .map(|request| engine.open(request.clone()).unwrap())
+            .collect();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+            engine.check_integrity();
+        }
+        for (id, expect) in ids.into_iter().zip(expect) {
+            assert!(told(&engine.close(id).unwrap()) == expect, "{folder:?}");
+        }
+        assert!(engine.paged().out > 0, "{folder:?}");
+    }
+}
+
+#[test]
+fn states_are_told_apart() {
+    let folder = stories();
+    let ask = request(&folder, &[1, 2, 3], &[], 3);
+    let settings = Settings::for_requests(&open(&folder), std::slice::from_ref(&ask), 64).unwrap();
+    let mut engine = load(&folder, settings);
+    let id = engine.open(ask.clone()).unwrap();
+    let told = |done: Result<(), EngineError>| done.unwrap_err().to_string();
+    assert_eq!(told(engine.resume(id)), "session 0 is ready, not waiting");
+    engine.wait(id, None).unwrap();
+    assert!(engine.is_idle() && engine.step().unwrap().is_empty());
+    assert_eq!(
+        told(engine.wait(id, None)),
+        "session 0 is waiting, not ready"
+    );
+    engine.resume(id).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    assert_eq!(told(engine.resume(id)), "session 0 is done, not waiting");
+    assert_eq!(engine.close(id).unwrap().generated.len(), 3);
+    assert_eq!(told(engine.wait(id, None)), "there is no session 0");
+    // More than the pages there are is refused at once, and nothing is left of it.
+    let long = request(&folder, &[1; 40], &[], 3);
+    assert!(engine.open(long).is_err());
+    engine.check_integrity();
+}
