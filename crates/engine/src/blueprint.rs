@@ -18,6 +18,9 @@ use crate::{
     weights::PlacedWeights,
 };
 
+/// Which part of the device's memory pages take where weights stream.
+const KV_SHARE: u64 = 8;
+
 /// A model laid out in memory that does not exist yet.
 pub struct Blueprint {
     pub(crate) memory: Memory,
@@ -150,6 +153,53 @@ impl Blueprint {
         Ok(blueprint)
     }
 
+    /// Lays a model out for sessions whose pages need not all be where passes run:
+    /// `settings.pages` is what they come to together. As many are on the device as `kv`
+    /// bytes hold; when not said, as the weights leave room for, or an eighth of its memory
+    /// where those do not all fit. The rest is in host memory, as far as there is any.
+    pub fn for_sessions(
+        model: &Model,
+        backend: &Backend,
+        settings: Settings,
+        memory: Memory,
+        kv: Option<u64>,
+    ) -> Result<Self, EngineError> {
+        let (all, least) = (settings.pages, settings.table_pages());
+        let draw = |pages: usize, host_pages: usize| {
+            let settings = Settings {
+                pages,
+                host_pages,
+                ..settings.clone()
+            };
+            Blueprint::draw(model, backend, settings, memory)
+        };
+        let first = draw(least.min(all), 0)?;
+        let page_bytes = first.arena.kv(0).page_bytes.max(1);
+        let stay = first.keeps_everything() && kv.is_none();
+        let room = match stay {
+            true => memory.budget - first.footprint.total(),
+            false => kv
+                .unwrap_or(memory.budget / KV_SHARE)
+                .saturating_sub(first.footprint.kv),
+        };
+        let fits = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
+        let mut pages = least.saturating_add(fits(room)).min(all);
+        let host = fits(memory.host_budget.saturating_sub(first.host_bytes()));
+        loop {
+            // What is away, and room to let one session go before another comes back.
+            let away = match all - pages {
+                0 => 0,
+                away => away + least,
+            };
+            let blueprint = draw(pages, away.min(host))?;
+            // Alignment may cost a page.
+            if !stay || blueprint.keeps_everything() || pages <= least {
+                return Ok(blueprint);
+            }
+            pages -= 1;
+        }
+    }
+
     /// Whether this machine has the memory, as far as can be told without taking it.
     pub fn check(&self, backend: &Backend) -> Result<(), EngineError> {
         let slab = self.footprint.slab();
@@ -172,7 +222,12 @@ impl Blueprint {
                 self.host.bytes + staged.min(self.footprint.resident)
             }
         };
-        weights + self.settings.host_pages as u64 * self.arena.kv(0).page_bytes
+        weights + self.host_page_bytes()
+    }
+
+    /// Bytes of that for pages of sessions.
+    pub fn host_page_bytes(&self) -> u64 {
+        self.settings.host_pages as u64 * self.arena.kv(0).page_bytes
     }
 
     /// Bytes that are brought before the first pass.

@@ -142,8 +142,8 @@ impl Engine {
         self.recorder.timeline()
     }
 
-    /// Bytes of KV that went to host memory and came back.
-    pub fn paged(&self) -> Paged {
+    /// What pages of KV went to host memory and came back; waits for those under way.
+    pub fn paged(&mut self) -> Result<Paged, EngineError> {
         self.pager.paged()
     }
 

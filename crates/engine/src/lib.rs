@@ -39,7 +39,7 @@ pub use edit::{Change, EditSpec, ParseEditError};
 pub use engine::{Engine, LoadProgress, Output};
 pub use error::EngineError;
 pub use memory::{LinkSettings, Memory, Tier};
-pub use pager::Paged;
+pub use pager::{Paged, Traffic};
 pub use positions::Positions;
 pub use probe::{Captured, Probe};
 pub use sampler::{Logprob, Sampling};

@@ -6,20 +6,53 @@
 use std::sync::Arc;
 
 use djinn_device::{Device, Event, HostSlab, KvLayer, Span, Stream};
-use djinn_memory::{Move, PageId, PageTable, Pages};
+use djinn_memory::{Move, PageId, PagePool, PageTable, Pages};
 
 use crate::EngineError;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
-/// Bytes that pages took over the link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What paging came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Paged {
     /// To host memory.
-    pub out: u64,
+    pub out: Traffic,
     /// And back.
-    pub back: u64,
+    pub back: Traffic,
+    /// The most bytes of pages that were held on the device at once, and in host memory.
+    pub device_peak: u64,
+    /// See above.
+    pub host_peak: u64,
 }
+
+/// Bytes that went one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// How many.
+    pub bytes: u64,
+    /// How long they were under way.
+    pub seconds: f64,
+}
+
+impl Traffic {
+    /// GB/s while something moved; 0 where nothing did.
+    pub fn gb_per_s(&self) -> f64 {
+        match self.seconds > 0.0 {
+            true => self.bytes as f64 / self.seconds / 1e9,
+            false => 0.0,
+        }
+    }
+}
+
+/// Copies that are under way, from one event to another.
+struct Trip {
+    began: Event,
+    ended: Event,
+    bytes: u64,
+}
+
+/// Trips each way whose times may be unread: the one before so many is long past.
+const UNREAD: usize = 1000;
 
 pub(crate) struct Pager {
     device: Arc<dyn Device>,
@@ -33,6 +66,9 @@ pub(crate) struct Pager {
     slab_after: Vec<Option<Event>>,
     host_after: Vec<Option<Event>>,
     paged: Paged,
+    /// What went out and came back of late, whose times are still to be read.
+    out: Vec<Trip>,
+    back: Vec<Trip>,
 }
 
 impl Pager {
@@ -56,6 +92,8 @@ impl Pager {
             slab_after: vec![None; kv.pages],
             host_after: vec![None; host_pages],
             paged: Paged::default(),
+            out: Vec::new(),
+            back: Vec::new(),
         })
     }
 
@@ -64,9 +102,35 @@ impl Pager {
         &self.pages
     }
 
-    /// What went over the link so far.
-    pub fn paged(&self) -> Paged {
-        self.paged
+    /// What went over the link so far; waits for what is under way.
+    pub fn paged(&mut self) -> Result<Paged> {
+        self.read_times(0)?;
+        Ok(self.paged)
+    }
+
+    /// Reads the times of all but the last trips.
+    fn read_times(&mut self, but: usize) -> Result<()> {
+        let device = &*self.device;
+        let ways = [
+            (&mut self.out, &mut self.paged.out),
+            (&mut self.back, &mut self.paged.back),
+        ];
+        for (trips, traffic) in ways {
+            for trip in trips.drain(..trips.len().saturating_sub(but)) {
+                device.wait_here(&trip.ended)?;
+                traffic.seconds += device.seconds_between(&trip.began, &trip.ended)?;
+                traffic.bytes += trip.bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes how many pages are held now.
+    fn note_peaks(&mut self) {
+        let held = |pool: &PagePool| self.bytes * (pool.total() - pool.free()) as u64;
+        let (device, host) = (held(&self.pages.device), held(&self.pages.host));
+        self.paged.device_peak = self.paged.device_peak.max(device);
+        self.paged.host_peak = self.paged.host_peak.max(host);
     }
 
     /// Takes pages for so many tokens, or none at all. What computes next may write them.
@@ -76,6 +140,7 @@ impl Pager {
                 self.device.wait(Stream::Compute, &event)?;
             }
         }
+        self.note_peaks();
         Ok(())
     }
 
@@ -87,10 +152,13 @@ impl Pager {
         };
         let written = self.device.record(Stream::Compute)?;
         self.device.wait(Stream::PageOut, &written)?;
-        for &Move { from, to } in &moves {
+        for Move { to, .. } in &moves {
             if let Some(event) = self.host_after[to.0 as usize].take() {
                 self.device.wait(Stream::PageOut, &event)?;
             }
+        }
+        let began = self.device.record(Stream::PageOut)?;
+        for &Move { from, to } in &moves {
             let (span, at) = (self.span(from), self.bytes * u64::from(to.0));
             self.device.send(Stream::PageOut, span, host, at)?;
         }
@@ -99,8 +167,13 @@ impl Pager {
             self.slab_after[from.0 as usize] = Some(sent.clone());
             self.host_after[to.0 as usize] = Some(sent.clone());
         }
-        self.paged.out += self.bytes * moves.len() as u64;
-        Ok(())
+        self.out.push(Trip {
+            began,
+            ended: sent,
+            bytes: self.bytes * moves.len() as u64,
+        });
+        self.note_peaks();
+        self.read_times(UNREAD)
     }
 
     /// Brings all pages of a table back, or none at all. What computes next may read them.
@@ -120,6 +193,9 @@ impl Pager {
             for event in after.iter().flatten() {
                 self.device.wait(Stream::PageIn, event)?;
             }
+        }
+        let began = self.device.record(Stream::PageIn)?;
+        for &Move { from, to } in &moves {
             let (at, span) = (self.bytes * u64::from(from.0), self.span(to));
             self.device.bring(Stream::PageIn, host, at, span)?;
         }
@@ -128,8 +204,13 @@ impl Pager {
             self.host_after[from.0 as usize] = Some(arrived.clone());
         }
         self.device.wait(Stream::Compute, &arrived)?;
-        self.paged.back += self.bytes * moves.len() as u64;
-        Ok(())
+        self.back.push(Trip {
+            began,
+            ended: arrived,
+            bytes: self.bytes * moves.len() as u64,
+        });
+        self.note_peaks();
+        self.read_times(UNREAD)
     }
 
     /// Gives all pages of a table back.

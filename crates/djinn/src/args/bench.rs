@@ -1,5 +1,7 @@
 //! Flags of the benchmarks.
 
+use std::str::FromStr;
+
 use clap::{Args, Subcommand};
 use djinn_memory::Size;
 
@@ -14,7 +16,8 @@ Examples:
   djinn bench prefill --model 'shape:tinyllama-1.1b?dtype=bf16' --tokens 512 --json
   djinn bench link --device cuda:0 --threshold 20
   djinn bench link --model ./Llama-2-13b --workers 4 --chunk 1MiB
-  djinn bench stream --model ./Llama-2-13b --memory 6.5GB")]
+  djinn bench stream --model ./Llama-2-13b --memory 6.5GB
+  djinn bench sessions --sessions 200 --memory 40MB --think 0.5..2")]
 pub struct BenchArgs {
     /// What to measure.
     #[command(subcommand)]
@@ -36,6 +39,87 @@ pub enum Bench {
     Operations(BenchOperationsArgs),
     /// A model that does not fit: its passes beside what link and compute take alone
     Stream(BenchStreamArgs),
+    /// Many sessions that come, think and come back, in less memory than their KV takes
+    Sessions(BenchSessionsArgs),
+}
+
+/// `djinn bench sessions`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sessions arrive, run their prompt, and generate --output tokens; then they wait as an agent
+does for its tool, and go on, --turns times. While one waits its KV goes to host memory;
+more sessions than memory holds take turns. Lengths and times are drawn between two bounds
+from --seed. Device memory that weights leave is for KV, or --kv of it.
+
+With --check sessions are run again by themselves, with all the memory they want, and their
+tokens compared: exit status 2 where one differs.
+
+Examples:
+  djinn bench sessions --sessions 200 --memory 40MB --prompt 20..60 --turns 3 --think 0.1..0.5
+  djinn bench sessions --model shape:llama-2-13b --device cuda:0 --memory 80GB --sessions 50 \
+    --prompt 1500 --output 64 --check 5")]
+pub struct BenchSessionsArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Sessions in all
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one)]
+    pub sessions: usize,
+    /// Sessions of one pass at most
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub batch: usize,
+    /// Sessions that arrive in a second, by chance [default: all at once]
+    #[arg(long, value_name = "PER_S", value_parser = positive)]
+    pub arrivals: Option<f64>,
+    /// Tokens of a prompt
+    #[arg(long, value_name = "N|A..B", default_value = "16..64")]
+    pub prompt: Between<usize>,
+    /// Tokens generated in a turn
+    #[arg(long, value_name = "N|A..B", default_value = "8..32")]
+    pub output: Between<usize>,
+    /// Turns of a session
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    pub turns: usize,
+    /// Seconds that a session waits between turns
+    #[arg(long, value_name = "S|A..B", default_value = "0.2..1")]
+    pub think: Between<f64>,
+    /// Whether sessions say when they will be back
+    #[arg(long)]
+    pub announce: bool,
+    /// Memory of the device for KV [default: what weights leave; an eighth of all where they
+    /// do not fit]
+    #[arg(long, value_name = "SIZE")]
+    pub kv: Option<Size>,
+    /// Sessions to run again by themselves, whose tokens have to be the same
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub check: usize,
+    /// The same seed gives the same sessions
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number, or two bounds that one is drawn between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Between<T> {
+    /// The least.
+    pub from: T,
+    /// The most.
+    pub to: T,
+}
+
+impl<T: FromStr + PartialOrd + Copy> FromStr for Between<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok();
+        let (from, to) = text.split_once("..").unwrap_or((text, text));
+        match (number(from), number(to)) {
+            (Some(from), Some(to)) if from <= to => Ok(Between { from, to }),
+            _ => Err("expected a number, or two like 16..64, the lower first".to_owned()),
+        }
+    }
 }
 
 /// `djinn bench link`

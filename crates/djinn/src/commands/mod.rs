@@ -66,8 +66,8 @@ fn unused_flags(settled: &Settled<'_>, blueprint: &Blueprint) -> String {
     if args.device.threads.is_some() && on_card {
         notes += "note: the card computes, so --threads is not used\n";
     }
-    if args.memory.host_memory.is_some() && !on_card {
-        notes += "note: only weights for a card are pinned, so --host-memory is not used\n";
+    if args.memory.host_memory.is_some() && blueprint.host_bytes() == 0 {
+        notes += "note: nothing waits in host memory, so --host-memory is not used\n";
     }
     if args.memory.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
         notes += "note: no ring is needed, so --ring is not used\n";

@@ -6,6 +6,7 @@ mod link;
 mod memory;
 mod operations;
 mod prefill;
+mod sessions;
 mod stream;
 
 use djinn_engine::{Engine, Request, SessionId};
@@ -29,6 +30,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Bench::Link(args) => link::link(&args),
         Bench::Operations(args) => operations::operations(&args),
         Bench::Stream(args) => stream::stream(&args),
+        Bench::Sessions(args) => sessions::sessions(&args),
     }
 }
 

@@ -1,0 +1,436 @@
+//! `djinn bench sessions`
+
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
+
+use djinn_engine::{
+    Backend, Blueprint, Engine, Finish, Output, Paged, Request, SessionId, Settings,
+};
+use djinn_memory::Size;
+use djinn_model::{Model, program::Program};
+use serde_json::{Value, json};
+
+use super::{check_context, rates, some_tokens};
+use crate::{
+    args::{BenchSessionsArgs, Between, Settled},
+    bundled, commands,
+    commands::watch::Watch,
+    failure::{Failure, say, say_json},
+    progress::Doing,
+    style::{seconds, table},
+};
+
+/// How long the link is measured.
+const MEASURE: Duration = Duration::from_millis(500);
+
+/// A session to come.
+struct Asked {
+    request: Request,
+    /// Seconds after the start.
+    arrives: f64,
+    /// Tokens of each turn, and seconds of thought before each but the first.
+    turns: Vec<usize>,
+    thinks: Vec<f64>,
+}
+
+/// Numbers that follow from a seed.
+struct Random(u64);
+
+impl Random {
+    /// At least 0 and below 1.
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn count(&mut self, between: Between<usize>) -> usize {
+        let span = (between.to - between.from + 1) as f64;
+        between.from + (self.uniform() * span) as usize
+    }
+
+    fn time(&mut self, between: Between<f64>) -> f64 {
+        between.from + self.uniform() * (between.to - between.from)
+    }
+}
+
+/// Everything measured, in seconds.
+#[derive(Default)]
+struct Measured {
+    /// From arrival to the first token, from one token to the next, and from the end of a
+    /// thought to the next token.
+    first: Vec<f64>,
+    next: Vec<f64>,
+    resumed: Vec<f64>,
+    passes: usize,
+    rows: usize,
+    seconds: f64,
+    /// What each session generated, by its number; those that broke down are not here.
+    generated: BTreeMap<usize, Vec<u32>>,
+}
+
+/// Many sessions in less memory than their KV takes.
+pub fn sessions(args: &BenchSessionsArgs) -> Result<(), Failure> {
+    let model = bundled::open(args.model.model.as_deref())?;
+    let asked = asked(args, &model.program)?;
+    let settled = args.model.settled()?;
+    let settings = settings(args, &model, &asked)?;
+    let wanted = settings.pages;
+    let kv = args.kv.map(|size| size.0);
+    let blueprint =
+        Blueprint::for_sessions(&model, settled.backend(), settings, settled.memory, kv)?;
+    let mut engine = commands::load(&settled, model, blueprint, &mut Watch::default())?;
+    let measured = run(args, &mut engine, &asked)?;
+    let paged = engine.paged()?;
+    let mut report = report(args, &settled, &engine, wanted, &measured, paged)?;
+    drop(engine);
+    let differ = check(args, &settled, &asked, &measured)?;
+    report["checked"] = json!(args.check.min(asked.len()));
+    report["differ"] = json!(differ);
+    match args.json {
+        true => say_json(&report)?,
+        false => say(&text(&report))?,
+    }
+    let complete = measured.generated.len() == asked.len();
+    match complete && differ.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Told),
+    }
+}
+
+/// Draws the sessions.
+fn asked(args: &BenchSessionsArgs, program: &Program) -> Result<Vec<Asked>, Failure> {
+    if args.prompt.from == 0 || args.output.from == 0 {
+        let zero = "a prompt and a turn have at least one token";
+        return Err(Failure::Message(zero.into()));
+    }
+    if args.think.from < 0.0 || !args.think.to.is_finite() {
+        return Err(Failure::Message("--think: seconds, 0 or more".into()));
+    }
+    let longest = args.turns.saturating_mul(args.output.to);
+    check_context(program, longest.saturating_add(args.prompt.to))?;
+    let mut random = Random(args.seed);
+    let mut clock = 0.0;
+    let one = |i: usize| {
+        if let Some(rate) = args.arrivals {
+            clock -= (1.0 - random.uniform()).ln() / rate;
+        }
+        let prompt = random.count(args.prompt);
+        let turns: Vec<usize> = (0..args.turns).map(|_| random.count(args.output)).collect();
+        Asked {
+            request: Request {
+                tokens: some_tokens(program, prompt, i),
+                max_tokens: turns.iter().sum(),
+                ..Request::default()
+            },
+            arrives: clock,
+            thinks: (1..args.turns).map(|_| random.time(args.think)).collect(),
+            turns,
+        }
+    };
+    Ok((0..args.sessions).map(one).collect())
+}
+
+/// What all of them come to.
+fn settings(args: &BenchSessionsArgs, model: &Model, asked: &[Asked]) -> Result<Settings, Failure> {
+    let requests: Vec<Request> = asked.iter().map(|asked| asked.request.clone()).collect();
+    let all = Settings::for_requests(model, &requests, args.model.rows)?;
+    let most = args.batch.min(asked.len());
+    Ok(Settings {
+        sessions: most,
+        rows: args.model.rows.max(most),
+        logit_rows: most,
+        ..all
+    })
+}
+
+/// A session that is under way.
+struct Life {
+    number: usize,
+    generated: usize,
+    turn: usize,
+    /// Since when its next token is waited for, and whether it was thinking before.
+    since: Instant,
+    resumed: bool,
+}
+
+fn run(
+    args: &BenchSessionsArgs,
+    engine: &mut Engine,
+    asked: &[Asked],
+) -> Result<Measured, Failure> {
+    let mut measured = Measured::default();
+    let mut lives: BTreeMap<SessionId, Life> = BTreeMap::new();
+    // Who thinks, and until when.
+    let mut thinking: Vec<(Instant, SessionId)> = Vec::new();
+    let mut to_come = asked.iter().enumerate().peekable();
+    let doing = Doing::new("the first sessions");
+    let start = Instant::now();
+    loop {
+        let now = Instant::now();
+        let since_start = (now - start).as_secs_f64();
+        while let Some((number, next)) = to_come.next_if(|(_, a)| a.arrives <= since_start) {
+            let life = Life {
+                number,
+                generated: 0,
+                turn: 0,
+                since: start + Duration::from_secs_f64(next.arrives),
+                resumed: false,
+            };
+            lives.insert(engine.open(next.request.clone())?, life);
+        }
+        thinking.sort_by_key(|(until, _)| std::cmp::Reverse(*until));
+        while let Some((until, id)) = thinking.pop_if(|(until, _)| *until <= now) {
+            engine.resume(id)?;
+            let life = lives.get_mut(&id).expect("it is open");
+            (life.since, life.resumed) = (until, true);
+        }
+        if engine.is_idle() {
+            let arrival = to_come
+                .peek()
+                .map(|(_, a)| start + Duration::from_secs_f64(a.arrives));
+            let next = thinking.last().map(|(until, _)| *until);
+            let Some(due) = [arrival, next].into_iter().flatten().min() else {
+                break;
+            };
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            continue;
+        }
+        let outputs = engine.step()?;
+        measured.passes += 1;
+        measured.rows += outputs.len();
+        for output in outputs {
+            let id = output.session;
+            let thought = note(&mut measured, engine, &mut lives, asked, &output)?;
+            if let Some(thought) = thought {
+                let until = Instant::now() + Duration::from_secs_f64(thought);
+                engine.wait(id, args.announce.then_some(until))?;
+                thinking.push((until, id));
+            }
+        }
+        let (done, all) = (measured.generated.len(), asked.len());
+        doing.now(format!(
+            "{done} of {all} sessions done, {} think",
+            thinking.len()
+        ));
+    }
+    measured.seconds = start.elapsed().as_secs_f64();
+    Ok(measured)
+}
+
+/// Takes in what a pass gave a session, and says for how long it thinks now, if it does.
+fn note(
+    measured: &mut Measured,
+    engine: &mut Engine,
+    lives: &mut BTreeMap<SessionId, Life>,
+    asked: &[Asked],
+    output: &Output,
+) -> Result<Option<f64>, Failure> {
+    let now = Instant::now();
+    let life = lives.get_mut(&output.session).expect("it is open");
+    if output.token.is_some() {
+        let time = (now - life.since).as_secs_f64();
+        let times = match (life.generated, life.resumed) {
+            (0, _) => &mut measured.first,
+            (_, true) => &mut measured.resumed,
+            (_, false) => &mut measured.next,
+        };
+        times.push(time);
+        life.generated += 1;
+        (life.since, life.resumed) = (now, false);
+    }
+    if let Some(finish) = output.finish {
+        let transcript = engine.close(output.session).expect("it is open");
+        if finish == Finish::Length {
+            measured.generated.insert(life.number, transcript.generated);
+        }
+        lives.remove(&output.session);
+        return Ok(None);
+    }
+    let asked = &asked[life.number];
+    let until: usize = asked.turns[..=life.turn].iter().sum();
+    if life.generated < until {
+        return Ok(None);
+    }
+    life.turn += 1;
+    Ok(asked.thinks.get(life.turn - 1).copied())
+}
+
+/// Runs some sessions again by themselves and says which generate something else.
+fn check(
+    args: &BenchSessionsArgs,
+    settled: &Settled<'_>,
+    asked: &[Asked],
+    measured: &Measured,
+) -> Result<Vec<usize>, Failure> {
+    let count = args.check.min(asked.len());
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let model = bundled::open(args.model.model.as_deref())?;
+    let numbers: Vec<usize> = (0..count).map(|i| i * asked.len() / count).collect();
+    let of = |number: usize| &asked[number].request;
+    let mut settings = Settings::for_requests(&model, &[], args.model.rows)?;
+    for &number in &numbers {
+        let one =
+            Settings::for_requests(&model, std::slice::from_ref(of(number)), args.model.rows)?;
+        settings = Settings {
+            rows: settings.rows.max(one.rows),
+            context: settings.context.max(one.context),
+            pages: settings.pages.max(one.pages),
+            ..one
+        };
+    }
+    let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
+    let mut engine = commands::load(settled, model, blueprint, &mut Watch::default())?;
+    let mut differ = Vec::new();
+    for number in numbers {
+        let id = engine.open(of(number).clone())?;
+        while !engine.is_idle() {
+            engine.step()?;
+        }
+        let alone = engine.close(id).expect("it is open").generated;
+        if measured.generated.get(&number) != Some(&alone) {
+            differ.push(number);
+        }
+    }
+    Ok(differ)
+}
+
+fn report(
+    args: &BenchSessionsArgs,
+    settled: &Settled<'_>,
+    engine: &Engine,
+    wanted: usize,
+    measured: &Measured,
+    paged: Paged,
+) -> Result<Value, Failure> {
+    let (model, blueprint) = (engine.model(), engine.blueprint());
+    let (link, used) = match settled.backend() {
+        Backend::Cpu { .. } => (None, None),
+        Backend::Cuda { card } => {
+            let link = rates::link(settled, model, blueprint, MEASURE, 0.0)?;
+            (Some(link), card.used())
+        }
+    };
+    let tokens = measured.first.len() + measured.next.len() + measured.resumed.len();
+    let per_token = model
+        .program
+        .kv_bytes_per_token(settled.backend().kv_dtype(&model.program));
+    let page_bytes = per_token * Settings::PAGE_TOKENS as u64;
+    let way = |traffic: djinn_engine::Traffic| {
+        json!({
+            "bytes": traffic.bytes, "seconds": traffic.seconds, "gb_per_s": traffic.gb_per_s(),
+            "share_of_link": link.map(|link| traffic.gb_per_s() / link),
+        })
+    };
+    Ok(json!({
+        "model": model.name, "seed": args.seed,
+        "sessions": args.sessions, "completed": measured.generated.len(),
+        "seconds": measured.seconds, "tokens": tokens,
+        "tokens_per_s": tokens as f64 / measured.seconds,
+        "passes": measured.passes,
+        "sessions_per_pass": measured.rows as f64 / measured.passes.max(1) as f64,
+        "first_token_s": percentiles(&measured.first),
+        "token_s": percentiles(&measured.next),
+        "resume_to_token_s": percentiles(&measured.resumed),
+        "kv_wanted_bytes": wanted as u64 * page_bytes,
+        "device": {
+            "name": engine.device().detail, "budget_bytes": blueprint.memory().budget,
+            "kv_bytes": engine.footprint().kv, "kv_peak_bytes": paged.device_peak,
+            "used_bytes": used,
+        },
+        "host": {
+            "kv_bytes": blueprint.host_page_bytes(), "kv_peak_bytes": paged.host_peak,
+        },
+        "link_gb_per_s": link, "paged_out": way(paged.out), "paged_back": way(paged.back),
+    }))
+}
+
+/// Of times, those that so many percent do not exceed.
+fn percentiles(times: &[f64]) -> Value {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |percent: usize| match sorted.len() {
+        0 => Value::Null,
+        count => json!(sorted[(count * percent).div_ceil(100).clamp(1, count) - 1]),
+    };
+    json!({"count": sorted.len(), "p50": at(50), "p90": at(90), "p99": at(99), "max": at(100)})
+}
+
+fn text(report: &Value) -> String {
+    let number = |key: &str| report.pointer(key).and_then(Value::as_f64);
+    let size = |key: &str| Size(number(key).unwrap_or(0.0) as u64);
+    let time = |key: String| number(&key).map_or_else(|| "–".to_owned(), seconds);
+    let line = |name: &str, key: &str| {
+        let of = |what: &str| time(format!("/{key}/{what}"));
+        vec![name.to_owned(), of("p50"), of("p90"), of("p99"), of("max")]
+    };
+    let lines = [
+        line("arrival to first token", "first_token_s"),
+        line("a token", "token_s"),
+        line("resume to next token", "resume_to_token_s"),
+    ];
+    let moved = |key: &str| {
+        let rate = number(&format!("/{key}/gb_per_s")).unwrap_or(0.0);
+        let share = number(&format!("/{key}/share_of_link"));
+        let share = share.map_or_else(String::new, |s| format!(", {:.0} % of the link", s * 100.0));
+        let bytes = size(&format!("/{key}/bytes"));
+        format!("{bytes} at {rate:.1} GB/s{share}")
+    };
+    let mut text = format!(
+        "{}: {} of {} sessions complete in {}, {:.1} tokens/s, {:.1} sessions a pass\n{}\
+         \x20 KV wanted     {} in all\n\
+         \x20 on the device {} at most of {}\n\
+         \x20 on the host   {} at most of {}\n\
+         \x20 paged out     {}\n\
+         \x20 paged back    {}\n",
+        report["model"].as_str().unwrap_or_default(),
+        report["completed"],
+        report["sessions"],
+        time("/seconds".into()),
+        number("/tokens_per_s").unwrap_or(0.0),
+        number("/sessions_per_pass").unwrap_or(0.0),
+        table(&["", "half", "90 %", "99 %", "longest"], &lines),
+        size("/kv_wanted_bytes"),
+        size("/device/kv_peak_bytes"),
+        size("/device/kv_bytes"),
+        size("/host/kv_peak_bytes"),
+        size("/host/kv_bytes"),
+        moved("paged_out"),
+        moved("paged_back"),
+    );
+    let (checked, differ) = (&report["checked"], &report["differ"]);
+    if checked.as_u64().unwrap_or(0) > 0 {
+        let differ = differ.as_array().map_or(0, Vec::len);
+        text += &match differ {
+            0 => format!("  alone         the same tokens, {checked} of {checked}\n"),
+            n => format!(
+                "  alone         OTHER TOKENS in {n} of {checked}: {}\n",
+                report["differ"]
+            ),
+        };
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::percentiles;
+
+    #[test]
+    fn percentiles_are_times_that_were_measured() {
+        let times: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        let expect = json!({"count": 200, "p50": 100.0, "p90": 180.0, "p99": 198.0, "max": 200.0});
+        assert_eq!(percentiles(&times), expect);
+        assert_eq!(percentiles(&[7.0])["p99"], 7.0);
+        assert!(percentiles(&[])["p50"].is_null());
+    }
+}
