@@ -165,6 +165,7 @@ mod tests {
             max_tokens: 9,
             context: 100,
             pages: PageTable::new(16),
+            arriving: None,
             pages_most: 0,
             admitted: true,
             account: Account::new(Class::default(), std::iter::empty()),

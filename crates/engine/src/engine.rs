@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use djinn_device::{Device, DeviceInfo, Order, View, Weight};
@@ -26,6 +26,10 @@ use crate::{
     stream::{self, Recorder, Streamer},
     text::TextStream,
 };
+
+/// How long before a session is expected its pages come back: a gigabyte takes about a
+/// tenth of a second to a card.
+const AHEAD: Duration = Duration::from_millis(300);
 
 /// How far loading has come.
 #[derive(Clone, Copy, Debug)]
@@ -178,6 +182,7 @@ impl Engine {
             max_tokens: request.max_tokens,
             context: program.dims.context,
             pages,
+            arriving: None,
             pages_most,
             admitted: false,
             account: Account::new(request.class, self.accounts()),
@@ -249,6 +254,12 @@ impl Engine {
         })
     }
 
+    /// Brings pages of sessions back that are expected within a moment, as far as there is
+    /// room that nobody uses. Passes do it by themselves; this is for when none runs.
+    pub fn bring_ahead(&mut self, now: Instant) -> Result<(), EngineError> {
+        self.bring_expected(now + AHEAD)
+    }
+
     /// A session that waited goes on as soon as its turn comes.
     pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
         let Some(&Session { state, account, .. }) = self.sessions.get(&id) else {
@@ -305,6 +316,7 @@ impl Engine {
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
         self.admit();
         let run = self.make_ready()?;
+        self.bring_ahead(Instant::now())?;
         let mut members: Vec<&mut Session> = self
             .sessions
             .values_mut()

@@ -152,9 +152,14 @@ impl Pager {
         };
         let written = self.device.record(Stream::Compute)?;
         self.device.wait(Stream::PageOut, &written)?;
-        for Move { to, .. } in &moves {
-            if let Some(event) = self.host_after[to.0 as usize].take() {
-                self.device.wait(Stream::PageOut, &event)?;
+        for Move { from, to } in &moves {
+            // It may still be on its way here, and what lay there on its way back.
+            let after = [
+                self.slab_after[from.0 as usize].take(),
+                self.host_after[to.0 as usize].take(),
+            ];
+            for event in after.iter().flatten() {
+                self.device.wait(Stream::PageOut, event)?;
             }
         }
         let began = self.device.record(Stream::PageOut)?;
@@ -176,11 +181,12 @@ impl Pager {
         self.read_times(UNREAD)
     }
 
-    /// Brings all pages of a table back, or none at all. What computes next may read them.
-    pub fn bring_back(&mut self, table: &mut PageTable) -> Result<()> {
+    /// Brings all pages of a table back, or none at all, and says by when they are there,
+    /// if any were away.
+    pub fn bring_back(&mut self, table: &mut PageTable) -> Result<Option<Event>> {
         let moves = table.bring_back(&mut self.pages)?;
         let (Some(host), false) = (&self.host, moves.is_empty()) else {
-            return Ok(());
+            return Ok(None);
         };
         // Whoever had these places last may still be computing.
         let past = self.device.record(Stream::Compute)?;
@@ -200,17 +206,23 @@ impl Pager {
             self.device.bring(Stream::PageIn, host, at, span)?;
         }
         let arrived = self.device.record(Stream::PageIn)?;
-        for Move { from, .. } in &moves {
+        for Move { from, to } in &moves {
             self.host_after[from.0 as usize] = Some(arrived.clone());
+            self.slab_after[to.0 as usize] = Some(arrived.clone());
         }
-        self.device.wait(Stream::Compute, &arrived)?;
         self.back.push(Trip {
             began,
-            ended: arrived,
+            ended: arrived.clone(),
             bytes: self.bytes * moves.len() as u64,
         });
         self.note_peaks();
-        self.read_times(UNREAD)
+        self.read_times(UNREAD)?;
+        Ok(Some(arrived))
+    }
+
+    /// What computes next comes after an event.
+    pub fn compute_after(&self, event: &Event) -> Result<()> {
+        Ok(self.device.wait(Stream::Compute, event)?)
     }
 
     /// Gives all pages of a table back.

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Instant};
 
-use djinn_device::Phase;
+use djinn_device::{Event, Phase};
 use djinn_memory::PageTable;
 
 use crate::{Captured, Class, Logprob, Probe, Sampling, schedule::Account, text::TextStream};
@@ -110,6 +110,8 @@ pub(crate) struct Session {
     pub max_tokens: usize,
     pub context: usize,
     pub pages: PageTable,
+    /// By when all of them are where passes run, if some are on their way.
+    pub arriving: Option<Event>,
     /// Pages it may come to, and whether it may hold any.
     pub pages_most: usize,
     pub admitted: bool,

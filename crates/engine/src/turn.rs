@@ -1,6 +1,6 @@
 //! Before a pass: who runs in it, and whose pages make room for them.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{cmp::Reverse, collections::BTreeSet, time::Instant};
 
 use crate::{
     Engine, EngineError, Finish, SessionId,
@@ -72,12 +72,39 @@ impl Engine {
         for &id in &run {
             self.with_pages(id, |pager, session| {
                 let tokens = session.after_next(rows);
-                pager.bring_back(&mut session.pages)?;
+                let arriving = pager.bring_back(&mut session.pages)?;
+                for event in session.arriving.take().iter().chain(&arriving) {
+                    pager.compute_after(event)?;
+                }
                 pager.grow(&mut session.pages, tokens)
             })?;
             self.session(id).account.ran();
         }
         Ok(run)
+    }
+
+    /// Brings back whoever is expected by then, soonest first, while there is free room.
+    pub(crate) fn bring_expected(&mut self, by: Instant) -> Result<()> {
+        let mut expected: Vec<(Instant, SessionId)> = Vec::new();
+        for session in self.sessions.values() {
+            if let State::Waiting { expected: Some(at) } = session.state
+                && at <= by
+                && session.pages.away() > 0
+            {
+                expected.push((at, session.id));
+            }
+        }
+        expected.sort_unstable();
+        for (_, id) in expected {
+            if self.sessions[&id].pages.away() > self.pager.pages().device.free() {
+                return Ok(());
+            }
+            self.with_pages(id, |pager, session| {
+                session.arriving = pager.bring_back(&mut session.pages)?;
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     /// Sessions that wait and their pages here, those needed last first.

@@ -185,6 +185,37 @@ fn every_family_makes_room_and_comes_back() {
 }
 
 #[test]
+fn who_is_expected_comes_back_ahead() {
+    let folder = stories();
+    let ask = request(&folder, &[5; 100], &[], 30);
+    let expect = told(&alone(&folder, std::slice::from_ref(&ask))[0]);
+    let mut engine = load(&folder, tight(&folder, &[ask.clone(), ask.clone()], 2, 1));
+    let id = engine.open(ask).unwrap();
+    for _ in 0..9 {
+        engine.step().unwrap();
+    }
+    let paged = |engine: &mut Engine| {
+        let paged = engine.paged().unwrap();
+        (paged.out.bytes > 0, paged.back.bytes > 0)
+    };
+    let now = Instant::now();
+    engine
+        .wait(id, Some(now + Duration::from_secs(60)))
+        .unwrap();
+    engine.bring_ahead(now).unwrap();
+    assert_eq!(paged(&mut engine), (true, false), "not yet");
+    engine.bring_ahead(now + Duration::from_secs(60)).unwrap();
+    assert_eq!(paged(&mut engine), (true, true), "ahead of its return");
+    engine.check_integrity();
+    engine.resume(id).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    assert!(told(&engine.close(id).unwrap()) == expect);
+    engine.check_integrity();
+}
+
+#[test]
 fn states_are_told_apart() {
     let folder = stories();
     let ask = request(&folder, &[1, 2, 3], &[], 3);

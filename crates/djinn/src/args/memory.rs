@@ -24,8 +24,8 @@ pub struct MemoryArgs {
     /// Instead of the plan's: which weights stay in memory
     #[arg(long, help_heading = "Memory", value_name = "all|none|SIZE")]
     pub resident: Option<Resident>,
-    /// Host memory that weights may be pinned in while they stream to a card: 64GB, or 0.5
-    /// for half of what is free [default: what is free, less a margin]
+    /// Host memory for weights that stream to a card and for KV of sessions that wait: 64GB,
+    /// or 0.5 for half of what is free [default: what is free, less a margin]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub host_memory: Option<Amount>,
     /// Bytes moved at a time [default: files are read 1MiB at a time, copies to a card have

@@ -26,6 +26,9 @@ use crate::{
 /// How long the link is measured.
 const MEASURE: Duration = Duration::from_millis(500);
 
+/// How long nobody looks who is expected while nothing runs.
+const NAP: Duration = Duration::from_millis(50);
+
 /// A session to come.
 struct Asked {
     request: Request,
@@ -198,7 +201,8 @@ fn run(
             let Some(due) = [arrival, next].into_iter().flatten().min() else {
                 break;
             };
-            thread::sleep(due.saturating_duration_since(Instant::now()));
+            engine.bring_ahead(now)?;
+            thread::sleep(due.saturating_duration_since(now).min(NAP));
             continue;
         }
         let outputs = engine.step()?;
