@@ -357,3 +357,56 @@ fn benchmarks_report() {
     ]);
     assert!(report["share_of_gemm"].as_f64().unwrap() > 0.0);
 }
+
+#[test]
+fn sessions_beyond_memory_complete_with_the_same_tokens() {
+    let report = json(&[
+        "bench",
+        "sessions",
+        "--device",
+        "cpu",
+        "--sessions",
+        "30",
+        "--kv",
+        "2MB",
+        "--batch",
+        "8",
+        "--turns",
+        "3",
+        "--think",
+        "0.01..0.05",
+        "--arrivals",
+        "500",
+        "--announce",
+        "--check",
+        "6",
+        "--json",
+    ]);
+    let number = |key: &str| report.pointer(key).unwrap().as_f64().unwrap();
+    assert_eq!(report["completed"], 30);
+    assert_eq!(
+        (&report["checked"], &report["differ"]),
+        (&6.into(), &Value::Array(vec![]))
+    );
+    assert!(number("/kv_wanted_bytes") > 5.0 * number("/device/kv_bytes"));
+    assert!(number("/device/kv_peak_bytes") <= number("/device/kv_bytes"));
+    assert!(number("/host/kv_peak_bytes") <= number("/host/kv_bytes"));
+    let (out, back) = (number("/paged_out/bytes"), number("/paged_back/bytes"));
+    assert!(0.0 < back && back <= out);
+    assert_eq!(number("/first_token_s/count"), 30.0);
+    assert_eq!(number("/resume_to_token_s/count"), 60.0);
+    // What makes no sense is refused before anything is loaded.
+    refused(
+        &["bench", "sessions", "--prompt", "9..3"],
+        &["--prompt", "lower first"],
+    );
+    refused(
+        &["bench", "sessions", "--output", "0"],
+        &["at least one token"],
+    );
+    refused(
+        &["bench", "sessions", "--prompt", "600"],
+        &["context", "512"],
+    );
+    refused(&["bench", "sessions", "--think", "1..inf"], &["--think"]);
+}
