@@ -32,19 +32,6 @@ pub(crate) struct Batch {
     draws: Vec<Draw>,
 }
 
-/// How many tokens of each session run next: one for those that generate, then as
-/// much of the waiting prompts, in order, as the pass still has rows for.
-pub(crate) fn share(pending: &[usize], rows: usize) -> Vec<usize> {
-    let mut shares: Vec<usize> = pending.iter().map(|&n| n.min(1)).collect();
-    let mut left = rows - shares.iter().sum::<usize>();
-    for (share, &pending) in shares.iter_mut().zip(pending) {
-        let more = pending.saturating_sub(1).min(left);
-        *share += more;
-        left -= more;
-    }
-    shares
-}
-
 impl Batch {
     /// Lays out the next `shares[i]` tokens of `members[i]`.
     pub fn new(members: &[&mut Session], shares: &[usize], settings: &Settings) -> Self {
@@ -148,9 +135,8 @@ fn wanted_rows(session: &Session, group: &Group) -> Vec<Group> {
 mod tests {
     use djinn_device::{Draw, Phase};
     use djinn_memory::PageTable;
-    use proptest::prelude::*;
 
-    use super::{Batch, Group, generated, phases, share};
+    use super::{Batch, Group, generated, phases};
     use crate::{
         Captured, Class, Probe, Sampling, SessionId, Settings, schedule::Account, session,
     };
@@ -168,7 +154,7 @@ mod tests {
             arriving: None,
             pages_most: 0,
             admitted: true,
-            account: Account::new(Class::default(), std::iter::empty()),
+            account: Account::new(Class::default(), 0),
             sampling: Sampling::default(),
             eos: Vec::new(),
             text: None,
@@ -220,29 +206,5 @@ mod tests {
         let split: Vec<_> = phases(generated(&batch.groups), batch.rows()).collect();
         assert_eq!(split, [(Phase::Generated, 0..1), (Phase::Prompt, 1..7)]);
         assert_eq!(phases(0, 0).count(), 0);
-    }
-
-    #[test]
-    fn generating_sessions_never_wait_for_prompts() {
-        let check = |pending: &[usize], rows: usize, expect: &[usize]| {
-            assert_eq!(share(pending, rows), expect, "{pending:?} in {rows}");
-        };
-        check(&[100, 1, 1], 8, &[6, 1, 1]);
-        check(&[3, 100, 1], 8, &[3, 4, 1]);
-        check(&[5], 512, &[5]);
-        check(&[9, 9], 2, &[1, 1]);
-    }
-
-    proptest! {
-        #[test]
-        fn every_session_moves_and_no_row_is_wasted(
-            pending in prop::collection::vec(1usize..50, 1..10), extra in 0usize..100,
-        ) {
-            let rows = pending.len() + extra;
-            let shares = share(&pending, rows);
-            prop_assert!(shares.iter().zip(&pending).all(|(s, p)| 1 <= *s && s <= p));
-            let total: usize = shares.iter().sum();
-            prop_assert_eq!(total, rows.min(pending.iter().sum()));
-        }
     }
 }

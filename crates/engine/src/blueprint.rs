@@ -177,26 +177,36 @@ impl Blueprint {
         let page_bytes = first.arena.kv(0).page_bytes.max(1);
         let stay = first.keeps_everything() && kv.is_none();
         let room = match stay {
-            true => memory.budget - first.footprint.total(),
+            true => memory.budget.saturating_sub(first.footprint.total()),
             false => kv
                 .unwrap_or(memory.budget / KV_SHARE)
                 .saturating_sub(first.footprint.kv),
         };
         let fits = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
         let mut pages = least.saturating_add(fits(room)).min(all);
-        let host = fits(memory.host_budget.saturating_sub(first.host_bytes()));
         loop {
+            let drawn = draw(pages, 0);
+            // Alignment may cost a page, and pages what streaming needs.
+            let works = drawn.as_ref().is_ok_and(|b| !stay || b.keeps_everything());
+            if !works && pages > least {
+                pages = if stay {
+                    pages - 1
+                } else {
+                    least.midpoint(pages)
+                };
+                continue;
+            }
+            let blueprint = drawn?;
+            let slab = backend.slab_on_host(blueprint.footprint.slab());
+            let there = host::available_memory().saturating_sub(slab);
+            let there = there.min(memory.host_budget);
             // What is away, and room to let one session go before another comes back.
             let away = match all - pages {
-                0 => 0,
+                0 => return Ok(blueprint),
                 away => away + least,
             };
-            let blueprint = draw(pages, away.min(host))?;
-            // Alignment may cost a page.
-            if !stay || blueprint.keeps_everything() || pages <= least {
-                return Ok(blueprint);
-            }
-            pages -= 1;
+            let host = fits(there.saturating_sub(blueprint.host_bytes()));
+            return draw(pages, away.min(host));
         }
     }
 
@@ -227,7 +237,12 @@ impl Blueprint {
 
     /// Bytes of that for pages of sessions.
     pub fn host_page_bytes(&self) -> u64 {
-        self.settings.host_pages as u64 * self.arena.kv(0).page_bytes
+        self.settings.host_pages as u64 * self.page_bytes()
+    }
+
+    /// Bytes of a page, all its layers.
+    pub fn page_bytes(&self) -> u64 {
+        self.arena.kv(0).page_bytes
     }
 
     /// Bytes that are brought before the first pass.

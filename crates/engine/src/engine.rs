@@ -16,7 +16,7 @@ use djinn_model::{
 use crate::{
     Backend, Blueprint, Captured, EngineError, Finish, Footprint, Logprob, Paged, PassStats,
     Request, SessionId, Timeline, Transcript,
-    batch::{Batch, share},
+    batch::Batch,
     pager::Pager,
     pass::{Last, Pass, Scores, upload_ids, upload_numbers},
     sampler::{self, Choice},
@@ -67,6 +67,8 @@ pub struct Engine {
     pub(crate) pager: Pager,
     last_pass: Option<PassStats>,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
+    /// Where the first in the order of sessions stood last.
+    pub(crate) clock: u64,
     next_id: u64,
 }
 
@@ -106,6 +108,7 @@ impl Engine {
             model,
             blueprint,
             sessions: BTreeMap::new(),
+            clock: 0,
             next_id: 0,
             last_pass: None,
         })
@@ -185,7 +188,7 @@ impl Engine {
             arriving: None,
             pages_most,
             admitted: false,
-            account: Account::new(request.class, self.accounts()),
+            account: Account::new(request.class, self.clock),
             sampling: request.sampling,
             eos: request.eos,
             text,
@@ -245,9 +248,12 @@ impl Engine {
     }
 
     /// A session waits for its owner from now on, who may say when to expect it back. Its
-    /// pages go at once, as far as there is room for them.
+    /// pages go at once, as far as there is room for them, unless it is back in a moment.
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
         self.change(id, State::Ready, State::Waiting { expected })?;
+        if expected.is_some_and(|at| at <= Instant::now() + AHEAD) {
+            return Ok(());
+        }
         self.with_pages(id, |pager, session| {
             let all = session.pages.len();
             pager.send_away(&mut session.pages, all)
@@ -256,7 +262,8 @@ impl Engine {
 
     /// Brings pages of sessions back that are expected within a moment, as far as there is
     /// room that nobody uses. Passes do it by themselves; this is for when none runs.
-    pub fn bring_ahead(&mut self, now: Instant) -> Result<(), EngineError> {
+    /// Says whose could not be: those are over.
+    pub fn bring_ahead(&mut self, now: Instant) -> Vec<SessionId> {
         self.bring_expected(now + AHEAD)
     }
 
@@ -265,7 +272,7 @@ impl Engine {
         let Some(&Session { state, account, .. }) = self.sessions.get(&id) else {
             return Err(EngineError::NoSession(id));
         };
-        let back = account.back(self.accounts());
+        let back = account.back(self.clock);
         let waiting = match state {
             State::Waiting { .. } => state,
             _ => State::Waiting { expected: None },
@@ -297,9 +304,10 @@ impl Engine {
         Ok(session)
     }
 
-    /// Whether any session has tokens to run.
+    /// Whether no session can run: none has tokens to run, or those that have wait for room
+    /// that sessions hold which wait themselves.
     pub fn is_idle(&self) -> bool {
-        self.sessions.values().all(|s| s.state != State::Ready)
+        !self.can_run()
     }
 
     /// Panics unless pages and sessions agree.
@@ -312,22 +320,46 @@ impl Engine {
 
     /// Runs one pass over the ready sessions whose turn it is, all of them where there is
     /// room. Where it fails, those sessions are over: half a pass may already have been
-    /// captured, and must not be captured again.
+    /// captured, and must not be captured again. A session whose pages could not be moved
+    /// is over too, and told so; the others go on.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
         self.admit();
-        let run = self.make_ready()?;
-        self.bring_ahead(Instant::now())?;
-        let mut members: Vec<&mut Session> = self
-            .sessions
-            .values_mut()
-            .filter(|session| run.contains(&session.id))
-            .collect();
-        if members.is_empty() {
-            return Ok(Vec::new());
+        let turn = self.make_ready();
+        let ahead = self.bring_expected(Instant::now() + AHEAD);
+        let lost = turn.lost.into_iter().chain(ahead);
+        let mut outputs: Vec<Output> = lost.map(lost_pages).collect();
+        if turn.run.is_empty() {
+            return Ok(outputs);
         }
-        let pending: Vec<usize> = members.iter().map(|s| s.pending()).collect();
+        match self.run_pass(&turn.run) {
+            Ok(more) => outputs.extend(more),
+            Err(error) => {
+                self.streamer.abort_pass();
+                for (id, _) in turn.run {
+                    self.end_session(id, Finish::Failed);
+                }
+                return Err(error);
+            }
+        }
+        for output in &outputs {
+            if let Some(finish) = output.finish {
+                self.end_session(output.session, finish);
+            }
+        }
+        Ok(outputs)
+    }
+
+    /// Runs so many tokens of these sessions, whose pages are there.
+    fn run_pass(&mut self, run: &[(SessionId, usize)]) -> Result<Vec<Output>, EngineError> {
+        let mut all: BTreeMap<SessionId, &mut Session> = self
+            .sessions
+            .iter_mut()
+            .map(|(id, session)| (*id, session))
+            .collect();
+        let mut members: Vec<&mut Session> =
+            run.iter().filter_map(|(id, _)| all.remove(id)).collect();
+        let shares: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
         let settings = &self.blueprint.settings;
-        let shares = share(&pending, settings.rows);
         let batch = Batch::new(&members, &shares, settings);
         let arena = &self.blueprint.arena;
         let mut pass = Pass {
@@ -341,34 +373,23 @@ impl Engine {
             batch: &batch,
             recording: self.recorder.is_on(),
         };
-        let ran = pass.run();
-        let ran = ran.and_then(|last| Ok((last, self.streamer.end_pass(batch.rows())?)));
-        let last = match ran {
-            Ok((last, stats)) => {
-                self.last_pass = Some(stats);
-                last
-            }
-            Err(error) => {
-                self.streamer.abort_pass();
-                for session in members {
-                    session.state = State::Done(Finish::Failed);
-                    session.admitted = false;
-                    self.pager.release(&mut session.pages);
-                }
-                return Err(error);
-            }
-        };
+        let last = pass.run()?;
+        self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
         for (session, rows) in members.iter_mut().zip(shares) {
             session.computed += rows;
         }
-        let outputs = settle(&mut members, last);
-        for output in outputs.iter().filter(|output| output.finish.is_some()) {
-            let session = self.sessions.get_mut(&output.session);
-            let session = session.expect("it ran in this pass");
-            self.pager.release(&mut session.pages);
-            session.admitted = false;
-        }
-        Ok(outputs)
+        Ok(settle(&mut members, last))
+    }
+}
+
+/// What is told of a session whose keys and values were lost on their way.
+fn lost_pages(session: SessionId) -> Output {
+    Output {
+        session,
+        token: None,
+        text: String::new(),
+        logprobs: Vec::new(),
+        finish: Some(Finish::Failed),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The pager: moves pages of sessions between the slab and host memory.
 //!
-//! It only says what comes after what, by events: no copy runs on the compute stream and
-//! none waits for the host, and a place is used again once the copy from or to it is done.
+//! It only says what comes after what, by events: no copy runs on the compute stream, no
+//! pass waits for one that it does not need, and a place is used again once the copy from
+//! or to it is done.
 
 use std::sync::Arc;
 
@@ -223,6 +224,16 @@ impl Pager {
     /// What computes next comes after an event.
     pub fn compute_after(&self, event: &Event) -> Result<()> {
         Ok(self.device.wait(Stream::Compute, event)?)
+    }
+
+    /// After a failure: waits until nothing moves any more, so that any place can be used.
+    pub fn settle(&mut self) {
+        // A device that fails here too is told of by the next pass.
+        for stream in [Stream::PageIn, Stream::PageOut, Stream::Compute] {
+            let _ = self.device.synchronize(stream);
+        }
+        self.slab_after.fill(None);
+        self.host_after.fill(None);
     }
 
     /// Gives all pages of a table back.

@@ -127,11 +127,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Positions it comes to when as many of its tokens run as a pass takes.
-    pub fn after_next(&self, rows: usize) -> usize {
-        self.computed + self.pending().min(rows)
-    }
-
     /// Tokens not yet run.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed

@@ -1,90 +1,123 @@
 //! Before a pass: who runs in it, and whose pages make room for them.
 
-use std::{cmp::Reverse, collections::BTreeSet, time::Instant};
+use std::{cmp::Reverse, time::Instant};
 
 use crate::{
     Engine, EngineError, Finish, SessionId,
-    schedule::{Account, Ready, admits, decide},
+    pager::Pager,
+    schedule::{Limits, Ready, admitted, decide},
     session::{Session, State},
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
 
+/// Who runs next.
+#[derive(Default)]
+pub(crate) struct Turn {
+    /// In order, each with how many of its tokens.
+    pub run: Vec<(SessionId, usize)>,
+    /// Whose pages could not be moved: they are over.
+    pub lost: Vec<SessionId>,
+}
+
 impl Engine {
-    /// Lets sessions hold pages that wait for it, in order of their class and arrival, as
-    /// long as all that hold some can come to their end.
-    pub(crate) fn admit(&mut self) {
-        let held = |sessions: &[&Session]| {
-            let most = || sessions.iter().map(|session| session.pages_most);
-            (most().sum(), most().max().unwrap_or(0))
-        };
+    /// Whether a session could run now: it may hold pages already, or might.
+    pub(crate) fn can_run(&self) -> bool {
+        let ready = |session: &Session| session.state == State::Ready && session.admitted;
+        self.sessions.values().any(ready) || self.next_admitted() > 0
+    }
+
+    /// Sessions that wait to hold pages, in order of where they came in.
+    fn queue(&self) -> Vec<&Session> {
         let waiting = |session: &&Session| session.state == State::Ready && !session.admitted;
-        let mut queue: Vec<_> = self.sessions.values().filter(waiting).collect();
-        queue.sort_by_key(|session| (session.account.class, session.id));
-        let queue: Vec<SessionId> = queue.into_iter().map(|session| session.id).collect();
-        let (device, host) = {
-            let pages = self.pager.pages();
-            (pages.device.total(), pages.host.total())
-        };
-        for id in queue {
-            let admitted: Vec<&Session> = self.sessions.values().filter(|s| s.admitted).collect();
-            let (sum, largest) = held(&admitted);
-            if !admits(sum, largest, self.sessions[&id].pages_most, device, host) {
-                // Nobody overtakes: a large one would never get in.
-                return;
-            }
-            self.session(id).admitted = true;
+        let mut queue: Vec<&Session> = self.sessions.values().filter(waiting).collect();
+        queue.sort_by_key(|session| (session.account.place, session.id));
+        queue
+    }
+
+    /// How many of those may hold pages now.
+    fn next_admitted(&self) -> usize {
+        let held = self.sessions.values().filter(|session| session.admitted);
+        let pages = self.pager.pages();
+        admitted(
+            held.map(|session| session.pages_most),
+            self.queue().iter().map(|session| session.pages_most),
+            pages.device.total(),
+            pages.host.total(),
+        )
+    }
+
+    /// Lets sessions hold pages that wait for it, as long as all that hold some can come to
+    /// their end.
+    pub(crate) fn admit(&mut self) {
+        let next = self.queue();
+        let next = next.iter().take(self.next_admitted());
+        let next: Vec<SessionId> = next.map(|session| session.id).collect();
+        let clock = self.clock;
+        for id in next {
+            let session = self.session(id);
+            session.admitted = true;
+            session.account = session.account.back(clock);
         }
     }
 
-    /// Decides who runs next and sees to it that their pages are there. Says who.
-    pub(crate) fn make_ready(&mut self) -> Result<BTreeSet<SessionId>> {
-        let rows = self.blueprint.settings.rows;
-        let ready: Vec<(SessionId, Ready)> = self
+    /// Decides who runs next and sees to it that their pages are there.
+    pub(crate) fn make_ready(&mut self) -> Turn {
+        let ready: Vec<&Session> = self
             .sessions
             .values()
             .filter(|session| session.state == State::Ready && session.admitted)
-            .map(|session| (session.id, as_ready(session, rows)))
             .collect();
         let idle = self.idle();
-        let decision = {
-            let pages = self.pager.pages();
-            let ready: Vec<Ready> = ready.iter().map(|(_, ready)| *ready).collect();
-            let here: Vec<usize> = idle.iter().map(|(_, here)| *here).collect();
-            let (free, elsewhere) = (pages.device.free(), pages.host.free());
-            decide(
-                &ready,
-                &here,
-                free,
-                elsewhere,
-                self.blueprint.settings.sessions,
-            )
+        let settings = &self.blueprint.settings;
+        let limits = Limits {
+            sessions: settings.sessions,
+            rows: settings.rows,
+            page_tokens: settings.page_tokens,
         };
-        let of_ready = decision.ready_away.iter().map(|&(i, n)| (ready[i].0, n));
+        let pages = self.pager.pages();
+        let decision = decide(
+            &ready.iter().copied().map(as_ready).collect::<Vec<_>>(),
+            &idle.iter().map(|(_, here)| *here).collect::<Vec<_>>(),
+            pages.device.free(),
+            pages.host.free(),
+            limits,
+        );
+        let of_ready = decision.ready_away.iter().map(|&(i, n)| (ready[i].id, n));
         let of_idle = decision.idle_away.iter().map(|&(i, n)| (idle[i].0, n));
         let away: Vec<(SessionId, usize)> = of_ready.chain(of_idle).collect();
+        let run = decision.run.iter().map(|&(i, rows)| (ready[i].id, rows));
+        let run: Vec<(SessionId, usize)> = run.collect();
+        self.clock = self.clock.max(decision.clock);
+        let mut turn = Turn::default();
         for (id, count) in away {
-            self.with_pages(id, |pager, session| {
+            let sent = self.with_pages(id, |pager, session| {
                 pager.send_away(&mut session.pages, count)
-            })?;
+            });
+            turn.lost.extend(sent.is_err().then_some(id));
         }
-        let run: BTreeSet<SessionId> = decision.run.iter().map(|&i| ready[i].0).collect();
-        for &id in &run {
-            self.with_pages(id, |pager, session| {
-                let tokens = session.after_next(rows);
+        for (id, rows) in run {
+            let there = self.with_pages(id, |pager, session| {
                 let arriving = pager.bring_back(&mut session.pages)?;
                 for event in session.arriving.take().iter().chain(&arriving) {
                     pager.compute_after(event)?;
                 }
-                pager.grow(&mut session.pages, tokens)
-            })?;
-            self.session(id).account.ran();
+                pager.grow(&mut session.pages, session.computed + rows)
+            });
+            match there {
+                Ok(()) => {
+                    self.session(id).account.ran();
+                    turn.run.push((id, rows));
+                }
+                Err(_) => turn.lost.push(id),
+            }
         }
-        Ok(run)
+        turn
     }
 
     /// Brings back whoever is expected by then, soonest first, while there is free room.
-    pub(crate) fn bring_expected(&mut self, by: Instant) -> Result<()> {
+    /// Says who could not be.
+    pub(crate) fn bring_expected(&mut self, by: Instant) -> Vec<SessionId> {
         let mut expected: Vec<(Instant, SessionId)> = Vec::new();
         for session in self.sessions.values() {
             if let State::Waiting { expected: Some(at) } = session.state
@@ -95,16 +128,18 @@ impl Engine {
             }
         }
         expected.sort_unstable();
+        let mut lost = Vec::new();
         for (_, id) in expected {
             if self.sessions[&id].pages.away() > self.pager.pages().device.free() {
-                return Ok(());
+                break;
             }
-            self.with_pages(id, |pager, session| {
+            let back = self.with_pages(id, |pager, session| {
                 session.arriving = pager.bring_back(&mut session.pages)?;
                 Ok(())
-            })?;
+            });
+            lost.extend(back.is_err().then_some(id));
         }
-        Ok(())
+        lost
     }
 
     /// Sessions that wait and their pages here, those needed last first.
@@ -126,26 +161,27 @@ impl Engine {
     }
 
     /// Moves a session's pages. Where that fails its keys and values are lost, and it is
-    /// over.
+    /// over; others lose nothing.
     pub(crate) fn with_pages(
         &mut self,
         id: SessionId,
-        work: impl FnOnce(&mut crate::pager::Pager, &mut Session) -> Result<()>,
+        work: impl FnOnce(&mut Pager, &mut Session) -> Result<()>,
     ) -> Result<()> {
         let session = self.sessions.get_mut(&id).expect("an open session");
         let done = work(&mut self.pager, session);
         if done.is_err() {
-            session.state = State::Done(Finish::Failed);
-            session.admitted = false;
-            self.pager.release(&mut session.pages);
+            self.pager.settle();
+            self.end_session(id, Finish::Failed);
         }
         done
     }
 
-    /// What sessions that could run have paid.
-    pub(crate) fn accounts(&self) -> impl Iterator<Item = Account> {
-        let ready = |session: &&Session| session.state == State::Ready;
-        self.sessions.values().filter(ready).map(|s| s.account)
+    /// A session is over and gives its pages back.
+    pub(crate) fn end_session(&mut self, id: SessionId, finish: Finish) {
+        let session = self.sessions.get_mut(&id).expect("an open session");
+        session.state = State::Done(finish);
+        (session.admitted, session.arriving) = (false, None);
+        self.pager.release(&mut session.pages);
     }
 
     fn session(&mut self, id: SessionId) -> &mut Session {
@@ -153,12 +189,13 @@ impl Engine {
     }
 }
 
-fn as_ready(session: &Session, rows: usize) -> Ready {
-    let (all, away) = (session.pages.len(), session.pages.away());
+fn as_ready(session: &Session) -> Ready {
+    let away = session.pages.away();
     Ready {
         account: session.account,
-        here: all - away,
+        here: session.pages.len() - away,
         away,
-        missing: session.pages.missing(session.after_next(rows)),
+        computed: session.computed,
+        pending: session.pending(),
     }
 }

@@ -199,12 +199,16 @@ fn who_is_expected_comes_back_ahead() {
         (paged.out.bytes > 0, paged.back.bytes > 0)
     };
     let now = Instant::now();
-    engine
-        .wait(id, Some(now + Duration::from_secs(60)))
-        .unwrap();
-    engine.bring_ahead(now).unwrap();
+    // Back in a moment, its pages stay.
+    engine.wait(id, Some(now)).unwrap();
+    assert_eq!(paged(&mut engine), (false, false));
+    engine.resume(id).unwrap();
+    engine.step().unwrap();
+    let later = now + Duration::from_secs(60);
+    engine.wait(id, Some(later)).unwrap();
+    assert!(engine.bring_ahead(now).is_empty());
     assert_eq!(paged(&mut engine), (true, false), "not yet");
-    engine.bring_ahead(now + Duration::from_secs(60)).unwrap();
+    assert!(engine.bring_ahead(now + Duration::from_secs(60)).is_empty());
     assert_eq!(paged(&mut engine), (true, true), "ahead of its return");
     engine.check_integrity();
     engine.resume(id).unwrap();
@@ -239,6 +243,15 @@ fn states_are_told_apart() {
     assert_eq!(told(engine.wait(id, None)), "there is no session 0");
     // More than the pages there are is refused at once, and nothing is left of it.
     let long = request(&folder, &[1; 40], &[], 3);
-    assert!(engine.open(long).is_err());
+    let settings = Settings::for_requests(&open(&folder), std::slice::from_ref(&long), 64);
+    let settings = Settings {
+        pages: 2,
+        host_pages: 9,
+        ..settings.unwrap()
+    };
+    let mut engine = load(&folder, settings);
+    let refused = engine.open(long);
+    assert!(matches!(refused, Err(EngineError::OutOfPages(_))));
     engine.check_integrity();
+    assert!(engine.is_idle());
 }

@@ -68,7 +68,7 @@ pub struct BenchSessionsArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub batch: usize,
     /// Sessions that arrive in a second, by chance [default: all at once]
-    #[arg(long, value_name = "PER_S", value_parser = positive)]
+    #[arg(long, value_name = "PER_S", value_parser = arrivals)]
     pub arrivals: Option<f64>,
     /// Tokens of a prompt
     #[arg(long, value_name = "N|A..B", default_value = "16..64")]
@@ -85,8 +85,8 @@ pub struct BenchSessionsArgs {
     /// Whether sessions say when they will be back
     #[arg(long)]
     pub announce: bool,
-    /// Memory of the device for KV [default: what weights leave; an eighth of all where they
-    /// do not fit]
+    /// Memory of the device for KV, at least that of the longest session [default: what
+    /// weights leave; an eighth of all where they do not fit]
     #[arg(long, value_name = "SIZE")]
     pub kv: Option<Size>,
     /// Sessions to run again by themselves, whose tokens have to be the same
@@ -277,6 +277,13 @@ pub fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x > 0.0 && x < 1e6 => Ok(x),
         _ => Err("expected GB/s, above 0".to_owned()),
+    }
+}
+
+fn arrivals(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(x) if x > 0.0 && x < 1e6 => Ok(x),
+        _ => Err("expected sessions a second, above 0".to_owned()),
     }
 }
 

@@ -94,7 +94,7 @@ impl MemoryArgs {
         free.saturating_sub(margin(free))
     }
 
-    /// Bytes of host memory that weights may be pinned in, of so much that is free.
+    /// Bytes of host memory for what streams and who waits, of so much that is free.
     pub fn host_budget(&self, free: u64) -> u64 {
         granted(self.host_memory, free)
     }

@@ -29,6 +29,9 @@ const MEASURE: Duration = Duration::from_millis(500);
 /// How long nobody looks who is expected while nothing runs.
 const NAP: Duration = Duration::from_millis(50);
 
+/// Seconds that nobody waits for.
+const LONGEST: f64 = 1e6;
+
 /// A session to come.
 struct Asked {
     request: Request,
@@ -71,7 +74,6 @@ struct Measured {
     next: Vec<f64>,
     resumed: Vec<f64>,
     passes: usize,
-    rows: usize,
     seconds: f64,
     /// What each session generated, by its number; those that broke down are not here.
     generated: BTreeMap<usize, Vec<u32>>,
@@ -112,8 +114,10 @@ fn asked(args: &BenchSessionsArgs, program: &Program) -> Result<Vec<Asked>, Fail
         let zero = "a prompt and a turn have at least one token";
         return Err(Failure::Message(zero.into()));
     }
-    if args.think.from < 0.0 || !args.think.to.is_finite() {
-        return Err(Failure::Message("--think: seconds, 0 or more".into()));
+    if args.think.from < 0.0 || args.think.to > LONGEST {
+        return Err(Failure::Message(
+            "--think: seconds, from 0 to a million".into(),
+        ));
     }
     let longest = args.turns.saturating_mul(args.output.to);
     check_context(program, longest.saturating_add(args.prompt.to))?;
@@ -121,7 +125,7 @@ fn asked(args: &BenchSessionsArgs, program: &Program) -> Result<Vec<Asked>, Fail
     let mut clock = 0.0;
     let one = |i: usize| {
         if let Some(rate) = args.arrivals {
-            clock -= (1.0 - random.uniform()).ln() / rate;
+            clock = (clock - (1.0 - random.uniform()).ln() / rate).min(LONGEST);
         }
         let prompt = random.count(args.prompt);
         let turns: Vec<usize> = (0..args.turns).map(|_| random.count(args.output)).collect();
@@ -201,13 +205,15 @@ fn run(
             let Some(due) = [arrival, next].into_iter().flatten().min() else {
                 break;
             };
-            engine.bring_ahead(now)?;
+            for id in engine.bring_ahead(now) {
+                lives.remove(&id);
+                thinking.retain(|(_, other)| *other != id);
+            }
             thread::sleep(due.saturating_duration_since(now).min(NAP));
             continue;
         }
         let outputs = engine.step()?;
         measured.passes += 1;
-        measured.rows += outputs.len();
         for output in outputs {
             let id = output.session;
             let thought = note(&mut measured, engine, &mut lives, asked, &output)?;
@@ -323,10 +329,6 @@ fn report(
         }
     };
     let tokens = measured.first.len() + measured.next.len() + measured.resumed.len();
-    let per_token = model
-        .program
-        .kv_bytes_per_token(settled.backend().kv_dtype(&model.program));
-    let page_bytes = per_token * Settings::PAGE_TOKENS as u64;
     let way = |traffic: djinn_engine::Traffic| {
         json!({
             "bytes": traffic.bytes, "seconds": traffic.seconds, "gb_per_s": traffic.gb_per_s(),
@@ -339,11 +341,11 @@ fn report(
         "seconds": measured.seconds, "tokens": tokens,
         "tokens_per_s": tokens as f64 / measured.seconds,
         "passes": measured.passes,
-        "sessions_per_pass": measured.rows as f64 / measured.passes.max(1) as f64,
+        "tokens_per_pass": tokens as f64 / measured.passes.max(1) as f64,
         "first_token_s": percentiles(&measured.first),
         "token_s": percentiles(&measured.next),
         "resume_to_token_s": percentiles(&measured.resumed),
-        "kv_wanted_bytes": wanted as u64 * page_bytes,
+        "kv_wanted_bytes": wanted as u64 * blueprint.page_bytes(),
         "device": {
             "name": engine.device().detail, "budget_bytes": blueprint.memory().budget,
             "kv_bytes": engine.footprint().kv, "kv_peak_bytes": paged.device_peak,
@@ -388,7 +390,7 @@ fn text(report: &Value) -> String {
         format!("{bytes} at {rate:.1} GB/s{share}")
     };
     let mut text = format!(
-        "{}: {} of {} sessions complete in {}, {:.1} tokens/s, {:.1} sessions a pass\n{}\
+        "{}: {} of {} sessions complete in {}, {:.1} tokens/s, {:.1} a pass\n{}\
          \x20 KV wanted     {} in all\n\
          \x20 on the device {} at most of {}\n\
          \x20 on the host   {} at most of {}\n\
@@ -399,7 +401,7 @@ fn text(report: &Value) -> String {
         report["sessions"],
         time("/seconds".into()),
         number("/tokens_per_s").unwrap_or(0.0),
-        number("/sessions_per_pass").unwrap_or(0.0),
+        number("/tokens_per_pass").unwrap_or(0.0),
         table(&["", "half", "90 %", "99 %", "longest"], &lines),
         size("/kv_wanted_bytes"),
         size("/device/kv_peak_bytes"),
