@@ -70,7 +70,7 @@ impl Batch {
         let sequence = std::iter::repeat_n(member as i32, rows);
         self.sequences.extend(sequence);
         let wanted = wanted_rows(session, &group);
-        let draw = session.sampling.draw(session.generated().len());
+        let draw = session.sampling.draw(session.generated());
         self.draws.extend(wanted.iter().map(|_| draw));
         self.head.extend(wanted);
         self.groups.push(group);
@@ -147,8 +147,10 @@ mod tests {
             id: SessionId(0),
             tokens: (0..(prompt + more) as u32).collect(),
             prompt,
+            given: std::iter::once(0..prompt).collect(),
             computed,
             max_tokens: 9,
+            keep: false,
             context: 100,
             pages: PageTable::new(16),
             arriving: None,
@@ -157,6 +159,7 @@ mod tests {
             account: Account::new(Class::default(), 0),
             sampling: Sampling::default(),
             eos: Vec::new(),
+            stop: Vec::new(),
             text: None,
             logprobs: Vec::new(),
             probe: Probe::default(),

@@ -52,7 +52,7 @@ pub struct Output {
     pub text: String,
     /// The token and its alternatives, when asked for.
     pub logprobs: Vec<Logprob>,
-    /// Set when the session is over.
+    /// Set when the session is over, or its turn where it is kept.
     pub finish: Option<Finish>,
 }
 
@@ -160,12 +160,16 @@ impl Engine {
         settings::check(&self.model, &request)?;
         self.check_limits(&request)?;
         let positions = settings::positions(program, &request);
-        let text = self.model.text.as_ref().map(|text| {
-            let decoder = text.decoder(&request.tokens, true);
-            TextStream::new(decoder, request.stop)
-        });
-        let pages = PageTable::new(self.blueprint.settings.page_tokens);
-        let (pages_most, total) = (pages.missing(positions), self.blueprint.settings.pages);
+        let text = self.text(&request.tokens, &request.stop);
+        let settings = &self.blueprint.settings;
+        let pages = PageTable::new(settings.page_tokens);
+        // Who is kept may come to all that one session can.
+        let positions = if request.keep {
+            settings.context
+        } else {
+            positions
+        };
+        let (pages_most, total) = (pages.missing(positions), settings.pages);
         if pages_most > total {
             let (wanted, free) = (pages_most, total);
             return Err(OutOfPages {
@@ -180,10 +184,15 @@ impl Engine {
         let session = Session {
             id,
             prompt: request.tokens.len(),
+            given: std::iter::once(0..request.tokens.len()).collect(),
             tokens: request.tokens,
             computed: 0,
             max_tokens: request.max_tokens,
-            context: program.dims.context,
+            keep: request.keep,
+            context: match request.keep {
+                true => program.dims.context.min(settings.context),
+                false => program.dims.context,
+            },
             pages,
             arriving: None,
             pages_most,
@@ -191,6 +200,7 @@ impl Engine {
             account: Account::new(request.class, self.clock),
             sampling: request.sampling,
             eos: request.eos,
+            stop: request.stop,
             text,
             logprobs: Vec::new(),
             probe: request.probe,
@@ -237,7 +247,8 @@ impl Engine {
             State::Done(finish) => Some(finish),
             State::Ready | State::Waiting { .. } => None,
         };
-        let generated = session.tokens.split_off(session.prompt);
+        let (_, generated) = session.apart();
+        session.tokens.truncate(session.prompt);
         Some(Transcript {
             prompt: session.tokens,
             generated,
@@ -247,10 +258,16 @@ impl Engine {
         })
     }
 
-    /// A session waits for its owner from now on, who may say when to expect it back. Its
-    /// pages go at once, as far as there is room for them, unless it is back in a moment.
+    /// A session waits for its owner from now on, who may say when to expect it back, or
+    /// say so again. Its pages go at once, as far as there is room for them, unless it is
+    /// back in a moment.
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
-        self.change(id, State::Ready, State::Waiting { expected })?;
+        let state = self.sessions.get(&id).map(|session| session.state);
+        let from = match state {
+            Some(waiting @ State::Waiting { .. }) => waiting,
+            _ => State::Ready,
+        };
+        self.change(id, from, State::Waiting { expected })?;
         if expected.is_some_and(|at| at <= Instant::now() + AHEAD) {
             return Ok(());
         }
@@ -258,6 +275,44 @@ impl Engine {
             let all = session.pages.len();
             pager.send_away(&mut session.pages, all)
         })
+    }
+
+    /// Tells a session that waits something, and lets it generate up to so many more tokens.
+    /// Only what is new is computed.
+    pub fn say(
+        &mut self,
+        id: SessionId,
+        tokens: &[u32],
+        max_tokens: usize,
+    ) -> Result<(), EngineError> {
+        let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
+        settings::check_tokens(&self.model.program, tokens)?;
+        if !session.keep {
+            return Err(EngineError::NotKept(id));
+        }
+        let prompt = session.tokens.len() + tokens.len();
+        let context = session.context;
+        if prompt > context {
+            return Err(EngineError::PromptTooLong { prompt, context });
+        }
+        self.resume(id)?;
+        let session = self.sessions.get_mut(&id).expect("it was resumed");
+        let start = session.tokens.len();
+        session.tokens.extend(tokens);
+        if !tokens.is_empty() {
+            session.given.push(start..session.tokens.len());
+        }
+        session.max_tokens = session.generated() + max_tokens;
+        let (all, stop) = (session.tokens.clone(), session.stop.clone());
+        let text = self.text(&all, &stop);
+        self.sessions.get_mut(&id).expect("as above").text = text;
+        Ok(())
+    }
+
+    /// What makes text of the tokens that come after these.
+    fn text(&self, tokens: &[u32], stop: &[String]) -> Option<TextStream> {
+        let text = self.model.text.as_ref()?;
+        Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))
     }
 
     /// Brings pages of sessions back that are expected within a moment, as far as there is
@@ -341,12 +396,28 @@ impl Engine {
                 return Err(error);
             }
         }
-        for output in &outputs {
+        for output in &mut outputs {
             if let Some(finish) = output.finish {
-                self.end_session(output.session, finish);
+                output.finish = Some(self.end_turn(output.session, finish));
             }
         }
         Ok(outputs)
+    }
+
+    /// A session has generated what was asked for, or is over. Says which.
+    fn end_turn(&mut self, id: SessionId, finish: Finish) -> Finish {
+        let ended = matches!(finish, Finish::Length | Finish::Eos | Finish::Stop);
+        let session = self.sessions.get_mut(&id).expect("it ran in this pass");
+        if !session.keep || !ended {
+            self.end_session(id, finish);
+            return finish;
+        }
+        session.state = State::Waiting { expected: None };
+        let sent = self.with_pages(id, |pager, session| {
+            let all = session.pages.len();
+            pager.send_away(&mut session.pages, all)
+        });
+        sent.map_or(Finish::Failed, |()| finish)
     }
 
     /// Runs so many tokens of these sessions, whose pages are there.
@@ -462,8 +533,8 @@ fn choose(session: &Session, scores: &Scores) -> Option<Choice> {
             logprobs: Vec::new(),
         }),
         Scores::Logits(logits) => {
-            let (prompt, generated) = session.tokens.split_at(session.prompt);
-            sampler::choose(&session.sampling, logits, prompt, generated)
+            let (given, generated) = session.apart();
+            sampler::choose(&session.sampling, logits, &given, &generated)
         }
     }
 }

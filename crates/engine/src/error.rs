@@ -52,6 +52,9 @@ pub enum EngineError {
     /// A session that is not open.
     #[error("there is no session {}", .0.0)]
     NoSession(SessionId),
+    /// A session whose memory was laid out for its first request alone.
+    #[error("session {} is not kept: nothing can be said to it after its prompt", .0.0)]
+    NotKept(SessionId),
     /// A session that is not as it would have to be.
     #[error("session {} is {is}, not {wanted}", id.0)]
     State {

@@ -1,6 +1,6 @@
 //! A session: tokens, pages, sampler, probe, and where it stands.
 
-use std::{fmt, time::Instant};
+use std::{fmt, ops::Range, time::Instant};
 
 use djinn_device::{Event, Phase};
 use djinn_memory::PageTable;
@@ -28,6 +28,9 @@ pub struct Request {
     pub probe: Probe,
     /// How urgent it is beside others.
     pub class: Class,
+    /// Whether the session waits for more when it has generated what was asked for, as an
+    /// agent does for its tool, instead of being over.
+    pub keep: bool,
 }
 
 /// Why a session ended.
@@ -105,9 +108,13 @@ pub(crate) struct Session {
     /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
     pub prompt: usize,
+    /// Which of them were given, in order: the prompt, and what was said later.
+    pub given: Vec<Range<usize>>,
     /// Tokens whose keys and values lie in the pages.
     pub computed: usize,
+    /// Generated tokens at which its turn ends, and whether it is kept then.
     pub max_tokens: usize,
+    pub keep: bool,
     pub context: usize,
     pub pages: PageTable,
     /// By when all of them are where passes run, if some are on their way.
@@ -119,6 +126,7 @@ pub(crate) struct Session {
     pub account: Account,
     pub sampling: Sampling,
     pub eos: Vec<u32>,
+    pub stop: Vec<String>,
     pub text: Option<TextStream>,
     pub logprobs: Vec<Vec<Logprob>>,
     pub probe: Probe,
@@ -132,23 +140,51 @@ impl Session {
         self.tokens.len() - self.computed
     }
 
-    /// What the tokens run next are. The first generated token comes after the whole
-    /// prompt was run, so they are all of one kind.
+    /// What the tokens run next are.
     pub fn phase(&self) -> Phase {
-        if self.computed < self.prompt {
-            Phase::Prompt
-        } else {
-            Phase::Generated
+        match self.given_from(self.computed) {
+            Some(given) if given.start <= self.computed => Phase::Prompt,
+            _ => Phase::Generated,
         }
     }
 
-    pub fn generated(&self) -> &[u32] {
-        &self.tokens[self.prompt..]
+    /// How many of the tokens not yet run are of that kind.
+    pub fn next_run(&self) -> usize {
+        let end = match self.given_from(self.computed) {
+            Some(given) if given.start <= self.computed => given.end,
+            Some(given) => given.start,
+            None => self.tokens.len(),
+        };
+        end - self.computed
+    }
+
+    /// The tokens given that hold a position or come next after it.
+    fn given_from(&self, position: usize) -> Option<&Range<usize>> {
+        self.given.iter().find(|given| position < given.end)
+    }
+
+    /// How many tokens it generated.
+    pub fn generated(&self) -> usize {
+        let given: usize = self.given.iter().map(ExactSizeIterator::len).sum();
+        self.tokens.len() - given
+    }
+
+    /// What was given to it and what it generated.
+    pub fn apart(&self) -> (Vec<u32>, Vec<u32>) {
+        let mut given = self.given.iter().flat_map(Range::clone).peekable();
+        let mut apart = (Vec::new(), Vec::new());
+        for (position, &token) in self.tokens.iter().enumerate() {
+            match given.next_if_eq(&position) {
+                Some(_) => apart.0.push(token),
+                None => apart.1.push(token),
+            }
+        }
+        apart
     }
 
     /// Whether the last token's logits will be sampled from.
     pub fn samples(&self) -> bool {
-        self.generated().len() < self.max_tokens
+        self.generated() < self.max_tokens
     }
 
     /// Whether the session is over now that `token` is its last.
@@ -157,7 +193,7 @@ impl Session {
             Some(Finish::Stop)
         } else if self.eos.contains(&token) {
             Some(Finish::Eos)
-        } else if self.generated().len() >= self.max_tokens {
+        } else if self.generated() >= self.max_tokens {
             Some(Finish::Length)
         } else if self.tokens.len() > self.context {
             Some(Finish::Context)

@@ -120,6 +120,19 @@ pub(crate) fn positions(program: &Program, request: &Request) -> usize {
     last.min(program.dims.context)
 }
 
+/// Refuses tokens that the model does not have.
+pub(crate) fn check_tokens(program: &Program, tokens: &[u32]) -> Result<(), EngineError> {
+    let vocab = program.dims.vocab;
+    match tokens.iter().position(|&token| token as usize >= vocab) {
+        None => Ok(()),
+        Some(position) => Err(EngineError::UnknownToken {
+            token: tokens[position],
+            position,
+            vocab,
+        }),
+    }
+}
+
 /// Refuses a request no engine over this model can run.
 pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError> {
     let program = &model.program;
@@ -138,15 +151,7 @@ pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError>
             context: dims.context,
         });
     }
-    for (position, &token) in request.tokens.iter().enumerate() {
-        if token as usize >= dims.vocab {
-            return Err(EngineError::UnknownToken {
-                token,
-                position,
-                vocab: dims.vocab,
-            });
-        }
-    }
+    check_tokens(program, &request.tokens)?;
     request.sampling.check(dims.vocab)?;
     let positions = positions(program, request);
     request.probe.check(dims, request.tokens.len(), positions)

@@ -196,6 +196,6 @@ fn as_ready(session: &Session) -> Ready {
         here: session.pages.len() - away,
         away,
         computed: session.computed,
-        pending: session.pending(),
+        pending: session.next_run(),
     }
 }

@@ -184,6 +184,68 @@ fn every_family_makes_room_and_comes_back() {
     }
 }
 
+/// What a session is told goes on from its KV: the tokens are those that a fresh session
+/// generates after everything said so far.
+#[test]
+fn a_conversation_goes_on_where_it_was() {
+    for (folder, first) in [(stories(), 11), (family("llama3"), 7), (family("gpt2"), 5)] {
+        let report = |request: Request| Request {
+            sampling: Sampling {
+                logprobs: Some(2),
+                ..Sampling::default()
+            },
+            keep: true,
+            ..request
+        };
+        let prompt: Vec<u32> = (0..20).map(|i| first + 3 * i).collect();
+        let ask = report(request(&folder, &prompt, &[], 6));
+        let long = report(request(&folder, &[1; 90], &[], 6));
+        let settings = Settings::for_requests(&open(&folder), &[long.clone(), long], 7).unwrap();
+        let pages = settings.pages / 2;
+        let settings = Settings {
+            pages,
+            host_pages: 2 * pages,
+            ..settings
+        };
+        let mut engine = load(&folder, settings);
+        let id = engine.open(ask.clone()).unwrap();
+        let other = engine.open(ask).unwrap();
+        let mut said = prompt.clone();
+        let mut logprobs = 0;
+        for answer in [vec![9, 2, 5], vec![], vec![4; 17]] {
+            let mut found = Vec::new();
+            while !engine.is_idle() {
+                for output in engine.step().unwrap() {
+                    let is_ours = output.session == id;
+                    found.extend(output.token.filter(|_| is_ours));
+                }
+                engine.check_integrity();
+            }
+            let fresh = request(&folder, &said, &[], 6);
+            let alone = &alone(&folder, &[report(fresh)])[0];
+            // On a card, generated tokens and those of a prompt have kernels of their own.
+            if common::card().is_none() {
+                assert_eq!(found, alone.generated, "{folder:?}");
+            }
+            assert_eq!(found.len(), 6);
+            logprobs += alone.logprobs.len();
+            said.extend(found);
+            said.extend(&answer);
+            for id in [id, other] {
+                engine.say(id, &answer, 6).unwrap();
+            }
+        }
+        let both = [id, other].map(|id| engine.close(id).unwrap());
+        assert!(told(&both[0]) == told(&both[1]), "{folder:?}");
+        assert_eq!(
+            (both[0].logprobs.len(), both[0].generated.len()),
+            (logprobs, 18)
+        );
+        assert_eq!(both[0].prompt, prompt);
+        engine.check_integrity();
+    }
+}
+
 #[test]
 fn who_is_expected_comes_back_ahead() {
     let folder = stories();
@@ -230,9 +292,10 @@ fn states_are_told_apart() {
     assert_eq!(told(engine.resume(id)), "session 0 is ready, not waiting");
     engine.wait(id, None).unwrap();
     assert!(engine.is_idle() && engine.step().unwrap().is_empty());
+    engine.wait(id, None).unwrap();
     assert_eq!(
-        told(engine.wait(id, None)),
-        "session 0 is waiting, not ready"
+        told(engine.say(id, &[1], 1)),
+        "session 0 is not kept: nothing can be said to it after its prompt"
     );
     engine.resume(id).unwrap();
     while !engine.is_idle() {

@@ -47,9 +47,10 @@ pub enum Bench {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Sessions arrive, run their prompt, and generate --output tokens; then they wait as an agent
-does for its tool, and go on, --turns times. While one waits its KV goes to host memory;
-more sessions than memory holds take turns. Lengths and times are drawn between two bounds
-from --seed. Device memory that weights leave is for KV, or --kv of it.
+does for its tool, are told --answer tokens, and go on, --turns times. While one waits its
+KV goes to host memory; more sessions than memory holds take turns. Lengths and times are
+drawn between two bounds from --seed. Device memory that weights leave is for KV, or --kv
+of it.
 
 With --check sessions are run again by themselves, with all the memory they want, and their
 tokens compared: exit status 2 where one differs.
@@ -76,6 +77,9 @@ pub struct BenchSessionsArgs {
     /// Tokens generated in a turn
     #[arg(long, value_name = "N|A..B", default_value = "8..32")]
     pub output: Between<usize>,
+    /// Tokens of what a session is told before each turn but the first
+    #[arg(long, value_name = "N|A..B", default_value = "4..16")]
+    pub answer: Between<usize>,
     /// Turns of a session
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub turns: usize,

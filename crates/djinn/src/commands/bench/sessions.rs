@@ -37,9 +37,26 @@ struct Asked {
     request: Request,
     /// Seconds after the start.
     arrives: f64,
-    /// Tokens of each turn, and seconds of thought before each but the first.
-    turns: Vec<usize>,
-    thinks: Vec<f64>,
+    /// What comes after its first turn.
+    turns: Vec<Turn>,
+}
+
+/// Seconds of thought, then what the tool answers, then tokens to generate.
+struct Turn {
+    think: f64,
+    answer: Vec<u32>,
+    output: usize,
+}
+
+impl Asked {
+    /// Tokens it comes to.
+    fn tokens(&self) -> usize {
+        let later = self
+            .turns
+            .iter()
+            .map(|turn| turn.answer.len() + turn.output);
+        self.request.tokens.len() + self.request.max_tokens + later.sum::<usize>()
+    }
 }
 
 /// Numbers that follow from a seed.
@@ -119,7 +136,8 @@ fn asked(args: &BenchSessionsArgs, program: &Program) -> Result<Vec<Asked>, Fail
             "--think: seconds, from 0 to a million".into(),
         ));
     }
-    let longest = args.turns.saturating_mul(args.output.to);
+    let longest = args.output.to.saturating_add(args.answer.to);
+    let longest = args.turns.saturating_mul(longest);
     check_context(program, longest.saturating_add(args.prompt.to))?;
     let mut random = Random(args.seed);
     let mut clock = 0.0;
@@ -128,16 +146,21 @@ fn asked(args: &BenchSessionsArgs, program: &Program) -> Result<Vec<Asked>, Fail
             clock = (clock - (1.0 - random.uniform()).ln() / rate).min(LONGEST);
         }
         let prompt = random.count(args.prompt);
-        let turns: Vec<usize> = (0..args.turns).map(|_| random.count(args.output)).collect();
+        let request = Request {
+            tokens: some_tokens(program, prompt, i),
+            max_tokens: random.count(args.output),
+            keep: args.turns > 1,
+            ..Request::default()
+        };
+        let mut turn = |turn: usize| Turn {
+            think: random.time(args.think),
+            answer: some_tokens(program, random.count(args.answer), i + turn * args.sessions),
+            output: random.count(args.output),
+        };
         Asked {
-            request: Request {
-                tokens: some_tokens(program, prompt, i),
-                max_tokens: turns.iter().sum(),
-                ..Request::default()
-            },
+            turns: (1..args.turns).map(&mut turn).collect(),
+            request,
             arrives: clock,
-            thinks: (1..args.turns).map(|_| random.time(args.think)).collect(),
-            turns,
         }
     };
     Ok((0..args.sessions).map(one).collect())
@@ -148,10 +171,18 @@ fn settings(args: &BenchSessionsArgs, model: &Model, asked: &[Asked]) -> Result<
     let requests: Vec<Request> = asked.iter().map(|asked| asked.request.clone()).collect();
     let all = Settings::for_requests(model, &requests, args.model.rows)?;
     let most = args.batch.min(asked.len());
+    let context = asked.iter().map(Asked::tokens).max().unwrap_or(1);
+    let pages = |asked: &Asked| asked.tokens().div_ceil(all.page_tokens);
     Ok(Settings {
         sessions: most,
         rows: args.model.rows.max(most),
         logit_rows: most,
+        context,
+        // Who is kept may come to all that one session can.
+        pages: match args.turns {
+            1 => asked.iter().map(pages).sum(),
+            _ => asked.len() * context.div_ceil(all.page_tokens),
+        },
         ..all
     })
 }
@@ -160,7 +191,8 @@ fn settings(args: &BenchSessionsArgs, model: &Model, asked: &[Asked]) -> Result<
 struct Life {
     number: usize,
     generated: usize,
-    turn: usize,
+    /// Turns behind it.
+    turns: usize,
     /// Since when its next token is waited for, and whether it was thinking before.
     since: Instant,
     resumed: bool,
@@ -185,7 +217,7 @@ fn run(
             let life = Life {
                 number,
                 generated: 0,
-                turn: 0,
+                turns: 0,
                 since: start + Duration::from_secs_f64(next.arrives),
                 resumed: false,
             };
@@ -193,8 +225,9 @@ fn run(
         }
         thinking.sort_by_key(|(until, _)| std::cmp::Reverse(*until));
         while let Some((until, id)) = thinking.pop_if(|(until, _)| *until <= now) {
-            engine.resume(id)?;
             let life = lives.get_mut(&id).expect("it is open");
+            let turn = &asked[life.number].turns[life.turns - 1];
+            engine.say(id, &turn.answer, turn.output)?;
             (life.since, life.resumed) = (until, true);
         }
         if engine.is_idle() {
@@ -216,10 +249,12 @@ fn run(
         measured.passes += 1;
         for output in outputs {
             let id = output.session;
-            let thought = note(&mut measured, engine, &mut lives, asked, &output)?;
+            let thought = note(&mut measured, engine, &mut lives, asked, &output);
             if let Some(thought) = thought {
                 let until = Instant::now() + Duration::from_secs_f64(thought);
-                engine.wait(id, args.announce.then_some(until))?;
+                if args.announce {
+                    engine.wait(id, Some(until))?;
+                }
                 thinking.push((until, id));
             }
         }
@@ -240,7 +275,7 @@ fn note(
     lives: &mut BTreeMap<SessionId, Life>,
     asked: &[Asked],
     output: &Output,
-) -> Result<Option<f64>, Failure> {
+) -> Option<f64> {
     let now = Instant::now();
     let life = lives.get_mut(&output.session).expect("it is open");
     if output.token.is_some() {
@@ -254,21 +289,18 @@ fn note(
         life.generated += 1;
         (life.since, life.resumed) = (now, false);
     }
-    if let Some(finish) = output.finish {
-        let transcript = engine.close(output.session).expect("it is open");
-        if finish == Finish::Length {
-            measured.generated.insert(life.number, transcript.generated);
-        }
-        lives.remove(&output.session);
-        return Ok(None);
+    let finish = output.finish?;
+    let next = asked[life.number].turns.get(life.turns);
+    if let (Finish::Length, Some(turn)) = (finish, next) {
+        life.turns += 1;
+        return Some(turn.think);
     }
-    let asked = &asked[life.number];
-    let until: usize = asked.turns[..=life.turn].iter().sum();
-    if life.generated < until {
-        return Ok(None);
+    let transcript = engine.close(output.session).expect("it is open");
+    if finish == Finish::Length {
+        measured.generated.insert(life.number, transcript.generated);
     }
-    life.turn += 1;
-    Ok(asked.thinks.get(life.turn - 1).copied())
+    lives.remove(&output.session);
+    None
 }
 
 /// Runs some sessions again by themselves and says which generate something else.
@@ -284,25 +316,23 @@ fn check(
     }
     let model = bundled::open(args.model.model.as_deref())?;
     let numbers: Vec<usize> = (0..count).map(|i| i * asked.len() / count).collect();
-    let of = |number: usize| &asked[number].request;
-    let mut settings = Settings::for_requests(&model, &[], args.model.rows)?;
-    for &number in &numbers {
-        let one =
-            Settings::for_requests(&model, std::slice::from_ref(of(number)), args.model.rows)?;
-        settings = Settings {
-            rows: settings.rows.max(one.rows),
-            context: settings.context.max(one.context),
-            pages: settings.pages.max(one.pages),
-            ..one
-        };
-    }
+    let positions = |&number: &usize| asked[number].tokens();
+    let context = numbers.iter().map(positions).max().unwrap_or(1);
+    let rows = args.model.rows;
+    let settings = Settings::for_sessions(&model.program, 1, context, rows)?;
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
     let mut engine = commands::load(settled, model, blueprint, &mut Watch::default())?;
     let mut differ = Vec::new();
     for number in numbers {
-        let id = engine.open(of(number).clone())?;
-        while !engine.is_idle() {
-            engine.step()?;
+        let asked = &asked[number];
+        let id = engine.open(asked.request.clone())?;
+        let mut turns = asked.turns.iter();
+        loop {
+            while !engine.is_idle() {
+                engine.step()?;
+            }
+            let Some(turn) = turns.next() else { break };
+            engine.say(id, &turn.answer, turn.output)?;
         }
         let alone = engine.close(id).expect("it is open").generated;
         if measured.generated.get(&number) != Some(&alone) {
