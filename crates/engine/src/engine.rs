@@ -271,10 +271,7 @@ impl Engine {
         if expected.is_some_and(|at| at <= Instant::now() + AHEAD) {
             return Ok(());
         }
-        self.with_pages(id, |pager, session| {
-            let all = session.pages.len();
-            pager.send_away(&mut session.pages, all)
-        })
+        self.send_away(id, usize::MAX)
     }
 
     /// Tells a session that waits something, and lets it generate up to so many more tokens.
@@ -413,10 +410,7 @@ impl Engine {
             return finish;
         }
         session.state = State::Waiting { expected: None };
-        let sent = self.with_pages(id, |pager, session| {
-            let all = session.pages.len();
-            pager.send_away(&mut session.pages, all)
-        });
+        let sent = self.send_away(id, usize::MAX);
         sent.map_or(Finish::Failed, |()| finish)
     }
 

@@ -4,7 +4,7 @@
 //! pass waits for one that it does not need, and a place is used again once the copy from
 //! or to it is done.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use djinn_device::{Device, Event, HostSlab, KvLayer, Span, Stream};
 use djinn_memory::{Move, PageId, PagePool, PageTable, Pages};
@@ -217,9 +217,11 @@ impl<C: Copies> Pager<C> {
         self.paged.host_peak = self.paged.host_peak.max(host);
     }
 
-    /// Takes pages for so many tokens, or none at all. What computes next may write them.
-    pub fn grow(&mut self, table: &mut PageTable, tokens: usize) -> Result<()> {
-        for page in table.grow_to(tokens, &mut self.pages.device)? {
+    /// Takes pages for tokens up to a number, or none at all. What computes next may write
+    /// those from the first on.
+    pub fn grow(&mut self, table: &mut PageTable, tokens: Range<usize>) -> Result<()> {
+        table.write_from(tokens.start, &mut self.pages);
+        for page in table.grow_to(tokens.end, &mut self.pages.device)? {
             if let Some(event) = self.slab_after[page.0 as usize].take() {
                 self.copies.wait(Stream::Compute, &event)?;
             }
@@ -312,6 +314,11 @@ impl<C: Copies> Pager<C> {
         self.copies.settle();
         self.slab_after.fill(None);
         self.host_after.fill(None);
+    }
+
+    /// Lets copies on the host go that a table can do without, and says how many.
+    pub fn drop_copies(&mut self, table: &mut PageTable, count: usize) -> usize {
+        table.drop_copies(count, &mut self.pages)
     }
 
     /// Gives all pages of a table back.
@@ -464,7 +471,7 @@ mod tests {
         #[test]
         fn every_page_has_its_own_numbers(
             device in 1usize..12, host in 0usize..12, seed: u64,
-            moves in prop::collection::vec((0usize..4, 0u8..5, 1usize..6), 1..120),
+            moves in prop::collection::vec((0usize..4, 0u8..6, 1usize..6), 1..120),
         ) {
             let mut pager = Pager::with(Late::new(device, host, seed), Pages::new(device, host), 1);
             let mut all: Vec<Held> = (0..4)
@@ -486,17 +493,27 @@ mod tests {
                             held.arriving = Some(event);
                         }
                     }
+                    3 => {
+                        pager.drop_copies(&mut held.table, count);
+                    }
                     // It runs, where it finds room.
                     _ => {
                         let Ok(arriving) = pager.bring_back(&mut held.table) else { continue };
                         for event in held.arriving.take().iter().chain(&arriving) {
                             pager.compute_after(event).unwrap();
                         }
-                        let tokens = held.table.len() + count - 1;
+                        // The last page is written to, and all are read.
+                        let written = held.table.len().saturating_sub(1);
+                        let tokens = written..held.table.len() + count - 1;
                         let _ = pager.grow(&mut held.table, tokens);
                         let pages: Vec<PageId> = held.table.pages().collect();
                         for (i, page) in pages.into_iter().enumerate() {
                             let expect = held.numbers.get(i).copied();
+                            if let (Some(number), true) = (expect, i < written) {
+                                let item = Item::Compute(page, expect, number);
+                                pager.copies.put(Stream::Compute, item);
+                                continue;
+                            }
                             fresh += 1;
                             let item = Item::Compute(page, expect, fresh);
                             pager.copies.put(Stream::Compute, item);

@@ -462,8 +462,9 @@ mod tests {
                 };
                 let ready: Vec<Ready> = ids.iter().map(|&i| of(&all[i])).collect();
                 let idle_here: Vec<usize> = idle.iter().map(|&i| of(&all[i]).here).collect();
-                let decision =
-                    decide(&ready, &idle_here, pages.device.free(), pages.host.free(), limits);
+                let copies: usize = all.iter().map(|s| s.table.copies()).sum();
+                let elsewhere = pages.host.free() + copies;
+                let decision = decide(&ready, &idle_here, pages.device.free(), elsewhere, limits);
                 let first = (0..ids.len()).min_by_key(|&i| {
                     (ready[i].account.place, ready[i].account.class, i)
                 });
@@ -472,8 +473,15 @@ mod tests {
                 let away = decision.ready_away.iter().map(|&(i, n)| (ids[i], n));
                 let away = away.chain(decision.idle_away.iter().map(|&(i, n)| (idle[i], n)));
                 for (i, count) in away.collect::<Vec<_>>() {
-                    let moves = all[i].table.send_away(count, &mut pages);
-                    prop_assert_eq!(moves.len(), count, "there is room for what goes");
+                    let before = all[i].table.away();
+                    let copied = all[i].table.copies().min(count);
+                    let mut wanted = (count - copied).saturating_sub(pages.host.free());
+                    for other in (0..all.len()).filter(|&other| other != i) {
+                        wanted -= all[other].table.drop_copies(wanted, &mut pages);
+                    }
+                    all[i].table.send_away(count, &mut pages);
+                    let gone = all[i].table.away() - before;
+                    prop_assert_eq!(gone, count, "there is room for what goes");
                 }
                 for &i in &ids {
                     all[i].hungry += 1;
@@ -481,6 +489,7 @@ mod tests {
                 for &(i, rows) in &decision.run {
                     let s = &mut all[ids[i]];
                     s.table.bring_back(&mut pages).expect("room was made");
+                    s.table.write_from(s.tokens, &mut pages);
                     s.tokens += rows;
                     s.table.grow_to(s.tokens, &mut pages.device).expect("room was made");
                     s.account.ran();

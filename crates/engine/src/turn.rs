@@ -76,11 +76,13 @@ impl Engine {
             page_tokens: settings.page_tokens,
         };
         let pages = self.pager.pages();
+        // Copies make way for pages that are nowhere else.
+        let copies: usize = self.sessions.values().map(|s| s.pages.copies()).sum();
         let decision = decide(
             &ready.iter().copied().map(as_ready).collect::<Vec<_>>(),
             &idle.iter().map(|(_, here)| *here).collect::<Vec<_>>(),
             pages.device.free(),
-            pages.host.free(),
+            pages.host.free() + copies,
             limits,
         );
         let of_ready = decision.ready_away.iter().map(|&(i, n)| (ready[i].id, n));
@@ -91,9 +93,7 @@ impl Engine {
         self.clock = self.clock.max(decision.clock);
         let mut turn = Turn::default();
         for (id, count) in away {
-            let sent = self.with_pages(id, |pager, session| {
-                pager.send_away(&mut session.pages, count)
-            });
+            let sent = self.send_away(id, count);
             turn.lost.extend(sent.is_err().then_some(id));
         }
         for (id, rows) in run {
@@ -102,7 +102,8 @@ impl Engine {
                 for event in session.arriving.take().iter().chain(&arriving) {
                     pager.compute_after(event)?;
                 }
-                pager.grow(&mut session.pages, session.computed + rows)
+                let tokens = session.computed..session.computed + rows;
+                pager.grow(&mut session.pages, tokens)
             });
             match there {
                 Ok(()) => {
@@ -140,6 +141,26 @@ impl Engine {
             lost.extend(back.is_err().then_some(id));
         }
         lost
+    }
+
+    /// Lets up to so many pages of a session go to the host, where copies that others can do
+    /// without make room for them.
+    pub(crate) fn send_away(&mut self, id: SessionId, count: usize) -> Result<()> {
+        let pages = &self.sessions[&id].pages;
+        let copied = pages.copies().min(count);
+        let here = (pages.len() - pages.away()).min(count);
+        let mut wanted = (here - copied).saturating_sub(self.pager.pages().host.free());
+        for session in self.sessions.values_mut() {
+            if wanted == 0 {
+                break;
+            }
+            if session.id != id {
+                wanted -= self.pager.drop_copies(&mut session.pages, wanted);
+            }
+        }
+        self.with_pages(id, |pager, session| {
+            pager.send_away(&mut session.pages, count)
+        })
     }
 
     /// Sessions that wait and their pages here, those needed last first.

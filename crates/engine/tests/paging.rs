@@ -154,7 +154,7 @@ fn two_hundred_sessions_in_a_fifth_of_their_memory() {
     assert!(cancelled > 2 && done > 150, "{done} {cancelled}");
     let paged = engine.paged().unwrap();
     let (out, back) = (paged.out.bytes, paged.back.bytes);
-    assert!(0 < back && back <= out, "{paged:?}");
+    assert!(0 < back && 0 < out, "{paged:?}");
     assert!(paged.device_peak <= engine.footprint().kv, "{paged:?}");
     engine.check_integrity();
 }
@@ -244,6 +244,33 @@ fn a_conversation_goes_on_where_it_was() {
         assert_eq!(both[0].prompt, prompt);
         engine.check_integrity();
     }
+}
+
+#[test]
+fn what_the_host_has_already_is_not_sent_again() {
+    let folder = stories();
+    let ask = request(&folder, &[5; 100], &[], 30);
+    let expect = told(&alone(&folder, std::slice::from_ref(&ask))[0]);
+    let mut engine = load(&folder, tight(&folder, &[ask.clone(), ask.clone()], 2, 1));
+    let page = engine.blueprint().page_bytes();
+    let id = engine.open(ask).unwrap();
+    let mut sent = Vec::new();
+    for _ in 0..3 {
+        // Two passes over the prompt, or two tokens.
+        engine.step().unwrap();
+        engine.step().unwrap();
+        engine.wait(id, None).unwrap();
+        engine.check_integrity();
+        sent.push(engine.paged().unwrap().out.bytes / page);
+        engine.resume(id).unwrap();
+    }
+    // Seven pages of prompt; then only the one that tokens were added to.
+    assert_eq!(sent, [7, 8, 9]);
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    assert!(told(&engine.close(id).unwrap()) == expect);
+    engine.check_integrity();
 }
 
 #[test]

@@ -93,16 +93,8 @@ impl Pages {
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = &'a PageTable>) {
         let tables: Vec<&PageTable> = tables.collect();
         let places = || tables.iter().flat_map(|table| &table.places);
-        let on_device = |place: &At| match place {
-            At::Device(page) => Some(*page),
-            At::Host(_) => None,
-        };
-        let on_host = |place: &At| match place {
-            At::Host(page) => Some(*page),
-            At::Device(_) => None,
-        };
-        self.device.check_integrity(places().filter_map(on_device));
-        self.host.check_integrity(places().filter_map(on_host));
+        self.device.check_integrity(places().filter_map(At::device));
+        self.host.check_integrity(places().filter_map(At::host));
     }
 }
 
@@ -113,6 +105,24 @@ enum At {
     Device(PageId),
     /// In host memory.
     Host(PageId),
+    /// In the slab, and as it is there in host memory too, since it came from there.
+    Both(PageId, PageId),
+}
+
+impl At {
+    fn device(&self) -> Option<PageId> {
+        match *self {
+            At::Device(page) | At::Both(page, _) => Some(page),
+            At::Host(_) => None,
+        }
+    }
+
+    fn host(&self) -> Option<PageId> {
+        match *self {
+            At::Host(page) | At::Both(_, page) => Some(page),
+            At::Device(_) => None,
+        }
+    }
 }
 
 /// A page that goes from one tier to the other.
@@ -159,10 +169,14 @@ impl PageTable {
 
     /// The pages, by position; all are where passes run.
     pub fn pages(&self) -> impl Iterator<Item = PageId> {
-        self.places.iter().map(|place| match place {
-            At::Device(page) => *page,
-            At::Host(page) => panic!("host page {} in a pass", page.0),
-        })
+        let there = |place: &At| place.device().expect("a pass has its pages");
+        self.places.iter().map(there)
+    }
+
+    /// How many of them have a copy on the host that is still theirs.
+    pub fn copies(&self) -> usize {
+        let copied = |place: &&At| matches!(place, At::Both(..));
+        self.places.iter().filter(copied).count()
     }
 
     /// How many more pages so many tokens need.
@@ -183,14 +197,21 @@ impl PageTable {
         Ok(taken)
     }
 
-    /// Lets up to `count` pages go to the host, the last first, as far as there is room.
+    /// Lets up to `count` pages go to the host, as far as there is room, and says which have
+    /// to be copied: those with a copy there go first, and only go.
     pub fn send_away(&mut self, count: usize, pages: &mut Pages) -> Vec<Move> {
+        let mut left = count;
+        for place in self.places.iter_mut().rev() {
+            if let (At::Both(from, to), 1..) = (*place, left) {
+                pages.device.give_back(from);
+                *place = At::Host(to);
+                left -= 1;
+            }
+        }
         let mut moves = Vec::new();
         for place in self.places.iter_mut().rev() {
-            let At::Device(from) = *place else {
-                continue;
-            };
-            if moves.len() == count {
+            let At::Device(from) = *place else { continue };
+            if moves.len() == left {
                 break;
             }
             let Some(to) = pages.host.take() else { break };
@@ -201,29 +222,56 @@ impl PageTable {
         moves
     }
 
-    /// Brings all pages back, or none at all.
+    /// Brings all pages back, or none at all. The host keeps what it has as a copy.
     pub fn bring_back(&mut self, pages: &mut Pages) -> Result<Vec<Move>, OutOfPages> {
         let mut taken = take(self.away(), &mut pages.device)?.into_iter();
         let mut moves = Vec::new();
         for place in &mut self.places {
             let At::Host(from) = *place else { continue };
             let to = taken.next().expect("one for each");
-            pages.host.give_back(from);
-            *place = At::Device(to);
+            *place = At::Both(to, from);
             moves.push(Move { from, to });
         }
         Ok(moves)
     }
 
+    /// Tokens from this one on are about to be written: copies of their pages are theirs no
+    /// more.
+    pub fn write_from(&mut self, token: usize, pages: &mut Pages) {
+        let first = (token / self.page_tokens).min(self.places.len());
+        let most = self.places.len() - first;
+        forget(&mut self.places[first..], most, pages);
+    }
+
+    /// Lets up to `count` copies go, so that others have room, and says how many.
+    pub fn drop_copies(&mut self, count: usize, pages: &mut Pages) -> usize {
+        forget(&mut self.places, count, pages)
+    }
+
     /// Gives all pages back.
     pub fn release(&mut self, pages: &mut Pages) {
         for place in self.places.drain(..).rev() {
-            match place {
-                At::Device(page) => pages.device.give_back(page),
-                At::Host(page) => pages.host.give_back(page),
+            if let Some(page) = place.device() {
+                pages.device.give_back(page);
+            }
+            if let Some(page) = place.host() {
+                pages.host.give_back(page);
             }
         }
     }
+}
+
+/// Forgets up to `count` copies, the last first.
+fn forget(places: &mut [At], count: usize, pages: &mut Pages) -> usize {
+    let mut left = count;
+    for place in places.iter_mut().rev() {
+        if let (At::Both(device, host), 1..) = (*place, left) {
+            pages.host.give_back(host);
+            *place = At::Device(device);
+            left -= 1;
+        }
+    }
+    count - left
 }
 
 /// So many pages, or none at all.
@@ -285,7 +333,19 @@ mod tests {
         let mut held: Vec<_> = moves.iter().map(|m| m.to).collect();
         held.reverse();
         assert_eq!(back.iter().map(|m| m.from).collect::<Vec<_>>(), held);
-        assert_eq!((a.away(), pages.host.free()), (0, 3));
+        // The host keeps copies until they are written to, or others need the room.
+        assert_eq!((a.away(), a.copies(), pages.host.free()), (0, 3, 0));
+        pages.check_integrity([&a, &b].into_iter());
+        a.write_from(7, &mut pages);
+        assert_eq!((a.copies(), pages.host.free()), (2, 1));
+        // Two go as they are, and one is copied.
+        let moves = a.send_away(3, &mut pages);
+        assert_eq!((moves.len(), a.away(), pages.host.free()), (1, 3, 0));
+        a.bring_back(&mut pages).unwrap();
+        assert_eq!((a.drop_copies(2, &mut pages), a.copies()), (2, 1));
+        a.write_from(0, &mut pages);
+        a.write_from(99, &mut pages);
+        assert_eq!((a.copies(), pages.host.free()), (0, 3));
         pages.check_integrity([&a, &b].into_iter());
     }
 
@@ -293,7 +353,7 @@ mod tests {
         #[test]
         fn no_page_is_lost_or_shared(
             device in 0usize..40, host in 0usize..40,
-            moves in prop::collection::vec((0usize..5, 0usize..300, 0u8..4), 0..100),
+            moves in prop::collection::vec((0usize..5, 0usize..300, 0u8..6), 0..100),
         ) {
             let mut pages = Pages::new(device, host);
             let mut tables = vec![PageTable::new(7); 5];
@@ -306,16 +366,23 @@ mod tests {
                         prop_assert!(table.is_empty());
                     }
                     1 => {
-                        let room = pages.host.free();
-                        let gone = table.send_away(tokens, &mut pages).len();
-                        prop_assert_eq!(gone, tokens.min(before - away).min(room));
-                        prop_assert_eq!(table.away(), away + gone);
+                        let (room, copies) = (pages.host.free(), table.copies());
+                        let moved = table.send_away(tokens, &mut pages).len();
+                        let gone = table.away() - away;
+                        prop_assert_eq!(gone, tokens.min(before - away).min(room + copies));
+                        prop_assert_eq!(moved, gone - (copies - table.copies()));
                     }
                     2 => {
                         let back = table.bring_back(&mut pages);
                         prop_assert_eq!(back.is_ok(), away <= free);
                         let left = if back.is_ok() { 0 } else { away };
                         prop_assert_eq!(table.away(), left);
+                    }
+                    3 => table.write_from(tokens, &mut pages),
+                    4 => {
+                        let copies = table.copies();
+                        let dropped = table.drop_copies(tokens, &mut pages);
+                        prop_assert_eq!(dropped, tokens.min(copies));
                     }
                     _ => {
                         let wanted = tokens.div_ceil(7).saturating_sub(before);
