@@ -1,0 +1,94 @@
+//! After a pass: what its sessions are told.
+
+use crate::{
+    Finish, Output, SessionId,
+    pass::{Last, Scores},
+    sampler::{self, Choice},
+    session::{Session, State},
+};
+
+/// What is told of a session whose keys and values were lost on their way.
+pub(crate) fn lost_pages(session: SessionId) -> Output {
+    Output {
+        session,
+        token: None,
+        text: String::new(),
+        logprobs: Vec::new(),
+        finish: Some(Finish::Failed),
+    }
+}
+
+/// Samples for every session whose last token was run, and ends those that are done.
+pub(crate) fn settle(members: &mut [&mut Session], mut last: Vec<Last>) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    for session in members.iter_mut() {
+        if session.pending() == 0 && !session.samples() {
+            outputs.push(end(session, Finish::Length));
+        }
+    }
+    last.sort_by_key(|last| last.member);
+    for Last { member, scores } in last {
+        outputs.push(sample(members[member], &scores));
+    }
+    outputs
+}
+
+/// Ends a session without another token.
+fn end(session: &mut Session, finish: Finish) -> Output {
+    session.state = State::Done(finish);
+    Output {
+        session: session.id,
+        token: None,
+        text: String::new(),
+        logprobs: Vec::new(),
+        finish: Some(finish),
+    }
+}
+
+/// Gives a session its next token.
+fn sample(session: &mut Session, scores: &Scores) -> Output {
+    let Some(choice) = choose(session, scores) else {
+        return end(session, Finish::NotANumber);
+    };
+    session.tokens.push(choice.token);
+    let is_eos = session.eos.contains(&choice.token);
+    let (mut text, stopped) = match &mut session.text {
+        // The ending token is the model's business, not text.
+        Some(text) if !is_eos => text.push(choice.token),
+        _ => (String::new(), false),
+    };
+    let mut finish = session.finished_by(choice.token, stopped);
+    if let (Some(stream), Some(_), false) = (&mut session.text, finish, stopped) {
+        let (rest, stopped) = stream.finish();
+        text.push_str(&rest);
+        if stopped {
+            finish = Some(Finish::Stop);
+        }
+    }
+    if let Some(finish) = finish {
+        session.state = State::Done(finish);
+    }
+    if session.sampling.logprobs.is_some() {
+        session.logprobs.push(choice.logprobs.clone());
+    }
+    Output {
+        session: session.id,
+        token: Some(choice.token),
+        text,
+        logprobs: choice.logprobs,
+        finish,
+    }
+}
+
+fn choose(session: &Session, scores: &Scores) -> Option<Choice> {
+    match scores {
+        Scores::Chosen(token) => token.map(|token| Choice {
+            token,
+            logprobs: Vec::new(),
+        }),
+        Scores::Logits(logits) => {
+            let (given, generated) = session.apart();
+            sampler::choose(&session.sampling, logits, &given, &generated)
+        }
+    }
+}
