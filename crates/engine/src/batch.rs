@@ -125,7 +125,7 @@ fn wanted_rows(session: &Session, group: &Group) -> Vec<Group> {
     let wanted = |row: &Group| {
         let sampled = session.samples() && row.position + 1 == session.tokens.len();
         let captured =
-            session.probe.captures_head() && session.probe.reads(row.position, session.prompt);
+            session.probe.captures_head() && session.probe.reads(row.position, session.prompt());
         sampled || captured
     };
     (0..group.rows).map(row).filter(wanted).collect()
@@ -146,7 +146,6 @@ mod tests {
         session::Session {
             id: SessionId(0),
             tokens: (0..(prompt + more) as u32).collect(),
-            prompt,
             given: std::iter::once(0..prompt).collect(),
             computed,
             max_tokens: 9,

@@ -16,11 +16,10 @@ use crate::{
     Backend, Blueprint, EngineError, Finish, Footprint, Logprob, Paged, PassStats, SessionId,
     Timeline,
     batch::Batch,
-    life::AHEAD,
     pager::Pager,
     pass::{Pass, upload_ids, upload_numbers},
     session::Session,
-    settle::{lost_pages, settle},
+    settle::{over, settle},
     stream::{self, Recorder, Streamer},
 };
 
@@ -168,9 +167,9 @@ impl Engine {
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
         self.admit();
         let turn = self.make_ready();
-        let ahead = self.bring_expected(Instant::now() + AHEAD);
-        let lost = turn.lost.into_iter().chain(ahead);
-        let mut outputs: Vec<Output> = lost.map(lost_pages).collect();
+        let lost = turn.lost.iter().map(|&id| over(id, Finish::Failed));
+        let mut outputs: Vec<Output> = lost.collect();
+        outputs.extend(self.bring_ahead(Instant::now()));
         if turn.run.is_empty() {
             return Ok(outputs);
         }
@@ -194,13 +193,10 @@ impl Engine {
 
     /// Runs so many tokens of these sessions, whose pages are there.
     fn run_pass(&mut self, run: &[(SessionId, usize)]) -> Result<Vec<Output>, EngineError> {
-        let mut all: BTreeMap<SessionId, &mut Session> = self
-            .sessions
-            .iter_mut()
-            .map(|(id, session)| (*id, session))
-            .collect();
-        let mut members: Vec<&mut Session> =
-            run.iter().filter_map(|(id, _)| all.remove(id)).collect();
+        let order: BTreeMap<SessionId, usize> = run.iter().map(|(id, _)| *id).zip(0..).collect();
+        let running = |session: &&mut Session| order.contains_key(&session.id);
+        let mut members: Vec<&mut Session> = self.sessions.values_mut().filter(running).collect();
+        members.sort_by_key(|session| order[&session.id]);
         let shares: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
         let settings = &self.blueprint.settings;
         let batch = Batch::new(&members, &shares, settings);

@@ -46,7 +46,6 @@ impl Engine {
         self.next_id += 1;
         let session = Session {
             id,
-            prompt: request.tokens.len(),
             given: std::iter::once(0..request.tokens.len()).collect(),
             tokens: request.tokens,
             computed: 0,
@@ -111,7 +110,7 @@ impl Engine {
             State::Ready | State::Waiting { .. } => None,
         };
         let (_, generated) = session.apart();
-        session.tokens.truncate(session.prompt);
+        session.tokens.truncate(session.prompt());
         Some(Transcript {
             prompt: session.tokens,
             generated,
@@ -125,12 +124,8 @@ impl Engine {
     /// say so again. Its pages go at once, as far as there is room for them, unless it is
     /// back in a moment.
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
-        let state = self.sessions.get(&id).map(|session| session.state);
-        let from = match state {
-            Some(waiting @ State::Waiting { .. }) => waiting,
-            _ => State::Ready,
-        };
-        self.change(id, from, State::Waiting { expected })?;
+        let session = self.in_state(id, "ready", |state| !matches!(state, State::Done(_)))?;
+        session.state = State::Waiting { expected };
         if expected.is_some_and(|at| at <= Instant::now() + AHEAD) {
             return Ok(());
         }
@@ -175,47 +170,29 @@ impl Engine {
         Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))
     }
 
-    /// Brings pages of sessions back that are expected within a moment, as far as there is
-    /// room that nobody uses. Passes do it by themselves; this is for when none runs.
-    /// Says whose could not be: those are over.
-    pub fn bring_ahead(&mut self, now: Instant) -> Vec<SessionId> {
-        self.bring_expected(now + AHEAD)
-    }
-
     /// A session that waited goes on as soon as its turn comes.
     pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
-        let Some(&Session { state, account, .. }) = self.sessions.get(&id) else {
-            return Err(EngineError::NoSession(id));
-        };
-        let back = account.back(self.clock);
-        let waiting = match state {
-            State::Waiting { .. } => state,
-            _ => State::Waiting { expected: None },
-        };
-        self.change(id, waiting, State::Ready)?.account = back;
+        let clock = self.clock;
+        let is_waiting = |state| matches!(state, State::Waiting { .. });
+        let session = self.in_state(id, "waiting", is_waiting)?;
+        session.state = State::Ready;
+        session.account = session.account.back(clock);
         Ok(())
     }
 
-    /// Moves a session from one state to another.
-    fn change(
+    /// A session in a state that is wanted of it.
+    fn in_state(
         &mut self,
         id: SessionId,
-        from: State,
-        to: State,
+        wanted: &'static str,
+        is_wanted: impl Fn(State) -> bool,
     ) -> Result<&mut Session, EngineError> {
-        let session = self
-            .sessions
-            .get_mut(&id)
-            .ok_or(EngineError::NoSession(id))?;
-        if session.state != from {
+        let session = self.sessions.get_mut(&id);
+        let session = session.ok_or(EngineError::NoSession(id))?;
+        if !is_wanted(session.state) {
             let is = session.state.name();
-            return Err(EngineError::State {
-                id,
-                is,
-                wanted: from.name(),
-            });
+            return Err(EngineError::State { id, is, wanted });
         }
-        session.state = to;
         Ok(session)
     }
 

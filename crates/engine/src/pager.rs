@@ -7,7 +7,7 @@
 use std::{ops::Range, sync::Arc};
 
 use djinn_device::{Device, Event, HostSlab, KvLayer, Span, Stream};
-use djinn_memory::{Move, PageId, PagePool, PageTable, Pages};
+use djinn_memory::{PageId, PagePool, PageTable, Pages};
 
 use crate::EngineError;
 
@@ -20,9 +20,9 @@ pub struct Paged {
     pub out: Traffic,
     /// And back.
     pub back: Traffic,
-    /// The most bytes of pages that were held on the device at once, and in host memory.
+    /// The most bytes of pages that were held on the device at once.
     pub device_peak: u64,
-    /// See above.
+    /// The same of host memory.
     pub host_peak: u64,
 }
 
@@ -233,75 +233,60 @@ impl<C: Copies> Pager<C> {
     /// Lets up to `count` pages go to host memory, as far as there is room.
     pub fn send_away(&mut self, table: &mut PageTable, count: usize) -> Result<()> {
         let moves = table.send_away(count, &mut self.pages);
-        if moves.is_empty() {
-            return Ok(());
-        }
-        let written = self.copies.record(Stream::Compute)?;
-        self.copies.wait(Stream::PageOut, &written)?;
-        for Move { from, to } in &moves {
-            // It may still be on its way here, and what lay there on its way back.
-            let after = [
-                self.slab_after[from.0 as usize].take(),
-                self.host_after[to.0 as usize].take(),
-            ];
-            for event in after.iter().flatten() {
-                self.copies.wait(Stream::PageOut, event)?;
-            }
-        }
-        let began = self.copies.record(Stream::PageOut)?;
-        for &Move { from, to } in &moves {
-            self.copies.send(from, to)?;
-        }
-        let sent = self.copies.record(Stream::PageOut)?;
-        for Move { from, to } in &moves {
-            self.slab_after[from.0 as usize] = Some(sent.clone());
-            self.host_after[to.0 as usize] = Some(sent.clone());
-        }
-        self.out.push(Trip {
-            began,
-            ended: sent,
-            bytes: self.bytes * moves.len() as u64,
-        });
-        self.note_peaks();
-        self.read_times(UNREAD)
+        let places = moves.iter().map(|page| (page.from, page.to)).collect();
+        self.copy(Stream::PageOut, places).map(drop)
     }
 
     /// Brings all pages of a table back, or none at all, and says by when they are there,
     /// if any were away.
     pub fn bring_back(&mut self, table: &mut PageTable) -> Result<Option<C::Event>> {
         let moves = table.bring_back(&mut self.pages)?;
-        if moves.is_empty() {
+        let places = moves.iter().map(|page| (page.to, page.from)).collect();
+        self.copy(Stream::PageIn, places)
+    }
+
+    /// Copies pages between places of the slab and of the host, one way or the other, and
+    /// says by when that is done.
+    fn copy(&mut self, stream: Stream, places: Vec<(PageId, PageId)>) -> Result<Option<C::Event>> {
+        self.note_peaks();
+        if places.is_empty() {
             return Ok(None);
         }
-        // Whoever had these places last may still be computing.
-        let past = self.copies.record(Stream::Compute)?;
-        self.copies.wait(Stream::PageIn, &past)?;
-        for &Move { from, to } in &moves {
+        // What computes may still be at these pages, and other copies at either place.
+        let computed = self.copies.record(Stream::Compute)?;
+        self.copies.wait(stream, &computed)?;
+        for (slab, host) in &places {
             let after = [
-                self.host_after[from.0 as usize].take(),
-                self.slab_after[to.0 as usize].take(),
+                self.slab_after[slab.0 as usize].take(),
+                self.host_after[host.0 as usize].take(),
             ];
             for event in after.iter().flatten() {
-                self.copies.wait(Stream::PageIn, event)?;
+                self.copies.wait(stream, event)?;
             }
         }
-        let began = self.copies.record(Stream::PageIn)?;
-        for &Move { from, to } in &moves {
-            self.copies.bring(from, to)?;
+        let began = self.copies.record(stream)?;
+        for &(slab, host) in &places {
+            match stream {
+                Stream::PageOut => self.copies.send(slab, host)?,
+                _ => self.copies.bring(host, slab)?,
+            }
         }
-        let arrived = self.copies.record(Stream::PageIn)?;
-        for Move { from, to } in &moves {
-            self.host_after[from.0 as usize] = Some(arrived.clone());
-            self.slab_after[to.0 as usize] = Some(arrived.clone());
+        let ended = self.copies.record(stream)?;
+        for (slab, host) in &places {
+            self.slab_after[slab.0 as usize] = Some(ended.clone());
+            self.host_after[host.0 as usize] = Some(ended.clone());
         }
-        self.back.push(Trip {
+        let trip = Trip {
             began,
-            ended: arrived.clone(),
-            bytes: self.bytes * moves.len() as u64,
-        });
-        self.note_peaks();
+            ended: ended.clone(),
+            bytes: self.bytes * places.len() as u64,
+        };
+        match stream {
+            Stream::PageOut => self.out.push(trip),
+            _ => self.back.push(trip),
+        }
         self.read_times(UNREAD)?;
-        Ok(Some(arrived))
+        Ok(Some(ended))
     }
 
     /// What computes next comes after an event.

@@ -134,13 +134,15 @@ impl Room {
     ) -> usize {
         let count = wanted.saturating_sub(self.free);
         let count = count.min(*here).min(self.elsewhere);
+        if count == 0 {
+            return 0;
+        }
         *here -= count;
         self.elsewhere -= count;
         self.free += count;
         match away.iter_mut().find(|(other, _)| *other == who) {
             Some((_, pages)) => *pages += count,
-            None if count > 0 => away.push((who, count)),
-            None => {}
+            None => away.push((who, count)),
         }
         count
     }

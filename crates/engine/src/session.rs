@@ -107,7 +107,6 @@ pub(crate) struct Session {
     pub id: SessionId,
     /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
-    pub prompt: usize,
     /// Which of them were given, in order: the prompt, and what was said later.
     pub given: Vec<Range<usize>>,
     /// Tokens whose keys and values lie in the pages.
@@ -135,6 +134,11 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> usize {
+        self.given.first().map_or(0, |given| given.end)
+    }
+
     /// Tokens not yet run.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed

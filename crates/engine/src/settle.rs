@@ -4,26 +4,26 @@ use crate::{
     Finish, Output, SessionId,
     pass::{Last, Scores},
     sampler::{self, Choice},
-    session::{Session, State},
+    session::Session,
 };
 
-/// What is told of a session whose keys and values were lost on their way.
-pub(crate) fn lost_pages(session: SessionId) -> Output {
+/// A session's turn ends without another token.
+pub(crate) fn over(session: SessionId, finish: Finish) -> Output {
     Output {
         session,
         token: None,
         text: String::new(),
         logprobs: Vec::new(),
-        finish: Some(Finish::Failed),
+        finish: Some(finish),
     }
 }
 
-/// Samples for every session whose last token was run, and ends those that are done.
+/// Samples for every session whose last token was run, and says whose turn is over.
 pub(crate) fn settle(members: &mut [&mut Session], mut last: Vec<Last>) -> Vec<Output> {
     let mut outputs = Vec::new();
     for session in members.iter_mut() {
         if session.pending() == 0 && !session.samples() {
-            outputs.push(end(session, Finish::Length));
+            outputs.push(over(session.id, Finish::Length));
         }
     }
     last.sort_by_key(|last| last.member);
@@ -33,22 +33,10 @@ pub(crate) fn settle(members: &mut [&mut Session], mut last: Vec<Last>) -> Vec<O
     outputs
 }
 
-/// Ends a session without another token.
-fn end(session: &mut Session, finish: Finish) -> Output {
-    session.state = State::Done(finish);
-    Output {
-        session: session.id,
-        token: None,
-        text: String::new(),
-        logprobs: Vec::new(),
-        finish: Some(finish),
-    }
-}
-
 /// Gives a session its next token.
 fn sample(session: &mut Session, scores: &Scores) -> Output {
     let Some(choice) = choose(session, scores) else {
-        return end(session, Finish::NotANumber);
+        return over(session.id, Finish::NotANumber);
     };
     session.tokens.push(choice.token);
     let is_eos = session.eos.contains(&choice.token);
@@ -64,9 +52,6 @@ fn sample(session: &mut Session, scores: &Scores) -> Output {
         if stopped {
             finish = Some(Finish::Stop);
         }
-    }
-    if let Some(finish) = finish {
-        session.state = State::Done(finish);
     }
     if session.sampling.logprobs.is_some() {
         session.logprobs.push(choice.logprobs.clone());

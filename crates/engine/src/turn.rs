@@ -3,10 +3,12 @@
 use std::{cmp::Reverse, time::Instant};
 
 use crate::{
-    Engine, EngineError, Finish, SessionId,
+    Engine, EngineError, Finish, Output, SessionId,
+    life::AHEAD,
     pager::Pager,
     schedule::{Limits, Ready, admitted, decide},
     session::{Session, State},
+    settle::over,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -116,9 +118,11 @@ impl Engine {
         turn
     }
 
-    /// Brings back whoever is expected by then, soonest first, while there is free room.
-    /// Says who could not be.
-    pub(crate) fn bring_expected(&mut self, by: Instant) -> Vec<SessionId> {
+    /// Brings pages of sessions back that are expected within a moment, soonest first, while
+    /// there is room that nobody uses. Passes do it by themselves; this is for when none
+    /// runs. Tells of those whose pages could not be moved: they are over.
+    pub fn bring_ahead(&mut self, now: Instant) -> Vec<Output> {
+        let by = now + AHEAD;
         let mut expected: Vec<(Instant, SessionId)> = Vec::new();
         for session in self.sessions.values() {
             if let State::Waiting { expected: Some(at) } = session.state
@@ -138,7 +142,7 @@ impl Engine {
                 session.arriving = pager.bring_back(&mut session.pages)?;
                 Ok(())
             });
-            lost.extend(back.is_err().then_some(id));
+            lost.extend(back.is_err().then(|| over(id, Finish::Failed)));
         }
         lost
     }

@@ -10,7 +10,7 @@ use cudarc::driver::{result, sys};
 
 use super::card::{Card, Said};
 use crate::host::Keeper;
-use crate::{DeviceError, Result, Span};
+use crate::{Result, Span};
 
 /// Host memory the card reads at full speed.
 pub(super) struct Pinned {
@@ -123,22 +123,10 @@ impl Keeper for Registered {
 
     fn sealed(&self) -> Result<()> {
         let is_done = |granule: &usize| self.lock().contains(granule);
-        let left: Vec<usize> = (0..self.filled.len())
-            .filter(|granule| !is_done(granule))
-            .collect();
-        // Side by side: most of it is finding memory that nobody has touched yet.
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let share = left.len().div_ceil(threads).max(1);
-        let register = |some: &[usize]| some.iter().try_for_each(|&granule| self.register(granule));
-        std::thread::scope(|scope| {
-            let all: Vec<_> = left
-                .chunks(share)
-                .map(|some| scope.spawn(move || register(some)))
-                .collect();
-            let panicked = |_| Err(DeviceError::Setup("pinning host memory panicked".into()));
-            all.into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or_else(panicked))
-        })
+        let left = (0..self.filled.len()).filter(|granule| !is_done(granule));
+        left.collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|granule| self.register(granule))
     }
 }
 

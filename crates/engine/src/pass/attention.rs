@@ -48,7 +48,7 @@ impl Pass<'_, '_> {
         }
         for group in &stage.groups {
             let session = &self.members[group.member];
-            let (probe, prompt) = (&session.probe, session.prompt);
+            let (probe, prompt) = (&session.probe, session.prompt());
             if !probe.touches(layer.site) {
                 continue;
             }
@@ -102,7 +102,7 @@ impl Pass<'_, '_> {
     fn edit_pattern(&self, layer: Layer, part: Group, pattern: View) -> Result<()> {
         let heads = layer.how.heads;
         let session = &self.members[part.member];
-        let (probe, prompt) = (&session.probe, session.prompt);
+        let (probe, prompt) = (&session.probe, session.prompt());
         for run in runs(&part, |p| probe.changes_at(layer.site, p, prompt)) {
             let first = run.first_row - part.first_row;
             let changed = pattern.rows(first * heads, run.rows * heads);
@@ -137,7 +137,7 @@ impl Pass<'_, '_> {
         }
         for i in 0..part.rows {
             let position = part.position + i;
-            if session.probe.reads(position, session.prompt) {
+            if session.probe.reads(position, session.prompt()) {
                 let keys = position + 1;
                 let row = pattern.rows(i * heads, heads).cols(0, keys);
                 let mut data = vec![0.0; heads * keys];

@@ -16,7 +16,7 @@ impl Pass<'_, '_> {
             let (device, operand) = (self.device, self.arena.operand);
             let session = &mut *self.members[group.member];
             for edit in session.probe.changes(site) {
-                let prompt = session.prompt;
+                let prompt = session.prompt();
                 for run in runs(group, |p| edit.positions.contains(p, prompt)) {
                     let first = edit.positions.ordinal(run.position, prompt);
                     let rows = at.rows(run.first_row, run.rows);
@@ -24,7 +24,7 @@ impl Pass<'_, '_> {
                 }
             }
             if session.probe.captures(site) {
-                let prompt = session.prompt;
+                let prompt = session.prompt();
                 for run in runs(group, |p| session.probe.reads(p, prompt)) {
                     let mut data = vec![0.0; run.rows * at.cols];
                     device.download(at.rows(run.first_row, run.rows), &mut data)?;

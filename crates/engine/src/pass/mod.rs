@@ -84,16 +84,13 @@ impl Pass<'_, '_> {
         self.read_last()
     }
 
-    /// Names what the pass puts on the compute stream in a stretch, the last one or another,
-    /// where that follows from numbers alone: nobody looks, and every row is a generated
-    /// token.
-    fn number(&self, stretch: usize, is_last: bool) -> Option<u64> {
+    /// Whether what the pass puts on the compute stream in a stretch follows from numbers
+    /// alone: nobody looks, and every row is a generated token.
+    fn can_be_replayed(&self) -> bool {
         let rows = self.batch.rows();
         let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
         let watched = self.recording || self.members.iter().any(|m| !m.probe.is_empty());
-        let chooses = is_last && self.chooses();
-        let number = ((stretch as u64) << 32) + 2 * rows as u64 + u64::from(chooses);
-        (generated && !watched).then_some(number)
+        generated && !watched
     }
 
     /// Puts the operations of the pass on the compute stream, stretch by stretch.
@@ -103,9 +100,13 @@ impl Pass<'_, '_> {
         let resid = self.arena.buf(Buf::Resid, self.batch.rows());
         let body = Stage::new(self.batch.groups.clone(), resid);
         let head = self.head();
-        for (index, stretch) in blueprint.stretches.iter().enumerate() {
-            let is_last = stretch.steps.end == steps.len();
-            let number = self.number(index, is_last).filter(|_| stretch.still);
+        let (can, chooses) = (self.can_be_replayed(), self.chooses());
+        for (index, stretch) in (0u64..).zip(&blueprint.stretches) {
+            // Its last operation may be to choose.
+            let chooses = chooses && stretch.steps.end == steps.len();
+            let rows = self.batch.rows() as u64;
+            let number = (index << 32) + 2 * rows + u64::from(chooses);
+            let number = (can && stretch.still).then_some(number);
             let mut walk = || self.walk(&steps, stretch.steps.clone(), [&body, &head]);
             match number {
                 Some(number) => device.replay(number, &mut || walk().map_err(of_device))?,

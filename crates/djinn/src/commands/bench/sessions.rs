@@ -238,10 +238,10 @@ fn run(
             let Some(due) = [arrival, next].into_iter().flatten().min() else {
                 break;
             };
-            for id in engine.bring_ahead(now) {
-                lives.remove(&id);
-                thinking.retain(|(_, other)| *other != id);
+            for lost in engine.bring_ahead(now) {
+                note(&mut measured, engine, &mut lives, asked, &lost);
             }
+            thinking.retain(|(_, id)| lives.contains_key(id));
             thread::sleep(due.saturating_duration_since(now).min(NAP));
             continue;
         }
@@ -258,6 +258,8 @@ fn run(
                 thinking.push((until, id));
             }
         }
+        // Of those whose pages were lost nobody expects anything any more.
+        thinking.retain(|(_, id)| lives.contains_key(id));
         let (done, all) = (measured.generated.len(), asked.len());
         doing.now(format!(
             "{done} of {all} sessions done, {} think",
