@@ -26,7 +26,7 @@ pub use cuda::Scratch;
 pub use draw::Draw;
 pub use error::DeviceError;
 pub use event::Event;
-pub use host::HostSlab;
+pub use host::{HostRows, HostSlab};
 pub use kv::{Attention, KvLayer, Rows};
 pub use ops::{Activation, Edit, NormKind, Order, Phase, RopeStyle, Weight};
 pub use view::{DType, Span, View};
@@ -93,8 +93,12 @@ pub trait Device: Send + Sync {
     /// Copies from host memory, from byte `from` on, into a span of the slab. Until the
     /// stream has passed it, nobody else uses either.
     fn bring(&self, stream: Stream, src: &HostSlab, from: u64, dst: Span) -> Result<()>;
+    /// The same for several runs of bytes, all `stride` after one another on both sides.
+    fn bring_rows(&self, stream: Stream, src: &HostSlab, rows: HostRows) -> Result<()>;
     /// Copies a span of the slab into host memory, from byte `to` on; the same holds.
     fn send(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()>;
+    /// Copies a span of the slab to another, on the compute stream.
+    fn copy(&self, src: Span, dst: Span) -> Result<()>;
     /// Says that no more loads will come: what they took beside the slab can go.
     fn loaded(&self) {}
     /// Copies bytes from the host into the slab; they are taken before this returns.
@@ -108,6 +112,8 @@ pub trait Device: Send + Sync {
     fn record(&self, stream: Stream) -> Result<Event>;
     /// Makes `stream` wait for `event` before its next work.
     fn wait(&self, stream: Stream, event: &Event) -> Result<()>;
+    /// Whether `event` is past.
+    fn is_past(&self, event: &Event) -> Result<bool>;
     /// Blocks the caller until `event` is past.
     fn wait_here(&self, event: &Event) -> Result<()>;
     /// Seconds from one event to another; both are past.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use djinn_device::{Draw, Phase};
+use djinn_memory::Pages;
 
 use crate::{Settings, session::Session};
 
@@ -34,7 +35,12 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Lays out the next `shares[i]` tokens of `members[i]`.
-    pub fn new(members: &[&mut Session], shares: &[usize], settings: &Settings) -> Self {
+    pub fn new(
+        members: &[&mut Session],
+        shares: &[usize],
+        settings: &Settings,
+        pages: &Pages,
+    ) -> Self {
         let mut batch = Batch::default();
         for phase in [Phase::Generated, Phase::Prompt] {
             for (member, (session, &rows)) in members.iter().zip(shares).enumerate() {
@@ -45,8 +51,8 @@ impl Batch {
         }
         let table_pages = settings.table_pages();
         for session in members {
-            let pages = session.pages.pages();
-            batch.tables.extend(pages.map(|page| page.0 as i32));
+            let frames = pages.frames(&session.pages);
+            batch.tables.extend(frames.map(|frame| frame.0 as i32));
             // Slots beyond a session's pages are never looked at; page −1 would be refused.
             let rest = table_pages - session.pages.len();
             batch.tables.extend(std::iter::repeat_n(-1, rest));
@@ -134,7 +140,7 @@ fn wanted_rows(session: &Session, group: &Group) -> Vec<Group> {
 #[cfg(test)]
 mod tests {
     use djinn_device::{Draw, Phase};
-    use djinn_memory::PageTable;
+    use djinn_memory::{PageTable, Pages};
 
     use super::{Batch, Group, generated, phases};
     use crate::{
@@ -152,10 +158,11 @@ mod tests {
             keep: false,
             context: 100,
             pages: PageTable::new(16),
-            arriving: None,
+            shares: 0,
             pages_most: 0,
             admitted: true,
             account: Account::new(Class::default(), 0),
+            turn: None,
             sampling: Sampling::default(),
             eos: Vec::new(),
             stop: Vec::new(),
@@ -164,6 +171,11 @@ mod tests {
             probe: Probe::default(),
             captured: Captured::default(),
             state: session::State::Ready,
+            failure: None,
+            owner: String::new(),
+            deadline: None,
+            lease: None,
+            used: std::time::Instant::now(),
         }
     }
 
@@ -184,12 +196,13 @@ mod tests {
             context: 16,
             pages: 4,
             host_pages: 0,
+            disk_pages: 0,
             page_tokens: 16,
             logit_rows: 4,
             pattern_keys: 0,
             operand_width: 0,
         };
-        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings);
+        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings, &Pages::new(0, 0, 0));
         let row = |group: &Group| (group.member, group.first_row, group.position);
         let groups: Vec<_> = batch.groups.iter().map(row).collect();
         assert_eq!(groups, [(1, 0, 5), (0, 1, 3), (2, 3, 0), (3, 6, 0)]);

@@ -1,6 +1,8 @@
 //! Everything that is decided before anything is loaded: how the weights are cut,
 //! what stays and what streams, and where in the slab each thing lies.
 
+use std::path::PathBuf;
+
 use djinn_device::{DType, Scratch, host};
 use djinn_memory::{Keep, Needs, Place, Plan, PlanError, Pool, Size, Work};
 use djinn_model::{
@@ -18,9 +20,6 @@ use crate::{
     weights::PlacedWeights,
 };
 
-/// Which part of the device's memory pages take where weights stream.
-const KV_SHARE: u64 = 8;
-
 /// A model laid out in memory that does not exist yet.
 pub struct Blueprint {
     pub(crate) memory: Memory,
@@ -33,6 +32,8 @@ pub struct Blueprint {
     pub(crate) stretches: Vec<Stretch>,
     /// Where in host memory what streams lies; nothing where it comes from files.
     pub(crate) host: HostImage,
+    /// The folder for pages that host memory has no room for.
+    pub(crate) spill: Option<PathBuf>,
     image: Image,
     packing: Packing,
     /// The program's segments; labels up to their number mean these.
@@ -86,11 +87,14 @@ impl Blueprint {
         let (program, slow) = (&model.program, &*model.weights);
         let (kv_dtype, packing) = (backend.kv_dtype(program), backend.packing(link.tier));
         let scratch = scratch(program, &settings);
-        let driver = |image: &Image| backend.overhead() + backend.host_tables(image.stream_bytes());
+        let driver = |image: &Image, arena: &Arena| {
+            let pages = settings.host_pages as u64 * arena.kv(0).page_bytes;
+            backend.overhead() + backend.host_tables(image.stream_bytes() + pages)
+        };
         let fixed = |image: &Image| {
-            let arena = Arena::new(program, &settings, kv_dtype, &image.tables, 0).bytes();
-            let kept = image.kept_bytes() + driver(image) + backend.scratch_bytes(scratch);
-            arena.saturating_add(kept)
+            let arena = Arena::new(program, &settings, kv_dtype, &image.tables, 0);
+            let kept = image.kept_bytes() + driver(image, &arena) + backend.scratch_bytes(scratch);
+            arena.bytes().saturating_add(kept)
         };
         let image = Image::whole(program, slow, packing);
         let whole = fixed(&image);
@@ -123,7 +127,7 @@ impl Blueprint {
             kv: arena.kv_bytes,
             activations: arena.bytes() - arena.kv_bytes,
             scratch: backend.scratch_bytes(scratch),
-            driver: driver(&image),
+            driver: driver(&image, &arena),
         };
         let host = match link.tier {
             Tier::Files => HostImage::default(),
@@ -139,6 +143,7 @@ impl Blueprint {
             plan,
             arena,
             host,
+            spill: None,
             image,
             packing,
             segments: program.segments.iter().map(|s| s.kind).collect(),
@@ -151,63 +156,6 @@ impl Blueprint {
             return Err(EngineError::HostBudget { needed, there });
         }
         Ok(blueprint)
-    }
-
-    /// Lays a model out for sessions whose pages need not all be where passes run:
-    /// `settings.pages` is what they come to together. As many are on the device as `kv`
-    /// bytes hold; when not said, as the weights leave room for, or an eighth of its memory
-    /// where those do not all fit. The rest is in host memory, as far as there is any.
-    pub fn for_sessions(
-        model: &Model,
-        backend: &Backend,
-        settings: Settings,
-        memory: Memory,
-        kv: Option<u64>,
-    ) -> Result<Self, EngineError> {
-        let (all, least) = (settings.pages, settings.table_pages());
-        let draw = |pages: usize, host_pages: usize| {
-            let settings = Settings {
-                pages,
-                host_pages,
-                ..settings.clone()
-            };
-            Blueprint::draw(model, backend, settings, memory)
-        };
-        let first = draw(least.min(all), 0)?;
-        let page_bytes = first.arena.kv(0).page_bytes.max(1);
-        let stay = first.keeps_everything() && kv.is_none();
-        let room = match stay {
-            true => memory.budget.saturating_sub(first.footprint.total()),
-            false => kv
-                .unwrap_or(memory.budget / KV_SHARE)
-                .saturating_sub(first.footprint.kv),
-        };
-        let fits = |bytes: u64| usize::try_from(bytes / page_bytes).unwrap_or(usize::MAX);
-        let mut pages = least.saturating_add(fits(room)).min(all);
-        loop {
-            let drawn = draw(pages, 0);
-            // Alignment may cost a page, and pages what streaming needs.
-            let works = drawn.as_ref().is_ok_and(|b| !stay || b.keeps_everything());
-            if !works && pages > least {
-                pages = if stay {
-                    pages - 1
-                } else {
-                    least.midpoint(pages)
-                };
-                continue;
-            }
-            let blueprint = drawn?;
-            let slab = backend.slab_on_host(blueprint.footprint.slab());
-            let there = host::available_memory().saturating_sub(slab);
-            let there = there.min(memory.host_budget);
-            // What is away, and room to let one session go before another comes back.
-            let away = match all - pages {
-                0 => return Ok(blueprint),
-                away => away + least,
-            };
-            let host = fits(there.saturating_sub(blueprint.host_bytes()));
-            return draw(pages, away.min(host));
-        }
     }
 
     /// Whether this machine has the memory, as far as can be told without taking it.
@@ -238,6 +186,11 @@ impl Blueprint {
     /// Bytes of that for pages of sessions.
     pub fn host_page_bytes(&self) -> u64 {
         self.settings.host_pages as u64 * self.page_bytes()
+    }
+
+    /// Bytes of disk for those that host memory has no room for.
+    pub fn disk_page_bytes(&self) -> u64 {
+        self.settings.disk_pages as u64 * self.page_bytes()
     }
 
     /// Bytes of a page, all its layers.

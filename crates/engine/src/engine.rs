@@ -13,13 +13,13 @@ use djinn_model::{
 };
 
 use crate::{
-    Backend, Blueprint, EngineError, Finish, Footprint, Logprob, Paged, PassStats, SessionId,
-    Timeline,
+    Backend, Blueprint, EngineError, Finish, Footprint, Logprob, Paged, PassStats, Quota,
+    SessionId, Timeline,
     batch::Batch,
     pager::Pager,
     pass::{Pass, upload_ids, upload_numbers},
     session::Session,
-    settle::{over, settle},
+    settle::settle,
     stream::{self, Recorder, Streamer},
 };
 
@@ -46,6 +46,10 @@ pub struct Output {
     pub logprobs: Vec<Logprob>,
     /// Set when the session is over, or its turn where it is kept.
     pub finish: Option<Finish>,
+    /// What went wrong, where something did.
+    pub failure: Option<String>,
+    /// When its turn came, since it had to wait for it last.
+    pub turn: Option<Instant>,
 }
 
 /// A model on a device, and its sessions.
@@ -58,10 +62,20 @@ pub struct Engine {
     pub(crate) blueprint: Blueprint,
     pub(crate) pager: Pager,
     last_pass: Option<PassStats>,
+    passes: usize,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     /// Where the first in the order of sessions stood last.
     pub(crate) clock: u64,
     pub(crate) next_id: u64,
+    /// What sessions are to be told with the next pass.
+    pub(crate) untold: Vec<Output>,
+    /// Why the disk takes no more pages, once it does not.
+    pub(crate) disk_failure: Option<String>,
+    /// Tokens that sessions did not compute because others had.
+    pub(crate) adopted: usize,
+    pub(crate) quota: Quota,
+    /// Steps in a row in which nobody could run.
+    stuck: usize,
 }
 
 impl Engine {
@@ -91,9 +105,9 @@ impl Engine {
         }
         let numbers: Vec<i32> = (0..arena.row_numbers.rows as i32).collect();
         upload_ids(&*device, arena.row_numbers, &numbers)?;
-        let host_pages = blueprint.settings.host_pages;
+        let blocks = model.program.dims.blocks;
         Ok(Engine {
-            pager: Pager::new(&device, arena.kv(0), host_pages)?,
+            pager: Pager::new(&device, arena.kv(0), blocks, &blueprint)?,
             streamer,
             recorder,
             device,
@@ -103,6 +117,12 @@ impl Engine {
             clock: 0,
             next_id: 0,
             last_pass: None,
+            passes: 0,
+            untold: Vec::new(),
+            disk_failure: None,
+            adopted: 0,
+            quota: Quota::default(),
+            stuck: 0,
         })
     }
 
@@ -124,6 +144,11 @@ impl Engine {
     /// What was decided before loading.
     pub fn blueprint(&self) -> &Blueprint {
         &self.blueprint
+    }
+
+    /// How many passes there were.
+    pub fn passes(&self) -> usize {
+        self.passes
     }
 
     /// What the last pass cost.
@@ -165,30 +190,52 @@ impl Engine {
     /// captured, and must not be captured again. A session whose pages could not be moved
     /// is over too, and told so; the others go on.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
+        let now = Instant::now();
+        let mut outputs = self.tend(now);
         self.admit();
-        let turn = self.make_ready();
-        let lost = turn.lost.iter().map(|&id| over(id, Finish::Failed));
-        let mut outputs: Vec<Output> = lost.collect();
-        outputs.extend(self.bring_ahead(Instant::now()));
+        self.adopt();
+        let turn = self.make_ready(now);
+        outputs.extend(turn.lost);
+        outputs.extend(self.work_on_disk(now));
         if turn.run.is_empty() {
+            if outputs.is_empty() {
+                outputs = self.wait_for_disk();
+            }
             return Ok(outputs);
         }
+        self.stuck = 0;
         match self.run_pass(&turn.run) {
             Ok(more) => outputs.extend(more),
             Err(error) => {
                 self.streamer.abort_pass();
+                self.pager.settle();
                 for (id, _) in turn.run {
-                    self.end_session(id, Finish::Failed);
+                    self.fail(id, &error);
                 }
+                self.untold = outputs;
                 return Err(error);
             }
         }
         for output in &mut outputs {
-            if let Some(finish) = output.finish {
+            if let (Some(finish), None) = (output.finish, &output.failure) {
                 output.finish = Some(self.end_turn(output.session, finish));
             }
         }
         Ok(outputs)
+    }
+
+    /// Nobody runs: waits until a page arrives that somebody needs, or makes room for the
+    /// others where the disk takes none.
+    fn wait_for_disk(&mut self) -> Vec<Output> {
+        if self.pager.under_way() > 0 {
+            return self.take_from_disk(true);
+        }
+        // What the disk has already goes there at once, and makes room for the next time.
+        self.stuck += usize::from(self.sessions.values().any(Session::is_ready));
+        match self.stuck {
+            0..=2 => Vec::new(),
+            _ => self.give_way().into_iter().collect(),
+        }
     }
 
     /// Runs so many tokens of these sessions, whose pages are there.
@@ -199,7 +246,9 @@ impl Engine {
         members.sort_by_key(|session| order[&session.id]);
         let shares: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
         let settings = &self.blueprint.settings;
-        let batch = Batch::new(&members, &shares, settings);
+        let tables = members.iter().map(|session| &session.pages);
+        let arrivals = self.pager.arrivals(tables);
+        let batch = Batch::new(&members, &shares, settings, self.pager.pages());
         let arena = &self.blueprint.arena;
         let mut pass = Pass {
             device: &*self.device,
@@ -210,14 +259,20 @@ impl Engine {
             streamer: &mut *self.streamer,
             members: &mut members,
             batch: &batch,
+            arrivals: &arrivals,
             recording: self.recorder.is_on(),
         };
         let last = pass.run()?;
         self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
-        for (session, rows) in members.iter_mut().zip(shares) {
+        self.passes += 1;
+        for (session, rows) in members.iter_mut().zip(&shares) {
             session.computed += rows;
         }
-        Ok(settle(&mut members, last))
+        let outputs = settle(&mut members, last);
+        for &(id, rows) in run {
+            self.publish(id, self.sessions[&id].computed - rows);
+        }
+        Ok(outputs)
     }
 }
 

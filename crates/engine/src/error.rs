@@ -49,6 +49,30 @@ pub enum EngineError {
     /// No room for another session's KV.
     #[error("no memory for the session's KV: {0}")]
     OutOfPages(#[from] OutOfPages),
+    /// No room for the KV of sessions that hold some already.
+    #[error("no memory for the session's KV, neither on the host nor on disk: {0}")]
+    NoRoom(String),
+    /// No room for another session that goes on from this one, and what it reads and
+    /// changes on the way must not happen twice.
+    #[error(
+        "session {} has captures or edits and cannot be forked now: there is no memory for \
+         another one's KV; close some, or wait",
+        .0.0
+    )]
+    NoRoomToFork(SessionId),
+    /// A file of pages or sessions.
+    #[error(transparent)]
+    Store(#[from] djinn_store::StoreError),
+    /// An owner who has as much as it may.
+    #[error("{owner} has {limit} {what} already, which is the limit: close some")]
+    Quota {
+        /// Who.
+        owner: String,
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        limit: usize,
+    },
     /// A session that is not open.
     #[error("there is no session {}", .0.0)]
     NoSession(SessionId),
@@ -100,6 +124,18 @@ pub enum EngineError {
         /// Needed.
         needed: u64,
         /// Free.
+        there: u64,
+    },
+    /// Pages come from disk through host memory, and there is too little.
+    #[error(
+        "pages on disk pass through host memory, which has {} for them and needs {}: give more \
+         --host-memory, or no --spill",
+        Size(*there), Size(*needed)
+    )]
+    SpillNeedsHost {
+        /// Needed.
+        needed: u64,
+        /// Left for pages.
         there: u64,
     },
     /// The link's threads would not start.

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use djinn_memory::{OutOfPages, PageTable};
 
 use crate::{
-    Captured, Engine, EngineError, Finish, Request, SessionId, Transcript,
+    Captured, Engine, EngineError, Finish, Output, Request, SessionId, Transcript,
     schedule::Account,
     session::{Session, State},
     settings,
+    settle::over,
     text::TextStream,
 };
 
@@ -22,6 +23,7 @@ impl Engine {
         let program = &self.model.program;
         settings::check(&self.model, &request)?;
         self.check_limits(&request)?;
+        self.check_open(&request.owner)?;
         let positions = settings::positions(program, &request);
         let text = self.text(&request.tokens, &request.stop);
         let settings = &self.blueprint.settings;
@@ -42,8 +44,8 @@ impl Engine {
             }
             .into());
         }
-        let id = SessionId(self.next_id);
-        self.next_id += 1;
+        let first = request.probe.first(settings.context, request.tokens.len());
+        let id = self.next_id();
         let session = Session {
             id,
             given: std::iter::once(0..request.tokens.len()).collect(),
@@ -51,15 +53,13 @@ impl Engine {
             computed: 0,
             max_tokens: request.max_tokens,
             keep: request.keep,
-            context: match request.keep {
-                true => program.dims.context.min(settings.context),
-                false => program.dims.context,
-            },
+            context: self.session_context(request.keep),
             pages,
-            arriving: None,
+            shares: first.unwrap_or(usize::MAX),
             pages_most,
             admitted: false,
             account: Account::new(request.class, self.clock),
+            turn: None,
             sampling: request.sampling,
             eos: request.eos,
             stop: request.stop,
@@ -68,9 +68,29 @@ impl Engine {
             probe: request.probe,
             captured: Captured::default(),
             state: State::Ready,
+            failure: None,
+            owner: request.owner,
+            deadline: request.deadline,
+            lease: request.lease,
+            used: Instant::now(),
         };
         self.sessions.insert(id, session);
         Ok(id)
+    }
+
+    /// A number that no session has had.
+    pub(crate) fn next_id(&mut self) -> SessionId {
+        self.next_id += 1;
+        SessionId(self.next_id - 1)
+    }
+
+    /// Positions of a session: who is kept may come to all that there is room for.
+    fn session_context(&self, keep: bool) -> usize {
+        let context = self.model.program.dims.context;
+        match keep {
+            true => context.min(self.blueprint.settings.context),
+            false => context,
+        }
     }
 
     /// Refuses what this engine was not laid out for.
@@ -116,6 +136,7 @@ impl Engine {
             generated,
             logprobs: session.logprobs,
             finish,
+            failure: session.failure,
             captured: session.captured,
         })
     }
@@ -125,11 +146,22 @@ impl Engine {
     /// back in a moment.
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
         let session = self.in_state(id, "ready", |state| !matches!(state, State::Done(_)))?;
-        session.state = State::Waiting { expected };
-        if expected.is_some_and(|at| at <= Instant::now() + AHEAD) {
+        let since = Instant::now();
+        session.state = State::Waiting { expected, since };
+        session.used = since;
+        if expected.is_some_and(|at| at <= since + AHEAD) {
             return Ok(());
         }
-        self.send_away(id, usize::MAX)
+        self.leave(id);
+        Ok(())
+    }
+
+    /// The pages of a session that waits go to the host. Where that fails it is over, which
+    /// the next pass tells.
+    pub(crate) fn leave(&mut self, id: SessionId) {
+        if let Err(lost) = self.send_away(id) {
+            self.untold.push(lost);
+        }
     }
 
     /// Tells a session that waits something, and lets it generate up to so many more tokens.
@@ -165,7 +197,7 @@ impl Engine {
     }
 
     /// What makes text of the tokens that come after these.
-    fn text(&self, tokens: &[u32], stop: &[String]) -> Option<TextStream> {
+    pub(crate) fn text(&self, tokens: &[u32], stop: &[String]) -> Option<TextStream> {
         let text = self.model.text.as_ref()?;
         Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))
     }
@@ -176,6 +208,8 @@ impl Engine {
         let is_waiting = |state| matches!(state, State::Waiting { .. });
         let session = self.in_state(id, "waiting", is_waiting)?;
         session.state = State::Ready;
+        session.turn = None;
+        session.used = Instant::now();
         session.account = session.account.back(clock);
         Ok(())
     }
@@ -204,8 +238,32 @@ impl Engine {
             self.end_session(id, finish);
             return finish;
         }
-        session.state = State::Waiting { expected: None };
-        let sent = self.send_away(id, usize::MAX);
-        sent.map_or(Finish::Failed, |()| finish)
+        let since = Instant::now();
+        session.state = State::Waiting {
+            expected: None,
+            since,
+        };
+        session.used = since;
+        self.leave(id);
+        finish
+    }
+
+    /// A session is over and gives its pages back.
+    pub(crate) fn end_session(&mut self, id: SessionId, finish: Finish) {
+        let session = self.sessions.get_mut(&id).expect("an open session");
+        session.state = State::Done(finish);
+        session.admitted = false;
+        self.pager.release(&mut session.pages);
+    }
+
+    /// Something went wrong that is the end of a session, which is told why.
+    pub(crate) fn fail(&mut self, id: SessionId, error: &EngineError) -> Output {
+        self.end_session(id, Finish::Failed);
+        let failure = error.to_string();
+        self.session(id).failure = Some(failure.clone());
+        Output {
+            failure: Some(failure),
+            ..over(id, Finish::Failed)
+        }
     }
 }

@@ -50,6 +50,14 @@ impl Probe {
         self.captures.is_empty() && self.edits.is_empty()
     }
 
+    /// The first position at which anything is read or changed, if any is.
+    pub(crate) fn first(&self, positions: usize, prompt: usize) -> Option<usize> {
+        let reads = |at| !self.captures.is_empty() && self.reads(at, prompt);
+        let edits = || self.edits.values().flatten();
+        let changes = |at| edits().any(|edit| edit.positions.contains(at, prompt));
+        (0..positions).find(|&at| reads(at) || changes(at))
+    }
+
     /// Whether anything happens at this hook.
     pub(crate) fn touches(&self, site: Site) -> bool {
         self.captures.contains(&site) || self.edits.contains_key(&site)

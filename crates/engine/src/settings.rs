@@ -20,6 +20,8 @@ pub struct Settings {
     pub pages: usize,
     /// KV pages in host memory, where sessions are that wait or whose turn it is not.
     pub host_pages: usize,
+    /// KV pages on disk, where those go that find no room in host memory.
+    pub disk_pages: usize,
     /// Tokens of a page.
     pub page_tokens: usize,
     /// Rows that go through the head together.
@@ -70,6 +72,7 @@ impl Settings {
             open: sessions,
             context,
             host_pages: 0,
+            disk_pages: 0,
             pages: lengths().map(|n| n.div_ceil(Self::PAGE_TOKENS)).sum(),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: if head { rows } else { sessions.max(1) },
@@ -97,6 +100,7 @@ impl Settings {
             open: sessions,
             context,
             host_pages: 0,
+            disk_pages: 0,
             pages: sessions.saturating_mul(context.div_ceil(Self::PAGE_TOKENS)),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: sessions,

@@ -15,6 +15,8 @@ pub(crate) fn over(session: SessionId, finish: Finish) -> Output {
         text: String::new(),
         logprobs: Vec::new(),
         finish: Some(finish),
+        failure: None,
+        turn: None,
     }
 }
 
@@ -62,6 +64,8 @@ fn sample(session: &mut Session, scores: &Scores) -> Output {
         text,
         logprobs: choice.logprobs,
         finish,
+        failure: None,
+        turn: session.turn,
     }
 }
 

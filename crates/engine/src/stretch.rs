@@ -74,6 +74,7 @@ mod tests {
             context: 32,
             pages: 2,
             host_pages: 0,
+            disk_pages: 0,
             page_tokens: 16,
             logit_rows: 1,
             pattern_keys: 0,

@@ -2,13 +2,13 @@
 
 use std::{cmp::Reverse, time::Instant};
 
+use djinn_memory::{PageId, PageTable};
+
 use crate::{
-    Engine, EngineError, Finish, Output, SessionId,
-    life::AHEAD,
-    pager::Pager,
-    schedule::{Limits, Ready, admitted, decide},
+    Engine, EngineError, Output, SessionId,
+    pager::{Pace, Pager},
+    schedule::{Limits, Promised, Ready, admitted, decide},
     session::{Session, State},
-    settle::over,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -18,15 +18,14 @@ type Result<T> = std::result::Result<T, EngineError>;
 pub(crate) struct Turn {
     /// In order, each with how many of its tokens.
     pub run: Vec<(SessionId, usize)>,
-    /// Whose pages could not be moved: they are over.
-    pub lost: Vec<SessionId>,
+    /// Of those whose pages could not be moved: they are over.
+    pub lost: Vec<Output>,
 }
 
 impl Engine {
     /// Whether a session could run now: it may hold pages already, or might.
     pub(crate) fn can_run(&self) -> bool {
-        let ready = |session: &Session| session.state == State::Ready && session.admitted;
-        self.sessions.values().any(ready) || self.next_admitted() > 0
+        self.sessions.values().any(Session::is_ready) || self.next_admitted() > 0
     }
 
     /// Sessions that wait to hold pages, in order of where they came in.
@@ -37,16 +36,34 @@ impl Engine {
         queue
     }
 
-    /// How many of those may hold pages now.
-    fn next_admitted(&self) -> usize {
-        let held = self.sessions.values().filter(|session| session.admitted);
+    /// What those that hold pages may come to.
+    pub(crate) fn promised(&self) -> Promised {
         let pages = self.pager.pages();
-        admitted(
-            held.map(|session| session.pages_most),
-            self.queue().iter().map(|session| session.pages_most),
-            pages.device.total(),
-            pages.host.total(),
-        )
+        let held = Promised {
+            pages: pages.held(),
+            largest: 0,
+        };
+        let admitted = self.sessions.values().filter(|session| session.admitted);
+        admitted.fold(held, |all, session| {
+            all.and(session.pages_most, session.more_pages(pages))
+        })
+    }
+
+    /// How many of those that wait to hold pages may now.
+    fn next_admitted(&self) -> usize {
+        let queue = self.queue();
+        if queue.is_empty() {
+            return 0;
+        }
+        let most = queue.iter().map(|session| session.pages_most);
+        let device = self.pager.pages().device().total();
+        admitted(self.promised(), most, device, self.elsewhere())
+    }
+
+    /// Pages that can be somewhere else than on the device.
+    pub(crate) fn elsewhere(&self) -> usize {
+        let pages = self.pager.pages();
+        pages.host().total() - self.reserve() + self.disk_pages()
     }
 
     /// Lets sessions hold pages that wait for it, as long as all that hold some can come to
@@ -64,162 +81,173 @@ impl Engine {
     }
 
     /// Decides who runs next and sees to it that their pages are there.
-    pub(crate) fn make_ready(&mut self) -> Turn {
-        let ready: Vec<&Session> = self
-            .sessions
-            .values()
-            .filter(|session| session.state == State::Ready && session.admitted)
-            .collect();
-        let idle = self.idle();
+    pub(crate) fn make_ready(&mut self, now: Instant) -> Turn {
+        let ready: Vec<&Session> = self.sessions.values().filter(|s| s.is_ready()).collect();
         let settings = &self.blueprint.settings;
         let limits = Limits {
             sessions: settings.sessions,
             rows: settings.rows,
-            page_tokens: settings.page_tokens,
         };
         let pages = self.pager.pages();
         // Copies make way for pages that are nowhere else.
-        let copies: usize = self.sessions.values().map(|s| s.pages.copies()).sum();
+        let room = pages.host().free() + pages.copies();
         let decision = decide(
             &ready.iter().copied().map(as_ready).collect::<Vec<_>>(),
-            &idle.iter().map(|(_, here)| *here).collect::<Vec<_>>(),
-            pages.device.free(),
-            pages.host.free() + copies,
+            &self.idle(),
+            pages,
+            room.saturating_sub(self.reserve()),
             limits,
         );
-        let of_ready = decision.ready_away.iter().map(|&(i, n)| (ready[i].id, n));
-        let of_idle = decision.idle_away.iter().map(|&(i, n)| (idle[i].0, n));
-        let away: Vec<(SessionId, usize)> = of_ready.chain(of_idle).collect();
         let run = decision.run.iter().map(|&(i, rows)| (ready[i].id, rows));
         let run: Vec<(SessionId, usize)> = run.collect();
         self.clock = self.clock.max(decision.clock);
         let mut turn = Turn::default();
-        for (id, count) in away {
-            let sent = self.send_away(id, count);
-            turn.lost.extend(sent.is_err().then_some(id));
+        if let Err(error) = self.pager.send_away(&decision.away) {
+            turn.lost = self.lose(&decision.away, &error);
         }
-        for (id, rows) in run {
-            let there = self.with_pages(id, |pager, session| {
-                let arriving = pager.bring_back(&mut session.pages)?;
-                for event in session.arriving.take().iter().chain(&arriving) {
-                    pager.compute_after(event)?;
-                }
-                let tokens = session.computed..session.computed + rows;
-                pager.grow(&mut session.pages, tokens)
-            });
-            match there {
-                Ok(()) => {
-                    self.session(id).account.ran();
-                    turn.run.push((id, rows));
-                }
-                Err(_) => turn.lost.push(id),
-            }
-        }
+        self.bring(run, now, &mut turn);
         turn
     }
 
-    /// Brings pages of sessions back that are expected within a moment, soonest first, while
-    /// there is room that nobody uses. Passes do it by themselves; this is for when none
-    /// runs. Tells of those whose pages could not be moved: they are over.
-    pub fn bring_ahead(&mut self, now: Instant) -> Vec<Output> {
-        let by = now + AHEAD;
-        let mut expected: Vec<(Instant, SessionId)> = Vec::new();
-        for session in self.sessions.values() {
-            if let State::Waiting { expected: Some(at) } = session.state
-                && at <= by
-                && session.pages.away() > 0
-            {
-                expected.push((at, session.id));
+    /// Brings the pages of those who run next. Who has to wait for them does not hold up
+    /// those who need not: it joins a later pass. Where all have to, the first runs, block
+    /// after block as its pages arrive.
+    fn bring(&mut self, run: Vec<(SessionId, usize)>, now: Instant, turn: &mut Turn) {
+        let mut later = Vec::new();
+        for (id, rows) in run {
+            let session = self.session(id);
+            if !session.is_ready() {
+                continue;
+            }
+            session.turn.get_or_insert(now);
+            match self.with_pages(id, |pager, session| pager.is_there(&session.pages)) {
+                Ok(true) => self.take_in(id, rows, turn),
+                Ok(false) => later.push((id, rows)),
+                Err(lost) => turn.lost.push(lost),
             }
         }
-        expected.sort_unstable();
-        let mut lost = Vec::new();
-        for (_, id) in expected {
-            if self.sessions[&id].pages.away() > self.pager.pages().device.free() {
-                break;
-            }
-            let back = self.with_pages(id, |pager, session| {
-                session.arriving = pager.bring_back(&mut session.pages)?;
-                Ok(())
+        for (id, rows) in later {
+            let is_alone = turn.run.is_empty();
+            let pace = if is_alone { Pace::Staged } else { Pace::Whole };
+            let coming = self.with_pages(id, |pager, session| {
+                pager.bring_back(session.pages.pages(), pace)
             });
-            lost.extend(back.is_err().then(|| over(id, Finish::Failed)));
-        }
-        lost
-    }
-
-    /// Lets up to so many pages of a session go to the host, where copies that others can do
-    /// without make room for them.
-    pub(crate) fn send_away(&mut self, id: SessionId, count: usize) -> Result<()> {
-        let pages = &self.sessions[&id].pages;
-        let copied = pages.copies().min(count);
-        let here = (pages.len() - pages.away()).min(count);
-        let mut wanted = (here - copied).saturating_sub(self.pager.pages().host.free());
-        for session in self.sessions.values_mut() {
-            if wanted == 0 {
-                break;
-            }
-            if session.id != id {
-                wanted -= self.pager.drop_copies(&mut session.pages, wanted);
+            match coming {
+                Ok(()) if is_alone => self.take_in(id, rows, turn),
+                Ok(()) => {}
+                Err(lost) => turn.lost.push(lost),
             }
         }
-        self.with_pages(id, |pager, session| {
-            pager.send_away(&mut session.pages, count)
-        })
     }
 
-    /// Sessions that wait and their pages here, those needed last first.
-    fn idle(&self) -> Vec<(SessionId, usize)> {
+    /// So many tokens of a session run in the next pass.
+    fn take_in(&mut self, id: SessionId, rows: usize, turn: &mut Turn) {
+        let there = self.with_pages(id, |pager, session| {
+            let tokens = session.computed..session.computed + rows;
+            pager.write(&mut session.pages, tokens)
+        });
+        match there {
+            Ok(()) => {
+                self.session(id).account.ran();
+                turn.run.push((id, rows));
+            }
+            Err(lost) => turn.lost.push(lost),
+        }
+    }
+
+    /// The pages of sessions that do not run now, those needed last first.
+    pub(crate) fn idle(&self) -> Vec<&PageTable> {
         let mut idle: Vec<_> = self
             .sessions
             .values()
             .filter_map(|session| match session.state {
-                State::Waiting { expected } => Some((expected, session)),
+                State::Waiting { expected, .. } => Some((expected, session)),
                 _ => None,
             })
             .collect();
         // Who does not say when it comes back is taken to come back last.
         idle.sort_by_key(|(expected, _)| (expected.is_some(), Reverse(*expected)));
-        let here = |session: &Session| session.pages.len() - session.pages.away();
         idle.into_iter()
-            .map(|(_, session)| (session.id, here(session)))
+            .map(|(_, session)| &session.pages)
             .collect()
+    }
+
+    /// Lets all pages of a session go to the host, as far as there is room and nobody else
+    /// who is about to run holds them.
+    pub(crate) fn send_away(&mut self, id: SessionId) -> std::result::Result<(), Output> {
+        let wanted: Vec<PageId> = self.sessions[&id].pages.pages().to_vec();
+        let mut stays = vec![false; self.pager.pages().numbers()];
+        for other in self.sessions.values() {
+            if other.id != id && other.state == State::Ready {
+                other
+                    .pages
+                    .pages()
+                    .iter()
+                    .for_each(|page| stays[page.number()] = true);
+            }
+        }
+        let pages = self.pager.pages();
+        let room = pages.host().free() + pages.copies();
+        let mut room = room.saturating_sub(self.reserve());
+        let mut away = Vec::new();
+        for page in wanted
+            .into_iter()
+            .rev()
+            .filter(|page| !stays[page.number()])
+        {
+            let is_new = pages.host_frame(page).is_none() && pages.device_frame(page).is_some();
+            if is_new && room == 0 {
+                continue;
+            }
+            room -= usize::from(is_new);
+            away.push(page);
+        }
+        let Err(error) = self.pager.send_away(&away) else {
+            return Ok(());
+        };
+        let mut lost = self.lose(&away, &error);
+        let own = lost.iter().position(|output| output.session == id);
+        let own = own.map(|at| lost.swap_remove(at));
+        self.untold.extend(lost);
+        own.map_or(Ok(()), Err)
     }
 
     /// Moves a session's pages. Where that fails its keys and values are lost, and it is
     /// over; others lose nothing.
-    pub(crate) fn with_pages(
+    pub(crate) fn with_pages<T>(
         &mut self,
         id: SessionId,
-        work: impl FnOnce(&mut Pager, &mut Session) -> Result<()>,
-    ) -> Result<()> {
+        work: impl FnOnce(&mut Pager, &mut Session) -> Result<T>,
+    ) -> std::result::Result<T, Output> {
         let session = self.sessions.get_mut(&id).expect("an open session");
-        let done = work(&mut self.pager, session);
-        if done.is_err() {
+        work(&mut self.pager, session).map_err(|error| {
             self.pager.settle();
-            self.end_session(id, Finish::Failed);
-        }
-        done
+            self.fail(id, &error)
+        })
     }
 
-    /// A session is over and gives its pages back.
-    pub(crate) fn end_session(&mut self, id: SessionId, finish: Finish) {
-        let session = self.sessions.get_mut(&id).expect("an open session");
-        session.state = State::Done(finish);
-        (session.admitted, session.arriving) = (false, None);
-        self.pager.release(&mut session.pages);
+    /// Pages are lost, and so are all sessions that hold one of them.
+    pub(crate) fn lose(&mut self, pages: &[PageId], error: &EngineError) -> Vec<Output> {
+        self.pager.settle();
+        let holds = |session: &&Session| session.pages.pages().iter().any(|p| pages.contains(p));
+        let lost = self
+            .sessions
+            .values()
+            .filter(holds)
+            .map(|session| session.id);
+        let lost: Vec<SessionId> = lost.collect();
+        lost.into_iter().map(|id| self.fail(id, error)).collect()
     }
 
-    fn session(&mut self, id: SessionId) -> &mut Session {
+    pub(crate) fn session(&mut self, id: SessionId) -> &mut Session {
         self.sessions.get_mut(&id).expect("an open session")
     }
 }
 
-fn as_ready(session: &Session) -> Ready {
-    let away = session.pages.away();
+fn as_ready(session: &Session) -> Ready<'_> {
     Ready {
         account: session.account,
-        here: session.pages.len() - away,
-        away,
+        table: &session.pages,
         computed: session.computed,
         pending: session.next_run(),
     }

@@ -295,9 +295,9 @@ fn who_is_expected_comes_back_ahead() {
     engine.step().unwrap();
     let later = now + Duration::from_secs(60);
     engine.wait(id, Some(later)).unwrap();
-    assert!(engine.bring_ahead(now).is_empty());
+    assert!(engine.tend(now).is_empty());
     assert_eq!(paged(&mut engine), (true, false), "not yet");
-    assert!(engine.bring_ahead(now + Duration::from_secs(60)).is_empty());
+    assert!(engine.tend(now + Duration::from_secs(60)).is_empty());
     assert_eq!(paged(&mut engine), (true, true), "ahead of its return");
     engine.check_integrity();
     engine.resume(id).unwrap();

@@ -14,7 +14,7 @@ mod size;
 
 pub use cache::Cache;
 pub use layout::Layout;
-pub use pages::{Move, OutOfPages, PageId, PagePool, PageTable, Pages};
+pub use pages::{Chunk, Frame, Frames, Fresh, Move, OutOfPages, PageId, PageTable, Pages};
 pub use plan::{
     Bound, Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Prediction, Rates, Work,
 };

@@ -66,6 +66,16 @@ impl Op {
         if ok { Ok(()) } else { self.fail(detail()) }
     }
 
+    /// Whether two spans are of one length and do not overlap.
+    pub(crate) fn spans_apart(&self, a: Span, b: Span) -> Result<()> {
+        self.ensure(a.bytes == b.bytes, || {
+            format!("{} bytes for a span of {}", a.bytes, b.bytes)
+        })?;
+        let are_apart = a.offset.saturating_add(a.bytes) <= b.offset
+            || b.offset.saturating_add(b.bytes) <= a.offset;
+        self.ensure(are_apart, || "the spans overlap".into())
+    }
+
     /// A span of the slab.
     pub(crate) fn span(&self, span: Span) -> Result<*mut u8> {
         let end = span.offset.checked_add(span.bytes);

@@ -36,6 +36,15 @@ impl CpuDevice {
         Ok(())
     }
 
+    pub(super) fn do_copy(&self, src: Span, dst: Span) -> Result<()> {
+        let op = self.op("copy");
+        op.spans_apart(src, dst)?;
+        let (from, to) = (op.span(src)?, op.span(dst)?);
+        // SAFETY: checked spans of the slab that do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, src.bytes as usize) };
+        Ok(())
+    }
+
     pub(super) fn do_upload(&self, dst: Span, src: &[u8]) -> Result<()> {
         let op = self.op("upload");
         let to = op.span(dst)?;

@@ -39,8 +39,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::{
-    Activation, Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, HostSlab, KvLayer,
-    NormKind, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
+    Activation, Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab,
+    KvLayer, NormKind, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
 };
 
 pub use isa::Isa;
@@ -199,6 +199,13 @@ impl Device for CpuDevice {
     fn send(&self, _: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
         self.do_send(src, dst, to)
     }
+    fn bring_rows(&self, _: Stream, src: &HostSlab, rows: HostRows) -> Result<()> {
+        rows.each()
+            .try_for_each(|(from, dst)| self.do_bring(src, from, dst))
+    }
+    fn copy(&self, src: Span, dst: Span) -> Result<()> {
+        self.do_copy(src, dst)
+    }
     fn upload(&self, _: Stream, dst: Span, src: &[u8]) -> Result<()> {
         self.do_upload(dst, src)
     }
@@ -216,6 +223,9 @@ impl Device for CpuDevice {
     }
     fn wait(&self, _: Stream, _: &Event) -> Result<()> {
         Ok(())
+    }
+    fn is_past(&self, _: &Event) -> Result<bool> {
+        Ok(true)
     }
     fn wait_here(&self, _: &Event) -> Result<()> {
         Ok(())

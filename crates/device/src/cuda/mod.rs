@@ -27,8 +27,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::check::Op;
 use crate::{
-    Activation, Attention, Device, DeviceInfo, Edit, Event, Fill, HostSlab, KvLayer, NormKind,
-    Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight,
+    Activation, Attention, Device, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab, KvLayer,
+    NormKind, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight,
 };
 pub use card::Card;
 pub use facts::{
@@ -139,6 +139,12 @@ impl Device for CudaDevice {
     fn send(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
         self.do_send(stream, src, dst, to)
     }
+    fn bring_rows(&self, stream: Stream, src: &HostSlab, rows: HostRows) -> Result<()> {
+        self.do_bring_rows(stream, src, rows)
+    }
+    fn copy(&self, src: Span, dst: Span) -> Result<()> {
+        self.do_copy(src, dst)
+    }
     fn upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()> {
         self.do_upload(stream, dst, src)
     }
@@ -156,6 +162,9 @@ impl Device for CudaDevice {
     }
     fn wait(&self, stream: Stream, event: &Event) -> Result<()> {
         self.do_wait(stream, event)
+    }
+    fn is_past(&self, event: &Event) -> Result<bool> {
+        self.do_is_past(event)
     }
     fn wait_here(&self, event: &Event) -> Result<()> {
         self.do_wait_here(event)

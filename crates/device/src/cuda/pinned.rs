@@ -2,6 +2,7 @@
 //! driver a granule at a time by whoever filled its last byte, so that many threads do it
 //! at once and nothing waits for a whole.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -86,6 +87,18 @@ impl Registered {
         }
     }
 
+    /// Writes a byte to each page of a granule that nothing was written to yet.
+    fn touch(&self, granule: usize) {
+        let start = granule as u64 * GRANULE;
+        if self.filled[granule].load(Ordering::Acquire) > 0 {
+            return;
+        }
+        for at in (start..(start + GRANULE).min(self.bytes)).step_by(4096) {
+            // SAFETY: memory that stays until this is dropped, and that nobody has filled.
+            unsafe { self.base.wrapping_add(at as usize).write_volatile(0) };
+        }
+    }
+
     fn register(&self, granule: usize) -> Result<()> {
         self.card.enter()?;
         let start = granule as u64 * GRANULE;
@@ -122,11 +135,26 @@ impl Keeper for Registered {
     }
 
     fn sealed(&self) -> Result<()> {
-        let is_done = |granule: &usize| self.lock().contains(granule);
-        let left = (0..self.filled.len()).filter(|granule| !is_done(granule));
-        left.collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|granule| self.register(granule))
+        let done: HashSet<usize> = self.lock().iter().copied().collect();
+        let left = (0..self.filled.len()).filter(|granule| !done.contains(granule));
+        let left: Mutex<Vec<usize>> = Mutex::new(left.collect());
+        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        // Most of the time goes into taking pages from the system, which threads do at once.
+        let work = || {
+            std::iter::from_fn(next).try_for_each(|granule| {
+                self.touch(granule);
+                self.register(granule)
+            })
+        };
+        let threads = crate::host::cores();
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let ended = others.into_iter().map(|other| match other.join() {
+                Ok(ended) => ended,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            ended.fold(work(), Result::and)
+        })
     }
 }
 

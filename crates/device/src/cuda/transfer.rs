@@ -9,7 +9,7 @@ use super::card::Said;
 use super::event::Mark;
 use super::pinned::{GRANULE, Pinned, Registered};
 use crate::check::Mat;
-use crate::{DeviceError, Event, Fill, HostSlab, Result, Span, Stream};
+use crate::{DeviceError, Event, Fill, HostRows, HostSlab, Result, Span, Stream};
 
 impl CudaDevice {
     pub(super) fn do_load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
@@ -54,6 +54,58 @@ impl CudaDevice {
             unsafe { result::memcpy_htod_async(to + done, source, stream) }.said("copying")?;
         }
         Ok(())
+    }
+
+    pub(super) fn do_bring_rows(
+        &self,
+        stream: Stream,
+        src: &HostSlab,
+        rows: HostRows,
+    ) -> Result<()> {
+        for run in rows.in_granules(GRANULE) {
+            if run.count == 1 {
+                self.do_bring(stream, src, run.from, run.first)?;
+                continue;
+            }
+            let (from, to) = run.spans();
+            let source = src.place("bring", from)?;
+            let target = self.op("bring").span(to)?;
+            let copy = sys::CUDA_MEMCPY2D {
+                srcXInBytes: 0,
+                srcY: 0,
+                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+                srcHost: source.cast_const().cast(),
+                srcDevice: 0,
+                srcArray: std::ptr::null_mut(),
+                srcPitch: run.stride as usize,
+                dstXInBytes: 0,
+                dstY: 0,
+                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                dstHost: std::ptr::null_mut(),
+                dstDevice: target.addr() as u64,
+                dstArray: std::ptr::null_mut(),
+                dstPitch: run.stride as usize,
+                WidthInBytes: run.first.bytes as usize,
+                Height: run.count,
+            };
+            self.card.enter()?;
+            // SAFETY: checked spans on both sides, as in `do_bring`.
+            unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.stream(stream).stream) }
+                .result()
+                .said("copying")?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn do_copy(&self, src: Span, dst: Span) -> Result<()> {
+        let op = self.op("copy");
+        op.spans_apart(src, dst)?;
+        let (from, to) = (op.span(src)?.addr() as u64, op.span(dst)?.addr() as u64);
+        self.interrupt()?;
+        self.card.enter()?;
+        let stream = self.stream(Stream::Compute).stream;
+        // SAFETY: checked spans of the slab that do not overlap.
+        unsafe { result::memcpy_dtod_async(to, from, src.bytes as usize, stream) }.said("copying")
     }
 
     pub(super) fn do_send(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
@@ -209,6 +261,16 @@ impl CudaDevice {
         let stream = self.stream(stream).stream;
         // SAFETY: both are this device's.
         unsafe { result::stream::wait_event(stream, event, flags) }.said("waiting for an event")
+    }
+
+    pub(super) fn do_is_past(&self, event: &Event) -> Result<bool> {
+        self.card.enter()?;
+        // SAFETY: an event of this device.
+        let found = unsafe { sys::cuEventQuery(self.mark(event)?.event()) };
+        match found {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.result().said("looking at an event").map(|()| true),
+        }
     }
 
     pub(super) fn do_wait_here(&self, event: &Event) -> Result<()> {

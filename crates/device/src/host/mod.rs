@@ -4,10 +4,12 @@ use std::path::Path;
 
 mod buffer;
 mod file;
+mod rows;
 mod slab;
 
 pub use buffer::Buffer;
 pub use file::{BLOCK, SlowFile};
+pub use rows::HostRows;
 pub use slab::HostSlab;
 pub(crate) use slab::{Keeper, Plain};
 

@@ -2,8 +2,8 @@
 
 use super::{FLOATS, Pair, Report, Test};
 use crate::{
-    Activation, Attention, DType, Device, Draw, Edit, KvLayer, NormKind, Order, Phase, Result,
-    RopeStyle, Rows, Stream, Weight,
+    Activation, Attention, DType, Device, Draw, Edit, HostRows, KvLayer, NormKind, Order, Phase,
+    Result, RopeStyle, Rows, Stream, Weight,
 };
 
 pub(super) const ALL: [Test; 10] = [
@@ -330,6 +330,38 @@ fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             let back = device.record(Stream::PageIn)?;
             // The host's memory goes with this.
             device.wait_here(&back)
+        })?;
+        // Every second row comes back, and then goes to the others' places.
+        let from = pair.floats(DType::F32, rows, cols, 0)?;
+        let to = pair.poisoned(2 * rows, cols, 0)?;
+        let row = from.rows(0, 1).span();
+        let what = format!("{rows} rows of {} bytes", row.bytes);
+        pair.check("bring and copy rows", what, to, report, |device| {
+            let host = device.host_slab(2 * span.bytes)?;
+            host.seal()?;
+            let written = device.record(Stream::Compute)?;
+            device.wait(Stream::PageOut, &written)?;
+            for (at, part) in (0..).zip((0..rows).map(|at| from.rows(at, 1).span())) {
+                device.send(Stream::PageOut, part, &host, 2 * at * row.bytes)?;
+            }
+            let sent = device.record(Stream::PageOut)?;
+            device.wait(Stream::PageIn, &sent)?;
+            let all = HostRows {
+                from: 0,
+                first: to.rows(0, 1).span(),
+                stride: 2 * row.bytes,
+                count: rows,
+            };
+            device.bring_rows(Stream::PageIn, &host, all)?;
+            let back = device.record(Stream::PageIn)?;
+            device.wait(Stream::Compute, &back)?;
+            for at in 0..rows {
+                let [even, odd] = [2 * at, 2 * at + 1].map(|row| to.rows(row, 1).span());
+                device.copy(even, odd)?;
+            }
+            device.synchronize(Stream::Compute)?;
+            assert!(device.is_past(&back)?, "what came after it is done");
+            Ok(())
         })?;
     }
     Ok(())

@@ -1,8 +1,9 @@
 //! Flags of the benchmarks.
 
-use std::str::FromStr;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Subcommand};
+use djinn_engine::{KvMemory, SpillTo};
 use djinn_memory::Size;
 
 use super::{DeviceArgs, DeviceName, ModelArgs, at_least_one};
@@ -93,6 +94,13 @@ pub struct BenchSessionsArgs {
     /// weights leave; an eighth of all where they do not fit]
     #[arg(long, value_name = "SIZE")]
     pub kv: Option<Size>,
+    /// A folder for KV that host memory has no room for; a file there is taken while the
+    /// command runs
+    #[arg(long, value_name = "DIR")]
+    pub spill: Option<PathBuf>,
+    /// Bytes of it at most
+    #[arg(long, value_name = "SIZE", default_value = "100GB", requires = "spill")]
+    pub spill_size: Size,
     /// Sessions to run again by themselves, whose tokens have to be the same
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub check: usize,
@@ -102,6 +110,19 @@ pub struct BenchSessionsArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl BenchSessionsArgs {
+    /// Where KV may be.
+    pub fn kv(&self) -> KvMemory {
+        KvMemory {
+            device: self.kv.map(|size| size.0),
+            spill: self.spill.clone().map(|folder| SpillTo {
+                folder,
+                bytes: self.spill_size.0,
+            }),
+        }
+    }
 }
 
 /// A number, or two bounds that one is drawn between.

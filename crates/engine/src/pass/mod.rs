@@ -5,7 +5,7 @@ mod hooks;
 
 use std::ops::Range;
 
-use djinn_device::{Device, DeviceError, Order, Phase, Span, Stream, View, Weight};
+use djinn_device::{Device, DeviceError, Event, Order, Phase, Span, Stream, View, Weight};
 use djinn_model::program::{Buf, Op, Program, SegmentKind, TensorId};
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     arena::{Arena, Ids},
     batch::{Batch, Group, generated, phases},
     experts,
+    pager::Arrivals,
     session::Session,
     stream::Streamer,
     weights::Home,
@@ -43,6 +44,8 @@ pub(crate) struct Pass<'a, 's> {
     pub members: &'a mut [&'s mut Session],
     pub batch: &'a Batch,
     pub ids: Ids,
+    /// Pages that are still on their way.
+    pub arrivals: &'a Arrivals<Event>,
     /// Whether what happens is put on record.
     pub recording: bool,
 }
@@ -85,8 +88,11 @@ impl Pass<'_, '_> {
     }
 
     /// Whether what the pass puts on the compute stream in a stretch follows from numbers
-    /// alone: nobody looks, and every row is a generated token.
+    /// alone: nobody looks, nothing is on its way, and every row is a generated token.
     fn can_be_replayed(&self) -> bool {
+        if !self.arrivals.is_empty() {
+            return false;
+        }
         let rows = self.batch.rows();
         let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
         let watched = self.recording || self.members.iter().any(|m| !m.probe.is_empty());
@@ -153,6 +159,11 @@ impl Pass<'_, '_> {
     fn begin_segment(&mut self, kind: SegmentKind) -> Result<()> {
         if kind != SegmentKind::Embedding {
             self.streamer.end_segment()?;
+        }
+        if let SegmentKind::Block(block) = kind {
+            for event in self.arrivals.before(block) {
+                self.device.wait(Stream::Compute, event)?;
+            }
         }
         let label = self.blueprint.segment_label(kind);
         self.streamer.begin_segment(label)

@@ -90,7 +90,12 @@ struct Measured {
     first: Vec<f64>,
     next: Vec<f64>,
     resumed: Vec<f64>,
+    /// The last without what came before its turn did.
+    served: Vec<f64>,
     passes: usize,
+    /// In which passes ran, and bytes of weights that came for them.
+    busy: f64,
+    streamed: u64,
     seconds: f64,
     /// What each session generated, by its number; those that broke down are not here.
     generated: BTreeMap<usize, Vec<u32>>,
@@ -103,9 +108,9 @@ pub fn sessions(args: &BenchSessionsArgs) -> Result<(), Failure> {
     let settled = args.model.settled()?;
     let settings = settings(args, &model, &asked)?;
     let wanted = settings.pages;
-    let kv = args.kv.map(|size| size.0);
+    let kv = args.kv();
     let blueprint =
-        Blueprint::for_sessions(&model, settled.backend(), settings, settled.memory, kv)?;
+        Blueprint::for_sessions(&model, settled.backend(), settings, settled.memory, &kv)?;
     let mut engine = commands::load(&settled, model, blueprint, &mut Watch::default())?;
     let measured = run(args, &mut engine, &asked)?;
     let paged = engine.paged()?;
@@ -238,15 +243,19 @@ fn run(
             let Some(due) = [arrival, next].into_iter().flatten().min() else {
                 break;
             };
-            for lost in engine.bring_ahead(now) {
+            for lost in engine.tend(now) {
                 note(&mut measured, engine, &mut lives, asked, &lost);
             }
             thinking.retain(|(_, id)| lives.contains_key(id));
             thread::sleep(due.saturating_duration_since(now).min(NAP));
             continue;
         }
+        let before = engine.passes();
         let outputs = engine.step()?;
-        measured.passes += 1;
+        measured.busy += now.elapsed().as_secs_f64();
+        if engine.passes() > before {
+            measured.streamed += engine.last_pass().map_or(0, |pass| pass.link_bytes);
+        }
         for output in outputs {
             let id = output.session;
             let thought = note(&mut measured, engine, &mut lives, asked, &output);
@@ -266,6 +275,7 @@ fn run(
             thinking.len()
         ));
     }
+    measured.passes = engine.passes();
     measured.seconds = start.elapsed().as_secs_f64();
     Ok(measured)
 }
@@ -288,6 +298,9 @@ fn note(
             (_, false) => &mut measured.next,
         };
         times.push(time);
+        if let (true, Some(turn)) = (life.resumed, output.turn) {
+            measured.served.push((now - turn).as_secs_f64());
+        }
         life.generated += 1;
         (life.since, life.resumed) = (now, false);
     }
@@ -353,13 +366,15 @@ fn report(
     paged: Paged,
 ) -> Result<Value, Failure> {
     let (model, blueprint) = (engine.model(), engine.blueprint());
-    let (link, used) = match settled.backend() {
+    let (used, link) = match settled.backend() {
         Backend::Cpu { .. } => (None, None),
         Backend::Cuda { card } => {
+            let used = card.used();
             let link = rates::link(settled, model, blueprint, MEASURE, 0.0)?;
-            (Some(link), card.used())
+            (used, Some(link))
         }
     };
+    let over_link = (measured.streamed + paged.back.bytes) as f64;
     let tokens = measured.first.len() + measured.next.len() + measured.resumed.len();
     let way = |traffic: djinn_engine::Traffic| {
         json!({
@@ -367,6 +382,7 @@ fn report(
             "share_of_link": link.map(|link| traffic.gb_per_s() / link),
         })
     };
+    let rate = |traffic: djinn_engine::Traffic| json!({"bytes": traffic.bytes, "gb_per_s": traffic.gb_per_s()});
     Ok(json!({
         "model": model.name, "seed": args.seed,
         "sessions": args.sessions, "completed": measured.generated.len(),
@@ -377,6 +393,7 @@ fn report(
         "first_token_s": percentiles(&measured.first),
         "token_s": percentiles(&measured.next),
         "resume_to_token_s": percentiles(&measured.resumed),
+        "resume_without_queue_s": percentiles(&measured.served),
         "kv_wanted_bytes": wanted as u64 * blueprint.page_bytes(),
         "device": {
             "name": engine.device().detail, "budget_bytes": blueprint.memory().budget,
@@ -386,7 +403,14 @@ fn report(
         "host": {
             "kv_bytes": blueprint.host_page_bytes(), "kv_peak_bytes": paged.host_peak,
         },
+        "disk": {
+            "kv_bytes": blueprint.disk_page_bytes(), "kv_peak_bytes": paged.disk_peak,
+        },
+        "shared_tokens": engine.adopted(),
         "link_gb_per_s": link, "paged_out": way(paged.out), "paged_back": way(paged.back),
+        "spilled": rate(paged.spilled), "fetched": rate(paged.fetched),
+        "streamed_bytes": measured.streamed,
+        "link_share": link.map(|link| over_link / measured.busy / link / 1e9),
     }))
 }
 
@@ -413,6 +437,7 @@ fn text(report: &Value) -> String {
         line("arrival to first token", "first_token_s"),
         line("a token", "token_s"),
         line("resume to next token", "resume_to_token_s"),
+        line("without queueing", "resume_without_queue_s"),
     ];
     let moved = |key: &str| {
         let rate = number(&format!("/{key}/gb_per_s")).unwrap_or(0.0);
@@ -426,6 +451,7 @@ fn text(report: &Value) -> String {
          \x20 KV wanted     {} in all\n\
          \x20 on the device {} at most of {}\n\
          \x20 on the host   {} at most of {}\n\
+         \x20 on disk       {} at most of {}\n\
          \x20 paged out     {}\n\
          \x20 paged back    {}\n",
         report["model"].as_str().unwrap_or_default(),
@@ -440,6 +466,8 @@ fn text(report: &Value) -> String {
         size("/device/kv_bytes"),
         size("/host/kv_peak_bytes"),
         size("/host/kv_bytes"),
+        size("/disk/kv_peak_bytes"),
+        size("/disk/kv_bytes"),
         moved("paged_out"),
         moved("paged_back"),
     );

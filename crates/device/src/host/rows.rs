@@ -1,0 +1,101 @@
+//! Runs of bytes at equal distances, in host memory and in a slab.
+
+use crate::Span;
+
+/// Runs of bytes that go from host memory to a slab: `stride` after one another on both
+/// sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostRows {
+    /// Where the first is in host memory.
+    pub from: u64,
+    /// Where it goes.
+    pub first: Span,
+    /// Bytes from one to the next.
+    pub stride: u64,
+    /// How many.
+    pub count: usize,
+}
+
+impl HostRows {
+    /// Each by itself: where it is, and where it goes.
+    pub(crate) fn each(self) -> impl Iterator<Item = (u64, Span)> {
+        (0..self.count as u64).map(move |row| {
+            let offset = self.first.offset + row * self.stride;
+            (
+                self.from + row * self.stride,
+                Span {
+                    offset,
+                    ..self.first
+                },
+            )
+        })
+    }
+
+    /// What lies between the first byte and the last, in host memory and in the slab.
+    pub(crate) fn spans(self) -> (Span, Span) {
+        let bytes = (self.count as u64 - 1) * self.stride + self.first.bytes;
+        let from = Span {
+            offset: self.from,
+            bytes,
+        };
+        (
+            from,
+            Span {
+                bytes,
+                ..self.first
+            },
+        )
+    }
+
+    /// The same in parts that each lie in one granule of host memory, but for rows that
+    /// lie in two, which are by themselves.
+    pub(crate) fn in_granules(self, granule: u64) -> Vec<HostRows> {
+        let mut runs: Vec<HostRows> = Vec::new();
+        let granules = |from: u64| (from / granule, (from + self.first.bytes - 1) / granule);
+        for (from, first) in self.each() {
+            let here = granules(from);
+            let joins = |run: &&mut HostRows| here.0 == here.1 && granules(run.from) == here;
+            match runs.last_mut().filter(joins) {
+                Some(run) => run.count += 1,
+                None => runs.push(HostRows {
+                    from,
+                    first,
+                    count: 1,
+                    ..self
+                }),
+            }
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HostRows;
+    use crate::Span;
+
+    #[test]
+    fn parts_are_all_rows_and_only_single_ones_lie_in_two_granules() {
+        let rows = HostRows {
+            from: 3,
+            first: Span {
+                offset: 1000,
+                bytes: 4,
+            },
+            stride: 10,
+            count: 12,
+        };
+        for granule in [5, 25, 50, 1000] {
+            let parts = rows.in_granules(granule);
+            let each: Vec<_> = parts.iter().flat_map(|part| part.each()).collect();
+            assert_eq!(each, rows.each().collect::<Vec<_>>());
+            for part in parts.iter().filter(|part| part.count > 1) {
+                let (from, to) = part.spans();
+                assert_eq!(from.offset / granule, (from.end() - 1) / granule);
+                assert_eq!(from.bytes, to.bytes);
+            }
+        }
+        assert_eq!(rows.in_granules(1000).len(), 1);
+        assert_eq!(rows.spans().1.end(), 1000 + 110 + 4);
+    }
+}

@@ -1,0 +1,172 @@
+//! Whose sessions these are: what an owner may have, and that nobody else can reach it.
+
+use std::time::Instant;
+
+use crate::{
+    Engine, EngineError, Request, Sampling, SessionId, Transcript,
+    session::{Session, State},
+};
+
+/// What one owner may have at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Sessions.
+    pub sessions: usize,
+    /// KV pages that they may come to.
+    pub pages: usize,
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Quota {
+            sessions: usize::MAX,
+            pages: usize::MAX,
+        }
+    }
+}
+
+/// What is told of a session that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Which.
+    pub id: SessionId,
+    /// Whose.
+    pub owner: String,
+    /// Where it stands, in a word.
+    pub state: &'static str,
+    /// Tokens it has, and how many of them it generated.
+    pub tokens: usize,
+    /// Those.
+    pub generated: usize,
+    /// Pages it holds, and how many of them are not on the device.
+    pub pages: usize,
+    /// Those.
+    pub away: usize,
+}
+
+impl Engine {
+    /// Sets what each owner may have from now on.
+    pub fn set_quota(&mut self, quota: Quota) {
+        self.quota = quota;
+    }
+
+    /// Refuses an owner another session who has as many as it may.
+    pub(crate) fn check_open(&self, owner: &str) -> Result<(), EngineError> {
+        let theirs = || {
+            let is_open = |s: &&Session| s.owner == owner && !matches!(s.state, State::Done(_));
+            self.sessions.values().filter(is_open)
+        };
+        let pages: usize = theirs().map(|session| session.pages_most).sum();
+        let Quota {
+            sessions,
+            pages: most,
+        } = self.quota;
+        let refuse = |what, limit| {
+            let owner = owner.to_owned();
+            Err(EngineError::Quota { owner, what, limit })
+        };
+        if theirs().count() >= sessions {
+            return refuse("sessions", sessions);
+        }
+        if pages >= most {
+            return refuse("pages of KV", most);
+        }
+        Ok(())
+    }
+
+    /// What is told of every session, or of one owner's.
+    pub fn list(&self, owner: Option<&str>) -> Vec<SessionInfo> {
+        let wanted = |s: &&Session| owner.is_none_or(|owner| s.owner == owner);
+        let info = |session: &Session| SessionInfo {
+            id: session.id,
+            owner: session.owner.clone(),
+            state: session.state.name(),
+            tokens: session.tokens.len(),
+            generated: session.generated(),
+            pages: session.pages.len(),
+            away: session.pages.away(self.pager.pages()),
+        };
+        self.sessions.values().filter(wanted).map(info).collect()
+    }
+
+    /// The engine as one owner sees it: nobody else's sessions are there.
+    pub fn as_owner<'e>(&'e mut self, owner: &'e str) -> Owned<'e> {
+        Owned {
+            engine: self,
+            owner,
+        }
+    }
+}
+
+/// One owner's sessions.
+pub struct Owned<'e> {
+    engine: &'e mut Engine,
+    owner: &'e str,
+}
+
+impl Owned<'_> {
+    /// An error unless a session is theirs: the same as if it were not there.
+    fn check(&self, id: SessionId) -> Result<(), EngineError> {
+        let session = self.engine.sessions.get(&id);
+        match session.is_some_and(|session| session.owner == self.owner) {
+            true => Ok(()),
+            false => Err(EngineError::NoSession(id)),
+        }
+    }
+
+    /// [`Engine::open`], for this owner.
+    pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
+        let owner = self.owner.to_owned();
+        self.engine.open(Request { owner, ..request })
+    }
+
+    /// [`Engine::fork`].
+    pub fn fork(
+        &mut self,
+        id: SessionId,
+        sampling: Option<Sampling>,
+    ) -> Result<SessionId, EngineError> {
+        self.check(id)?;
+        self.engine.fork(id, sampling)
+    }
+
+    /// [`Engine::wait`].
+    pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.wait(id, expected)
+    }
+
+    /// [`Engine::resume`].
+    pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.resume(id)
+    }
+
+    /// [`Engine::say`].
+    pub fn say(
+        &mut self,
+        id: SessionId,
+        tokens: &[u32],
+        max_tokens: usize,
+    ) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.say(id, tokens, max_tokens)
+    }
+
+    /// [`Engine::renew`].
+    pub fn renew(&mut self, id: SessionId) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.renew(id)
+    }
+
+    /// [`Engine::close`].
+    pub fn close(&mut self, id: SessionId) -> Result<Transcript, EngineError> {
+        self.check(id)?;
+        self.engine.close(id).ok_or(EngineError::NoSession(id))
+    }
+
+    /// [`Engine::list`], of this owner's.
+    pub fn list(&self) -> Vec<SessionInfo> {
+        self.engine.list(Some(self.owner))
+    }
+}

@@ -1,0 +1,401 @@
+//! The pager: moves pages of sessions between the slab, host memory and disk.
+//!
+//! Between slab and host it only says what comes after what, by events: no copy runs on the
+//! compute stream, no pass waits for one that it does not need, and a frame is used again
+//! once the copy from or to it is done.
+
+mod copies;
+mod disk;
+mod spiller;
+#[cfg(test)]
+mod tests;
+
+use std::{ops::Range, sync::Arc};
+
+use djinn_device::{Device, KvLayer, Stream};
+use djinn_memory::{Chunk, Frame, Frames, Move, PageId, PageTable, Pages};
+use djinn_store::Spill;
+
+pub(crate) use self::copies::{Copies, DeviceCopies};
+use self::spiller::Spiller;
+pub(crate) use self::spiller::Way;
+use crate::{Blueprint, EngineError};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// What paging came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Paged {
+    /// To host memory.
+    pub out: Traffic,
+    /// And back.
+    pub back: Traffic,
+    /// From host memory to disk.
+    pub spilled: Traffic,
+    /// And back.
+    pub fetched: Traffic,
+    /// The most bytes of pages that were held on the device at once.
+    pub device_peak: u64,
+    /// The same of host memory.
+    pub host_peak: u64,
+    /// The same of the disk.
+    pub disk_peak: u64,
+}
+
+/// Bytes that went one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// How many.
+    pub bytes: u64,
+    /// How long they were under way.
+    pub seconds: f64,
+}
+
+impl Traffic {
+    /// GB/s while something moved; 0 where nothing did.
+    pub fn gb_per_s(&self) -> f64 {
+        match self.seconds > 0.0 {
+            true => self.bytes as f64 / self.seconds / 1e9,
+            false => 0.0,
+        }
+    }
+}
+
+/// Copies of pages that were asked for together.
+pub(crate) struct Trip<E> {
+    began: E,
+    /// By when the blocks of each stage are there, first blocks first.
+    stages: Vec<E>,
+    bytes: u64,
+}
+
+impl<E> Trip<E> {
+    fn ended(&self) -> &E {
+        self.stages.last().expect("a trip has a stage")
+    }
+}
+
+/// Pages that a pass needs and that may still be on their way.
+pub(crate) struct Arrivals<E> {
+    trips: Vec<Arc<Trip<E>>>,
+    blocks: usize,
+}
+
+impl<E> Arrivals<E> {
+    /// Whether nothing is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.trips.is_empty()
+    }
+
+    /// What has to be past before block `block` runs and had not to be before the one ahead
+    /// of it.
+    pub fn before(&self, block: usize) -> impl Iterator<Item = &E> {
+        self.trips.iter().filter_map(move |trip| {
+            let stages = trip.stages.len();
+            let first = |stage: &usize| stage_blocks(*stage, stages, self.blocks).start == block;
+            let stage = (0..stages).rev().find(first)?;
+            Some(&trip.stages[stage])
+        })
+    }
+}
+
+/// The blocks of one of so many stages.
+fn stage_blocks(stage: usize, stages: usize, blocks: usize) -> Range<usize> {
+    stage * blocks / stages..(stage + 1) * blocks / stages
+}
+
+/// Stages in which pages come that a pass waits for: the first blocks compute while the
+/// others are still on their way.
+const STAGES: usize = 8;
+
+/// How pages come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// A pass waits for them: block after block.
+    Staged,
+    /// Nobody waits yet: each page in one go.
+    Whole,
+}
+
+/// Trips each way whose times may be unread: the one before so many is long past.
+const UNREAD: usize = 1000;
+
+/// What has to be past before a frame is used again.
+type After<E> = Vec<Option<Arc<Trip<E>>>>;
+
+pub(crate) struct Pager<C: Copies = DeviceCopies> {
+    copies: C,
+    pages: Pages,
+    spiller: Option<Spiller>,
+    /// Bytes of a page, and its blocks.
+    bytes: u64,
+    blocks: usize,
+    slab_after: After<C::Event>,
+    host_after: After<C::Event>,
+    paged: Paged,
+    /// What went out and came back of late, whose times are still to be read.
+    out: Vec<Arc<Trip<C::Event>>>,
+    back: Vec<Arc<Trip<C::Event>>>,
+}
+
+impl Pager {
+    /// Takes host memory for pages beside those of the slab, which `kv` says, and a file for
+    /// those that find no room there.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        kv: KvLayer,
+        blocks: usize,
+        blueprint: &Blueprint,
+    ) -> Result<Self> {
+        let settings = &blueprint.settings;
+        let copies = DeviceCopies::new(device, kv, blocks, settings.host_pages)?;
+        let bytes = copies.page_bytes();
+        let spiller = match (&blueprint.spill, &copies.host, settings.disk_pages) {
+            (Some(folder), Some(host), 1..) => {
+                let spill = Spill::create(folder, bytes, settings.disk_pages)?;
+                Some(Spiller::start(spill, Arc::clone(host))?)
+            }
+            _ => None,
+        };
+        let disk_pages = spiller.as_ref().map_or(0, |_| settings.disk_pages);
+        let pages = Pages::new(kv.pages, settings.host_pages, disk_pages);
+        Ok(Pager {
+            spiller,
+            ..Pager::with(copies, pages, bytes, blocks)
+        })
+    }
+}
+
+impl<C: Copies> Pager<C> {
+    fn with(copies: C, pages: Pages, bytes: u64, blocks: usize) -> Self {
+        Pager {
+            copies,
+            bytes,
+            blocks,
+            spiller: None,
+            slab_after: vec![None; pages.device().total()],
+            host_after: vec![None; pages.host().total()],
+            pages,
+            paged: Paged::default(),
+            out: Vec::new(),
+            back: Vec::new(),
+        }
+    }
+
+    /// Where pages are.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// What went each way so far; waits for what is under way.
+    pub fn paged(&mut self) -> Result<Paged> {
+        self.read_times(0)?;
+        Ok(self.paged)
+    }
+
+    /// Reads the times of all but the last trips.
+    fn read_times(&mut self, but: usize) -> Result<()> {
+        let ways = [
+            (&mut self.out, &mut self.paged.out),
+            (&mut self.back, &mut self.paged.back),
+        ];
+        for (trips, traffic) in ways {
+            for trip in trips.drain(..trips.len().saturating_sub(but)) {
+                self.copies.wait_here(trip.ended())?;
+                traffic.seconds += self.copies.seconds(&trip.began, trip.ended())?;
+                traffic.bytes += trip.bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes how many pages are held now.
+    fn note_peaks(&mut self) {
+        let held = |frames: &Frames| self.bytes * (frames.total() - frames.free()) as u64;
+        let paged = &mut self.paged;
+        paged.device_peak = paged.device_peak.max(held(self.pages.device()));
+        paged.host_peak = paged.host_peak.max(held(self.pages.host()));
+        paged.disk_peak = paged.disk_peak.max(held(self.pages.disk()));
+    }
+
+    /// Takes what tokens that are computed next will be written to, or nothing at all.
+    pub fn write(&mut self, table: &mut PageTable, tokens: Range<usize>) -> Result<()> {
+        let fresh = self.pages.write(table, tokens)?;
+        let copied = fresh.copy.iter().flat_map(|(from, to)| [from, to]);
+        for frame in copied.chain(&fresh.grown) {
+            if let Some(trip) = self.slab_after[frame.0 as usize].take() {
+                self.copies.wait(Stream::Compute, trip.ended())?;
+            }
+        }
+        if let Some((from, to)) = fresh.copy {
+            self.copies.copy(from, to)?;
+        }
+        self.note_peaks();
+        Ok(())
+    }
+
+    /// Lets pages go from the slab, as far as the host has room.
+    pub fn send_away(&mut self, pages: &[PageId]) -> Result<()> {
+        let mut moves = Vec::new();
+        for &page in pages {
+            let Ok(sent) = self.pages.send_away(page) else {
+                break;
+            };
+            moves.extend(sent);
+        }
+        self.note_peaks();
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let began = self.begin(Stream::PageOut, &moves, |page| (page.from, page.to))?;
+        for page in &moves {
+            self.copies.send(*page)?;
+        }
+        let stages = vec![self.copies.record(Stream::PageOut)?];
+        let bytes = self.bytes * moves.len() as u64;
+        let trip = Arc::new(Trip {
+            began,
+            stages,
+            bytes,
+        });
+        self.end(&trip, &moves, |page| (page.from, page.to));
+        self.out.push(trip);
+        self.read_times(UNREAD)
+    }
+
+    /// Brings pages back that are on the host: all of them, or none.
+    pub fn bring_back(&mut self, pages: &[PageId], pace: Pace) -> Result<()> {
+        let away = |page: &&PageId| self.pages.device_frame(**page).is_none();
+        let wanted = pages.iter().filter(away).count();
+        self.pages.check_device(wanted)?;
+        let mut moves = Vec::new();
+        for &page in pages {
+            moves.extend(self.pages.bring_back(page)?);
+        }
+        self.note_peaks();
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let began = self.begin(Stream::PageIn, &moves, |page| (page.to, page.from))?;
+        let count = match pace {
+            Pace::Staged => STAGES.min(self.blocks),
+            Pace::Whole => 1,
+        };
+        let mut stages = Vec::new();
+        for stage in 0..count {
+            let blocks = stage_blocks(stage, count, self.blocks);
+            self.copies.bring(&moves, blocks)?;
+            stages.push(self.copies.record(Stream::PageIn)?);
+        }
+        let bytes = self.bytes * moves.len() as u64;
+        let trip = Arc::new(Trip {
+            began,
+            stages,
+            bytes,
+        });
+        self.end(&trip, &moves, |page| (page.to, page.from));
+        self.back.push(trip);
+        self.read_times(UNREAD)
+    }
+
+    /// What comes next on a stream comes after all that uses these frames, which are told as
+    /// those of the slab and of the host.
+    fn begin(
+        &mut self,
+        stream: Stream,
+        moves: &[Move],
+        frames: fn(&Move) -> (Frame, Frame),
+    ) -> Result<C::Event> {
+        // What computes may still be at these pages, and other copies at either place.
+        let computed = self.copies.record(Stream::Compute)?;
+        self.copies.wait(stream, &computed)?;
+        let mut after: Vec<Arc<Trip<C::Event>>> = Vec::new();
+        for (slab, host) in moves.iter().map(frames) {
+            after.extend(self.slab_after[slab.0 as usize].take());
+            after.extend(self.host_after[host.0 as usize].take());
+        }
+        for trip in distinct(after) {
+            self.copies.wait(stream, trip.ended())?;
+        }
+        self.copies.record(stream)
+    }
+
+    /// These frames are in use until a trip has ended.
+    fn end(
+        &mut self,
+        trip: &Arc<Trip<C::Event>>,
+        moves: &[Move],
+        frames: fn(&Move) -> (Frame, Frame),
+    ) {
+        for (slab, host) in moves.iter().map(frames) {
+            self.slab_after[slab.0 as usize] = Some(Arc::clone(trip));
+            self.host_after[host.0 as usize] = Some(Arc::clone(trip));
+        }
+    }
+
+    /// Whether all pages of a table are on the device, and none still on its way.
+    pub fn is_there(&mut self, table: &PageTable) -> Result<bool> {
+        for &page in table.pages() {
+            let Some(frame) = self.pages.device_frame(page) else {
+                return Ok(false);
+            };
+            let after = &mut self.slab_after[frame.0 as usize];
+            let Some(trip) = after else { continue };
+            if !self.copies.is_past(trip.ended())? {
+                return Ok(false);
+            }
+            *after = None;
+        }
+        Ok(true)
+    }
+
+    /// What of these tables' pages is still on its way; the pass waits for it.
+    pub fn arrivals<'a>(
+        &mut self,
+        tables: impl Iterator<Item = &'a PageTable>,
+    ) -> Arrivals<C::Event> {
+        let mut trips = Vec::new();
+        for &page in tables.flat_map(PageTable::pages) {
+            let frame = self.pages.device_frame(page).expect("a pass has its pages");
+            trips.extend(self.slab_after[frame.0 as usize].take());
+        }
+        Arrivals {
+            trips: distinct(trips),
+            blocks: self.blocks,
+        }
+    }
+
+    /// After a failure: waits until nothing moves any more, so that any frame can be used.
+    pub fn settle(&mut self) {
+        self.copies.settle();
+        self.slab_after.fill(None);
+        self.host_after.fill(None);
+    }
+
+    /// Another holds the same pages.
+    pub fn share(&mut self, table: &PageTable) -> PageTable {
+        self.pages.share(table)
+    }
+
+    /// Takes a page that holds these tokens as page `at` of a table, if somebody has it.
+    pub fn adopt(&mut self, table: &mut PageTable, at: usize, chunk: &Chunk) -> bool {
+        self.pages.adopt(table, at, chunk)
+    }
+
+    /// Page `at` of a table is full of these tokens: others can have it from now on.
+    pub fn publish(&mut self, table: &mut PageTable, at: usize, chunk: Chunk) {
+        self.pages.settle(table, at, chunk);
+    }
+
+    /// Gives all pages of a table back.
+    pub fn release(&mut self, table: &mut PageTable) {
+        self.pages.release(table);
+    }
+}
+
+/// Each of these once.
+fn distinct<E>(mut trips: Vec<Arc<Trip<E>>>) -> Vec<Arc<Trip<E>>> {
+    trips.sort_unstable_by_key(Arc::as_ptr);
+    trips.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    trips
+}

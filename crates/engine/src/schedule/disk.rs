@@ -1,0 +1,62 @@
+//! What goes to disk and what comes from there, while passes run.
+
+use djinn_memory::{PageId, PageTable, Pages};
+
+/// Frames of the host that only pages from disk may take where there is one: then whoever
+/// is first can always come back from there, a few pages at a time if need be. `largest` is
+/// the most pages of a session.
+pub(crate) fn reserve(host: usize, largest: usize) -> usize {
+    largest.min(host / 4).max(1)
+}
+
+/// Pages to read, and pages to write.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DiskWork {
+    pub fetch: Vec<PageId>,
+    pub spill: Vec<PageId>,
+}
+
+/// Decides. `wanted` are sessions that will run, the next first; `idle` the others, those
+/// needed last first. Beside the reserve, room for another session is kept on the host, so
+/// that what leaves the device seldom waits for the disk.
+pub(crate) fn disk_work(
+    wanted: &[&PageTable],
+    idle: &[&PageTable],
+    pages: &Pages,
+    reserve: usize,
+    largest: usize,
+) -> DiskWork {
+    let mut work = DiskWork::default();
+    let mut taken = vec![false; pages.numbers()];
+    let low = reserve + largest;
+    let mut room = pages.host().free() + pages.copies();
+    for (number, table) in wanted.iter().enumerate() {
+        // The reserve is for the first alone, and the others come only where nothing has to
+        // go for it: those that have half each would wait for one another.
+        let left = if number == 0 { 0 } else { low };
+        for &page in table.pages() {
+            let can_come = pages.is_on_disk(page) && !pages.is_moving(page);
+            if room > left && can_come && !taken[page.number()] {
+                taken[page.number()] = true;
+                work.fetch.push(page);
+                room -= 1;
+            }
+        }
+    }
+    let mut short = low.saturating_sub(room + pages.leaving());
+    let stays = |page: &PageId| wanted.first().is_some_and(|t| t.pages().contains(page));
+    for table in idle.iter().chain(wanted.iter().rev()) {
+        for &page in table.pages().iter().rev() {
+            if short == 0 {
+                return work;
+            }
+            let is_alone = pages.device_frame(page).is_none() && pages.host_frame(page).is_some();
+            if is_alone && !pages.is_moving(page) && !stays(&page) && !taken[page.number()] {
+                taken[page.number()] = true;
+                work.spill.push(page);
+                short -= 1;
+            }
+        }
+    }
+    work
+}

@@ -1,0 +1,102 @@
+//! Equal beginnings: sessions hold the same pages, and a fork costs no copy.
+
+use djinn_memory::Chunk;
+
+use crate::{
+    Engine, EngineError, Sampling, SessionId,
+    session::{Session, State},
+};
+
+impl Engine {
+    /// Gives sessions with tokens to run the pages that others have computed already.
+    pub(crate) fn adopt(&mut self) {
+        for session in self.sessions.values_mut().filter(|s| s.is_ready()) {
+            let page = session.pages.page_tokens();
+            loop {
+                let at = session.computed / page;
+                let end = (at + 1) * page;
+                // The last token is always run: by its logits the next is chosen.
+                if end >= session.tokens.len() || end > session.shares {
+                    break;
+                }
+                let chunk = session.chunk(at);
+                if !self.pager.adopt(&mut session.pages, at, &chunk) {
+                    break;
+                }
+                self.adopted += end - session.computed;
+                session.computed = end;
+            }
+        }
+    }
+
+    /// Lets others have the pages that a session has filled since it had run so many
+    /// tokens.
+    pub(crate) fn publish(&mut self, id: SessionId, before: usize) {
+        let session = self.sessions.get_mut(&id).expect("an open session");
+        let page = session.pages.page_tokens();
+        let filled = session.computed.min(session.shares) / page;
+        for at in before / page..filled {
+            let chunk = session.chunk(at);
+            self.pager.publish(&mut session.pages, at, chunk);
+        }
+    }
+
+    /// Tokens that were not computed because others had done so.
+    pub fn adopted(&self) -> usize {
+        self.adopted
+    }
+
+    /// Another session that goes on from where this one is, in the same state, with another
+    /// sampling if one is given. It holds the same pages until one of the two writes to
+    /// them. Where there is no room for what it may come to, it waits for that and computes
+    /// again what others do not have by then.
+    pub fn fork(
+        &mut self,
+        id: SessionId,
+        sampling: Option<Sampling>,
+    ) -> Result<SessionId, EngineError> {
+        let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
+        if let State::Done(_) = session.state {
+            let (is, wanted) = (session.state.name(), "ready or waiting");
+            return Err(EngineError::State { id, is, wanted });
+        }
+        if let Some(sampling) = &sampling {
+            sampling.check(self.model.program.dims.vocab)?;
+        }
+        self.check_open(&session.owner)?;
+        let pages = self.pager.pages();
+        let more = session.more_pages(pages);
+        let promised = self.promised().and_fork(session.pages_most, more);
+        let fits = promised.fits(pages.device().total(), self.elsewhere());
+        if !fits && !session.probe.is_empty() {
+            return Err(EngineError::NoRoomToFork(id));
+        }
+        let fork_id = self.next_id();
+        let session = &self.sessions[&id];
+        let text = self.text(&session.tokens, &session.stop);
+        let holds = fits && session.admitted;
+        let pages = match holds {
+            true => self.pager.share(&session.pages),
+            false => djinn_memory::PageTable::new(session.pages.page_tokens()),
+        };
+        let mut fork = Session {
+            id: fork_id,
+            computed: if holds { session.computed } else { 0 },
+            admitted: holds,
+            sampling: sampling.unwrap_or_else(|| session.sampling.clone()),
+            ..session.again(pages, text)
+        };
+        fork.account = fork.account.back(self.clock);
+        self.sessions.insert(fork_id, fork);
+        Ok(fork_id)
+    }
+}
+
+impl Session {
+    /// The tokens of a page.
+    fn chunk(&self, at: usize) -> Chunk {
+        let page = self.pages.page_tokens();
+        let tokens = at * page..(at + 1) * page;
+        Chunk::new(tokens.map(|position| (self.tokens[position], self.is_given(position))))
+    }
+}

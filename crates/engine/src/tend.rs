@@ -1,0 +1,100 @@
+//! What time brings: deadlines, leases that run out, sessions that are expected back.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    Engine, EngineError, Finish, Output, SessionId,
+    pager::Pace,
+    session::{Session, State},
+    settle::over,
+};
+
+/// How long past its time a session that was expected keeps its pages on the device.
+const IDLE: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Does what is due: ends sessions whose deadline has come or whose lease has run out,
+    /// takes in pages from disk, brings pages of sessions back that are expected within a
+    /// moment while there is room that nobody uses, and lets those go that did not come.
+    /// Passes do it by themselves; this is for when none runs. Tells of sessions that are
+    /// over.
+    pub fn tend(&mut self, now: Instant) -> Vec<Output> {
+        let mut outputs = std::mem::take(&mut self.untold);
+        outputs.extend(self.take_from_disk(false));
+        outputs.extend(self.expire(now));
+        outputs.extend(self.bring_ahead(now));
+        self.let_late_ones_go(now);
+        outputs
+    }
+
+    /// Ends sessions whose time is up.
+    fn expire(&mut self, now: Instant) -> Vec<Output> {
+        let ended = |session: &Session| match (session.state, session.deadline, session.lease) {
+            (State::Done(_), ..) => None,
+            (_, Some(deadline), _) if deadline <= now => Some((session.id, Finish::Deadline)),
+            (State::Waiting { .. }, _, Some(lease)) if session.used + lease <= now => {
+                Some((session.id, Finish::Lease))
+            }
+            _ => None,
+        };
+        let ended: Vec<_> = self.sessions.values().filter_map(ended).collect();
+        let end = |(id, finish): (SessionId, Finish)| {
+            self.end_session(id, finish);
+            over(id, finish)
+        };
+        ended.into_iter().map(end).collect()
+    }
+
+    /// The owner of a session still wants it.
+    pub fn renew(&mut self, id: SessionId) -> Result<(), EngineError> {
+        let session = self.sessions.get_mut(&id);
+        session.ok_or(EngineError::NoSession(id))?.used = Instant::now();
+        Ok(())
+    }
+
+    /// Brings pages of sessions back that are expected, soonest first, into room that nobody
+    /// uses.
+    fn bring_ahead(&mut self, now: Instant) -> Vec<Output> {
+        let mut lost = Vec::new();
+        for id in self.expected(now) {
+            let (table, pages) = (&self.sessions[&id].pages, self.pager.pages());
+            if table.away(pages) > pages.device().free() {
+                break;
+            }
+            if table.pages().iter().any(|&page| pages.is_on_disk(page)) {
+                continue;
+            }
+            let back = self.with_pages(id, |pager, session| {
+                pager.bring_back(session.pages.pages(), Pace::Whole)
+            });
+            lost.extend(back.err());
+        }
+        lost
+    }
+
+    /// Who was expected and has not come holds no memory that others could use.
+    fn let_late_ones_go(&mut self, now: Instant) {
+        let is_late = |session: &&Session| match session.state {
+            State::Waiting {
+                expected: Some(at), ..
+            } => at + IDLE <= now,
+            _ => false,
+        };
+        let late: Vec<SessionId> = self
+            .sessions
+            .values()
+            .filter(is_late)
+            .map(|s| s.id)
+            .collect();
+        for id in late {
+            let State::Waiting { since, .. } = self.sessions[&id].state else {
+                continue;
+            };
+            self.session(id).state = State::Waiting {
+                expected: None,
+                since,
+            };
+            self.leave(id);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+use proptest::prelude::*;
+
+use super::{Chunk, Move, OutOfPages, PageTable, Pages};
+
+/// A page's tokens that were all given.
+fn chunk(tokens: &[u32]) -> Chunk {
+    Chunk::new(tokens.iter().map(|&token| (token, true)))
+}
+
+fn send_all(pages: &mut Pages, table: &PageTable) -> Vec<Move> {
+    let sent = table
+        .pages()
+        .iter()
+        .map(|&page| pages.send_away(page).unwrap());
+    sent.flatten().collect()
+}
+
+#[test]
+fn grows_all_or_nothing() {
+    let mut pages = Pages::new(3, 0, 0);
+    let mut a = PageTable::new(16);
+    pages.write(&mut a, 0..17).unwrap();
+    assert_eq!(a.len(), 2);
+    pages.write(&mut a, 0..5).unwrap();
+    assert_eq!(a.len(), 2, "a table never shrinks by growing");
+    let mut b = PageTable::new(16);
+    let error = pages.write(&mut b, 0..32).unwrap_err();
+    let expect = OutOfPages {
+        wanted: 2,
+        free: 1,
+        total: 3,
+    };
+    assert_eq!(error, expect);
+    assert!(b.is_empty());
+    pages.check_integrity([&a, &b].into_iter());
+}
+
+#[test]
+fn the_host_keeps_copies_until_they_are_written_or_needed() {
+    let mut pages = Pages::new(4, 4, 0);
+    let mut a = PageTable::new(2);
+    pages.write(&mut a, 0..8).unwrap();
+    assert_eq!((send_all(&mut pages, &a).len(), a.away(&pages)), (4, 4));
+    for page in a.pages().to_vec() {
+        assert!(pages.bring_back(page).unwrap().is_some());
+        assert!(pages.bring_back(page).unwrap().is_none(), "it is there");
+    }
+    assert_eq!(
+        (a.away(&pages), pages.copies(), pages.host().free()),
+        (0, 4, 0)
+    );
+    // Only what is written since is sent again.
+    pages.write(&mut a, 7..8).unwrap();
+    assert_eq!((pages.copies(), pages.host().free()), (3, 1));
+    assert_eq!(send_all(&mut pages, &a).len(), 1);
+    let first = a.pages()[0];
+    pages.bring_back(first).unwrap().unwrap();
+    // Another takes its copy's frame.
+    let mut b = PageTable::new(2);
+    pages.write(&mut b, 0..2).unwrap();
+    pages.send_away(b.pages()[0]).unwrap().unwrap();
+    assert_eq!((pages.copies(), pages.host().free()), (0, 0));
+    assert_eq!(
+        pages.send_away(first).unwrap_err().wanted,
+        1,
+        "no room is left"
+    );
+    pages.check_integrity([&a, &b].into_iter());
+}
+
+#[test]
+fn a_fork_copies_only_what_it_writes() {
+    let mut pages = Pages::new(5, 0, 0);
+    let mut a = PageTable::new(4);
+    pages.write(&mut a, 0..10).unwrap();
+    let mut b = pages.share(&a);
+    assert_eq!((pages.device().free(), pages.needs(&b, &(10..11))), (2, 1));
+    let fresh = pages.write(&mut b, 10..11).unwrap();
+    let (from, to) = fresh.copy.unwrap();
+    assert_eq!(
+        (a.pages()[..2].to_vec(), fresh.grown.len()),
+        (b.pages()[..2].to_vec(), 0)
+    );
+    assert_eq!(pages.frames(&a).last(), Some(from));
+    assert_eq!(pages.frames(&b).last(), Some(to));
+    // The other's page is its own again.
+    assert_eq!(pages.write(&mut a, 10..11).unwrap().copy, None);
+    pages.check_integrity([&a, &b].into_iter());
+    pages.release(&mut a);
+    assert_eq!(pages.device().free(), 2);
+    pages.release(&mut b);
+    assert_eq!(pages.device().free(), 5);
+    pages.check_integrity([].into_iter());
+}
+
+#[test]
+fn equal_beginnings_are_one() {
+    let mut pages = Pages::new(9, 9, 0);
+    let [mut a, mut b, mut c, mut d] = [(); 4].map(|()| PageTable::new(2));
+    for table in [&mut a, &mut b] {
+        pages.write(table, 0..4).unwrap();
+    }
+    pages.settle(&mut a, 0, chunk(&[1, 2]));
+    pages.settle(&mut a, 1, chunk(&[3, 4]));
+    // The same, computed twice, becomes one as soon as that is seen.
+    send_all(&mut pages, &a);
+    pages.settle(&mut b, 0, chunk(&[1, 2]));
+    assert_eq!((a.pages()[0], a.away(&pages)), (b.pages()[0], 1));
+    pages.settle(&mut b, 1, chunk(&[3, 5]));
+    assert_ne!(a.pages()[1], b.pages()[1]);
+    assert_eq!(pages.device().free(), 7);
+    // Who has begun drops what it has; who was given other tokens finds nothing.
+    pages.write(&mut c, 0..1).unwrap();
+    assert!(pages.adopt(&mut c, 0, &chunk(&[1, 2])) && pages.adopt(&mut c, 1, &chunk(&[3, 4])));
+    assert_eq!((c.pages(), pages.device().free()), (a.pages(), 7));
+    let generated = Chunk::new([(1, true), (2, false)].into_iter());
+    assert!(!pages.adopt(&mut d, 0, &generated) && !pages.adopt(&mut d, 0, &chunk(&[2, 2])));
+    // After a page that is its own, nothing is shared.
+    pages.write(&mut d, 0..4).unwrap();
+    pages.settle(&mut d, 1, chunk(&[3, 4]));
+    assert!(!pages.adopt(&mut d, 1, &chunk(&[3, 4])));
+    pages.check_integrity([&a, &b, &c, &d].into_iter());
+    // The last who holds a page takes it along.
+    pages.release(&mut a);
+    pages.release(&mut c);
+    assert!(pages.adopt(&mut c, 0, &chunk(&[1, 2])) && !pages.adopt(&mut c, 1, &chunk(&[3, 4])));
+    pages.check_integrity([&b, &c, &d].into_iter());
+}
+
+#[test]
+fn disk_and_back() {
+    let mut pages = Pages::new(2, 2, 2);
+    let mut a = PageTable::new(1);
+    pages.write(&mut a, 0..2).unwrap();
+    let [first, second] = [a.pages()[0], a.pages()[1]];
+    assert!(pages.spill(first).is_none(), "not from the device");
+    send_all(&mut pages, &a);
+    assert!(pages.spill(first).is_some() && pages.spill(second).is_some());
+    assert!(pages.is_moving(first) && !pages.is_on_disk(first) && pages.host().free() == 0);
+    // One could not be written, the other is.
+    pages.arrived(first, false);
+    pages.arrived(second, true);
+    assert!(!pages.is_on_disk(first) && pages.is_on_disk(second));
+    assert_eq!((pages.host().free(), pages.disk().free()), (1, 1));
+    assert!(
+        pages.bring_back(second).unwrap().is_none(),
+        "it is not on the host"
+    );
+    let back = pages.fetch(second).unwrap();
+    assert!(pages.is_on_disk(second) && pages.fetch(second).is_none());
+    pages.arrived(second, true);
+    assert_eq!(pages.host_frame(second), Some(back.to));
+    // The disk keeps it, so that it goes again for nothing, unless others need the room.
+    assert_eq!((pages.disk().free(), pages.disk_room()), (1, 2));
+    assert!(pages.spill(second).is_none() && pages.is_on_disk(second));
+    pages.check_integrity([&a].into_iter());
+    // Given up on the way.
+    pages.fetch(second).unwrap();
+    pages.spill(first).unwrap();
+    pages.release(&mut a);
+    pages.check_integrity([].into_iter());
+    assert_eq!((pages.host().free(), pages.disk().free()), (0, 0));
+    pages.arrived(first, true);
+    pages.arrived(second, false);
+    pages.check_integrity([].into_iter());
+    assert_eq!((pages.host().free(), pages.disk().free()), (2, 2));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn no_page_is_lost_or_written_by_two(
+        device in 0usize..30, host in 0usize..30, disk in 0usize..30,
+        moves in prop::collection::vec((0usize..5, 0usize..100, 0u8..11), 0..150),
+    ) {
+        const PAGE: usize = 4;
+        let mut pages = Pages::new(device, host, disk);
+        let mut tables = vec![PageTable::new(PAGE); 5];
+        // The tokens of each, and how many are in its pages.
+        let mut tokens: Vec<Vec<u32>> = vec![Vec::new(); 5];
+        for (who, number, what) in moves {
+            let full = |tokens: &[u32], at: usize| chunk(&tokens[at * PAGE..(at + 1) * PAGE]);
+            match what {
+                0 => {
+                    pages.release(&mut tables[who]);
+                    tokens[who].clear();
+                }
+                1 => {
+                    let other = number % 5;
+                    if other != who {
+                        pages.release(&mut tables[who]);
+                        tables[who] = pages.share(&tables[other].clone());
+                        tokens[who] = tokens[other].clone();
+                    }
+                }
+                2 | 3 => {
+                    if tables[who].away(&pages) > 0 { continue; }
+                    let range = tokens[who].len()..tokens[who].len() + 1 + number % 9;
+                    let (needs, free) = (pages.needs(&tables[who], &range), pages.device().free());
+                    let wrote = pages.write(&mut tables[who], range.clone());
+                    prop_assert_eq!(wrote.is_ok(), needs <= free);
+                    let Ok(fresh) = wrote else { continue };
+                    let took = usize::from(fresh.copy.is_some()) + fresh.grown.len();
+                    prop_assert_eq!(took, needs);
+                    let before = tokens[who].len();
+                    tokens[who].extend(range.clone().map(|at| (number + at) as u32 % 3));
+                    for page in &tables[who].pages()[before / PAGE..] {
+                        prop_assert!(pages.holders(*page) == 1 && pages.host_frame(*page).is_none());
+                    }
+                    for at in before / PAGE..range.end / PAGE {
+                        let chunk = full(&tokens[who], at);
+                        pages.settle(&mut tables[who], at, chunk);
+                    }
+                }
+                4 => {
+                    let at = tokens[who].len() / PAGE;
+                    let wanted: Vec<u32> = (0..PAGE).map(|i| (number + i) as u32 % 3).collect();
+                    tokens[who].truncate(at * PAGE);
+                    if pages.adopt(&mut tables[who], at, &chunk(&wanted)) {
+                        tokens[who].extend(wanted);
+                    } else if tables[who].len() > at {
+                        // It would have computed what it had begun; here it starts again.
+                        pages.release(&mut tables[who]);
+                        tokens[who].clear();
+                    }
+                }
+                _ => {
+                    let Some(&page) = tables[who].pages().get(number) else { continue };
+                    match what {
+                        5 => { let _ = pages.send_away(page); }
+                        6 | 7 => { let _ = pages.bring_back(page); }
+                        8 => { pages.spill(page); }
+                        9 => { pages.fetch(page); }
+                        _ if pages.is_moving(page) => pages.arrived(page, number % 3 > 0),
+                        _ => {}
+                    }
+                }
+            }
+            pages.check_integrity(tables.iter());
+        }
+    }
+}
