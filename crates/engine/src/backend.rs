@@ -79,6 +79,15 @@ impl Backend {
         }
     }
 
+    /// Bytes of the device that its driver takes for what is replayed: passes of any number
+    /// of sessions up to this, a kilobyte for each of some hundred operations.
+    pub(crate) fn graph_bytes(&self, sessions: usize) -> u64 {
+        match self {
+            Backend::Cpu { .. } => 0,
+            Backend::Cuda { .. } => sessions.min(128) as u64 * (512 << 10),
+        }
+    }
+
     /// Refuses passes that the device's kernels are not made for.
     pub(crate) fn check_settings(
         &self,

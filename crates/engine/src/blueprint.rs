@@ -89,7 +89,8 @@ impl Blueprint {
         let scratch = scratch(program, &settings);
         let driver = |image: &Image, arena: &Arena| {
             let pages = settings.host_pages as u64 * arena.kv(0).page_bytes;
-            backend.overhead() + backend.host_tables(image.stream_bytes() + pages)
+            let known = backend.host_tables(image.stream_bytes() + pages);
+            backend.overhead() + known + backend.graph_bytes(settings.sessions)
         };
         let fixed = |image: &Image| {
             let arena = Arena::new(program, &settings, kv_dtype, &image.tables, 0);

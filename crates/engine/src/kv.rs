@@ -113,10 +113,11 @@ impl Rooms<'_> {
         let there = there.min(self.memory.host_budget);
         let host = there.saturating_sub(blueprint.host_bytes()) / page_bytes;
         let host = usize::try_from(host).unwrap_or(usize::MAX);
-        // What is away, and room to let one session go before another comes back.
-        match self.all - pages {
-            0 => Ok(blueprint),
-            away => self.draw(pages, (away + self.least).min(host)),
+        // Whoever waits is there, whatever the device could hold: it comes back without
+        // somebody else's having to go first.
+        match self.all > pages {
+            true => self.draw(pages, (self.all + self.least).min(host)),
+            false => Ok(blueprint),
         }
     }
 

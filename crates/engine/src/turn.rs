@@ -13,6 +13,9 @@ use crate::{
 
 type Result<T> = std::result::Result<T, EngineError>;
 
+/// The part of the link that pages have beside weights: one in so many bytes.
+const SHARE: u64 = 4;
+
 /// Who runs next.
 #[derive(Default)]
 pub(crate) struct Turn {
@@ -126,18 +129,49 @@ impl Engine {
                 Err(lost) => turn.lost.push(lost),
             }
         }
+        let mut most = self.pages_of_a_pass();
         for (id, rows) in later {
             let is_alone = turn.run.is_empty();
-            let pace = if is_alone { Pace::Staged } else { Pace::Whole };
-            let coming = self.with_pages(id, |pager, session| {
-                pager.bring_back(session.pages.pages(), pace)
-            });
+            let coming = match is_alone {
+                true => self.with_pages(id, |pager, session| {
+                    pager.bring_back(session.pages.pages(), Pace::Staged)
+                }),
+                false => self.bring_some(id, &mut most),
+            };
             match coming {
                 Ok(()) if is_alone => self.take_in(id, rows, turn),
                 Ok(()) => {}
                 Err(lost) => turn.lost.push(lost),
             }
         }
+    }
+
+    /// Pages that may come while a pass runs: where weights stream they share the link, and
+    /// leave three quarters of it to those.
+    fn pages_of_a_pass(&self) -> usize {
+        let streamed = self.blueprint.plan().ring.streamed_bytes();
+        let pages = streamed / SHARE / self.blueprint.page_bytes().max(1);
+        match streamed {
+            0 => usize::MAX,
+            _ => usize::try_from(pages).unwrap_or(usize::MAX).max(1),
+        }
+    }
+
+    /// Brings up to so many pages of a session back, behind the weights that are on their
+    /// way.
+    fn bring_some(&mut self, id: SessionId, most: &mut usize) -> std::result::Result<(), Output> {
+        let pages = self.pager.pages();
+        let is_away = |page: &&PageId| pages.device_frame(**page).is_none();
+        let away = self.sessions[&id].pages.pages().iter().filter(is_away);
+        let away: Vec<PageId> = away.copied().take(*most).collect();
+        *most -= away.len();
+        let streams = !self.blueprint.plan().ring.slots.is_empty();
+        self.with_pages(id, |pager, _| {
+            if streams && !away.is_empty() {
+                pager.after_weights()?;
+            }
+            pager.bring_back(&away, Pace::Whole)
+        })
     }
 
     /// So many tokens of a session run in the next pass.

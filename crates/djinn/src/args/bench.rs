@@ -42,6 +42,31 @@ pub enum Bench {
     Stream(BenchStreamArgs),
     /// Many sessions that come, think and come back, in less memory than their KV takes
     Sessions(BenchSessionsArgs),
+    /// A session that comes back from host memory: block after block, beside everything first
+    Restore(BenchRestoreArgs),
+}
+
+/// `djinn bench restore`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The KV of a session is in host memory; it is resumed, and the first blocks compute while the
+pages of later ones are still on their way. Beside that: what the pages take alone, what the
+token takes alone, and one after the other.
+
+Example:
+  djinn bench restore --model shape:llama-2-13b --device cuda:0 --context 1587")]
+pub struct BenchRestoreArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of the session
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub context: usize,
+    /// Times to measure each; the median counts
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = at_least_one)]
+    pub repeat: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `djinn bench sessions`
@@ -75,6 +100,9 @@ pub struct BenchSessionsArgs {
     /// Tokens of a prompt
     #[arg(long, value_name = "N|A..B", default_value = "16..64")]
     pub prompt: Between<usize>,
+    /// Tokens that all prompts begin with; they are computed and kept once
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub prefix: usize,
     /// Tokens generated in a turn
     #[arg(long, value_name = "N|A..B", default_value = "8..32")]
     pub output: Between<usize>,

@@ -150,6 +150,6 @@ impl Copies for DeviceCopies {
 }
 
 /// Pages that follow each other on both sides.
-fn runs(pages: &[Move]) -> impl Iterator<Item = &[Move]> {
+pub(super) fn runs(pages: &[Move]) -> impl Iterator<Item = &[Move]> {
     pages.chunk_by(|a, b| a.from.0 + 1 == b.from.0 && a.to.0 + 1 == b.to.0)
 }

@@ -16,6 +16,7 @@ use djinn_device::{Device, KvLayer, Stream};
 use djinn_memory::{Chunk, Frame, Frames, Move, PageId, PageTable, Pages};
 use djinn_store::Spill;
 
+use self::copies::runs;
 pub(crate) use self::copies::{Copies, DeviceCopies};
 use self::spiller::Spiller;
 pub(crate) use self::spiller::Way;
@@ -104,9 +105,21 @@ fn stage_blocks(stage: usize, stages: usize, blocks: usize) -> Range<usize> {
     stage * blocks / stages..(stage + 1) * blocks / stages
 }
 
+/// Copies that a pass which waits for its pages may be made of: more cost more than they
+/// gain.
+const COPIES: usize = 400;
+
 /// Stages in which pages come that a pass waits for: the first blocks compute while the
-/// others are still on their way.
-const STAGES: usize = 8;
+/// others are still on their way. As many as there are blocks where pages lie side by side,
+/// since those of a block are one copy then.
+fn stages(moves: &[Move], blocks: usize) -> usize {
+    (COPIES / runs(moves).count().max(1))
+        .clamp(4, 40)
+        .min(blocks)
+}
+
+/// Pages copied together: those that take their places need not wait for others.
+const TOGETHER: usize = 16;
 
 /// How pages come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,58 +257,56 @@ impl<C: Copies> Pager<C> {
             moves.extend(sent);
         }
         self.note_peaks();
-        if moves.is_empty() {
-            return Ok(());
+        for part in moves.chunks(TOGETHER) {
+            let began = self.begin(Stream::PageOut, part, |page| (page.from, page.to))?;
+            for page in part {
+                self.copies.send(*page)?;
+            }
+            let stages = vec![self.copies.record(Stream::PageOut)?];
+            let trip = self.end(began, stages, part, |page| (page.from, page.to));
+            self.out.push(trip);
         }
-        let began = self.begin(Stream::PageOut, &moves, |page| (page.from, page.to))?;
-        for page in &moves {
-            self.copies.send(*page)?;
-        }
-        let stages = vec![self.copies.record(Stream::PageOut)?];
-        let bytes = self.bytes * moves.len() as u64;
-        let trip = Arc::new(Trip {
-            began,
-            stages,
-            bytes,
-        });
-        self.end(&trip, &moves, |page| (page.from, page.to));
-        self.out.push(trip);
         self.read_times(UNREAD)
     }
 
     /// Brings pages back that are on the host: all of them, or none.
     pub fn bring_back(&mut self, pages: &[PageId], pace: Pace) -> Result<()> {
-        let away = |page: &&PageId| self.pages.device_frame(**page).is_none();
-        let wanted = pages.iter().filter(away).count();
-        self.pages.check_device(wanted)?;
+        // What lies side by side there comes side by side, where it can.
+        let mut pages: Vec<PageId> = pages.to_vec();
+        pages.retain(|&page| self.pages.device_frame(page).is_none());
+        pages.sort_unstable_by_key(|&page| self.pages.host_frame(page));
+        self.pages.check_device(pages.len())?;
         let mut moves = Vec::new();
-        for &page in pages {
+        for page in pages {
             moves.extend(self.pages.bring_back(page)?);
         }
         self.note_peaks();
-        if moves.is_empty() {
-            return Ok(());
-        }
-        let began = self.begin(Stream::PageIn, &moves, |page| (page.to, page.from))?;
-        let count = match pace {
-            Pace::Staged => STAGES.min(self.blocks),
-            Pace::Whole => 1,
+        let together = match pace {
+            Pace::Staged => moves.len().max(1),
+            Pace::Whole => TOGETHER,
         };
-        let mut stages = Vec::new();
-        for stage in 0..count {
-            let blocks = stage_blocks(stage, count, self.blocks);
-            self.copies.bring(&moves, blocks)?;
-            stages.push(self.copies.record(Stream::PageIn)?);
+        for part in moves.chunks(together) {
+            let began = self.begin(Stream::PageIn, part, |page| (page.to, page.from))?;
+            let count = match pace {
+                Pace::Staged => stages(part, self.blocks),
+                Pace::Whole => 1,
+            };
+            let mut stages = Vec::new();
+            for stage in 0..count {
+                let blocks = stage_blocks(stage, count, self.blocks);
+                self.copies.bring(part, blocks)?;
+                stages.push(self.copies.record(Stream::PageIn)?);
+            }
+            let trip = self.end(began, stages, part, |page| (page.to, page.from));
+            self.back.push(trip);
         }
-        let bytes = self.bytes * moves.len() as u64;
-        let trip = Arc::new(Trip {
-            began,
-            stages,
-            bytes,
-        });
-        self.end(&trip, &moves, |page| (page.to, page.from));
-        self.back.push(trip);
         self.read_times(UNREAD)
+    }
+
+    /// What comes next into the slab comes after the weights that were asked for so far.
+    pub fn after_weights(&self) -> Result<()> {
+        let asked = self.copies.record(Stream::Copy)?;
+        self.copies.wait(Stream::PageIn, &asked)
     }
 
     /// What comes next on a stream comes after all that uses these frames, which are told as
@@ -320,17 +331,24 @@ impl<C: Copies> Pager<C> {
         self.copies.record(stream)
     }
 
-    /// These frames are in use until a trip has ended.
+    /// A trip is under way, and these frames are in use until it has ended.
     fn end(
         &mut self,
-        trip: &Arc<Trip<C::Event>>,
+        began: C::Event,
+        stages: Vec<C::Event>,
         moves: &[Move],
         frames: fn(&Move) -> (Frame, Frame),
-    ) {
+    ) -> Arc<Trip<C::Event>> {
+        let trip = Arc::new(Trip {
+            began,
+            stages,
+            bytes: self.bytes * moves.len() as u64,
+        });
         for (slab, host) in moves.iter().map(frames) {
-            self.slab_after[slab.0 as usize] = Some(Arc::clone(trip));
-            self.host_after[host.0 as usize] = Some(Arc::clone(trip));
+            self.slab_after[slab.0 as usize] = Some(Arc::clone(&trip));
+            self.host_after[host.0 as usize] = Some(Arc::clone(&trip));
         }
+        trip
     }
 
     /// Whether all pages of a table are on the device, and none still on its way.

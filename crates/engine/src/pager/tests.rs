@@ -17,7 +17,7 @@ const BLOCKS: usize = 3;
 struct Late {
     slab: RefCell<Vec<[u64; BLOCKS]>>,
     host: RefCell<Vec<[u64; BLOCKS]>>,
-    streams: RefCell<[VecDeque<Item>; 3]>,
+    streams: RefCell<[VecDeque<Item>; 4]>,
     /// Which events are past.
     past: RefCell<Vec<bool>>,
     random: Cell<u64>,
@@ -38,7 +38,7 @@ fn number(stream: Stream) -> usize {
         Stream::Compute => 0,
         Stream::PageIn => 1,
         Stream::PageOut => 2,
-        Stream::Copy => unreachable!("weights have no part in this"),
+        Stream::Copy => 3,
     }
 }
 
@@ -63,7 +63,7 @@ impl Late {
     fn put(&self, stream: Stream, item: Item) {
         self.streams.borrow_mut()[number(stream)].push_back(item);
         for _ in 0..self.below(4) {
-            self.run(self.below(3));
+            self.run(self.below(4));
         }
     }
 
@@ -120,7 +120,7 @@ impl Copies for Late {
 
     fn wait_here(&self, event: &usize) -> Result<()> {
         while !self.past.borrow()[*event] {
-            assert!((0..3).any(|stream| self.run(stream)), "it never comes");
+            assert!((0..4).any(|stream| self.run(stream)), "it never comes");
         }
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Copies for Late {
     }
 
     fn settle(&self) {
-        while (0..3).any(|stream| self.run(stream)) {}
+        while (0..4).any(|stream| self.run(stream)) {}
     }
 }
 
@@ -216,7 +216,10 @@ proptest! {
                     pager.send_away(&last.copied().collect::<Vec<_>>()).unwrap();
                 }
                 // Ahead of its turn.
-                2 => { let _ = pager.bring_back(held.table.pages(), Pace::Whole); }
+                2 => {
+                    pager.after_weights().unwrap();
+                    let _ = pager.bring_back(held.table.pages(), Pace::Whole);
+                }
                 3 => {
                     let other = count % 4;
                     if other != who {

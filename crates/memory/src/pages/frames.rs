@@ -1,5 +1,7 @@
 //! Frames: the places that a tier has for pages.
 
+use std::collections::BTreeSet;
+
 /// A place for a page in one tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Frame(pub u32);
@@ -19,8 +21,9 @@ pub struct OutOfPages {
 /// All frames of a tier, free or taken.
 #[derive(Clone, Debug)]
 pub struct Frames {
-    /// Lowest frame last, so that frames are used again before fresh ones are touched.
-    free: Vec<Frame>,
+    /// The lowest is taken first: fresh ones stay untouched, and what is taken together
+    /// lies side by side where it can.
+    free: BTreeSet<Frame>,
     taken: Vec<bool>,
 }
 
@@ -29,7 +32,7 @@ impl Frames {
     pub fn new(total: usize) -> Self {
         let total_u32 = u32::try_from(total).expect("frames are told by 32 bits");
         Frames {
-            free: (0..total_u32).rev().map(Frame).collect(),
+            free: (0..total_u32).map(Frame).collect(),
             taken: vec![false; total],
         }
     }
@@ -45,7 +48,7 @@ impl Frames {
     }
 
     pub(super) fn take(&mut self) -> Option<Frame> {
-        let frame = self.free.pop()?;
+        let frame = self.free.pop_first()?;
         let was_taken = std::mem::replace(&mut self.taken[frame.0 as usize], true);
         assert!(!was_taken, "frame {} was free and taken", frame.0);
         Some(frame)
@@ -54,7 +57,7 @@ impl Frames {
     pub(super) fn give_back(&mut self, frame: Frame) {
         let was_taken = std::mem::replace(&mut self.taken[frame.0 as usize], false);
         assert!(was_taken, "frame {} was given back twice", frame.0);
-        self.free.push(frame);
+        self.free.insert(frame);
     }
 
     /// Whether so many are free.

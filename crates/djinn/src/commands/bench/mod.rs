@@ -6,6 +6,7 @@ mod link;
 mod memory;
 mod operations;
 mod prefill;
+mod restore;
 mod sessions;
 mod stream;
 
@@ -31,6 +32,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Bench::Operations(args) => operations::operations(&args),
         Bench::Stream(args) => stream::stream(&args),
         Bench::Sessions(args) => sessions::sessions(&args),
+        Bench::Restore(args) => restore::restore(&args),
     }
 }
 

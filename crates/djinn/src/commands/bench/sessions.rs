@@ -143,6 +143,7 @@ fn asked(args: &BenchSessionsArgs, program: &Program) -> Result<Vec<Asked>, Fail
     }
     let longest = args.output.to.saturating_add(args.answer.to);
     let longest = args.turns.saturating_mul(longest);
+    let longest = longest.saturating_add(args.prefix);
     check_context(program, longest.saturating_add(args.prompt.to))?;
     let mut random = Random(args.seed);
     let mut clock = 0.0;
@@ -151,8 +152,10 @@ fn asked(args: &BenchSessionsArgs, program: &Program) -> Result<Vec<Asked>, Fail
             clock = (clock - (1.0 - random.uniform()).ln() / rate).min(LONGEST);
         }
         let prompt = random.count(args.prompt);
+        let mut tokens = some_tokens(program, args.prefix, args.sessions);
+        tokens.extend(some_tokens(program, prompt, i));
         let request = Request {
-            tokens: some_tokens(program, prompt, i),
+            tokens,
             max_tokens: random.count(args.output),
             keep: args.turns > 1,
             ..Request::default()
@@ -452,6 +455,7 @@ fn text(report: &Value) -> String {
          \x20 on the device {} at most of {}\n\
          \x20 on the host   {} at most of {}\n\
          \x20 on disk       {} at most of {}\n\
+         \x20 shared        {} tokens that others had computed\n\
          \x20 paged out     {}\n\
          \x20 paged back    {}\n",
         report["model"].as_str().unwrap_or_default(),
@@ -468,6 +472,7 @@ fn text(report: &Value) -> String {
         size("/host/kv_bytes"),
         size("/disk/kv_peak_bytes"),
         size("/disk/kv_bytes"),
+        report["shared_tokens"],
         moved("paged_out"),
         moved("paged_back"),
     );
