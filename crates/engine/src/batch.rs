@@ -154,6 +154,7 @@ mod tests {
             tokens: (0..(prompt + more) as u32).collect(),
             given: std::iter::once(0..prompt).collect(),
             computed,
+            logged: 0,
             max_tokens: 9,
             keep: false,
             context: 100,

@@ -7,11 +7,13 @@ use djinn_model::{
     hook::{self, Layout, Site},
     program::Program,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{EngineError, Positions, Tensor, tensors::read_tensor};
 
 /// What an edit does to an activation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Change<T> {
     /// Multiplies.
     Scale(f32),
@@ -28,6 +30,25 @@ pub enum Change<T> {
     Replace(T),
     /// Takes away the part that points along the operand.
     ProjectOut(T),
+}
+
+impl<T> Change<T> {
+    /// The same with another kind of operand.
+    pub(crate) fn map<U>(&self, operand: impl FnOnce(&T) -> U) -> Change<U> {
+        match self {
+            Change::Scale(factor) => Change::Scale(*factor),
+            Change::Zero => Change::Zero,
+            Change::Add {
+                operand: from,
+                factor,
+            } => Change::Add {
+                operand: operand(from),
+                factor: *factor,
+            },
+            Change::Replace(from) => Change::Replace(operand(from)),
+            Change::ProjectOut(from) => Change::ProjectOut(operand(from)),
+        }
+    }
 }
 
 /// An edit as written, not yet bound to a model.

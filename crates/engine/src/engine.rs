@@ -16,12 +16,16 @@ use crate::{
     Backend, Blueprint, EngineError, Finish, Footprint, Logprob, Paged, PassStats, Quota,
     SessionId, Timeline,
     batch::Batch,
+    durable::Journal,
     pager::Pager,
     pass::{Pass, upload_ids, upload_numbers},
     session::Session,
     settle::settle,
     stream::{self, Recorder, Streamer},
 };
+
+/// Rows from which on a pass takes as long as its rows do, and not as its weights.
+const MANY_ROWS: usize = 128;
 
 /// How far loading has come.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +41,9 @@ pub struct LoadProgress {
 pub struct Output {
     /// Whose.
     pub session: SessionId,
+    /// How many tokens it had generated before this one: those after a restart tell which
+    /// one it is.
+    pub index: usize,
     /// The token it generated; `None` while its prompt is still running, or where it
     /// was to generate none.
     pub token: Option<u32>,
@@ -63,6 +70,8 @@ pub struct Engine {
     pub(crate) pager: Pager,
     last_pass: Option<PassStats>,
     passes: usize,
+    /// Seconds a row takes in a pass of many; 0 until there was one.
+    pub(crate) row_s: f64,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     /// Where the first in the order of sessions stood last.
     pub(crate) clock: u64,
@@ -74,6 +83,8 @@ pub struct Engine {
     /// Tokens that sessions did not compute because others had.
     pub(crate) adopted: usize,
     pub(crate) quota: Quota,
+    /// Where sessions are written down, if they are.
+    pub(crate) journal: Option<Journal>,
     /// Steps in a row in which nobody could run.
     stuck: usize,
 }
@@ -118,10 +129,12 @@ impl Engine {
             next_id: 0,
             last_pass: None,
             passes: 0,
+            row_s: 0.0,
             untold: Vec::new(),
             disk_failure: None,
             adopted: 0,
             quota: Quota::default(),
+            journal: None,
             stuck: 0,
         })
     }
@@ -144,6 +157,11 @@ impl Engine {
     /// What was decided before loading.
     pub fn blueprint(&self) -> &Blueprint {
         &self.blueprint
+    }
+
+    /// The number that the next session will have.
+    pub fn next_session(&self) -> SessionId {
+        SessionId(self.next_id)
     }
 
     /// How many passes there were.
@@ -190,8 +208,15 @@ impl Engine {
     /// captured, and must not be captured again. A session whose pages could not be moved
     /// is over too, and told so; the others go on.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
+        let mut outputs = self.advance()?;
+        self.write_down(&mut outputs);
+        Ok(outputs)
+    }
+
+    /// One pass, and what is told of it.
+    fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
         let now = Instant::now();
-        let mut outputs = self.tend(now);
+        let mut outputs = self.look_after(now);
         self.admit();
         self.adopt();
         let turn = self.make_ready(now);
@@ -209,10 +234,10 @@ impl Engine {
             Err(error) => {
                 self.streamer.abort_pass();
                 self.pager.settle();
-                for (id, _) in turn.run {
-                    self.fail(id, &error);
-                }
-                self.untold = outputs;
+                outputs.extend(turn.run.iter().map(|&(id, _)| self.fail(id, &error)));
+                self.write_down(&mut outputs);
+                let told = |output: &Output| !turn.run.iter().any(|(id, _)| *id == output.session);
+                self.untold = outputs.into_iter().filter(told).collect();
                 return Err(error);
             }
         }
@@ -222,6 +247,15 @@ impl Engine {
             }
         }
         Ok(outputs)
+    }
+
+    /// Notes what a row of a pass of many takes.
+    fn note_row_time(&mut self) {
+        if let Some(pass) = self.last_pass
+            && pass.rows >= MANY_ROWS
+        {
+            self.row_s = pass.seconds / pass.rows as f64;
+        }
     }
 
     /// Nobody runs: waits until a page arrives that somebody needs, or makes room for the
@@ -269,6 +303,7 @@ impl Engine {
             session.computed += rows;
         }
         let outputs = settle(&mut members, last);
+        self.note_row_time();
         for &(id, rows) in run {
             self.publish(id, self.sessions[&id].computed - rows);
         }

@@ -63,6 +63,20 @@ pub enum EngineError {
     /// A file of pages or sessions.
     #[error(transparent)]
     Store(#[from] djinn_store::StoreError),
+    /// What was written down could not be read.
+    #[error("{0}")]
+    NotRead(String),
+    /// What a session came to could not be written down.
+    #[error("the session's state could not be written: {0}")]
+    NotWritten(String),
+    /// Sessions of another model.
+    #[error("these are sessions of {theirs}, and {name} is another model: use another folder")]
+    OtherModel {
+        /// The model at hand.
+        name: String,
+        /// The one they belong to.
+        theirs: String,
+    },
     /// An owner who has as much as it may.
     #[error("{owner} has {limit} {what} already, which is the limit: close some")]
     Quota {

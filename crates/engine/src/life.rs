@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use djinn_memory::{OutOfPages, PageTable};
 
 use crate::{
-    Captured, Engine, EngineError, Finish, Output, Request, SessionId, Transcript,
+    Captured, Engine, EngineError, Finish, Output, Request, SavedState, SessionId, Transcript,
+    durable::Record,
     schedule::Account,
     session::{Session, State},
     settings,
@@ -20,10 +21,24 @@ pub(crate) const AHEAD: Duration = Duration::from_millis(300);
 impl Engine {
     /// Takes a session in; it runs as soon as its turn comes.
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
+        self.check_open(&request.owner)?;
+        let id = SessionId(self.next_id);
+        let mut session = self.new_session(request, id)?;
+        self.commit_session(&mut session)?;
+        self.next_id += 1;
+        self.sessions.insert(id, session);
+        Ok(id)
+    }
+
+    /// A session that has run nothing yet.
+    pub(crate) fn new_session(
+        &self,
+        request: Request,
+        id: SessionId,
+    ) -> Result<Session, EngineError> {
         let program = &self.model.program;
         settings::check(&self.model, &request)?;
         self.check_limits(&request)?;
-        self.check_open(&request.owner)?;
         let positions = settings::positions(program, &request);
         let text = self.text(&request.tokens, &request.stop);
         let settings = &self.blueprint.settings;
@@ -45,12 +60,12 @@ impl Engine {
             .into());
         }
         let first = request.probe.first(settings.context, request.tokens.len());
-        let id = self.next_id();
-        let session = Session {
+        Ok(Session {
             id,
             given: std::iter::once(0..request.tokens.len()).collect(),
             tokens: request.tokens,
             computed: 0,
+            logged: 0,
             max_tokens: request.max_tokens,
             keep: request.keep,
             context: self.session_context(request.keep),
@@ -73,15 +88,7 @@ impl Engine {
             deadline: request.deadline,
             lease: request.lease,
             used: Instant::now(),
-        };
-        self.sessions.insert(id, session);
-        Ok(id)
-    }
-
-    /// A number that no session has had.
-    pub(crate) fn next_id(&mut self) -> SessionId {
-        self.next_id += 1;
-        SessionId(self.next_id - 1)
+        })
     }
 
     /// Positions of a session: who is kept may come to all that there is room for.
@@ -123,6 +130,9 @@ impl Engine {
 
     /// Ends a session at any point and returns what it came to.
     pub fn close(&mut self, id: SessionId) -> Option<Transcript> {
+        self.sessions.get(&id)?;
+        // What cannot be written down is found again after a restart, and closed again.
+        let _ = self.commit(&[Record::Closed { id: id.0 }]);
         let mut session = self.sessions.remove(&id)?;
         self.pager.release(&mut session.pages);
         let finish = match session.state {
@@ -145,7 +155,9 @@ impl Engine {
     /// say so again. Its pages go at once, as far as there is room for them, unless it is
     /// back in a moment.
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
-        let session = self.in_state(id, "ready", |state| !matches!(state, State::Done(_)))?;
+        self.in_state(id, "ready", |state| !matches!(state, State::Done(_)))?;
+        self.commit_state(id, SavedState::Waiting)?;
+        let session = self.session(id);
         let since = Instant::now();
         session.state = State::Waiting { expected, since };
         session.used = since;
@@ -182,14 +194,18 @@ impl Engine {
         if prompt > context {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
-        self.resume(id)?;
-        let session = self.sessions.get_mut(&id).expect("it was resumed");
+        let max_tokens = session.generated() + max_tokens;
+        self.in_state(id, "waiting", is_waiting)?;
+        self.commit_said(id, tokens, max_tokens)?;
+        self.go_on(id);
+        let session = self.session(id);
         let start = session.tokens.len();
         session.tokens.extend(tokens);
+        session.logged = session.tokens.len();
         if !tokens.is_empty() {
             session.given.push(start..session.tokens.len());
         }
-        session.max_tokens = session.generated() + max_tokens;
+        session.max_tokens = max_tokens;
         let (all, stop) = (session.tokens.clone(), session.stop.clone());
         let text = self.text(&all, &stop);
         self.sessions.get_mut(&id).expect("as above").text = text;
@@ -204,14 +220,19 @@ impl Engine {
 
     /// A session that waited goes on as soon as its turn comes.
     pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
+        self.in_state(id, "waiting", is_waiting)?;
+        self.commit_state(id, SavedState::Ready)?;
+        self.go_on(id);
+        Ok(())
+    }
+
+    fn go_on(&mut self, id: SessionId) {
         let clock = self.clock;
-        let is_waiting = |state| matches!(state, State::Waiting { .. });
-        let session = self.in_state(id, "waiting", is_waiting)?;
+        let session = self.session(id);
         session.state = State::Ready;
         session.turn = None;
         session.used = Instant::now();
         session.account = session.account.back(clock);
-        Ok(())
     }
 
     /// A session in a state that is wanted of it.
@@ -238,12 +259,8 @@ impl Engine {
             self.end_session(id, finish);
             return finish;
         }
-        let since = Instant::now();
-        session.state = State::Waiting {
-            expected: None,
-            since,
-        };
-        session.used = since;
+        session.state = State::waiting();
+        session.used = Instant::now();
         self.leave(id);
         finish
     }
@@ -266,4 +283,8 @@ impl Engine {
             ..over(id, Finish::Failed)
         }
     }
+}
+
+fn is_waiting(state: State) -> bool {
+    matches!(state, State::Waiting { .. })
 }

@@ -2,8 +2,11 @@
 
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// A selection of positions. Negative numbers count back from the prompt's end.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Positions {
     /// Every position: `all`.
     #[default]

@@ -1,13 +1,17 @@
 //! What a session reads and changes on its way through the model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use djinn_model::{
     hook::{self, Layout, Site},
     program::{Dims, Program},
 };
+use serde::{Deserialize, Serialize};
 
-use crate::{EditSpec, EngineError, Positions, Tensor, edit::Edit};
+use crate::{Change, EditSpec, EngineError, Positions, Tensor, edit::Edit};
 
 /// Captures and edits, bound to one model.
 ///
@@ -142,6 +146,78 @@ impl Probe {
             }
         }
         Ok(())
+    }
+}
+
+/// A probe as it is written down.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedProbe {
+    captures: Vec<String>,
+    positions: Positions,
+    edits: Vec<SavedEdit>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct SavedEdit {
+    hook: String,
+    change: Change<SavedTensor>,
+    positions: Positions,
+}
+
+/// A tensor by the bits of its numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct SavedTensor {
+    shape: Vec<usize>,
+    bits: Vec<u32>,
+}
+
+impl Probe {
+    /// As it is written down; nothing where it is empty.
+    pub(crate) fn saved(&self) -> Option<SavedProbe> {
+        if self.is_empty() {
+            return None;
+        }
+        let save = |tensor: &Arc<Tensor>| SavedTensor {
+            shape: tensor.shape.clone(),
+            bits: tensor.data.iter().map(|x| x.to_bits()).collect(),
+        };
+        let edits = self.edits.iter().flat_map(|(site, edits)| {
+            edits.iter().map(|edit| SavedEdit {
+                hook: site.to_string(),
+                change: edit.change.map(save),
+                positions: edit.positions.clone(),
+            })
+        });
+        Some(SavedProbe {
+            captures: self.captures.iter().map(Site::to_string).collect(),
+            positions: self.positions.clone(),
+            edits: edits.collect(),
+        })
+    }
+
+    /// What was written down, bound to a model again.
+    pub(crate) fn load(program: &Program, saved: &SavedProbe) -> Result<Self, EngineError> {
+        let positions = saved.positions.clone();
+        let mut probe = Probe::new(program, &saved.captures, positions, &[])?;
+        let load = |tensor: &SavedTensor| {
+            Arc::new(Tensor {
+                shape: tensor.shape.clone(),
+                data: tensor
+                    .bits
+                    .iter()
+                    .map(|&bits| f32::from_bits(bits))
+                    .collect(),
+            })
+        };
+        for edit in &saved.edits {
+            for site in hook::find(program, &edit.hook)? {
+                probe.edits.entry(site).or_default().push(Edit {
+                    change: edit.change.map(load),
+                    positions: edit.positions.clone(),
+                });
+            }
+        }
+        Ok(probe)
     }
 }
 

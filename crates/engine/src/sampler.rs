@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use djinn_device::Draw;
+use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
@@ -10,7 +11,7 @@ use crate::EngineError;
 ///
 /// Applied in this order: logit bias, repetition penalty, presence penalty,
 /// temperature, top-k, top-p, min-p. Temperature 0 takes the likeliest token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 is greedy; 1 is the model's own distribution.
     pub temperature: f32,

@@ -8,6 +8,7 @@ use std::{
 
 use djinn_device::Phase;
 use djinn_memory::{PageTable, Pages};
+use serde::{Deserialize, Serialize};
 
 use crate::{Captured, Class, Logprob, Probe, Sampling, schedule::Account, text::TextStream};
 
@@ -45,7 +46,8 @@ pub struct Request {
 }
 
 /// Why a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Finish {
     /// It generated as much as was asked for.
     Length,
@@ -114,6 +116,14 @@ pub(crate) enum State {
 }
 
 impl State {
+    /// Waits from now on, and nobody knows for how long.
+    pub fn waiting() -> Self {
+        State::Waiting {
+            expected: None,
+            since: Instant::now(),
+        }
+    }
+
     /// In a word.
     pub fn name(self) -> &'static str {
         match self {
@@ -132,6 +142,8 @@ pub(crate) struct Session {
     pub given: Vec<Range<usize>>,
     /// Tokens whose keys and values lie in the pages.
     pub computed: usize,
+    /// Tokens that are in the log, where there is one.
+    pub logged: usize,
     /// Generated tokens at which its turn ends, and whether it is kept then.
     pub max_tokens: usize,
     pub keep: bool,

@@ -11,6 +11,7 @@ use crate::{
 pub(crate) fn over(session: SessionId, finish: Finish) -> Output {
     Output {
         session,
+        index: 0,
         token: None,
         text: String::new(),
         logprobs: Vec::new(),
@@ -60,6 +61,7 @@ fn sample(session: &mut Session, scores: &Scores) -> Output {
     }
     Output {
         session: session.id,
+        index: session.generated() - 1,
         token: Some(choice.token),
         text,
         logprobs: choice.logprobs,

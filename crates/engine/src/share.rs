@@ -71,7 +71,7 @@ impl Engine {
         if !fits && !session.probe.is_empty() {
             return Err(EngineError::NoRoomToFork(id));
         }
-        let fork_id = self.next_id();
+        let fork_id = SessionId(self.next_id);
         let session = &self.sessions[&id];
         let text = self.text(&session.tokens, &session.stop);
         let holds = fits && session.admitted;
@@ -87,6 +87,11 @@ impl Engine {
             ..session.again(pages, text)
         };
         fork.account = fork.account.back(self.clock);
+        if let Err(error) = self.commit_session(&mut fork) {
+            self.pager.release(&mut fork.pages);
+            return Err(error);
+        }
+        self.next_id += 1;
         self.sessions.insert(fork_id, fork);
         Ok(fork_id)
     }

@@ -19,6 +19,13 @@ impl Engine {
     /// Passes do it by themselves; this is for when none runs. Tells of sessions that are
     /// over.
     pub fn tend(&mut self, now: Instant) -> Vec<Output> {
+        let mut outputs = self.look_after(now);
+        self.write_down(&mut outputs);
+        outputs
+    }
+
+    /// The same, before it is written down.
+    pub(crate) fn look_after(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = std::mem::take(&mut self.untold);
         outputs.extend(self.take_from_disk(false));
         outputs.extend(self.expire(now));

@@ -112,9 +112,9 @@ impl Engine {
         turn
     }
 
-    /// Brings the pages of those who run next. Who has to wait for them does not hold up
-    /// those who need not: it joins a later pass. Where all have to, the first runs, block
-    /// after block as its pages arrive.
+    /// Brings the pages of those who run next. Whose are there by the time the pass comes to
+    /// them runs in it, block after block as they arrive; who would hold up the others joins
+    /// a later pass. Where all have to wait, the first runs.
     fn bring(&mut self, run: Vec<(SessionId, usize)>, now: Instant, turn: &mut Turn) {
         let mut later = Vec::new();
         for (id, rows) in run {
@@ -129,17 +129,21 @@ impl Engine {
                 Err(lost) => turn.lost.push(lost),
             }
         }
+        let rows: usize = turn.run.iter().map(|(_, rows)| rows).sum();
+        let (pass_s, mut coming_s) = (self.row_s * rows as f64, 0.0);
         let mut most = self.pages_of_a_pass();
         for (id, rows) in later {
-            let is_alone = turn.run.is_empty();
-            let coming = match is_alone {
+            let away = self.sessions[&id].pages.away(self.pager.pages());
+            coming_s += self.pager.seconds_back(away);
+            let joins = turn.run.is_empty() || coming_s <= pass_s;
+            let coming = match joins {
                 true => self.with_pages(id, |pager, session| {
                     pager.bring_back(session.pages.pages(), Pace::Staged)
                 }),
                 false => self.bring_some(id, &mut most),
             };
             match coming {
-                Ok(()) if is_alone => self.take_in(id, rows, turn),
+                Ok(()) if joins => self.take_in(id, rows, turn),
                 Ok(()) => {}
                 Err(lost) => turn.lost.push(lost),
             }

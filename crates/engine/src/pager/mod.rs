@@ -10,7 +10,7 @@ mod spiller;
 #[cfg(test)]
 mod tests;
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use djinn_device::{Device, KvLayer, Stream};
 use djinn_memory::{Chunk, Frame, Frames, Move, PageId, PageTable, Pages};
@@ -130,8 +130,8 @@ pub(crate) enum Pace {
     Whole,
 }
 
-/// Trips each way whose times may be unread: the one before so many is long past.
-const UNREAD: usize = 1000;
+/// Bytes a second that pages come back at before any did: what a slow link does.
+const UNMEASURED: f64 = 10e9;
 
 /// What has to be past before a frame is used again.
 type After<E> = Vec<Option<Arc<Trip<E>>>>;
@@ -147,8 +147,8 @@ pub(crate) struct Pager<C: Copies = DeviceCopies> {
     host_after: After<C::Event>,
     paged: Paged,
     /// What went out and came back of late, whose times are still to be read.
-    out: Vec<Arc<Trip<C::Event>>>,
-    back: Vec<Arc<Trip<C::Event>>>,
+    out: VecDeque<Arc<Trip<C::Event>>>,
+    back: VecDeque<Arc<Trip<C::Event>>>,
 }
 
 impl Pager {
@@ -190,8 +190,8 @@ impl<C: Copies> Pager<C> {
             host_after: vec![None; pages.host().total()],
             pages,
             paged: Paged::default(),
-            out: Vec::new(),
-            back: Vec::new(),
+            out: VecDeque::new(),
+            back: VecDeque::new(),
         }
     }
 
@@ -202,21 +202,36 @@ impl<C: Copies> Pager<C> {
 
     /// What went each way so far; waits for what is under way.
     pub fn paged(&mut self) -> Result<Paged> {
-        self.read_times(0)?;
+        for trip in self.out.iter().chain(&self.back) {
+            self.copies.wait_here(trip.ended())?;
+        }
+        self.read_times()?;
         Ok(self.paged)
     }
 
-    /// Reads the times of all but the last trips.
-    fn read_times(&mut self, but: usize) -> Result<()> {
+    /// Seconds that so many pages are under way when they come back, going by those that
+    /// did.
+    pub fn seconds_back(&self, pages: usize) -> f64 {
+        let bytes = self.bytes * pages as u64;
+        match self.paged.back.gb_per_s() {
+            0.0 => bytes as f64 / UNMEASURED,
+            rate => bytes as f64 / (rate * 1e9),
+        }
+    }
+
+    /// Reads the times of trips that have ended.
+    fn read_times(&mut self) -> Result<()> {
         let ways = [
             (&mut self.out, &mut self.paged.out),
             (&mut self.back, &mut self.paged.back),
         ];
         for (trips, traffic) in ways {
-            for trip in trips.drain(..trips.len().saturating_sub(but)) {
-                self.copies.wait_here(trip.ended())?;
+            while let Some(trip) = trips.front()
+                && self.copies.is_past(trip.ended())?
+            {
                 traffic.seconds += self.copies.seconds(&trip.began, trip.ended())?;
                 traffic.bytes += trip.bytes;
+                trips.pop_front();
             }
         }
         Ok(())
@@ -264,9 +279,9 @@ impl<C: Copies> Pager<C> {
             }
             let stages = vec![self.copies.record(Stream::PageOut)?];
             let trip = self.end(began, stages, part, |page| (page.from, page.to));
-            self.out.push(trip);
+            self.out.push_back(trip);
         }
-        self.read_times(UNREAD)
+        self.read_times()
     }
 
     /// Brings pages back that are on the host: all of them, or none.
@@ -298,9 +313,9 @@ impl<C: Copies> Pager<C> {
                 stages.push(self.copies.record(Stream::PageIn)?);
             }
             let trip = self.end(began, stages, part, |page| (page.to, page.from));
-            self.back.push(trip);
+            self.back.push_back(trip);
         }
-        self.read_times(UNREAD)
+        self.read_times()
     }
 
     /// What comes next into the slab comes after the weights that were asked for so far.

@@ -1,7 +1,12 @@
 //! What turns cost, and what a session has paid.
 
+use serde::{Deserialize, Serialize};
+
 /// How urgent a session is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
 pub enum Class {
     /// Somebody listens: eight times the share of a batch.
     Realtime,

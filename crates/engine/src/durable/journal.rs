@@ -1,0 +1,124 @@
+//! What an engine writes down as it goes.
+
+use std::collections::BTreeMap;
+
+use djinn_store::Log;
+
+use super::{
+    Record, SavedSession, SavedState,
+    saved::save_logprobs,
+    state::{State, Whose, write},
+};
+use crate::{EngineError, Output, SessionId, session::Session};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// A log smaller than this is not worth writing again.
+const SMALL: u64 = 1 << 20;
+
+/// The log of an engine's sessions, and of those that it does not run.
+pub(crate) struct Journal {
+    log: Log,
+    whose: Whose,
+    /// Sessions of the folder that are not open here.
+    parked: BTreeMap<u64, SavedSession>,
+    /// Bytes when it was last written as it stands.
+    compact: u64,
+}
+
+impl Journal {
+    /// Goes on where a folder's log ends.
+    pub fn new(state: State, parked: BTreeMap<u64, SavedSession>) -> Self {
+        Journal {
+            compact: state.log.bytes(),
+            log: state.log,
+            whose: state.whose.expect("they belong to a model"),
+            parked,
+        }
+    }
+
+    /// Writes things down, in order, and sees to it that they stay.
+    pub fn commit(&mut self, records: &[Record]) -> Result<()> {
+        for record in records {
+            write(&mut self.log, record)?;
+        }
+        Ok(self.log.sync()?)
+    }
+
+    /// Writes the log again as it stands, where most of it is of the past. Where that fails
+    /// the old one goes on.
+    pub fn tidy<'a>(&mut self, sessions: impl Iterator<Item = &'a Session>) {
+        if self.log.bytes() < SMALL.max(4 * self.compact) {
+            return;
+        }
+        let head = Record::Model {
+            name: self.whose.name.clone(),
+            identity: self.whose.identity.clone(),
+        };
+        let open = sessions.map(SavedSession::of);
+        let all = open.chain(self.parked.values().cloned());
+        let all = all.map(|session| Record::Session(Box::new(session)));
+        let records = std::iter::once(head).chain(all);
+        let bytes = records.map(|record| serde_json::to_vec(&record).expect("plain data"));
+        if self.log.compact(bytes).is_ok() {
+            self.compact = self.log.bytes();
+        }
+    }
+
+    /// Writes down what a session generated since it last was, and where it stands if its
+    /// turn is over.
+    pub fn tell(&mut self, session: &mut Session, is_over: bool) -> Result<()> {
+        let id = session.id.0;
+        let new = &session.tokens[session.logged..];
+        if !new.is_empty() {
+            let kept = session.logprobs.len().saturating_sub(new.len());
+            let logprobs = &session.logprobs[kept..];
+            write(
+                &mut self.log,
+                &Record::Tokens {
+                    id,
+                    after: session.logged,
+                    tokens: new.to_vec(),
+                    logprobs: logprobs.iter().map(|all| save_logprobs(all)).collect(),
+                },
+            )?;
+            session.logged = session.tokens.len();
+        }
+        if is_over {
+            let state = SavedState::of(session);
+            write(&mut self.log, &Record::State { id, state })?;
+        }
+        Ok(())
+    }
+
+    /// Writes down what sessions are about to be told. The end of a turn is on disk before it
+    /// is told; tokens on the way there need not be, since they would come again as they
+    /// are. Says whose end could not be written, and why.
+    pub fn outputs(
+        &mut self,
+        outputs: &[Output],
+        sessions: &mut BTreeMap<SessionId, Session>,
+    ) -> Vec<(SessionId, EngineError)> {
+        let mut failed = Vec::new();
+        let mut ended = Vec::new();
+        for output in outputs {
+            let Some(session) = sessions.get_mut(&output.session) else {
+                continue;
+            };
+            let is_over = output.finish.is_some();
+            match self.tell(session, is_over) {
+                Ok(()) if is_over => ended.push(output.session),
+                Err(error) if is_over => failed.push((output.session, error)),
+                _ => {}
+            }
+        }
+        if !ended.is_empty()
+            && let Err(error) = self.log.sync()
+        {
+            let reason = error.to_string();
+            let why = |id| (id, EngineError::NotWritten(reason.clone()));
+            failed.extend(ended.into_iter().map(why));
+        }
+        failed
+    }
+}

@@ -1,0 +1,50 @@
+//! Sessions that outlive the process: what was acknowledged is in a log before it is, and a
+//! session goes on from there with the same bits.
+//!
+//! A session's KV is not written down. Its tokens are, as they come, and its keys and values
+//! follow from them, computed again the way they were: given tokens together, generated
+//! ones one by one. So a token that was not yet on disk when the power went is the one that
+//! is generated again.
+
+mod journal;
+mod saved;
+mod state;
+
+pub(crate) use journal::Journal;
+pub use saved::{SavedLogprobs, SavedSession, SavedState};
+pub(crate) use saved::{from_unix, load_logprobs};
+pub use state::{SavedFile, State as SessionState};
+
+use serde::{Deserialize, Serialize};
+
+/// What the log is made of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Record {
+    /// First: which model's sessions these are.
+    Model {
+        name: String,
+        identity: String,
+    },
+    Session(Box<SavedSession>),
+    /// A session was told something.
+    Said {
+        id: u64,
+        tokens: Vec<u32>,
+        max_tokens: usize,
+    },
+    /// A session generated tokens after so many that it had.
+    Tokens {
+        id: u64,
+        after: usize,
+        tokens: Vec<u32>,
+        logprobs: Vec<SavedLogprobs>,
+    },
+    State {
+        id: u64,
+        state: SavedState,
+    },
+    Closed {
+        id: u64,
+    },
+}

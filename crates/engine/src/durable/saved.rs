@@ -1,0 +1,150 @@
+//! A session as it is written down: its tokens, how the next ones are chosen, and what it
+//! changes on the way. Everything else follows from these, to the bit.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Class, Finish, Logprob, Sampling,
+    probe::SavedProbe,
+    session::{Session, State},
+};
+
+/// A session that can go on in another process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SavedSession {
+    /// Its number.
+    pub id: u64,
+    /// Whose it is.
+    pub owner: String,
+    /// How urgent.
+    pub class: Class,
+    /// Prompt, and what was said and generated since.
+    pub tokens: Vec<u32>,
+    /// Which of them were given: first, and one past the last.
+    pub given: Vec<(usize, usize)>,
+    /// Generated tokens at which its turn ends.
+    pub max_tokens: usize,
+    /// Whether it waits then.
+    pub keep: bool,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end its turn.
+    pub eos: Vec<u32>,
+    /// Texts that do.
+    pub stop: Vec<String>,
+    /// Of each generated token, itself and its alternatives, where asked for.
+    pub logprobs: Vec<SavedLogprobs>,
+    /// What is read and changed on the way.
+    pub probe: Option<SavedProbe>,
+    /// Seconds since 1970 at which it is over.
+    pub deadline: Option<f64>,
+    /// Seconds it stays unused.
+    pub lease: Option<f64>,
+    /// Where it stands.
+    pub state: SavedState,
+}
+
+/// A token and its alternatives: each with the bits of its logarithm.
+pub type SavedLogprobs = Vec<(u32, u32)>;
+
+/// Where a session stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SavedState {
+    /// Has tokens to run.
+    Ready,
+    /// Waits for its owner.
+    Waiting,
+    /// Is over.
+    Done {
+        /// Why.
+        finish: Finish,
+        /// What went wrong, where something did.
+        failure: Option<String>,
+    },
+}
+
+impl SavedSession {
+    pub(crate) fn of(session: &Session) -> Self {
+        let seconds = |duration: Duration| duration.as_secs_f64();
+        SavedSession {
+            id: session.id.0,
+            owner: session.owner.clone(),
+            class: session.account.class,
+            tokens: session.tokens.clone(),
+            given: session.given.iter().map(|g| (g.start, g.end)).collect(),
+            max_tokens: session.max_tokens,
+            keep: session.keep,
+            sampling: session.sampling.clone(),
+            eos: session.eos.clone(),
+            stop: session.stop.clone(),
+            logprobs: session
+                .logprobs
+                .iter()
+                .map(|all| save_logprobs(all))
+                .collect(),
+            probe: session.probe.saved(),
+            deadline: session.deadline.map(to_unix),
+            lease: session.lease.map(seconds),
+            state: SavedState::of(session),
+        }
+    }
+
+    /// How many of its tokens it generated.
+    pub fn generated(&self) -> usize {
+        let given: usize = self.given.iter().map(|(start, end)| end - start).sum();
+        self.tokens.len().saturating_sub(given)
+    }
+}
+
+impl SavedState {
+    pub(crate) fn of(session: &Session) -> Self {
+        match session.state {
+            State::Ready => SavedState::Ready,
+            State::Waiting { .. } => SavedState::Waiting,
+            State::Done(finish) => SavedState::Done {
+                finish,
+                failure: session.failure.clone(),
+            },
+        }
+    }
+
+    /// In a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            SavedState::Ready => "ready",
+            SavedState::Waiting => "waiting",
+            SavedState::Done { .. } => "done",
+        }
+    }
+}
+
+pub(crate) fn save_logprobs(all: &[Logprob]) -> SavedLogprobs {
+    all.iter().map(|l| (l.token, l.logprob.to_bits())).collect()
+}
+
+pub(crate) fn load_logprobs(all: &SavedLogprobs) -> Vec<Logprob> {
+    let load = |&(token, bits): &(u32, u32)| Logprob {
+        token,
+        logprob: f32::from_bits(bits),
+    };
+    all.iter().map(load).collect()
+}
+
+fn to_unix(at: Instant) -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0.0, |since| since.as_secs_f64());
+    let (ahead, behind) = (at.saturating_duration_since(Instant::now()), at.elapsed());
+    now + ahead.as_secs_f64() - behind.as_secs_f64()
+}
+
+/// The same moment in this process; now, where it is past or was never one.
+pub(crate) fn from_unix(seconds: f64) -> Instant {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let ahead = seconds - now.map_or(0.0, |since| since.as_secs_f64());
+    let ahead = Duration::try_from_secs_f64(ahead).unwrap_or_default();
+    let at = Instant::now();
+    at.checked_add(ahead).unwrap_or(at)
+}

@@ -1,0 +1,180 @@
+//! An engine that keeps its sessions in a folder.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use crate::{
+    Engine, EngineError, Finish, Output, Probe, Request, SavedSession, SavedState, SessionId,
+    SessionState,
+    durable::{Journal, Record, from_unix, load_logprobs},
+    identity::identity,
+    session::{Session, State},
+};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// What was found in a folder.
+#[derive(Debug, Default)]
+pub struct Restored {
+    /// Sessions that go on.
+    pub sessions: Vec<SessionId>,
+    /// Those that this engine was not laid out for, each with the reason. They stay in the
+    /// folder.
+    pub refused: Vec<(SessionId, EngineError)>,
+    /// Bytes that the last crash left half written.
+    pub torn: u64,
+}
+
+impl Engine {
+    /// Keeps sessions in a folder from now on, and goes on with those that are there, or with
+    /// one of them alone. Before the first is opened.
+    pub fn keep_state(
+        &mut self,
+        mut state: SessionState,
+        only: Option<SessionId>,
+    ) -> Result<Restored> {
+        assert!(self.sessions.is_empty(), "before the first session");
+        state.belong(&self.model.name, &identity(&self.model)?)?;
+        if let Some(id) = only {
+            state.get(id)?;
+        }
+        let mut restored = Restored {
+            torn: state.torn(),
+            ..Restored::default()
+        };
+        let mut parked = BTreeMap::new();
+        for (number, saved) in std::mem::take(&mut state.sessions) {
+            let id = SessionId(number);
+            if only.is_some_and(|only| only != id) {
+                parked.insert(number, saved);
+                continue;
+            }
+            match self.take_back(&saved) {
+                Ok(()) => restored.sessions.push(id),
+                Err(error) => {
+                    restored.refused.push((id, error));
+                    parked.insert(number, saved);
+                }
+            }
+        }
+        self.next_id = state.next_id;
+        self.journal = Some(Journal::new(state, parked));
+        Ok(restored)
+    }
+
+    /// A session that was written down is open again, with nothing computed yet.
+    fn take_back(&mut self, saved: &SavedSession) -> Result<()> {
+        let program = &self.model.program;
+        let first = saved.given.first().map_or(0, |&(_, end)| end);
+        let broken = || EngineError::NotRead(format!("session {} is not whole", saved.id));
+        let prompt = saved.tokens.get(..first).ok_or_else(broken)?.to_vec();
+        let lease = |seconds| std::time::Duration::try_from_secs_f64(seconds).ok();
+        let request = Request {
+            tokens: prompt,
+            // Who is kept has turns behind it that are no part of this one.
+            max_tokens: match saved.keep {
+                true => 0,
+                false => saved.max_tokens,
+            },
+            sampling: saved.sampling.clone(),
+            eos: saved.eos.clone(),
+            stop: saved.stop.clone(),
+            probe: match &saved.probe {
+                Some(probe) => Probe::load(program, probe)?,
+                None => Probe::default(),
+            },
+            class: saved.class,
+            keep: saved.keep,
+            owner: saved.owner.clone(),
+            deadline: saved.deadline.map(from_unix),
+            lease: saved.lease.and_then(lease),
+        };
+        let mut session = self.new_session(request, SessionId(saved.id))?;
+        crate::settings::check_tokens(&self.model.program, &saved.tokens)?;
+        let range = |&(start, end): &(usize, usize)| -> Range<usize> { start..end };
+        session.given = saved.given.iter().map(range).collect();
+        session.tokens.clone_from(&saved.tokens);
+        session.logged = saved.tokens.len();
+        session.max_tokens = saved.max_tokens;
+        if session.tokens.len() > session.context.saturating_add(1) {
+            return Err(EngineError::PromptTooLong {
+                prompt: session.tokens.len(),
+                context: session.context,
+            });
+        }
+        session.logprobs = saved.logprobs.iter().map(load_logprobs).collect();
+        session.text = self.text(&session.tokens, &session.stop);
+        match &saved.state {
+            SavedState::Ready => {}
+            SavedState::Waiting => session.state = State::waiting(),
+            SavedState::Done { finish, failure } => {
+                session.state = State::Done(*finish);
+                session.failure.clone_from(failure);
+            }
+        }
+        self.sessions.insert(session.id, session);
+        Ok(())
+    }
+
+    /// Writes things down before they are acknowledged, where sessions are kept.
+    pub(crate) fn commit(&mut self, records: &[Record]) -> Result<()> {
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        journal.commit(records)?;
+        journal.tidy(self.sessions.values());
+        Ok(())
+    }
+
+    /// The same of a session as it is.
+    pub(crate) fn commit_session(&mut self, session: &mut Session) -> Result<()> {
+        if self.journal.is_none() {
+            return Ok(());
+        }
+        session.logged = session.tokens.len();
+        let saved = SavedSession::of(session);
+        self.commit(&[Record::Session(Box::new(saved))])
+    }
+
+    /// The same of where a session stands.
+    pub(crate) fn commit_state(&mut self, id: SessionId, state: SavedState) -> Result<()> {
+        self.commit(&[Record::State { id: id.0, state }])
+    }
+
+    /// The same of what a session is told.
+    pub(crate) fn commit_said(
+        &mut self,
+        id: SessionId,
+        tokens: &[u32],
+        max_tokens: usize,
+    ) -> Result<()> {
+        let Some(journal) = &mut self.journal else {
+            return Ok(());
+        };
+        let session = self.sessions.get_mut(&id).expect("an open session");
+        journal.tell(session, false)?;
+        let said = Record::Said {
+            id: id.0,
+            tokens: tokens.to_vec(),
+            max_tokens,
+        };
+        let state = SavedState::Ready;
+        self.commit(&[said, Record::State { id: id.0, state }])
+    }
+
+    /// Writes down what sessions are about to be told. Whose end cannot be is over, and told
+    /// why; what the log has of it stays there.
+    pub(crate) fn write_down(&mut self, outputs: &mut [Output]) {
+        let Some(journal) = &mut self.journal else {
+            return;
+        };
+        for (id, error) in journal.outputs(outputs, &mut self.sessions) {
+            let told = outputs.iter_mut().find(|output| output.session == id);
+            let (told, failure) = (told.expect("one of these"), error.to_string());
+            if told.failure.is_none() {
+                self.end_session(id, Finish::Failed);
+                self.session(id).failure = Some(failure.clone());
+                (told.finish, told.failure) = (Some(Finish::Failed), Some(failure));
+            }
+        }
+    }
+}

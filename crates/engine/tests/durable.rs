@@ -1,0 +1,480 @@
+//! Sessions that outlive their process: whenever it ends, what was acknowledged is there
+//! afterwards, and goes on with the same bits.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use common::{How, open, request, stories};
+use djinn_engine::{
+    Blueprint, Engine, EngineError, Finish, Memory, Request, Sampling, SavedFile, SessionId,
+    SessionState, Settings, Transcript,
+};
+
+/// An engine for so many sessions of up to 96 positions, half of which are on the host.
+fn engine(sessions: usize) -> Engine {
+    let (model, backend) = (open(&stories()), How::default().backend());
+    let settings = Settings::for_sessions(&model.program, sessions, 96, 64).unwrap();
+    let settings = Settings {
+        pages: settings
+            .pages
+            .div_ceil(2)
+            .max(settings.context.div_ceil(16)),
+        host_pages: settings.pages,
+        open: 1000,
+        ..settings
+    };
+    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+}
+
+fn restarted(sessions: usize, folder: &Path) -> Engine {
+    let mut engine = engine(sessions);
+    let restored = engine.keep_state(SessionState::open(folder).unwrap(), None);
+    assert!(restored.unwrap().refused.is_empty());
+    engine
+}
+
+/// Unlike others: each has its own tokens, its own way to choose and something to watch.
+fn unlike(number: u64) -> Request {
+    let tokens: Vec<u32> = (0..7 + number as u32 % 20)
+        .map(|i| (11 * i + number as u32) % 900)
+        .collect();
+    Request {
+        sampling: Sampling {
+            temperature: (number % 3) as f32 / 2.0,
+            seed: number,
+            logprobs: number.is_multiple_of(2).then_some(1),
+            ..Sampling::default()
+        },
+        keep: true,
+        owner: format!("owner {}", number % 3),
+        ..request(&stories(), &tokens, &[], TURN)
+    }
+}
+
+/// Tokens of a turn, and what is said before each but the first.
+const TURN: usize = 5;
+const TURNS: usize = 3;
+
+fn answer(number: u64, turn: usize) -> Vec<u32> {
+    (0..turn as u32 + 1)
+        .map(|i| 30 + 7 * i + number as u32 % 50)
+        .collect()
+}
+
+/// What a session came to, bits and all.
+fn told(transcript: &Transcript) -> (Vec<u32>, Vec<(u32, u32)>) {
+    let logprobs = transcript.logprobs.iter().flatten();
+    let bits = logprobs.map(|l| (l.token, l.logprob.to_bits())).collect();
+    (transcript.generated.clone(), bits)
+}
+
+/// A whole conversation without interruption.
+fn alone(number: u64) -> Transcript {
+    let mut engine = engine(1);
+    let id = engine.open(unlike(number)).unwrap();
+    for turn in 1..TURNS {
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        engine.say(id, &answer(number, turn), TURN).unwrap();
+    }
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    engine.close(id).unwrap()
+}
+
+/// Does what is next for sessions that wait; says which are at their end.
+fn go_on(engine: &mut Engine) -> Vec<SessionId> {
+    let mut ended = Vec::new();
+    for info in engine.list(None) {
+        let turn = info.generated / TURN;
+        if info.state == "waiting" && turn < TURNS {
+            let said = answer(info.id.0, turn);
+            engine.say(info.id, &said, TURN).unwrap();
+        } else if info.state == "waiting" {
+            ended.push(info.id);
+        }
+    }
+    ended
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn wherever_it_ends_it_goes_on_with_the_same_bits() {
+    let expect: Vec<_> = (0..3).map(|number| told(&alone(number))).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let states = folder.path().join("states");
+    let mut engine = restarted(3, &folder.path().join("state"));
+    for number in 0..3 {
+        engine.open(unlike(number)).unwrap();
+    }
+    let mut copies = 0;
+    loop {
+        copy(
+            &folder.path().join("state"),
+            &states.join(copies.to_string()),
+        );
+        copies += 1;
+        engine.step().unwrap();
+        if engine.is_idle() {
+            copy(
+                &folder.path().join("state"),
+                &states.join(copies.to_string()),
+            );
+            copies += 1;
+        }
+        if engine.is_idle() && go_on(&mut engine).len() == 3 {
+            break;
+        }
+    }
+    assert!(copies > TURN * TURNS, "{copies}");
+    drop(engine);
+    for number in 0..copies {
+        let mut engine = restarted(3, &states.join(number.to_string()));
+        loop {
+            while !engine.is_idle() {
+                engine.step().unwrap();
+                engine.check_integrity();
+            }
+            if go_on(&mut engine).len() == 3 {
+                break;
+            }
+        }
+        for (number, expect) in (0..).zip(&expect) {
+            let found = told(&engine.close(SessionId(number)).unwrap());
+            assert!(found == *expect, "session {number} after {number} steps");
+        }
+        drop(engine);
+        let state = SessionState::open(&states.join(number.to_string())).unwrap();
+        assert_eq!(state.sessions().count(), 0, "closed is closed");
+    }
+}
+
+#[test]
+fn edits_captures_and_forks_come_back() {
+    use djinn_engine::{EditSpec, Positions, Probe};
+    let folder = tempfile::tempdir().unwrap();
+    let model = open(&stories());
+    let edits: Vec<EditSpec> = vec!["blocks.2.hook_resid_post:scale=0.5@2..9".parse().unwrap()];
+    let captures = ["blocks.3.hook_mlp_out"];
+    let probe = Probe::new(&model.program, &captures, Positions::All, &edits).unwrap();
+    let ask = Request { probe, ..unlike(4) };
+    let run = |engine: &mut Engine| {
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+    };
+    let mut whole = engine(3);
+    let id = whole.open(ask.clone()).unwrap();
+    run(&mut whole);
+    let expect = whole.close(id).unwrap();
+
+    let mut engine = restarted(3, folder.path());
+    let id = engine.open(ask).unwrap();
+    for _ in 0..3 {
+        engine.step().unwrap();
+    }
+    let other = Sampling {
+        temperature: 1.0,
+        seed: 99,
+        ..Sampling::default()
+    };
+    let fork = engine.fork(id, Some(other.clone())).unwrap();
+    drop(engine);
+    let mut engine = restarted(3, folder.path());
+    run(&mut engine);
+    let dims = engine.model().program.dims;
+    let (found, fork) = (engine.close(id).unwrap(), engine.close(fork).unwrap());
+    assert!(told(&found) == told(&expect));
+    let tensors = |t: &Transcript| t.captured.tensors(&dims);
+    assert_eq!(tensors(&found), tensors(&expect));
+    assert_eq!(fork.generated[..2], expect.generated[..2]);
+    assert_ne!(fork.generated, expect.generated);
+}
+
+#[test]
+fn one_session_moves_as_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
+    let file = folder.path().join("session.djinn");
+    let expect = told(&alone(0));
+    let mut engine = restarted(1, &here);
+    engine.open(unlike(0)).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    drop(engine);
+    let state = SessionState::open(&here).unwrap();
+    assert!(state.export(SessionId(7)).is_err());
+    state
+        .export(SessionId(0))
+        .unwrap()
+        .write(&file, false)
+        .unwrap();
+    assert!(
+        state
+            .export(SessionId(0))
+            .unwrap()
+            .write(&file, false)
+            .is_err(),
+        "it is there"
+    );
+
+    let mut state = SessionState::open(&there).unwrap();
+    let id = state.import(SavedFile::read(&file).unwrap()).unwrap();
+    drop(state);
+    let mut engine = restarted(1, &there);
+    while go_on(&mut engine).is_empty() {
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+    }
+    // Its number, and so what it is told, is the same here.
+    assert_eq!(id, SessionId(0));
+    assert!(told(&engine.close(id).unwrap()) == expect);
+    fs::write(&file, "nothing of the kind").unwrap();
+    assert!(SavedFile::read(&file).is_err());
+}
+
+#[test]
+fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = restarted(1, folder.path());
+    let id = first.open(unlike(0)).unwrap();
+    let in_use = SessionState::open(folder.path()).err().unwrap().to_string();
+    assert!(in_use.contains("another process"), "{in_use}");
+    let theirs = |engine: &mut Engine, owner: &str| {
+        let mut owned = engine.as_owner(owner);
+        (owned.list().len(), owned.wait(id, None).is_ok())
+    };
+    assert_eq!(theirs(&mut first, "owner 0"), (1, true));
+    assert_eq!(theirs(&mut first, "owner 1"), (0, false));
+    drop(first);
+
+    // Another model's.
+    let model = open(&common::family("llama2"));
+    let backend = How::default().backend();
+    let settings = Settings::for_sessions(&model.program, 1, 32, 32).unwrap();
+    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    let mut other = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+    let state = SessionState::open(folder.path()).unwrap();
+    let refused = other.keep_state(state, None);
+    assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
+
+    // Too small for it: it stays in the folder.
+    let (model, backend) = (open(&stories()), How::default().backend());
+    let settings = Settings::for_sessions(&model.program, 1, 4, 4).unwrap();
+    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    let mut small = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+    let state = SessionState::open(folder.path()).unwrap();
+    let restored = small.keep_state(state, None).unwrap();
+    assert_eq!((restored.sessions.len(), restored.refused.len()), (0, 1));
+    drop(small);
+    assert_eq!(
+        SessionState::open(folder.path())
+            .unwrap()
+            .sessions()
+            .count(),
+        1
+    );
+}
+
+/// Set for the process that is killed.
+const CHILD: &str = "DJINN_TEST_STATE";
+const SESSIONS: u64 = 40;
+
+/// Opens sessions, tells them more, closes them, and says what was acknowledged.
+fn child(folder: &Path) {
+    let mut out = std::io::stdout();
+    let mut engine = restarted(4, folder);
+    let there: Vec<String> = engine
+        .list(None)
+        .iter()
+        .map(|s| s.id.0.to_string())
+        .collect();
+    writeln!(out, "restored {}", there.join(" ")).unwrap();
+    loop {
+        while engine.list(None).len() < 6 && engine.next_session() < SessionId(SESSIONS) {
+            let id = engine.open(unlike(engine.next_session().0)).unwrap();
+            writeln!(out, "opened {}", id.0).unwrap();
+        }
+        if engine.list(None).is_empty() {
+            writeln!(out, "complete").unwrap();
+            return;
+        }
+        for output in engine.step().unwrap() {
+            if let Some(token) = output.token {
+                let (id, at) = (output.session.0, output.index);
+                writeln!(out, "token {id} {at} {token}").unwrap();
+            }
+        }
+        for id in go_on(&mut engine) {
+            engine.close(id).unwrap();
+            writeln!(out, "closed {}", id.0).unwrap();
+        }
+    }
+}
+
+/// What the parent has been told.
+#[derive(Default)]
+struct Acknowledged {
+    opened: BTreeSet<u64>,
+    closed: BTreeSet<u64>,
+    tokens: BTreeMap<(u64, usize), u32>,
+    restarts: usize,
+}
+
+impl Acknowledged {
+    /// Takes in a line; says whether it was the last.
+    fn hear(&mut self, line: &str) -> bool {
+        let mut words = line.split(' ');
+        let what = words.next().unwrap();
+        let numbers: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
+        match what {
+            "restored" => {
+                self.restarts += 1;
+                let there: BTreeSet<u64> = numbers.into_iter().collect();
+                for id in self.opened.difference(&self.closed) {
+                    // It may have been closed with nobody left to be told.
+                    let is_whole = self.tokens.contains_key(&(*id, TURN * TURNS - 1));
+                    assert!(there.contains(id) || is_whole, "session {id} is lost");
+                }
+            }
+            "opened" => assert!(self.opened.insert(numbers[0]), "{line} again"),
+            "closed" => assert!(self.closed.insert(numbers[0]), "{line} again"),
+            "token" => {
+                let (at, token) = ((numbers[0], numbers[1] as usize), numbers[2] as u32);
+                let before = self.tokens.insert(at, token);
+                assert!(
+                    before.is_none_or(|before| before == token),
+                    "{line}, not {before:?}"
+                );
+            }
+            _ => return what == "complete",
+        }
+        false
+    }
+}
+
+#[test]
+fn killed_a_hundred_times_nothing_acknowledged_is_lost() {
+    if let Some(folder) = std::env::var_os(CHILD) {
+        return child(Path::new(&folder));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut told_so_far = Acknowledged::default();
+    let (mut kills, mut random, mut complete) = (0, 12345u64, false);
+    while !complete {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["killed_a_hundred_times", "--nocapture", "--test-threads=1"])
+            .env(CHILD, folder.path().join("state"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Killed after so many lines, and a moment more.
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let (lines, moment) = ((random >> 40) % 12, (random >> 33) % 3000);
+        let mut heard = 0;
+        let mut reader = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while reader.read_line(&mut line).unwrap() > 0 {
+            if line.ends_with('\n') {
+                complete |= told_so_far.hear(line.trim_end());
+                heard += u64::from(line.starts_with("token"));
+            }
+            line.clear();
+            if heard == lines && kills < 100 {
+                std::thread::sleep(Duration::from_micros(moment));
+                child.kill().unwrap();
+                kills += 1;
+                heard += 1;
+            }
+        }
+        child.wait().unwrap();
+    }
+    assert!(
+        kills >= 90,
+        "{kills} kills, {} restarts",
+        told_so_far.restarts
+    );
+    for number in 0..SESSIONS {
+        let expect = alone(number).generated;
+        for (at, token) in expect.iter().enumerate() {
+            let found = told_so_far.tokens.get(&(number, at));
+            assert_eq!(found, Some(token), "token {at} of session {number}");
+        }
+    }
+}
+
+#[test]
+fn deadlines_leases_and_quotas() {
+    let mut engine = engine(3);
+    engine.set_quota(djinn_engine::Quota {
+        sessions: 2,
+        ..Default::default()
+    });
+    let now = std::time::Instant::now();
+    let owned = |number: u64| Request {
+        owner: "a".into(),
+        ..unlike(number)
+    };
+    let late = engine
+        .open(Request {
+            deadline: Some(now + Duration::from_secs(5)),
+            ..owned(0)
+        })
+        .unwrap();
+    let leased = engine
+        .open(Request {
+            lease: Some(Duration::from_secs(5)),
+            ..owned(1)
+        })
+        .unwrap();
+    let refused = engine.open(owned(2)).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "a has 2 sessions already, which is the limit: close some"
+    );
+    assert!(engine.fork(late, None).is_err());
+    engine.open(unlike(1)).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    let ends = |engine: &mut Engine, seconds: u64| -> Vec<(SessionId, Option<Finish>)> {
+        let outputs = engine.tend(now + Duration::from_secs(seconds));
+        outputs
+            .iter()
+            .map(|output| (output.session, output.finish))
+            .collect()
+    };
+    assert_eq!(ends(&mut engine, 4), []);
+    engine.renew(leased).unwrap();
+    assert_eq!(ends(&mut engine, 5), [(late, Some(Finish::Deadline))]);
+    assert_eq!(ends(&mut engine, 60), [(leased, Some(Finish::Lease))]);
+    assert!(engine.say(late, &[1], 1).is_err());
+    engine.check_integrity();
+    assert_eq!(engine.close(late).unwrap().finish, Some(Finish::Deadline));
+    engine.open(owned(2)).unwrap();
+}
