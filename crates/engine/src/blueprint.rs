@@ -1,7 +1,7 @@
 //! Everything that is decided before anything is loaded: how the weights are cut,
 //! what stays and what streams, and where in the slab each thing lies.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use djinn_device::{DType, Scratch, host};
 use djinn_memory::{Keep, Needs, Place, Plan, PlanError, Pool, Size, Work};
@@ -157,6 +157,11 @@ impl Blueprint {
             return Err(EngineError::HostBudget { needed, there });
         }
         Ok(blueprint)
+    }
+
+    /// Puts pages that host memory has no room for into a file in this folder.
+    pub fn spill_to(&mut self, folder: &Path) {
+        self.spill = Some(folder.to_owned());
     }
 
     /// Whether this machine has the memory, as far as can be told without taking it.

@@ -13,6 +13,10 @@ use crate::{
 
 type Result<T> = std::result::Result<T, EngineError>;
 
+/// How much longer than it would otherwise a pass may take for the sake of pages that it
+/// waits for.
+const PATIENCE: f64 = 1.2;
+
 /// The part of the link that pages have beside weights: one in so many bytes.
 const SHARE: u64 = 4;
 
@@ -135,7 +139,7 @@ impl Engine {
         for (id, rows) in later {
             let away = self.sessions[&id].pages.away(self.pager.pages());
             coming_s += self.pager.seconds_back(away);
-            let joins = turn.run.is_empty() || coming_s <= pass_s;
+            let joins = turn.run.is_empty() || coming_s <= PATIENCE * pass_s;
             let coming = match joins {
                 true => self.with_pages(id, |pager, session| {
                     pager.bring_back(session.pages.pages(), Pace::Staged)

@@ -6,7 +6,7 @@
 mod common;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::Path,
     time::{Duration, Instant},
 };
@@ -55,7 +55,9 @@ fn load(folder: &Path, settings: Settings) -> Engine {
 }
 
 /// What a session came to, bits and all.
-fn told(transcript: &Transcript) -> (Vec<u32>, Vec<(u32, u32)>, Option<Finish>) {
+type Told = (Vec<u32>, Vec<(u32, u32)>, Option<Finish>);
+
+fn told(transcript: &Transcript) -> Told {
     let logprobs = transcript.logprobs.iter().flatten();
     let bits = logprobs.map(|l| (l.token, l.logprob.to_bits())).collect();
     (transcript.generated.clone(), bits, transcript.finish)
@@ -99,22 +101,29 @@ fn tight(folder: &Path, requests: &[Request], most: usize, share: usize) -> Sett
     }
 }
 
-#[test]
-fn two_hundred_sessions_in_a_fifth_of_their_memory() {
-    let folder = stories();
-    let tokens = ids(&golden(&folder)["cat.input_ids"]);
-    let seed = 7;
-    let mut random = Random(seed);
-    let requests: Vec<Request> = (0..200)
-        .map(|_| unlike(&folder, &tokens, &mut random))
-        .collect();
-    let expect: Vec<_> = alone(&folder, &requests).iter().map(told).collect();
-    let mut engine = load(&folder, tight(&folder, &requests, 12, 5));
+/// The same with a disk behind a host that holds no more than two sessions, or a part of
+/// what they come to.
+fn load_with_disk(folder: &Path, settings: Settings, host_pages: usize, disk: &Path) -> Engine {
+    let (model, backend) = (open(folder), How::default().backend());
+    let least = settings.context.div_ceil(settings.page_tokens);
+    let settings = Settings {
+        disk_pages: settings.host_pages + 2 * least,
+        host_pages: host_pages.max(2 * least),
+        ..settings
+    };
+    let mut blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    blueprint.spill_to(disk);
+    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+}
 
+/// Two hundred sessions that come and go as chance wants it. Each has its own tokens but for
+/// a beginning that some share; some wait, some are cancelled, and some fork.
+fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut Random) {
+    let seed = random.0;
     let mut numbers: BTreeMap<SessionId, usize> = BTreeMap::new();
     let mut waiting: Vec<SessionId> = Vec::new();
-    let (mut next, mut done, mut cancelled) = (0, 0, 0);
-    while done + cancelled < requests.len() {
+    let (mut next, mut done, mut cancelled, mut forks) = (0, 0, 0, 0);
+    while done + cancelled < requests.len() + forks {
         // Some arrive, in no hurry.
         for _ in 0..random.below(4).min(requests.len() - next) {
             let id = engine.open(requests[next].clone()).unwrap();
@@ -126,6 +135,7 @@ fn two_hundred_sessions_in_a_fifth_of_their_memory() {
         for output in outputs {
             let number = numbers[&output.session];
             if output.finish.is_some() {
+                assert_eq!(output.failure, None, "session {number}, seed {seed}");
                 let found = told(&engine.close(output.session).unwrap());
                 assert!(found == expect[number], "session {number}, seed {seed}");
                 done += 1;
@@ -138,6 +148,10 @@ fn two_hundred_sessions_in_a_fifth_of_their_memory() {
                 let found = told(&engine.close(output.session).unwrap()).0;
                 assert_eq!(found, expect[number].0[..found.len()], "seed {seed}");
                 cancelled += 1;
+            } else if random.below(40) == 0 {
+                let fork = engine.fork(output.session, None).unwrap();
+                numbers.insert(fork, number);
+                forks += 1;
             }
             engine.check_integrity();
         }
@@ -151,12 +165,186 @@ fn two_hundred_sessions_in_a_fifth_of_their_memory() {
             }
         }
     }
-    assert!(cancelled > 2 && done > 150, "{done} {cancelled}");
+    assert!(
+        cancelled > 2 && done > 150 && forks > 20,
+        "{done} {cancelled} {forks}"
+    );
+    assert!(engine.adopted() > 200, "{}", engine.adopted());
     let paged = engine.paged().unwrap();
-    let (out, back) = (paged.out.bytes, paged.back.bytes);
-    assert!(0 < back && 0 < out, "{paged:?}");
+    assert!(0 < paged.back.bytes && 0 < paged.out.bytes, "{paged:?}");
     assert!(paged.device_peak <= engine.footprint().kv, "{paged:?}");
+    assert!(
+        paged.host_peak <= engine.blueprint().host_page_bytes(),
+        "{paged:?}"
+    );
     engine.check_integrity();
+}
+
+#[test]
+fn two_hundred_sessions_in_a_fifth_of_their_memory() {
+    let folder = stories();
+    let tokens = ids(&golden(&folder)["cat.input_ids"]);
+    let mut random = Random(7);
+    let common: Vec<u32> = (0..40).map(|i| tokens[i % tokens.len()]).collect();
+    let mut requests: Vec<Request> = (0..200)
+        .map(|_| unlike(&folder, &tokens, &mut random))
+        .collect();
+    for request in requests.iter_mut().step_by(4) {
+        request.tokens.splice(0..0, common.iter().copied());
+    }
+    let expect: Vec<Told> = alone(&folder, &requests).iter().map(told).collect();
+    let settings = tight(&folder, &requests, 12, 5);
+    let mut engine = load(&folder, settings.clone());
+    live(&mut engine, &requests, &expect, &mut random);
+    drop(engine);
+
+    // The same with a disk behind a sixth of the host's memory.
+    let disk = tempfile::tempdir().unwrap();
+    let host_pages = settings.host_pages / 6;
+    let mut engine = load_with_disk(&folder, settings, host_pages, disk.path());
+    live(&mut engine, &requests, &expect, &mut random);
+    let paged = engine.paged().unwrap();
+    assert!(
+        paged.spilled.bytes > 0 && paged.fetched.bytes > 0,
+        "{paged:?}"
+    );
+    assert!(
+        paged.disk_peak <= engine.blueprint().disk_page_bytes(),
+        "{paged:?}"
+    );
+    drop(engine);
+    assert_eq!(
+        std::fs::read_dir(disk.path()).unwrap().count(),
+        0,
+        "nothing is left"
+    );
+}
+
+/// Sessions that all wait, most of them on disk.
+fn on_disk(disk: &Path) -> (Engine, Vec<SessionId>, Vec<Told>) {
+    let folder = stories();
+    let requests: Vec<Request> = (0..24)
+        .map(|i| request(&folder, &[i + 5; 60], &[], 8))
+        .collect();
+    let expect = alone(&folder, &requests).iter().map(told).collect();
+    let settings = tight(&folder, &requests, 4, 12);
+    let mut engine = load_with_disk(&folder, settings, 0, disk);
+    let open = |request: &Request| engine.open(request.clone()).unwrap();
+    let sessions: Vec<SessionId> = requests.iter().map(open).collect();
+    let mut waiting = BTreeSet::new();
+    while waiting.len() < sessions.len() {
+        for output in engine.step().unwrap() {
+            if waiting.insert(output.session) {
+                engine.wait(output.session, None).unwrap();
+            }
+        }
+    }
+    // What is on its way gets there.
+    for _ in 0..100 {
+        engine.step().unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(engine.paged().unwrap().spilled.bytes > 0);
+    (engine, sessions, expect)
+}
+
+/// Lets all go on; says how many came to their end, and what the others were told.
+fn finish(mut engine: Engine, sessions: &[SessionId], expect: &[Told]) -> (usize, Vec<String>) {
+    for &id in sessions {
+        engine.resume(id).unwrap();
+    }
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        engine.check_integrity();
+    }
+    let (mut whole, mut failures) = (0, Vec::new());
+    for (&id, expect) in sessions.iter().zip(expect) {
+        let transcript = engine.close(id).unwrap();
+        match transcript.failure.clone() {
+            Some(failure) => failures.push(failure),
+            None => {
+                assert!(told(&transcript) == *expect, "session {}", id.0);
+                whole += 1;
+            }
+        }
+    }
+    engine.check_integrity();
+    (whole, failures)
+}
+
+#[test]
+fn a_spill_file_that_somebody_changed_is_an_error_of_those_it_held() {
+    let path = |disk: &Path| {
+        let file = std::fs::read_dir(disk).unwrap().next();
+        file.unwrap().unwrap().path()
+    };
+    let disk = tempfile::tempdir().unwrap();
+    let (engine, sessions, expect) = on_disk(disk.path());
+    assert_eq!(finish(engine, &sessions, &expect), (24, vec![]));
+
+    let (engine, sessions, expect) = on_disk(disk.path());
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(path(disk.path()));
+    // A byte in the middle of what the first slot holds.
+    std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &[0x55], 1000).unwrap();
+    let (whole, failures) = finish(engine, &sessions, &expect);
+    assert!(
+        whole >= 22 && whole + failures.len() == 24,
+        "{whole} {failures:?}"
+    );
+    assert!(
+        failures
+            .iter()
+            .all(|f| f.contains("does not hold what was written")),
+        "{failures:?}"
+    );
+    assert!(!failures.is_empty());
+
+    let (engine, sessions, expect) = on_disk(disk.path());
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(path(disk.path()));
+    file.unwrap().set_len(5000).unwrap();
+    let (whole, failures) = finish(engine, &sessions, &expect);
+    assert!(
+        whole > 0 && whole + failures.len() == 24,
+        "{whole} {failures:?}"
+    );
+    assert!(
+        failures.iter().all(|f| f.contains("cut short")),
+        "{failures:?}"
+    );
+}
+
+#[test]
+fn without_room_elsewhere_sessions_queue_and_none_fails() {
+    let folder = stories();
+    let requests: Vec<Request> = (0..9)
+        .map(|i| request(&folder, &[i + 5; 60], &[], 8))
+        .collect();
+    let expect: Vec<Told> = alone(&folder, &requests).iter().map(told).collect();
+    let settings = Settings {
+        host_pages: 1,
+        ..tight(&folder, &requests, 4, 9)
+    };
+    let mut engine = load(&folder, settings);
+    let open = |request: &Request| engine.open(request.clone()).unwrap();
+    let sessions: Vec<SessionId> = requests.iter().map(open).collect();
+    let mut waited = false;
+    while !engine.is_idle() {
+        let outputs = engine.step().unwrap();
+        // The host has no room for one that waits: it stays where it is, and comes back.
+        if let (Some(output), false) = (outputs.first(), waited) {
+            engine.wait(output.session, None).unwrap();
+            engine.check_integrity();
+            engine.resume(output.session).unwrap();
+            waited = true;
+        }
+    }
+    for (id, expect) in sessions.into_iter().zip(&expect) {
+        assert!(told(&engine.close(id).unwrap()) == *expect);
+    }
 }
 
 #[test]

@@ -29,6 +29,13 @@ pub(crate) struct Ready<'a> {
     pub pending: usize,
 }
 
+impl Ready<'_> {
+    /// Whether it has more than the one token to run that comes of each pass.
+    fn is_prompt(&self) -> bool {
+        self.pending > 1
+    }
+}
+
 /// What a pass may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -115,6 +122,42 @@ impl Room<'_> {
     }
 }
 
+/// Rows of a pass that nobody has yet.
+struct RowsLeft {
+    all: usize,
+    /// Those that are not kept for sessions that generate.
+    spare: usize,
+}
+
+impl RowsLeft {
+    fn new(ready: &[Ready<'_>], limits: Limits) -> Self {
+        let generate = ready.iter().filter(|session| !session.is_prompt()).count();
+        RowsLeft {
+            all: limits.rows,
+            spare: limits.rows - generate.min(limits.sessions).min(limits.rows),
+        }
+    }
+
+    /// Rows for a session: prompts take all that is spare, in order, since many that have
+    /// one each would not get anywhere. The first always has some.
+    fn of(&self, session: &Ready<'_>, is_first: bool) -> usize {
+        match session.is_prompt() {
+            true => session
+                .pending
+                .min(self.spare.max(usize::from(is_first)))
+                .min(self.all),
+            false => self.all.min(1),
+        }
+    }
+
+    fn take(&mut self, session: &Ready<'_>, rows: usize) {
+        self.all -= rows;
+        if session.is_prompt() {
+            self.spare = self.spare.saturating_sub(rows);
+        }
+    }
+}
+
 /// Decides. `idle` are sessions that do not run now, those needed last first; `elsewhere`
 /// more pages can go away from the device. Sessions that generate run one token, and
 /// prompts share the rows that are left, in order. Who has pages on disk does not run yet.
@@ -142,7 +185,7 @@ pub(crate) fn decide(
     // Whose pages make room: the idle, then those whose turn is furthest away.
     let later = order.iter().rev().map(|&i| ready[i].table);
     let mut victims = idle.iter().copied().chain(later).peekable();
-    let mut spare_rows = limits.rows - limits.sessions.min(ready.len()).min(limits.rows);
+    let mut rows_left = RowsLeft::new(ready, limits);
     for &i in &order {
         if decision.run.len() == limits.sessions {
             break;
@@ -153,7 +196,10 @@ pub(crate) fn decide(
         let Some(coming) = room.coming(session.table) else {
             continue;
         };
-        let rows = 1 + (session.pending.max(1) - 1).min(spare_rows);
+        let rows = rows_left.of(session, i == order[0]);
+        if rows == 0 {
+            continue;
+        }
         let tokens = session.computed..session.computed + rows;
         let needed = coming + pages.needs(session.table, &tokens);
         let there_is = room.free + room.others.min(room.elsewhere);
@@ -175,7 +221,7 @@ pub(crate) fn decide(
         }
         room.expect(session.table);
         room.free -= needed;
-        spare_rows -= rows - 1;
+        rows_left.take(session, rows);
         decision.run.push((i, rows));
     }
     decision

@@ -114,14 +114,17 @@ fn generating_sessions_never_wait_for_prompts() {
     };
     check(&[100, 1, 1], 8, &[6, 1, 1]);
     check(&[3, 100, 1], 8, &[3, 4, 1]);
+    check(&[1, 100, 100], 8, &[1, 7]);
     check(&[5], 512, &[5]);
-    check(&[9, 9], 2, &[1, 1]);
-    check(&[9, 9, 9], 2, &[1, 1]);
+    check(&[9, 9], 2, &[2]);
+    // The first has a row even if all are others'.
+    check(&[9, 1, 1], 2, &[1, 1]);
+    check(&[1, 9, 1], 2, &[1, 1]);
 }
 
 proptest! {
     #[test]
-    fn everybody_moves_and_no_row_is_wasted(
+    fn who_generates_runs_and_no_row_is_wasted(
         pending in prop::collection::vec(1usize..50, 1..10), extra in 0usize..100,
     ) {
         let rows = pending.len() + extra;
@@ -131,7 +134,10 @@ proptest! {
         let run = decide(&all, &[], &pages, 0, limits(10, rows)).run;
         prop_assert!(run.iter().all(|&(i, rows)| 1 <= rows && rows <= pending[i]));
         let total: usize = run.iter().map(|(_, rows)| rows).sum();
-        prop_assert_eq!((total, run.len()), (rows.min(pending.iter().sum()), pending.len()));
+        prop_assert_eq!(total, rows.min(pending.iter().sum()));
+        let generate = |i: &usize| pending[*i] == 1;
+        let all = (0..pending.len()).filter(generate).count();
+        prop_assert_eq!(run.iter().filter(|(i, _)| generate(i)).count(), all);
     }
 }
 
