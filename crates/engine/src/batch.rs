@@ -44,8 +44,8 @@ impl Batch {
         let mut batch = Batch::default();
         for phase in [Phase::Generated, Phase::Prompt] {
             for (member, (session, &rows)) in members.iter().zip(shares).enumerate() {
-                if session.phase() == phase {
-                    batch.add(member, session, rows);
+                for part in session.parts(rows).filter(|part| part.0 == phase) {
+                    batch.add(member, session, part);
                 }
             }
         }
@@ -60,16 +60,21 @@ impl Batch {
         batch
     }
 
-    /// Takes in the next tokens of a session.
-    fn add(&mut self, member: usize, session: &Session, rows: usize) {
+    /// Takes in some tokens of a session, all of one phase.
+    fn add(
+        &mut self,
+        member: usize,
+        session: &Session,
+        (phase, position, rows): (Phase, usize, usize),
+    ) {
         let group = Group {
             member,
-            phase: session.phase(),
+            phase,
             first_row: self.rows(),
             rows,
-            position: session.computed,
+            position,
         };
-        let run = session.computed..session.computed + rows;
+        let run = position..position + rows;
         let ids = &session.tokens[run.clone()];
         self.tokens.extend(ids.iter().map(|&t| t as i32));
         self.positions.extend(run.map(|p| p as i32));

@@ -89,6 +89,11 @@ impl Engine {
         self.sessions.values().filter(wanted).map(info).collect()
     }
 
+    /// What a session was given and has generated.
+    pub fn tokens(&self, id: SessionId) -> Option<&[u32]> {
+        Some(&self.sessions.get(&id)?.tokens)
+    }
+
     /// The engine as one owner sees it: nobody else's sessions are there.
     pub fn as_owner<'e>(&'e mut self, owner: &'e str) -> Owned<'e> {
         Owned {

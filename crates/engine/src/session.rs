@@ -223,21 +223,24 @@ impl Session {
         self.tokens.len() - self.computed
     }
 
-    /// What the tokens run next are.
-    pub fn phase(&self) -> Phase {
-        match self.is_given(self.computed) {
-            true => Phase::Prompt,
-            false => Phase::Generated,
+    /// How many of the tokens not yet run go together: given ones do, with a generated one
+    /// before them; others run one by one as they did when they were generated.
+    pub fn next_run(&self) -> usize {
+        match self.given_from(self.computed) {
+            Some(given) if given.start <= self.computed + 1 => given.end - self.computed,
+            _ => 1,
         }
     }
 
-    /// How many of the tokens not yet run go together: given ones do, generated ones run
-    /// one by one as they did when they were.
-    pub fn next_run(&self) -> usize {
-        match self.given_from(self.computed) {
-            Some(given) if given.start <= self.computed => given.end - self.computed,
-            _ => 1,
-        }
+    /// So many tokens not yet run, by what they are: each part with its first position and
+    /// how many they are.
+    pub fn parts(&self, rows: usize) -> impl Iterator<Item = (Phase, usize, usize)> {
+        let generated = usize::from(!self.is_given(self.computed));
+        let parts = [
+            (Phase::Generated, self.computed, generated),
+            (Phase::Prompt, self.computed + generated, rows - generated),
+        ];
+        parts.into_iter().filter(|(_, _, rows)| *rows > 0)
     }
 
     /// The tokens given that hold a position or come next after it.

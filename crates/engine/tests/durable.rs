@@ -79,8 +79,8 @@ fn told(transcript: &Transcript) -> (Vec<u32>, Vec<(u32, u32)>) {
     (transcript.generated.clone(), bits)
 }
 
-/// A whole conversation without interruption.
-fn alone(number: u64) -> Transcript {
+/// A whole conversation without interruption, and all its tokens.
+fn alone(number: u64) -> (Transcript, Vec<u32>) {
     let mut engine = engine(1);
     let id = engine.open(unlike(number)).unwrap();
     for turn in 1..TURNS {
@@ -92,7 +92,8 @@ fn alone(number: u64) -> Transcript {
     while !engine.is_idle() {
         engine.step().unwrap();
     }
-    engine.close(id).unwrap()
+    let tokens = engine.tokens(id).unwrap().to_vec();
+    (engine.close(id).unwrap(), tokens)
 }
 
 /// Does what is next for sessions that wait; says which are at their end.
@@ -120,7 +121,7 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn wherever_it_ends_it_goes_on_with_the_same_bits() {
-    let expect: Vec<_> = (0..3).map(|number| told(&alone(number))).collect();
+    let expect: Vec<_> = (0..3).map(|number| told(&alone(number).0)).collect();
     let folder = tempfile::tempdir().unwrap();
     let states = folder.path().join("states");
     let mut engine = restarted(3, &folder.path().join("state"));
@@ -216,7 +217,7 @@ fn one_session_moves_as_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
     let file = folder.path().join("session.djinn");
-    let expect = told(&alone(0));
+    let expect = told(&alone(0).0);
     let mut engine = restarted(1, &here);
     engine.open(unlike(0)).unwrap();
     while !engine.is_idle() {
@@ -331,6 +332,9 @@ fn child(folder: &Path) {
             }
         }
         for id in go_on(&mut engine) {
+            let tokens = engine.tokens(id).unwrap().iter().map(u32::to_string);
+            let tokens: Vec<String> = tokens.collect();
+            writeln!(out, "whole {} {}", id.0, tokens.join(" ")).unwrap();
             engine.close(id).unwrap();
             writeln!(out, "closed {}", id.0).unwrap();
         }
@@ -343,6 +347,8 @@ struct Acknowledged {
     opened: BTreeSet<u64>,
     closed: BTreeSet<u64>,
     tokens: BTreeMap<(u64, usize), u32>,
+    /// All tokens of those that came to their end.
+    whole: BTreeMap<u64, Vec<u32>>,
     restarts: usize,
 }
 
@@ -358,11 +364,15 @@ impl Acknowledged {
                 let there: BTreeSet<u64> = numbers.into_iter().collect();
                 for id in self.opened.difference(&self.closed) {
                     // It may have been closed with nobody left to be told.
-                    let is_whole = self.tokens.contains_key(&(*id, TURN * TURNS - 1));
+                    let is_whole = self.whole.contains_key(id);
                     assert!(there.contains(id) || is_whole, "session {id} is lost");
                 }
             }
             "opened" => assert!(self.opened.insert(numbers[0]), "{line} again"),
+            "whole" => {
+                let tokens = numbers[1..].iter().map(|&n| n as u32).collect();
+                self.whole.insert(numbers[0], tokens);
+            }
             "closed" => assert!(self.closed.insert(numbers[0]), "{line} again"),
             "token" => {
                 let (at, token) = ((numbers[0], numbers[1] as usize), numbers[2] as u32);
@@ -428,11 +438,15 @@ fn killed_a_hundred_times_nothing_acknowledged_is_lost() {
         "{}",
         told_so_far.opened.len()
     );
-    for number in told_so_far.opened {
-        let expect = alone(number).generated;
-        for (at, token) in expect.iter().enumerate() {
-            let found = told_so_far.tokens.get(&(number, at));
-            assert_eq!(found, Some(token), "token {at} of session {number}");
+    for &number in &told_so_far.opened {
+        let (transcript, all) = alone(number);
+        assert_eq!(told_so_far.whole[&number], all, "session {number}");
+        let heard = told_so_far.tokens.range((number, 0)..(number + 1, 0));
+        for (&(_, at), token) in heard {
+            assert_eq!(
+                transcript.generated[at], *token,
+                "token {at} of session {number}"
+            );
         }
     }
 }

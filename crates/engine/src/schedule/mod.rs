@@ -8,6 +8,7 @@
 
 mod account;
 mod disk;
+mod rows;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use djinn_memory::{PageId, PageTable, Pages};
 pub(crate) use account::Account;
 pub use account::Class;
 pub(crate) use disk::{disk_work, reserve};
+use rows::RowsLeft;
 
 /// A session with tokens to run.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +29,6 @@ pub(crate) struct Ready<'a> {
     /// Tokens that have run, and that have not.
     pub computed: usize,
     pub pending: usize,
-}
-
-impl Ready<'_> {
-    /// Whether it has more than the one token to run that comes of each pass.
-    fn is_prompt(&self) -> bool {
-        self.pending > 1
-    }
 }
 
 /// What a pass may take.
@@ -118,42 +113,6 @@ impl Room<'_> {
                 self.free += 1;
                 away.push(page);
             }
-        }
-    }
-}
-
-/// Rows of a pass that nobody has yet.
-struct RowsLeft {
-    all: usize,
-    /// Those that are not kept for sessions that generate.
-    spare: usize,
-}
-
-impl RowsLeft {
-    fn new(ready: &[Ready<'_>], limits: Limits) -> Self {
-        let generate = ready.iter().filter(|session| !session.is_prompt()).count();
-        RowsLeft {
-            all: limits.rows,
-            spare: limits.rows - generate.min(limits.sessions).min(limits.rows),
-        }
-    }
-
-    /// Rows for a session: prompts take all that is spare, in order, since many that have
-    /// one each would not get anywhere. The first always has some.
-    fn of(&self, session: &Ready<'_>, is_first: bool) -> usize {
-        match session.is_prompt() {
-            true => session
-                .pending
-                .min(self.spare.max(usize::from(is_first)))
-                .min(self.all),
-            false => self.all.min(1),
-        }
-    }
-
-    fn take(&mut self, session: &Ready<'_>, rows: usize) {
-        self.all -= rows;
-        if session.is_prompt() {
-            self.spare = self.spare.saturating_sub(rows);
         }
     }
 }

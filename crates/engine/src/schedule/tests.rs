@@ -114,6 +114,9 @@ fn generating_sessions_never_wait_for_prompts() {
     };
     check(&[100, 1, 1], 8, &[6, 1, 1]);
     check(&[3, 100, 1], 8, &[3, 4, 1]);
+    // What is short goes with what is long.
+    check(&[1000, 20, 1, 20], 512, &[471, 20, 1, 20]);
+    check(&[1000, 60, 60], 100, &[50, 50]);
     check(&[1, 100, 100], 8, &[1, 7]);
     check(&[5], 512, &[5]);
     check(&[9, 9], 2, &[2]);
