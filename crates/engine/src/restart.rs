@@ -157,8 +157,7 @@ impl Engine {
             tokens: tokens.to_vec(),
             max_tokens,
         };
-        let state = SavedState::Ready;
-        self.commit(&[said, Record::State { id: id.0, state }])
+        self.commit(&[said])
     }
 
     /// Writes down what sessions are about to be told. Whose end cannot be is over, and told

@@ -69,25 +69,25 @@ impl Journal {
     /// turn is over.
     pub fn tell(&mut self, session: &mut Session, is_over: bool) -> Result<()> {
         let id = session.id.0;
+        let state = is_over.then(|| SavedState::of(session));
         let new = &session.tokens[session.logged..];
-        if !new.is_empty() {
-            let kept = session.logprobs.len().saturating_sub(new.len());
-            let logprobs = &session.logprobs[kept..];
-            write(
-                &mut self.log,
-                &Record::Tokens {
+        let record = match (new, state) {
+            ([], None) => return Ok(()),
+            ([], Some(state)) => Record::State { id, state },
+            (new, state) => {
+                let before = session.logprobs.len().saturating_sub(new.len());
+                let logprobs = &session.logprobs[before..];
+                Record::Tokens {
                     id,
                     after: session.logged,
                     tokens: new.to_vec(),
                     logprobs: logprobs.iter().map(|all| save_logprobs(all)).collect(),
-                },
-            )?;
-            session.logged = session.tokens.len();
-        }
-        if is_over {
-            let state = SavedState::of(session);
-            write(&mut self.log, &Record::State { id, state })?;
-        }
+                    state,
+                }
+            }
+        };
+        write(&mut self.log, &record)?;
+        session.logged = session.tokens.len();
         Ok(())
     }
 

@@ -27,18 +27,20 @@ pub(crate) enum Record {
         identity: String,
     },
     Session(Box<SavedSession>),
-    /// A session was told something.
+    /// A session was told something, and goes on.
     Said {
         id: u64,
         tokens: Vec<u32>,
         max_tokens: usize,
     },
-    /// A session generated tokens after so many that it had.
+    /// A session generated tokens after so many that it had, and stands elsewhere if its
+    /// turn is over: one record, so that neither is there without the other.
     Tokens {
         id: u64,
         after: usize,
         tokens: Vec<u32>,
         logprobs: Vec<SavedLogprobs>,
+        state: Option<SavedState>,
     },
     State {
         id: u64,

@@ -96,12 +96,14 @@ impl State {
                     session.given.push((start, session.tokens.len()));
                 }
                 session.max_tokens = max_tokens;
+                session.state = SavedState::Ready;
             }
             Record::Tokens {
                 id,
                 after,
                 tokens,
                 logprobs,
+                state,
             } => {
                 let session = self.session(id)?;
                 let found = session.tokens.len();
@@ -110,6 +112,9 @@ impl State {
                 }
                 session.tokens.extend(tokens);
                 session.logprobs.extend(logprobs);
+                if let Some(state) = state {
+                    session.state = state;
+                }
             }
             Record::State { id, state } => self.session(id)?.state = state,
             Record::Closed { id } => {

@@ -60,12 +60,12 @@ impl RowsLeft {
 
     pub fn take(&mut self, session: &Ready<'_>, rows: usize) {
         self.all -= rows;
+        if kind(session) == Kind::Many {
+            self.many = self.many.saturating_sub(rows);
+        }
         if kind(session) != Kind::Token {
             self.spare = self.spare.saturating_sub(rows);
             self.many = self.many.min(self.spare);
-        }
-        if kind(session) == Kind::Many {
-            self.many = self.many.saturating_sub(rows);
         }
     }
 }

@@ -118,6 +118,7 @@ fn generating_sessions_never_wait_for_prompts() {
     check(&[1000, 20, 1, 20], 512, &[471, 20, 1, 20]);
     check(&[1000, 60, 60], 100, &[50, 50]);
     check(&[1, 100, 100], 8, &[1, 7]);
+    check(&[100, 100, 100], 250, &[100, 100, 50]);
     check(&[5], 512, &[5]);
     check(&[9, 9], 2, &[2]);
     // The first has a row even if all are others'.
