@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => commands::doctor::doctor(&args),
         Command::Selftest(args) => commands::selftest::selftest(&args),
         Command::Bench(args) => commands::bench::bench(args),
+        Command::Sessions(args) => commands::sessions::sessions(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

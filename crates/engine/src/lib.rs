@@ -55,7 +55,7 @@ pub use owners::{Owned, Quota, SessionInfo};
 pub use pager::{Paged, Traffic};
 pub use positions::Positions;
 pub use probe::{Captured, Probe, SavedProbe};
-pub use restart::Restored;
+pub use restart::{Restored, Wanted};
 pub use sampler::{Logprob, Sampling};
 pub use schedule::Class;
 pub use session::{Finish, Request, SessionId, Transcript};

@@ -130,24 +130,29 @@ impl Engine {
 
     /// Ends a session at any point and returns what it came to.
     pub fn close(&mut self, id: SessionId) -> Option<Transcript> {
-        self.sessions.get(&id)?;
+        let transcript = self.transcript(id)?;
         // What cannot be written down is found again after a restart, and closed again.
         let _ = self.commit(&[Record::Closed { id: id.0 }]);
         let mut session = self.sessions.remove(&id)?;
         self.pager.release(&mut session.pages);
+        Some(transcript)
+    }
+
+    /// What a session has come to so far.
+    pub fn transcript(&self, id: SessionId) -> Option<Transcript> {
+        let session = self.sessions.get(&id)?;
         let finish = match session.state {
             State::Done(finish) => Some(finish),
             State::Ready | State::Waiting { .. } => None,
         };
         let (_, generated) = session.apart();
-        session.tokens.truncate(session.prompt());
         Some(Transcript {
-            prompt: session.tokens,
+            prompt: session.tokens[..session.prompt()].to_vec(),
             generated,
-            logprobs: session.logprobs,
+            logprobs: session.logprobs.clone(),
             finish,
-            failure: session.failure,
-            captured: session.captured,
+            failure: session.failure.clone(),
+            captured: session.captured.clone(),
         })
     }
 

@@ -24,17 +24,24 @@ pub struct Restored {
     pub torn: u64,
 }
 
+/// Which sessions of a folder go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// All of them.
+    All,
+    /// One alone.
+    One(SessionId),
+    /// None: only new ones.
+    None,
+}
+
 impl Engine {
-    /// Keeps sessions in a folder from now on, and goes on with those that are there, or with
-    /// one of them alone. Before the first is opened.
-    pub fn keep_state(
-        &mut self,
-        mut state: SessionState,
-        only: Option<SessionId>,
-    ) -> Result<Restored> {
+    /// Keeps sessions in a folder from now on, and goes on with those of them that are
+    /// wanted. Before the first is opened.
+    pub fn keep_state(&mut self, mut state: SessionState, wanted: Wanted) -> Result<Restored> {
         assert!(self.sessions.is_empty(), "before the first session");
         state.belong(&self.model.name, &identity(&self.model)?)?;
-        if let Some(id) = only {
+        if let Wanted::One(id) = wanted {
             state.get(id)?;
         }
         let mut restored = Restored {
@@ -44,7 +51,7 @@ impl Engine {
         let mut parked = BTreeMap::new();
         for (number, saved) in std::mem::take(&mut state.sessions) {
             let id = SessionId(number);
-            if only.is_some_and(|only| only != id) {
+            if wanted != Wanted::All && wanted != Wanted::One(id) {
                 parked.insert(number, saved);
                 continue;
             }

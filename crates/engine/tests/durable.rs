@@ -17,7 +17,7 @@ use std::{
 use common::{How, open, request, stories};
 use djinn_engine::{
     Blueprint, Engine, EngineError, Finish, Memory, Request, Sampling, SavedFile, SessionId,
-    SessionState, Settings, Transcript,
+    SessionState, Settings, Transcript, Wanted,
 };
 
 /// An engine for so many sessions of up to 96 positions, half of which are on the host.
@@ -39,7 +39,7 @@ fn engine(sessions: usize) -> Engine {
 
 fn restarted(sessions: usize, folder: &Path) -> Engine {
     let mut engine = engine(sessions);
-    let restored = engine.keep_state(SessionState::open(folder).unwrap(), None);
+    let restored = engine.keep_state(SessionState::open(folder).unwrap(), Wanted::All);
     assert!(restored.unwrap().refused.is_empty());
     engine
 }
@@ -278,7 +278,7 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
     let mut other = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
     let state = SessionState::open(folder.path()).unwrap();
-    let refused = other.keep_state(state, None);
+    let refused = other.keep_state(state, Wanted::All);
     assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
 
     // Too small for it: it stays in the folder.
@@ -287,7 +287,7 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
     let mut small = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
     let state = SessionState::open(folder.path()).unwrap();
-    let restored = small.keep_state(state, None).unwrap();
+    let restored = small.keep_state(state, Wanted::All).unwrap();
     assert_eq!((restored.sessions.len(), restored.refused.len()), (0, 1));
     drop(small);
     assert_eq!(

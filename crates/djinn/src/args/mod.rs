@@ -10,10 +10,12 @@ use djinn_memory::Size;
 mod bench;
 mod device;
 mod memory;
+mod sessions;
 
 pub use bench::*;
 pub use device::{Chosen, DeviceArgs, DeviceName};
 pub use memory::{MemoryArgs, WatchArgs};
+pub use sessions::{Sessions, SessionsArgs};
 
 /// Runs language models on the memory you have, with the inside of the model open.
 ///
@@ -50,6 +52,8 @@ pub enum Command {
     Selftest(SelftestArgs),
     /// Measure this machine and a model on it
     Bench(BenchArgs),
+    /// Sessions kept in a folder: list, show, save, load, delete
+    Sessions(SessionsArgs),
 }
 
 /// Which model, and where it runs.
@@ -187,7 +191,9 @@ Examples:
   djinn run --prompt 'The little robot' --temperature 0.8 --top-p 0.95 --seed 7
   djinn run --model ./Llama-3.2-1B-Instruct --chat --prompt 'Why is the sky blue?'
   djinn run --model 'shape:llama-2-7b?layers=2' --tokens 1,2,3 --max-tokens 8 --json
-  djinn run --model ./Llama-2-13b --memory 4GB --stats --timeline passes.json")]
+  djinn run --model ./Llama-2-13b --memory 4GB --stats --timeline passes.json
+  djinn run --state ./sessions --prompt 'Tom had a red boat.' --max-tokens 40
+  djinn run --state ./sessions --session 0 --prompt ' One day'")]
 pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -208,6 +214,14 @@ pub struct RunArgs {
     /// Print one JSON object at the end instead of streaming text
     #[arg(long)]
     pub json: bool,
+    /// Keep the session in this folder, so that it can go on later, whatever happens to the
+    /// process meanwhile
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Go on with this session of the folder: --prompt is what it is told, and nothing else
+    /// changes
+    #[arg(long, value_name = "ID", requires = "state")]
+    pub session: Option<u64>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]

@@ -7,9 +7,11 @@ pub mod plan;
 pub mod pull;
 pub mod run;
 pub mod selftest;
+pub mod sessions;
 pub mod shape;
 pub mod trace;
 
+mod kept;
 mod prompt;
 mod rates;
 mod watch;

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use djinn_engine::{Engine, Logprob, Request, Sampling, Transcript};
+use djinn_engine::{Engine, Logprob, Request, Sampling, SessionId, Transcript};
 use djinn_memory::Size;
 use djinn_model::{Generation, Model};
 use serde_json::{Value, json};
 
-use super::{finish, prompt, start, watch::Watch};
+use super::{finish, kept, prompt, start, watch::Watch};
 use crate::{
     args::{RunArgs, SamplingArgs},
     bundled,
@@ -30,10 +30,22 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let request = request(&model, &args)?;
     let (seed, sampled) = (request.sampling.seed, request.sampling.temperature > 0.0);
-    let prompt = prompt_text(&model, &request.tokens).filter(|_| !args.json);
+    let prompt = match args.session {
+        // What it was told before is behind it.
+        Some(_) => args.prompt.prompt.clone(),
+        None => prompt_text(&model, &request.tokens),
+    };
+    let prompt = prompt.filter(|_| !args.json);
     let mut watch = Watch::new(&args.watch)?;
     let started = Instant::now();
-    let (mut engine, ids) = start(&args.model.settled()?, model, vec![request], &mut watch)?;
+    let settled = args.model.settled()?;
+    let (mut engine, id, before) = match args.state {
+        Some(_) => kept::start(&settled, model, &args, request, &mut watch)?,
+        None => {
+            let (engine, ids) = start(&settled, model, vec![request], &mut watch)?;
+            (engine, ids[0], 0)
+        }
+    };
     let load = started.elapsed().as_secs_f64();
     note_what_is_unused(engine.model(), &args, sampled);
     let generated = generate(&mut engine, prompt, load, &mut watch);
@@ -43,9 +55,15 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         eprint!("{}", watch.table());
     }
     let (text, timing) = generated?;
-    let transcript = finish(&mut engine, ids[0])?;
+    let transcript = match args.state {
+        Some(_) => so_far(&engine, id, before),
+        None => finish(&mut engine, id)?,
+    };
     if args.json {
         let mut report = report(&engine, &text, &transcript, &timing, seed);
+        if args.state.is_some() {
+            report["session"] = json!(id.0);
+        }
         watch.add_to(&mut report);
         say_json(&report)?;
     } else {
@@ -58,8 +76,25 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
             summary(&engine, &transcript, &timing, drawn.then_some(seed))
         );
         eprint!("{}", watch.table());
+        if let Some(folder) = &args.state {
+            eprintln!(
+                "session {} is kept: djinn run --state {} --session {} --prompt '…' goes on with it",
+                id.0,
+                folder.display(),
+                id.0
+            );
+        }
     }
     timeline
+}
+
+/// What a session that is kept has come to in this turn.
+fn so_far(engine: &Engine, id: SessionId, before: usize) -> Transcript {
+    let mut transcript = engine.transcript(id).expect("it is kept");
+    transcript.generated.drain(..before);
+    let logprobs = transcript.logprobs.len();
+    transcript.logprobs.drain(..before.min(logprobs));
+    transcript
 }
 
 /// Tells of what was given or is there and will not be used.

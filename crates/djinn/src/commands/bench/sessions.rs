@@ -97,8 +97,9 @@ struct Measured {
     busy: f64,
     streamed: u64,
     seconds: f64,
-    /// What each session generated, by its number; those that broke down are not here.
+    /// What each session generated, by its number, and why those that broke down did.
     generated: BTreeMap<usize, Vec<u32>>,
+    failed: BTreeMap<usize, String>,
 }
 
 /// Many sessions in less memory than their KV takes.
@@ -314,8 +315,14 @@ fn note(
         return Some(turn.think);
     }
     let transcript = engine.close(output.session).expect("it is open");
-    if finish == Finish::Length {
-        measured.generated.insert(life.number, transcript.generated);
+    match finish {
+        Finish::Length => {
+            measured.generated.insert(life.number, transcript.generated);
+        }
+        other => {
+            let why = transcript.failure.unwrap_or_else(|| other.to_string());
+            measured.failed.insert(life.number, why);
+        }
     }
     lives.remove(&output.session);
     None
@@ -353,7 +360,8 @@ fn check(
             engine.say(id, &turn.answer, turn.output)?;
         }
         let alone = engine.close(id).expect("it is open").generated;
-        if measured.generated.get(&number) != Some(&alone) {
+        let failed = measured.failed.contains_key(&number);
+        if !failed && measured.generated.get(&number) != Some(&alone) {
             differ.push(number);
         }
     }
@@ -389,7 +397,7 @@ fn report(
     Ok(json!({
         "model": model.name, "seed": args.seed,
         "sessions": args.sessions, "completed": measured.generated.len(),
-        "seconds": measured.seconds, "tokens": tokens,
+        "failed": measured.failed, "seconds": measured.seconds, "tokens": tokens,
         "tokens_per_s": tokens as f64 / measured.seconds,
         "passes": measured.passes,
         "tokens_per_pass": tokens as f64 / measured.passes.max(1) as f64,
@@ -476,6 +484,10 @@ fn text(report: &Value) -> String {
         moved("paged_out"),
         moved("paged_back"),
     );
+    for (number, why) in report["failed"].as_object().into_iter().flatten() {
+        let why = why.as_str().unwrap_or_default();
+        text += &format!("  FAILED        session {number}: {why}\n");
+    }
     let (checked, differ) = (&report["checked"], &report["differ"]);
     if checked.as_u64().unwrap_or(0) > 0 {
         let differ = differ.as_array().map_or(0, Vec::len);
