@@ -174,7 +174,7 @@ fn a_full_disk_is_an_error_of_those_concerned() {
         "--spill",
         spill,
         "--check",
-        "60",
+        "20",
         "--json",
     ];
     let report = |output: &std::process::Output| -> Value {

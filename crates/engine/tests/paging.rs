@@ -311,10 +311,9 @@ fn a_spill_file_that_somebody_changed_is_an_error_of_those_it_held() {
         whole > 0 && whole + failures.len() == 24,
         "{whole} {failures:?}"
     );
-    assert!(
-        failures.iter().all(|f| f.contains("cut short")),
-        "{failures:?}"
-    );
+    // Others may have been written behind it since: then there is a hole where it was.
+    let is_told = |f: &String| f.contains("cut short") || f.contains("does not hold");
+    assert!(failures.iter().all(is_told), "{failures:?}");
 }
 
 #[test]

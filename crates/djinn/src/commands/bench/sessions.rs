@@ -462,8 +462,6 @@ fn text(report: &Value) -> String {
          \x20 KV wanted     {} in all\n\
          \x20 on the device {} at most of {}\n\
          \x20 on the host   {} at most of {}\n\
-         \x20 on disk       {} at most of {}\n\
-         \x20 shared        {} tokens that others had computed\n\
          \x20 paged out     {}\n\
          \x20 paged back    {}\n",
         report["model"].as_str().unwrap_or_default(),
@@ -478,12 +476,20 @@ fn text(report: &Value) -> String {
         size("/device/kv_bytes"),
         size("/host/kv_peak_bytes"),
         size("/host/kv_bytes"),
-        size("/disk/kv_peak_bytes"),
-        size("/disk/kv_bytes"),
-        report["shared_tokens"],
         moved("paged_out"),
         moved("paged_back"),
     );
+    if number("/disk/kv_bytes") > Some(0.0) {
+        let (peak, all) = (size("/disk/kv_peak_bytes"), size("/disk/kv_bytes"));
+        let (out, back) = (size("/spilled/bytes"), size("/fetched/bytes"));
+        text += &format!(
+            "  on disk       {peak} at most of {all}; {out} went there, {back} came back\n"
+        );
+    }
+    if number("/shared_tokens") > Some(0.0) {
+        let shared = &report["shared_tokens"];
+        text += &format!("  shared        {shared} tokens that others had computed\n");
+    }
     for (number, why) in report["failed"].as_object().into_iter().flatten() {
         let why = why.as_str().unwrap_or_default();
         text += &format!("  FAILED        session {number}: {why}\n");
