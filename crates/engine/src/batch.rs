@@ -150,6 +150,7 @@ mod tests {
     use super::{Batch, Group, generated, phases};
     use crate::{
         Captured, Class, Probe, Sampling, SessionId, Settings, schedule::Account, session,
+        state::State,
     };
 
     /// A session of a prompt of `prompt` tokens, `more` generated ones, `computed` run.
@@ -176,7 +177,7 @@ mod tests {
             logprobs: Vec::new(),
             probe: Probe::default(),
             captured: Captured::default(),
-            state: session::State::Ready,
+            state: State::Ready,
             failure: None,
             owner: String::new(),
             deadline: None,

@@ -21,6 +21,7 @@ use crate::{
     pass::{Pass, upload_ids, upload_numbers},
     session::Session,
     settle::settle,
+    state::{State, Step},
     stream::{self, Recorder, Streamer},
 };
 
@@ -242,9 +243,15 @@ impl Engine {
             }
         }
         for output in &mut outputs {
-            if let (Some(finish), None) = (output.finish, &output.failure) {
+            let session = self.sessions.get(&output.session);
+            let is_running = session.is_some_and(|session| session.state == State::Running);
+            if let (Some(finish), true) = (output.finish, is_running) {
                 output.finish = Some(self.end_turn(output.session, finish));
             }
+        }
+        for &(id, _) in &turn.run {
+            // The others' turns are over.
+            let _ = self.session(id).take(Step::Pass);
         }
         Ok(outputs)
     }
@@ -278,6 +285,9 @@ impl Engine {
         let running = |session: &&mut Session| order.contains_key(&session.id);
         let mut members: Vec<&mut Session> = self.sessions.values_mut().filter(running).collect();
         members.sort_by_key(|session| order[&session.id]);
+        for session in &mut members {
+            session.take(Step::Run)?;
+        }
         let shares: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
         let settings = &self.blueprint.settings;
         let tables = members.iter().map(|session| &session.pages);

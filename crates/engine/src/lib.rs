@@ -33,6 +33,7 @@ mod session;
 mod settings;
 mod settle;
 mod share;
+mod state;
 mod stream;
 mod stretch;
 mod tend;

@@ -8,9 +8,10 @@ use crate::{
     Captured, Engine, EngineError, Finish, Output, Request, SavedState, SessionId, Transcript,
     durable::Record,
     schedule::Account,
-    session::{Session, State},
+    session::Session,
     settings,
     settle::over,
+    state::{State, Step},
     text::TextStream,
 };
 
@@ -143,7 +144,7 @@ impl Engine {
         let session = self.sessions.get(&id)?;
         let finish = match session.state {
             State::Done(finish) => Some(finish),
-            State::Ready | State::Waiting { .. } => None,
+            State::Ready | State::Running | State::Waiting { .. } => None,
         };
         let (_, generated) = session.apart();
         Some(Transcript {
@@ -160,11 +161,12 @@ impl Engine {
     /// say so again. Its pages go at once, as far as there is room for them, unless it is
     /// back in a moment.
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
-        self.in_state(id, "ready", |state| !matches!(state, State::Done(_)))?;
+        let step = Step::Wait(expected);
+        self.can(id, step)?;
         self.commit_state(id, SavedState::Waiting)?;
-        let session = self.session(id);
         let since = Instant::now();
-        session.state = State::Waiting { expected, since };
+        let session = self.session(id);
+        session.take(step)?;
         session.used = since;
         if expected.is_some_and(|at| at <= since + AHEAD) {
             return Ok(());
@@ -200,9 +202,9 @@ impl Engine {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
         let max_tokens = session.generated() + max_tokens;
-        self.in_state(id, "waiting", is_waiting)?;
+        self.can(id, Step::Resume)?;
         self.commit_said(id, tokens, max_tokens)?;
-        self.go_on(id);
+        self.go_on(id)?;
         let session = self.session(id);
         let start = session.tokens.len();
         session.tokens.extend(tokens);
@@ -225,35 +227,28 @@ impl Engine {
 
     /// A session that waited goes on as soon as its turn comes.
     pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
-        self.in_state(id, "waiting", is_waiting)?;
+        self.can(id, Step::Resume)?;
         self.commit_state(id, SavedState::Ready)?;
-        self.go_on(id);
-        Ok(())
+        self.go_on(id)
     }
 
-    fn go_on(&mut self, id: SessionId) {
+    fn go_on(&mut self, id: SessionId) -> Result<(), EngineError> {
         let clock = self.clock;
         let session = self.session(id);
-        session.state = State::Ready;
+        session.take(Step::Resume)?;
         session.turn = None;
         session.used = Instant::now();
         session.account = session.account.back(clock);
+        Ok(())
     }
 
-    /// A session in a state that is wanted of it.
-    fn in_state(
-        &mut self,
-        id: SessionId,
-        wanted: &'static str,
-        is_wanted: impl Fn(State) -> bool,
-    ) -> Result<&mut Session, EngineError> {
-        let session = self.sessions.get_mut(&id);
-        let session = session.ok_or(EngineError::NoSession(id))?;
-        if !is_wanted(session.state) {
-            let is = session.state.name();
-            return Err(EngineError::State { id, is, wanted });
-        }
-        Ok(session)
+    /// An error unless there is such a session, and this could happen to it.
+    fn can(&self, id: SessionId, step: Step) -> Result<(), EngineError> {
+        let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
+        let is = session.state.name();
+        let next = session.state.after(step);
+        next.map(drop)
+            .map_err(|wanted| EngineError::State { id, is, wanted })
     }
 
     /// A session has generated what was asked for, or is over. Says which.
@@ -264,7 +259,7 @@ impl Engine {
             self.end_session(id, finish);
             return finish;
         }
-        session.state = State::waiting();
+        session.take(Step::TurnOver).expect("it ran in this pass");
         session.used = Instant::now();
         self.leave(id);
         finish
@@ -273,7 +268,8 @@ impl Engine {
     /// A session is over and gives its pages back.
     pub(crate) fn end_session(&mut self, id: SessionId, finish: Finish) {
         let session = self.sessions.get_mut(&id).expect("an open session");
-        session.state = State::Done(finish);
+        // Whatever else goes wrong afterwards, why it ended stays.
+        let _ = session.take(Step::End(finish));
         session.admitted = false;
         self.pager.release(&mut session.pages);
     }
@@ -288,8 +284,4 @@ impl Engine {
             ..over(id, Finish::Failed)
         }
     }
-}
-
-fn is_waiting(state: State) -> bool {
-    matches!(state, State::Waiting { .. })
 }

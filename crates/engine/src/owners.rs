@@ -2,10 +2,7 @@
 
 use std::time::Instant;
 
-use crate::{
-    Engine, EngineError, Request, Sampling, SessionId, Transcript,
-    session::{Session, State},
-};
+use crate::{Engine, EngineError, Request, Sampling, SessionId, Transcript, session::Session};
 
 /// What one owner may have at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +50,7 @@ impl Engine {
     /// Refuses an owner another session who has as many as it may.
     pub(crate) fn check_open(&self, owner: &str) -> Result<(), EngineError> {
         let theirs = || {
-            let is_open = |s: &&Session| s.owner == owner && !matches!(s.state, State::Done(_));
+            let is_open = |s: &&Session| s.owner == owner && !s.state.is_done();
             self.sessions.values().filter(is_open)
         };
         let pages: usize = theirs().map(|session| session.pages_most).sum();

@@ -7,7 +7,8 @@ use crate::{
     SessionState,
     durable::{Journal, Record, from_unix, load_logprobs},
     identity::identity,
-    session::{Session, State},
+    session::Session,
+    state::State,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -112,7 +113,7 @@ impl Engine {
         session.text = self.text(&session.tokens, &session.stop);
         match &saved.state {
             SavedState::Ready => {}
-            SavedState::Waiting => session.state = State::waiting(),
+            SavedState::Waiting => session.state = State::Waiting { expected: None },
             SavedState::Done { finish, failure } => {
                 session.state = State::Done(*finish);
                 session.failure.clone_from(failure);

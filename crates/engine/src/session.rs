@@ -10,7 +10,12 @@ use djinn_device::Phase;
 use djinn_memory::{PageTable, Pages};
 use serde::{Deserialize, Serialize};
 
-use crate::{Captured, Class, Logprob, Probe, Sampling, schedule::Account, text::TextStream};
+use crate::{
+    Captured, Class, EngineError, Logprob, Probe, Sampling,
+    schedule::Account,
+    state::{State, Step},
+    text::TextStream,
+};
 
 /// Names a session of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,41 +104,6 @@ pub struct Transcript {
     pub captured: Captured,
 }
 
-/// A session's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Has tokens to run.
-    Ready,
-    /// Waits for its owner, and holds no memory that others need.
-    Waiting {
-        /// When it is expected back, if it said.
-        expected: Option<Instant>,
-        /// Since when.
-        since: Instant,
-    },
-    /// Will run no more.
-    Done(Finish),
-}
-
-impl State {
-    /// Waits from now on, and nobody knows for how long.
-    pub fn waiting() -> Self {
-        State::Waiting {
-            expected: None,
-            since: Instant::now(),
-        }
-    }
-
-    /// In a word.
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Ready => "ready",
-            State::Waiting { .. } => "waiting",
-            State::Done(_) => "done",
-        }
-    }
-}
-
 pub(crate) struct Session {
     pub id: SessionId,
     /// Prompt and generated tokens.
@@ -193,6 +163,14 @@ impl Session {
             owner: self.owner.clone(),
             ..*self
         }
+    }
+
+    /// Something happens to it, or an error says in which states it could.
+    pub fn take(&mut self, step: Step) -> Result<(), EngineError> {
+        let (id, is) = (self.id, self.state.name());
+        let next = self.state.after(step);
+        self.state = next.map_err(|wanted| EngineError::State { id, is, wanted })?;
+        Ok(())
     }
 
     /// Whether it has tokens to run and may hold pages.

@@ -2,10 +2,7 @@
 
 use djinn_memory::Chunk;
 
-use crate::{
-    Engine, EngineError, Sampling, SessionId,
-    session::{Session, State},
-};
+use crate::{Engine, EngineError, Sampling, SessionId, session::Session};
 
 impl Engine {
     /// Gives sessions with tokens to run the pages that others have computed already.
@@ -56,7 +53,7 @@ impl Engine {
         sampling: Option<Sampling>,
     ) -> Result<SessionId, EngineError> {
         let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
-        if let State::Done(_) = session.state {
+        if session.state.is_done() {
             let (is, wanted) = (session.state.name(), "ready or waiting");
             return Err(EngineError::State { id, is, wanted });
         }

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use crate::{
     Engine, EngineError, Finish, Output, SessionId,
     pager::Pace,
-    session::{Session, State},
+    session::Session,
     settle::over,
+    state::{State, Step},
 };
 
 /// How long past its time a session that was expected keeps its pages on the device.
@@ -27,6 +28,8 @@ impl Engine {
     /// The same, before it is written down.
     pub(crate) fn look_after(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = std::mem::take(&mut self.untold);
+        // Who was closed meanwhile need not be told.
+        outputs.retain(|output| self.sessions.contains_key(&output.session));
         outputs.extend(self.take_from_disk(false));
         outputs.extend(self.expire(now));
         outputs.extend(self.bring_ahead(now));
@@ -82,9 +85,7 @@ impl Engine {
     /// Who was expected and has not come holds no memory that others could use.
     fn let_late_ones_go(&mut self, now: Instant) {
         let is_late = |session: &&Session| match session.state {
-            State::Waiting {
-                expected: Some(at), ..
-            } => at + IDLE <= now,
+            State::Waiting { expected: Some(at) } => at + IDLE <= now,
             _ => false,
         };
         let late: Vec<SessionId> = self
@@ -94,13 +95,8 @@ impl Engine {
             .map(|s| s.id)
             .collect();
         for id in late {
-            let State::Waiting { since, .. } = self.sessions[&id].state else {
-                continue;
-            };
-            self.session(id).state = State::Waiting {
-                expected: None,
-                since,
-            };
+            let late = self.session(id).take(Step::Wait(None));
+            late.expect("it waits");
             self.leave(id);
         }
     }

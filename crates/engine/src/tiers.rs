@@ -9,7 +9,8 @@ use crate::{
     life::AHEAD,
     pager::Way,
     schedule::{disk_work, reserve},
-    session::{Session, State},
+    session::Session,
+    state::State,
 };
 
 impl Engine {
@@ -93,9 +94,7 @@ impl Engine {
         let by = now + AHEAD;
         let mut expected: Vec<(Instant, SessionId)> = Vec::new();
         for session in self.sessions.values() {
-            if let State::Waiting {
-                expected: Some(at), ..
-            } = session.state
+            if let State::Waiting { expected: Some(at) } = session.state
                 && at <= by
             {
                 expected.push((at, session.id));

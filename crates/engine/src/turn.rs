@@ -8,7 +8,8 @@ use crate::{
     Engine, EngineError, Output, SessionId,
     pager::{Pace, Pager},
     schedule::{Limits, Promised, Ready, admitted, decide},
-    session::{Session, State},
+    session::Session,
+    state::State,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -203,7 +204,7 @@ impl Engine {
             .sessions
             .values()
             .filter_map(|session| match session.state {
-                State::Waiting { expected, .. } => Some((expected, session)),
+                State::Waiting { expected } => Some((expected, session)),
                 _ => None,
             })
             .collect();
@@ -220,7 +221,8 @@ impl Engine {
         let wanted: Vec<PageId> = self.sessions[&id].pages.pages().to_vec();
         let mut stays = vec![false; self.pager.pages().numbers()];
         for other in self.sessions.values() {
-            if other.id != id && other.state == State::Ready {
+            let runs = matches!(other.state, State::Ready | State::Running);
+            if other.id != id && runs {
                 other
                     .pages
                     .pages()

@@ -5,11 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Class, Finish, Logprob, Sampling,
-    probe::SavedProbe,
-    session::{Session, State},
-};
+use crate::{Class, Finish, Logprob, Sampling, probe::SavedProbe, session::Session, state::State};
 
 /// A session that can go on in another process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,7 +98,7 @@ impl SavedSession {
 impl SavedState {
     pub(crate) fn of(session: &Session) -> Self {
         match session.state {
-            State::Ready => SavedState::Ready,
+            State::Ready | State::Running => SavedState::Ready,
             State::Waiting { .. } => SavedState::Waiting,
             State::Done(finish) => SavedState::Done {
                 finish,
