@@ -128,9 +128,8 @@ impl Engine {
         let Some(journal) = &mut self.journal else {
             return Ok(());
         };
-        journal.commit(records)?;
-        journal.tidy(self.sessions.values());
-        Ok(())
+        journal.tidy(&mut self.sessions, self.next_id);
+        journal.commit(records)
     }
 
     /// The same of a session as it is.

@@ -428,6 +428,17 @@ fn killed_a_hundred_times_nothing_acknowledged_is_lost() {
         }
         child.wait().unwrap();
     }
+    // It was written again on the way, and no number was given twice.
+    let logs = fs::read_dir(folder.path().join("state")).unwrap();
+    let names = logs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let generation = names.filter_map(|name| {
+        let number = name.strip_prefix("log-")?.strip_suffix(".djinn")?;
+        u64::from_str_radix(number, 16).ok()
+    });
+    assert!(generation.max() > Some(1), "never compacted");
+    let next = told_so_far.opened.last().unwrap() + 1;
+    let again = restarted(4, &folder.path().join("state"));
+    assert!(again.next_session() >= SessionId(next));
     assert!(
         told_so_far.restarts > 90,
         "{} restarts",

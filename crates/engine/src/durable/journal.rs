@@ -14,7 +14,7 @@ use crate::{EngineError, Output, SessionId, session::Session};
 type Result<T> = std::result::Result<T, EngineError>;
 
 /// A log smaller than this is not worth writing again.
-const SMALL: u64 = 1 << 20;
+const SMALL: u64 = 64 << 10;
 
 /// The log of an engine's sessions, and of those that it does not run.
 pub(crate) struct Journal {
@@ -22,7 +22,7 @@ pub(crate) struct Journal {
     whose: Whose,
     /// Sessions of the folder that are not open here.
     parked: BTreeMap<u64, SavedSession>,
-    /// Bytes when it was last written as it stands.
+    /// Bytes when it was last written as it stands; 0 where it was not yet.
     compact: u64,
 }
 
@@ -30,7 +30,7 @@ impl Journal {
     /// Goes on where a folder's log ends.
     pub fn new(state: State, parked: BTreeMap<u64, SavedSession>) -> Self {
         Journal {
-            compact: state.log.bytes(),
+            compact: 0,
             log: state.log,
             whose: state.whose.expect("they belong to a model"),
             parked,
@@ -46,22 +46,26 @@ impl Journal {
     }
 
     /// Writes the log again as it stands, where most of it is of the past. Where that fails
-    /// the old one goes on.
-    pub fn tidy<'a>(&mut self, sessions: impl Iterator<Item = &'a Session>) {
+    /// the old one goes on. What is about to be written down comes after it.
+    pub fn tidy(&mut self, sessions: &mut BTreeMap<SessionId, Session>, next_id: u64) {
         if self.log.bytes() < SMALL.max(4 * self.compact) {
             return;
         }
         let head = Record::Model {
             name: self.whose.name.clone(),
             identity: self.whose.identity.clone(),
+            next_id,
         };
-        let open = sessions.map(SavedSession::of);
+        let open = sessions.values().map(SavedSession::of);
         let all = open.chain(self.parked.values().cloned());
         let all = all.map(|session| Record::Session(Box::new(session)));
         let records = std::iter::once(head).chain(all);
         let bytes = records.map(|record| serde_json::to_vec(&record).expect("plain data"));
         if self.log.compact(bytes).is_ok() {
             self.compact = self.log.bytes();
+            for session in sessions.values_mut() {
+                session.logged = session.tokens.len();
+            }
         }
     }
 

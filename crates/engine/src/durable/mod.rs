@@ -21,10 +21,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Record {
-    /// First: which model's sessions these are.
+    /// First: which model's sessions these are, and the least number the next one has, so
+    /// that none is given twice.
     Model {
         name: String,
         identity: String,
+        next_id: u64,
     },
     Session(Box<SavedSession>),
     /// A session was told something, and goes on.

@@ -79,7 +79,14 @@ impl State {
     /// Takes in a record.
     fn apply(&mut self, record: Record) -> std::result::Result<(), String> {
         match record {
-            Record::Model { name, identity } => self.whose = Some(Whose { name, identity }),
+            Record::Model {
+                name,
+                identity,
+                next_id,
+            } => {
+                self.whose = Some(Whose { name, identity });
+                self.next_id = self.next_id.max(next_id);
+            }
             Record::Session(session) => {
                 self.next_id = self.next_id.max(session.id + 1);
                 self.sessions.insert(session.id, *session);
@@ -198,6 +205,7 @@ impl State {
             None => self.commit(Record::Model {
                 name: name.to_owned(),
                 identity: identity.to_owned(),
+                next_id: 0,
             }),
         }
     }
