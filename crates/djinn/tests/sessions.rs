@@ -7,9 +7,9 @@ mod common;
 use std::{fs, path::Path, process::Command};
 
 use common::{ok, stdout};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-fn json(args: &[&str]) -> Value {
+fn answer(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&ok(args))).unwrap()
 }
 
@@ -26,9 +26,9 @@ fn a_story_is_told_in_several_runs() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (state, other, file) = (path("state"), path("other"), path("boat.djinn"));
     let run = |more: &[&str]| {
-        let mut args = vec!["run", "--json", "--ignore-eos", "--state"];
+        let mut args = vec!["run", "--json", "--state"];
         args.extend(more);
-        json(&args)
+        answer(&args)
     };
     let first = run(&[
         &state,
@@ -36,11 +36,39 @@ fn a_story_is_told_in_several_runs() {
         "Tom had a red boat.",
         "--max-tokens",
         "12",
+        "--ignore-eos",
     ]);
     let on = [&state, "--session", "0", "--max-tokens", "9"];
     let second = run(&on);
     let third = run(&[&on[..], &["--prompt", " One day"]].concat());
-    assert_eq!(first["session"], 0);
+    assert_eq!(
+        (&first["session"], &first["finish"]),
+        (&json!(0), &json!("length"))
+    );
+    assert_eq!(
+        (
+            &third["seed"],
+            third["prompt_ids"].as_array().unwrap().len()
+        ),
+        (&json!(null), 2)
+    );
+    // Without --json the story goes on where it was.
+    let copy = path("copy");
+    fs::create_dir(&copy).unwrap();
+    for entry in fs::read_dir(&state).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), Path::new(&copy).join(entry.file_name())).unwrap();
+    }
+    let more = ok(&[
+        "run",
+        "--state",
+        &copy,
+        "--session",
+        "0",
+        "--max-tokens",
+        "5",
+    ]);
+    assert!(stdout(&more).trim().len() > 3, "{more:?}");
     assert_eq!(second["output_ids"].as_array().unwrap().len(), 9);
 
     // All of it in one go.
@@ -62,9 +90,9 @@ fn a_story_is_told_in_several_runs() {
         "--tokens",
         &prompt,
     ];
-    assert_eq!(ids(&json(&alone), "output_ids"), whole);
+    assert_eq!(ids(&answer(&alone), "output_ids"), whole);
 
-    let list = json(&["sessions", "list", "--json", "--state", &state]);
+    let list = answer(&["sessions", "list", "--json", "--state", &state]);
     assert_eq!(list["sessions"][0]["generated"], 30);
     let shown = stdout(&ok(&["sessions", "show", "0", "--state", &state]));
     assert!(shown.contains("given: Tom had a red boat."), "{shown}");
@@ -82,7 +110,7 @@ fn a_story_is_told_in_several_runs() {
     let one = refused(&["sessions", "delete", "0", "7", "--state", &state]);
     assert!(one.contains("no session 7"), "{one}");
     ok(&["sessions", "delete", "0", "--state", &state]);
-    let list = json(&["sessions", "list", "--json", "--state", &state]);
+    let list = answer(&["sessions", "list", "--json", "--state", &state]);
     assert_eq!(list["sessions"].as_array().unwrap().len(), 0);
 }
 
@@ -119,7 +147,7 @@ fn what_cannot_be_is_said_and_harms_nothing() {
     check(&["sessions", "list"], "--state");
     check(
         &["sessions", "list", "--state", "/nowhere/at/all"],
-        "no folder",
+        "no sessions are kept",
     );
     let junk = folder.path().join("junk");
     fs::write(&junk, "junk").unwrap();
@@ -184,7 +212,7 @@ fn a_full_disk_is_an_error_of_those_concerned() {
     let whole = report(&with_little_disk(1 << 30, &args));
     assert_eq!(
         (&whole["completed"], &whole["failed"]),
-        (&Value::from(60), &serde_json::json!({}))
+        (&Value::from(60), &json!({}))
     );
     assert!(
         whole["spilled"]["bytes"].as_u64().unwrap() > 5_000_000,
@@ -223,9 +251,9 @@ fn a_state_that_cannot_be_written_refuses_and_loses_nothing() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("no space left"), "{said}");
-    let list = json(&["sessions", "list", "--json", "--state", state]);
+    let list = answer(&["sessions", "list", "--json", "--state", state]);
     assert_eq!(list["sessions"][0]["generated"], 5);
-    assert_eq!(json(&on)["output_ids"].as_array().unwrap().len(), 5);
+    assert_eq!(answer(&on)["output_ids"].as_array().unwrap().len(), 5);
 }
 
 fn log(folder: &Path) -> std::path::PathBuf {

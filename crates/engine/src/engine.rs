@@ -79,8 +79,9 @@ pub struct Engine {
     pub(crate) next_id: u64,
     /// What sessions are to be told with the next pass.
     pub(crate) untold: Vec<Output>,
-    /// Why the disk takes no more pages, once it does not.
+    /// Why the disk takes no more pages, once it does not, and why it last did not.
     pub(crate) disk_failure: Option<String>,
+    pub(crate) last_failure: Option<String>,
     /// Tokens that sessions did not compute because others had.
     pub(crate) adopted: usize,
     pub(crate) quota: Quota,
@@ -133,6 +134,7 @@ impl Engine {
             row_s: 0.0,
             untold: Vec::new(),
             disk_failure: None,
+            last_failure: None,
             adopted: 0,
             quota: Quota::default(),
             journal: None,
@@ -238,7 +240,7 @@ impl Engine {
                 outputs.extend(turn.run.iter().map(|&(id, _)| self.fail(id, &error)));
                 self.write_down(&mut outputs);
                 let told = |output: &Output| !turn.run.iter().any(|(id, _)| *id == output.session);
-                self.untold = outputs.into_iter().filter(told).collect();
+                self.untold.extend(outputs.into_iter().filter(told));
                 return Err(error);
             }
         }

@@ -78,13 +78,15 @@ pub enum EngineError {
         theirs: String,
     },
     /// An owner who has as much as it may.
-    #[error("{owner} has {limit} {what} already, which is the limit: close some")]
+    #[error("{owner} would have {asked} {what} with this, and may have {limit}: close some")]
     Quota {
         /// Who.
         owner: String,
         /// Of what.
         what: &'static str,
-        /// How many.
+        /// How many it would have.
+        asked: usize,
+        /// How many it may.
         limit: usize,
     },
     /// A session that is not open.

@@ -10,12 +10,17 @@ use crate::EngineError;
 /// Bytes looked at in two places of every tensor.
 const SAMPLE: usize = 256;
 
-/// A number that follows from the names and shapes of all tensors, and from some bytes of
-/// each: reading all of a large model would take longer than loading it.
+/// A number that follows from what a pass does, from the names and shapes of all tensors, and
+/// from some bytes of each: reading all of a large model would take longer than loading it.
 pub(crate) fn identity(model: &Model) -> Result<String, EngineError> {
     let mut hash = XxHash3_64::new();
+    let program = &model.program;
+    hash.write(format!("{:?} {:?}", program.dims, program.rope).as_bytes());
+    for op in program.ops() {
+        hash.write(format!("{op:?}").as_bytes());
+    }
     let mut bytes = [0; SAMPLE];
-    for (number, tensor) in model.program.tensors.iter().enumerate() {
+    for (number, tensor) in program.tensors.iter().enumerate() {
         let id = TensorId(number);
         let length = model.weights.extent(id).bytes;
         hash.write(tensor.name.as_bytes());

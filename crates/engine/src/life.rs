@@ -6,7 +6,6 @@ use djinn_memory::{OutOfPages, PageTable};
 
 use crate::{
     Captured, Engine, EngineError, Finish, Output, Request, SavedState, SessionId, Transcript,
-    durable::Record,
     schedule::Account,
     session::Session,
     settings,
@@ -22,9 +21,10 @@ pub(crate) const AHEAD: Duration = Duration::from_millis(300);
 impl Engine {
     /// Takes a session in; it runs as soon as its turn comes.
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
-        self.check_open(&request.owner)?;
+        settings::check_probe(&self.model, &request)?;
         let id = SessionId(self.next_id);
         let mut session = self.new_session(request, id)?;
+        self.check_open(&session.owner, session.pages_most)?;
         self.commit_session(&mut session)?;
         self.next_id += 1;
         self.sessions.insert(id, session);
@@ -132,8 +132,7 @@ impl Engine {
     /// Ends a session at any point and returns what it came to.
     pub fn close(&mut self, id: SessionId) -> Option<Transcript> {
         let transcript = self.transcript(id)?;
-        // What cannot be written down is found again after a restart, and closed again.
-        let _ = self.commit(&[Record::Closed { id: id.0 }]);
+        self.commit_closed(id);
         let mut session = self.sessions.remove(&id)?;
         self.pager.release(&mut session.pages);
         Some(transcript)
@@ -201,7 +200,7 @@ impl Engine {
         if prompt > context {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
-        let max_tokens = session.generated() + max_tokens;
+        let max_tokens = session.generated().saturating_add(max_tokens);
         self.can(id, Step::Resume)?;
         self.commit_said(id, tokens, max_tokens)?;
         self.go_on(id)?;
@@ -213,14 +212,24 @@ impl Engine {
             session.given.push(start..session.tokens.len());
         }
         session.max_tokens = max_tokens;
-        let (all, stop) = (session.tokens.clone(), session.stop.clone());
-        let text = self.text(&all, &stop);
-        self.sessions.get_mut(&id).expect("as above").text = text;
+        let text = self.text_of(&self.sessions[&id]);
+        self.session(id).text = text;
         Ok(())
     }
 
-    /// What makes text of the tokens that come after these.
-    pub(crate) fn text(&self, tokens: &[u32], stop: &[String]) -> Option<TextStream> {
+    /// What makes text of the tokens that a session will generate, told what it has since it
+    /// was last given some: a stop string may have begun.
+    pub(crate) fn text_of(&self, session: &Session) -> Option<TextStream> {
+        let given = session.given.last().map_or(0, |given| given.end);
+        let mut stream = self.text(&session.tokens[..given], &session.stop)?;
+        for token in &session.tokens[given..] {
+            stream.push(*token);
+        }
+        Some(stream)
+    }
+
+    /// The same for what comes after these tokens.
+    fn text(&self, tokens: &[u32], stop: &[String]) -> Option<TextStream> {
         let text = self.model.text.as_ref()?;
         Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))
     }

@@ -47,26 +47,25 @@ impl Engine {
         self.quota = quota;
     }
 
-    /// Refuses an owner another session who has as many as it may.
-    pub(crate) fn check_open(&self, owner: &str) -> Result<(), EngineError> {
-        let theirs = || {
-            let is_open = |s: &&Session| s.owner == owner && !s.state.is_done();
-            self.sessions.values().filter(is_open)
-        };
-        let pages: usize = theirs().map(|session| session.pages_most).sum();
-        let Quota {
-            sessions,
-            pages: most,
-        } = self.quota;
-        let refuse = |what, limit| {
-            let owner = owner.to_owned();
-            Err(EngineError::Quota { owner, what, limit })
-        };
-        if theirs().count() >= sessions {
-            return refuse("sessions", sessions);
-        }
-        if pages >= most {
-            return refuse("pages of KV", most);
+    /// Refuses an owner another session of up to so many pages who has as much as it may.
+    pub(crate) fn check_open(&self, owner: &str, most: usize) -> Result<(), EngineError> {
+        let is_open = |s: &&Session| s.owner == owner && !s.state.is_done();
+        let theirs: Vec<&Session> = self.sessions.values().filter(is_open).collect();
+        let pages: usize = theirs.iter().map(|session| session.pages_most).sum();
+        let wants = [
+            ("sessions", theirs.len() + 1, self.quota.sessions),
+            ("pages of KV", pages + most, self.quota.pages),
+        ];
+        for (what, asked, limit) in wants {
+            if asked > limit {
+                let owner = owner.to_owned();
+                return Err(EngineError::Quota {
+                    owner,
+                    what,
+                    asked,
+                    limit,
+                });
+            }
         }
         Ok(())
     }

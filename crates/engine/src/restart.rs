@@ -72,9 +72,8 @@ impl Engine {
     /// A session that was written down is open again, with nothing computed yet.
     fn take_back(&mut self, saved: &SavedSession) -> Result<()> {
         let program = &self.model.program;
-        let first = saved.given.first().map_or(0, |&(_, end)| end);
-        let broken = || EngineError::NotRead(format!("session {} is not whole", saved.id));
-        let prompt = saved.tokens.get(..first).ok_or_else(broken)?.to_vec();
+        saved.check()?;
+        let prompt = saved.tokens[..saved.given[0].1].to_vec();
         let lease = |seconds| std::time::Duration::try_from_secs_f64(seconds).ok();
         let request = Request {
             tokens: prompt,
@@ -110,7 +109,7 @@ impl Engine {
             });
         }
         session.logprobs = saved.logprobs.iter().map(load_logprobs).collect();
-        session.text = self.text(&session.tokens, &session.stop);
+        session.text = self.text_of(&session);
         match &saved.state {
             SavedState::Ready => {}
             SavedState::Waiting => session.state = State::Waiting { expected: None },
@@ -165,6 +164,16 @@ impl Engine {
             max_tokens,
         };
         self.commit(&[said])
+    }
+
+    /// Writes down that a session is closed. What cannot be written now is as soon as
+    /// something can: until then a restart would find it again.
+    pub(crate) fn commit_closed(&mut self, id: SessionId) {
+        let Some(journal) = &mut self.journal else {
+            return;
+        };
+        journal.tidy(&mut self.sessions, self.next_id);
+        journal.close(id);
     }
 
     /// Writes down what sessions are about to be told. Whose end cannot be is over, and told

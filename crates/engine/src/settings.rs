@@ -50,6 +50,7 @@ impl Settings {
     ) -> Result<Self, EngineError> {
         for request in requests {
             check(model, request)?;
+            check_probe(model, request)?;
         }
         let program = &model.program;
         let dims = &program.dims;
@@ -137,7 +138,7 @@ pub(crate) fn check_tokens(program: &Program, tokens: &[u32]) -> Result<(), Engi
     }
 }
 
-/// Refuses a request no engine over this model can run.
+/// Refuses a request no engine over this model can run, whatever it reads and changes.
 pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError> {
     let program = &model.program;
     let dims = &program.dims;
@@ -156,7 +157,12 @@ pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError>
         });
     }
     check_tokens(program, &request.tokens)?;
-    request.sampling.check(dims.vocab)?;
-    let positions = positions(program, request);
-    request.probe.check(dims, request.tokens.len(), positions)
+    request.sampling.check(dims.vocab)
+}
+
+/// Refuses edits that fit neither the model nor the request.
+pub(crate) fn check_probe(model: &Model, request: &Request) -> Result<(), EngineError> {
+    let program = &model.program;
+    let (prompt, positions) = (request.tokens.len(), positions(program, request));
+    request.probe.check(&program.dims, prompt, positions)
 }

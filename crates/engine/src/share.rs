@@ -1,5 +1,7 @@
 //! Equal beginnings: sessions hold the same pages, and a fork costs no copy.
 
+use std::time::Instant;
+
 use djinn_memory::Chunk;
 
 use crate::{Engine, EngineError, Sampling, SessionId, session::Session};
@@ -60,7 +62,12 @@ impl Engine {
         if let Some(sampling) = &sampling {
             sampling.check(self.model.program.dims.vocab)?;
         }
-        self.check_open(&session.owner)?;
+        self.check_open(&session.owner, session.pages_most)?;
+        let (asked, limit) = (self.sessions.len() + 1, self.blueprint.settings.open);
+        if asked > limit {
+            let what = "sessions";
+            return Err(EngineError::Limit { what, asked, limit });
+        }
         let pages = self.pager.pages();
         let more = session.more_pages(pages);
         let promised = self.promised().and_fork(session.pages_most, more);
@@ -70,7 +77,7 @@ impl Engine {
         }
         let fork_id = SessionId(self.next_id);
         let session = &self.sessions[&id];
-        let text = self.text(&session.tokens, &session.stop);
+        let text = self.text_of(session);
         let holds = fits && session.admitted;
         let pages = match holds {
             true => self.pager.share(&session.pages),
@@ -80,6 +87,7 @@ impl Engine {
             id: fork_id,
             computed: if holds { session.computed } else { 0 },
             admitted: holds,
+            used: Instant::now(),
             sampling: sampling.unwrap_or_else(|| session.sampling.clone()),
             ..session.again(pages, text)
         };

@@ -21,6 +21,7 @@ impl Engine {
     /// over.
     pub fn tend(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = self.look_after(now);
+        outputs.extend(self.work_on_disk(now));
         self.write_down(&mut outputs);
         outputs
     }
@@ -42,7 +43,9 @@ impl Engine {
         let ended = |session: &Session| match (session.state, session.deadline, session.lease) {
             (State::Done(_), ..) => None,
             (_, Some(deadline), _) if deadline <= now => Some((session.id, Finish::Deadline)),
-            (State::Waiting { .. }, _, Some(lease)) if session.used + lease <= now => {
+            (State::Waiting { .. }, _, Some(lease))
+                if now.saturating_duration_since(session.used) >= lease =>
+            {
                 Some((session.id, Finish::Lease))
             }
             _ => None,

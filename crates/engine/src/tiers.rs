@@ -77,16 +77,30 @@ impl Engine {
         lost
     }
 
-    /// Nobody can run though somebody is ready. That is so only when a disk that pages were
-    /// promised does not take them: whoever came in last is over, so that the others go on.
+    /// Nobody can run though somebody is ready, and nothing is on its way: the disk does not
+    /// take pages that it was to. It is asked once more; then whoever came in last is over,
+    /// so that the others go on.
     pub(crate) fn give_way(&mut self) -> Option<Output> {
-        let failure = self.disk_failure.take()?;
+        if let Some(failure) = self.disk_failure.take() {
+            let was_asked = self.last_failure.replace(failure).is_some();
+            if !was_asked {
+                return None;
+            }
+        }
         let holds = |s: &&Session| s.admitted && !s.pages.is_empty();
-        let last = self.sessions.values().filter(holds);
-        let last = last.max_by_key(|s| (s.state == State::Ready, s.account.place, s.id))?;
+        let ready = self.sessions.values().filter(|s| s.is_ready()).count();
+        // One that is alone would only make room for itself.
+        let goes = |s: &&Session| s.is_ready() == (ready > 1);
+        let last = |s: &&Session| (s.account.place, s.id);
+        let all = || self.sessions.values().filter(holds);
+        let last = all()
+            .filter(goes)
+            .max_by_key(last)
+            .or(all().max_by_key(last))?;
         let id: SessionId = last.id;
-        // The room it leaves may be on disk.
-        Some(self.fail(id, &EngineError::NoRoom(failure)))
+        let why = self.last_failure.take();
+        let why = why.unwrap_or_else(|| "what is there is all in use".to_owned());
+        Some(self.fail(id, &EngineError::NoRoom(why)))
     }
 
     /// Who waits and is expected back within a moment, the soonest first.

@@ -138,8 +138,8 @@ impl Engine {
         let (pass_s, mut coming_s) = (self.row_s * rows as f64, 0.0);
         let mut most = self.pages_of_a_pass();
         for (id, rows) in later {
-            let away = self.sessions[&id].pages.away(self.pager.pages());
-            coming_s += self.pager.seconds_back(away);
+            let awaited = self.pager.awaited(&self.sessions[&id].pages);
+            coming_s += self.pager.seconds_back(awaited);
             let joins = turn.run.is_empty() || coming_s <= PATIENCE * pass_s;
             let coming = match joins {
                 true => self.with_pages(id, |pager, session| {
@@ -257,15 +257,18 @@ impl Engine {
     }
 
     /// Moves a session's pages. Where that fails its keys and values are lost, and it is
-    /// over; others lose nothing.
+    /// over, as are those that hold some of them too; others lose nothing.
     pub(crate) fn with_pages<T>(
         &mut self,
         id: SessionId,
         work: impl FnOnce(&mut Pager, &mut Session) -> Result<T>,
     ) -> std::result::Result<T, Output> {
         let session = self.sessions.get_mut(&id).expect("an open session");
+        let pages = session.pages.pages().to_vec();
         work(&mut self.pager, session).map_err(|error| {
-            self.pager.settle();
+            let others = self.lose(&pages, &error).into_iter();
+            self.untold
+                .extend(others.filter(|output| output.session != id));
             self.fail(id, &error)
         })
     }

@@ -175,7 +175,12 @@ fn edits_captures_and_forks_come_back() {
     use djinn_engine::{EditSpec, Positions, Probe};
     let folder = tempfile::tempdir().unwrap();
     let model = open(&stories());
-    let edits: Vec<EditSpec> = vec!["blocks.2.hook_resid_post:scale=0.5@2..9".parse().unwrap()];
+    let edits: Vec<EditSpec> = [
+        "blocks.2.hook_resid_post:scale=0.5@2..9",
+        "blocks.1.hook_mlp_out:scale=0.9@generated",
+    ]
+    .map(|edit| edit.parse().unwrap())
+    .to_vec();
     let captures = ["blocks.3.hook_mlp_out"];
     let probe = Probe::new(&model.program, &captures, Positions::All, &edits).unwrap();
     let ask = Request { probe, ..unlike(4) };
@@ -210,6 +215,56 @@ fn edits_captures_and_forks_come_back() {
     assert_eq!(tensors(&found), tensors(&expect));
     assert_eq!(fork.generated[..2], expect.generated[..2]);
     assert_ne!(fork.generated, expect.generated);
+}
+
+/// A stop string that had begun when the process ended is found when it goes on.
+#[test]
+fn a_stop_string_may_span_the_end_of_a_process() {
+    let text = |engine: &Engine, ids: &[u32]| {
+        let text = engine.model().text.as_ref().unwrap();
+        text.decode(ids, true).unwrap()
+    };
+    let ask = request(&stories(), &[0, 1577, 395, 259, 698, 1108, 14], &[], 16);
+    let mut whole = engine(1);
+    let id = whole
+        .open(Request {
+            keep: true,
+            ..ask.clone()
+        })
+        .unwrap();
+    while !whole.is_idle() {
+        whole.step().unwrap();
+    }
+    let generated = whole.close(id).unwrap().generated;
+    // The end of one token and the beginning of the next.
+    let (third, fourth) = (
+        text(&whole, &generated[2..3]),
+        text(&whole, &generated[3..4]),
+    );
+    let stop = format!("{}{}", &third[third.len() - 1..], &fourth[..2]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine = restarted(1, folder.path());
+    let stop = Request {
+        stop: vec![stop],
+        keep: true,
+        ..ask
+    };
+    let id = engine.open(stop).unwrap();
+    while engine.tokens(id).unwrap().len() < 7 + 3 {
+        engine.step().unwrap();
+    }
+    drop(engine);
+    let mut engine = restarted(1, folder.path());
+    let mut finish = None;
+    while !engine.is_idle() {
+        for output in engine.step().unwrap() {
+            finish = output.finish;
+        }
+    }
+    assert_eq!(
+        (finish, engine.tokens(id).unwrap().len()),
+        (Some(Finish::Stop), 7 + 4)
+    );
 }
 
 #[test]
@@ -252,6 +307,20 @@ fn one_session_moves_as_a_file() {
     // Its number, and so what it is told, is the same here.
     assert_eq!(id, SessionId(0));
     assert!(told(&engine.close(id).unwrap()) == expect);
+    // A file that does not fit together is refused, and harms nothing.
+    let good = SavedFile::read(&file).unwrap();
+    for given in [
+        vec![(0, 999)],
+        vec![],
+        vec![(1, 3)],
+        vec![(0, 5), (4, 6)],
+        vec![(3, 0)],
+    ] {
+        let mut bad = good.clone();
+        bad.session.given = given;
+        let mut state = SessionState::open(&folder.path().join("third")).unwrap();
+        assert!(matches!(state.import(bad), Err(EngineError::NotRead(_))));
+    }
     fs::write(&file, "nothing of the kind").unwrap();
     assert!(SavedFile::read(&file).is_err());
 }
@@ -489,7 +558,7 @@ fn deadlines_leases_and_quotas() {
     let refused = engine.open(owned(2)).unwrap_err().to_string();
     assert_eq!(
         refused,
-        "a has 2 sessions already, which is the limit: close some"
+        "a would have 3 sessions with this, and may have 2: close some"
     );
     assert!(engine.fork(late, None).is_err());
     engine.open(unlike(1)).unwrap();

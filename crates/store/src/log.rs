@@ -36,6 +36,17 @@ pub struct Log {
 }
 
 impl Log {
+    /// Whether a folder holds a log. Changes nothing there.
+    pub fn is_in(folder: &Path) -> bool {
+        let Ok(entries) = fs::read_dir(folder) else {
+            return false;
+        };
+        let names = entries.flatten().map(|entry| entry.file_name());
+        names
+            .into_iter()
+            .any(|name| parse(&name.to_string_lossy(), ".djinn").is_some())
+    }
+
     /// Opens the log in `folder`, which is made where it is missing, and gives back its
     /// records in order. They are on disk by then.
     pub fn open(folder: &Path) -> Result<(Log, Vec<Vec<u8>>), StoreError> {

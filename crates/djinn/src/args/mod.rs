@@ -220,7 +220,10 @@ pub struct RunArgs {
     pub state: Option<PathBuf>,
     /// Go on with this session of the folder: --prompt is what it is told, and nothing else
     /// changes
-    #[arg(long, value_name = "ID", requires = "state")]
+    #[arg(long, value_name = "ID", requires = "state",
+          conflicts_with_all = ["chat", "system", "stop", "ignore_eos", "logprobs", "temperature",
+                                "top_k", "top_p", "min_p", "repetition_penalty",
+                                "presence_penalty", "logit_bias", "seed"])]
     pub session: Option<u64>,
     #[command(flatten)]
     pub sampling: SamplingArgs,

@@ -2,40 +2,44 @@
 
 use std::path::Path;
 
-use djinn_engine::{Blueprint, Engine, Request, SessionId, SessionState, Settings, Wanted};
+use djinn_engine::{
+    Blueprint, Engine, Finish, Request, SessionId, SessionState, Settings, Transcript, Wanted,
+};
 use djinn_model::Model;
 
 use super::{load, watch::Watch};
 use crate::{
-    args::{PromptArgs, RunArgs, Settled},
+    args::{RunArgs, Settled},
     failure::Failure,
 };
 
 /// Positions a kept session may come to, unless its model has fewer.
 const CONTEXT: usize = 4096;
 
-/// An engine that keeps its sessions in a folder, with one that runs: a new one, or one that
-/// goes on. Says which, and how many tokens that had generated.
+/// An engine that keeps its sessions in a folder, with one that runs.
+pub struct Kept {
+    pub engine: Engine,
+    pub id: SessionId,
+    /// Tokens that it had generated before this turn.
+    pub generated: usize,
+    /// What it generated of a turn that was cut off.
+    pub rest: String,
+}
+
+/// Starts a session, or goes on with one and tells it the request's tokens.
 pub fn start(
     settled: &Settled<'_>,
     model: Model,
     args: &RunArgs,
     request: Request,
     watch: &mut Watch,
-) -> Result<(Engine, SessionId, usize), Failure> {
+) -> Result<Kept, Failure> {
     let folder = args.state.as_deref().unwrap_or(Path::new("."));
     let state = SessionState::open(folder)?;
     if state.torn() > 0 {
         let torn = state.torn();
         eprintln!("note: {torn} bytes that were not yet acknowledged are dropped from the log");
     }
-    let told = match args.session {
-        Some(_) => more(&model, &args.prompt)?,
-        None => Vec::new(),
-    };
-    let context = model.program.dims.context.min(CONTEXT);
-    let settings = Settings::for_sessions(&model.program, 1, context, settled.args.rows)?;
-    let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
     let wanted = match args.session {
         Some(id) => Wanted::One(SessionId(id)),
         None => Wanted::None,
@@ -43,6 +47,9 @@ pub fn start(
     if let Wanted::One(id) = wanted {
         state.get(id)?;
     }
+    let context = model.program.dims.context.min(CONTEXT);
+    let settings = Settings::for_sessions(&model.program, 1, context, settled.args.rows)?;
+    let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
     let mut engine = load(settled, model, blueprint, watch)?;
     let restored = engine.keep_state(state, wanted)?;
     if let Some((_, error)) = restored.refused.into_iter().next() {
@@ -51,33 +58,43 @@ pub fn start(
     let Wanted::One(id) = wanted else {
         let keep = true;
         let id = engine.open(Request { keep, ..request })?;
-        return Ok((engine, id, 0));
+        return Ok(Kept {
+            engine,
+            id,
+            generated: 0,
+            rest: String::new(),
+        });
     };
     // A turn that was cut off is brought to its end first.
+    let mut rest = String::new();
     while !engine.is_idle() {
-        engine.step()?;
+        for output in engine.step()? {
+            rest.push_str(&output.text);
+        }
     }
-    let before = engine.transcript(id).map_or(0, |t| t.generated.len());
-    engine.say(id, &told, request.max_tokens)?;
-    Ok((engine, id, before))
+    let generated = engine.transcript(id).map_or(0, |t| t.generated.len());
+    engine.say(id, &request.tokens, request.max_tokens)?;
+    Ok(Kept {
+        engine,
+        id,
+        generated,
+        rest,
+    })
 }
 
-/// The tokens of what a session is told: as text goes on, without a beginning of its own.
-fn more(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
-    if args.chat {
-        return Err(Failure::Message(
-            "--chat begins a conversation; what a session is told later goes on as it is: leave \
-             --chat out, and write what the model expects between turns"
-                .into(),
-        ));
+/// What the session has come to in this turn, or why it is over.
+pub fn so_far(engine: &Engine, id: SessionId, generated: usize) -> Result<Transcript, Failure> {
+    let mut transcript = engine.transcript(id).expect("it is kept");
+    if let Some(finish) = transcript.finish {
+        let why = transcript.failure.unwrap_or_else(|| match finish {
+            Finish::Context => "no position is left in its context".to_owned(),
+            Finish::NotANumber => "the model computed something that is not a number".to_owned(),
+            other => other.to_string(),
+        });
+        return Err(Failure::Message(format!("session {} is over: {why}", id.0)));
     }
-    match (&args.tokens, &args.prompt, &model.text) {
-        (Some(tokens), ..) => Ok(tokens.clone()),
-        (None, None, _) => Ok(Vec::new()),
-        (None, Some(prompt), Some(text)) => Ok(text.encode_plain(prompt)?),
-        (None, Some(_), None) => Err(Failure::Message(format!(
-            "{} has no tokenizer.json: give what it is told as --tokens 1,2,3",
-            model.name
-        ))),
-    }
+    transcript.generated.drain(..generated);
+    let logprobs = transcript.logprobs.len();
+    transcript.logprobs.drain(..generated.min(logprobs));
+    Ok(transcript)
 }

@@ -17,11 +17,7 @@ pub fn tokens(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
             model.name
         ))
     })?;
-    let prompt = match args.prompt.as_deref() {
-        Some("-") => stdin()?,
-        Some(prompt) => prompt.to_owned(),
-        None => String::new(),
-    };
+    let prompt = said(args)?.unwrap_or_default();
     if args.chat {
         if args.prompt.is_none() {
             return Err(Failure::Message(
@@ -50,6 +46,31 @@ pub fn tokens(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
         (true, None) => Err(Failure::Message(
             "the prompt is empty, and this model has no token to start from: give --prompt".into(),
         )),
+    }
+}
+
+/// What a session is told that goes on: as text does, without a beginning of its own.
+pub fn more(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
+    if let Some(tokens) = &args.tokens {
+        return Ok(tokens.clone());
+    }
+    let Some(prompt) = said(args)? else {
+        return Ok(Vec::new());
+    };
+    match &model.text {
+        Some(text) => Ok(text.encode_plain(&prompt)?),
+        None => Err(Failure::Message(format!(
+            "{} has no tokenizer.json: give what it is told as --tokens 1,2,3",
+            model.name
+        ))),
+    }
+}
+
+/// The text of a prompt, if there is one.
+fn said(args: &PromptArgs) -> Result<Option<String>, Failure> {
+    match args.prompt.as_deref() {
+        Some("-") => stdin().map(Some),
+        prompt => Ok(prompt.map(str::to_owned)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use djinn_engine::{Engine, Logprob, Request, Sampling, SessionId, Transcript};
+use djinn_engine::{Engine, Finish, Logprob, Request, Sampling, Transcript};
 use djinn_memory::Size;
 use djinn_model::{Generation, Model};
 use serde_json::{Value, json};
@@ -29,18 +29,21 @@ struct Timing {
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let request = request(&model, &args)?;
-    let (seed, sampled) = (request.sampling.seed, request.sampling.temperature > 0.0);
-    let prompt = match args.session {
-        // What it was told before is behind it.
-        Some(_) => args.prompt.prompt.clone(),
-        None => prompt_text(&model, &request.tokens),
-    };
-    let prompt = prompt.filter(|_| !args.json);
+    let sampled = request.sampling.temperature > 0.0;
+    let seed = (args.session.is_none()).then_some(request.sampling.seed);
+    let shown = prompt_text(&model, &request.tokens).filter(|_| !args.json);
+    let given = request.tokens.clone();
     let mut watch = Watch::new(&args.watch)?;
     let started = Instant::now();
     let settled = args.model.settled()?;
-    let (mut engine, id, before) = match args.state {
-        Some(_) => kept::start(&settled, model, &args, request, &mut watch)?,
+    let (mut engine, id, generated) = match args.state {
+        Some(_) => {
+            let kept = kept::start(&settled, model, &args, request, &mut watch)?;
+            if !args.json {
+                say(&kept.rest)?;
+            }
+            (kept.engine, kept.id, kept.generated)
+        }
         None => {
             let (engine, ids) = start(&settled, model, vec![request], &mut watch)?;
             (engine, ids[0], 0)
@@ -48,17 +51,19 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     };
     let load = started.elapsed().as_secs_f64();
     note_what_is_unused(engine.model(), &args, sampled);
-    let generated = generate(&mut engine, prompt, load, &mut watch);
+    let told = generate(&mut engine, shown, load, &mut watch);
     // Most wanted where something went wrong.
     let timeline = watch.write_timeline(&engine);
-    if generated.is_err() {
+    if told.is_err() {
         eprint!("{}", watch.table());
     }
-    let (text, timing) = generated?;
-    let transcript = match args.state {
-        Some(_) => so_far(&engine, id, before),
+    let (text, timing, end) = told?;
+    let mut transcript = match args.state {
+        Some(_) => kept::so_far(&engine, id, generated)?,
         None => finish(&mut engine, id)?,
     };
+    transcript.finish = transcript.finish.or(end);
+    transcript.prompt = given;
     if args.json {
         let mut report = report(&engine, &text, &transcript, &timing, seed);
         if args.state.is_some() {
@@ -71,10 +76,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
             say(&format!("{}\n", id_list(&transcript.generated)))?;
         }
         let drawn = sampled && args.sampling.seed.is_none();
-        eprintln!(
-            "{}",
-            summary(&engine, &transcript, &timing, drawn.then_some(seed))
-        );
+        let seed = seed.filter(|_| drawn);
+        eprintln!("{}", summary(&engine, &transcript, &timing, seed));
         eprint!("{}", watch.table());
         if let Some(folder) = &args.state {
             eprintln!(
@@ -86,15 +89,6 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         }
     }
     timeline
-}
-
-/// What a session that is kept has come to in this turn.
-fn so_far(engine: &Engine, id: SessionId, before: usize) -> Transcript {
-    let mut transcript = engine.transcript(id).expect("it is kept");
-    transcript.generated.drain(..before);
-    let logprobs = transcript.logprobs.len();
-    transcript.logprobs.drain(..before.min(logprobs));
-    transcript
 }
 
 /// Tells of what was given or is there and will not be used.
@@ -119,7 +113,10 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
             "--stop wants text: an empty one would stop nothing".into(),
         ));
     }
-    let tokens = prompt::tokens(model, &args.prompt)?;
+    let tokens = match args.session {
+        Some(_) => prompt::more(model, &args.prompt)?,
+        None => prompt::tokens(model, &args.prompt)?,
+    };
     let mut sampling = sampling(&args.sampling, &model.generation);
     sampling.logprobs = args.logprobs;
     // A limit on the whole text is one on what the prompt leaves of it.
@@ -168,17 +165,18 @@ pub fn fresh_seed() -> u64 {
     now.map_or(0, |d| u64::from(d.subsec_nanos()) ^ d.as_secs()) % 1_000_000
 }
 
-/// Runs to the end. Where there is a prompt to show, text streams after it.
+/// Runs to the end, and says how that came. Where there is a prompt to show, text streams
+/// after it.
 fn generate(
     engine: &mut Engine,
     prompt: Option<String>,
     load: f64,
     watch: &mut Watch,
-) -> Result<(String, Timing), Failure> {
+) -> Result<(String, Timing, Option<Finish>), Failure> {
     let stream = prompt.is_some();
     say(&prompt.unwrap_or_default())?;
     let started = Instant::now();
-    let (mut text, mut first_token) = (String::new(), None);
+    let (mut text, mut first_token, mut finish) = (String::new(), None, None);
     while !engine.is_idle() {
         let outputs = engine.step()?;
         watch.passed(engine);
@@ -188,6 +186,7 @@ fn generate(
                 say(&output.text)?;
             }
             text.push_str(&output.text);
+            finish = output.finish.or(finish);
         }
     }
     if stream {
@@ -200,7 +199,7 @@ fn generate(
         first_token,
         rest: whole - first_token,
     };
-    Ok((text, timing))
+    Ok((text, timing, finish))
 }
 
 /// The prompt as text, which a story continues.
@@ -241,7 +240,7 @@ fn report(
     text: &str,
     transcript: &Transcript,
     timing: &Timing,
-    seed: u64,
+    seed: Option<u64>,
 ) -> Value {
     let footprint = engine.footprint();
     let text_of = |token: u32| {

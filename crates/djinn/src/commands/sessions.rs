@@ -1,5 +1,7 @@
 //! `djinn sessions`
 
+use std::{collections::BTreeSet, path::Path};
+
 use djinn_engine::{SavedFile, SavedSession, SavedState, SessionId, SessionState};
 use djinn_model::Model;
 use serde_json::{Value, json};
@@ -18,41 +20,57 @@ pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
             "which folder? give --state DIR, as 'djinn run --state DIR' was given it".into(),
         ));
     };
-    let makes = matches!(args.what, Sessions::Load { .. });
-    if !makes && !folder.is_dir() {
-        let folder = folder.display();
-        return Err(Failure::Message(format!("there is no folder {folder}")));
-    }
-    let mut state = SessionState::open(folder)?;
     match &args.what {
-        Sessions::List => list(args, &state),
-        Sessions::Show { id, model } => show(args, &state, SessionId(*id), model.as_deref()),
+        Sessions::List => list(args, &kept(folder)?),
+        Sessions::Show { id, model } => {
+            let state = kept(folder)?;
+            show(args, &state, SessionId(*id), model.as_deref())
+        }
         Sessions::Save { id, file, force } => {
+            let state = kept(folder)?;
             state.export(SessionId(*id))?.write(file, *force)?;
-            tell(args, &format!("session {id} is in {}", file.display()), *id)
+            let text = format!("session {id} is in {}", file.display());
+            tell(args, &text, &[*id])
         }
         Sessions::Load { file } => {
-            let id = state.import(SavedFile::read(file)?)?.0;
-            tell(args, &format!("it is session {id} here"), id)
+            let file = SavedFile::read(file)?;
+            let id = SessionState::open(folder)?.import(file)?.0;
+            tell(args, &format!("it is session {id} here"), &[id])
         }
-        Sessions::Delete { ids } => {
-            // All or none: a number that is wrong is said before anything is gone.
-            for id in ids {
-                state.get(SessionId(*id))?;
-            }
-            for id in ids {
-                state.delete(SessionId(*id))?;
-                tell(args, &format!("session {id} is deleted"), *id)?;
-            }
-            Ok(())
+        Sessions::Delete { ids } => delete(args, &mut kept(folder)?, ids),
+    }
+}
+
+/// A folder that has sessions.
+fn kept(folder: &Path) -> Result<SessionState, Failure> {
+    match SessionState::is_in(folder) {
+        true => Ok(SessionState::open(folder)?),
+        false => {
+            let folder = folder.display();
+            Err(Failure::Message(format!(
+                "no sessions are kept in {folder}"
+            )))
         }
     }
 }
 
+fn delete(args: &SessionsArgs, state: &mut SessionState, ids: &[u64]) -> Result<(), Failure> {
+    let ids: Vec<u64> = BTreeSet::from_iter(ids).into_iter().copied().collect();
+    // All or none: a number that is wrong is said before anything is gone.
+    for id in &ids {
+        state.get(SessionId(*id))?;
+    }
+    for id in &ids {
+        state.delete(SessionId(*id))?;
+    }
+    let names: Vec<String> = ids.iter().map(u64::to_string).collect();
+    tell(args, &format!("deleted: {}", names.join(", ")), &ids)
+}
+
 /// One line for who reads, one object for what does.
-fn tell(args: &SessionsArgs, text: &str, id: u64) -> Result<(), Failure> {
+fn tell(args: &SessionsArgs, text: &str, ids: &[u64]) -> Result<(), Failure> {
     match args.json {
-        true => say_json(&json!({ "session": id })),
+        true => say_json(&json!({ "sessions": ids })),
         false => say(&format!("{text}\n")),
     }
 }

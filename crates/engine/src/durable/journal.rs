@@ -22,6 +22,8 @@ pub(crate) struct Journal {
     whose: Whose,
     /// Sessions of the folder that are not open here.
     parked: BTreeMap<u64, SavedSession>,
+    /// Sessions that are closed, which could not be written yet.
+    closed: Vec<u64>,
     /// Bytes when it was last written as it stands; 0 where it was not yet.
     compact: u64,
 }
@@ -34,15 +36,32 @@ impl Journal {
             log: state.log,
             whose: state.whose.expect("they belong to a model"),
             parked,
+            closed: Vec::new(),
         }
     }
 
     /// Writes things down, in order, and sees to it that they stay.
     pub fn commit(&mut self, records: &[Record]) -> Result<()> {
+        self.write_closed()?;
         for record in records {
             write(&mut self.log, record)?;
         }
         Ok(self.log.sync()?)
+    }
+
+    /// A session is closed, which stays so as soon as it can be written.
+    pub fn close(&mut self, id: SessionId) {
+        self.closed.push(id.0);
+        // What fails here is tried again with whatever comes next.
+        let _ = self.commit(&[]);
+    }
+
+    fn write_closed(&mut self) -> Result<()> {
+        while let Some(&id) = self.closed.first() {
+            write(&mut self.log, &Record::Closed { id })?;
+            self.closed.remove(0);
+        }
+        Ok(())
     }
 
     /// Writes the log again as it stands, where most of it is of the past. Where that fails
@@ -63,6 +82,7 @@ impl Journal {
         let bytes = records.map(|record| serde_json::to_vec(&record).expect("plain data"));
         if self.log.compact(bytes).is_ok() {
             self.compact = self.log.bytes();
+            self.closed.clear();
             for session in sessions.values_mut() {
                 session.logged = session.tokens.len();
             }

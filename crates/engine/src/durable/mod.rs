@@ -26,6 +26,7 @@ pub(crate) enum Record {
     Model {
         name: String,
         identity: String,
+        #[serde(default)]
         next_id: u64,
     },
     Session(Box<SavedSession>),

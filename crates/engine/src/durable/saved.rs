@@ -5,7 +5,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Class, Finish, Logprob, Sampling, probe::SavedProbe, session::Session, state::State};
+use crate::{
+    Class, EngineError, Finish, Logprob, Sampling, probe::SavedProbe, session::Session,
+    state::State,
+};
 
 /// A session that can go on in another process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,9 +91,31 @@ impl SavedSession {
         }
     }
 
+    /// An error unless its parts fit together: what comes from a file may be anything.
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        let mut end = 0;
+        let mut is_next = |&(from, to): &(usize, usize)| {
+            let follows = end <= from && from < to && to <= self.tokens.len();
+            end = to;
+            follows
+        };
+        let first = self.given.first().is_some_and(|given| given.0 == 0);
+        let is_whole = first && self.given.iter().all(&mut is_next);
+        let fits = self.keep || self.generated() <= self.max_tokens;
+        match is_whole && fits {
+            true => Ok(()),
+            false => Err(EngineError::NotRead(format!(
+                "session {} is not whole: what it was given and what it generated do not fit \
+                 together",
+                self.id
+            ))),
+        }
+    }
+
     /// How many of its tokens it generated.
     pub fn generated(&self) -> usize {
-        let given: usize = self.given.iter().map(|(start, end)| end - start).sum();
+        let length = |(from, to): &(usize, usize)| to.saturating_sub(*from);
+        let given: usize = self.given.iter().map(length).sum();
         self.tokens.len().saturating_sub(given)
     }
 }

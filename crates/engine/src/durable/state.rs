@@ -76,6 +76,11 @@ impl State {
         Ok(state)
     }
 
+    /// Whether sessions are kept in a folder.
+    pub fn is_in(folder: &Path) -> bool {
+        Log::is_in(folder)
+    }
+
     /// Takes in a record.
     fn apply(&mut self, record: Record) -> std::result::Result<(), String> {
         match record {
@@ -184,6 +189,7 @@ impl State {
 
     /// Takes a session in, under a number of its own here. One that was running waits.
     pub fn import(&mut self, file: SavedFile) -> Result<SessionId> {
+        file.session.check()?;
         self.belong(&file.model, &file.identity)?;
         let id = self.next_id;
         let mut session = SavedSession { id, ..file.session };

@@ -41,8 +41,11 @@ impl<C: Copies> Pager<C> {
     pub fn fetch(&mut self, page: PageId) -> Result<bool> {
         let coming = self.pages.fetch(page);
         if let Some(coming) = coming {
-            if let Some(trip) = self.host_after[coming.to.0 as usize].take() {
-                self.copies.wait_here(trip.ended())?;
+            if let Some(trip) = self.host_after[coming.to.0 as usize].take()
+                && let Err(error) = self.copies.wait_here(trip.ended())
+            {
+                self.pages.arrived(page, false);
+                return Err(error);
             }
             let spiller = self.spiller.as_mut().expect("what is on disk went there");
             spiller.put(coming, Way::Back);

@@ -382,6 +382,15 @@ impl<C: Copies> Pager<C> {
         Ok(true)
     }
 
+    /// How many pages of a table are elsewhere or still on their way.
+    pub fn awaited(&self, table: &PageTable) -> usize {
+        let is_awaited = |&&page: &&PageId| match self.pages.device_frame(page) {
+            None => true,
+            Some(frame) => self.slab_after[frame.0 as usize].is_some(),
+        };
+        table.pages().iter().filter(is_awaited).count()
+    }
+
     /// What of these tables' pages is still on its way; the pass waits for it.
     pub fn arrivals<'a>(
         &mut self,

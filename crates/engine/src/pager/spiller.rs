@@ -84,7 +84,8 @@ impl Spiller {
         })
     }
 
-    /// Has a page written or read. Nobody else uses its frames until it has arrived.
+    /// Has a page written or read. Until it has arrived nobody else uses the frame it goes
+    /// to, nor writes the one it comes from.
     pub fn put(&mut self, page: Move, way: Way) {
         let (host, slot) = match way {
             Way::Out => (page.from, page.to),
@@ -133,10 +134,10 @@ impl Drop for Spiller {
 
 fn run(spill: &Spill, host: &HostSlab, job: &Job) -> Arrived {
     let start = Instant::now();
-    let done = host.lend(job.host, |bytes| match job.way {
-        Way::Out => spill.write(job.slot, bytes),
-        Way::Back => spill.read(job.slot, bytes),
-    });
+    let done = match job.way {
+        Way::Out => host.show(job.host, |bytes| spill.write(job.slot, bytes)),
+        Way::Back => host.lend(job.host, |bytes| spill.read(job.slot, bytes)),
+    };
     Arrived {
         page: job.page,
         way: job.way,

@@ -44,12 +44,6 @@ impl Pages {
         self.page(page).trip.is_some()
     }
 
-    /// Frames of the disk that are free, or whose pages are elsewhere too.
-    pub fn disk_room(&self) -> usize {
-        let spare = self.pages.iter().filter(|page| page.has_spare_disk());
-        self.disk.free() + spare.count()
-    }
-
     /// Host frames whose pages are on their way to disk.
     pub fn leaving(&self) -> usize {
         let leaves = |page: &&Page| page.trip.is_some_and(|trip| trip.is_out);
@@ -122,7 +116,9 @@ impl Pages {
                         Some(_) => None,
                     };
                 }
-                false => page.host = host.take(),
+                // It may have been computed again meanwhile, and be there already.
+                false if page.host.is_none() => page.host = host.take(),
+                false => {}
             });
         }
         self.give_back(host, disk);

@@ -141,7 +141,8 @@ impl Pages {
     }
 
     /// How many sessions hold it.
-    pub fn holders(&self, page: PageId) -> usize {
+    #[cfg(test)]
+    fn holders(&self, page: PageId) -> usize {
         self.page(page).holders as usize
     }
 
