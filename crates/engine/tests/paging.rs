@@ -14,7 +14,7 @@ use std::{
 use common::{FAMILIES, How, family, golden, ids, open, request, stories};
 use djinn_engine::{
     Blueprint, Class, Engine, EngineError, Finish, Memory, Request, Sampling, SessionId, Settings,
-    Transcript,
+    Tier, Transcript,
 };
 
 /// Numbers that follow from a seed, which a failure tells.
@@ -343,6 +343,87 @@ fn without_room_elsewhere_sessions_queue_and_none_fails() {
     }
     for (id, expect) in sessions.into_iter().zip(&expect) {
         assert!(told(&engine.close(id).unwrap()) == *expect);
+    }
+}
+
+/// Weights that stream and pages that come and go, over one link: a session's bits are those
+/// it gives alone with everything in memory.
+#[test]
+fn weights_stream_while_pages_move() {
+    for (folder, tier) in [
+        (stories(), Tier::Files),
+        (stories(), Tier::Host),
+        (family("llama3"), Tier::Host),
+        (family("mixtral"), Tier::Host),
+    ] {
+        let requests: Vec<Request> = (0..10u32)
+            .map(|i| Request {
+                keep: true,
+                ..request(
+                    &folder,
+                    &(0..40 + i)
+                        .map(|k| 3 + (7 * k + i) % 90)
+                        .collect::<Vec<_>>(),
+                    &[],
+                    6,
+                )
+            })
+            .collect();
+        let talk = |engine: &mut Engine, ids: &[SessionId]| {
+            for turn in 0..2 {
+                while !engine.is_idle() {
+                    engine.step().unwrap();
+                    engine.check_integrity();
+                }
+                if turn == 0 {
+                    for &id in ids {
+                        engine.say(id, &[5, 9, 4], 5).unwrap();
+                    }
+                }
+            }
+        };
+        let model = open(&folder);
+        let one = Settings::for_sessions(&model.program, 1, 64, 64).unwrap();
+        let mut alone = load(&folder, one.clone());
+        let expect: Vec<Vec<u32>> = requests
+            .iter()
+            .map(|request| {
+                let id = alone.open(request.clone()).unwrap();
+                talk(&mut alone, &[id]);
+                alone.close(id).unwrap().generated
+            })
+            .collect();
+        let settings = Settings {
+            sessions: 5,
+            open: 10,
+            logit_rows: 5,
+            pages: 3 * one.pages,
+            host_pages: 10 * one.pages,
+            ..one
+        };
+        // A quarter of the weights stays.
+        let backend = How::default().backend();
+        let whole = Blueprint::draw(&model, &backend, settings.clone(), Memory::default()).unwrap();
+        let memory = Memory {
+            budget: whole.footprint().total() - whole.footprint().weights() * 3 / 4,
+            tier: Some(tier),
+            ..Memory::default()
+        };
+        let blueprint = Blueprint::draw(&model, &backend, settings, memory).unwrap();
+        assert!(blueprint.plan().streams(), "{folder:?}");
+        let mut engine = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+        let open = |request: &Request| engine.open(request.clone()).unwrap();
+        let ids: Vec<SessionId> = requests.iter().map(open).collect();
+        talk(&mut engine, &ids);
+        for (id, expect) in ids.into_iter().zip(&expect) {
+            assert_eq!(
+                engine.close(id).unwrap().generated,
+                *expect,
+                "{folder:?} {tier:?}"
+            );
+        }
+        let paged = engine.paged().unwrap();
+        assert!(paged.back.bytes > 0, "{folder:?} {tier:?}");
     }
 }
 
