@@ -147,12 +147,12 @@ fn a_link_is_held_against_a_threshold() {
         let device = ["bench", "link", "--device", "cpu", "--threshold", threshold];
         djinn(&[&device[..], &quick, more].concat())
     };
-    let passed = with("0.001", &[]);
+    let passed = with("0.000001", &[]);
     assert_eq!(passed.status.code(), Some(0), "{}", stderr(&passed));
     let text = stdout(&passed);
     let last = text.lines().last().unwrap();
     assert!(
-        last.starts_with("PASS: ") && last.contains("at least 0.001 wanted"),
+        last.starts_with("PASS: ") && last.contains("at least 0.000001 wanted"),
         "{text}"
     );
 
