@@ -119,7 +119,8 @@ pub fn sessions(args: &BenchSessionsArgs) -> Result<(), Failure> {
     drop(engine);
     let differ = check(args, &settled, &asked, &measured)?;
     report["checked"] = json!(args.check.min(asked.len()));
-    report["differ"] = json!(differ);
+    let (numbers, from): (Vec<usize>, Vec<usize>) = differ.iter().copied().unzip();
+    (report["differ"], report["differ_from"]) = (json!(numbers), json!(from));
     match args.json {
         true => say_json(&report)?,
         false => say(&text(&report))?,
@@ -328,13 +329,14 @@ fn note(
     None
 }
 
-/// Runs some sessions again by themselves and says which generate something else.
+/// Runs some sessions again by themselves and says which generate something else, and from
+/// which token on.
 fn check(
     args: &BenchSessionsArgs,
     settled: &Settled<'_>,
     asked: &[Asked],
     measured: &Measured,
-) -> Result<Vec<usize>, Failure> {
+) -> Result<Vec<(usize, usize)>, Failure> {
     let count = args.check.min(asked.len());
     if count == 0 {
         return Ok(Vec::new());
@@ -360,9 +362,12 @@ fn check(
             engine.say(id, &turn.answer, turn.output)?;
         }
         let alone = engine.close(id).expect("it is open").generated;
-        let failed = measured.failed.contains_key(&number);
-        if !failed && measured.generated.get(&number) != Some(&alone) {
-            differ.push(number);
+        let Some(found) = measured.generated.get(&number) else {
+            continue;
+        };
+        if *found != alone {
+            let same = found.iter().zip(&alone).take_while(|(a, b)| a == b);
+            differ.push((number, same.count()));
         }
     }
     Ok(differ)
@@ -500,8 +505,8 @@ fn text(report: &Value) -> String {
         text += &match differ {
             0 => format!("  alone         the same tokens, {checked} of {checked}\n"),
             n => format!(
-                "  alone         OTHER TOKENS in {n} of {checked}: {}\n",
-                report["differ"]
+                "  alone         OTHER TOKENS in {n} of {checked}: {}, from token {}\n",
+                report["differ"], report["differ_from"]
             ),
         };
     }
