@@ -39,6 +39,7 @@ impl Engine {
     ) -> Result<Session, EngineError> {
         let program = &self.model.program;
         settings::check(&self.model, &request)?;
+        self.check_count()?;
         self.check_limits(&request)?;
         let positions = settings::positions(program, &request);
         let text = self.text(&request.tokens, &request.stop);
@@ -101,6 +102,16 @@ impl Engine {
         }
     }
 
+    /// Refuses more sessions than this engine was laid out for.
+    pub(crate) fn check_count(&self) -> Result<(), EngineError> {
+        let (asked, limit) = (self.sessions.len() + 1, self.blueprint.settings.open);
+        let what = "sessions";
+        match asked > limit {
+            true => Err(EngineError::Limit { what, asked, limit }),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses what this engine was not laid out for.
     fn check_limits(&self, request: &Request) -> Result<(), EngineError> {
         let limits = &self.blueprint.settings;
@@ -108,7 +119,6 @@ impl Engine {
         let pattern = request.probe.touches_pattern();
         let positions = settings::positions(&self.model.program, request);
         let wants = [
-            ("sessions", self.sessions.len() + 1, limits.open),
             ("positions of a session", positions, limits.context),
             (
                 "keys of an attention pattern",
@@ -254,10 +264,7 @@ impl Engine {
     /// An error unless there is such a session, and this could happen to it.
     fn can(&self, id: SessionId, step: Step) -> Result<(), EngineError> {
         let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
-        let is = session.state.name();
-        let next = session.state.after(step);
-        next.map(drop)
-            .map_err(|wanted| EngineError::State { id, is, wanted })
+        session.after(step).map(drop)
     }
 
     /// A session has generated what was asked for, or is over. Says which.

@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use crate::{
-    Engine, EngineError, Finish, Output, Probe, Request, SavedSession, SavedState, SessionId,
-    SessionState,
+    Engine, EngineError, Output, Probe, Request, SavedSession, SavedState, SessionId, SessionState,
     durable::{Journal, Record, from_unix, load_logprobs},
     identity::identity,
     session::Session,
@@ -184,11 +183,10 @@ impl Engine {
         };
         for (id, error) in journal.outputs(outputs, &mut self.sessions) {
             let told = outputs.iter_mut().find(|output| output.session == id);
-            let (told, failure) = (told.expect("one of these"), error.to_string());
+            let told = told.expect("one of these");
             if told.failure.is_none() {
-                self.end_session(id, Finish::Failed);
-                self.session(id).failure = Some(failure.clone());
-                (told.finish, told.failure) = (Some(Finish::Failed), Some(failure));
+                let failed = self.fail(id, &error);
+                (told.finish, told.failure) = (failed.finish, failed.failure);
             }
         }
     }

@@ -165,11 +165,16 @@ impl Session {
         }
     }
 
-    /// Something happens to it, or an error says in which states it could.
-    pub fn take(&mut self, step: Step) -> Result<(), EngineError> {
+    /// Where a step leads it, or an error that says in which states it could be taken.
+    pub fn after(&self, step: Step) -> Result<State, EngineError> {
         let (id, is) = (self.id, self.state.name());
         let next = self.state.after(step);
-        self.state = next.map_err(|wanted| EngineError::State { id, is, wanted })?;
+        next.map_err(|wanted| EngineError::State { id, is, wanted })
+    }
+
+    /// Something happens to it.
+    pub fn take(&mut self, step: Step) -> Result<(), EngineError> {
+        self.state = self.after(step)?;
         Ok(())
     }
 

@@ -63,11 +63,7 @@ impl Engine {
             sampling.check(self.model.program.dims.vocab)?;
         }
         self.check_open(&session.owner, session.pages_most)?;
-        let (asked, limit) = (self.sessions.len() + 1, self.blueprint.settings.open);
-        if asked > limit {
-            let what = "sessions";
-            return Err(EngineError::Limit { what, asked, limit });
-        }
+        self.check_count()?;
         let pages = self.pager.pages();
         let more = session.more_pages(pages);
         let promised = self.promised().and_fork(session.pages_most, more);

@@ -25,6 +25,13 @@ impl Engine {
         }
     }
 
+    /// Pages that can leave the device now: copies make way for those that are nowhere else.
+    pub(crate) fn room_elsewhere(&self) -> usize {
+        let pages = self.pager.pages();
+        let room = pages.host().free() + pages.copies();
+        room.saturating_sub(self.reserve())
+    }
+
     /// Pages the disk holds or can: once it would take no more, those that are there.
     pub(crate) fn disk_pages(&self) -> usize {
         let disk = self.pager.pages().disk();
@@ -40,7 +47,7 @@ impl Engine {
             return Vec::new();
         }
         let mut ready: Vec<&Session> = self.sessions.values().filter(|s| s.is_ready()).collect();
-        ready.sort_by_key(|s| (s.account.place, s.account.class, s.id));
+        ready.sort_by_key(|s| (s.account.rank(), s.id));
         let mut wanted: Vec<&PageTable> = ready.iter().map(|s| &s.pages).collect();
         wanted.extend(self.expected(now).iter().map(|id| &self.sessions[id].pages));
         let largest = self.blueprint.settings.table_pages();

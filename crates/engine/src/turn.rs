@@ -96,14 +96,11 @@ impl Engine {
             sessions: settings.sessions,
             rows: settings.rows,
         };
-        let pages = self.pager.pages();
-        // Copies make way for pages that are nowhere else.
-        let room = pages.host().free() + pages.copies();
         let decision = decide(
             &ready.iter().copied().map(as_ready).collect::<Vec<_>>(),
             &self.idle(),
-            pages,
-            room.saturating_sub(self.reserve()),
+            self.pager.pages(),
+            self.room_elsewhere(),
             limits,
         );
         let run = decision.run.iter().map(|&(i, rows)| (ready[i].id, rows));
@@ -231,8 +228,7 @@ impl Engine {
             }
         }
         let pages = self.pager.pages();
-        let room = pages.host().free() + pages.copies();
-        let mut room = room.saturating_sub(self.reserve());
+        let mut room = self.room_elsewhere();
         let mut away = Vec::new();
         for page in wanted
             .into_iter()
@@ -264,8 +260,8 @@ impl Engine {
         work: impl FnOnce(&mut Pager, &mut Session) -> Result<T>,
     ) -> std::result::Result<T, Output> {
         let session = self.sessions.get_mut(&id).expect("an open session");
-        let pages = session.pages.pages().to_vec();
         work(&mut self.pager, session).map_err(|error| {
+            let pages = self.sessions[&id].pages.pages().to_vec();
             let others = self.lose(&pages, &error).into_iter();
             self.untold
                 .extend(others.filter(|output| output.session != id));

@@ -8,10 +8,7 @@ use djinn_engine::{
 use djinn_model::Model;
 
 use super::{load, watch::Watch};
-use crate::{
-    args::{RunArgs, Settled},
-    failure::Failure,
-};
+use crate::{args::Settled, failure::Failure};
 
 /// Positions a kept session may come to, unless its model has fewer.
 const CONTEXT: usize = 4096;
@@ -30,17 +27,16 @@ pub struct Kept {
 pub fn start(
     settled: &Settled<'_>,
     model: Model,
-    args: &RunArgs,
+    (folder, session): (&Path, Option<u64>),
     request: Request,
     watch: &mut Watch,
 ) -> Result<Kept, Failure> {
-    let folder = args.state.as_deref().unwrap_or(Path::new("."));
     let state = SessionState::open(folder)?;
     if state.torn() > 0 {
         let torn = state.torn();
         eprintln!("note: {torn} bytes that were not yet acknowledged are dropped from the log");
     }
-    let wanted = match args.session {
+    let wanted = match session {
         Some(id) => Wanted::One(SessionId(id)),
         None => Wanted::None,
     };

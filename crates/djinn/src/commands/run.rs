@@ -37,8 +37,9 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let settled = args.model.settled()?;
     let (mut engine, id, generated) = match args.state {
-        Some(_) => {
-            let kept = kept::start(&settled, model, &args, request, &mut watch)?;
+        Some(ref folder) => {
+            let which = (folder.as_path(), args.session);
+            let kept = kept::start(&settled, model, which, request, &mut watch)?;
             if !args.json {
                 say(&kept.rest)?;
             }

@@ -105,8 +105,8 @@ fn stage_blocks(stage: usize, stages: usize, blocks: usize) -> Range<usize> {
     stage * blocks / stages..(stage + 1) * blocks / stages
 }
 
-/// Copies that a pass which waits for its pages may be made of: more cost more than they
-/// gain.
+/// Copies that pages which a pass waits for may be cut into: the host asks for each of
+/// them.
 const COPIES: usize = 400;
 
 /// Stages in which pages come that a pass waits for: the first blocks compute while the

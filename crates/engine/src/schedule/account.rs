@@ -68,6 +68,11 @@ impl Account {
         }
     }
 
+    /// What the order goes by: the least comes first.
+    pub fn rank(self) -> (u64, Class) {
+        (self.place, self.class)
+    }
+
     /// The session ran in a pass.
     pub fn ran(&mut self) {
         if self.left == 0 {

@@ -128,7 +128,7 @@ pub(crate) fn decide(
     limits: Limits,
 ) -> Decision {
     let mut order: Vec<usize> = (0..ready.len()).collect();
-    order.sort_by_key(|&i| (ready[i].account.place, ready[i].account.class, i));
+    order.sort_by_key(|&i| (ready[i].account.rank(), i));
     let mut decision = Decision {
         clock: order.first().map_or(0, |&i| ready[i].account.place),
         ..Decision::default()

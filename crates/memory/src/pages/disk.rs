@@ -63,14 +63,19 @@ impl Pages {
             return None;
         }
         let to = self.take_disk()?;
+        Some(self.depart(Move { page, from, to }, true))
+    }
+
+    /// A page is on its way, to disk or from there.
+    fn depart(&mut self, going: Move, is_out: bool) -> Move {
         let trip = Trip {
-            from,
-            to,
-            is_out: true,
+            from: going.from,
+            to: going.to,
+            is_out,
             is_stale: false,
         };
-        self.change(page, |page| page.trip = Some(trip));
-        Some(Move { page, from, to })
+        self.change(going.page, |page| page.trip = Some(trip));
+        going
     }
 
     /// A frame of the disk, from a page that is elsewhere too where none is free.
@@ -91,14 +96,7 @@ impl Pages {
             return None;
         };
         let to = self.take_host(page).ok()?;
-        let trip = Trip {
-            from,
-            to,
-            is_out: false,
-            is_stale: false,
-        };
-        self.change(page, |page| page.trip = Some(trip));
-        Some(Move { page, from, to })
+        Some(self.depart(Move { page, from, to }, false))
     }
 
     /// What was on its way has arrived, or could not: then it is where it was.

@@ -112,6 +112,9 @@ pub fn sessions(args: &BenchSessionsArgs) -> Result<(), Failure> {
     let kv = args.kv();
     let blueprint =
         Blueprint::for_sessions(&model, settled.backend(), settings, settled.memory, &kv)?;
+    if args.spill.is_some() && blueprint.disk_page_bytes() == 0 {
+        eprintln!("note: no page needs to go to disk, so --spill is not used");
+    }
     let mut engine = commands::load(&settled, model, blueprint, &mut Watch::default())?;
     let measured = run(args, &mut engine, &asked)?;
     let paged = engine.paged()?;
