@@ -9,6 +9,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{FAMILIES, How, bits, card, family, golden, ids, open, request, run, stories};
+use djinn_device::{DType, Stream, View, selftest::SCRATCH};
 use djinn_engine::{
     Blueprint, EngineError, Lane, Memory, Request, Sampling, Settings, Tier, Transcript,
 };
@@ -467,5 +468,30 @@ fn experts_in_use_stay_when_they_can() {
         // What the first session used most may still be in the way of the first pass or
         // two.
         assert!(brought[3] < expert, "{brought:?} of {expert}");
+    }
+}
+
+/// A card clears a slab by itself, and a large one takes it a while.
+#[test]
+fn what_is_loaded_first_stays() {
+    let backend = How::default().backend();
+    let bytes = match card() {
+        Some(card) => card.free_memory().unwrap() / 2,
+        None => MIB,
+    };
+    let device = backend.open(bytes, SCRATCH).unwrap();
+    let end = bytes / MIB * MIB;
+    let view = |at| View::new(at, DType::I32, 1, 64);
+    let places = [end - MIB, end / 2, 0].map(view);
+    for place in places {
+        device
+            .upload(Stream::Copy, place.span(), &[1; 256])
+            .unwrap();
+    }
+    device.synchronize(Stream::Copy).unwrap();
+    for place in places {
+        let mut found = [0; 64];
+        device.download_ids(place, &mut found).unwrap();
+        assert_eq!(found, [0x0101_0101; 64], "{place:?}");
     }
 }

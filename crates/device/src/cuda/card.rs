@@ -272,7 +272,11 @@ impl Memory {
             .said("taking memory of the card")?;
         // SAFETY: the memory just taken.
         unsafe { result::memset_d8_sync(address, 0, bytes as usize) }.said("clearing memory")?;
-        Ok(Memory { address, bytes })
+        let memory = Memory { address, bytes };
+        // Whatever its name says, the driver clears on a stream of its own that ours do not
+        // wait for: what is loaded first would be cleared afterwards.
+        result::ctx::synchronize().said("clearing memory")?;
+        Ok(memory)
     }
 }
 
