@@ -17,6 +17,15 @@ pub(crate) struct Group {
     pub rows: usize,
     /// Position of the first row.
     pub position: usize,
+    /// The operation of the pass with which it begins.
+    pub enter: usize,
+}
+
+impl Group {
+    /// The positions of its rows.
+    pub fn positions(&self) -> Range<usize> {
+        self.position..self.position + self.rows
+    }
 }
 
 /// The rows of one pass: first those of generated tokens, then those of prompts.
@@ -73,8 +82,9 @@ impl Batch {
             first_row: self.rows(),
             rows,
             position,
+            enter: session.checkpoint.as_ref().map_or(0, |at| at.stop.next),
         };
-        let run = position..position + rows;
+        let run = group.positions();
         let ids = &session.tokens[run.clone()];
         self.tokens.extend(ids.iter().map(|&t| t as i32));
         self.positions.extend(run.map(|p| p as i32));
@@ -149,7 +159,7 @@ mod tests {
 
     use super::{Batch, Group, generated, phases};
     use crate::{
-        Captured, Class, Probe, Sampling, SessionId, Settings, schedule::Account, session,
+        Captured, Class, Probe, Sampling, SessionId, Settings, Until, schedule::Account, session,
         state::State,
     };
 
@@ -177,6 +187,10 @@ mod tests {
             logprobs: Vec::new(),
             probe: Probe::default(),
             captured: Captured::default(),
+            checkpoint: None,
+            past: None,
+            rewind: None,
+            until: Until::default(),
             state: State::Ready,
             failure: None,
             owner: String::new(),

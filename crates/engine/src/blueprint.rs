@@ -1,12 +1,16 @@
 //! Everything that is decided before anything is loaded: how the weights are cut,
 //! what stays and what streams, and where in the slab each thing lies.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use djinn_device::{DType, Scratch, host};
 use djinn_memory::{Keep, Needs, Place, Plan, PlanError, Pool, Size, Work};
 use djinn_model::{
-    Model,
+    Model, Stop,
     program::{Op, Program, SegmentKind},
 };
 
@@ -30,6 +34,8 @@ pub struct Blueprint {
     pub(crate) weights: PlacedWeights,
     /// The program's operations, cut where weights arrive.
     pub(crate) stretches: Vec<Stretch>,
+    /// Where sessions can stop, by the operation that comes next.
+    pub(crate) stops: BTreeMap<usize, Arc<Stop>>,
     /// Where in host memory what streams lies; nothing where it comes from files.
     pub(crate) host: HostImage,
     /// The folder for pages that host memory has no room for.
@@ -137,6 +143,7 @@ impl Blueprint {
         let weights = PlacedWeights::new(program, &image, &plan, kept_at);
         let blueprint = Blueprint {
             stretches: stretches(program, &weights),
+            stops: stops(program),
             weights,
             memory,
             link,
@@ -510,4 +517,10 @@ fn expert_bytes(model: &Model) -> f64 {
     let is_expert = |kind: SegmentKind| matches!(kind, SegmentKind::Expert { .. });
     let experts = program.segments.iter().filter(|s| is_expert(s.kind));
     experts.map(|s| program.segment_bytes(s) as f64).sum()
+}
+
+/// Where sessions can stop, by the operation that comes next.
+fn stops(program: &Program) -> BTreeMap<usize, Arc<Stop>> {
+    let stops = program.stops().into_iter();
+    stops.map(|stop| (stop.next, Arc::new(stop))).collect()
 }

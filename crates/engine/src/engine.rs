@@ -13,12 +13,13 @@ use djinn_model::{
 };
 
 use crate::{
-    Backend, Blueprint, EngineError, Finish, Footprint, Logprob, Paged, PassStats, Quota,
+    Backend, Blueprint, EngineError, Finish, Footprint, Logprob, Paged, PassStats, Paused, Quota,
     SessionId, Timeline,
     batch::Batch,
     durable::Journal,
+    outbox::Outbox,
     pager::Pager,
-    pass::{Pass, upload_ids, upload_numbers},
+    pass::{Pass, Ran, SoFar, upload_ids, upload_numbers},
     session::Session,
     settle::settle,
     state::{State, Step},
@@ -58,6 +59,8 @@ pub struct Output {
     pub failure: Option<String>,
     /// When its turn came, since it had to wait for it last.
     pub turn: Option<Instant>,
+    /// Where it stopped, if it came to a breakpoint.
+    pub paused: Option<Paused>,
 }
 
 /// A model on a device, and its sessions.
@@ -69,6 +72,7 @@ pub struct Engine {
     pub(crate) model: Model,
     pub(crate) blueprint: Blueprint,
     pub(crate) pager: Pager,
+    outbox: Outbox,
     last_pass: Option<PassStats>,
     passes: usize,
     /// Seconds a row takes in a pass of many; 0 until there was one.
@@ -121,6 +125,7 @@ impl Engine {
         let blocks = model.program.dims.blocks;
         Ok(Engine {
             pager: Pager::new(&device, arena.kv(0), blocks, &blueprint)?,
+            outbox: Outbox::default(),
             streamer,
             recorder,
             device,
@@ -250,6 +255,9 @@ impl Engine {
             if let (Some(finish), true) = (output.finish, is_running) {
                 output.finish = Some(self.end_turn(output.session, finish));
             }
+            if output.paused.is_some() {
+                self.pause(output.session);
+            }
         }
         for &(id, _) in &turn.run {
             // The others' turns are over.
@@ -303,21 +311,29 @@ impl Engine {
             ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
             arena,
             streamer: &mut *self.streamer,
+            outbox: &mut self.outbox,
             members: &mut members,
             batch: &batch,
             arrivals: &arrivals,
             recording: self.recorder.is_on(),
+            so_far: SoFar::default(),
         };
-        let last = pass.run()?;
+        let ran = pass.run();
+        self.outbox.clear();
+        let Ran { last, stopped } = ran?;
         self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
         self.passes += 1;
-        for (session, rows) in members.iter_mut().zip(&shares) {
-            session.computed += rows;
+        for (member, (session, rows)) in members.iter_mut().zip(&shares).enumerate() {
+            if !stopped.contains(&member) {
+                session.ran(*rows);
+            }
         }
-        let outputs = settle(&mut members, last);
+        let outputs = settle(&mut members, last, &stopped);
         self.note_row_time();
-        for &(id, rows) in run {
-            self.publish(id, self.sessions[&id].computed - rows);
+        for (&(id, rows), member) in run.iter().zip(0..) {
+            if !stopped.contains(&member) {
+                self.publish(id, self.sessions[&id].computed - rows);
+            }
         }
         Ok(outputs)
     }

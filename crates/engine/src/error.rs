@@ -25,6 +25,19 @@ pub enum EngineError {
         /// Why not.
         reason: String,
     },
+    /// A hook at which a pass cannot stop.
+    #[error(
+        "a session cannot stop at '{0}': a pattern is taken apart only for whoever reads it; \
+         stop at attn.hook_z instead"
+    )]
+    NoStop(String),
+    /// A session whose activation was not kept over a restart.
+    #[error(
+        "session {} was taken back from its folder and has not come to its hook again: run it \
+         there first (Engine::recall)",
+        .0.0
+    )]
+    NotThere(SessionId),
     /// Nothing to start from.
     #[error("the prompt is empty: a session needs at least one token")]
     EmptyPrompt,

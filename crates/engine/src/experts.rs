@@ -41,12 +41,13 @@ pub(crate) fn run(
     let rows = stage.rows;
     let out = arena.buf(to, rows);
     device.edit(out, Edit::Zero)?;
-    let choices = route(device, arena, arena.buf(router, rows), chosen, renormalise)?;
+    let mut choices = route(device, arena, arena.buf(router, rows), chosen, renormalise)?;
+    choices.keep(|row| stage.holds(row));
     let run = |number: usize, shift: u64| -> Result<()> {
         let (ids, weights) = choices.of(number);
         let n = ids.len();
         // Rows stay in order, so those of generated tokens come first here too.
-        let generated = ids.partition_point(|&row| (row as usize) < stage.generated);
+        let generated = ids.partition_point(|&row| (row as usize) < stage.prompts);
         let scratch = &arena.experts;
         upload_ids(device, scratch.ids, &ids)?;
         upload_numbers(device, scratch.weights, &weights)?;
@@ -102,6 +103,15 @@ struct Choices {
 }
 
 impl Choices {
+    /// Nobody is in the other rows.
+    fn keep(&mut self, holds: impl Fn(usize) -> bool) {
+        for (row, ids) in self.ids.chunks_exact_mut(self.chosen).enumerate() {
+            if !holds(row) {
+                ids.fill(-1);
+            }
+        }
+    }
+
     /// Whether any row goes through an expert.
     fn any(&self, expert: usize) -> bool {
         self.ids.contains(&(expert as i32))

@@ -6,6 +6,7 @@ use djinn_memory::{OutOfPages, PageTable};
 
 use crate::{
     Captured, Engine, EngineError, Finish, Output, Request, SavedState, SessionId, Transcript,
+    Until,
     schedule::Account,
     session::Session,
     settings,
@@ -84,6 +85,10 @@ impl Engine {
             logprobs: Vec::new(),
             probe: request.probe,
             captured: Captured::default(),
+            checkpoint: None,
+            past: None,
+            rewind: None,
+            until: Until::default(),
             state: State::Ready,
             failure: None,
             owner: request.owner,
@@ -153,7 +158,7 @@ impl Engine {
         let session = self.sessions.get(&id)?;
         let finish = match session.state {
             State::Done(finish) => Some(finish),
-            State::Ready | State::Running | State::Waiting { .. } => None,
+            _ => None,
         };
         let (_, generated) = session.apart();
         Some(Transcript {
@@ -172,7 +177,9 @@ impl Engine {
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
         let step = Step::Wait(expected);
         self.can(id, step)?;
-        self.commit_state(id, SavedState::Waiting)?;
+        if !self.sessions[&id].state.is_paused() {
+            self.commit_state(id, SavedState::Waiting)?;
+        }
         let since = Instant::now();
         let session = self.session(id);
         session.take(step)?;
@@ -188,7 +195,7 @@ impl Engine {
     /// the next pass tells.
     pub(crate) fn leave(&mut self, id: SessionId) {
         if let Err(lost) = self.send_away(id) {
-            self.untold.push(lost);
+            self.untold.push(*lost);
         }
     }
 
@@ -211,7 +218,7 @@ impl Engine {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
         let max_tokens = session.generated().saturating_add(max_tokens);
-        self.can(id, Step::Resume)?;
+        self.can(id, Step::Say)?;
         self.commit_said(id, tokens, max_tokens)?;
         self.go_on(id)?;
         let session = self.session(id);
@@ -244,14 +251,17 @@ impl Engine {
         Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))
     }
 
-    /// A session that waited goes on as soon as its turn comes.
+    /// A session that waited, or stopped at a hook, goes on as soon as its turn comes.
     pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
         self.can(id, Step::Resume)?;
+        if self.sessions[&id].state.is_paused() {
+            return self.go_on_from(id, &[], Until::Breakpoint);
+        }
         self.commit_state(id, SavedState::Ready)?;
         self.go_on(id)
     }
 
-    fn go_on(&mut self, id: SessionId) -> Result<(), EngineError> {
+    pub(crate) fn go_on(&mut self, id: SessionId) -> Result<(), EngineError> {
         let clock = self.clock;
         let session = self.session(id);
         session.take(Step::Resume)?;
@@ -262,7 +272,7 @@ impl Engine {
     }
 
     /// An error unless there is such a session, and this could happen to it.
-    fn can(&self, id: SessionId, step: Step) -> Result<(), EngineError> {
+    pub(crate) fn can(&self, id: SessionId, step: Step) -> Result<(), EngineError> {
         let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
         session.after(step).map(drop)
     }
@@ -286,6 +296,7 @@ impl Engine {
         let session = self.sessions.get_mut(&id).expect("an open session");
         // Whatever else goes wrong afterwards, why it ended stays.
         let _ = session.take(Step::End(finish));
+        (session.checkpoint, session.rewind) = (None, None);
         session.admitted = false;
         self.pager.release(&mut session.pages);
     }

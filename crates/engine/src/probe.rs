@@ -11,7 +11,7 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Change, EditSpec, EngineError, Positions, Tensor, edit::Edit};
+use crate::{BreakSpec, Change, EditSpec, EngineError, Positions, Tensor, When, edit::Edit};
 
 /// Captures and edits, bound to one model.
 ///
@@ -22,6 +22,7 @@ pub struct Probe {
     captures: BTreeSet<Site>,
     positions: Positions,
     edits: BTreeMap<Site, Vec<Edit>>,
+    breaks: BTreeMap<Site, Vec<When>>,
 }
 
 impl Probe {
@@ -49,17 +50,65 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Whether nothing is read and nothing changed.
+    /// The same with breakpoints: whoever comes to one stops there, after edits and
+    /// captures.
+    pub fn with_breaks(
+        mut self,
+        program: &Program,
+        breaks: &[BreakSpec],
+    ) -> Result<Self, EngineError> {
+        for spec in breaks {
+            for site in spec.bind(program)? {
+                self.breaks.entry(site).or_default().push(spec.when.clone());
+            }
+        }
+        Ok(self)
+    }
+
+    /// Whether nothing is read, nothing changed, and nobody stops.
     pub(crate) fn is_empty(&self) -> bool {
-        self.captures.is_empty() && self.edits.is_empty()
+        self.captures.is_empty() && self.edits.is_empty() && self.breaks.is_empty()
+    }
+
+    /// The breakpoints of a hook.
+    pub(crate) fn breaks(&self, site: Site) -> &[When] {
+        self.breaks.get(&site).map_or(&[], Vec::as_slice)
+    }
+
+    /// Hooks that have breakpoints.
+    pub(crate) fn break_sites(&self) -> impl Iterator<Item = Site> {
+        self.breaks.keys().copied()
+    }
+
+    /// The same with these breakpoints and no others.
+    pub(crate) fn breaking_at(
+        &self,
+        program: &Program,
+        breaks: &[BreakSpec],
+    ) -> Result<Self, EngineError> {
+        let without = Probe {
+            breaks: BTreeMap::new(),
+            ..self.clone()
+        };
+        without.with_breaks(program, breaks)
+    }
+
+    /// Another edit of a hook, behind those that are there.
+    pub(crate) fn push_edit(&mut self, site: Site, edit: Edit) {
+        self.edits.entry(site).or_default().push(edit);
+    }
+
+    /// Whether anything is read or changed at one of these positions.
+    pub(crate) fn looks_at(&self, mut rows: std::ops::Range<usize>, prompt: usize) -> bool {
+        let reads = |at| !self.captures.is_empty() && self.reads(at, prompt);
+        let edits = || self.edits.values().flatten();
+        let changes = |at| edits().any(|edit| edit.positions.contains(at, prompt));
+        rows.any(|at| reads(at) || changes(at))
     }
 
     /// The first position at which anything is read or changed, if any is.
     pub(crate) fn first(&self, positions: usize, prompt: usize) -> Option<usize> {
-        let reads = |at| !self.captures.is_empty() && self.reads(at, prompt);
-        let edits = || self.edits.values().flatten();
-        let changes = |at| edits().any(|edit| edit.positions.contains(at, prompt));
-        (0..positions).find(|&at| reads(at) || changes(at))
+        (0..positions).find(|&at| self.looks_at(at..at + 1, prompt))
     }
 
     /// Whether anything happens at this hook.
@@ -155,6 +204,8 @@ pub struct SavedProbe {
     captures: Vec<String>,
     positions: Positions,
     edits: Vec<SavedEdit>,
+    #[serde(default)]
+    breaks: Vec<BreakSpec>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -192,13 +243,26 @@ impl Probe {
             captures: self.captures.iter().map(Site::to_string).collect(),
             positions: self.positions.clone(),
             edits: edits.collect(),
+            breaks: self.break_specs(),
         })
+    }
+
+    /// The breakpoints, each with its hook.
+    pub(crate) fn break_specs(&self) -> Vec<BreakSpec> {
+        let specs = self.breaks.iter().flat_map(|(site, whens)| {
+            whens.iter().map(|when| BreakSpec {
+                hook: site.to_string(),
+                when: when.clone(),
+            })
+        });
+        specs.collect()
     }
 
     /// What was written down, bound to a model again.
     pub(crate) fn load(program: &Program, saved: &SavedProbe) -> Result<Self, EngineError> {
         let positions = saved.positions.clone();
-        let mut probe = Probe::new(program, &saved.captures, positions, &[])?;
+        let probe = Probe::new(program, &saved.captures, positions, &[])?;
+        let mut probe = probe.with_breaks(program, &saved.breaks)?;
         let load = |tensor: &SavedTensor| {
             Arc::new(Tensor {
                 shape: tensor.shape.clone(),

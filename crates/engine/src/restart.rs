@@ -109,9 +109,18 @@ impl Engine {
         }
         session.logprobs = saved.logprobs.iter().map(load_logprobs).collect();
         session.text = self.text_of(&session);
+        if let Some(past) = &saved.past {
+            let rewind = self.rewind_to(past)?;
+            session.past = Some(rewind.to.clone());
+            session.rewind = Some(rewind);
+        }
         match &saved.state {
             SavedState::Ready => {}
             SavedState::Waiting => session.state = State::Waiting { expected: None },
+            SavedState::Paused(at) => {
+                session.rewind = Some(self.rewind_to(at)?);
+                session.state = State::Paused { expected: None };
+            }
             SavedState::Done { finish, failure } => {
                 session.state = State::Done(*finish);
                 session.failure.clone_from(failure);
@@ -138,6 +147,23 @@ impl Engine {
         session.logged = session.tokens.len();
         let saved = SavedSession::of(session);
         self.commit(&[Record::Session(Box::new(saved))])
+    }
+
+    /// The same of what a session reads, changes and stops at from now on; ready, if it goes
+    /// on too.
+    pub(crate) fn commit_changed(&mut self, id: SessionId, probe: Probe, goes: bool) -> Result<()> {
+        if self.journal.is_some() {
+            let mut saved = SavedSession::of(&self.sessions[&id]);
+            saved.probe = probe.saved();
+            if goes && let SavedState::Paused(at) = saved.state {
+                (saved.state, saved.past) = (SavedState::Ready, Some(at));
+            }
+            self.commit(&[Record::Session(Box::new(saved))])?;
+            let session = self.session(id);
+            session.logged = session.tokens.len();
+        }
+        self.session(id).probe = probe;
+        Ok(())
     }
 
     /// The same of where a session stands.

@@ -1,6 +1,7 @@
 //! A session: tokens, pages, sampler, probe, and where it stands.
 
 use std::{
+    cmp::Ordering,
     fmt,
     ops::Range,
     time::{Duration, Instant},
@@ -8,10 +9,12 @@ use std::{
 
 use djinn_device::Phase;
 use djinn_memory::{PageTable, Pages};
+use djinn_model::Site;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Captured, Class, EngineError, Logprob, Probe, Sampling,
+    Captured, Class, EngineError, Logprob, Probe, Sampling, Until, When,
+    checkpoint::{Checkpoint, Paused, Rewind},
     schedule::Account,
     state::{State, Step},
     text::TextStream,
@@ -136,6 +139,14 @@ pub(crate) struct Session {
     pub logprobs: Vec<Vec<Logprob>>,
     pub probe: Probe,
     pub captured: Captured,
+    /// What it goes on from where it stopped in the middle of a pass.
+    pub checkpoint: Option<Checkpoint>,
+    /// Where it stopped last, and went on from.
+    pub past: Option<Paused>,
+    /// Where it stood when it was written down, if it has not come there again.
+    pub rewind: Option<Rewind>,
+    /// How far it goes on, beside its breakpoints.
+    pub until: Until,
     pub state: State,
     pub failure: Option<String>,
     pub owner: String,
@@ -159,10 +170,22 @@ impl Session {
             logprobs: self.logprobs.clone(),
             probe: self.probe.clone(),
             captured: Captured::default(),
+            checkpoint: self.checkpoint.clone(),
+            past: self.past.clone(),
+            rewind: self.rewind.clone(),
             failure: None,
             owner: self.owner.clone(),
             ..*self
         }
+    }
+
+    /// So many of its tokens have gone all the way.
+    pub fn ran(&mut self, rows: usize) {
+        self.computed += rows;
+        self.checkpoint = None;
+        // It is where it stood, or past that.
+        self.rewind
+            .take_if(|rewind| rewind.to.position < self.computed);
     }
 
     /// Where a step leads it, or an error that says in which states it could be taken.
@@ -183,9 +206,15 @@ impl Session {
         self.state == State::Ready && self.admitted
     }
 
+    /// Pages that its next tokens lie on.
+    pub fn pages_at(&self, rows: usize) -> usize {
+        let page = self.pages.page_tokens();
+        (self.computed + rows).div_ceil(page) - self.computed / page
+    }
+
     /// Pages it may still come to take.
     pub fn more_pages(&self, pages: &Pages) -> usize {
-        let next = self.computed..self.computed + 1;
+        let next = self.computed..self.computed + self.checkpoint.as_ref().map_or(1, |at| at.rows);
         let copied = pages.needs(&self.pages, &next) - self.pages.missing(next.end);
         self.pages_most.saturating_sub(self.pages.len()) + copied
     }
@@ -209,10 +238,76 @@ impl Session {
     /// How many of the tokens not yet run go together: given ones do, with a generated one
     /// before them; others run one by one as they did when they were generated.
     pub fn next_run(&self) -> usize {
-        match self.given_from(self.computed) {
+        if let Some(checkpoint) = &self.checkpoint {
+            return checkpoint.rows;
+        }
+        let run = match self.given_from(self.computed) {
             Some(given) if given.start <= self.computed + 1 => given.end - self.computed,
             _ => 1,
+        };
+        match &self.rewind {
+            Some(Rewind { to, .. }) if self.computed < to.position => {
+                run.min(to.position - self.computed)
+            }
+            Some(Rewind { to, .. }) => run.min(to.rows),
+            None => run,
         }
+    }
+
+    /// Whether they run in one pass or not at all: they stop, or have stopped, together.
+    pub fn runs_whole(&self) -> bool {
+        let comes_to = |rewind: &Rewind| rewind.to.position == self.computed;
+        self.checkpoint.is_some() || self.rewind.as_ref().is_some_and(comes_to)
+    }
+
+    /// How many tokens it had generated before one of its own.
+    pub fn step_of(&self, position: usize) -> usize {
+        let before =
+            |given: &Range<usize>| given.end.min(position + 1) - given.start.min(position + 1);
+        position + 1 - self.given.iter().map(before).sum::<usize>()
+    }
+
+    /// Whether it stops before this operation, or not, on its way to where it once stood;
+    /// nothing where it is past that.
+    pub fn rewinds(&self, next: usize) -> Option<bool> {
+        let Rewind {
+            to,
+            next: there,
+            stops,
+        } = self.rewind.as_ref()?;
+        match (self.computed.cmp(&to.position), next.cmp(there)) {
+            (Ordering::Less, _) | (Ordering::Equal, Ordering::Less) => Some(false),
+            (Ordering::Equal, Ordering::Equal) => Some(*stops),
+            _ => None,
+        }
+    }
+
+    /// Whether some of these rows may stop at any hook.
+    pub fn may_stop_at_all(&self, rows: Range<usize>) -> bool {
+        let breaks = |site| self.breaks(site, rows.clone()).next().is_some();
+        self.rewind.is_some()
+            || self.until != Until::Breakpoint
+            || self.probe.break_sites().any(breaks)
+    }
+
+    /// The breakpoints of a hook that may be for some of these rows, each with the row.
+    pub fn breaks(&self, site: Site, rows: Range<usize>) -> impl Iterator<Item = (&When, usize)> {
+        let (whens, prompt) = (self.probe.breaks(site), self.prompt());
+        whens.iter().flat_map(move |when| {
+            let may =
+                move |&at: &usize| when.may_hold(at, prompt, self.step_of(at), self.tokens[at]);
+            rows.clone().filter(may).map(move |at| (when, at))
+        })
+    }
+
+    /// Where it stands, if it stopped.
+    pub fn paused(&self) -> Option<Paused> {
+        let stopped = self.checkpoint.as_ref().map(|checkpoint| Paused {
+            site: checkpoint.stop.site,
+            position: self.computed,
+            rows: checkpoint.rows,
+        });
+        stopped.or_else(|| self.rewind.as_ref().map(|rewind| rewind.to.clone()))
     }
 
     /// So many tokens not yet run, by what they are: each part with its first position and

@@ -18,14 +18,28 @@ pub(crate) fn over(session: SessionId, finish: Finish) -> Output {
         finish: Some(finish),
         failure: None,
         turn: None,
+        paused: None,
     }
 }
 
-/// Samples for every session whose last token was run, and says whose turn is over.
-pub(crate) fn settle(members: &mut [&mut Session], mut last: Vec<Last>) -> Vec<Output> {
+/// Samples for every session whose last token was run, and says who stopped and whose turn
+/// is over.
+pub(crate) fn settle(
+    members: &mut [&mut Session],
+    mut last: Vec<Last>,
+    stopped: &[usize],
+) -> Vec<Output> {
     let mut outputs = Vec::new();
-    for session in members.iter_mut() {
-        if session.pending() == 0 && !session.samples() {
+    for (member, session) in members.iter_mut().enumerate() {
+        if stopped.contains(&member) {
+            outputs.push(Output {
+                index: session.generated(),
+                finish: None,
+                paused: session.paused(),
+                turn: session.turn,
+                ..over(session.id, Finish::Length)
+            });
+        } else if session.pending() == 0 && !session.samples() {
             outputs.push(over(session.id, Finish::Length));
         }
     }
@@ -68,6 +82,7 @@ fn sample(session: &mut Session, scores: &Scores) -> Output {
         finish,
         failure: None,
         turn: session.turn,
+        paused: None,
     }
 }
 

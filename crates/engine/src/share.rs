@@ -9,7 +9,9 @@ use crate::{Engine, EngineError, Sampling, SessionId, session::Session};
 impl Engine {
     /// Gives sessions with tokens to run the pages that others have computed already.
     pub(crate) fn adopt(&mut self) {
-        for session in self.sessions.values_mut().filter(|s| s.is_ready()) {
+        // Who stopped goes on with its own.
+        let can = |session: &&mut Session| session.is_ready() && session.paused().is_none();
+        for session in self.sessions.values_mut().filter(can) {
             let page = session.pages.page_tokens();
             loop {
                 let at = session.computed / page;
@@ -65,10 +67,14 @@ impl Engine {
         self.check_open(&session.owner, session.pages_most)?;
         self.check_count()?;
         let pages = self.pager.pages();
-        let more = session.more_pages(pages);
-        let promised = self.promised().and_fork(session.pages_most, more);
+        let (more, copied) = (
+            session.more_pages(pages),
+            session.pages_at(session.next_run()),
+        );
+        let promised = self.promised().and_fork(session.pages_most, more, copied);
         let fits = promised.fits(pages.device().total(), self.elsewhere());
-        if !fits && !session.probe.is_empty() {
+        let can_wait = session.probe.is_empty() && session.paused().is_none();
+        if !fits && !can_wait {
             return Err(EngineError::NoRoomToFork(id));
         }
         let fork_id = SessionId(self.next_id);

@@ -16,6 +16,11 @@ pub(crate) enum State {
         /// When it is expected back, if it said.
         expected: Option<Instant>,
     },
+    /// Stopped at a hook, and waits there for its owner.
+    Paused {
+        /// When it is expected to go on, if it said.
+        expected: Option<Instant>,
+    },
     /// Will run no more.
     Done(Finish),
 }
@@ -27,12 +32,18 @@ pub(crate) enum Step {
     Run,
     /// That pass is over, and there is more to run.
     Pass,
+    /// It came to a breakpoint in that pass.
+    Stop,
     /// It has generated what was asked for, and is kept.
     TurnOver,
     /// Its owner waits for something, and may know for how long.
     Wait(Option<Instant>),
+    /// Its owner tells it more.
+    Say,
     /// Its owner goes on.
     Resume,
+    /// The same, from a breakpoint and nowhere else.
+    GoOn,
     /// It is over: it came to its end, its time is up, it was given up, or something broke.
     End(Finish),
 }
@@ -44,6 +55,7 @@ impl State {
             State::Ready => "ready",
             State::Running => "running",
             State::Waiting { .. } => "waiting",
+            State::Paused { .. } => "paused",
             State::Done(_) => "done",
         }
     }
@@ -55,17 +67,37 @@ impl State {
             (Step::Run, _) => Err("ready"),
             (Step::Pass, State::Running) => Ok(State::Ready),
             (Step::TurnOver, State::Running) => Ok(State::Waiting { expected: None }),
-            (Step::Pass | Step::TurnOver, _) => Err("running"),
+            (Step::Stop, State::Running) => Ok(State::Paused { expected: None }),
+            (Step::Pass | Step::TurnOver | Step::Stop, _) => Err("running"),
             (Step::Wait(expected), State::Ready | State::Waiting { .. }) => {
                 Ok(State::Waiting { expected })
             }
-            (Step::Wait(_), _) => Err("ready or waiting"),
-            (Step::Resume, State::Waiting { .. }) => Ok(State::Ready),
-            (Step::Resume, _) => Err("waiting"),
+            (Step::Wait(expected), State::Paused { .. }) => Ok(State::Paused { expected }),
+            (Step::Wait(_), _) => Err("ready, waiting or paused"),
+            (Step::Say, State::Waiting { .. }) => Ok(State::Ready),
+            (Step::Say, _) => Err("waiting"),
+            (Step::Resume, State::Waiting { .. } | State::Paused { .. }) => Ok(State::Ready),
+            (Step::Resume, _) => Err("waiting or paused"),
+            (Step::GoOn, State::Paused { .. }) => Ok(State::Ready),
+            (Step::GoOn, _) => Err("paused"),
             // The first reason stays.
             (Step::End(_), State::Done(_)) => Err("open"),
             (Step::End(finish), _) => Ok(State::Done(finish)),
         }
+    }
+
+    /// When a session is expected that waits for its owner, if it said; nothing where it
+    /// does not wait.
+    pub fn awaits(self) -> Option<Option<Instant>> {
+        match self {
+            State::Waiting { expected } | State::Paused { expected } => Some(expected),
+            State::Ready | State::Running | State::Done(_) => None,
+        }
+    }
+
+    /// Whether it stopped at a hook.
+    pub fn is_paused(self) -> bool {
+        matches!(self, State::Paused { .. })
     }
 
     /// Whether it is over.
@@ -85,20 +117,23 @@ mod tests {
             State::Ready,
             State::Running,
             State::Waiting { expected: None },
+            State::Paused { expected: None },
             State::Done(Finish::Eos),
         ];
         let leads = |step: Step| {
             let name = |state: State| state.after(step).map_or("–", State::name);
             states.map(name)
         };
-        assert_eq!(leads(Step::Run), ["running", "–", "–", "–"]);
-        assert_eq!(leads(Step::Pass), ["–", "ready", "–", "–"]);
-        assert_eq!(leads(Step::TurnOver), ["–", "waiting", "–", "–"]);
-        assert_eq!(leads(Step::Wait(None)), ["waiting", "–", "waiting", "–"]);
-        assert_eq!(leads(Step::Resume), ["–", "–", "ready", "–"]);
-        assert_eq!(
-            leads(Step::End(Finish::Length)),
-            ["done", "done", "done", "–"]
-        );
+        assert_eq!(leads(Step::Run), ["running", "–", "–", "–", "–"]);
+        assert_eq!(leads(Step::Pass), ["–", "ready", "–", "–", "–"]);
+        assert_eq!(leads(Step::Stop), ["–", "paused", "–", "–", "–"]);
+        assert_eq!(leads(Step::TurnOver), ["–", "waiting", "–", "–", "–"]);
+        let wait = ["waiting", "–", "waiting", "paused", "–"];
+        assert_eq!(leads(Step::Wait(None)), wait);
+        assert_eq!(leads(Step::Say), ["–", "–", "ready", "–", "–"]);
+        assert_eq!(leads(Step::Resume), ["–", "–", "ready", "ready", "–"]);
+        assert_eq!(leads(Step::GoOn), ["–", "–", "–", "ready", "–"]);
+        let end = ["done", "done", "done", "done", "–"];
+        assert_eq!(leads(Step::End(Finish::Length)), end);
     }
 }

@@ -43,8 +43,9 @@ impl Engine {
         let ended = |session: &Session| match (session.state, session.deadline, session.lease) {
             (State::Done(_), ..) => None,
             (_, Some(deadline), _) if deadline <= now => Some((session.id, Finish::Deadline)),
-            (State::Waiting { .. }, _, Some(lease))
-                if now.saturating_duration_since(session.used) >= lease =>
+            (state, _, Some(lease))
+                if state.awaits().is_some()
+                    && now.saturating_duration_since(session.used) >= lease =>
             {
                 Some((session.id, Finish::Lease))
             }
@@ -80,15 +81,15 @@ impl Engine {
             let back = self.with_pages(id, |pager, session| {
                 pager.bring_back(session.pages.pages(), Pace::Whole)
             });
-            lost.extend(back.err());
+            lost.extend(back.err().map(|lost| *lost));
         }
         lost
     }
 
     /// Who was expected and has not come holds no memory that others could use.
     fn let_late_ones_go(&mut self, now: Instant) {
-        let is_late = |session: &&Session| match session.state {
-            State::Waiting { expected: Some(at) } => at + IDLE <= now,
+        let is_late = |session: &&Session| match session.state.awaits() {
+            Some(Some(expected)) => expected + IDLE <= now,
             _ => false,
         };
         let late: Vec<SessionId> = self

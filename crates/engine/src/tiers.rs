@@ -10,7 +10,6 @@ use crate::{
     pager::Way,
     schedule::{disk_work, reserve},
     session::Session,
-    state::State,
 };
 
 impl Engine {
@@ -115,7 +114,7 @@ impl Engine {
         let by = now + AHEAD;
         let mut expected: Vec<(Instant, SessionId)> = Vec::new();
         for session in self.sessions.values() {
-            if let State::Waiting { expected: Some(at) } = session.state
+            if let Some(Some(at)) = session.state.awaits()
                 && at <= by
             {
                 expected.push((at, session.id));

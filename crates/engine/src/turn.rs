@@ -14,6 +14,9 @@ use crate::{
 
 type Result<T> = std::result::Result<T, EngineError>;
 
+/// What a session is told whose pages are lost.
+pub(crate) type Lost = Box<Output>;
+
 /// How much longer than it would otherwise a pass may take for the sake of pages that it
 /// waits for.
 const PATIENCE: f64 = 1.2;
@@ -128,7 +131,7 @@ impl Engine {
             match self.with_pages(id, |pager, session| pager.is_there(&session.pages)) {
                 Ok(true) => self.take_in(id, rows, turn),
                 Ok(false) => later.push((id, rows)),
-                Err(lost) => turn.lost.push(lost),
+                Err(lost) => turn.lost.push(*lost),
             }
         }
         let rows: usize = turn.run.iter().map(|(_, rows)| rows).sum();
@@ -147,7 +150,7 @@ impl Engine {
             match coming {
                 Ok(()) if joins => self.take_in(id, rows, turn),
                 Ok(()) => {}
-                Err(lost) => turn.lost.push(lost),
+                Err(lost) => turn.lost.push(*lost),
             }
         }
     }
@@ -165,7 +168,7 @@ impl Engine {
 
     /// Brings up to so many pages of a session back, behind the weights that are on their
     /// way.
-    fn bring_some(&mut self, id: SessionId, most: &mut usize) -> std::result::Result<(), Output> {
+    fn bring_some(&mut self, id: SessionId, most: &mut usize) -> std::result::Result<(), Lost> {
         let pages = self.pager.pages();
         let is_away = |page: &&PageId| pages.device_frame(**page).is_none();
         let away = self.sessions[&id].pages.pages().iter().filter(is_away);
@@ -191,7 +194,7 @@ impl Engine {
                 self.session(id).account.ran();
                 turn.run.push((id, rows));
             }
-            Err(lost) => turn.lost.push(lost),
+            Err(lost) => turn.lost.push(*lost),
         }
     }
 
@@ -200,10 +203,7 @@ impl Engine {
         let mut idle: Vec<_> = self
             .sessions
             .values()
-            .filter_map(|session| match session.state {
-                State::Waiting { expected } => Some((expected, session)),
-                _ => None,
-            })
+            .filter_map(|session| Some((session.state.awaits()?, session)))
             .collect();
         // Who does not say when it comes back is taken to come back last.
         idle.sort_by_key(|(expected, _)| (expected.is_some(), Reverse(*expected)));
@@ -214,7 +214,7 @@ impl Engine {
 
     /// Lets all pages of a session go to the host, as far as there is room and nobody else
     /// who is about to run holds them.
-    pub(crate) fn send_away(&mut self, id: SessionId) -> std::result::Result<(), Output> {
+    pub(crate) fn send_away(&mut self, id: SessionId) -> std::result::Result<(), Lost> {
         let wanted: Vec<PageId> = self.sessions[&id].pages.pages().to_vec();
         let mut stays = vec![false; self.pager.pages().numbers()];
         for other in self.sessions.values() {
@@ -249,7 +249,7 @@ impl Engine {
         let own = lost.iter().position(|output| output.session == id);
         let own = own.map(|at| lost.swap_remove(at));
         self.untold.extend(lost);
-        own.map_or(Ok(()), Err)
+        own.map_or(Ok(()), |lost| Err(Box::new(lost)))
     }
 
     /// Moves a session's pages. Where that fails its keys and values are lost, and it is
@@ -258,14 +258,14 @@ impl Engine {
         &mut self,
         id: SessionId,
         work: impl FnOnce(&mut Pager, &mut Session) -> Result<T>,
-    ) -> std::result::Result<T, Output> {
+    ) -> std::result::Result<T, Lost> {
         let session = self.sessions.get_mut(&id).expect("an open session");
         work(&mut self.pager, session).map_err(|error| {
             let pages = self.sessions[&id].pages.pages().to_vec();
             let others = self.lose(&pages, &error).into_iter();
             self.untold
                 .extend(others.filter(|output| output.session != id));
-            self.fail(id, &error)
+            Box::new(self.fail(id, &error))
         })
     }
 
@@ -293,5 +293,6 @@ fn as_ready(session: &Session) -> Ready<'_> {
         table: &session.pages,
         computed: session.computed,
         pending: session.next_run(),
+        whole: session.runs_whole(),
     }
 }

@@ -584,7 +584,10 @@ fn states_are_told_apart() {
     let mut engine = load(&folder, settings);
     let id = engine.open(ask.clone()).unwrap();
     let told = |done: Result<(), EngineError>| done.unwrap_err().to_string();
-    assert_eq!(told(engine.resume(id)), "session 0 is ready, not waiting");
+    assert_eq!(
+        told(engine.resume(id)),
+        "session 0 is ready, not waiting or paused"
+    );
     engine.wait(id, None).unwrap();
     assert!(engine.is_idle() && engine.step().unwrap().is_empty());
     engine.wait(id, None).unwrap();
@@ -596,7 +599,10 @@ fn states_are_told_apart() {
     while !engine.is_idle() {
         engine.step().unwrap();
     }
-    assert_eq!(told(engine.resume(id)), "session 0 is done, not waiting");
+    assert_eq!(
+        told(engine.resume(id)),
+        "session 0 is done, not waiting or paused"
+    );
     assert_eq!(engine.close(id).unwrap().generated.len(), 3);
     assert_eq!(told(engine.wait(id, None)), "there is no session 0");
     // More than the pages there are is refused at once, and nothing is left of it.

@@ -43,6 +43,9 @@ impl CudaDevice {
         dst: Span,
     ) -> Result<()> {
         let to = self.op("bring").span(dst)?.addr() as u64;
+        if stream == Stream::Compute {
+            self.forget()?;
+        }
         self.card.enter()?;
         let stream = self.stream(stream).stream;
         for (at, done) in in_granules(from, dst.bytes) {
@@ -110,6 +113,9 @@ impl CudaDevice {
 
     pub(super) fn do_send(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
         let from = self.op("send").span(src)?.addr() as u64;
+        if stream == Stream::Compute {
+            self.interrupt()?;
+        }
         self.card.enter()?;
         let stream = self.stream(stream).stream;
         for (at, done) in in_granules(to, src.bytes) {

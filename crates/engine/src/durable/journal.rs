@@ -129,7 +129,7 @@ impl Journal {
             let Some(session) = sessions.get_mut(&output.session) else {
                 continue;
             };
-            let is_over = output.finish.is_some();
+            let is_over = output.finish.is_some() || output.paused.is_some();
             match self.tell(session, is_over) {
                 Ok(()) if is_over => ended.push(output.session),
                 Err(error) if is_over => failed.push((output.session, error)),

@@ -11,7 +11,7 @@ mod saved;
 mod state;
 
 pub(crate) use journal::Journal;
-pub use saved::{SavedLogprobs, SavedSession, SavedState};
+pub use saved::{SavedLogprobs, SavedSession, SavedState, SavedStop};
 pub(crate) use saved::{from_unix, load_logprobs};
 pub use state::{SavedFile, State as SessionState};
 

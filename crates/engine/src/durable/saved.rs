@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Class, EngineError, Finish, Logprob, Sampling, probe::SavedProbe, session::Session,
+    Class, EngineError, Finish, Logprob, Paused, Sampling, probe::SavedProbe, session::Session,
     state::State,
 };
 
@@ -43,6 +43,30 @@ pub struct SavedSession {
     pub lease: Option<f64>,
     /// Where it stands.
     pub state: SavedState,
+    /// Where it stopped last, and went on from.
+    #[serde(default)]
+    pub past: Option<SavedStop>,
+}
+
+/// A hook at which a session stopped, on the way of some of its tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedStop {
+    /// Which.
+    pub hook: String,
+    /// The first of them.
+    pub position: usize,
+    /// How many.
+    pub rows: usize,
+}
+
+impl SavedStop {
+    pub(crate) fn of(at: &Paused) -> Self {
+        SavedStop {
+            hook: at.site.to_string(),
+            position: at.position,
+            rows: at.rows,
+        }
+    }
 }
 
 /// A token and its alternatives: each with the bits of its logarithm.
@@ -56,6 +80,8 @@ pub enum SavedState {
     Ready,
     /// Waits for its owner.
     Waiting,
+    /// Stopped at a hook.
+    Paused(SavedStop),
     /// Is over.
     Done {
         /// Why.
@@ -88,6 +114,7 @@ impl SavedSession {
             deadline: session.deadline.map(to_unix),
             lease: session.lease.map(seconds),
             state: SavedState::of(session),
+            past: session.past.as_ref().map(SavedStop::of),
         }
     }
 
@@ -102,7 +129,14 @@ impl SavedSession {
         let first = self.given.first().is_some_and(|given| given.0 == 0);
         let is_whole = first && self.given.iter().all(&mut is_next);
         let fits = self.keep || self.generated() <= self.max_tokens;
-        match is_whole && fits {
+        let stands = |at: &SavedStop| {
+            at.rows > 0 && at.position.saturating_add(at.rows) <= self.tokens.len()
+        };
+        let at = match &self.state {
+            SavedState::Paused(at) => Some(at),
+            _ => None,
+        };
+        match is_whole && fits && at.into_iter().chain(&self.past).all(stands) {
             true => Ok(()),
             false => Err(EngineError::NotRead(format!(
                 "session {} is not whole: what it was given and what it generated do not fit \
@@ -125,6 +159,10 @@ impl SavedState {
         match session.state {
             State::Ready | State::Running => SavedState::Ready,
             State::Waiting { .. } => SavedState::Waiting,
+            State::Paused { .. } => {
+                let at = session.paused().expect("it stopped somewhere");
+                SavedState::Paused(SavedStop::of(&at))
+            }
             State::Done(finish) => SavedState::Done {
                 finish,
                 failure: session.failure.clone(),
@@ -137,6 +175,7 @@ impl SavedState {
         match self {
             SavedState::Ready => "ready",
             SavedState::Waiting => "waiting",
+            SavedState::Paused(_) => "paused",
             SavedState::Done { .. } => "done",
         }
     }

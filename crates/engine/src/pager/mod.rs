@@ -249,13 +249,13 @@ impl<C: Copies> Pager<C> {
     /// Takes what tokens that are computed next will be written to, or nothing at all.
     pub fn write(&mut self, table: &mut PageTable, tokens: Range<usize>) -> Result<()> {
         let fresh = self.pages.write(table, tokens)?;
-        let copied = fresh.copy.iter().flat_map(|(from, to)| [from, to]);
+        let copied = fresh.copies.iter().flat_map(|(from, to)| [from, to]);
         for frame in copied.chain(&fresh.grown) {
             if let Some(trip) = self.slab_after[frame.0 as usize].take() {
                 self.copies.wait(Stream::Compute, trip.ended())?;
             }
         }
-        if let Some((from, to)) = fresh.copy {
+        for (from, to) in fresh.copies {
             self.copies.copy(from, to)?;
         }
         self.note_peaks();

@@ -39,7 +39,7 @@ impl Pass<'_, '_> {
             q,
             z,
         };
-        for (phase, at) in stage.phases() {
+        for (phase, at) in stage.runs() {
             let part = |view: View| view.rows(at.start, at.len());
             let rows = self.rows(phase, at.start, at.len());
             self.device.append(part(k), part(v), rows, layer.kv)?;

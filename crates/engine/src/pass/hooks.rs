@@ -1,39 +1,74 @@
-//! What happens at hooks: edits, then captures.
+//! What happens at hooks: edits, then stops, then captures: who stops is read when it goes
+//! on, since it may be changed before.
 
 use djinn_device::{Device, Edit as DeviceEdit, View};
 use djinn_model::hook::Site;
 
 use super::{Pass, Result, Stage, upload_numbers};
-use crate::{Change, batch::Group, edit::Edit};
+use crate::{Change, batch::Group, edit::Edit, outbox::Sent};
 
 impl Pass<'_, '_> {
-    /// Edits, then captures, for each session that asked for them here.
-    pub(super) fn hook(&mut self, stage: &Stage, site: Site, at: View) -> Result<()> {
+    /// Makes the changes that sessions asked for here.
+    pub(super) fn change(&self, stage: &Stage, site: Site, at: View) -> Result<()> {
         for group in &stage.groups {
-            if !self.members[group.member].probe.touches(site) {
-                continue;
-            }
-            let (device, operand) = (self.device, self.arena.operand);
-            let session = &mut *self.members[group.member];
+            let session = &*self.members[group.member];
             for edit in session.probe.changes(site) {
-                let prompt = session.prompt();
-                for run in runs(group, |p| edit.positions.contains(p, prompt)) {
-                    let first = edit.positions.ordinal(run.position, prompt);
-                    let rows = at.rows(run.first_row, run.rows);
-                    apply(device, operand, edit, first, rows)?;
-                }
-            }
-            if session.probe.captures(site) {
-                let prompt = session.prompt();
-                for run in runs(group, |p| session.probe.reads(p, prompt)) {
-                    let mut data = vec![0.0; run.rows * at.cols];
-                    device.download(at.rows(run.first_row, run.rows), &mut data)?;
-                    session.captured.push_rows(site, &data);
-                }
+                self.change_rows(edit, group, at.rows(group.first_row, group.rows))?;
             }
         }
         Ok(())
     }
+
+    /// Makes a change to those of a group's rows that it is for.
+    pub(super) fn change_rows(&self, edit: &Edit, group: &Group, at: View) -> Result<()> {
+        let prompt = self.members[group.member].prompt();
+        for run in runs(group, |p| edit.positions.contains(p, prompt)) {
+            let first = edit.positions.ordinal(run.position, prompt);
+            let rows = at.rows(run.first_row - group.first_row, run.rows);
+            apply(self.device, self.arena.operand, edit, first, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Reads what sessions asked for here.
+    pub(super) fn read(&mut self, stage: &Stage, site: Site, at: View) -> Result<()> {
+        for group in &stage.groups {
+            self.read_rows(group, site, at.rows(group.first_row, group.rows))?;
+        }
+        Ok(())
+    }
+
+    /// Reads those of a group's rows that its session asked for.
+    pub(super) fn read_rows(&mut self, group: &Group, site: Site, at: View) -> Result<()> {
+        let (member, session) = (group.member, &self.members[group.member]);
+        if !session.probe.captures(site) {
+            return Ok(());
+        }
+        let prompt = session.prompt();
+        for run in runs(group, |p| session.probe.reads(p, prompt)) {
+            let rows = at.rows(run.first_row - group.first_row, run.rows);
+            let sent = self.outbox.send(self.device, rows)?;
+            self.so_far.read.push(Read { member, site, sent });
+        }
+        Ok(())
+    }
+
+    /// Gives sessions what was read of them.
+    pub(super) fn tell_read(&mut self) -> Result<()> {
+        self.outbox.settle(self.device)?;
+        for Read { member, site, sent } in self.so_far.read.drain(..) {
+            let captured = &mut self.members[member].captured;
+            captured.push_rows(site, self.outbox.read(sent));
+        }
+        Ok(())
+    }
+}
+
+/// What was read of a session at a hook.
+pub(super) struct Read {
+    member: usize,
+    site: Site,
+    sent: Sent,
 }
 
 /// The parts of a group whose positions are selected.

@@ -2,24 +2,39 @@
 
 mod attention;
 mod hooks;
+mod stage;
+mod stops;
 
 use std::ops::Range;
 
-use djinn_device::{Device, DeviceError, Event, Order, Phase, Span, Stream, View, Weight};
+use djinn_device::{Device, DeviceError, Event, Order, Span, Stream, View, Weight};
 use djinn_model::program::{Buf, Op, Program, SegmentKind, TensorId};
 
 use crate::{
     Blueprint, EngineError,
     arena::{Arena, Ids},
-    batch::{Batch, Group, generated, phases},
+    batch::{Batch, Group, generated},
     experts,
+    outbox::Outbox,
     pager::Arrivals,
     session::Session,
     stream::Streamer,
     weights::Home,
 };
 
+use hooks::Read;
+pub(crate) use stage::Stage;
+use stops::Stopped;
+
 type Result<T> = std::result::Result<T, EngineError>;
+
+/// What a pass came to.
+pub(crate) struct Ran {
+    /// What every session that will sample does so by.
+    pub last: Vec<Last>,
+    /// The members that stopped on the way.
+    pub stopped: Vec<usize>,
+}
 
 /// What a member's next token is chosen by.
 pub(crate) struct Last {
@@ -41,6 +56,7 @@ pub(crate) struct Pass<'a, 's> {
     pub blueprint: &'a Blueprint,
     pub arena: &'a Arena,
     pub streamer: &'a mut dyn Streamer,
+    pub outbox: &'a mut Outbox,
     pub members: &'a mut [&'s mut Session],
     pub batch: &'a Batch,
     pub ids: Ids,
@@ -48,64 +64,74 @@ pub(crate) struct Pass<'a, 's> {
     pub arrivals: &'a Arrivals<Event>,
     /// Whether what happens is put on record.
     pub recording: bool,
+    /// What it has come to so far.
+    pub so_far: SoFar,
 }
 
-/// The rows that operations now run over: the whole batch, or those that go through
-/// the head.
-pub(crate) struct Stage {
-    pub rows: usize,
-    /// How many of them, the first ones, are of generated tokens.
-    pub generated: usize,
-    groups: Vec<Group>,
-    /// Where the residual lies.
-    resid: View,
+/// How far a pass has come.
+#[derive(Default)]
+pub(crate) struct SoFar {
+    /// The segment whose operations run.
+    segment: Option<SegmentKind>,
+    /// Blocks whose pages have been waited for.
+    blocks: usize,
+    /// What was read, in order.
+    read: Vec<Read>,
+    /// Who stopped.
+    stopped: Vec<Stopped>,
 }
 
-impl Stage {
-    fn new(groups: Vec<Group>, resid: View) -> Self {
-        let rows = groups.iter().map(|group| group.rows).sum();
-        Stage {
-            rows,
-            generated: generated(&groups),
-            groups,
-            resid: resid.rows(0, rows),
+/// Everybody's rows: in the blocks, in the head, and those that come later.
+struct Stages {
+    body: Stage,
+    head: Stage,
+    /// Each with where it goes.
+    later: Vec<(SegmentKind, Group)>,
+}
+
+impl Stages {
+    fn of(&mut self, kind: SegmentKind) -> &mut Stage {
+        match kind {
+            SegmentKind::Head => &mut self.head,
+            _ => &mut self.body,
         }
-    }
-
-    /// The rows of each phase.
-    fn phases(&self) -> impl Iterator<Item = (Phase, Range<usize>)> {
-        phases(self.generated, self.rows)
     }
 }
 
 impl Pass<'_, '_> {
-    /// Runs the batch and returns what every session that will sample does so by.
-    pub fn run(&mut self) -> Result<Vec<Last>> {
+    /// Runs the batch.
+    pub fn run(&mut self) -> Result<Ran> {
         self.streamer.begin_pass()?;
         upload_ids(self.device, self.ids.all, &self.batch.ids())?;
         self.compute()?;
-        self.read_last()
+        let last = self.read_last()?;
+        self.tell_read()?;
+        let stopped = self.tell_stopped();
+        Ok(Ran { last, stopped })
     }
 
     /// Whether what the pass puts on the compute stream in a stretch follows from numbers
-    /// alone: nobody looks, nothing is on its way, and every row is a generated token.
+    /// alone: nobody looks or stops, nothing is on its way, and every row is a generated
+    /// token that goes all the way.
     fn can_be_replayed(&self) -> bool {
-        if !self.arrivals.is_empty() {
+        if !self.arrivals.is_empty() || self.recording {
             return false;
         }
         let rows = self.batch.rows();
         let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
-        let watched = self.recording || self.members.iter().any(|m| !m.probe.is_empty());
-        generated && !watched
+        let is_plain = |group: &Group| {
+            let session = &self.members[group.member];
+            let looks = session.probe.looks_at(group.positions(), session.prompt());
+            group.enter == 0 && !looks && !session.may_stop_at_all(group.positions())
+        };
+        generated && self.batch.groups.iter().all(is_plain)
     }
 
     /// Puts the operations of the pass on the compute stream, stretch by stretch.
     fn compute(&mut self) -> Result<()> {
         let (device, program, blueprint) = (self.device, self.program, self.blueprint);
         let steps: Vec<_> = program.steps().collect();
-        let resid = self.arena.buf(Buf::Resid, self.batch.rows());
-        let body = Stage::new(self.batch.groups.clone(), resid);
-        let head = self.head();
+        let mut stages = self.stages();
         let (can, chooses) = (self.can_be_replayed(), self.chooses());
         for (index, stretch) in (0u64..).zip(&blueprint.stretches) {
             // Its last operation may be to choose.
@@ -113,13 +139,55 @@ impl Pass<'_, '_> {
             let rows = self.batch.rows() as u64;
             let number = (index << 32) + 2 * rows + u64::from(chooses);
             let number = (can && stretch.still).then_some(number);
-            let mut walk = || self.walk(&steps, stretch.steps.clone(), [&body, &head]);
+            let mut walk = || self.walk(&steps, stretch.steps.clone(), &mut stages);
             match number {
                 Some(number) => device.replay(number, &mut || walk().map_err(of_device))?,
                 None => walk()?,
             }
         }
-        self.streamer.end_segment()
+        // Whoever had come to the last hook has only to choose.
+        if self.enter(steps.len(), &mut stages)? && self.chooses() {
+            self.sample(&stages.head)?;
+        }
+        // What nobody came to is there before the next pass.
+        self.await_pages(program.dims.blocks)?;
+        match self.so_far.segment.take() {
+            Some(_) => self.streamer.end_segment(),
+            None => Ok(()),
+        }
+    }
+
+    /// Everybody's rows, before the first operation.
+    fn stages(&self) -> Stages {
+        let resid = self.arena.buf(Buf::Resid, self.batch.rows());
+        let head = renumber(&self.batch.head);
+        let mut stages = Stages {
+            body: Stage::new(&self.batch.groups, resid),
+            head: Stage::new(&head, self.arena.head_resid),
+            later: Vec::new(),
+        };
+        let first = self
+            .program
+            .steps()
+            .take_while(|(kind, _)| *kind != SegmentKind::Head);
+        let first = first.count();
+        for &group in &self.batch.groups {
+            match group.enter {
+                0 => stages.body.enter(group),
+                _ => stages.later.push((SegmentKind::Embedding, group)),
+            }
+        }
+        for group in head {
+            match group.enter <= first {
+                true => stages.head.enter(group),
+                false => stages.later.push((SegmentKind::Head, group)),
+            }
+        }
+        // Who goes on in the head has nothing to do before it.
+        stages
+            .later
+            .retain(|(kind, group)| *kind == SegmentKind::Head || group.enter <= first);
+        stages
     }
 
     /// Runs some of the program's operations, over the rows of the batch and then over
@@ -128,57 +196,71 @@ impl Pass<'_, '_> {
         &mut self,
         steps: &[(SegmentKind, &Op)],
         range: Range<usize>,
-        [body, head]: [&Stage; 2],
+        stages: &mut Stages,
     ) -> Result<()> {
         for at in range {
             let (kind, op) = steps[at];
-            let is_head = kind == SegmentKind::Head;
-            let stage = if is_head { head } else { body };
+            self.enter(at, stages)?;
+            let stage = stages.of(kind);
             if stage.rows == 0 {
-                break;
+                continue;
             }
-            if at == 0 {
-                self.rope_table()?;
-            }
-            if at == 0 || steps[at - 1].0 != kind {
-                self.begin_segment(kind)?;
-                if is_head {
-                    self.device
-                        .gather(body.resid, self.ids.head, head.resid, false)?;
-                }
-            }
+            self.begin_segment(kind, stage)?;
             self.op(stage, op)?;
+            if let Op::Hook { site, buf } = *op {
+                self.stop(kind, at + 1, stages)?;
+                let stage = stages.of(kind);
+                self.read(stage, site, self.view(stage, buf))?;
+            }
             if at + 1 == steps.len() && self.chooses() {
-                self.sample(stage)?;
+                self.sample(&stages.head)?;
             }
         }
         Ok(())
     }
 
     /// One segment's operations end where the next one's begin.
-    fn begin_segment(&mut self, kind: SegmentKind) -> Result<()> {
-        if kind != SegmentKind::Embedding {
-            self.streamer.end_segment()?;
+    fn begin_segment(&mut self, kind: SegmentKind, stage: &Stage) -> Result<()> {
+        if self.so_far.segment == Some(kind) {
+            return Ok(());
+        }
+        match self.so_far.segment.replace(kind) {
+            None => self.rope_table()?,
+            Some(_) => self.streamer.end_segment()?,
         }
         if let SegmentKind::Block(block) = kind {
+            self.await_pages(block + 1)?;
+        }
+        self.streamer
+            .begin_segment(self.blueprint.segment_label(kind))?;
+        if kind == SegmentKind::Head {
+            let body = self.arena.buf(Buf::Resid, self.batch.rows());
+            let head = self.ids.head.rows(0, stage.rows);
+            self.device.gather(body, head, stage.resid(), false)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the pages of the blocks up to this one.
+    fn await_pages(&mut self, blocks: usize) -> Result<()> {
+        for block in self.so_far.blocks..blocks {
             for event in self.arrivals.before(block) {
                 self.device.wait(Stream::Compute, event)?;
             }
         }
-        let label = self.blueprint.segment_label(kind);
-        self.streamer.begin_segment(label)
+        self.so_far.blocks = self.so_far.blocks.max(blocks);
+        Ok(())
     }
 
     /// Has the device choose a token for every row of the head.
     fn sample(&self, head: &Stage) -> Result<()> {
+        if head.rows == 0 {
+            return Ok(());
+        }
         let logits = self.view(head, Buf::Logits);
         let chosen = self.arena.chosen.rows(0, head.rows);
-        Ok(self.device.sample(logits, self.ids.draws, chosen)?)
-    }
-
-    /// The rows whose logits are wanted.
-    fn head(&self) -> Stage {
-        Stage::new(renumber(&self.batch.head), self.arena.head_resid)
+        let draws = self.ids.draws.rows(0, head.rows);
+        Ok(self.device.sample(logits, draws, chosen)?)
     }
 
     fn rope_table(&self) -> Result<()> {
@@ -202,18 +284,18 @@ impl Pass<'_, '_> {
 
     /// Reads back what tokens are chosen by: of most sessions one number.
     fn read_last(&self) -> Result<Vec<Last>> {
-        let stage = &self.head();
-        let mut chosen = vec![0; stage.rows];
+        let rows = self.batch.head.len();
+        let mut chosen = vec![0; rows];
         if self.chooses() {
-            let ids = self.arena.chosen.rows(0, stage.rows);
+            let ids = self.arena.chosen.rows(0, rows);
             self.device.download_ids(ids, &mut chosen)?;
         }
-        let view = self.view(stage, Buf::Logits);
+        let view = self.arena.buf(Buf::Logits, rows);
         let mut last = Vec::new();
-        for group in &stage.groups {
+        for group in renumber(&self.batch.head) {
             let session = &self.members[group.member];
-            let end = group.position + group.rows;
-            if !session.samples() || end != session.tokens.len() {
+            let is_last = group.positions().end == session.tokens.len();
+            if !session.samples() || !is_last || self.has_stopped(group.member) {
                 continue;
             }
             let row = group.first_row + group.rows - 1;
@@ -232,7 +314,7 @@ impl Pass<'_, '_> {
 
     fn view(&self, stage: &Stage, buf: Buf) -> View {
         match buf {
-            Buf::Resid => stage.resid,
+            Buf::Resid => stage.resid(),
             buf => self.arena.buf(buf, stage.rows),
         }
     }
@@ -244,13 +326,13 @@ impl Pass<'_, '_> {
         match *op {
             Op::Embed { table, to } => {
                 let to = view(to);
-                let numbers = &self.batch.tokens;
-                self.look_up(table, self.ids.tokens, numbers, to, false)?;
+                let (ids, numbers) = (self.ids.tokens, &self.batch.tokens);
+                self.look_up(table, ids, numbers, to, false)?;
             }
             Op::EmbedPositions { table, to } => {
                 let to = view(to);
-                let numbers = &self.batch.positions;
-                self.look_up(table, self.ids.positions, numbers, to, true)?;
+                let (ids, numbers) = (self.ids.positions, &self.batch.positions);
+                self.look_up(table, ids, numbers, to, true)?;
             }
             Op::Norm {
                 kind,
@@ -300,8 +382,7 @@ impl Pass<'_, '_> {
                 experts::run(device, self.arena, weights, self.streamer, op, stage)?;
             }
             Op::Hook { site, buf } => {
-                let at = view(buf);
-                self.hook(stage, site, at)?;
+                self.change(stage, site, view(buf))?;
             }
         }
         Ok(())
@@ -347,6 +428,7 @@ impl Pass<'_, '_> {
         to: View,
         accumulate: bool,
     ) -> Result<()> {
+        let (ids, numbers) = (ids.rows(0, to.rows), &numbers[..to.rows]);
         if !self.blueprint.weights.is_read_by_row(table) {
             let table = self.blueprint.weights.one(table);
             return Ok(self.device.gather(table, ids, to, accumulate)?);

@@ -29,6 +29,8 @@ pub(crate) struct Ready<'a> {
     /// Tokens that have run, and that have not.
     pub computed: usize,
     pub pending: usize,
+    /// Whether all of the latter run in one pass, or none of them.
+    pub whole: bool,
 }
 
 /// What a pass may take.
@@ -203,10 +205,10 @@ impl Promised {
         }
     }
 
-    /// The same of one that goes on from where another is: either may have to copy the page
+    /// The same of one that goes on from where another is: either may have to copy the pages
     /// it is at, with both on the device.
-    pub fn and_fork(self, most: usize, more: usize) -> Self {
-        self.and(most + 1, more + 2)
+    pub fn and_fork(self, most: usize, more: usize, copied: usize) -> Self {
+        self.and(most + copied, more + 2 * copied)
     }
 
     /// Whether all of them can come to their end: none is too large, and either all pages

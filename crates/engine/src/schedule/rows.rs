@@ -55,7 +55,13 @@ impl RowsLeft {
             Kind::Few => session.pending.min(self.spare.max(least)),
             Kind::Many => session.pending.min(self.many.max(least)),
         };
-        rows.min(self.all)
+        let rows = rows.min(self.all);
+        match session.whole && rows < session.pending {
+            // All of a pass is enough: as many ran together before.
+            true if is_first => session.pending.min(self.all),
+            true => 0,
+            false => rows,
+        }
     }
 
     pub fn take(&mut self, session: &Ready<'_>, rows: usize) {

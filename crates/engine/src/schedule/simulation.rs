@@ -99,7 +99,7 @@ impl World {
     /// Somebody's other self goes on from where it is.
     fn fork(&mut self, i: usize) {
         let s = &self.all[i];
-        let promised = self.promised().and_fork(s.most, s.more(&self.pages));
+        let promised = self.promised().and_fork(s.most, s.more(&self.pages), 1);
         if s.tokens == 0 || !promised.fits(self.pages.device().total(), self.elsewhere()) {
             return;
         }
@@ -157,6 +157,7 @@ impl World {
             table: &self.all[i].table,
             computed: self.all[i].tokens,
             // The first tokens are a prompt.
+            whole: false,
             pending: match self.all[i].tokens {
                 0 => self.all[i].wanted.div_ceil(2),
                 _ => 1,

@@ -28,6 +28,7 @@ fn ready(place: u64, table: &PageTable, pending: usize) -> Ready<'_> {
         table,
         computed: 2 * table.len(),
         pending,
+        whole: false,
     }
 }
 
@@ -163,6 +164,7 @@ fn run_one(accounts: &mut [Account], clock: &mut u64) -> usize {
         table,
         computed: 1,
         pending: 1,
+        whole: false,
     };
     let all: Vec<Ready<'_>> = accounts.iter().zip(&tables).map(one).collect();
     let decision = decide(&all, &[], &pages, 9, limits(3, 3));

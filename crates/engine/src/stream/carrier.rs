@@ -142,6 +142,17 @@ impl Carrier {
         Ok(here)
     }
 
+    /// Nobody needs the pieces before this one, wherever the compute stream is after `here`.
+    fn pass_over(&mut self, visit: usize, here: &Event) -> Result<()> {
+        assert!(self.ended <= visit, "pieces are used in order");
+        if self.prefetch && self.ended < visit {
+            self.ahead.skip_to(self.base + visit as u64, here);
+            self.run_ahead()?;
+        }
+        self.ended = visit;
+        Ok(())
+    }
+
     /// Lets the compute stream, which is at `here`, wait for a copy.
     fn wait_for(&mut self, copied: Copied, here: Event) -> Result<()> {
         self.device().wait(Stream::Compute, &copied.arrived)?;
@@ -233,7 +244,7 @@ impl Streamer for Carrier {
             return Ok(());
         }
         let here = self.end_current()?;
-        assert_eq!(self.ended, visit, "pieces are used in order");
+        self.pass_over(visit, &here)?;
         let copied = if self.prefetch {
             self.ahead.take(self.base + visit as u64)
         } else {
@@ -268,10 +279,9 @@ impl Streamer for Carrier {
 
     fn end_pass(&mut self, rows: usize) -> Result<PassStats> {
         let end = self.end_current()?;
+        self.pass_over(self.ahead.len(), &end)?;
         if self.prefetch {
             self.base += self.ahead.len() as u64;
-            self.ahead.skip_to(self.base, &end);
-            self.run_ahead()?;
         }
         self.ended = 0;
         // Whatever was sampled has been read back, so this is past or nearly so; and with

@@ -115,6 +115,18 @@ impl Reader {
         Ok(())
     }
 
+    /// Nobody needs the pieces before this one.
+    fn pass_over(&mut self, visit: usize) -> Result<()> {
+        assert!(self.ended <= visit, "pieces are used in order");
+        if self.prefetch {
+            for skipped in self.ended..visit {
+                self.link.queue.skip_visit(self.base + skipped as u64)?;
+            }
+        }
+        self.ended = visit;
+        Ok(())
+    }
+
     fn load_experts(&mut self, experts: &[usize], arrived: &mut dyn FnMut(u64)) -> Result<()> {
         let mut placed = Vec::with_capacity(experts.len());
         for &expert in experts {
@@ -175,7 +187,7 @@ impl Streamer for Reader {
             return Ok(());
         }
         self.end_current()?;
-        assert_eq!(self.ended, visit, "pieces are used in order");
+        self.pass_over(visit)?;
         let label = self.ring[visit].copies.label;
         if self.prefetch {
             let number = self.base + visit as u64;
@@ -222,11 +234,8 @@ impl Streamer for Reader {
     fn end_pass(&mut self, rows: usize) -> Result<PassStats> {
         self.end_current()?;
         if self.prefetch {
-            let rest = self.ended..self.ring.len();
-            let skipped = rest.map(|visit| self.base + visit as u64);
             // A piece that nobody needed and that could not be read fails nobody.
-            let passed = { skipped }.try_for_each(|visit| self.link.queue.skip_visit(visit));
-            match passed {
+            match self.pass_over(self.ring.len()) {
                 Ok(()) => self.base += self.ring.len() as u64,
                 Err(_) => self.abort_pass(),
             }

@@ -61,8 +61,8 @@ impl Page {
 /// What has to happen before tokens are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fresh {
-    /// A page others hold too, and the frame that takes a copy of it.
-    pub copy: Option<(Frame, Frame)>,
+    /// Pages others hold too, each with the frame that takes a copy of it.
+    pub copies: Vec<(Frame, Frame)>,
     /// Frames that hold nothing yet.
     pub grown: Vec<Frame>,
 }
@@ -181,13 +181,14 @@ impl Pages {
 
     /// How many frames of the device have to be free for a range of tokens to be written.
     pub fn needs(&self, table: &PageTable, tokens: &Range<usize>) -> usize {
-        table.missing(tokens.end) + usize::from(self.shared_at(table, tokens.start).is_some())
+        table.missing(tokens.end) + self.shared(table, tokens).count()
     }
 
-    /// The page that holds a token, if it is not this table's alone.
-    fn shared_at(&self, table: &PageTable, token: usize) -> Option<usize> {
-        let at = table.holding(token)?;
-        (self.page(table.pages[at]).holders > 1).then_some(at)
+    /// The pages from the first of some tokens on that are not this table's alone.
+    fn shared(&self, table: &PageTable, tokens: &Range<usize>) -> impl Iterator<Item = usize> {
+        let first = table.holding(tokens.start).unwrap_or(table.len());
+        let is_shared = |&at: &usize| self.page(table.pages[at]).holders > 1;
+        (first..table.len()).filter(is_shared)
     }
 
     /// Takes the frames that a range of tokens needs, or none at all. Pages from the first
@@ -199,13 +200,13 @@ impl Pages {
     ) -> Result<Fresh, OutOfPages> {
         self.device.check(self.needs(table, &tokens))?;
         let mut fresh = Fresh::default();
-        if let Some(at) = self.shared_at(table, tokens.start) {
+        for at in self.shared(table, &tokens).collect::<Vec<_>>() {
             let old = table.pages[at];
             let from = self.device_frame(old).expect("a pass has its pages");
             let to = self.device.take().expect("counted above");
             table.pages[at] = self.new_page(to);
             self.let_go(old);
-            fresh.copy = Some((from, to));
+            fresh.copies.push((from, to));
         }
         if let Some(at) = table.holding(tokens.start) {
             for page in &table.pages[at..] {

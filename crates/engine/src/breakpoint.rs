@@ -1,0 +1,245 @@
+//! Where a session stops on its way through the model, and how that is written:
+//! `HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]`.
+
+use std::str::FromStr;
+
+use djinn_model::{
+    hook::{self, Site},
+    program::Program,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{EngineError, Positions};
+
+/// A breakpoint as written, not yet bound to a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BreakSpec {
+    /// A hook, or several by `*`.
+    pub hook: String,
+    /// At which rows.
+    #[serde(flatten)]
+    pub when: When,
+}
+
+/// Which rows a breakpoint is for: those for which all of this holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct When {
+    /// By position.
+    #[serde(default)]
+    pub positions: Positions,
+    /// By how many tokens were generated before it: 0 is the prompt, and what was said
+    /// later counts with the token before it.
+    #[serde(default)]
+    pub step: Option<usize>,
+    /// By its token.
+    #[serde(default)]
+    pub token: Option<u32>,
+    /// By what is there.
+    #[serde(default)]
+    pub norm: Option<Norm>,
+}
+
+/// A row whose length is more, or less, than something.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Norm {
+    /// More.
+    Above(f32),
+    /// Less.
+    Below(f32),
+}
+
+impl Norm {
+    /// Whether some row's is.
+    pub(crate) fn holds(self, row: &[f32]) -> bool {
+        let squares = row.iter().map(|x| f64::from(*x) * f64::from(*x));
+        let length = squares.sum::<f64>().sqrt();
+        match self {
+            Norm::Above(limit) => length > f64::from(limit),
+            Norm::Below(limit) => length < f64::from(limit),
+        }
+    }
+}
+
+/// How far a session that stopped goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Until {
+    /// To the next breakpoint it comes to.
+    #[default]
+    Breakpoint,
+    /// To the next hook.
+    Hook,
+    /// To the end of the block it is in, or of the next one.
+    Block,
+    /// To this hook.
+    Site(Site),
+}
+
+impl Until {
+    /// Whether it ends at a hook.
+    pub(crate) fn is(self, site: Site) -> bool {
+        match self {
+            Until::Breakpoint => false,
+            Until::Hook => true,
+            Until::Block => matches!(site, Site::ResidPost(_) | Site::Logits),
+            Until::Site(wanted) => wanted == site,
+        }
+    }
+}
+
+/// A breakpoint that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("breakpoint '{text}': {reason}")]
+pub struct ParseBreakError {
+    text: String,
+    reason: String,
+}
+
+impl FromStr for BreakSpec {
+    type Err = ParseBreakError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = |reason: String| ParseBreakError {
+            text: text.to_owned(),
+            reason,
+        };
+        // Conditions have a sign of comparison, lists of positions have none.
+        let parts = text.split(',');
+        let (conditions, rest): (Vec<&str>, Vec<&str>) =
+            parts.partition(|part| part.contains(['=', '<', '>']));
+        let rest = rest.join(",");
+        let (hook, positions) = match rest.split_once('@') {
+            Some((hook, positions)) => (hook, positions.parse().map_err(error)?),
+            None => (&*rest, Positions::All),
+        };
+        if hook.is_empty() {
+            return Err(error("the hook is missing".to_owned()));
+        }
+        let mut when = When {
+            positions,
+            ..When::default()
+        };
+        for condition in conditions {
+            when.add(condition).map_err(error)?;
+        }
+        Ok(BreakSpec {
+            hook: hook.to_owned(),
+            when,
+        })
+    }
+}
+
+impl When {
+    fn add(&mut self, condition: &str) -> Result<(), String> {
+        let at = condition.find(['=', '<', '>']).unwrap_or(condition.len());
+        let (name, rest) = condition.split_at(at);
+        let (sign, value) = rest.split_at(rest.len().min(1));
+        let whole = || format!("'{value}' is not a whole number");
+        match (name, sign) {
+            ("step", "=") => self.step = Some(value.parse().map_err(|_| whole())?),
+            ("token", "=") => self.token = Some(value.parse().map_err(|_| whole())?),
+            ("norm", ">" | "<") => {
+                let limit: f32 = value.parse().unwrap_or(f32::NAN);
+                if !limit.is_finite() {
+                    return Err(format!("'{value}' is not a finite number"));
+                }
+                self.norm = Some(match sign {
+                    ">" => Norm::Above(limit),
+                    _ => Norm::Below(limit),
+                });
+            }
+            _ => {
+                return Err(format!(
+                    "'{condition}' is not a condition (step=N, token=ID, norm>X, norm<X)"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it is for a row, as far as can be told before the pass.
+    pub(crate) fn may_hold(&self, position: usize, prompt: usize, step: usize, token: u32) -> bool {
+        self.positions.contains(position, prompt)
+            && self.step.is_none_or(|wanted| wanted == step)
+            && self.token.is_none_or(|wanted| wanted == token)
+    }
+}
+
+impl BreakSpec {
+    /// The hooks it names, all of which a row can stop at.
+    pub(crate) fn bind(&self, program: &Program) -> Result<Vec<Site>, EngineError> {
+        let found = hook::find(program, &self.hook)?;
+        let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));
+        let sites: Vec<Site> = found.iter().copied().filter(|s| !is_pattern(s)).collect();
+        match sites.is_empty() {
+            false => Ok(sites),
+            true => Err(EngineError::NoStop(self.hook.clone())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{BreakSpec, Norm, When};
+    use crate::Positions;
+
+    #[test]
+    fn reads_breakpoints() {
+        let check = |text: &str, hook: &str, when: When| {
+            let hook = hook.to_owned();
+            assert_eq!(text.parse(), Ok(BreakSpec { hook, when }), "{text}");
+        };
+        check("h", "h", When::default());
+        let ranges = Positions::Ranges(vec![(0, 1), (-1, 0)]);
+        let at = |positions| When {
+            positions,
+            ..When::default()
+        };
+        check("h@0,-1", "h", at(ranges.clone()));
+        check("h@generated", "h", at(Positions::Generated));
+        let all = When {
+            positions: ranges,
+            step: Some(3),
+            token: Some(17),
+            norm: Some(Norm::Above(2.5)),
+        };
+        check("a.*@0,-1,step=3,token=17,norm>2.5", "a.*", all);
+        let small = When {
+            norm: Some(Norm::Below(-1.0)),
+            ..When::default()
+        };
+        check("h,norm<-1", "h", small);
+    }
+
+    #[test]
+    fn refuses_with_the_reason() {
+        let check = |text: &str, reason: &str| {
+            let error = text.parse::<BreakSpec>().unwrap_err().to_string();
+            assert!(error.contains(reason), "{text}: {error}");
+        };
+        check("", "hook is missing");
+        check("@3", "hook is missing");
+        check("h@never", "is not positions");
+        check("h,step=x", "not a whole number");
+        check("h,norm>NaN", "not a finite number");
+        check("h,norm=3", "is not a condition");
+        check("h,age>3", "is not a condition");
+    }
+
+    #[test]
+    fn norms_are_compared() {
+        assert!(Norm::Above(4.9).holds(&[3.0, 4.0]));
+        assert!(!Norm::Above(5.0).holds(&[3.0, 4.0]));
+        assert!(Norm::Below(5.1).holds(&[3.0, 4.0]));
+        assert!(!Norm::Above(0.0).holds(&[f32::NAN]));
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics(text in "[a-z.*@,=<>0-9-]{0,40}") {
+            let _ = text.parse::<BreakSpec>();
+        }
+    }
+}

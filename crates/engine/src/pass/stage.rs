@@ -1,0 +1,139 @@
+//! The rows that operations now run over: of the whole batch, or of those that go through
+//! the head. Rows come in the middle of a pass, and leave it there.
+
+use std::ops::Range;
+
+use djinn_device::{Phase, View};
+
+use crate::batch::{Group, generated};
+
+/// Rows, and who is in them. Operations that work on every row by itself run over all up to
+/// the last that somebody is in: what lies between is nobody's, and costs little.
+pub(crate) struct Stage {
+    /// How many rows that is.
+    pub rows: usize,
+    /// Where rows of prompts begin.
+    pub prompts: usize,
+    /// Those of generated tokens up to the last that somebody is in.
+    generated: usize,
+    /// Who is in it, in order of their rows.
+    pub groups: Vec<Group>,
+    /// Where the residual of all rows lies.
+    resid: View,
+}
+
+impl Stage {
+    /// The rows of all these groups, with nobody in them yet.
+    pub fn new(all: &[Group], resid: View) -> Self {
+        Stage {
+            rows: 0,
+            prompts: generated(all),
+            generated: 0,
+            groups: Vec::new(),
+            resid,
+        }
+    }
+
+    /// Somebody comes.
+    pub fn enter(&mut self, group: Group) {
+        self.groups.push(group);
+        self.groups.sort_by_key(|group| group.first_row);
+        self.count();
+    }
+
+    /// A member leaves with all its rows; says which.
+    pub fn leave(&mut self, member: usize) -> Vec<Group> {
+        let leaves = |group: &mut Group| group.member == member;
+        let left = self.groups.extract_if(.., leaves).collect();
+        self.count();
+        left
+    }
+
+    fn count(&mut self) {
+        let end = |of: Option<Phase>| {
+            let of = |group: &&Group| of.is_none_or(|phase| group.phase == phase);
+            let groups = self.groups.iter().filter(of);
+            groups.map(|group| group.first_row + group.rows).max()
+        };
+        self.rows = end(None).unwrap_or(0);
+        self.generated = end(Some(Phase::Generated)).unwrap_or(0);
+    }
+
+    /// The residual.
+    pub fn resid(&self) -> View {
+        self.resid.rows(0, self.rows)
+    }
+
+    /// The rows of each phase.
+    pub fn phases(&self) -> impl Iterator<Item = (Phase, Range<usize>)> {
+        let both = [
+            (Phase::Generated, 0..self.generated),
+            (Phase::Prompt, self.prompts..self.rows),
+        ];
+        both.into_iter().filter(|(_, rows)| !rows.is_empty())
+    }
+
+    /// The rows that somebody is in, side by side as far as they lie so.
+    pub fn runs(&self) -> Vec<(Phase, Range<usize>)> {
+        let mut runs: Vec<(Phase, Range<usize>)> = Vec::new();
+        for group in &self.groups {
+            let rows = group.first_row..group.first_row + group.rows;
+            match runs.last_mut() {
+                Some((phase, run)) if *phase == group.phase && run.end == rows.start => {
+                    run.end = rows.end;
+                }
+                _ => runs.push((group.phase, rows)),
+            }
+        }
+        runs
+    }
+
+    /// Whether somebody is in a row.
+    pub fn holds(&self, row: usize) -> bool {
+        let is_in = |group: &Group| (group.first_row..group.first_row + group.rows).contains(&row);
+        self.groups.iter().any(is_in)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use djinn_device::{DType, Phase, View};
+
+    use super::Stage;
+    use crate::batch::Group;
+
+    #[test]
+    fn rows_come_and_go() {
+        let group = |member, phase, first_row, rows| Group {
+            member,
+            phase,
+            first_row,
+            rows,
+            position: 0,
+            enter: 0,
+        };
+        let all = [
+            group(0, Phase::Generated, 0, 1),
+            group(1, Phase::Generated, 1, 1),
+            group(2, Phase::Prompt, 2, 5),
+            group(1, Phase::Prompt, 7, 2),
+        ];
+        let mut stage = Stage::new(&all, View::new(0, DType::F32, 9, 4));
+        assert_eq!((stage.rows, stage.phases().count()), (0, 0));
+        for group in [all[3], all[0], all[1], all[2]] {
+            stage.enter(group);
+        }
+        let (generated, prompt) = (Phase::Generated, Phase::Prompt);
+        assert_eq!(stage.runs(), [(generated, 0..2), (prompt, 2..9)]);
+        assert_eq!(stage.leave(2), [all[2]]);
+        // Rows between are gone through, but nobody is in them.
+        let phases: Vec<_> = stage.phases().collect();
+        assert_eq!(phases, [(generated, 0..2), (prompt, 2..9)]);
+        assert_eq!(stage.runs(), [(generated, 0..2), (prompt, 7..9)]);
+        assert!(stage.holds(8) && !stage.holds(4));
+        assert_eq!(stage.leave(1), [all[1], all[3]]);
+        let phases: Vec<_> = stage.phases().collect();
+        assert_eq!((stage.rows, phases), (1, vec![(generated, 0..1)]));
+        assert_eq!(stage.resid().rows, 1);
+    }
+}

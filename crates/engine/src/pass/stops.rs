@@ -1,0 +1,171 @@
+//! Sessions that stop in the middle of a pass, and those that go on from there.
+
+use std::sync::Arc;
+
+use djinn_device::View;
+use djinn_model::{
+    Stop,
+    program::{Buf, SegmentKind},
+};
+
+use super::{Pass, Result, Stages};
+use crate::{Norm, batch::Group, checkpoint::Checkpoint, outbox::Sent};
+
+/// Somebody who stopped, and what is kept of it.
+pub(super) struct Stopped {
+    member: usize,
+    stop: Arc<Stop>,
+    /// Of each buffer what the rows of each of its groups hold.
+    live: Vec<(Buf, Vec<Sent>)>,
+}
+
+impl Pass<'_, '_> {
+    /// Takes everybody out who stops at this hook, and keeps what they need to go on.
+    pub(super) fn stop(
+        &mut self,
+        kind: SegmentKind,
+        next: usize,
+        stages: &mut Stages,
+    ) -> Result<()> {
+        let stop = Arc::clone(&self.blueprint.stops[&next]);
+        let mut members: Vec<usize> = Vec::new();
+        for group in &stages.of(kind).groups {
+            if !members.contains(&group.member) && self.stops_at(kind, &stop, group)? {
+                members.push(group.member);
+            }
+        }
+        for member in members {
+            let groups = stages.of(kind).leave(member);
+            stages.body.leave(member);
+            stages.head.leave(member);
+            let mut live = Vec::with_capacity(stop.live.len());
+            for &buf in &stop.live {
+                let mut sent = Vec::with_capacity(groups.len());
+                for group in &groups {
+                    let rows = self.rows_of(kind, buf, group);
+                    sent.push(self.outbox.send(self.device, rows)?);
+                }
+                live.push((buf, sent));
+            }
+            let stop = Arc::clone(&stop);
+            self.so_far.stopped.push(Stopped { member, stop, live });
+        }
+        Ok(())
+    }
+
+    /// Whether some of these rows stop at a hook.
+    fn stops_at(&self, kind: SegmentKind, stop: &Stop, group: &Group) -> Result<bool> {
+        let session = &self.members[group.member];
+        if let Some(stops) = session.rewinds(stop.next) {
+            return Ok(stops);
+        }
+        if session.until.is(stop.site) {
+            return Ok(true);
+        }
+        for (when, position) in session.breaks(stop.site, group.positions()) {
+            let stops = match when.norm {
+                None => true,
+                Some(norm) => self.is_so_long(kind, stop.buf, group, position, norm)?,
+            };
+            if stops {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether the row of a position is longer or shorter than something.
+    fn is_so_long(
+        &self,
+        kind: SegmentKind,
+        buf: Buf,
+        group: &Group,
+        position: usize,
+        norm: Norm,
+    ) -> Result<bool> {
+        let row = self
+            .rows_of(kind, buf, group)
+            .rows(position - group.position, 1);
+        let mut numbers = vec![0.0; row.cols];
+        self.device.download(row, &mut numbers)?;
+        Ok(norm.holds(&numbers))
+    }
+
+    /// Lets those in whose next operation is this one, with what they had. Says whether
+    /// there were any.
+    pub(super) fn enter(&mut self, at: usize, stages: &mut Stages) -> Result<bool> {
+        let comes = |(_, group): &mut (SegmentKind, Group)| group.enter == at;
+        let mut coming: Vec<_> = stages.later.extract_if(.., comes).collect();
+        coming.sort_by_key(|(_, group)| group.first_row);
+        // Rows that each member has brought so far.
+        let mut brought = vec![0; self.members.len()];
+        for &(kind, group) in &coming {
+            stages.of(kind).enter(group);
+            self.restore(kind, &group, brought[group.member])?;
+            brought[group.member] += group.rows;
+        }
+        Ok(!coming.is_empty())
+    }
+
+    /// Brings rows back that a session had when it stopped, from the `first` of them on, and
+    /// changes them as was asked since.
+    fn restore(&mut self, kind: SegmentKind, group: &Group, first: usize) -> Result<()> {
+        let session = &*self.members[group.member];
+        let checkpoint = session.checkpoint.as_ref().expect("it comes from one");
+        for (buf, numbers) in checkpoint.live.iter() {
+            let rows = self.rows_of(kind, *buf, group);
+            let numbers = &numbers[first * rows.cols..(first + rows.rows) * rows.cols];
+            self.outbox.bring(self.device, numbers, rows)?;
+        }
+        let (site, at) = (
+            checkpoint.stop.site,
+            self.rows_of(kind, checkpoint.stop.buf, group),
+        );
+        for edit in &checkpoint.edits {
+            self.change_rows(edit, group, at)?;
+        }
+        self.read_rows(group, site, at)
+    }
+
+    /// The rows of a group in a buffer.
+    fn rows_of(&self, kind: SegmentKind, buf: Buf, group: &Group) -> View {
+        let end = group.first_row + group.rows;
+        let all = match (buf, kind) {
+            (Buf::Resid, SegmentKind::Head) => self.arena.head_resid,
+            _ => self.arena.buf(buf, end),
+        };
+        all.rows(group.first_row, group.rows)
+    }
+
+    /// Whether a member has stopped in this pass.
+    pub(super) fn has_stopped(&self, member: usize) -> bool {
+        self.so_far
+            .stopped
+            .iter()
+            .any(|stopped| stopped.member == member)
+    }
+
+    /// Gives those who stopped their checkpoints, once everything that was sent is there, and
+    /// says who they are.
+    pub(super) fn tell_stopped(&mut self) -> Vec<usize> {
+        let mut members = Vec::with_capacity(self.so_far.stopped.len());
+        for Stopped { member, stop, live } in self.so_far.stopped.drain(..) {
+            let numbers = |sent: Vec<Sent>| {
+                let parts = sent.into_iter().map(|sent| self.outbox.read(sent));
+                parts.flatten().copied().collect::<Vec<f32>>()
+            };
+            let live = live.into_iter().map(|(buf, sent)| (buf, numbers(sent)));
+            let live = Arc::new(live.collect());
+            let of = |group: &&Group| group.member == member;
+            let rows = self.batch.groups.iter().filter(of).map(|group| group.rows);
+            self.members[member].checkpoint = Some(Checkpoint {
+                stop,
+                rows: rows.sum(),
+                live,
+                edits: Vec::new(),
+            });
+            members.push(member);
+        }
+        members
+    }
+}

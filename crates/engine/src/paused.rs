@@ -1,0 +1,189 @@
+//! Sessions that stopped at a hook: what is there, and how they go on.
+
+use djinn_model::{Site, hook};
+
+use crate::{
+    BreakSpec, EditSpec, Engine, EngineError, Paused, Positions, Probe, SavedStop, SessionId,
+    Tensor, Until, checkpoint::Rewind, edit::Edit, session::Session, state::Step,
+};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+impl Engine {
+    /// Where a session stands, if it stopped at a hook.
+    pub fn paused(&self, id: SessionId) -> Option<Paused> {
+        let session = self.sessions.get(&id)?;
+        session.paused().filter(|_| session.state.is_paused())
+    }
+
+    /// What is at the hook at which a session stopped: `[position, …]`, changed as it was
+    /// asked to be on the way there.
+    pub fn activation(&self, id: SessionId) -> Result<Tensor> {
+        self.can(id, Step::GoOn)?;
+        let checkpoint = self.sessions[&id].checkpoint.as_ref();
+        let checkpoint = checkpoint.ok_or(EngineError::NotThere(id))?;
+        Ok(checkpoint.activation(&self.model.program.dims))
+    }
+
+    /// Lets a session go on from where it stopped, with what is there changed first, in the
+    /// order given; nothing before that is computed again. The changes are for the tokens
+    /// that stopped, all of them unless they say which.
+    pub fn go_on_from(&mut self, id: SessionId, edits: &[EditSpec], until: Until) -> Result<()> {
+        self.can(id, Step::GoOn)?;
+        let at = self.sessions[&id].paused().expect("it stopped somewhere");
+        let edits = self.bind_here(id, &at, edits)?;
+        let mut next = self.sessions[&id].probe.clone();
+        for edit in &edits {
+            next.push_edit(at.site, edit.clone());
+        }
+        self.commit_changed(id, next, true)?;
+        let session = self.session(id);
+        let first = edits.iter().map(|edit| first_of(edit, session));
+        session.shares = first.fold(session.shares, usize::min);
+        session.until = until;
+        session.past = Some(at);
+        if let Some(checkpoint) = &mut session.checkpoint {
+            checkpoint.edits = edits;
+        }
+        if let Some(rewind) = &mut session.rewind {
+            rewind.stops = false;
+        }
+        self.go_on(id)
+    }
+
+    /// Lets a session that was taken back from a folder run to where it had stopped, to stop
+    /// there again.
+    pub fn recall(&mut self, id: SessionId) -> Result<()> {
+        self.can(id, Step::GoOn)?;
+        match &mut self.session(id).rewind {
+            Some(rewind) => rewind.stops = true,
+            None => return Ok(()),
+        }
+        self.go_on(id)
+    }
+
+    /// Sets the breakpoints of a session that does not run, in place of those it had.
+    pub fn set_breaks(&mut self, id: SessionId, breaks: &[BreakSpec]) -> Result<()> {
+        let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
+        let probe = session.probe.breaking_at(&self.model.program, breaks)?;
+        self.commit_changed(id, probe, false)
+    }
+
+    /// The breakpoints of a session.
+    pub fn breaks(&self, id: SessionId) -> Option<Vec<BreakSpec>> {
+        Some(self.sessions.get(&id)?.probe.break_specs())
+    }
+
+    /// So many sessions that go on from where one stopped, beside it: they share all that
+    /// lies before. Either all of them are there, or none.
+    pub fn branch(&mut self, id: SessionId, count: usize) -> Result<Vec<SessionId>> {
+        self.can(id, Step::GoOn)?;
+        let mut branches = Vec::with_capacity(count);
+        for _ in 0..count {
+            match self.fork(id, None) {
+                Ok(branch) => branches.push(branch),
+                Err(error) => {
+                    for branch in branches {
+                        self.close(branch);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(branches)
+    }
+
+    /// A session came to a breakpoint in the pass that just ended.
+    pub(crate) fn pause(&mut self, id: SessionId) {
+        let session = self.session(id);
+        session.take(Step::Stop).expect("it ran in this pass");
+        session.rewind = None;
+        session.until = Until::Breakpoint;
+        session.used = std::time::Instant::now();
+    }
+
+    /// How a session comes to where it was written down.
+    pub(crate) fn rewind_to(&self, at: &SavedStop) -> Result<Rewind> {
+        let SavedStop {
+            hook,
+            position,
+            rows,
+        } = at;
+        let (asked, limit) = (*rows, self.blueprint.settings.rows);
+        if asked > limit {
+            let what = "rows of a pass";
+            return Err(EngineError::Limit { what, asked, limit });
+        }
+        hook::find(&self.model.program, hook)?;
+        let mut stops = self.blueprint.stops.values();
+        let stop = stops.find(|stop| stop.site.to_string() == *hook);
+        let stop = stop.ok_or_else(|| EngineError::NoStop(hook.clone()))?;
+        let to = Paused {
+            site: stop.site,
+            position: *position,
+            rows: *rows,
+        };
+        Ok(Rewind {
+            to,
+            next: stop.next,
+            stops: false,
+        })
+    }
+
+    /// Edits of what is at the hook where a session stands.
+    fn bind_here(&self, id: SessionId, at: &Paused, edits: &[EditSpec]) -> Result<Vec<Edit>> {
+        let session = &self.sessions[&id];
+        let mut bound = Vec::with_capacity(edits.len());
+        for spec in edits {
+            for (site, edit) in spec.bind(&self.model.program)? {
+                check_here(at, site)?;
+                bound.push(Edit {
+                    positions: within(&edit.positions, at, session),
+                    ..edit
+                });
+            }
+        }
+        let mut probe = Probe::default();
+        for edit in &bound {
+            probe.push_edit(at.site, edit.clone());
+        }
+        let dims = &self.model.program.dims;
+        probe.check(dims, session.prompt(), session.tokens.len())?;
+        let (asked, limit) = (
+            probe.operand_width(dims),
+            self.blueprint.settings.operand_width,
+        );
+        if asked > limit {
+            let what = "width of an edit's operand";
+            return Err(EngineError::Limit { what, asked, limit });
+        }
+        Ok(bound)
+    }
+}
+
+/// Refuses an edit of another hook than the one where a session stands.
+fn check_here(at: &Paused, site: Site) -> Result<()> {
+    match site == at.site {
+        true => Ok(()),
+        false => Err(EngineError::Edit {
+            hook: site.to_string(),
+            reason: format!("the session stands at '{}'", at.site),
+        }),
+    }
+}
+
+/// Those of some positions that a session stopped with.
+fn within(positions: &Positions, at: &Paused, session: &Session) -> Positions {
+    let prompt = session.prompt();
+    let here = at.position..at.position + at.rows;
+    let chosen = here.filter(|&position| positions.contains(position, prompt));
+    let one = |position: usize| (position as i64, position as i64 + 1);
+    Positions::Ranges(chosen.map(one).collect())
+}
+
+/// The first position an edit changes.
+fn first_of(edit: &Edit, session: &Session) -> usize {
+    let mut all = 0..session.tokens.len();
+    let first = all.find(|&position| edit.positions.contains(position, session.prompt()));
+    first.unwrap_or(usize::MAX)
+}
