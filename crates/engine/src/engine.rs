@@ -318,22 +318,19 @@ impl Engine {
             recording: self.recorder.is_on(),
             so_far: SoFar::default(),
         };
+        let before: Vec<usize> = pass.members.iter().map(|member| member.computed).collect();
         let ran = pass.run();
         self.outbox.clear();
         let Ran { last, stopped } = ran?;
         self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
         self.passes += 1;
         for (member, (session, rows)) in members.iter_mut().zip(&shares).enumerate() {
-            if !stopped.contains(&member) {
-                session.ran(*rows);
-            }
+            session.ran(*rows, stopped.contains(&member));
         }
         let outputs = settle(&mut members, last, &stopped);
         self.note_row_time();
-        for (&(id, rows), member) in run.iter().zip(0..) {
-            if !stopped.contains(&member) {
-                self.publish(id, self.sessions[&id].computed - rows);
-            }
+        for (&(id, _), computed) in run.iter().zip(before) {
+            self.publish(id, computed);
         }
         Ok(outputs)
     }

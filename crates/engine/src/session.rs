@@ -179,13 +179,16 @@ impl Session {
         }
     }
 
-    /// So many of its tokens have gone all the way.
-    pub fn ran(&mut self, rows: usize) {
-        self.computed += rows;
-        self.checkpoint = None;
+    /// So many of its tokens were in a pass, and went all the way; or `stopped`, those from
+    /// its checkpoint on.
+    pub fn ran(&mut self, rows: usize, stopped: bool) {
+        if !stopped {
+            self.checkpoint = None;
+        }
+        self.computed += rows - self.checkpoint.as_ref().map_or(0, |at| at.rows);
         // It is where it stood, or past that.
-        self.rewind
-            .take_if(|rewind| rewind.to.position < self.computed);
+        let computed = self.computed;
+        self.rewind.take_if(|rewind| rewind.to.position < computed);
     }
 
     /// Where a step leads it, or an error that says in which states it could be taken.
@@ -283,7 +286,7 @@ impl Session {
     }
 
     /// Whether some of these rows may stop at any hook.
-    pub fn may_stop_at_all(&self, rows: Range<usize>) -> bool {
+    pub fn may_stop(&self, rows: Range<usize>) -> bool {
         let breaks = |site| self.breaks(site, rows.clone()).next().is_some();
         self.rewind.is_some()
             || self.until != Until::Breakpoint

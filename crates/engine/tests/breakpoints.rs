@@ -564,3 +564,33 @@ fn after_a_restart_nothing_changes() {
         }
     }
 }
+
+#[test]
+fn what_lies_before_a_stop_goes_on() {
+    let folder = family("qwen3");
+    let plain = asked(&folder, 12, 3);
+    let alone = run(&folder, vec![plain.clone()], How::default()).remove(0);
+    let site = "blocks.1.attn.hook_q";
+    let five = format!("{site}@5");
+    let (later, earlier) = ("blocks.1.hook_resid_post@2", "blocks.0.hook_resid_post@2");
+    for (text, expect) in [
+        (vec![&*five], vec![(5, 7)]),
+        (vec!["blocks.1.attn.hook_q@-1"], vec![(11, 1)]),
+        // Whoever may stop further on waits for the others.
+        (vec![&*five, later], vec![(0, 12), (2, 10)]),
+        (vec![&*five, earlier], vec![(2, 10), (5, 7)]),
+    ] {
+        for rows in [12, 7] {
+            let how = How {
+                rows,
+                ..How::default()
+            };
+            let (found, stops) = interrupted(&folder, stopping(&folder, &plain, &text), how);
+            let stops: Vec<_> = stops.iter().map(|at| (at.position, at.rows)).collect();
+            if rows == 12 {
+                assert_eq!(stops, expect, "{text:?}");
+            }
+            assert!(found == bits(&folder, &alone), "{text:?} in {rows}");
+        }
+    }
+}

@@ -122,7 +122,7 @@ impl Pass<'_, '_> {
         let is_plain = |group: &Group| {
             let session = &self.members[group.member];
             let looks = session.probe.looks_at(group.positions(), session.prompt());
-            group.enter == 0 && !looks && !session.may_stop_at_all(group.positions())
+            group.enter == 0 && !looks && !session.may_stop(group.positions())
         };
         generated && self.batch.groups.iter().all(is_plain)
     }

@@ -41,10 +41,21 @@ impl Stage {
         self.count();
     }
 
-    /// A member leaves with all its rows; says which.
-    pub fn leave(&mut self, member: usize) -> Vec<Group> {
-        let leaves = |group: &mut Group| group.member == member;
-        let left = self.groups.extract_if(.., leaves).collect();
+    /// A member leaves with all its rows from a position on; says which.
+    pub fn leave(&mut self, member: usize, position: usize) -> Vec<Group> {
+        let mut left = Vec::new();
+        let leaves = |group: &Group| group.member == member && group.positions().end > position;
+        for group in self.groups.iter_mut().filter(|group| leaves(group)) {
+            let stays = position.saturating_sub(group.position);
+            left.push(Group {
+                first_row: group.first_row + stays,
+                rows: group.rows - stays,
+                position: group.position + stays,
+                ..*group
+            });
+            group.rows = stays;
+        }
+        self.groups.retain(|group| group.rows > 0);
         self.count();
         left
     }
@@ -125,15 +136,39 @@ mod tests {
         }
         let (generated, prompt) = (Phase::Generated, Phase::Prompt);
         assert_eq!(stage.runs(), [(generated, 0..2), (prompt, 2..9)]);
-        assert_eq!(stage.leave(2), [all[2]]);
+        assert_eq!(stage.leave(2, 0), [all[2]]);
         // Rows between are gone through, but nobody is in them.
         let phases: Vec<_> = stage.phases().collect();
         assert_eq!(phases, [(generated, 0..2), (prompt, 2..9)]);
         assert_eq!(stage.runs(), [(generated, 0..2), (prompt, 7..9)]);
         assert!(stage.holds(8) && !stage.holds(4));
-        assert_eq!(stage.leave(1), [all[1], all[3]]);
+        assert_eq!(stage.leave(1, 0), [all[1], all[3]]);
         let phases: Vec<_> = stage.phases().collect();
         assert_eq!((stage.rows, phases), (1, vec![(generated, 0..1)]));
         assert_eq!(stage.resid().rows, 1);
+    }
+
+    #[test]
+    fn what_lies_before_a_position_goes_on() {
+        let group = Group {
+            member: 0,
+            phase: Phase::Prompt,
+            first_row: 3,
+            rows: 6,
+            position: 10,
+            enter: 0,
+        };
+        let mut stage = Stage::new(&[group], View::new(0, DType::F32, 9, 4));
+        stage.enter(group);
+        let last = Group {
+            first_row: 7,
+            rows: 2,
+            position: 14,
+            ..group
+        };
+        assert_eq!(stage.leave(0, 14), [last]);
+        assert_eq!(stage.groups, [Group { rows: 4, ..group }]);
+        assert_eq!(stage.leave(0, 14), []);
+        assert_eq!(stage.rows, 7);
     }
 }

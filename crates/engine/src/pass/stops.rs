@@ -1,6 +1,6 @@
 //! Sessions that stop in the middle of a pass, and those that go on from there.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use djinn_device::View;
 use djinn_model::{
@@ -14,13 +14,16 @@ use crate::{Norm, batch::Group, checkpoint::Checkpoint, outbox::Sent};
 /// Somebody who stopped, and what is kept of it.
 pub(super) struct Stopped {
     member: usize,
+    /// From where on.
+    position: usize,
     stop: Arc<Stop>,
     /// Of each buffer what the rows of each of its groups hold.
     live: Vec<(Buf, Vec<Sent>)>,
 }
 
 impl Pass<'_, '_> {
-    /// Takes everybody out who stops at this hook, and keeps what they need to go on.
+    /// Takes everybody out who stops at this hook, from the first position on that does, and
+    /// keeps what they need to go on.
     pub(super) fn stop(
         &mut self,
         kind: SegmentKind,
@@ -28,16 +31,17 @@ impl Pass<'_, '_> {
         stages: &mut Stages,
     ) -> Result<()> {
         let stop = Arc::clone(&self.blueprint.stops[&next]);
-        let mut members: Vec<usize> = Vec::new();
+        let mut first: BTreeMap<usize, usize> = BTreeMap::new();
         for group in &stages.of(kind).groups {
-            if !members.contains(&group.member) && self.stops_at(kind, &stop, group)? {
-                members.push(group.member);
+            if let Some(position) = self.stops_at(kind, &stop, group)? {
+                let first = first.entry(group.member).or_insert(position);
+                *first = position.min(*first);
             }
         }
-        for member in members {
-            let groups = stages.of(kind).leave(member);
-            stages.body.leave(member);
-            stages.head.leave(member);
+        for (member, position) in first {
+            let groups = stages.of(kind).leave(member, position);
+            stages.body.leave(member, position);
+            stages.head.leave(member, position);
             let mut live = Vec::with_capacity(stop.live.len());
             for &buf in &stop.live {
                 let mut sent = Vec::with_capacity(groups.len());
@@ -48,30 +52,48 @@ impl Pass<'_, '_> {
                 live.push((buf, sent));
             }
             let stop = Arc::clone(&stop);
-            self.so_far.stopped.push(Stopped { member, stop, live });
+            self.so_far.stopped.push(Stopped {
+                member,
+                position,
+                stop,
+                live,
+            });
         }
         Ok(())
     }
 
-    /// Whether some of these rows stop at a hook.
-    fn stops_at(&self, kind: SegmentKind, stop: &Stop, group: &Group) -> Result<bool> {
+    /// The first position of these rows that stops at a hook, if one does. Those after it
+    /// have to wait for it, those before it do not.
+    fn stops_at(&self, kind: SegmentKind, stop: &Stop, group: &Group) -> Result<Option<usize>> {
         let session = &self.members[group.member];
         if let Some(stops) = session.rewinds(stop.next) {
-            return Ok(stops);
+            return Ok(stops.then_some(group.position));
         }
         if session.until.is(stop.site) {
-            return Ok(true);
+            return Ok(Some(group.position));
         }
+        let mut first: Option<usize> = None;
         for (when, position) in session.breaks(stop.site, group.positions()) {
+            if first.is_some_and(|first| first <= position) {
+                continue;
+            }
             let stops = match when.norm {
                 None => true,
                 Some(norm) => self.is_so_long(kind, stop.buf, group, position, norm)?,
             };
-            if stops {
-                return Ok(true);
-            }
+            first = if stops { Some(position) } else { first };
         }
-        Ok(false)
+        // A session stands at one hook: if what lies before may stop further on, all of it
+        // does here.
+        let all = |first: &usize| {
+            let mut later = self.blueprint.stops.range(stop.next + 1..);
+            let before = group.position..*first;
+            later.any(|(_, stop)| session.breaks(stop.site, before.clone()).next().is_some())
+        };
+        Ok(match first.filter(all) {
+            Some(_) => Some(group.position),
+            None => first,
+        })
     }
 
     /// Whether the row of a position is longer or shorter than something.
@@ -149,7 +171,13 @@ impl Pass<'_, '_> {
     /// says who they are.
     pub(super) fn tell_stopped(&mut self) -> Vec<usize> {
         let mut members = Vec::with_capacity(self.so_far.stopped.len());
-        for Stopped { member, stop, live } in self.so_far.stopped.drain(..) {
+        for stopped in self.so_far.stopped.drain(..) {
+            let Stopped {
+                member,
+                position,
+                stop,
+                live,
+            } = stopped;
             let numbers = |sent: Vec<Sent>| {
                 let parts = sent.into_iter().map(|sent| self.outbox.read(sent));
                 parts.flatten().copied().collect::<Vec<f32>>()
@@ -157,10 +185,11 @@ impl Pass<'_, '_> {
             let live = live.into_iter().map(|(buf, sent)| (buf, numbers(sent)));
             let live = Arc::new(live.collect());
             let of = |group: &&Group| group.member == member;
-            let rows = self.batch.groups.iter().filter(of).map(|group| group.rows);
+            let groups = self.batch.groups.iter().filter(of);
+            let end = groups.map(|group| group.positions().end).max();
             self.members[member].checkpoint = Some(Checkpoint {
                 stop,
-                rows: rows.sum(),
+                rows: end.unwrap_or(position) - position,
                 live,
                 edits: Vec::new(),
             });
