@@ -81,4 +81,19 @@ pub enum Edit {
     /// `x - (x · u) u` with `u` the operand scaled to length 1; a zero operand
     /// changes nothing.
     ProjectOut(View),
+    /// `x + factor · |x| · u` with `u` the operand scaled to length 1: as much of it as the
+    /// row is long. A zero operand changes nothing.
+    AddMatched {
+        /// What is added.
+        operand: View,
+        /// How much of it.
+        factor: f32,
+    },
+    /// What is less than `low` becomes that, what is more than `high` becomes that.
+    Clamp {
+        /// The least there is afterwards.
+        low: f32,
+        /// The most.
+        high: f32,
+    },
 }

@@ -1,7 +1,7 @@
 //! Edits as typed data, and how they are written:
-//! `HOOK:CHANGE[=OPERAND][@POSITIONS]`.
+//! `HOOK[PART]:CHANGE[=OPERAND][@POSITIONS]`.
 
-use std::{path::PathBuf, str::FromStr, sync::Arc};
+use std::{ops::Range, path::PathBuf, str::FromStr, sync::Arc};
 
 use djinn_model::{
     hook::{self, Layout, Site},
@@ -9,7 +9,7 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, Positions, Tensor, tensors::read_tensor};
+use crate::{EngineError, Part, Positions, Tensor, tensors::read_tensor};
 
 /// What an edit does to an activation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,20 @@ pub enum Change<T> {
     Replace(T),
     /// Takes away the part that points along the operand.
     ProjectOut(T),
+    /// Adds a multiple of the operand, made as long as what is there.
+    AddMatched {
+        /// What is added.
+        operand: T,
+        /// How much of it.
+        factor: f32,
+    },
+    /// Bounds what is there.
+    Clamp {
+        /// The least there is afterwards.
+        low: f32,
+        /// The most.
+        high: f32,
+    },
 }
 
 impl<T> Change<T> {
@@ -47,6 +61,28 @@ impl<T> Change<T> {
             },
             Change::Replace(from) => Change::Replace(operand(from)),
             Change::ProjectOut(from) => Change::ProjectOut(operand(from)),
+            Change::AddMatched {
+                operand: from,
+                factor,
+            } => Change::AddMatched {
+                operand: operand(from),
+                factor: *factor,
+            },
+            Change::Clamp { low, high } => Change::Clamp {
+                low: *low,
+                high: *high,
+            },
+        }
+    }
+
+    /// The operand, where there is one.
+    pub fn operand(&self) -> Option<&T> {
+        match self {
+            Change::Scale(_) | Change::Zero | Change::Clamp { .. } => None,
+            Change::Add { operand, .. }
+            | Change::AddMatched { operand, .. }
+            | Change::Replace(operand)
+            | Change::ProjectOut(operand) => Some(operand),
         }
     }
 }
@@ -56,19 +92,28 @@ impl<T> Change<T> {
 pub struct EditSpec {
     /// A hook, or several by `*`.
     pub hook: String,
+    /// Which of its heads or elements.
+    pub part: Part,
     /// What happens there.
-    pub change: Change<OperandFile>,
+    pub change: Change<Operand>,
     /// Where.
     pub positions: Positions,
 }
 
-/// A tensor in a file: `FILE.safetensors` or `FILE.safetensors#NAME`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OperandFile {
-    /// The file.
-    pub path: PathBuf,
-    /// The tensor; when not said, the one named as the hook, or the only one.
-    pub name: Option<String>,
+/// The numbers an edit works with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operand {
+    /// A tensor in a file: `FILE.safetensors` or `FILE.safetensors#NAME`.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The tensor; when not said, the one named as the hook, or the only one.
+        name: Option<String>,
+    },
+    /// As they are: `[0.1,-2]`, one row.
+    Inline(Vec<f32>),
+    /// A tensor at hand.
+    Tensor(Arc<Tensor>),
 }
 
 /// An edit that cannot be read.
@@ -100,43 +145,57 @@ impl FromStr for EditSpec {
             }
             _ => (rest, Positions::All),
         };
+        let (hook, part) = Part::split(hook).map_err(&error)?;
         Ok(EditSpec {
             hook: hook.to_owned(),
+            part,
             change: parse_change(change).map_err(error)?,
             positions,
         })
     }
 }
 
-fn parse_change(text: &str) -> Result<Change<OperandFile>, String> {
+fn parse_change(text: &str) -> Result<Change<Operand>, String> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, Some(value)),
         None => (text, None),
     };
     let file = || {
         let value = value.filter(|v| !v.is_empty());
-        value.ok_or_else(|| format!("{name} wants a file: {name}=FILE.safetensors[#TENSOR]"))
+        let numbers = format!("{name}=FILE.safetensors[#TENSOR] or {name}=[0.1,-2]");
+        value.ok_or_else(|| format!("{name} wants a file or numbers: {numbers}"))
+    };
+    let times = || match file()?.rsplit_once('*') {
+        Some((operand, factor)) => Ok((parse_operand(operand)?, parse_factor(factor)?)),
+        None => Ok::<_, String>((parse_operand(file()?)?, 1.0)),
     };
     match (name, value) {
         ("scale", Some(value)) => parse_factor(value).map(Change::Scale),
         ("scale", None) => Err("scale wants a factor: scale=0.9".to_owned()),
         ("zero", None) => Ok(Change::Zero),
         ("zero", Some(_)) => Err("zero takes no value".to_owned()),
-        ("add", _) => {
-            let (operand, factor) = match file()?.rsplit_once('*') {
-                Some((operand, factor)) => (operand, parse_factor(factor)?),
-                None => (file()?, 1.0),
-            };
-            Ok(Change::Add {
-                operand: parse_operand(operand),
-                factor,
-            })
+        ("add", _) => times().map(|(operand, factor)| Change::Add { operand, factor }),
+        ("add-matched", _) => {
+            times().map(|(operand, factor)| Change::AddMatched { operand, factor })
         }
-        ("replace", _) => Ok(Change::Replace(parse_operand(file()?))),
-        ("project-out", _) => Ok(Change::ProjectOut(parse_operand(file()?))),
+        ("replace", _) => Ok(Change::Replace(parse_operand(file()?)?)),
+        ("project-out", _) => Ok(Change::ProjectOut(parse_operand(file()?)?)),
+        ("clamp", Some(value)) => parse_clamp(value),
+        ("clamp", None) => Err("clamp wants bounds: clamp=-1..1".to_owned()),
         _ => Err(format!(
-            "'{name}' is not a change (scale, zero, add, replace, project-out)"
+            "'{name}' is not a change (scale, zero, clamp, add, add-matched, replace, \
+             project-out)"
         )),
+    }
+}
+
+fn parse_clamp(text: &str) -> Result<Change<Operand>, String> {
+    let bounds = text.split_once("..");
+    let (low, high) = bounds.ok_or_else(|| format!("'{text}' is not bounds (try -1..1)"))?;
+    let (low, high) = (parse_factor(low)?, parse_factor(high)?);
+    match low <= high {
+        true => Ok(Change::Clamp { low, high }),
+        false => Err(format!("{low} is more than {high}")),
     }
 }
 
@@ -147,40 +206,60 @@ fn parse_factor(text: &str) -> Result<f32, String> {
     }
 }
 
-fn parse_operand(text: &str) -> OperandFile {
-    match text.rsplit_once('#') {
-        Some((path, name)) => OperandFile {
+fn parse_operand(text: &str) -> Result<Operand, String> {
+    if let Some(numbers) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+        let numbers = numbers.split(',').map(|n| parse_factor(n.trim()));
+        return Ok(Operand::Inline(numbers.collect::<Result<_, _>>()?));
+    }
+    Ok(match text.rsplit_once('#') {
+        Some((path, name)) => Operand::File {
             path: path.into(),
             name: Some(name.to_owned()),
         },
-        None => OperandFile {
+        None => Operand::File {
             path: text.into(),
             name: None,
         },
-    }
+    })
 }
 
 /// An edit bound to one hook of one model, its operand at hand.
 #[derive(Clone, Debug)]
 pub(crate) struct Edit {
     pub change: Change<Arc<Tensor>>,
+    /// The columns it is for, in runs; of a pattern, the heads.
+    pub columns: Vec<Range<usize>>,
     pub positions: Positions,
 }
 
 impl Edit {
     /// Whether it leaves everything as it is.
     pub fn changes_nothing(&self) -> bool {
-        matches!(self.change, Change::Scale(factor) if factor == 1.0)
+        let is_zero = |operand: &Tensor| operand.data.iter().all(|x| *x == 0.0);
+        match &self.change {
+            Change::Scale(factor) => *factor == 1.0,
+            // Not even the sign of a nought.
+            Change::Add { operand, factor } | Change::AddMatched { operand, factor } => {
+                *factor == 0.0 || is_zero(operand)
+            }
+            _ => false,
+        }
     }
 
     /// The operand, where there is one.
     pub fn operand(&self) -> Option<&Arc<Tensor>> {
-        match &self.change {
-            Change::Scale(_) | Change::Zero => None,
-            Change::Add { operand, .. }
-            | Change::Replace(operand)
-            | Change::ProjectOut(operand) => Some(operand),
-        }
+        self.change.operand()
+    }
+
+    /// How many columns it is for: as many numbers as its operand has a row.
+    pub fn width(&self) -> usize {
+        self.columns.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Rows of its operand, 0 where it has none.
+    pub fn operand_rows(&self) -> usize {
+        let operand = self.operand();
+        operand.map_or(0, |operand| operand.data.len() / self.width().max(1))
     }
 }
 
@@ -193,81 +272,101 @@ impl EditSpec {
                 let change = self.change.load(site)?;
                 let edit = Edit {
                     change,
+                    columns: self.part.columns(site, &program.dims)?,
                     positions: self.positions.clone(),
                 };
-                check_fit(program, site, &edit)?;
+                edit.check_fit(program, site)?;
                 Ok((site, edit))
             })
             .collect()
     }
 }
 
-impl Change<OperandFile> {
+impl Change<Operand> {
     fn load(&self, site: Site) -> Result<Change<Arc<Tensor>>, EngineError> {
-        Ok(match self {
-            Change::Scale(factor) => Change::Scale(*factor),
-            Change::Zero => Change::Zero,
-            Change::Add { operand, factor } => Change::Add {
-                operand: operand.load(site)?,
-                factor: *factor,
-            },
-            Change::Replace(operand) => Change::Replace(operand.load(site)?),
-            Change::ProjectOut(operand) => Change::ProjectOut(operand.load(site)?),
-        })
+        let operand = self
+            .operand()
+            .map(|operand| operand.load(site))
+            .transpose()?;
+        Ok(self.map(|_| operand.clone().expect("there is one")))
     }
 }
 
-impl OperandFile {
+impl Operand {
     fn load(&self, site: Site) -> Result<Arc<Tensor>, EngineError> {
-        let (name, tensor) = read_tensor(&self.path, self.name.as_deref(), &site.to_string())?;
-        if tensor.data.iter().any(|x| !x.is_finite()) {
-            return Err(EngineError::File {
-                path: self.path.clone(),
-                reason: format!("tensor '{name}' holds values that are not finite"),
-            });
+        let not_finite = |name: &str| format!("{name} holds values that are not finite");
+        match self {
+            Operand::File { path, name } => {
+                let (name, tensor) = read_tensor(path, name.as_deref(), &site.to_string())?;
+                if !is_finite(&tensor.data) {
+                    return Err(EngineError::File {
+                        path: path.clone(),
+                        reason: not_finite(&format!("tensor '{name}'")),
+                    });
+                }
+                Ok(Arc::new(tensor))
+            }
+            Operand::Inline(numbers) => Ok(Arc::new(Tensor {
+                shape: vec![numbers.len()],
+                data: numbers.clone(),
+            })),
+            Operand::Tensor(tensor) if is_finite(&tensor.data) => Ok(Arc::clone(tensor)),
+            Operand::Tensor(_) => Err(EngineError::Edit {
+                hook: site.to_string(),
+                reason: not_finite("the operand"),
+            }),
         }
-        Ok(Arc::new(tensor))
     }
 }
 
-/// Refuses an operand that cannot apply at this hook.
-fn check_fit(program: &Program, site: Site, edit: &Edit) -> Result<(), EngineError> {
-    let Some(operand) = edit.operand() else {
-        return Ok(());
-    };
-    let error = |reason: String| EngineError::Edit {
-        hook: site.to_string(),
-        reason,
-    };
-    let width = match site.layout(&program.dims) {
-        Layout::Rows(width) => width,
-        Layout::Heads(heads, d_head) => heads * d_head,
-        Layout::Pattern(_) => {
-            return Err(error("a pattern takes scale and zero only".to_owned()));
+fn is_finite(numbers: &[f32]) -> bool {
+    numbers.iter().all(|x| x.is_finite())
+}
+
+impl Edit {
+    /// Refuses one that cannot apply at this hook.
+    pub fn check_fit(&self, program: &Program, site: Site) -> Result<(), EngineError> {
+        let error = |reason: String| EngineError::Edit {
+            hook: site.to_string(),
+            reason,
+        };
+        let all = Part::default().columns(site, &program.dims)?;
+        let end = all.last().map_or(0, |columns| columns.end);
+        let is_inside = |c: &Range<usize>| c.start < c.end && c.end <= end;
+        if !self.columns.iter().all(is_inside) {
+            return Err(error(format!("it is for columns beyond the hook's {end}")));
         }
-    };
-    // The innermost dimensions must make up one position, whole: `[…, d_model]`, or
-    // `[…, head, d_head]`.
-    let shape = &operand.shape;
-    let fits = (0..shape.len()).any(|i| shape[i..].iter().product::<usize>() == width);
-    if !fits || operand.data.is_empty() {
-        return Err(error(format!(
-            "the operand has shape {:?}; the hook has {width} numbers a position",
-            operand.shape
-        )));
+        let Some(operand) = self.operand() else {
+            return Ok(());
+        };
+        if let Layout::Pattern(_) = site.layout(&program.dims) {
+            return Err(error(
+                "a pattern takes scale, zero and clamp only".to_owned(),
+            ));
+        }
+        let width = self.width();
+        // The innermost dimensions must make up one position, whole: `[…, d_model]`, or
+        // `[…, head, d_head]`.
+        let shape = &operand.shape;
+        let fits = (0..shape.len()).any(|i| shape[i..].iter().product::<usize>() == width);
+        if !fits || operand.data.is_empty() {
+            return Err(error(format!(
+                "the operand has shape {shape:?}; there are {width} numbers a position"
+            )));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Change, EditSpec, OperandFile};
+    use super::{Change, EditSpec, Operand};
     use crate::Positions;
 
-    fn file(path: &str, name: Option<&str>) -> OperandFile {
-        OperandFile {
+    fn file(path: &str, name: Option<&str>) -> Operand {
+        Operand::File {
             path: path.into(),
             name: name.map(str::to_owned),
         }
@@ -275,9 +374,11 @@ mod tests {
 
     #[test]
     fn reads_edits() {
-        let check = |text: &str, hook: &str, change: Change<OperandFile>, positions: Positions| {
+        let check = |text: &str, hook: &str, change: Change<Operand>, positions: Positions| {
+            let (hook, part) = crate::Part::split(hook).unwrap();
             let expect = EditSpec {
                 hook: hook.to_owned(),
+                part,
                 change,
                 positions,
             };
@@ -286,6 +387,17 @@ mod tests {
         let all = Positions::All;
         check("h:scale=0.9", "h", Change::Scale(0.9), all.clone());
         check("blocks.*.x:zero", "blocks.*.x", Change::Zero, all.clone());
+        check("h[0,2..4]:zero", "h[0,2..4]", Change::Zero, all.clone());
+        let bounds = Change::Clamp {
+            low: -1.5,
+            high: 2.0,
+        };
+        check("h:clamp=-1.5..2", "h", bounds, all.clone());
+        let inline = Change::AddMatched {
+            operand: Operand::Inline(vec![1.0, -0.5]),
+            factor: 0.25,
+        };
+        check("h:add-matched=[1, -0.5]*0.25", "h", inline, all.clone());
         check("h:zero@prompt", "h", Change::Zero, Positions::Prompt);
         check(
             "h:add=v.safetensors",
@@ -345,9 +457,14 @@ mod tests {
         check("h:scale=NaN", "not a finite number");
         check("h:scale=inf", "not a finite number");
         check("h:zero=1", "takes no value");
-        check("h:add", "wants a file");
+        check("h:add", "wants a file or numbers");
         check("h:add=", "wants a file");
         check("h:add=f*x", "not a finite number");
+        check("h:add=[1,x]", "not a finite number");
+        check("h:clamp", "wants bounds");
+        check("h:clamp=3", "is not bounds");
+        check("h:clamp=3..1", "more than");
+        check("h[2:zero", "not closed");
         check("h:scale=1@never", "is not positions");
         check("h:rotate=3", "is not a change");
     }
@@ -360,7 +477,7 @@ mod tests {
 
         #[test]
         fn near_misses_never_panic(
-            text in "(h|blocks\\.[*0-9]\\.x)?:?(scale|add|zero|replace|project-out)?[=@#*.,0-9a-z-]{0,20}",
+            text in "(h|blocks\\.[*0-9]\\.x)?:?(scale|add|zero|clamp|add-matched|replace|project-out)?[=@#*.,0-9a-z-]{0,20}",
         ) {
             let _ = text.parse::<EditSpec>();
         }

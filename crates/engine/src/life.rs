@@ -120,7 +120,6 @@ impl Engine {
     /// Refuses what this engine was not laid out for.
     fn check_limits(&self, request: &Request) -> Result<(), EngineError> {
         let limits = &self.blueprint.settings;
-        let dims = &self.model.program.dims;
         let pattern = request.probe.touches_pattern();
         let positions = settings::positions(&self.model.program, request);
         let wants = [
@@ -132,7 +131,7 @@ impl Engine {
             ),
             (
                 "width of an edit's operand",
-                request.probe.operand_width(dims),
+                request.probe.operand_width(),
                 limits.operand_width,
             ),
         ];

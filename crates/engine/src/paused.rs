@@ -147,12 +147,8 @@ impl Engine {
         for edit in &bound {
             probe.push_edit(at.site, edit.clone());
         }
-        let dims = &self.model.program.dims;
-        probe.check(dims, session.prompt(), session.tokens.len())?;
-        let (asked, limit) = (
-            probe.operand_width(dims),
-            self.blueprint.settings.operand_width,
-        );
+        probe.check(session.prompt(), session.tokens.len())?;
+        let (asked, limit) = (probe.operand_width(), self.blueprint.settings.operand_width);
         if asked > limit {
             let what = "width of an edit's operand";
             return Err(EngineError::Limit { what, asked, limit });

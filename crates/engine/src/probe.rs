@@ -11,7 +11,7 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{BreakSpec, Change, EditSpec, EngineError, Positions, Tensor, When, edit::Edit};
+use crate::{BreakSpec, Change, EditSpec, EngineError, Part, Positions, Tensor, When, edit::Edit};
 
 /// Captures and edits, bound to one model.
 ///
@@ -150,28 +150,15 @@ impl Probe {
     }
 
     /// The widest operand of any edit.
-    pub(crate) fn operand_width(&self, dims: &Dims) -> usize {
-        let with_operand = |(site, edits): (&Site, &Vec<Edit>)| {
-            edits
-                .iter()
-                .any(|edit| edit.operand().is_some())
-                .then(|| width(*site, dims))
-        };
-        self.edits
-            .iter()
-            .filter_map(with_operand)
-            .max()
-            .unwrap_or(0)
+    pub(crate) fn operand_width(&self) -> usize {
+        let edits = self.edits.values().flatten();
+        let with_operand = edits.filter(|edit| edit.operand().is_some());
+        with_operand.map(Edit::width).max().unwrap_or(0)
     }
 
     /// Refuses edits that apply nowhere in a session of this many positions, and
     /// operands that do not match the positions they are for.
-    pub(crate) fn check(
-        &self,
-        dims: &Dims,
-        prompt: usize,
-        positions: usize,
-    ) -> Result<(), EngineError> {
+    pub(crate) fn check(&self, prompt: usize, positions: usize) -> Result<(), EngineError> {
         for (&site, edits) in &self.edits {
             for edit in edits {
                 let error = |reason: String| EngineError::Edit {
@@ -184,10 +171,8 @@ impl Probe {
                         "none of the session's {positions} positions is selected"
                     )));
                 }
-                let rows = edit
-                    .operand()
-                    .map_or(1, |o| o.data.len() / width(site, dims));
-                if rows != 1 && rows != selected {
+                let rows = edit.operand_rows();
+                if rows > 1 && rows != selected {
                     return Err(error(format!(
                         "the operand holds {rows} positions, but {selected} are selected"
                     )));
@@ -212,6 +197,9 @@ pub struct SavedProbe {
 struct SavedEdit {
     hook: String,
     change: Change<SavedTensor>,
+    /// All of them where it does not say.
+    #[serde(default)]
+    columns: Vec<(usize, usize)>,
     positions: Positions,
 }
 
@@ -236,6 +224,7 @@ impl Probe {
             edits.iter().map(|edit| SavedEdit {
                 hook: site.to_string(),
                 change: edit.change.map(save),
+                columns: edit.columns.iter().map(|c| (c.start, c.end)).collect(),
                 positions: edit.positions.clone(),
             })
         });
@@ -275,10 +264,17 @@ impl Probe {
         };
         for edit in &saved.edits {
             for site in hook::find(program, &edit.hook)? {
-                probe.edits.entry(site).or_default().push(Edit {
+                let all = Part::default().columns(site, &program.dims)?;
+                let edit = Edit {
                     change: edit.change.map(load),
+                    columns: match &edit.columns[..] {
+                        [] => all,
+                        some => some.iter().map(|&(from, to)| from..to).collect(),
+                    },
                     positions: edit.positions.clone(),
-                });
+                };
+                edit.check_fit(program, site)?;
+                probe.push_edit(site, edit);
             }
         }
         Ok(probe)

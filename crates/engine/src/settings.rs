@@ -53,7 +53,6 @@ impl Settings {
             check_probe(model, request)?;
         }
         let program = &model.program;
-        let dims = &program.dims;
         let sessions = requests.len();
         let lengths = || requests.iter().map(|r| positions(program, r));
         let prompts: usize = requests.iter().map(|r| r.tokens.len()).sum();
@@ -66,7 +65,7 @@ impl Settings {
         let rows = rows.max(sessions).min(prompts.max(sessions)).max(1);
         let context = lengths().max().unwrap_or(0);
         let pattern = requests.iter().any(|r| r.probe.touches_pattern());
-        let operand_width = requests.iter().map(|r| r.probe.operand_width(dims)).max();
+        let operand_width = requests.iter().map(|r| r.probe.operand_width()).max();
         Ok(Settings {
             rows,
             sessions,
@@ -164,5 +163,5 @@ pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError>
 pub(crate) fn check_probe(model: &Model, request: &Request) -> Result<(), EngineError> {
     let program = &model.program;
     let (prompt, positions) = (request.tokens.len(), positions(program, request));
-    request.probe.check(&program.dims, prompt, positions)
+    request.probe.check(prompt, positions)
 }

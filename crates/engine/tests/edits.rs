@@ -107,6 +107,41 @@ fn each_change_at_the_positions_asked_for() {
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
         plus(row, u, -dot(row, u) / dot(u, u))
     });
+    check(&f, &format!("add-matched={file}#u*0.5@4"), |p, row| {
+        let length = |a: &[f32]| a.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let share = 0.5 * length(row) / length(u);
+        plus(row, u, if p == 4 { share } else { 0.0 })
+    });
+    check(&f, "clamp=-0.1..0.2", |_, row| {
+        row.iter().map(|x| x.clamp(-0.1, 0.2)).collect()
+    });
+}
+
+#[test]
+fn parts_of_the_width_and_heads() {
+    let f = fixture();
+    let of = |text: &str| edited(&f.folder, &f.tokens, &[text], 0);
+    let zeroed = of(&format!("{HOOK}[3..5,60]:zero@7"));
+    let added = of(&format!("{HOOK}[3..5,60]:add=[1,2,3]@7"));
+    for (p, plain) in f.plain.iter().enumerate() {
+        let (mut zero, mut plus) = (plain.clone(), plain.clone());
+        for (i, at) in [3, 4, 60].into_iter().enumerate() {
+            if p == 7 {
+                zero[at] = 0.0;
+                plus[at] += (i + 1) as f32;
+            }
+        }
+        assert_eq!((&zeroed[p], &added[p]), (&zero, &plus), "position {p}");
+    }
+    // A head's values gone is its pattern gone.
+    let head = |text: &str| {
+        let ask = request_edited(&f.folder, &f.tokens, &["logits"], 0, &[text]);
+        let transcript = run(&f.folder, vec![ask], How::default()).remove(0);
+        bits(&f.folder, &transcript)
+    };
+    let by_z = head("blocks.1.attn.hook_z[2]:zero");
+    assert!(by_z == head("blocks.1.attn.hook_pattern[2]:zero"));
+    assert!(by_z != head("blocks.1.attn.hook_z[1]:zero"));
 }
 
 #[test]

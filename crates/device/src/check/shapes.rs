@@ -226,9 +226,10 @@ impl Op {
 
     /// The operand of an edit, if it has one.
     pub(crate) fn operand(&self, x: View, edit: Edit) -> Result<Option<View>> {
-        let (Edit::Add { operand, .. } | Edit::Replace(operand) | Edit::ProjectOut(operand)) = edit
-        else {
-            return Ok(None);
+        let operand = match edit {
+            Edit::Add { operand, .. } | Edit::AddMatched { operand, .. } => operand,
+            Edit::Replace(operand) | Edit::ProjectOut(operand) => operand,
+            Edit::Scale(_) | Edit::Zero | Edit::Clamp { .. } => return Ok(None),
         };
         self.ensure(operand.rows == 1 || operand.rows == x.rows, || {
             format!("operand has {} rows, not 1 or {}", operand.rows, x.rows)

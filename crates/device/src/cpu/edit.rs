@@ -64,6 +64,10 @@ impl Kernel for EditRows {
                     (Edit::ProjectOut(_), Some(operand)) => {
                         project_out(s, x, operand, self.unit, n);
                     }
+                    (Edit::AddMatched { factor, .. }, Some(operand)) => {
+                        add_matched(s, x, factor, operand, self.unit, n);
+                    }
+                    (Edit::Clamp { low, high }, _) => clamp(x, low, high, n),
                     (_, _) => std::ptr::write_bytes(x.cast::<u8>(), 0, 4 * n),
                 }
             }
@@ -82,23 +86,68 @@ unsafe fn scale<S: Simd>(s: S, x: *mut f32, factor: S::V, n: usize) {
     }
 }
 
-/// `x - (x · u)(u · u)⁻¹ u`, with `u` the operand over its largest magnitude, so that
-/// neither a tiny nor a huge operand is lost in its square.
+/// `from` over its largest magnitude, so that neither a tiny nor a huge one is lost in its
+/// square; says how large that was.
 #[inline(always)]
-unsafe fn project_out<S: Simd>(s: S, x: *mut f32, operand: *const f32, unit: *mut f32, n: usize) {
+unsafe fn shrink<S: Simd>(s: S, from: *const f32, to: *mut f32, n: usize) -> f32 {
     // SAFETY: the caller's.
     unsafe {
         let mut most = s.splat(0.0);
         for i in (0..n).step_by(LANES) {
-            most = s.max(s.abs(part(s, operand.add(i), n - i)), most);
+            most = s.max(s.abs(part(s, from.add(i), n - i)), most);
         }
         let most = s.greatest(most);
-        if most == 0.0 {
+        for i in (0..n).step_by(LANES) {
+            let v = s.div(part(s, from.add(i), n - i), s.splat(most));
+            store(s, v, to.add(i), n - i);
+        }
+        most
+    }
+}
+
+/// `x + factor · |x| · u / |u|`
+#[inline(always)]
+unsafe fn add_matched<S: Simd>(
+    s: S,
+    x: *mut f32,
+    factor: f32,
+    operand: *const f32,
+    unit: *mut f32,
+    n: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let most = shrink(s, x, unit, n);
+        let length = most * dot(s, unit, unit, n).sqrt();
+        if most == 0.0 || shrink(s, operand, unit, n) == 0.0 {
             return;
         }
-        for i in (0..n).step_by(LANES) {
-            let v = s.div(part(s, operand.add(i), n - i), s.splat(most));
-            store(s, v, unit.add(i), n - i);
+        let share = factor * (length / dot(s, unit, unit, n).sqrt());
+        add_scaled(s, x, s.splat(share), unit, n);
+    }
+}
+
+#[inline(always)]
+unsafe fn clamp(x: *mut f32, low: f32, high: f32, n: usize) {
+    for i in 0..n {
+        // SAFETY: the caller's.
+        let x = unsafe { &mut *x.add(i) };
+        // What is not a number stays so.
+        if *x < low {
+            *x = low;
+        } else if *x > high {
+            *x = high;
+        }
+    }
+}
+
+/// `x - (x · u)(u · u)⁻¹ u`
+#[inline(always)]
+unsafe fn project_out<S: Simd>(s: S, x: *mut f32, operand: *const f32, unit: *mut f32, n: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        if shrink(s, operand, unit, n) == 0.0 {
+            return;
         }
         let factor = -(dot(s, x, unit, n) / dot(s, unit, unit, n));
         add_scaled(s, x, s.splat(factor), unit, n);

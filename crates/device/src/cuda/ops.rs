@@ -261,6 +261,10 @@ impl CudaDevice {
             Edit::Add { factor, .. } => launch!(self, work, "edit_add", each; x, operand, factor),
             Edit::Replace(_) => launch!(self, work, "edit_replace", each; x, operand),
             Edit::ProjectOut(_) => launch!(self, work, "edit_project_out", row; x, operand),
+            Edit::AddMatched { factor, .. } => {
+                launch!(self, work, "edit_add_matched", row; x, operand, factor)
+            }
+            Edit::Clamp { low, high } => launch!(self, work, "edit_clamp", each; x, low, high),
         }
     }
 

@@ -291,6 +291,14 @@ fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 },
                 Edit::Replace(operand),
                 Edit::ProjectOut(operand),
+                Edit::AddMatched {
+                    operand,
+                    factor: -0.8,
+                },
+                Edit::Clamp {
+                    low: -0.25,
+                    high: 0.5,
+                },
             ];
             for edit in changes {
                 let x = pair.floats(DType::F32, rows, cols, 2)?;

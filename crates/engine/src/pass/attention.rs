@@ -1,10 +1,13 @@
 //! Attention, and what sessions read and change of its pattern.
 
-use djinn_device::{Attention, Edit as DeviceEdit, KvLayer, Phase, Rows, View};
+use djinn_device::{Attention, KvLayer, Phase, Rows, View};
 use djinn_model::{hook::Site, program::Buf};
 
-use super::{Pass, Result, Stage, hooks::runs};
-use crate::{Change, arena::Arena, batch::Group};
+use super::{
+    Pass, Result, Stage,
+    hooks::{on_device, runs},
+};
+use crate::{arena::Arena, batch::Group};
 
 /// One block's attention in a pass.
 #[derive(Clone, Copy)]
@@ -113,12 +116,13 @@ impl Pass<'_, '_> {
                     changes.filter(move |edit| edit.positions.contains(p, prompt))
                 };
                 for edit in selected(run.position + i) {
-                    let change = match edit.change {
-                        Change::Scale(factor) => DeviceEdit::Scale(factor),
-                        Change::Zero => DeviceEdit::Zero,
-                        _ => unreachable!("refused when the edit was bound"),
-                    };
-                    self.device.edit(row, change)?;
+                    let change = || unreachable!("a pattern's edits have no operand");
+                    let change = on_device(&edit.change, change);
+                    // The columns of a pattern's edit are heads, which are rows here.
+                    for heads in &edit.columns {
+                        self.device
+                            .edit(row.rows(heads.start, heads.len()), change)?;
+                    }
                 }
             }
             let rows = self.rows(run.phase, run.first_row, run.rows);

@@ -94,24 +94,47 @@ pub(super) fn runs(group: &Group, selected: impl Fn(usize) -> bool) -> Vec<Group
 
 /// Applies one edit to rows whose first is the `first`-th selected position.
 fn apply(device: &dyn Device, scratch: View, edit: &Edit, first: usize, rows: View) -> Result<()> {
-    let upload = || -> Result<View> {
-        let operand = edit.operand().expect("asked only of edits that have one");
-        let one_row = operand.data.len() == rows.cols;
-        let (start, count) = if one_row { (0, 1) } else { (first, rows.rows) };
-        let data = &operand.data[start * rows.cols..(start + count) * rows.cols];
-        let view = View::new(scratch.offset, scratch.dtype, count, rows.cols);
-        upload_numbers(device, view, data)?;
-        Ok(view)
+    let width = edit.width();
+    let operand = match edit.operand() {
+        None => None,
+        Some(operand) => {
+            let one_row = operand.data.len() == width;
+            let (start, count) = if one_row { (0, 1) } else { (first, rows.rows) };
+            let data = &operand.data[start * width..(start + count) * width];
+            let view = View::new(scratch.offset, scratch.dtype, count, width);
+            upload_numbers(device, view, data)?;
+            Some(view)
+        }
     };
-    let change = match edit.change {
+    // The operand's columns lie side by side, whichever they are for.
+    let mut done = 0;
+    for columns in &edit.columns {
+        let operand = || {
+            let operand = operand.expect("asked only of edits that have one");
+            operand.cols(done, columns.len())
+        };
+        let at = rows.cols(columns.start, columns.len());
+        device.edit(at, on_device(&edit.change, operand))?;
+        done += columns.len();
+    }
+    Ok(())
+}
+
+/// What a device is to do.
+pub(super) fn on_device<T>(change: &Change<T>, operand: impl FnOnce() -> View) -> DeviceEdit {
+    match *change {
         Change::Scale(factor) => DeviceEdit::Scale(factor),
         Change::Zero => DeviceEdit::Zero,
+        Change::Clamp { low, high } => DeviceEdit::Clamp { low, high },
         Change::Add { factor, .. } => DeviceEdit::Add {
-            operand: upload()?,
+            operand: operand(),
             factor,
         },
-        Change::Replace(_) => DeviceEdit::Replace(upload()?),
-        Change::ProjectOut(_) => DeviceEdit::ProjectOut(upload()?),
-    };
-    Ok(device.edit(rows, change)?)
+        Change::AddMatched { factor, .. } => DeviceEdit::AddMatched {
+            operand: operand(),
+            factor,
+        },
+        Change::Replace(_) => DeviceEdit::Replace(operand()),
+        Change::ProjectOut(_) => DeviceEdit::ProjectOut(operand()),
+    }
 }

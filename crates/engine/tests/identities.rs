@@ -1,0 +1,158 @@
+//! What must hold whatever other programs say: identities between what is read at hooks.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{collections::BTreeMap, path::Path};
+
+use common::{
+    FAMILIES, How, bits, family, golden, ids, open, request, request_edited, run, tensors,
+};
+use djinn_engine::{Tensor, write_tensors};
+
+fn everything(folder: &Path, length: usize) -> BTreeMap<String, Tensor> {
+    let tokens = ids(&golden(folder)["input_ids"]);
+    let ask = request(folder, &tokens[..length], &["*"], 3);
+    let transcript = run(folder, vec![ask], How::default()).remove(0);
+    tensors(folder, &transcript)
+}
+
+/// Sums of a few dozen numbers in another order.
+fn close(found: &[f32], expect: &[f32], what: &str) {
+    assert_eq!(found.len(), expect.len(), "{what}");
+    for (found, expect) in found.iter().zip(expect) {
+        let off = (found - expect).abs();
+        assert!(
+            off <= 1e-5 + 1e-5 * expect.abs(),
+            "{what}: {found} and {expect}"
+        );
+    }
+}
+
+#[test]
+fn parts_make_up_the_residual() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let all = everything(&folder, 17);
+        for block in 0..open(&folder).program.dims.blocks {
+            let at = |hook: &str| &all[&format!("blocks.{block}.{hook}")].data;
+            let sum: Vec<f32> = at("hook_resid_pre")
+                .iter()
+                .zip(at("hook_attn_out"))
+                .zip(at("hook_mlp_out"))
+                .map(|((resid, attn), mlp)| resid + attn + mlp)
+                .collect();
+            close(
+                &sum,
+                at("hook_resid_post"),
+                &format!("{name} block {block}"),
+            );
+            let next = format!("blocks.{}.hook_resid_pre", block + 1);
+            if let Some(next) = all.get(&next) {
+                assert!(next.data == *at("hook_resid_post"), "{name} {block}");
+            }
+        }
+    }
+}
+
+#[test]
+fn patterns_mix_the_values() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let dims = open(&folder).program.dims;
+        let all = everything(&folder, 17);
+        for block in 0..dims.blocks {
+            let at = |hook: &str| &all[&format!("blocks.{block}.attn.{hook}")];
+            let (pattern, v, z) = (at("hook_pattern"), at("hook_v"), at("hook_z"));
+            let (queries, keys) = (pattern.shape[1], pattern.shape[2]);
+            let shared = dims.heads / dims.kv_heads;
+            for head in 0..dims.heads {
+                for query in 0..queries {
+                    let weights = &pattern.data[(head * queries + query) * keys..][..keys];
+                    let mixed: Vec<f32> = (0..dims.d_head)
+                        .map(|i| {
+                            let value = |key: usize| {
+                                v.data[(key * dims.kv_heads + head / shared) * dims.d_head + i]
+                            };
+                            (0..keys).map(|key| weights[key] * value(key)).sum()
+                        })
+                        .collect();
+                    let z = &z.data[(query * dims.heads + head) * dims.d_head..][..dims.d_head];
+                    close(
+                        &mixed,
+                        z,
+                        &format!("{name} block {block} head {head} query {query}"),
+                    );
+                    let sum: f32 = weights.iter().sum();
+                    close(&[sum], &[1.0], "a pattern sums to one");
+                }
+            }
+        }
+    }
+}
+
+/// The head applied to the last residual gives the logits: whoever stops there with another's
+/// residual in its place goes on with the other's logits.
+#[test]
+fn the_head_makes_logits_of_the_last_residual() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let tokens = ids(&golden(&folder)["input_ids"]);
+        let last = format!(
+            "blocks.{}.hook_resid_post",
+            open(&folder).program.dims.blocks - 1
+        );
+        let one = request(&folder, &tokens[..9], &["logits", &last], 1);
+        let other = run(&folder, vec![one], How::default()).remove(0);
+        let other = tensors(&folder, &other);
+        let mut reversed = tokens[..9].to_vec();
+        reversed.reverse();
+        let folder_of = tempfile::tempdir().unwrap();
+        let path = folder_of.path().join("resid.safetensors");
+        write_tensors(
+            &path,
+            &BTreeMap::from([("x".to_owned(), other[&last].clone())]),
+            &BTreeMap::new(),
+        )
+        .unwrap();
+        let replace = format!("{last}:replace={}", path.display());
+        let ask = request_edited(&folder, &reversed, &["logits"], 1, &[&replace]);
+        let found = run(&folder, vec![ask], How::default()).remove(0);
+        assert!(
+            tensors(&folder, &found)["logits"].data == other["logits"].data,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn edits_that_change_nothing_change_no_bit() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let tokens = ids(&golden(&folder)["input_ids"])[..9].to_vec();
+        let plain = request(&folder, &tokens, &["*"], 3);
+        let alone = run(&folder, vec![plain], How::default()).remove(0);
+        let expect = bits(&folder, &alone);
+        let captured = tensors(&folder, &alone);
+        let folder_of = tempfile::tempdir().unwrap();
+        let path = folder_of.path().join("captured.safetensors");
+        let mut file = captured.clone();
+        file.retain(|hook, _| !hook.contains("pattern"));
+        write_tensors(&path, &file, &BTreeMap::new()).unwrap();
+        for (hook, tensor) in &file {
+            let rows = tensor.data.len() / tensor.shape[0];
+            let zeros = vec!["0"; rows].join(",");
+            for change in [
+                "scale=1".to_owned(),
+                format!("add=[{zeros}]"),
+                format!("replace={}#{hook}", path.display()),
+            ] {
+                let edit = format!("{hook}:{change}");
+                let ask = request_edited(&folder, &tokens, &["*"], 3, &[&edit]);
+                let found = run(&folder, vec![ask], How::default()).remove(0);
+                assert!(bits(&folder, &found) == expect, "{name} {hook}");
+            }
+        }
+    }
+}
