@@ -303,6 +303,15 @@ impl Session {
         })
     }
 
+    /// The first block it goes through next.
+    pub fn first_block(&self) -> usize {
+        let site = self.checkpoint.as_ref().map(|at| at.stop.site);
+        match site {
+            Some(Site::ResidPost(block)) => block + 1,
+            site => site.and_then(Site::block).unwrap_or(0),
+        }
+    }
+
     /// Where it stands, if it stopped.
     pub fn paused(&self) -> Option<Paused> {
         let stopped = self.checkpoint.as_ref().map(|checkpoint| Paused {

@@ -143,7 +143,8 @@ impl Engine {
             let joins = turn.run.is_empty() || coming_s <= PATIENCE * pass_s;
             let coming = match joins {
                 true => self.with_pages(id, |pager, session| {
-                    pager.bring_back(session.pages.pages(), Pace::Staged)
+                    let first = session.first_block();
+                    pager.bring_back(session.pages.pages(), Pace::From(first))
                 }),
                 false => self.bring_some(id, &mut most),
             };

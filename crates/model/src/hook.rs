@@ -74,6 +74,25 @@ impl fmt::Display for Site {
 }
 
 impl Site {
+    /// The block it is in, if it is in one.
+    pub fn block(self) -> Option<usize> {
+        match self {
+            Site::Embed | Site::Normalized | Site::Logits => None,
+            Site::ResidPre(block)
+            | Site::Q(block)
+            | Site::K(block)
+            | Site::V(block)
+            | Site::Pattern(block)
+            | Site::Z(block)
+            | Site::AttnOut(block)
+            | Site::ResidMid(block)
+            | Site::MlpPre(block)
+            | Site::MlpPost(block)
+            | Site::MlpOut(block)
+            | Site::ResidPost(block) => Some(block),
+        }
+    }
+
     /// How this hook's numbers lie in a model of these sizes.
     pub fn layout(self, dims: &Dims) -> Layout {
         match self {

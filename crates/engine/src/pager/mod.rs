@@ -67,12 +67,14 @@ pub(crate) struct Trip<E> {
     began: E,
     /// By when the blocks of each stage are there, first blocks first.
     stages: Vec<E>,
+    /// Which of these came last.
+    last: usize,
     bytes: u64,
 }
 
 impl<E> Trip<E> {
     fn ended(&self) -> &E {
-        self.stages.last().expect("a trip has a stage")
+        &self.stages[self.last]
     }
 }
 
@@ -88,21 +90,31 @@ impl<E> Arrivals<E> {
         self.trips.is_empty()
     }
 
-    /// What has to be past before block `block` runs and had not to be before the one ahead
-    /// of it.
-    pub fn before(&self, block: usize) -> impl Iterator<Item = &E> {
+    /// What has to be past before block `block` runs, after `waited` which had to be for
+    /// those before it that ran.
+    pub fn before(&self, block: usize, waited: Option<usize>) -> impl Iterator<Item = &E> {
         self.trips.iter().filter_map(move |trip| {
-            let stages = trip.stages.len();
-            let first = |stage: &usize| stage_blocks(*stage, stages, self.blocks).start == block;
-            let stage = (0..stages).rev().find(first)?;
-            Some(&trip.stages[stage])
+            let stage = |block| stage_of(block, trip.stages.len(), self.blocks);
+            let is_new = waited.map(stage) != Some(stage(block));
+            is_new.then(|| &trip.stages[stage(block)])
         })
+    }
+
+    /// By when all of it is there.
+    pub fn all(&self) -> impl Iterator<Item = &E> {
+        self.trips.iter().map(|trip| trip.ended())
     }
 }
 
 /// The blocks of one of so many stages.
 fn stage_blocks(stage: usize, stages: usize, blocks: usize) -> Range<usize> {
     stage * blocks / stages..(stage + 1) * blocks / stages
+}
+
+/// Which of so many stages a block is in.
+fn stage_of(block: usize, stages: usize, blocks: usize) -> usize {
+    let holds = |stage: &usize| stage_blocks(*stage, stages, blocks).contains(&block);
+    (0..stages).find(holds).unwrap_or(0)
 }
 
 /// Copies that pages which a pass waits for may be cut into: the host asks for each of
@@ -124,8 +136,9 @@ const TOGETHER: usize = 16;
 /// How pages come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// A pass waits for them: block after block.
-    Staged,
+    /// A pass waits for them: block after block from this one on, and then those before it,
+    /// which it does not come to.
+    From(usize),
     /// Nobody waits yet: each page in one go.
     Whole,
 }
@@ -278,7 +291,7 @@ impl<C: Copies> Pager<C> {
                 self.copies.send(*page)?;
             }
             let stages = vec![self.copies.record(Stream::PageOut)?];
-            let trip = self.end(began, stages, part, |page| (page.from, page.to));
+            let trip = self.end(began, (stages, 0), part, |page| (page.from, page.to));
             self.out.push_back(trip);
         }
         self.read_times()
@@ -297,22 +310,28 @@ impl<C: Copies> Pager<C> {
         }
         self.note_peaks();
         let together = match pace {
-            Pace::Staged => moves.len().max(1),
+            Pace::From(_) => moves.len().max(1),
             Pace::Whole => TOGETHER,
         };
         for part in moves.chunks(together) {
             let began = self.begin(Stream::PageIn, part, |page| (page.to, page.from))?;
-            let count = match pace {
-                Pace::Staged => stages(part, self.blocks),
-                Pace::Whole => 1,
+            let (count, first) = match pace {
+                Pace::From(block) => {
+                    let count = stages(part, self.blocks);
+                    (count, stage_of(block, count, self.blocks))
+                }
+                Pace::Whole => (1, 0),
             };
             let mut stages = Vec::new();
-            for stage in 0..count {
+            for stage in (first..count).chain(0..first) {
                 let blocks = stage_blocks(stage, count, self.blocks);
                 self.copies.bring(part, blocks)?;
                 stages.push(self.copies.record(Stream::PageIn)?);
             }
-            let trip = self.end(began, stages, part, |page| (page.to, page.from));
+            // In order of their blocks again.
+            stages.rotate_right(first);
+            let last = (first + count - 1) % count;
+            let trip = self.end(began, (stages, last), part, |page| (page.to, page.from));
             self.back.push_back(trip);
         }
         self.read_times()
@@ -350,13 +369,14 @@ impl<C: Copies> Pager<C> {
     fn end(
         &mut self,
         began: C::Event,
-        stages: Vec<C::Event>,
+        (stages, last): (Vec<C::Event>, usize),
         moves: &[Move],
         frames: fn(&Move) -> (Frame, Frame),
     ) -> Arc<Trip<C::Event>> {
         let trip = Arc::new(Trip {
             began,
             stages,
+            last,
             bytes: self.bytes * moves.len() as u64,
         });
         for (slab, host) in moves.iter().map(frames) {

@@ -159,18 +159,27 @@ struct Held {
 }
 
 /// A session runs, where it finds room: block after block, its last page is written to and
-/// all are read.
+/// all are read. It may begin in the middle, and come to the first blocks in the next pass.
 fn run(pager: &mut Pager<Late>, held: &mut Held, grow: usize, fresh: &mut u64) -> Result<()> {
-    pager.bring_back(held.table.pages(), Pace::Staged)?;
+    let begin = grow % BLOCKS;
+    pager.bring_back(held.table.pages(), Pace::From(begin))?;
     let written = held.table.len().saturating_sub(1);
     let tokens = written..held.table.len() + grow;
     pager.write(&mut held.table, tokens)?;
     let arrivals = pager.arrivals(std::iter::once(&held.table));
     let frames: Vec<Frame> = pager.pages().frames(&held.table).collect();
     let first = *fresh;
-    for block in 0..BLOCKS {
-        for event in arrivals.before(block) {
-            pager.copies.wait(Stream::Compute, event)?;
+    for block in (begin..BLOCKS).chain(0..begin) {
+        let ran = block.checked_sub(1).filter(|ran| *ran >= begin);
+        if block >= begin {
+            for event in arrivals.before(block, ran) {
+                pager.copies.wait(Stream::Compute, event)?;
+            }
+        }
+        if block + 1 == BLOCKS {
+            for event in arrivals.all() {
+                pager.copies.wait(Stream::Compute, event)?;
+            }
         }
         for (i, &frame) in frames.iter().enumerate() {
             let found = held.numbers.get(i).copied();

@@ -73,8 +73,8 @@ pub(crate) struct Pass<'a, 's> {
 pub(crate) struct SoFar {
     /// The segment whose operations run.
     segment: Option<SegmentKind>,
-    /// Blocks whose pages have been waited for.
-    blocks: usize,
+    /// The last block that ran.
+    block: Option<usize>,
     /// What was read, in order.
     read: Vec<Read>,
     /// Who stopped.
@@ -150,7 +150,9 @@ impl Pass<'_, '_> {
             self.sample(&stages.head)?;
         }
         // What nobody came to is there before the next pass.
-        self.await_pages(program.dims.blocks)?;
+        for event in self.arrivals.all() {
+            self.device.wait(Stream::Compute, event)?;
+        }
         match self.so_far.segment.take() {
             Some(_) => self.streamer.end_segment(),
             None => Ok(()),
@@ -229,7 +231,10 @@ impl Pass<'_, '_> {
             Some(_) => self.streamer.end_segment()?,
         }
         if let SegmentKind::Block(block) = kind {
-            self.await_pages(block + 1)?;
+            for event in self.arrivals.before(block, self.so_far.block) {
+                self.device.wait(Stream::Compute, event)?;
+            }
+            self.so_far.block = Some(block);
         }
         self.streamer
             .begin_segment(self.blueprint.segment_label(kind))?;
@@ -238,17 +243,6 @@ impl Pass<'_, '_> {
             let head = self.ids.head.rows(0, stage.rows);
             self.device.gather(body, head, stage.resid(), false)?;
         }
-        Ok(())
-    }
-
-    /// Waits for the pages of the blocks up to this one.
-    fn await_pages(&mut self, blocks: usize) -> Result<()> {
-        for block in self.so_far.blocks..blocks {
-            for event in self.arrivals.before(block) {
-                self.device.wait(Stream::Compute, event)?;
-            }
-        }
-        self.so_far.blocks = self.so_far.blocks.max(blocks);
         Ok(())
     }
 
