@@ -75,6 +75,8 @@ pub struct Engine {
     outbox: Outbox,
     last_pass: Option<PassStats>,
     passes: usize,
+    /// Seconds of the host that stops took in the last pass.
+    stop_s: f64,
     /// Seconds a row takes in a pass of many; 0 until there was one.
     pub(crate) row_s: f64,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
@@ -136,6 +138,7 @@ impl Engine {
             next_id: 0,
             last_pass: None,
             passes: 0,
+            stop_s: 0.0,
             row_s: 0.0,
             untold: Vec::new(),
             disk_failure: None,
@@ -180,6 +183,12 @@ impl Engine {
     /// What the last pass cost.
     pub fn last_pass(&self) -> Option<PassStats> {
         self.last_pass
+    }
+
+    /// Seconds of the host that went, in the last pass, into what sessions which stopped need
+    /// to go on.
+    pub fn stop_seconds(&self) -> f64 {
+        self.stop_s
     }
 
     /// Keeps a record of copies, waits and products from now on.
@@ -321,7 +330,12 @@ impl Engine {
         let before: Vec<usize> = pass.members.iter().map(|member| member.computed).collect();
         let ran = pass.run();
         self.outbox.clear();
-        let Ran { last, stopped } = ran?;
+        let Ran {
+            last,
+            stopped,
+            stop_s,
+        } = ran?;
+        self.stop_s = stop_s;
         self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
         self.passes += 1;
         for (member, (session, rows)) in members.iter_mut().zip(&shares).enumerate() {

@@ -44,6 +44,39 @@ pub enum Bench {
     Sessions(BenchSessionsArgs),
     /// A session that comes back from host memory: block after block, beside everything first
     Restore(BenchRestoreArgs),
+    /// What it costs to read, to change and to stop at hooks, and to go on from there
+    Hooks(BenchHooksArgs),
+}
+
+/// `djinn bench hooks`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+First what a token takes that is scaled, added to or read at hooks, beside one that is not.
+Then a session that stopped behind a block while it generates: the time of the host that a
+checkpoint takes, and how long it is until the next block begins again: with its KV still on the
+device, with its KV in host memory, with all of that brought back first, and by running the whole
+prompt again from nothing.
+
+Example:
+  djinn bench hooks --model shape:llama-2-13b --device cuda:0 --context 2048 --rows 2048")]
+pub struct BenchHooksArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of the session
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub context: usize,
+    /// Blocks behind which it stops, counted from 1 [default: five of them]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub blocks: Vec<usize>,
+    /// Tokens timed for each way to read and change
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Times to measure each stop; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
+    pub repeat: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `djinn bench restore`

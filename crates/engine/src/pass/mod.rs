@@ -5,7 +5,10 @@ mod hooks;
 mod stage;
 mod stops;
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use djinn_device::{Device, DeviceError, Event, Order, Span, Stream, View, Weight};
 use djinn_model::program::{Buf, Op, Program, SegmentKind, TensorId};
@@ -34,6 +37,8 @@ pub(crate) struct Ran {
     pub last: Vec<Last>,
     /// The members that stopped on the way.
     pub stopped: Vec<usize>,
+    /// Seconds of the host that went into what they need to go on.
+    pub stop_s: f64,
 }
 
 /// What a member's next token is chosen by.
@@ -77,8 +82,9 @@ pub(crate) struct SoFar {
     block: Option<usize>,
     /// What was read, in order.
     read: Vec<Read>,
-    /// Who stopped.
+    /// Who stopped, and how long the host took to see to it.
     stopped: Vec<Stopped>,
+    stop_time: Duration,
 }
 
 /// Everybody's rows: in the blocks, in the head, and those that come later.
@@ -106,8 +112,17 @@ impl Pass<'_, '_> {
         self.compute()?;
         let last = self.read_last()?;
         self.tell_read()?;
+        let start = Instant::now();
         let stopped = self.tell_stopped();
-        Ok(Ran { last, stopped })
+        let stop_s = match stopped.is_empty() {
+            true => 0.0,
+            false => (self.so_far.stop_time + start.elapsed()).as_secs_f64(),
+        };
+        Ok(Ran {
+            last,
+            stopped,
+            stop_s,
+        })
     }
 
     /// Whether what the pass puts on the compute stream in a stretch follows from numbers

@@ -1,6 +1,6 @@
 //! Sessions that stop in the middle of a pass, and those that go on from there.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use djinn_device::View;
 use djinn_model::{
@@ -39,6 +39,7 @@ impl Pass<'_, '_> {
             }
         }
         for (member, position) in first {
+            let start = Instant::now();
             let groups = stages.of(kind).leave(member, position);
             stages.body.leave(member, position);
             stages.head.leave(member, position);
@@ -58,6 +59,7 @@ impl Pass<'_, '_> {
                 stop,
                 live,
             });
+            self.so_far.stop_time += start.elapsed();
         }
         Ok(())
     }

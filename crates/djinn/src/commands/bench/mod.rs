@@ -2,6 +2,7 @@
 
 mod card_link;
 mod decode;
+mod hooks;
 mod link;
 mod memory;
 mod operations;
@@ -33,6 +34,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Bench::Stream(args) => stream::stream(&args),
         Bench::Sessions(args) => sessions::sessions(&args),
         Bench::Restore(args) => restore::restore(&args),
+        Bench::Hooks(args) => hooks::hooks(&args),
     }
 }
 

@@ -1,0 +1,300 @@
+//! `djinn bench hooks`
+
+use std::time::Instant;
+
+use djinn_engine::{
+    Blueprint, BreakSpec, EditSpec, Engine, KvMemory, Positions, Probe, Request, SessionId,
+    Settings, Until,
+};
+use djinn_model::program::Program;
+use serde_json::{Value, json};
+
+use super::{check_context, median, some_tokens};
+use crate::{
+    args::BenchHooksArgs,
+    bundled, commands,
+    commands::watch::Watch,
+    failure::{Failure, say, say_json},
+    style::{seconds, table},
+};
+
+/// Tokens before those that are timed: what a device records is recorded then.
+const WARM: usize = 4;
+
+/// What reading, changing and stopping cost.
+pub fn hooks(args: &BenchHooksArgs) -> Result<(), Failure> {
+    let model = bundled::open(args.model.model.as_deref())?;
+    let count = model.program.dims.blocks;
+    let blocks = match &args.blocks[..] {
+        [] => [1, count / 4, count / 2, 3 * count / 4, count]
+            .map(|block| block.max(1))
+            .to_vec(),
+        some => some.to_vec(),
+    };
+    if let Some(block) = blocks.iter().find(|block| !(1..=count).contains(*block)) {
+        let message = format!("block {block}: the model has 1 to {count}");
+        return Err(Failure::Message(message));
+    }
+    let steps = args.tokens.max(3 * args.repeat) + 2 * WARM;
+    let context = args.context.saturating_add(steps);
+    check_context(&model.program, context)?;
+    let settled = args.model.settled()?;
+    // Pages for three, of which the device holds two and the host one.
+    let one = Settings::for_sessions(&model.program, 1, context, args.model.rows)?;
+    let settings = Settings {
+        open: 3,
+        pages: 3 * one.pages,
+        operand_width: model.program.dims.d_model,
+        ..one
+    };
+    let bytes = settled.backend().kv_dtype(&model.program);
+    let bytes = model.program.kv_bytes_per_token(bytes);
+    let kv = KvMemory {
+        device: Some(2 * context.next_multiple_of(settings.page_tokens) as u64 * bytes),
+        spill: None,
+    };
+    let blueprint =
+        Blueprint::for_sessions(&model, settled.backend(), settings, settled.memory, &kv)?;
+    let mut engine = commands::load(&settled, model, blueprint, &mut Watch::default())?;
+    let mut bench = Bench {
+        engine: &mut engine,
+        args,
+        salt: 0,
+    };
+    let tokens = bench.tokens()?;
+    let mut stops = Vec::new();
+    for block in blocks {
+        stops.push(bench.stops(block)?);
+    }
+    let report = json!({
+        "model": engine.model().name, "device": engine.device().detail,
+        "context": args.context, "tokens": tokens, "stops": stops,
+    });
+    match args.json {
+        true => say_json(&report),
+        false => say(&text(&report)),
+    }
+}
+
+struct Bench<'a> {
+    engine: &'a mut Engine,
+    args: &'a BenchHooksArgs,
+    /// No two prompts are alike, or one would take the other's pages.
+    salt: usize,
+}
+
+impl Bench<'_> {
+    fn program(&self) -> &Program {
+        &self.engine.model().program
+    }
+
+    fn request(&mut self, probe: Probe, tokens: usize) -> Request {
+        self.salt += 1;
+        Request {
+            tokens: some_tokens(self.program(), self.args.context, self.salt),
+            max_tokens: tokens,
+            probe,
+            ..Request::default()
+        }
+    }
+
+    /// A token, read and changed in several ways.
+    fn tokens(&mut self) -> Result<Vec<Value>, Failure> {
+        let dims = self.program().dims;
+        let middle = format!("blocks.{}.hook_resid_post", dims.blocks / 2);
+        let vector = vec!["0.001"; dims.d_model].join(",");
+        let ways: [(&str, &[&str], Option<String>); 5] = [
+            ("plain", &[], None),
+            (
+                "scale at one block",
+                &[],
+                Some(format!("{middle}:scale=0.9@generated")),
+            ),
+            (
+                "add at one block",
+                &[],
+                Some(format!("{middle}:add=[{vector}]@generated")),
+            ),
+            ("read one block", &[&middle], None),
+            ("read all blocks", &["blocks.*.hook_resid_post"], None),
+        ];
+        let mut plain = 0.0;
+        let mut rows = Vec::new();
+        for (name, captures, edit) in ways {
+            let edits: Result<Vec<EditSpec>, _> = edit.iter().map(|edit| edit.parse()).collect();
+            let edits = edits.map_err(|error| Failure::Message(error.to_string()))?;
+            let probe = Probe::new(self.program(), captures, Positions::Generated, &edits)?;
+            let seconds = self.token(probe)?;
+            if name == "plain" {
+                plain = seconds;
+            }
+            rows.push(json!({
+                "what": name, "seconds": seconds, "more": seconds / plain - 1.0,
+            }));
+        }
+        Ok(rows)
+    }
+
+    /// Seconds of a generated token.
+    fn token(&mut self, probe: Probe) -> Result<f64, Failure> {
+        let count = self.args.tokens + WARM;
+        let request = self.request(probe, count + 1);
+        let id = self.engine.open(request)?;
+        while self
+            .engine
+            .step()?
+            .iter()
+            .all(|output| output.token.is_none())
+        {}
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            let start = Instant::now();
+            self.engine.step()?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        self.engine.close(id);
+        Ok(median(&mut times[WARM..]))
+    }
+
+    /// A session that stops behind a block, whenever it generates a token.
+    fn stops(&mut self, block: usize) -> Result<Value, Failure> {
+        let hook = format!("blocks.{}.hook_resid_post", block - 1);
+        let spec = |at: &str| -> Result<BreakSpec, Failure> {
+            let parsed = format!("{hook}{at}").parse();
+            parsed
+                .map_err(|error: djinn_engine::ParseBreakError| Failure::Message(error.to_string()))
+        };
+        let generated = Probe::default().with_breaks(self.program(), &[spec("@generated")?])?;
+        let request = self.request(generated, 3 * self.args.repeat + WARM);
+        let id = self.engine.open(request)?;
+        let mut times = [const { Vec::new() }; 4];
+        let [taken, here, away, first] = &mut times;
+        for round in 0..=self.args.repeat {
+            let mut one = [0.0; 4];
+            self.to_stop()?;
+            one[0] = self.engine.stop_seconds();
+            one[1] = self.next_block(id, |_| Ok(()))?;
+            self.engine.resume(id)?;
+            self.to_stop()?;
+            self.leave(id)?;
+            one[2] = self.next_block(id, |_| Ok(()))?;
+            self.engine.resume(id)?;
+            self.to_stop()?;
+            self.leave(id)?;
+            one[3] = self.next_block(id, |engine| {
+                let now = Instant::now();
+                engine.wait(id, Some(now))?;
+                engine.tend(now);
+                engine.paged()?;
+                Ok(())
+            })?;
+            self.engine.resume(id)?;
+            // The first time everything is taken for the first time.
+            if round > 0 {
+                taken.push(one[0]);
+                here.push(one[1]);
+                away.push(one[2]);
+                first.push(one[3]);
+            }
+        }
+        self.engine.close(id);
+        let again = self.recompute(&spec("@-1")?)?;
+        let [taken, here, away, first] = times.map(|mut times| median(&mut times));
+        Ok(json!({
+            "block": block, "checkpoint_host_s": taken, "resume_s": here,
+            "resume_from_host_s": away, "everything_first_s": first, "recompute_s": again,
+        }))
+    }
+
+    /// Runs until a session stops.
+    fn to_stop(&mut self) -> Result<(), Failure> {
+        loop {
+            let outputs = self.engine.step()?;
+            if outputs.iter().any(|output| output.paused.is_some()) {
+                return Ok(());
+            }
+            if let Some(failure) = outputs.into_iter().find_map(|output| output.failure) {
+                return Err(Failure::Message(failure));
+            }
+        }
+    }
+
+    /// Seconds until a session that stopped has come to the next hook, which is where the next
+    /// block begins.
+    fn next_block(
+        &mut self,
+        id: SessionId,
+        before: impl FnOnce(&mut Engine) -> Result<(), Failure>,
+    ) -> Result<f64, Failure> {
+        let start = Instant::now();
+        before(self.engine)?;
+        self.engine.go_on_from(id, &[], Until::Hook)?;
+        self.to_stop()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// All pages of a session are on the host alone.
+    fn leave(&mut self, id: SessionId) -> Result<(), Failure> {
+        self.engine.wait(id, None)?;
+        self.engine.paged()?;
+        Ok(())
+    }
+
+    /// Seconds until a session that has nothing has come behind a block.
+    fn recompute(&mut self, spec: &BreakSpec) -> Result<f64, Failure> {
+        let mut times = Vec::with_capacity(self.args.repeat);
+        for _ in 0..self.args.repeat {
+            let probe = Probe::default().with_breaks(self.program(), std::slice::from_ref(spec))?;
+            let request = self.request(probe, 1);
+            let start = Instant::now();
+            let id = self.engine.open(request)?;
+            self.to_stop()?;
+            times.push(start.elapsed().as_secs_f64());
+            self.engine.close(id);
+        }
+        Ok(median(&mut times))
+    }
+}
+
+fn text(report: &Value) -> String {
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let all = |key: &str| report[key].as_array().cloned().unwrap_or_default();
+    let tokens: Vec<_> = all("tokens")
+        .iter()
+        .map(|row| {
+            let name = row["what"].as_str().unwrap_or_default().to_owned();
+            let more = format!("{:+.1} %", 100.0 * number(&row["more"]));
+            vec![name, seconds(number(&row["seconds"])), more]
+        })
+        .collect();
+    let keys = [
+        "checkpoint_host_s",
+        "resume_s",
+        "resume_from_host_s",
+        "everything_first_s",
+        "recompute_s",
+    ];
+    let stops: Vec<_> = all("stops")
+        .iter()
+        .map(|row| {
+            let block = std::iter::once(row["block"].to_string());
+            let times = keys.iter().map(|key| seconds(number(&row[key])));
+            block.chain(times).collect::<Vec<_>>()
+        })
+        .collect();
+    let names = [
+        "behind block",
+        "checkpoint",
+        "resume",
+        "KV on the host",
+        "all KV first",
+        "recompute",
+    ];
+    format!(
+        "{}: a session of {} tokens\n{}\nUntil the next block begins:\n{}",
+        report["model"].as_str().unwrap_or_default(),
+        report["context"],
+        table(&["a token", "median", "more"], &tokens),
+        table(&names, &stops),
+    )
+}
