@@ -310,7 +310,7 @@ impl Engine {
         let shares: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
         let settings = &self.blueprint.settings;
         let tables = members.iter().map(|session| &session.pages);
-        let arrivals = self.pager.arrivals(tables);
+        let arrivals = self.pager.arrivals(tables)?;
         let batch = Batch::new(&members, &shares, settings, self.pager.pages());
         let arena = &self.blueprint.arena;
         let mut pass = Pass {

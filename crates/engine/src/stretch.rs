@@ -1,6 +1,6 @@
 //! A pass cut where weights arrive: what lies between two arrivals can be replayed.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use djinn_model::program::{Op, Program};
 
@@ -17,6 +17,28 @@ pub(crate) struct Stretch {
 
 /// Fewer operations than this are asked for one by one.
 const LEAST: usize = 8;
+
+impl Stretch {
+    /// The same in parts: at these operations somebody looks, and what lies between can still
+    /// be replayed.
+    pub fn around(&self, looked: &BTreeSet<usize>) -> Vec<Stretch> {
+        let mut parts = Vec::new();
+        let mut start = self.steps.start;
+        let mut part = |steps: Range<usize>, still: bool| {
+            if !steps.is_empty() {
+                let still = still && self.still && steps.len() >= LEAST;
+                parts.push(Stretch { steps, still });
+            }
+        };
+        for &at in looked.range(self.steps.clone()) {
+            part(start..at, true);
+            part(at..at + 1, false);
+            start = at + 1;
+        }
+        part(start..self.steps.end, true);
+        parts
+    }
+}
 
 /// All operations of a program.
 pub(crate) fn stretches(program: &Program, weights: &PlacedWeights) -> Vec<Stretch> {
@@ -64,6 +86,7 @@ mod tests {
         program::{Op, TensorId},
     };
 
+    use super::Stretch;
     use crate::{Backend, Blueprint, Memory, Settings};
 
     fn draw(model: &Model, keep: Keep) -> Blueprint {
@@ -100,6 +123,32 @@ mod tests {
             parts.iter().any(|part| ring.contains(&part.view.offset))
         };
         tensors.map(TensorId).filter(ring).collect()
+    }
+
+    #[test]
+    fn what_nobody_looks_at_is_replayed() {
+        let whole = Stretch {
+            steps: 10..50,
+            still: true,
+        };
+        let parts = |looked: &[usize]| {
+            let parts = whole.around(&looked.iter().copied().collect());
+            let told = |part: Stretch| (part.steps, part.still);
+            parts.into_iter().map(told).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(&[3, 60]), [(10..50, true)]);
+        let expect = [
+            (10..20, true),
+            (20..21, false),
+            (21..25, false),
+            (25..26, false),
+            (26..50, true),
+        ];
+        assert_eq!(parts(&[20, 25]), expect);
+        assert_eq!(
+            parts(&[10, 49]),
+            [(10..11, false), (11..49, true), (49..50, false)]
+        );
     }
 
     #[test]

@@ -99,11 +99,6 @@ impl<E> Arrivals<E> {
             is_new.then(|| &trip.stages[stage(block)])
         })
     }
-
-    /// By when all of it is there.
-    pub fn all(&self) -> impl Iterator<Item = &E> {
-        self.trips.iter().map(|trip| trip.ended())
-    }
 }
 
 /// The blocks of one of so many stages.
@@ -415,16 +410,21 @@ impl<C: Copies> Pager<C> {
     pub fn arrivals<'a>(
         &mut self,
         tables: impl Iterator<Item = &'a PageTable>,
-    ) -> Arrivals<C::Event> {
+    ) -> Result<Arrivals<C::Event>> {
         let mut trips = Vec::new();
         for &page in tables.flat_map(PageTable::pages) {
             let frame = self.pages.device_frame(page).expect("a pass has its pages");
-            trips.extend(self.slab_after[frame.0 as usize].take());
+            // It stays noted: a pass may end before the blocks whose pages come last.
+            trips.extend(self.slab_after[frame.0 as usize].clone());
         }
-        Arrivals {
-            trips: distinct(trips),
-            blocks: self.blocks,
+        let mut under_way = Vec::new();
+        for trip in distinct(trips) {
+            if !self.copies.is_past(trip.ended())? {
+                under_way.push(trip);
+            }
         }
+        let (trips, blocks) = (under_way, self.blocks);
+        Ok(Arrivals { trips, blocks })
     }
 
     /// After a failure: waits until nothing moves any more, so that any frame can be used.

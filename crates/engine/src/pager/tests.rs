@@ -166,20 +166,25 @@ fn run(pager: &mut Pager<Late>, held: &mut Held, grow: usize, fresh: &mut u64) -
     let written = held.table.len().saturating_sub(1);
     let tokens = written..held.table.len() + grow;
     pager.write(&mut held.table, tokens)?;
-    let arrivals = pager.arrivals(std::iter::once(&held.table));
+    let arrivals = pager.arrivals(std::iter::once(&held.table))?;
     let frames: Vec<Frame> = pager.pages().frames(&held.table).collect();
     let first = *fresh;
     for block in (begin..BLOCKS).chain(0..begin) {
-        let ran = block.checked_sub(1).filter(|ran| *ran >= begin);
-        if block >= begin {
-            for event in arrivals.before(block, ran) {
-                pager.copies.wait(Stream::Compute, event)?;
+        // Blocks before the one it begins with are another pass.
+        let (ran, again);
+        let arrivals = match block < begin {
+            false => {
+                ran = block.checked_sub(1).filter(|ran| *ran >= begin);
+                &arrivals
             }
-        }
-        if block + 1 == BLOCKS {
-            for event in arrivals.all() {
-                pager.copies.wait(Stream::Compute, event)?;
+            true => {
+                again = pager.arrivals(std::iter::once(&held.table))?;
+                ran = None;
+                &again
             }
+        };
+        for event in arrivals.before(block, ran) {
+            pager.copies.wait(Stream::Compute, event)?;
         }
         for (i, &frame) in frames.iter().enumerate() {
             let found = held.numbers.get(i).copied();

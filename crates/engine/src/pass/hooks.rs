@@ -4,28 +4,28 @@
 use djinn_device::{Device, Edit as DeviceEdit, View};
 use djinn_model::hook::Site;
 
-use super::{Pass, Result, Stage, upload_numbers};
-use crate::{Change, batch::Group, edit::Edit, outbox::Sent};
+use super::{Pass, Result, Stage};
+use crate::{
+    Change,
+    batch::Group,
+    edit::Edit,
+    outbox::{Outbox, Sent},
+};
 
 impl Pass<'_, '_> {
     /// Makes the changes that sessions asked for here.
-    pub(super) fn change(&self, stage: &Stage, site: Site, at: View) -> Result<()> {
+    pub(super) fn change(&mut self, stage: &Stage, site: Site, at: View) -> Result<()> {
+        let mut changer = Changer {
+            device: self.device,
+            outbox: &mut *self.outbox,
+            operand: self.arena.operand,
+        };
         for group in &stage.groups {
             let session = &*self.members[group.member];
+            let rows = at.rows(group.first_row, group.rows);
             for edit in session.probe.changes(site) {
-                self.change_rows(edit, group, at.rows(group.first_row, group.rows))?;
+                changer.change(edit, group, session.prompt(), rows)?;
             }
-        }
-        Ok(())
-    }
-
-    /// Makes a change to those of a group's rows that it is for.
-    pub(super) fn change_rows(&self, edit: &Edit, group: &Group, at: View) -> Result<()> {
-        let prompt = self.members[group.member].prompt();
-        for run in runs(group, |p| edit.positions.contains(p, prompt)) {
-            let first = edit.positions.ordinal(run.position, prompt);
-            let rows = at.rows(run.first_row - group.first_row, run.rows);
-            apply(self.device, self.arena.operand, edit, first, rows)?;
         }
         Ok(())
     }
@@ -64,6 +64,50 @@ impl Pass<'_, '_> {
     }
 }
 
+/// Makes changes on the device.
+pub(super) struct Changer<'a> {
+    pub device: &'a dyn Device,
+    pub outbox: &'a mut Outbox,
+    /// Where operands go.
+    pub operand: View,
+}
+
+impl Changer<'_> {
+    /// Makes a change to those of a group's rows that it is for.
+    pub fn change(&mut self, edit: &Edit, group: &Group, prompt: usize, at: View) -> Result<()> {
+        for run in runs(group, |p| edit.positions.contains(p, prompt)) {
+            let first = edit.positions.ordinal(run.position, prompt);
+            let rows = at.rows(run.first_row - group.first_row, run.rows);
+            let operand = self.bring_operand(edit, first, run.rows)?;
+            // The operand's columns lie side by side, whichever they are for.
+            let mut done = 0;
+            for columns in &edit.columns {
+                let operand = || {
+                    let operand = operand.expect("asked only of edits that have one");
+                    operand.cols(done, columns.len())
+                };
+                let at = rows.cols(columns.start, columns.len());
+                self.device.edit(at, on_device(&edit.change, operand))?;
+                done += columns.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// What an edit works with, for so many rows from the `first`-th selected position on.
+    fn bring_operand(&mut self, edit: &Edit, first: usize, rows: usize) -> Result<Option<View>> {
+        let (width, Some(operand)) = (edit.width(), edit.operand()) else {
+            return Ok(None);
+        };
+        let one_row = operand.data.len() == width;
+        let (start, count) = if one_row { (0, 1) } else { (first, rows) };
+        let data = &operand.data[start * width..(start + count) * width];
+        let view = View::new(self.operand.offset, self.operand.dtype, count, width);
+        self.outbox.bring(self.device, data, view)?;
+        Ok(Some(view))
+    }
+}
+
 /// What was read of a session at a hook.
 pub(super) struct Read {
     member: usize,
@@ -90,34 +134,6 @@ pub(super) fn runs(group: &Group, selected: impl Fn(usize) -> bool) -> Vec<Group
         }
     }
     runs
-}
-
-/// Applies one edit to rows whose first is the `first`-th selected position.
-fn apply(device: &dyn Device, scratch: View, edit: &Edit, first: usize, rows: View) -> Result<()> {
-    let width = edit.width();
-    let operand = match edit.operand() {
-        None => None,
-        Some(operand) => {
-            let one_row = operand.data.len() == width;
-            let (start, count) = if one_row { (0, 1) } else { (first, rows.rows) };
-            let data = &operand.data[start * width..(start + count) * width];
-            let view = View::new(scratch.offset, scratch.dtype, count, width);
-            upload_numbers(device, view, data)?;
-            Some(view)
-        }
-    };
-    // The operand's columns lie side by side, whichever they are for.
-    let mut done = 0;
-    for columns in &edit.columns {
-        let operand = || {
-            let operand = operand.expect("asked only of edits that have one");
-            operand.cols(done, columns.len())
-        };
-        let at = rows.cols(columns.start, columns.len());
-        device.edit(at, on_device(&edit.change, operand))?;
-        done += columns.len();
-    }
-    Ok(())
 }
 
 /// What a device is to do.

@@ -8,7 +8,7 @@ use djinn_model::{
     program::{Buf, SegmentKind},
 };
 
-use super::{Pass, Result, Stages};
+use super::{Pass, Result, Stages, hooks::Changer};
 use crate::{Norm, batch::Group, checkpoint::Checkpoint, outbox::Sent};
 
 /// Somebody who stopped, and what is kept of it.
@@ -145,8 +145,13 @@ impl Pass<'_, '_> {
             checkpoint.stop.site,
             self.rows_of(kind, checkpoint.stop.buf, group),
         );
+        let mut changer = Changer {
+            device: self.device,
+            outbox: &mut *self.outbox,
+            operand: self.arena.operand,
+        };
         for edit in &checkpoint.edits {
-            self.change_rows(edit, group, at)?;
+            changer.change(edit, group, session.prompt(), at)?;
         }
         self.read_rows(group, site, at)
     }

@@ -171,15 +171,15 @@ impl Bench<'_> {
         let [taken, here, away, first] = &mut times;
         for round in 0..=self.args.repeat {
             let mut one = [0.0; 4];
-            self.to_stop()?;
+            self.run_to_stop()?;
             one[0] = self.engine.stop_seconds();
             one[1] = self.next_block(id, |_| Ok(()))?;
             self.engine.resume(id)?;
-            self.to_stop()?;
+            self.run_to_stop()?;
             self.leave(id)?;
             one[2] = self.next_block(id, |_| Ok(()))?;
             self.engine.resume(id)?;
-            self.to_stop()?;
+            self.run_to_stop()?;
             self.leave(id)?;
             one[3] = self.next_block(id, |engine| {
                 let now = Instant::now();
@@ -198,7 +198,7 @@ impl Bench<'_> {
             }
         }
         self.engine.close(id);
-        let again = self.recompute(&spec("@-1")?)?;
+        let again = self.recompute(&spec(",step=0")?)?;
         let [taken, here, away, first] = times.map(|mut times| median(&mut times));
         Ok(json!({
             "block": block, "checkpoint_host_s": taken, "resume_s": here,
@@ -207,7 +207,7 @@ impl Bench<'_> {
     }
 
     /// Runs until a session stops.
-    fn to_stop(&mut self) -> Result<(), Failure> {
+    fn run_to_stop(&mut self) -> Result<(), Failure> {
         loop {
             let outputs = self.engine.step()?;
             if outputs.iter().any(|output| output.paused.is_some()) {
@@ -229,7 +229,7 @@ impl Bench<'_> {
         let start = Instant::now();
         before(self.engine)?;
         self.engine.go_on_from(id, &[], Until::Hook)?;
-        self.to_stop()?;
+        self.run_to_stop()?;
         Ok(start.elapsed().as_secs_f64())
     }
 
@@ -248,7 +248,7 @@ impl Bench<'_> {
             let request = self.request(probe, 1);
             let start = Instant::now();
             let id = self.engine.open(request)?;
-            self.to_stop()?;
+            self.run_to_stop()?;
             times.push(start.elapsed().as_secs_f64());
             self.engine.close(id);
         }
