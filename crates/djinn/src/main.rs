@@ -25,6 +25,8 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Trace(args) => commands::trace::trace(args),
+        Command::Lens(args) => commands::lens::lens(&args),
+        Command::Patch(args) => commands::patch::patch(&args),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Pull(args) => commands::pull::pull(&args),

@@ -28,7 +28,8 @@ impl Group {
     }
 }
 
-/// The rows of one pass: first those of generated tokens, then those of prompts.
+/// The rows of one pass: first those of generated tokens, then those of prompts; of each
+/// first those that are there all the way.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub tokens: Vec<i32>,
@@ -51,8 +52,11 @@ impl Batch {
         pages: &Pages,
     ) -> Self {
         let mut batch = Batch::default();
+        let mut order: Vec<usize> = (0..members.len()).collect();
+        order.sort_by_key(|&member| members[member].is_passing());
         for phase in [Phase::Generated, Phase::Prompt] {
-            for (member, (session, &rows)) in members.iter().zip(shares).enumerate() {
+            for &member in &order {
+                let (session, rows) = (&members[member], shares[member]);
                 for part in session.parts(rows).filter(|part| part.0 == phase) {
                     batch.add(member, session, part);
                 }

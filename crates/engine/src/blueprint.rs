@@ -81,6 +81,11 @@ pub enum PiecePlace {
 }
 
 impl Blueprint {
+    /// Rows of a pass at most.
+    pub fn rows(&self) -> usize {
+        self.settings.rows
+    }
+
     /// Lays a model out for a device.
     pub fn draw(
         model: &Model,

@@ -217,9 +217,19 @@ impl Session {
 
     /// Pages it may still come to take.
     pub fn more_pages(&self, pages: &Pages) -> usize {
-        let next = self.computed..self.computed + self.checkpoint.as_ref().map_or(1, |at| at.rows);
-        let copied = pages.needs(&self.pages, &next) - self.pages.missing(next.end);
-        self.pages_most.saturating_sub(self.pages.len()) + copied
+        self.pages_left() + self.copied_pages(pages)
+    }
+
+    /// Pages it has not come to yet.
+    pub fn pages_left(&self) -> usize {
+        self.pages_most.saturating_sub(self.pages.len())
+    }
+
+    /// Pages that it has to copy before it writes its next tokens, since others hold them too.
+    pub fn copied_pages(&self, pages: &Pages) -> usize {
+        let rows = self.checkpoint.as_ref().map_or(1, |at| at.rows);
+        let next = self.computed..self.computed + rows;
+        pages.needs(&self.pages, &next) - self.pages.missing(next.end)
     }
 
     /// Whether a token was given, not generated.
@@ -301,6 +311,11 @@ impl Session {
                 move |&at: &usize| when.may_hold(at, prompt, self.step_of(at), self.tokens[at]);
             rows.clone().filter(may).map(move |at| (when, at))
         })
+    }
+
+    /// Whether it comes in the middle of a pass, or leaves there; who does both comes last.
+    pub fn is_passing(&self) -> (bool, bool) {
+        (self.until != Until::Breakpoint, self.checkpoint.is_some())
     }
 
     /// The first block it goes through next.

@@ -67,11 +67,11 @@ impl Engine {
         self.check_open(&session.owner, session.pages_most)?;
         self.check_count()?;
         let pages = self.pager.pages();
-        let (more, copied) = (
-            session.more_pages(pages),
-            session.pages_at(session.next_run()),
-        );
-        let promised = self.promised().and_fork(session.pages_most, more, copied);
+        let (more, copied) = (session.pages_left(), session.pages_at(session.next_run()));
+        // The session itself may have to copy its pages once they are shared, if it had not.
+        let not_yet = copied.saturating_sub(session.copied_pages(pages));
+        let promised = self.promised();
+        let promised = promised.and_fork(session.pages_most, more + not_yet, copied);
         let fits = promised.fits(pages.device().total(), self.elsewhere());
         let can_wait = session.probe.is_empty() && session.paused().is_none();
         if !fits && !can_wait {

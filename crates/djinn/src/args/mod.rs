@@ -9,11 +9,13 @@ use djinn_memory::Size;
 
 mod bench;
 mod device;
+mod inside;
 mod memory;
 mod sessions;
 
 pub use bench::*;
 pub use device::{Chosen, DeviceArgs, DeviceName};
+pub use inside::*;
 pub use memory::{MemoryArgs, WatchArgs};
 pub use sessions::{Sessions, SessionsArgs};
 
@@ -38,6 +40,10 @@ pub enum Command {
     Run(RunArgs),
     /// Read and change activations at hooks
     Trace(TraceArgs),
+    /// What the model would say behind every block: the logit lens
+    Lens(LensArgs),
+    /// Put activations of one prompt into another, at every block and position
+    Patch(PatchArgs),
     /// Show where a model's bytes go in some memory, and how fast that will be
     Plan(PlanArgs),
     /// Show what a model is made of

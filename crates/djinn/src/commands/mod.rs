@@ -3,6 +3,8 @@
 pub mod bench;
 pub mod doctor;
 pub mod inspect;
+pub mod lens;
+pub mod patch;
 pub mod plan;
 pub mod pull;
 pub mod run;
@@ -11,6 +13,7 @@ pub mod sessions;
 pub mod shape;
 pub mod trace;
 
+mod grid;
 mod kept;
 mod prompt;
 mod rates;

@@ -205,10 +205,10 @@ impl Promised {
         }
     }
 
-    /// The same of one that goes on from where another is: either may have to copy the pages
-    /// it is at, with both on the device.
+    /// The same of one that goes on from where another is: it may have to copy the pages it is
+    /// at, with both on the device.
     pub fn and_fork(self, most: usize, more: usize, copied: usize) -> Self {
-        self.and(most + copied, more + 2 * copied)
+        self.and(most + copied, more + copied)
     }
 
     /// Whether all of them can come to their end: none is too large, and either all pages

@@ -99,7 +99,9 @@ impl World {
     /// Somebody's other self goes on from where it is.
     fn fork(&mut self, i: usize) {
         let s = &self.all[i];
-        let promised = self.promised().and_fork(s.most, s.more(&self.pages), 1);
+        let left = s.most - s.table.len();
+        let not_yet = 1 - (s.more(&self.pages) - left);
+        let promised = self.promised().and_fork(s.most, left + not_yet, 1);
         if s.tokens == 0 || !promised.fits(self.pages.device().total(), self.elsewhere()) {
             return;
         }
