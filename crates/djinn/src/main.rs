@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => commands::trace::trace(args),
         Command::Lens(args) => commands::lens::lens(&args),
         Command::Patch(args) => commands::patch::patch(&args),
+        Command::Steer(args) => commands::steer::steer(&args),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Pull(args) => commands::pull::pull(&args),

@@ -321,7 +321,7 @@ fn a_pass_streams_what_does_not_stay() {
             },
             ..How::default()
         };
-        let mut engine = common::load(open(folder), &ask(), how);
+        let mut engine = load(open(folder), &ask(), how);
         engine.open(ask().remove(0)).unwrap();
         let streamed = engine.blueprint().plan().ring.streamed_bytes();
         let stays = engine.blueprint().plan().resident_bytes;
@@ -386,7 +386,7 @@ fn the_record_of_the_host_tier_is_in_order() {
         memory: from_host(least),
         ..How::default()
     };
-    let mut engine = common::load(open(&folder), &ask, how);
+    let mut engine = load(open(&folder), &ask, how);
     engine.record();
     let [ask] = ask;
     engine.open(ask).unwrap();
@@ -423,7 +423,7 @@ fn mixture(slots: u64, memory: fn(u64) -> Memory) -> (djinn_engine::Engine, u64)
         memory: memory(budget),
         ..How::default()
     };
-    let mut engine = common::load(open(&folder), &ask, how);
+    let mut engine = load(open(&folder), &ask, how);
     assert_eq!(engine.blueprint().plan().pool_slots as u64, slots);
     let [ask] = ask;
     engine.open(ask).unwrap();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use djinn_device::DeviceError;
-use djinn_engine::{Backend, EditSpec, Memory};
+use djinn_engine::{Backend, Memory};
 use djinn_memory::Size;
 
 mod bench;
@@ -44,6 +44,8 @@ pub enum Command {
     Lens(LensArgs),
     /// Put activations of one prompt into another, at every block and position
     Patch(PatchArgs),
+    /// Make, show and measure steering vectors
+    Steer(SteerArgs),
     /// Show where a model's bytes go in some memory, and how fast that will be
     Plan(PlanArgs),
     /// Show what a model is made of
@@ -229,10 +231,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "ID", requires = "state",
           conflicts_with_all = ["chat", "system", "stop", "ignore_eos", "logprobs", "temperature",
                                 "top_k", "top_p", "min_p", "repetition_penalty",
-                                "presence_penalty", "logit_bias", "seed"])]
+                                "presence_penalty", "logit_bias", "seed", "edit", "steer"])]
     pub session: Option<u64>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub changes: ChangeArgs,
     #[command(flatten)]
     pub watch: WatchArgs,
 }
@@ -267,9 +271,8 @@ pub struct TraceArgs {
     /// Hooks to read, by name or pattern
     #[arg(long, value_name = "PATTERN", value_delimiter = ',', required = true)]
     pub capture: Vec<String>,
-    /// Change an activation on the way; may be repeated, applied in order
-    #[arg(long, value_name = "EDIT")]
-    pub edit: Vec<EditSpec>,
+    #[command(flatten)]
+    pub changes: ChangeArgs,
     /// Generate N tokens after the prompt, greedily
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub generate: usize,

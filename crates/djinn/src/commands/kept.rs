@@ -44,7 +44,12 @@ pub fn start(
         state.get(id)?;
     }
     let context = model.program.dims.context.min(CONTEXT);
-    let settings = Settings::for_sessions(&model.program, 1, context, settled.args.rows)?;
+    let one = Settings::for_sessions(&model.program, 1, context, settled.args.rows)?;
+    // What it adds at hooks may be as wide as the residual.
+    let settings = Settings {
+        operand_width: model.program.dims.d_model,
+        ..one
+    };
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
     let mut engine = load(settled, model, blueprint, watch)?;
     let restored = engine.keep_state(state, wanted)?;

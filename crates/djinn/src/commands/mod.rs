@@ -11,6 +11,7 @@ pub mod run;
 pub mod selftest;
 pub mod sessions;
 pub mod shape;
+pub mod steer;
 pub mod trace;
 
 mod grid;

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use djinn_engine::{Engine, Finish, Logprob, Request, Sampling, Transcript};
+use djinn_engine::{Engine, Finish, Logprob, Positions, Probe, Request, Sampling, Transcript};
 use djinn_memory::Size;
 use djinn_model::{Generation, Model};
 use serde_json::{Value, json};
 
-use super::{finish, kept, prompt, start, watch::Watch};
+use super::{finish, kept, prompt, start, steer::changes, watch::Watch};
 use crate::{
     args::{RunArgs, SamplingArgs},
     bundled,
@@ -118,6 +118,7 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
         Some(_) => prompt::more(model, &args.prompt)?,
         None => prompt::tokens(model, &args.prompt)?,
     };
+    let edits = changes(model, &args.changes)?;
     let mut sampling = sampling(&args.sampling, &model.generation);
     sampling.logprobs = args.logprobs;
     // A limit on the whole text is one on what the prompt leaves of it.
@@ -135,6 +136,7 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
             model.generation.eos.clone()
         },
         stop: args.stop.clone(),
+        probe: Probe::new(&model.program, &[""; 0], Positions::All, &edits)?,
         ..Request::default()
     })
 }

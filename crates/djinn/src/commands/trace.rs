@@ -8,7 +8,7 @@ use djinn_engine::{
 use djinn_model::Model;
 use serde_json::{Value, json};
 
-use super::{finish, prompt, start, watch::Watch};
+use super::{finish, prompt, start, steer::changes, watch::Watch};
 use crate::{
     args::TraceArgs,
     bundled,
@@ -71,7 +71,8 @@ fn warn_of_broken_numbers(engine: &Engine, tensors: &BTreeMap<String, Tensor>) {
 
 fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
     let tokens = prompt::tokens(model, &args.prompt)?;
-    let probe = Probe::new(&model.program, &args.capture, Positions::Prompt, &args.edit)?;
+    let edits = changes(model, &args.changes)?;
+    let probe = Probe::new(&model.program, &args.capture, Positions::Prompt, &edits)?;
     Ok(Request {
         tokens,
         max_tokens: args.generate,

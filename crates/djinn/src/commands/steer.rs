@@ -1,0 +1,270 @@
+//! `djinn steer`
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use djinn_engine::{
+    Change, EditSpec, Operand, Part, Positions, Probe, Request, Tensor, Transcript,
+};
+use djinn_model::{Model, Site};
+use djinn_vectors::{Format, Steering};
+use serde_json::json;
+
+use super::{finish, prompt, start, watch::Watch};
+use crate::{
+    args::{ChangeArgs, SteerArgs, SteerMakeArgs, SteerMeasureArgs, SteerShowArgs, SteerWhat},
+    bundled,
+    failure::{Failure, say, say_json},
+    style::table,
+};
+
+/// Makes, shows and measures steering vectors.
+pub fn steer(args: &SteerArgs) -> Result<(), Failure> {
+    match &args.what {
+        SteerWhat::Make(args) => make(args),
+        SteerWhat::Show(args) => show(args),
+        SteerWhat::Measure(args) => measure(args),
+    }
+}
+
+/// Everything that flags change on the way, in order.
+pub(super) fn changes(model: &Model, args: &ChangeArgs) -> Result<Vec<EditSpec>, Failure> {
+    let mut edits = args.edit.clone();
+    let dims = &model.program.dims;
+    for steer in &args.steer {
+        let vector = Steering::read(&steer.file)?;
+        let refuse = |reason: String| {
+            Err(Failure::Message(format!(
+                "{}: {reason}",
+                steer.file.display()
+            )))
+        };
+        if vector.width() != dims.d_model {
+            return refuse(format!(
+                "its directions have {} numbers, and the residual of {} {}",
+                vector.width(),
+                model.name,
+                dims.d_model
+            ));
+        }
+        for (&block, direction) in vector.directions() {
+            if block >= dims.blocks {
+                return refuse(format!(
+                    "it has a direction for block {block}, and {} has {}",
+                    model.name, dims.blocks
+                ));
+            }
+            edits.push(EditSpec {
+                hook: Site::ResidPost(block).to_string(),
+                part: Part::default(),
+                change: Change::Add {
+                    operand: Operand::Tensor(Arc::new(Tensor {
+                        shape: vec![direction.len()],
+                        data: direction.clone(),
+                    })),
+                    factor: steer.factor,
+                },
+                positions: Positions::All,
+            });
+        }
+    }
+    Ok(edits)
+}
+
+fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
+    Format::for_path(&args.out)?;
+    let model = bundled::open(args.model.model.as_deref())?;
+    let blocks = model.program.dims.blocks;
+    let layers = match &args.layer[..] {
+        [] => vec![blocks / 2],
+        some => some.to_vec(),
+    };
+    if let Some(layer) = layers.iter().find(|layer| **layer >= blocks) {
+        let message = format!(
+            "--layer {layer}: {} has blocks 0 to {}",
+            model.name,
+            blocks - 1
+        );
+        return Err(Failure::Message(message));
+    }
+    let sets = [prompts(&args.positive)?, prompts(&args.negative)?];
+    let hooks: Vec<String> = layers
+        .iter()
+        .map(|&l| Site::ResidPost(l).to_string())
+        .collect();
+    let last = Positions::Ranges(vec![(-1, 0)]);
+    let mut requests = Vec::new();
+    for text in sets.iter().flatten() {
+        requests.push(Request {
+            tokens: encode(&model, text)?,
+            probe: Probe::new(&model.program, &hooks, last.clone(), &[])?,
+            ..Request::default()
+        });
+    }
+    let name = model.name.clone();
+    let settled = args.model.settled()?;
+    let (mut engine, ids) = start(&settled, model, requests, &mut Watch::default())?;
+    while !engine.is_idle() {
+        engine.step()?;
+    }
+    let dims = engine.model().program.dims;
+    let mut rows = Vec::with_capacity(ids.len());
+    for id in ids {
+        rows.push(finish(&mut engine, id)?.captured.tensors(&dims));
+    }
+    let negative = rows.split_off(sets[0].len());
+    let by_block = |rows: &[BTreeMap<String, Tensor>]| -> djinn_vectors::Rows {
+        let of = |(&layer, hook): (&usize, &String)| {
+            (
+                layer,
+                rows.iter().map(|row| row[hook].data.clone()).collect(),
+            )
+        };
+        layers.iter().zip(&hooks).map(of).collect()
+    };
+    let vector = Steering::from_means(&name, &by_block(&rows), &by_block(&negative))?;
+    vector.write(&args.out)?;
+    let (more, less) = (sets[0].len(), sets[1].len());
+    say(&format!(
+        "{}: {more} prompts less {less}\n{}",
+        args.out.display(),
+        to_table(&vector)
+    ))
+}
+
+/// Prompts as given: each a prompt, or a file of them.
+fn prompts(given: &[String]) -> Result<Vec<String>, Failure> {
+    let mut all = Vec::new();
+    for text in given {
+        if !Path::new(text).is_file() {
+            all.push(text.clone());
+            continue;
+        }
+        let read = std::fs::read_to_string(text);
+        let read = read.map_err(|error| Failure::Message(format!("{text}: {error}")))?;
+        let lines = read.lines().map(str::trim).filter(|line| !line.is_empty());
+        let before = all.len();
+        all.extend(lines.map(str::to_owned));
+        if all.len() == before {
+            return Err(Failure::Message(format!(
+                "{text}: there is no prompt in it"
+            )));
+        }
+    }
+    Ok(all)
+}
+
+fn encode(model: &Model, text: &str) -> Result<Vec<u32>, Failure> {
+    let tokenizer = model.text.as_ref();
+    let tokenizer = tokenizer
+        .ok_or_else(|| Failure::Message(format!("{} has no tokenizer.json", model.name)))?;
+    Ok(tokenizer.encode(text)?)
+}
+
+fn to_table(vector: &Steering) -> String {
+    let row = |(&block, direction): (&usize, &Vec<f32>)| {
+        let mut order: Vec<usize> = (0..direction.len()).collect();
+        order.sort_by(|&a, &b| direction[b].abs().total_cmp(&direction[a].abs()));
+        let largest = order
+            .iter()
+            .take(3)
+            .map(|&i| format!("{i}: {:+.3}", direction[i]));
+        vec![
+            Site::ResidPost(block).to_string(),
+            direction.len().to_string(),
+            format!("{:.4}", vector.norm(block).unwrap_or(0.0)),
+            largest.collect::<Vec<_>>().join(", "),
+        ]
+    };
+    let rows: Vec<_> = vector.directions().iter().map(row).collect();
+    table(&["hook", "width", "norm", "largest"], &rows)
+}
+
+fn show(args: &SteerShowArgs) -> Result<(), Failure> {
+    let vector = Steering::read(&args.file)?;
+    if let Some(out) = &args.out {
+        vector.write(out)?;
+        eprintln!("written to {}", out.display());
+    }
+    if args.json {
+        let norms: BTreeMap<String, Option<f64>> = vector
+            .directions()
+            .keys()
+            .map(|&block| (Site::ResidPost(block).to_string(), vector.norm(block)))
+            .collect();
+        return say_json(&json!({
+            "model": vector.model(), "method": vector.method().to_string(),
+            "width": vector.width(), "norms": norms,
+        }));
+    }
+    say(&format!(
+        "made for {}, by {}\n{}",
+        vector.model(),
+        vector.method(),
+        to_table(&vector)
+    ))
+}
+
+fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
+    let model = bundled::open(args.model.model.as_deref())?;
+    let tokens = prompt::tokens(&model, &args.prompt)?;
+    let edits = changes(&model, &args.changes)?;
+    let request = |edits: &[EditSpec]| -> Result<Request, Failure> {
+        Ok(Request {
+            tokens: tokens.clone(),
+            max_tokens: args.generate,
+            probe: Probe::new(&model.program, &["logits"], Positions::Prompt, edits)?,
+            ..Request::default()
+        })
+    };
+    let requests = vec![request(&[])?, request(&edits)?];
+    let settled = args.model.settled()?;
+    let (mut engine, ids) = start(&settled, model, requests, &mut Watch::default())?;
+    while !engine.is_idle() {
+        engine.step()?;
+    }
+    let [plain, changed] = [ids[0], ids[1]].map(|id| finish(&mut engine, id));
+    let (plain, changed) = (plain?, changed?);
+    let dims = engine.model().program.dims;
+    let logits = |of: &Transcript| of.captured.tensors(&dims).remove("logits");
+    let (Some(before), Some(after)) = (logits(&plain), logits(&changed)) else {
+        return Err(Failure::Message("no logits were read".into()));
+    };
+    let share = share(&before.data, &after.data);
+    let differs = |(a, b): &(&u32, &u32)| a != b;
+    let pairs = plain.generated.iter().zip(&changed.generated);
+    let other =
+        pairs.filter(differs).count() + plain.generated.len().abs_diff(changed.generated.len());
+    let text = |of: &Transcript| {
+        let text = engine.model().text.as_ref();
+        text.and_then(|text| text.decode(&of.generated, true).ok())
+            .unwrap_or_default()
+    };
+    if args.json {
+        return say_json(&json!({
+            "model": engine.model().name, "share_of_logit_norm": share,
+            "tokens": plain.generated.len(), "tokens_changed": other,
+            "plain": { "output_ids": plain.generated, "text": text(&plain) },
+            "changed": { "output_ids": changed.generated, "text": text(&changed) },
+        }));
+    }
+    say(&format!(
+        "logits of the prompt change by {:.4} % of their norm\n\
+         {other} of {} generated tokens are others\n\
+         plain:   {}\nchanged: {}\n",
+        100.0 * share,
+        plain.generated.len(),
+        text(&plain).trim(),
+        text(&changed).trim(),
+    ))
+}
+
+/// `‖after − before‖ / ‖before‖`
+fn share(before: &[f32], after: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let pairs = before.iter().zip(after);
+    let off: f64 = pairs
+        .map(|(&b, &a)| square(f64::from(a) - f64::from(b)))
+        .sum();
+    let all: f64 = before.iter().map(|&b| square(f64::from(b))).sum();
+    (off / all).sqrt()
+}
