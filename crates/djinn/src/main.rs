@@ -25,6 +25,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Trace(args) => commands::trace::trace(args),
+        Command::Debug(args) => commands::debug::debug(&args),
         Command::Lens(args) => commands::lens::lens(&args),
         Command::Patch(args) => commands::patch::patch(&args),
         Command::Steer(args) => commands::steer::steer(&args),

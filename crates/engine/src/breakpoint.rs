@@ -1,7 +1,7 @@
 //! Where a session stops on its way through the model, and how that is written:
 //! `HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]`.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use djinn_model::{
     hook::{self, Site},
@@ -129,6 +129,26 @@ impl FromStr for BreakSpec {
     }
 }
 
+impl fmt::Display for BreakSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.hook)?;
+        if self.when.positions != Positions::All {
+            write!(f, "@{}", self.when.positions)?;
+        }
+        if let Some(step) = self.when.step {
+            write!(f, ",step={step}")?;
+        }
+        if let Some(token) = self.when.token {
+            write!(f, ",token={token}")?;
+        }
+        match self.when.norm {
+            Some(Norm::Above(limit)) => write!(f, ",norm>{limit}"),
+            Some(Norm::Below(limit)) => write!(f, ",norm<{limit}"),
+            None => Ok(()),
+        }
+    }
+}
+
 impl When {
     fn add(&mut self, condition: &str) -> Result<(), String> {
         let at = condition.find(['=', '<', '>']).unwrap_or(condition.len());
@@ -189,7 +209,10 @@ mod tests {
     fn reads_breakpoints() {
         let check = |text: &str, hook: &str, when: When| {
             let hook = hook.to_owned();
-            assert_eq!(text.parse(), Ok(BreakSpec { hook, when }), "{text}");
+            let spec = BreakSpec { hook, when };
+            assert_eq!(text.parse().as_ref(), Ok(&spec), "{text}");
+            // What is printed can be read again.
+            assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
         };
         check("h", "h", When::default());
         let ranges = Positions::Ranges(vec![(0, 1), (-1, 0)]);

@@ -1,6 +1,6 @@
 //! Which positions of a session something applies to.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +60,23 @@ fn resolve((start, end): (i64, i64), prompt: usize) -> std::ops::Range<usize> {
         at(end)
     };
     at(start)..end
+}
+
+impl fmt::Display for Positions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Positions::All => f.write_str("all"),
+            Positions::Prompt => f.write_str("prompt"),
+            Positions::Generated => f.write_str("generated"),
+            Positions::Ranges(ranges) => {
+                let text = ranges.iter().map(|&(start, end)| match end - start {
+                    1 => start.to_string(),
+                    _ => format!("{start}..{end}"),
+                });
+                f.write_str(&text.collect::<Vec<_>>().join(","))
+            }
+        }
+    }
 }
 
 impl FromStr for Positions {

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Subcommand};
-use djinn_engine::EditSpec;
+use djinn_engine::{BreakSpec, EditSpec};
 
 use super::{ModelArgs, PromptArgs, at_least_one};
 
@@ -68,6 +68,31 @@ pub struct PatchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `djinn debug`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Stops a model at its hooks: break, run, step, print, edit, branch, undo. `help` says more.
+
+Examples:
+  djinn debug --prompt 'Once upon a time'
+  djinn debug --prompt 'The cat sat' --break 'blocks.3.hook_resid_post,step=0'
+  djinn debug --prompt 'The cat sat' --script steps.txt")]
+pub struct DebugArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub prompt: PromptArgs,
+    /// Stop here: HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]; may be repeated
+    #[arg(long = "break", value_name = "BREAK")]
+    pub breaks: Vec<BreakSpec>,
+    /// Generate at most this many tokens
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub max_tokens: usize,
+    /// Take commands from this file and end; the first that fails ends it too
+    #[arg(long, value_name = "FILE")]
+    pub script: Option<PathBuf>,
 }
 
 /// What is changed on the way.

@@ -40,6 +40,8 @@ pub enum Command {
     Run(RunArgs),
     /// Read and change activations at hooks
     Trace(TraceArgs),
+    /// Stop a model at its hooks, look, change, and go on
+    Debug(DebugArgs),
     /// What the model would say behind every block: the logit lens
     Lens(LensArgs),
     /// Put activations of one prompt into another, at every block and position

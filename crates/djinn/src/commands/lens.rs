@@ -27,6 +27,7 @@ pub fn lens(args: &LensArgs) -> Result<(), Failure> {
         engine.close(id);
     }
     let grid = look(&mut engine, ids[0], tokens.len(), args.top)?;
+    engine.close(ids[0]);
     let read = names(engine.model(), &tokens);
     if let Some(path) = &args.svg {
         let cells = grid.iter().rev().map(|row| {
@@ -46,6 +47,19 @@ pub fn lens(args: &LensArgs) -> Result<(), Failure> {
         true => say_json(&to_json(&engine, &tokens, &grid)),
         false => say(&to_text(engine.model(), &read, &grid)),
     }
+}
+
+/// The grid of some tokens in an engine that has room for them, as text.
+pub(super) fn of_tokens(engine: &mut Engine, tokens: &[u32]) -> Result<String, Failure> {
+    let first = requests(engine.model(), tokens)?.remove(0);
+    let id = engine.open(first)?;
+    let grid = look(engine, id, tokens.len(), 1);
+    engine.close(id);
+    Ok(to_text(
+        engine.model(),
+        &names(engine.model(), tokens),
+        &grid?,
+    ))
 }
 
 /// A token, and how likely it is.
@@ -163,14 +177,14 @@ fn likeliest(logits: &[f32], top: usize) -> Vec<Said> {
 }
 
 /// A token as people read it.
-fn name(model: &Model, token: u32) -> String {
+pub(super) fn name(model: &Model, token: u32) -> String {
     let text = model.text.as_ref().and_then(|text| text.token(token));
     let text = text.unwrap_or_else(|| token.to_string());
     text.replace(['\u{2581}', '\u{120}'], " ")
         .replace(['\u{10a}', '\n'], "⏎")
 }
 
-fn names(model: &Model, tokens: &[u32]) -> Vec<String> {
+pub(super) fn names(model: &Model, tokens: &[u32]) -> Vec<String> {
     tokens.iter().map(|&token| name(model, token)).collect()
 }
 

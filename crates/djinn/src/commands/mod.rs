@@ -1,6 +1,7 @@
 //! One file a command, and what they share: starting an engine, and its end.
 
 pub mod bench;
+pub mod debug;
 pub mod doctor;
 pub mod inspect;
 pub mod lens;
