@@ -53,7 +53,7 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
     let branched = patching.by_branches()?;
     let branched_s = start.elapsed().as_secs_f64();
     let compared = match args.compare {
-        true => Some(patching.from_nothing(&branched)?),
+        true => Some(patching.compute_each(&branched)?),
         false => None,
     };
     let texts = patching.texts;
@@ -296,7 +296,7 @@ impl Patching<'_> {
     }
 
     /// The same from nothing: one after the other, and as many together as there is room for.
-    fn from_nothing(&mut self, expect: &[Vec<Vec<f32>>]) -> Result<Compared, Failure> {
+    fn compute_each(&mut self, expect: &[Vec<Vec<f32>>]) -> Result<Compared, Failure> {
         let positions = self.texts.corrupt.len();
         let all: Vec<(usize, usize)> = (0..self.blocks())
             .flat_map(|b| (0..positions).map(move |p| (b, p)))
