@@ -149,9 +149,7 @@ fn wanted_rows(session: &Session, group: &Group) -> Vec<Group> {
     };
     let wanted = |row: &Group| {
         let sampled = session.samples() && row.position + 1 == session.tokens.len();
-        let captured =
-            session.probe.captures_head() && session.probe.reads(row.position, session.prompt());
-        sampled || captured
+        sampled || session.probe.reads_head(row.position, session.prompt())
     };
     (0..group.rows).map(row).filter(wanted).collect()
 }

@@ -25,6 +25,17 @@ pub enum EngineError {
         /// Why not.
         reason: String,
     },
+    /// A capture that cannot be read.
+    #[error(transparent)]
+    ParseCapture(#[from] crate::ParseCaptureError),
+    /// A capture that does not fit the model.
+    #[error("capture at '{hook}': {reason}")]
+    Capture {
+        /// Where.
+        hook: String,
+        /// Why not.
+        reason: String,
+    },
     /// A hook at which a pass cannot stop.
     #[error(
         "a session cannot stop at '{0}': a pattern is taken apart only for whoever reads it; \

@@ -1,17 +1,20 @@
 //! What a session reads and changes on its way through the model.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use djinn_model::{
-    hook::{self, Layout, Site},
-    program::{Dims, Program},
+    hook::{self, Site},
+    program::Program,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{BreakSpec, Change, EditSpec, EngineError, Part, Positions, Tensor, When, edit::Edit};
+use crate::{
+    BreakSpec, CaptureSpec, Change, EditSpec, EngineError, Part, Positions, Tensor, When,
+    capture::Capture, edit::Edit,
+};
+
+/// Hooks behind the last block.
+const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
 
 /// Captures and edits, bound to one model.
 ///
@@ -19,28 +22,24 @@ use crate::{BreakSpec, Change, EditSpec, EngineError, Part, Positions, Tensor, W
 /// what the model goes on with.
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
-    captures: BTreeSet<Site>,
-    positions: Positions,
+    captures: BTreeMap<Site, Capture>,
     edits: BTreeMap<Site, Vec<Edit>>,
     breaks: BTreeMap<Site, Vec<When>>,
 }
 
 impl Probe {
-    /// Binds capture patterns and edits to a model. Captures read the given positions.
+    /// Binds captures and edits to a model. Captures read the given positions, unless they say
+    /// others; of a hook that is named twice the last one counts.
     pub fn new(
         program: &Program,
         captures: &[impl AsRef<str>],
         positions: Positions,
         edits: &[EditSpec],
     ) -> Result<Self, EngineError> {
-        let mut probe = Probe {
-            positions,
-            ..Probe::default()
-        };
-        for pattern in captures {
-            probe
-                .captures
-                .extend(hook::find(program, pattern.as_ref())?);
+        let mut probe = Probe::default();
+        for text in captures {
+            let spec: CaptureSpec = text.as_ref().parse()?;
+            probe.captures.extend(spec.bind(program, &positions)?);
         }
         for spec in edits {
             for (site, edit) in spec.bind(program)? {
@@ -100,7 +99,8 @@ impl Probe {
 
     /// Whether anything is read or changed at one of these positions.
     pub(crate) fn looks_at(&self, mut rows: std::ops::Range<usize>, prompt: usize) -> bool {
-        let reads = |at| !self.captures.is_empty() && self.reads(at, prompt);
+        let captures = || self.captures.values();
+        let reads = |at| captures().any(|capture| capture.positions.contains(at, prompt));
         let edits = || self.edits.values().flatten();
         let changes = |at| edits().any(|edit| edit.positions.contains(at, prompt));
         rows.any(|at| reads(at) || changes(at))
@@ -113,28 +113,34 @@ impl Probe {
 
     /// Whether anything happens at this hook.
     pub(crate) fn touches(&self, site: Site) -> bool {
-        self.captures.contains(&site) || self.edits.contains_key(&site)
+        self.captures.contains_key(&site) || self.edits.contains_key(&site)
     }
 
-    /// Whether this hook is read.
-    pub(crate) fn captures(&self, site: Site) -> bool {
-        self.captures.contains(&site)
+    /// What is read at this hook.
+    pub(crate) fn capture(&self, site: Site) -> Option<&Capture> {
+        self.captures.get(&site)
     }
 
     /// Whether any block's attention pattern is read or changed.
     pub(crate) fn touches_pattern(&self) -> bool {
         let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));
-        self.captures.iter().any(is_pattern) || self.edits.keys().any(is_pattern)
+        self.captures.keys().any(is_pattern) || self.edits.keys().any(is_pattern)
     }
 
     /// Whether hooks behind the last block are read, so that every row must go there.
     pub(crate) fn captures_head(&self) -> bool {
-        self.captures(Site::Normalized) || self.captures(Site::Logits)
+        HEAD.iter().any(|site| self.captures.contains_key(site))
     }
 
-    /// Which of a run of rows are read, by position.
-    pub(crate) fn reads(&self, position: usize, prompt: usize) -> bool {
-        self.positions.contains(position, prompt)
+    /// Whether they are at a position.
+    pub(crate) fn reads_head(&self, position: usize, prompt: usize) -> bool {
+        HEAD.iter().any(|&site| self.reads(site, position, prompt))
+    }
+
+    /// Whether a position is read at a hook.
+    pub(crate) fn reads(&self, site: Site, position: usize, prompt: usize) -> bool {
+        let capture = self.captures.get(&site);
+        capture.is_some_and(|capture| capture.positions.contains(position, prompt))
     }
 
     /// The edits of a hook that change anything, in order.
@@ -229,8 +235,12 @@ impl Probe {
             })
         });
         Some(SavedProbe {
-            captures: self.captures.iter().map(Site::to_string).collect(),
-            positions: self.positions.clone(),
+            captures: self
+                .captures
+                .iter()
+                .map(|(site, c)| c.spec(*site))
+                .collect(),
+            positions: Positions::All,
             edits: edits.collect(),
             breaks: self.break_specs(),
         })
@@ -278,72 +288,5 @@ impl Probe {
             }
         }
         Ok(probe)
-    }
-}
-
-/// Numbers a hook has at each position.
-fn width(site: Site, dims: &Dims) -> usize {
-    match site.layout(dims) {
-        Layout::Rows(width) => width,
-        Layout::Heads(heads, d_head) => heads * d_head,
-        Layout::Pattern(heads) => heads,
-    }
-}
-
-/// What was read at hooks.
-#[derive(Clone, Debug, Default)]
-pub struct Captured {
-    rows: BTreeMap<Site, Vec<f32>>,
-    patterns: BTreeMap<Site, Vec<PatternRow>>,
-}
-
-/// The attention of one position, all heads: `[head, keys]`.
-#[derive(Clone, Debug)]
-struct PatternRow {
-    keys: usize,
-    data: Vec<f32>,
-}
-
-impl Captured {
-    pub(crate) fn push_rows(&mut self, site: Site, data: &[f32]) {
-        self.rows.entry(site).or_default().extend_from_slice(data);
-    }
-
-    pub(crate) fn push_pattern(&mut self, site: Site, keys: usize, data: Vec<f32>) {
-        let row = PatternRow { keys, data };
-        self.patterns.entry(site).or_default().push(row);
-    }
-
-    /// Everything by hook name, in the layout of its hook.
-    pub fn tensors(&self, dims: &Dims) -> BTreeMap<String, Tensor> {
-        let rows = self.rows.iter().map(|(&site, data)| {
-            let shape = match site.layout(dims) {
-                Layout::Heads(heads, d_head) => vec![data.len() / (heads * d_head), heads, d_head],
-                _ => vec![data.len() / width(site, dims), width(site, dims)],
-            };
-            let data = data.clone();
-            (site.to_string(), Tensor { shape, data })
-        });
-        let patterns = self
-            .patterns
-            .iter()
-            .map(|(&site, rows)| (site.to_string(), assemble(rows, dims.heads)));
-        rows.chain(patterns).collect()
-    }
-}
-
-/// Rows of growing length as one `[head, query, key]`, zero where there is no key yet.
-fn assemble(rows: &[PatternRow], heads: usize) -> Tensor {
-    let keys = rows.iter().map(|row| row.keys).max().unwrap_or(0);
-    let mut data = vec![0.0; heads * rows.len() * keys];
-    for (q, row) in rows.iter().enumerate() {
-        for (h, from) in row.data.chunks_exact(row.keys).enumerate() {
-            let at = (h * rows.len() + q) * keys;
-            data[at..at + row.keys].copy_from_slice(from);
-        }
-    }
-    Tensor {
-        shape: vec![heads, rows.len(), keys],
-        data,
     }
 }

@@ -44,16 +44,11 @@ fn settle(engine: &mut Engine) -> Vec<(SessionId, Paused)> {
 /// Runs a request, going on whenever it stops; says where it did.
 fn interrupted(folder: &Path, request: Request, how: How) -> (Bits, Vec<Paused>) {
     let mut engine = load(open(folder), std::slice::from_ref(&request), how);
-    go_through(&mut engine, folder, request, &[])
+    go_through(&mut engine, request, &[])
 }
 
 /// The same in an engine at hand, changed at every stop.
-fn go_through(
-    engine: &mut Engine,
-    folder: &Path,
-    request: Request,
-    edits: &[EditSpec],
-) -> (Bits, Vec<Paused>) {
+fn go_through(engine: &mut Engine, request: Request, edits: &[EditSpec]) -> (Bits, Vec<Paused>) {
     let id = engine.open(request).unwrap();
     let mut stops = Vec::new();
     loop {
@@ -64,7 +59,7 @@ fn go_through(
         stops.extend(stopped.into_iter().map(|(_, at)| at));
         engine.go_on_from(id, edits, Until::Breakpoint).unwrap();
     }
-    (bits(folder, &engine.close(id).unwrap()), stops)
+    (bits(&engine.close(id).unwrap()), stops)
 }
 
 /// A prompt, every hook of it, and some tokens.
@@ -85,7 +80,7 @@ fn stopped_anywhere_nothing_changes() {
         let folder = family(name);
         let request = asked(&folder, 9, 3);
         let alone = run(&folder, vec![request.clone()], How::default()).remove(0);
-        let alone = bits(&folder, &alone);
+        let alone = bits(&alone);
         let mut engine = load(
             open(&folder),
             std::slice::from_ref(&request),
@@ -93,7 +88,7 @@ fn stopped_anywhere_nothing_changes() {
         );
         for site in sites(&folder) {
             let request = stopping(&folder, &request, &[&site.to_string()]);
-            let (found, stops) = go_through(&mut engine, &folder, request, &[]);
+            let (found, stops) = go_through(&mut engine, request, &[]);
             // The prompt, and two generated tokens that are run.
             let expect = [(0, 9), (9, 1), (10, 1)];
             let stops: Vec<_> = stops.iter().map(|at| (at.position, at.rows)).collect();
@@ -141,15 +136,12 @@ fn from_hook_to_hook_nothing_changes() {
             );
             let transcript = engine.close(id).unwrap();
             // What was shown is what is captured.
-            let captured = tensors(&folder, &transcript);
+            let captured = tensors(&transcript);
             for (name, shown) in shown {
                 assert!(shown == captured[&name].data, "{name}");
             }
-            let found = bits(&folder, &transcript);
-            assert!(
-                found == bits(&folder, &alone),
-                "{name}: {until:?} in {rows} rows"
-            );
+            let found = bits(&transcript);
+            assert!(found == bits(&alone), "{name}: {until:?} in {rows} rows");
         }
     }
 }
@@ -216,18 +208,13 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                     engine.step().unwrap();
                     engine.check_integrity();
                 }
-                let mut all = ids
-                    .into_iter()
-                    .map(|id| bits(&folder, &engine.close(id).unwrap()));
+                let mut all = ids.into_iter().map(|id| bits(&engine.close(id).unwrap()));
                 assert!(
-                    all.next().unwrap() == bits(&folder, &alone),
+                    all.next().unwrap() == bits(&alone),
                     "{name} {site} {tier:?}"
                 );
                 for (found, expect) in all.zip(&others_alone) {
-                    assert!(
-                        found == bits(&folder, expect),
-                        "{name} {site} {tier:?}: another"
-                    );
+                    assert!(found == bits(expect), "{name} {site} {tier:?}: another");
                 }
             }
         }
@@ -244,10 +231,10 @@ fn an_edit_at_a_stop_is_the_edit_in_flight() {
         for site in sites(&folder) {
             let edit = format!("{site}:scale=0.5");
             let edited = request_edited(&folder, &tokens, &["logits"], 3, &[&edit]);
-            let (flown, _) = go_through(&mut engine, &folder, edited, &[]);
+            let (flown, _) = go_through(&mut engine, edited, &[]);
             let stops = stopping(&folder, &plain, &[&site.to_string()]);
             let edits = [edit.parse().unwrap()];
-            let (found, _) = go_through(&mut engine, &folder, stops, &edits);
+            let (found, _) = go_through(&mut engine, stops, &edits);
             assert!(found == flown, "{name} {site}");
         }
     }
@@ -271,7 +258,7 @@ fn an_edit_at_a_stop_agrees_with_others() {
         assert_eq!(settle(&mut engine).len(), 1);
         engine.go_on_from(id, &edits, Until::Breakpoint).unwrap();
         settle(&mut engine);
-        let found = tensors(&folder, &engine.close(id).unwrap());
+        let found = tensors(&engine.close(id).unwrap());
         let expect = &golden["steered.logits"].data;
         assert_eq!(found["logits"].data.len(), expect.len(), "{name}");
         for (found, expect) in found["logits"].data.iter().zip(expect) {
@@ -333,7 +320,7 @@ fn breakpoints_have_conditions() {
     let tokens = ids(&golden(&folder)["input_ids"])[..8].to_vec();
     let plain = request(&folder, &tokens, &["blocks.1.hook_resid_post"], 5);
     let alone = run(&folder, vec![plain.clone()], How::default()).remove(0);
-    let captured = &tensors(&folder, &alone)["blocks.1.hook_resid_post"];
+    let captured = &tensors(&alone)["blocks.1.hook_resid_post"];
     let norms: Vec<f32> = captured
         .data
         .chunks_exact(captured.shape[1])
@@ -342,7 +329,7 @@ fn breakpoints_have_conditions() {
     let stops = |text: &str| -> Vec<usize> {
         let request = stopping(&folder, &plain, &[text]);
         let (found, stops) = interrupted(&folder, request, How::default());
-        assert!(found == bits(&folder, &alone), "{text}");
+        assert!(found == bits(&alone), "{text}");
         stops.into_iter().map(|at| at.position).collect()
     };
     let hook = "blocks.1.hook_resid_post";
@@ -628,7 +615,7 @@ fn what_lies_before_a_stop_goes_on() {
             if rows == 12 {
                 assert_eq!(stops, expect, "{text:?}");
             }
-            assert!(found == bits(&folder, &alone), "{text:?} in {rows}");
+            assert!(found == bits(&alone), "{text:?} in {rows}");
         }
     }
 }

@@ -68,7 +68,7 @@ fn asked(folder: &Path) -> Request {
 /// From the least memory to all, each with all of these ways to bring weights in.
 fn check_every_budget(folder: &Path, memory: fn(u64) -> Memory, ways: &[(u64, usize)]) {
     let ask = || vec![asked(folder)];
-    let expect = bits(folder, &run(folder, ask(), How::default())[0]);
+    let expect = bits(&run(folder, ask(), How::default())[0]);
     let (least, all) = range_of(folder, &ask(), memory);
     let mut streamed = 0;
     for step in 0..BUDGETS {
@@ -97,7 +97,7 @@ fn check_every_budget(folder: &Path, memory: fn(u64) -> Memory, ways: &[(u64, us
                     ..How::default()
                 };
                 let found = run(folder, ask(), how).remove(0);
-                assert!(bits(folder, &found) == expect, "{folder:?} with {memory:?}");
+                assert!(bits(&found) == expect, "{folder:?} with {memory:?}");
             }
         }
     }
@@ -144,7 +144,7 @@ fn some() -> Vec<PathBuf> {
 fn whatever_the_user_decides() {
     for folder in some() {
         let ask = || vec![asked(&folder)];
-        let expect = bits(&folder, &run(&folder, ask(), How::default())[0]);
+        let expect = bits(&run(&folder, ask(), How::default())[0]);
         let rings = [None, Some(400_000), Some(u64::MAX / 2)];
         let decided = [Keep::All, Keep::Nothing, Keep::AtMost(300_000)]
             .into_iter()
@@ -165,10 +165,7 @@ fn whatever_the_user_decides() {
                     ..How::default()
                 };
                 let found = run(&folder, ask(), how).remove(0);
-                assert!(
-                    bits(&folder, &found) == expect,
-                    "{folder:?} with {memory:?}"
-                );
+                assert!(bits(&found) == expect, "{folder:?} with {memory:?}");
             }
         }
     }
@@ -247,7 +244,7 @@ fn many_sessions_whose_prompts_come_in_pieces() {
             .collect();
         let expect: Vec<_> = run(&folder, asked.clone(), How::default())
             .iter()
-            .map(|transcript| bits(&folder, transcript))
+            .map(bits)
             .collect();
         // Few rows a pass: most passes end before the head, which is then passed over.
         for memory in [with_budget, from_host] {
@@ -260,7 +257,7 @@ fn many_sessions_whose_prompts_come_in_pieces() {
                 };
                 let found = run(&folder, asked.clone(), how);
                 for (found, expect) in found.iter().zip(&expect) {
-                    assert!(bits(&folder, found) == *expect, "{folder:?} in {budget}");
+                    assert!(bits(found) == *expect, "{folder:?} in {budget}");
                 }
             }
         }
@@ -500,8 +497,7 @@ fn a_shape_gives_the_same_bits_in_any_memory() {
             engine.step().unwrap();
         }
         let transcript = engine.close(id).unwrap();
-        let dims = engine.model().program.dims;
-        let logits = transcript.captured.tensors(&dims).remove("logits").unwrap();
+        let logits = transcript.captured.tensors().remove("logits").unwrap();
         let bits: Vec<u32> = logits.data.iter().map(|x| x.to_bits()).collect();
         (streams, transcript.generated, bits)
     };

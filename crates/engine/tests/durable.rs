@@ -208,10 +208,9 @@ fn edits_captures_and_forks_come_back() {
     drop(engine);
     let mut engine = restarted(3, folder.path());
     run(&mut engine);
-    let dims = engine.model().program.dims;
     let (found, fork) = (engine.close(id).unwrap(), engine.close(fork).unwrap());
     assert!(told(&found) == told(&expect));
-    let tensors = |t: &Transcript| t.captured.tensors(&dims);
+    let tensors = |t: &Transcript| t.captured.tensors();
     assert_eq!(tensors(&found), tensors(&expect));
     assert_eq!(fork.generated[..2], expect.generated[..2]);
     assert_ne!(fork.generated, expect.generated);

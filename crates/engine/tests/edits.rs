@@ -22,8 +22,8 @@ fn edited(folder: &Path, tokens: &[u32], edits: &[&str], generate: usize) -> Vec
         ..How::default()
     };
     let chunked = run(folder, ask(), chunked).remove(0);
-    assert!(bits(folder, &whole) == bits(folder, &chunked), "{edits:?}");
-    let captured = tensors(folder, &whole).remove(HOOK).unwrap();
+    assert!(bits(&whole) == bits(&chunked), "{edits:?}");
+    let captured = tensors(&whole).remove(HOOK).unwrap();
     captured
         .data
         .chunks_exact(WIDTH)
@@ -137,7 +137,7 @@ fn parts_of_the_width_and_heads() {
     let head = |text: &str| {
         let ask = request_edited(&f.folder, &f.tokens, &["logits"], 0, &[text]);
         let transcript = run(&f.folder, vec![ask], How::default()).remove(0);
-        bits(&f.folder, &transcript)
+        bits(&transcript)
     };
     let by_z = head("blocks.1.attn.hook_z[2]:zero");
     assert!(by_z == head("blocks.1.attn.hook_pattern[2]:zero"));
@@ -177,10 +177,67 @@ fn replacing_by_what_was_captured_changes_no_bit() {
     let transcript = run(&f.folder, vec![plain()], How::default()).remove(0);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("all.safetensors");
-    write_tensors(&path, &tensors(&f.folder, &transcript), &BTreeMap::new()).unwrap();
+    write_tensors(&path, &tensors(&transcript), &BTreeMap::new()).unwrap();
     let edits = hooks.map(|hook| format!("{hook}:replace={}", path.display()));
     let edits: Vec<&str> = edits.iter().map(String::as_str).collect();
     let asked = request_edited(&f.folder, &f.tokens, &["*"], 0, &edits);
     let found = run(&f.folder, vec![asked], How::default()).remove(0);
-    assert!(bits(&f.folder, &found) == bits(&f.folder, &transcript));
+    assert!(bits(&found) == bits(&transcript));
+}
+
+#[test]
+fn parts_and_reductions_are_of_what_is_there() {
+    let f = fixture();
+    let (hook, z) = (HOOK, "blocks.1.attn.hook_z");
+    let read = |captures: &[&str], rows: usize| {
+        let ask = request(&f.folder, &f.tokens, captures, 3);
+        let how = How {
+            rows,
+            ..How::default()
+        };
+        tensors(&run(&f.folder, vec![ask], how).remove(0))
+    };
+    let whole = read(&["*"], 64);
+    let of = |text: &str, hook: &str| {
+        let found = read(&[text], 64).remove(hook).unwrap();
+        // Whatever the passes.
+        assert!(read(&[text], 7)[hook].data == found.data, "{text}");
+        found
+    };
+    let part = of(&format!("{hook}[1,5..8]@2,-1"), hook);
+    let rows: Vec<f32> = [2, 19]
+        .iter()
+        .flat_map(|p| [1, 5, 6, 7].map(|i| f.plain[*p][i]))
+        .collect();
+    assert_eq!((part.shape, part.data), (vec![2, 4], rows));
+    let heads = of(&format!("{z}[1]"), z);
+    let (d_head, all) = (whole[z].shape[2], &whole[z]);
+    assert_eq!(heads.shape, [22, 1, d_head]);
+    let second: Vec<f32> = all
+        .data
+        .chunks_exact(all.shape[1] * d_head)
+        .flat_map(|row| row[d_head..2 * d_head].to_vec())
+        .collect();
+    assert_eq!(heads.data, second);
+    let norms = of(&format!("{hook}@prompt|norm"), hook);
+    assert_eq!(norms.shape, [20]);
+    let mean = of(&format!("{hook}@prompt|mean"), hook);
+    assert_eq!(mean.shape, [WIDTH]);
+    for (p, row) in f.plain.iter().enumerate() {
+        let length = row
+            .iter()
+            .map(|x| f64::from(*x).powi(2))
+            .sum::<f64>()
+            .sqrt();
+        assert!((f64::from(norms.data[p]) - length).abs() < 1e-5);
+    }
+    for i in 0..WIDTH {
+        let sum: f64 = f.plain.iter().map(|row| f64::from(row[i])).sum();
+        assert!((f64::from(mean.data[i]) - sum / 20.0).abs() < 1e-6);
+    }
+    let pattern = of(
+        "blocks.0.attn.hook_pattern[0,2]@-1",
+        "blocks.0.attn.hook_pattern",
+    );
+    assert_eq!(pattern.shape, [2, 1, 20]);
 }

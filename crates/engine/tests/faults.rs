@@ -101,10 +101,7 @@ fn run_out(engine: &mut Engine) -> Result<(), String> {
 fn a_read_error_in_a_pass_ends_its_sessions_and_no_others() {
     for name in ["llama2", "mixtral"] {
         let folder = family(name);
-        let expect = bits(
-            &folder,
-            &run(&folder, vec![asked(&folder)], How::default())[0],
-        );
+        let expect = bits(&run(&folder, vec![asked(&folder)], How::default())[0]);
         for prefetch in [true, false] {
             for fuse in [1, 2, 5, 11, 17, GONE] {
                 let (model, disk) = on_a_disk(&folder);
@@ -125,7 +122,7 @@ fn a_read_error_in_a_pass_ends_its_sessions_and_no_others() {
                 run_out(&mut engine).unwrap();
                 engine.check_integrity();
                 let transcript = engine.close(next).unwrap();
-                assert!(bits(&folder, &transcript) == expect, "{name} fuse {fuse}");
+                assert!(bits(&transcript) == expect, "{name} fuse {fuse}");
             }
         }
     }
@@ -174,7 +171,7 @@ fn what_is_in_host_memory_needs_no_disk() {
             run_out(&mut engine).unwrap();
             engine.check_integrity();
             let found = engine.close(id).unwrap();
-            assert!(bits(&folder, &found) == bits(&folder, &expect[0]), "{name}");
+            assert!(bits(&found) == bits(&expect[0]), "{name}");
         }
     }
 }

@@ -47,7 +47,7 @@ fn captures_logits_and_greedy_tokens() {
         let mut request = request(&folder, &tokens, &["*"], expect.len());
         request.probe = prompt_probe(&folder);
         let transcript = run(&folder, vec![request], How::default()).remove(0);
-        let found = tensors(&folder, &transcript);
+        let found = tensors(&transcript);
         let mut compared = 0;
         let mut largest = 0f32;
         for (hook, expect) in &golden {
@@ -85,7 +85,7 @@ fn steered_logits() {
         let edit = "blocks.2.hook_resid_post:scale=0.9";
         let request = request_edited(&folder, &tokens, &["logits"], 0, &[edit]);
         let transcript = run(&folder, vec![request], How::default()).remove(0);
-        let found = tensors(&folder, &transcript);
+        let found = tensors(&transcript);
         assert_close(name, &found["logits"], &golden["steered.logits"]);
     }
 }
@@ -104,7 +104,7 @@ fn the_bundled_model() {
             djinn_engine::Probe::new(&program, &patterns, djinn_engine::Positions::Prompt, &[])
                 .unwrap();
         let transcript = run(&folder, vec![asked], How::default()).remove(0);
-        for (hook, found) in tensors(&folder, &transcript) {
+        for (hook, found) in tensors(&transcript) {
             let name = format!("{prompt}.{hook}");
             let expect = &golden[&name];
             let largest = expect.data.iter().fold(0f32, |most, x| most.max(x.abs()));

@@ -75,7 +75,7 @@ fn as_close_as_rounding_lets_it_be() {
             let (_temp, folder) = rounded(name, dtype);
             let asked = request(&folder, &ids(&golden["input_ids"]), &["logits"], 0);
             let transcript = run(&folder, vec![asked], How::default()).remove(0);
-            let found = &tensors(&folder, &transcript)["logits"];
+            let found = &tensors(&transcript)["logits"];
             let share = off(&found.data, expect, found.shape[1], name == "mixtral") / largest;
             println!("{name} {dtype}: off by {share:.1e} of the largest logit");
             assert!(share <= bound(name, dtype), "{name} {dtype}: {share}");
@@ -111,7 +111,7 @@ fn unlike(folder: &Path) -> Vec<Request> {
 
 fn all_bits(folder: &Path, requests: &[Request], how: How) -> Vec<Bits> {
     let transcripts = run(folder, requests.to_vec(), how);
-    transcripts.iter().map(|t| bits(folder, t)).collect()
+    transcripts.iter().map(bits).collect()
 }
 
 /// From the least memory to nearly all.

@@ -15,7 +15,7 @@ fn everything(folder: &Path, length: usize) -> BTreeMap<String, Tensor> {
     let tokens = ids(&golden(folder)["input_ids"]);
     let ask = request(folder, &tokens[..length], &["*"], 3);
     let transcript = run(folder, vec![ask], How::default()).remove(0);
-    tensors(folder, &transcript)
+    tensors(&transcript)
 }
 
 /// Sums of a few dozen numbers in another order.
@@ -105,7 +105,7 @@ fn the_head_makes_logits_of_the_last_residual() {
         );
         let one = request(&folder, &tokens[..9], &["logits", &last], 1);
         let other = run(&folder, vec![one], How::default()).remove(0);
-        let other = tensors(&folder, &other);
+        let other = tensors(&other);
         let mut reversed = tokens[..9].to_vec();
         reversed.reverse();
         let folder_of = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ fn the_head_makes_logits_of_the_last_residual() {
         let ask = request_edited(&folder, &reversed, &["logits"], 1, &[&replace]);
         let found = run(&folder, vec![ask], How::default()).remove(0);
         assert!(
-            tensors(&folder, &found)["logits"].data == other["logits"].data,
+            tensors(&found)["logits"].data == other["logits"].data,
             "{name}"
         );
     }
@@ -133,8 +133,8 @@ fn edits_that_change_nothing_change_no_bit() {
         let tokens = ids(&golden(&folder)["input_ids"])[..9].to_vec();
         let plain = request(&folder, &tokens, &["*"], 3);
         let alone = run(&folder, vec![plain], How::default()).remove(0);
-        let expect = bits(&folder, &alone);
-        let captured = tensors(&folder, &alone);
+        let expect = bits(&alone);
+        let captured = tensors(&alone);
         let folder_of = tempfile::tempdir().unwrap();
         let path = folder_of.path().join("captured.safetensors");
         let mut file = captured.clone();
@@ -151,7 +151,7 @@ fn edits_that_change_nothing_change_no_bit() {
                 let edit = format!("{hook}:{change}");
                 let ask = request_edited(&folder, &tokens, &["*"], 3, &[&edit]);
                 let found = run(&folder, vec![ask], How::default()).remove(0);
-                assert!(bits(&folder, &found) == expect, "{name} {hook}");
+                assert!(bits(&found) == expect, "{name} {hook}");
             }
         }
     }

@@ -24,7 +24,7 @@ fn models() -> Vec<(PathBuf, Vec<u32>)> {
 
 fn alone(folder: &Path, request: Request) -> common::Bits {
     let transcript = run(folder, vec![request], How::default()).remove(0);
-    bits(folder, &transcript)
+    bits(&transcript)
 }
 
 #[test]
@@ -38,10 +38,7 @@ fn whatever_the_chunk() {
             };
             let request = request(&folder, &tokens, &["*"], 8);
             let found = run(&folder, vec![request], how).remove(0);
-            assert!(
-                bits(&folder, &found) == expect,
-                "{folder:?} in chunks of {rows}"
-            );
+            assert!(bits(&found) == expect, "{folder:?} in chunks of {rows}");
         }
     }
 }
@@ -84,7 +81,7 @@ fn whoever_else_is_in_the_batch() {
             for (i, (request, found)) in requests.iter().zip(&together).enumerate() {
                 let expect = alone(&folder, request.clone());
                 assert!(
-                    bits(&folder, found) == expect,
+                    bits(found) == expect,
                     "{folder:?} session {i} of {rows} rows"
                 );
             }
@@ -107,10 +104,7 @@ fn whatever_the_threads_and_instructions() {
                 };
                 let request = request(&folder, &tokens, &["*"], 4);
                 let found = run(&folder, vec![request], how).remove(0);
-                assert!(
-                    bits(&folder, &found) == expect,
-                    "{folder:?} {isa} {threads} threads"
-                );
+                assert!(bits(&found) == expect, "{folder:?} {isa} {threads} threads");
             }
         }
     }
@@ -215,7 +209,7 @@ fn sessions_that_come_and_go() {
         vec![request(&folder, &tokens, &["logits"], 20)],
         How::default(),
     );
-    let expect = bits(&folder, &expect[0]);
+    let expect = bits(&expect[0]);
 
     let model = common::open(&folder);
     let ask = || request(&folder, &tokens, &["logits"], 20);
@@ -243,7 +237,7 @@ fn sessions_that_come_and_go() {
     }
     for id in open {
         let transcript = engine.close(id).unwrap();
-        assert!(bits(&folder, &transcript) == expect, "{id:?}");
+        assert!(bits(&transcript) == expect, "{id:?}");
     }
     engine.check_integrity();
 }

@@ -270,8 +270,8 @@ pub struct TraceArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// Hooks to read, by name or pattern
-    #[arg(long, value_name = "PATTERN", value_delimiter = ',', required = true)]
+    /// Hooks to read: HOOK[PART][@POSITIONS][|mean|norm], by name or pattern; several with commas
+    #[arg(long, value_name = "PATTERN", required = true)]
     pub capture: Vec<String>,
     #[command(flatten)]
     pub changes: ChangeArgs,

@@ -125,7 +125,7 @@ fn look(
         )));
     }
     let transcript = engine.transcript(id).expect("it is open");
-    let mut residuals = transcript.captured.tensors(&dims);
+    let mut residuals = transcript.captured.tensors();
     residuals.insert(last.to_string(), engine.activation(id)?);
     let branches = engine.branch(id, blocks)?;
     for (block, &branch) in branches.iter().enumerate() {
@@ -137,7 +137,7 @@ fn look(
     let mut grid = Vec::with_capacity(blocks);
     for branch in branches {
         let transcript = engine.close(branch).expect("it is open");
-        let logits = transcript.captured.tensors(&dims).remove("logits");
+        let logits = transcript.captured.tensors().remove("logits");
         let logits = logits.ok_or_else(|| Failure::Message("no logits were read".into()))?;
         grid.push(
             logits

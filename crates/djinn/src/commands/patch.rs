@@ -206,7 +206,7 @@ impl Patching<'_> {
         self.run_out()?;
         let dims = self.program().dims;
         let transcript = self.engine.close(id).expect("it is open");
-        let mut read = transcript.captured.tensors(&dims);
+        let mut read = transcript.captured.tensors();
         for block in 0..dims.blocks {
             let residual = read.remove(&Site::ResidPost(block).to_string());
             self.clean
@@ -251,9 +251,8 @@ impl Patching<'_> {
 
     /// Closes a session, and says its logits.
     fn logits(&mut self, id: SessionId) -> Vec<f32> {
-        let dims = self.program().dims;
         let transcript = self.engine.close(id).expect("it is open");
-        let logits = transcript.captured.tensors(&dims).remove("logits");
+        let logits = transcript.captured.tensors().remove("logits");
         logits.map_or_else(Vec::new, |tensor| tensor.data)
     }
 

@@ -106,10 +106,9 @@ fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
     while !engine.is_idle() {
         engine.step()?;
     }
-    let dims = engine.model().program.dims;
     let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
-        rows.push(finish(&mut engine, id)?.captured.tensors(&dims));
+        rows.push(finish(&mut engine, id)?.captured.tensors());
     }
     let negative = rows.split_off(sets[0].len());
     let by_block = |rows: &[BTreeMap<String, Tensor>]| -> djinn_vectors::Rows {
@@ -224,8 +223,7 @@ fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
     }
     let [plain, changed] = [ids[0], ids[1]].map(|id| finish(&mut engine, id));
     let (plain, changed) = (plain?, changed?);
-    let dims = engine.model().program.dims;
-    let logits = |of: &Transcript| of.captured.tensors(&dims).remove("logits");
+    let logits = |of: &Transcript| of.captured.tensors().remove("logits");
     let (Some(before), Some(after)) = (logits(&plain), logits(&changed)) else {
         return Err(Failure::Message("no logits were read".into()));
     };

@@ -32,7 +32,7 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
     }
     ran?;
     let transcript = finish(&mut engine, ids[0])?;
-    let tensors = transcript.captured.tensors(&engine.model().program.dims);
+    let tensors = transcript.captured.tensors();
     if let Some(out) = &args.out {
         write_tensors(out, &tensors, &id_lists(&transcript, args.generate))?;
         eprintln!("{} tensors written to {}", tensors.len(), out.display());
@@ -72,13 +72,27 @@ fn warn_of_broken_numbers(engine: &Engine, tensors: &BTreeMap<String, Tensor>) {
 fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
     let tokens = prompt::tokens(model, &args.prompt)?;
     let edits = changes(model, &args.changes)?;
-    let probe = Probe::new(&model.program, &args.capture, Positions::Prompt, &edits)?;
+    let captures: Vec<String> = args.capture.iter().flat_map(|text| apart(text)).collect();
+    let probe = Probe::new(&model.program, &captures, Positions::Prompt, &edits)?;
     Ok(Request {
         tokens,
         max_tokens: args.generate,
         probe,
         ..Request::default()
     })
+}
+
+/// Captures that commas keep apart: those within brackets and lists of positions do not.
+fn apart(text: &str) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for part in text.split(',') {
+        let goes_on = part.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        match all.last_mut() {
+            Some(last) if goes_on => *last = format!("{last},{part}"),
+            _ => all.push(part.to_owned()),
+        }
+    }
+    all
 }
 
 fn id_lists(transcript: &Transcript, generate: usize) -> BTreeMap<String, Vec<u32>> {
@@ -184,4 +198,16 @@ fn to_json(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: &Tra
         "finish": transcript.finish.map(|f| f.to_string()),
         "hooks": hooks,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::apart;
+
+    #[test]
+    fn commas_keep_captures_apart() {
+        let check = |text: &str, expect: &[&str]| assert_eq!(apart(text), expect, "{text}");
+        check("a,b", &["a", "b"]);
+        check("a[0,2..4]@1,-1|mean,b@3", &["a[0,2..4]@1,-1|mean", "b@3"]);
+    }
 }

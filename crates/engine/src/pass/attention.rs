@@ -55,10 +55,8 @@ impl Pass<'_, '_> {
             if !probe.touches(layer.site) {
                 continue;
             }
-            let looks = |p| {
-                let reads = probe.captures(layer.site) && probe.reads(p, prompt);
-                reads || probe.changes_at(layer.site, p, prompt)
-            };
+            let looks =
+                |p| probe.reads(layer.site, p, prompt) || probe.changes_at(layer.site, p, prompt);
             for run in runs(group, looks) {
                 self.take_apart(layer, run)?;
             }
@@ -136,17 +134,23 @@ impl Pass<'_, '_> {
     fn capture_pattern(&mut self, site: Site, part: Group, pattern: View) -> Result<()> {
         let heads = self.program.dims.heads;
         let session = &mut *self.members[part.member];
-        if !session.probe.captures(site) {
+        let prompt = session.prompt();
+        let Some(capture) = session.probe.capture(site) else {
             return Ok(());
-        }
+        };
         for i in 0..part.rows {
             let position = part.position + i;
-            if session.probe.reads(position, session.prompt()) {
+            if capture.positions.contains(position, prompt) {
                 let keys = position + 1;
                 let row = pattern.rows(i * heads, heads).cols(0, keys);
-                let mut data = vec![0.0; heads * keys];
-                self.device.download(row, &mut data)?;
-                session.captured.push_pattern(site, keys, data);
+                let mut read = Vec::new();
+                for some in &capture.columns {
+                    let mut data = vec![0.0; some.len() * keys];
+                    self.device
+                        .download(row.rows(some.start, some.len()), &mut data)?;
+                    read.extend(data);
+                }
+                session.captured.push_pattern(site, keys, read);
             }
         }
         Ok(())

@@ -41,11 +41,8 @@ impl Pass<'_, '_> {
     /// Reads those of a group's rows that its session asked for.
     pub(super) fn read_rows(&mut self, group: &Group, site: Site, at: View) -> Result<()> {
         let (member, session) = (group.member, &self.members[group.member]);
-        if !session.probe.captures(site) {
-            return Ok(());
-        }
         let prompt = session.prompt();
-        for run in runs(group, |p| session.probe.reads(p, prompt)) {
+        for run in runs(group, |p| session.probe.reads(site, p, prompt)) {
             let rows = at.rows(run.first_row - group.first_row, run.rows);
             let sent = self.outbox.send(self.device, rows)?;
             self.so_far.read.push(Read { member, site, sent });
@@ -57,8 +54,10 @@ impl Pass<'_, '_> {
     pub(super) fn tell_read(&mut self) -> Result<()> {
         self.outbox.settle(self.device)?;
         for Read { member, site, sent } in self.so_far.read.drain(..) {
-            let captured = &mut self.members[member].captured;
-            captured.push_rows(site, self.outbox.read(sent));
+            let session = &mut *self.members[member];
+            let capture = session.probe.capture(site).expect("it was read");
+            let (dims, numbers) = (&self.program.dims, self.outbox.read(sent));
+            session.captured.push_rows(site, capture, dims, numbers);
         }
         Ok(())
     }

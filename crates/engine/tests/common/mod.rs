@@ -147,15 +147,15 @@ pub fn request_edited(
     }
 }
 
-pub fn tensors(folder: &Path, transcript: &Transcript) -> BTreeMap<String, Tensor> {
-    transcript.captured.tensors(&open(folder).program.dims)
+pub fn tensors(transcript: &Transcript) -> BTreeMap<String, Tensor> {
+    transcript.captured.tensors()
 }
 
 /// Everything a session produced, comparable to the bit.
 pub type Bits = (Vec<u32>, BTreeMap<String, Vec<u32>>);
 
-pub fn bits(folder: &Path, transcript: &Transcript) -> Bits {
-    let tensors = tensors(folder, transcript)
+pub fn bits(transcript: &Transcript) -> Bits {
+    let tensors = tensors(transcript)
         .into_iter()
         .map(|(name, t)| (name, t.data.iter().map(|x| x.to_bits()).collect()))
         .collect();

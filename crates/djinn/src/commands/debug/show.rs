@@ -106,8 +106,7 @@ pub fn attention(
         engine.step()?;
     }
     let transcript = engine.close(other).expect("it is open");
-    let dims = engine.model().program.dims;
-    let pattern = transcript.captured.tensors(&dims).remove(&hook);
+    let pattern = transcript.captured.tensors().remove(&hook);
     let pattern = pattern.ok_or_else(|| Failure::Message("no pattern was read".into()))?;
     let keys = pattern.shape[2];
     let row = &pattern.data[head * keys..(head + 1) * keys];
