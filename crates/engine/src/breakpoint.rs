@@ -9,7 +9,7 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, Positions};
+use crate::{EngineError, ParseError, Positions};
 
 /// A breakpoint as written, not yet bound to a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,22 +87,11 @@ impl Until {
     }
 }
 
-/// A breakpoint that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("breakpoint '{text}': {reason}")]
-pub struct ParseBreakError {
-    text: String,
-    reason: String,
-}
-
 impl FromStr for BreakSpec {
-    type Err = ParseBreakError;
+    type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |reason: String| ParseBreakError {
-            text: text.to_owned(),
-            reason,
-        };
+        let error = |reason: String| ParseError::new("breakpoint", text, reason);
         // Conditions have a sign of comparison, lists of positions have none.
         let parts = text.split(',');
         let (conditions, rest): (Vec<&str>, Vec<&str>) =

@@ -7,7 +7,7 @@ use djinn_model::{
     program::{Dims, Program},
 };
 
-use crate::{EngineError, Part, Positions, Tensor};
+use crate::{EngineError, ParseError, Part, Positions, Tensor};
 
 /// A capture as written, not yet bound to a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,22 +34,11 @@ pub enum Reduce {
     Norm,
 }
 
-/// A capture that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("capture '{text}': {reason}")]
-pub struct ParseCaptureError {
-    text: String,
-    reason: String,
-}
-
 impl FromStr for CaptureSpec {
-    type Err = ParseCaptureError;
+    type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |reason: String| ParseCaptureError {
-            text: text.to_owned(),
-            reason,
-        };
+        let error = |reason: String| ParseError::new("capture", text, reason);
         let (rest, reduce) = match text.split_once('|') {
             None => (text, Reduce::None),
             Some((rest, "mean")) => (rest, Reduce::Mean),

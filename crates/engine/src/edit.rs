@@ -9,7 +9,7 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, Part, Positions, Tensor, tensors::read_tensor};
+use crate::{EngineError, ParseError, Part, Positions, Tensor, tensors::read_tensor};
 
 /// What an edit does to an activation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -116,22 +116,11 @@ pub enum Operand {
     Tensor(Arc<Tensor>),
 }
 
-/// An edit that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("edit '{text}': {reason}")]
-pub struct ParseEditError {
-    text: String,
-    reason: String,
-}
-
 impl FromStr for EditSpec {
-    type Err = ParseEditError;
+    type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |reason: String| ParseEditError {
-            text: text.to_owned(),
-            reason,
-        };
+        let error = |reason: String| ParseError::new("edit", text, reason);
         let (hook, rest) = text.split_once(':').ok_or_else(|| {
             error("expected HOOK:CHANGE, as in 'blocks.3.hook_resid_post:scale=0.9'".to_owned())
         })?;

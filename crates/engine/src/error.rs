@@ -8,6 +8,22 @@ use djinn_model::hook::HookError;
 
 use crate::SessionId;
 
+/// An edit, a breakpoint or a capture that cannot be read as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} '{text}': {reason}")]
+pub struct ParseError {
+    what: &'static str,
+    text: String,
+    reason: String,
+}
+
+impl ParseError {
+    pub(crate) fn new(what: &'static str, text: &str, reason: String) -> Self {
+        let text = text.to_owned();
+        ParseError { what, text, reason }
+    }
+}
+
 /// Why the engine did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -25,9 +41,9 @@ pub enum EngineError {
         /// Why not.
         reason: String,
     },
-    /// A capture that cannot be read.
+    /// Something written that cannot be read.
     #[error(transparent)]
-    ParseCapture(#[from] crate::ParseCaptureError),
+    Parse(#[from] ParseError),
     /// A capture that does not fit the model.
     #[error("capture at '{hook}': {reason}")]
     Capture {

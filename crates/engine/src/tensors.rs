@@ -174,25 +174,16 @@ fn le_bytes<T, const N: usize>(values: &[T], write: impl Fn(&T) -> [u8; N]) -> V
     values.iter().flat_map(write).collect()
 }
 
-/// Writes beside the file and renames, so that a failure leaves nothing half-written.
+/// Writes a file whole, or into something that is no file.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let path = match target(path) {
-        Target::File(path) => path,
-        Target::Folder => return Err(ErrorKind::IsADirectory.into()),
-        Target::Other => {
-            let mut open = fs::OpenOptions::new().write(true).open(path)?;
-            return open.write_all(bytes);
-        }
-    };
-    let beside = beside(&path);
-    let written = fs::File::create_new(&beside)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&beside, &path));
-    if written.is_err() {
-        // Nothing to do if it was never there.
-        let _ = fs::remove_file(&beside);
+    match target(path) {
+        Target::File(path) => djinn_store::write_whole(&path, bytes),
+        Target::Folder => Err(ErrorKind::IsADirectory.into()),
+        Target::Other => fs::OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .write_all(bytes),
     }
-    written
 }
 
 #[cfg(test)]

@@ -30,8 +30,10 @@ mod disk;
 mod error;
 mod log;
 mod spill;
+mod whole;
 
 pub use archive::{Archive, ArchiveWriter};
 pub use error::StoreError;
 pub use log::{Log, PAYLOAD_BYTES_MAX};
 pub use spill::Spill;
+pub use whole::write_whole;

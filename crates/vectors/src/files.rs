@@ -1,10 +1,11 @@
 //! Vectors in files: read by what a file is, written by its name.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use djinn_store::write_whole;
 
 use crate::{Steering, VectorsError, gguf, tensors};
 
@@ -89,25 +90,6 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>, VectorsError> {
         return Err(VectorsError::TooLarge);
     }
     Ok(bytes)
-}
-
-/// Writes beside the file and renames. A link stays one.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let unique = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut beside = path.clone().into_os_string();
-    beside.push(format!(".{}-{unique}.part", std::process::id()));
-    let mut file = File::create_new(&beside)?;
-    let written = file
-        .write_all(bytes)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&beside, &path));
-    if written.is_err() {
-        // What went wrong first is what counts.
-        let _ = fs::remove_file(&beside);
-    }
-    written
 }
 
 #[cfg(test)]

@@ -186,7 +186,7 @@ impl Patching<'_> {
         let probe = Probe::new(self.program(), &["logits"], last, edits)?;
         let breaks: Result<Vec<_>, _> = breaks.iter().map(|text| text.parse()).collect();
         let breaks =
-            breaks.map_err(|e: djinn_engine::ParseBreakError| Failure::Message(e.to_string()))?;
+            breaks.map_err(|e: djinn_engine::ParseError| Failure::Message(e.to_string()))?;
         Ok(Request {
             tokens: self.texts.corrupt.clone(),
             probe: probe.with_breaks(self.program(), &breaks)?,

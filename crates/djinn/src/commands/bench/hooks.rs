@@ -161,8 +161,7 @@ impl Bench<'_> {
         let hook = format!("blocks.{}.hook_resid_post", block - 1);
         let spec = |at: &str| -> Result<BreakSpec, Failure> {
             let parsed = format!("{hook}{at}").parse();
-            parsed
-                .map_err(|error: djinn_engine::ParseBreakError| Failure::Message(error.to_string()))
+            parsed.map_err(|error: djinn_engine::ParseError| Failure::Message(error.to_string()))
         };
         let generated = Probe::default().with_breaks(self.program(), &[spec("@generated")?])?;
         let request = self.request(generated, 3 * self.args.repeat + WARM);
