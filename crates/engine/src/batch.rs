@@ -22,6 +22,12 @@ pub(crate) struct Group {
 }
 
 impl Group {
+    /// Whether a row of the same member and phase comes next after it.
+    pub fn is_followed_by(&self, row: &Group) -> bool {
+        let next = (self.member, self.phase, self.positions().end);
+        next == (row.member, row.phase, row.position)
+    }
+
     /// The positions of its rows.
     pub fn positions(&self) -> Range<usize> {
         self.position..self.position + self.rows
@@ -149,7 +155,9 @@ fn wanted_rows(session: &Session, group: &Group) -> Vec<Group> {
     };
     let wanted = |row: &Group| {
         let sampled = session.samples() && row.position + 1 == session.tokens.len();
-        sampled || session.probe.reads_head(row.position, session.prompt())
+        sampled
+            || session.probe.reads_head(row.position, session.prompt())
+            || session.breaks_in_head(row.position)
     };
     (0..group.rows).map(row).filter(wanted).collect()
 }

@@ -144,6 +144,14 @@ impl When {
         let (name, rest) = condition.split_at(at);
         let (sign, value) = rest.split_at(rest.len().min(1));
         let whole = || format!("'{value}' is not a whole number");
+        let given = match name {
+            "step" => self.step.is_some(),
+            "token" => self.token.is_some(),
+            _ => self.norm.is_some(),
+        };
+        if given {
+            return Err(format!("{name} is there twice"));
+        }
         match (name, sign) {
             ("step", "=") => self.step = Some(value.parse().map_err(|_| whole())?),
             ("token", "=") => self.token = Some(value.parse().map_err(|_| whole())?),
@@ -177,6 +185,12 @@ impl When {
 impl BreakSpec {
     /// The hooks it names, all of which a row can stop at.
     pub(crate) fn bind(&self, program: &Program) -> Result<Vec<Site>, EngineError> {
+        if let Some(Norm::Above(limit) | Norm::Below(limit)) = self.when.norm
+            && !limit.is_finite()
+        {
+            let reason = format!("{limit} is not a finite number");
+            return Err(ParseError::new("breakpoint", &self.hook, reason).into());
+        }
         let found = hook::find(program, &self.hook)?;
         let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));
         let sites: Vec<Site> = found.iter().copied().filter(|s| !is_pattern(s)).collect();
@@ -238,6 +252,7 @@ mod tests {
         check("h,norm>NaN", "not a finite number");
         check("h,norm=3", "is not a condition");
         check("h,age>3", "is not a condition");
+        check("h,step=1,step=2", "twice");
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! What is read at hooks, and how that is written: `HOOK[PART][@POSITIONS][|mean|norm]`.
 
-use std::{collections::BTreeMap, fmt, ops::Range, str::FromStr};
+use std::{collections::BTreeMap, ops::Range, str::FromStr};
 
 use djinn_model::{
     hook::{self, Layout, Site},
     program::{Dims, Program},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{EngineError, ParseError, Part, Positions, Tensor};
 
 /// A capture as written, not yet bound to a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaptureSpec {
     /// A hook, or several by `*`.
     pub hook: String,
@@ -23,7 +25,8 @@ pub struct CaptureSpec {
 }
 
 /// What is made of rows that were read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Reduce {
     /// They are as they are.
     #[default]
@@ -100,13 +103,14 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// As it is written.
-    pub fn spec(&self, site: Site) -> String {
-        let positions = match &self.positions {
-            Positions::All => String::new(),
-            positions => format!("@{positions}"),
-        };
-        format!("{site}{}{positions}{}", self.part, self.reduce)
+    /// As it was asked for at one hook.
+    pub fn spec(&self, site: Site) -> CaptureSpec {
+        CaptureSpec {
+            hook: site.to_string(),
+            part: self.part.clone(),
+            positions: Some(self.positions.clone()),
+            reduce: self.reduce,
+        }
     }
 
     /// The shape of a row.
@@ -117,16 +121,6 @@ impl Capture {
             (_, Layout::Heads(_, d_head)) => vec![width / d_head, d_head],
             _ => vec![width],
         }
-    }
-}
-
-impl fmt::Display for Reduce {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Reduce::None => "",
-            Reduce::Mean => "|mean",
-            Reduce::Norm => "|norm",
-        })
     }
 }
 

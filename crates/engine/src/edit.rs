@@ -75,6 +75,17 @@ impl<T> Change<T> {
         }
     }
 
+    /// The numbers it is made with.
+    fn numbers(&self) -> Vec<f32> {
+        match *self {
+            Change::Scale(factor)
+            | Change::Add { factor, .. }
+            | Change::AddMatched { factor, .. } => vec![factor],
+            Change::Clamp { low, high } => vec![low, high],
+            Change::Zero | Change::Replace(_) | Change::ProjectOut(_) => vec![],
+        }
+    }
+
     /// The operand, where there is one.
     pub fn operand(&self) -> Option<&T> {
         match self {
@@ -319,6 +330,9 @@ impl Edit {
             hook: site.to_string(),
             reason,
         };
+        if !self.change.numbers().iter().all(|x| x.is_finite()) {
+            return Err(error("its numbers are not finite".to_owned()));
+        }
         let all = Part::default().columns(site, &program.dims)?;
         let end = all.last().map_or(0, |columns| columns.end);
         let is_inside = |c: &Range<usize>| c.start < c.end && c.end <= end;
@@ -337,8 +351,10 @@ impl Edit {
         // The innermost dimensions must make up one position, whole: `[…, d_model]`, or
         // `[…, head, d_head]`.
         let shape = &operand.shape;
-        let fits = (0..shape.len()).any(|i| shape[i..].iter().product::<usize>() == width);
-        if !fits || operand.data.is_empty() {
+        let product = |of: &[usize]| of.iter().try_fold(1usize, |all, n| all.checked_mul(*n));
+        let fits = (0..shape.len()).any(|i| product(&shape[i..]) == Some(width));
+        let is_whole = product(shape) == Some(operand.data.len());
+        if !fits || !is_whole || operand.data.is_empty() {
             return Err(error(format!(
                 "the operand has shape {shape:?}; there are {width} numbers a position"
             )));

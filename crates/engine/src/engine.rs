@@ -264,7 +264,7 @@ impl Engine {
             if let (Some(finish), true) = (output.finish, is_running) {
                 output.finish = Some(self.end_turn(output.session, finish));
             }
-            if output.paused.is_some() {
+            if output.paused.is_some() && is_running {
                 self.pause(output.session);
             }
         }

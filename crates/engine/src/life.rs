@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use djinn_memory::{OutOfPages, PageTable};
 
 use crate::{
-    Captured, Engine, EngineError, Finish, Output, Request, SavedState, SessionId, Transcript,
-    Until,
+    Captured, Engine, EngineError, Finish, Output, Probe, Request, SavedState, SessionId,
+    Transcript, Until,
     schedule::Account,
     session::Session,
     settings,
@@ -120,7 +120,7 @@ impl Engine {
     /// Refuses what this engine was not laid out for.
     fn check_limits(&self, request: &Request) -> Result<(), EngineError> {
         let limits = &self.blueprint.settings;
-        let pattern = request.probe.touches_pattern();
+        let (pattern, prompt) = (request.probe.touches_pattern(), request.tokens.len());
         let positions = settings::positions(&self.model.program, request);
         let wants = [
             ("positions of a session", positions, limits.context),
@@ -134,6 +134,11 @@ impl Engine {
                 request.probe.operand_width(),
                 limits.operand_width,
             ),
+            (
+                "rows through the head",
+                self.head_rows(&request.probe, positions, prompt),
+                limits.logit_rows,
+            ),
         ];
         for (what, asked, limit) in wants {
             if asked > limit {
@@ -141,6 +146,17 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Rows that may have to go through the head in a pass, where a session looks or stops
+    /// there.
+    pub(crate) fn head_rows(&self, probe: &Probe, positions: usize, prompt: usize) -> usize {
+        let limits = &self.blueprint.settings;
+        if !probe.looks_in_head() {
+            return 0;
+        }
+        let rows = probe.head_rows(positions, prompt).max(1);
+        limits.rows.min(rows.saturating_mul(limits.sessions))
     }
 
     /// Ends a session at any point and returns what it came to.
@@ -216,6 +232,10 @@ impl Engine {
         if prompt > context {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
+        if session.checkpoint.is_some() {
+            let (is, wanted) = ("in the middle of a pass", "waiting");
+            return Err(EngineError::State { id, is, wanted });
+        }
         let max_tokens = session.generated().saturating_add(max_tokens);
         self.can(id, Step::Say)?;
         self.commit_said(id, tokens, max_tokens)?;
@@ -285,6 +305,7 @@ impl Engine {
             return finish;
         }
         session.take(Step::TurnOver).expect("it ran in this pass");
+        session.until = Until::Breakpoint;
         session.used = Instant::now();
         self.leave(id);
         finish

@@ -2,7 +2,10 @@
 
 use std::time::Instant;
 
-use crate::{Engine, EngineError, Request, Sampling, SessionId, Transcript, session::Session};
+use crate::{
+    BreakSpec, EditSpec, Engine, EngineError, Paused, Request, Sampling, SessionId, Tensor,
+    Transcript, Until, session::Session,
+};
 
 /// What one owner may have at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +155,47 @@ impl Owned<'_> {
     ) -> Result<(), EngineError> {
         self.check(id)?;
         self.engine.say(id, tokens, max_tokens)
+    }
+
+    /// [`Engine::paused`].
+    pub fn paused(&self, id: SessionId) -> Result<Option<Paused>, EngineError> {
+        self.check(id)?;
+        Ok(self.engine.paused(id))
+    }
+
+    /// [`Engine::activation`].
+    pub fn activation(&self, id: SessionId) -> Result<Tensor, EngineError> {
+        self.check(id)?;
+        self.engine.activation(id)
+    }
+
+    /// [`Engine::go_on_from`].
+    pub fn go_on_from(
+        &mut self,
+        id: SessionId,
+        edits: &[EditSpec],
+        until: Until,
+    ) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.go_on_from(id, edits, until)
+    }
+
+    /// [`Engine::recall`].
+    pub fn recall(&mut self, id: SessionId) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.recall(id)
+    }
+
+    /// [`Engine::set_breaks`].
+    pub fn set_breaks(&mut self, id: SessionId, breaks: &[BreakSpec]) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.set_breaks(id, breaks)
+    }
+
+    /// [`Engine::branch`].
+    pub fn branch(&mut self, id: SessionId, count: usize) -> Result<Vec<SessionId>, EngineError> {
+        self.check(id)?;
+        self.engine.branch(id, count)
     }
 
     /// [`Engine::renew`].

@@ -55,7 +55,13 @@ impl Engine {
     /// there again.
     pub fn recall(&mut self, id: SessionId) -> Result<()> {
         self.can(id, Step::GoOn)?;
+        let limit = self.blueprint.settings.rows;
         match &mut self.session(id).rewind {
+            // They stopped together, and can only do so again in one pass.
+            Some(rewind) if rewind.to.rows > limit => {
+                let (what, asked) = ("rows of a pass", rewind.to.rows);
+                return Err(EngineError::Limit { what, asked, limit });
+            }
             Some(rewind) => rewind.stops = true,
             None => return Ok(()),
         }
@@ -66,6 +72,15 @@ impl Engine {
     pub fn set_breaks(&mut self, id: SessionId, breaks: &[BreakSpec]) -> Result<()> {
         let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
         let probe = session.probe.breaking_at(&self.model.program, breaks)?;
+        let context = self.blueprint.settings.context;
+        let (asked, limit) = (
+            self.head_rows(&probe, context, session.prompt()),
+            self.blueprint.settings.logit_rows,
+        );
+        if asked > limit {
+            let what = "rows through the head";
+            return Err(EngineError::Limit { what, asked, limit });
+        }
         self.commit_changed(id, probe, false)
     }
 
@@ -78,7 +93,7 @@ impl Engine {
     /// lies before. Either all of them are there, or none.
     pub fn branch(&mut self, id: SessionId, count: usize) -> Result<Vec<SessionId>> {
         self.can(id, Step::GoOn)?;
-        let mut branches = Vec::with_capacity(count);
+        let mut branches = Vec::new();
         for _ in 0..count {
             match self.fork(id, None) {
                 Ok(branch) => branches.push(branch),
@@ -109,11 +124,6 @@ impl Engine {
             position,
             rows,
         } = at;
-        let (asked, limit) = (*rows, self.blueprint.settings.rows);
-        if asked > limit {
-            let what = "rows of a pass";
-            return Err(EngineError::Limit { what, asked, limit });
-        }
         hook::find(&self.model.program, hook)?;
         let mut stops = self.blueprint.stops.values();
         let stop = stops.find(|stop| stop.site.to_string() == *hook);
@@ -173,8 +183,14 @@ fn within(positions: &Positions, at: &Paused, session: &Session) -> Positions {
     let prompt = session.prompt();
     let here = at.position..at.position + at.rows;
     let chosen = here.filter(|&position| positions.contains(position, prompt));
-    let one = |position: usize| (position as i64, position as i64 + 1);
-    Positions::Ranges(chosen.map(one).collect())
+    let mut ranges: Vec<(i64, i64)> = Vec::new();
+    for position in chosen.map(|position| position as i64) {
+        match ranges.last_mut() {
+            Some((_, end)) if *end == position => *end += 1,
+            _ => ranges.push((position, position + 1)),
+        }
+    }
+    Positions::Ranges(ranges)
 }
 
 /// The first position an edit changes.

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Hooks behind the last block.
-const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
+pub(crate) const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
 
 /// Captures and edits, bound to one model.
 ///
@@ -127,9 +127,23 @@ impl Probe {
         self.captures.keys().any(is_pattern) || self.edits.keys().any(is_pattern)
     }
 
-    /// Whether hooks behind the last block are read, so that every row must go there.
-    pub(crate) fn captures_head(&self) -> bool {
-        HEAD.iter().any(|site| self.captures.contains_key(site))
+    /// Whether somebody looks or stops behind the last block, so that more rows must go there
+    /// than tokens are chosen by.
+    pub(crate) fn looks_in_head(&self) -> bool {
+        let looks = |site| self.captures.contains_key(site) || self.breaks.contains_key(site);
+        HEAD.iter().any(looks)
+    }
+
+    /// How many of a session's rows have to go there at most.
+    pub(crate) fn head_rows(&self, positions: usize, prompt: usize) -> usize {
+        let stops = |at| {
+            let whens = HEAD.iter().flat_map(|site| self.breaks(*site));
+            whens
+                .into_iter()
+                .any(|when| when.positions.contains(at, prompt))
+        };
+        let goes = |&at: &usize| self.reads_head(at, prompt) || stops(at);
+        (0..positions).filter(goes).count()
     }
 
     /// Whether they are at a position.
@@ -192,8 +206,7 @@ impl Probe {
 /// A probe as it is written down.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedProbe {
-    captures: Vec<String>,
-    positions: Positions,
+    captures: Vec<CaptureSpec>,
     edits: Vec<SavedEdit>,
     #[serde(default)]
     breaks: Vec<BreakSpec>,
@@ -240,7 +253,6 @@ impl Probe {
                 .iter()
                 .map(|(site, c)| c.spec(*site))
                 .collect(),
-            positions: Positions::All,
             edits: edits.collect(),
             breaks: self.break_specs(),
         })
@@ -259,9 +271,10 @@ impl Probe {
 
     /// What was written down, bound to a model again.
     pub(crate) fn load(program: &Program, saved: &SavedProbe) -> Result<Self, EngineError> {
-        let positions = saved.positions.clone();
-        let probe = Probe::new(program, &saved.captures, positions, &[])?;
-        let mut probe = probe.with_breaks(program, &saved.breaks)?;
+        let mut probe = Probe::default().with_breaks(program, &saved.breaks)?;
+        for spec in &saved.captures {
+            probe.captures.extend(spec.bind(program, &Positions::All)?);
+        }
         let load = |tensor: &SavedTensor| {
             Arc::new(Tensor {
                 shape: tensor.shape.clone(),

@@ -213,6 +213,7 @@ impl Engine {
             if told.failure.is_none() {
                 let failed = self.fail(id, &error);
                 (told.finish, told.failure) = (failed.finish, failed.failure);
+                told.paused = None;
             }
         }
     }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Captured, Class, EngineError, Logprob, Probe, Sampling, Until, When,
     checkpoint::{Checkpoint, Paused, Rewind},
+    probe::HEAD,
     schedule::Account,
     state::{State, Step},
     text::TextStream,
@@ -188,7 +189,8 @@ impl Session {
         self.computed += rows - self.checkpoint.as_ref().map_or(0, |at| at.rows);
         // It is where it stood, or past that.
         let computed = self.computed;
-        self.rewind.take_if(|rewind| rewind.to.position < computed);
+        self.rewind
+            .take_if(|rewind| rewind.to.position + rewind.to.rows <= computed);
     }
 
     /// Where a step leads it, or an error that says in which states it could be taken.
@@ -209,10 +211,10 @@ impl Session {
         self.state == State::Ready && self.admitted
     }
 
-    /// Pages that its next tokens lie on.
-    pub fn pages_at(&self, rows: usize) -> usize {
-        let page = self.pages.page_tokens();
-        (self.computed + rows).div_ceil(page) - self.computed / page
+    /// Pages it holds that its next tokens are written to.
+    pub fn pages_ahead(&self) -> usize {
+        let done = self.computed / self.pages.page_tokens();
+        self.pages.len().saturating_sub(done)
     }
 
     /// Pages it may still come to take.
@@ -262,14 +264,14 @@ impl Session {
             Some(Rewind { to, .. }) if self.computed < to.position => {
                 run.min(to.position - self.computed)
             }
-            Some(Rewind { to, .. }) => run.min(to.rows),
+            Some(Rewind { to, .. }) => run.min(to.position + to.rows - self.computed),
             None => run,
         }
     }
 
     /// Whether they run in one pass or not at all: they stop, or have stopped, together.
     pub fn runs_whole(&self) -> bool {
-        let comes_to = |rewind: &Rewind| rewind.to.position == self.computed;
+        let comes_to = |rewind: &Rewind| rewind.stops && rewind.to.position == self.computed;
         self.checkpoint.is_some() || self.rewind.as_ref().is_some_and(comes_to)
     }
 
@@ -288,10 +290,12 @@ impl Session {
             next: there,
             stops,
         } = self.rewind.as_ref()?;
-        match (self.computed.cmp(&to.position), next.cmp(there)) {
-            (Ordering::Less, _) | (Ordering::Equal, Ordering::Less) => Some(false),
-            (Ordering::Equal, Ordering::Equal) => Some(*stops),
-            _ => None,
+        match next.cmp(there) {
+            _ if self.computed < to.position => Some(false),
+            _ if self.computed >= to.position + to.rows => None,
+            Ordering::Less => Some(false),
+            Ordering::Equal => Some(*stops),
+            Ordering::Greater => None,
         }
     }
 
@@ -301,6 +305,12 @@ impl Session {
         self.rewind.is_some()
             || self.until != Until::Breakpoint
             || self.probe.break_sites().any(breaks)
+    }
+
+    /// Whether a breakpoint behind the last block may be for a row.
+    pub fn breaks_in_head(&self, row: usize) -> bool {
+        let breaks = |site| self.breaks(site, row..row + 1).next().is_some();
+        HEAD.into_iter().any(breaks)
     }
 
     /// The breakpoints of a hook that may be for some of these rows, each with the row.

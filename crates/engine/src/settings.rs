@@ -56,7 +56,7 @@ impl Settings {
         let sessions = requests.len();
         let lengths = || requests.iter().map(|r| positions(program, r));
         let prompts: usize = requests.iter().map(|r| r.tokens.len()).sum();
-        let head = requests.iter().any(|r| r.probe.captures_head());
+        let head = requests.iter().any(|r| r.probe.looks_in_head());
         let rows = if head {
             rows.min(Self::LOGIT_ROWS)
         } else {

@@ -20,6 +20,10 @@ impl Engine {
                 if end >= session.tokens.len() || end > session.shares {
                     break;
                 }
+                // Whoever stops on the way has to go it.
+                if session.may_stop(session.computed..end) {
+                    break;
+                }
                 let chunk = session.chunk(at);
                 if !self.pager.adopt(&mut session.pages, at, &chunk) {
                     break;
@@ -67,7 +71,7 @@ impl Engine {
         self.check_open(&session.owner, session.pages_most)?;
         self.check_count()?;
         let pages = self.pager.pages();
-        let (more, copied) = (session.pages_left(), session.pages_at(session.next_run()));
+        let (more, copied) = (session.pages_left(), session.pages_ahead());
         // The session itself may have to copy its pages once they are shared, if it had not.
         let not_yet = copied.saturating_sub(session.copied_pages(pages));
         let promised = self.promised();

@@ -56,7 +56,8 @@ impl Engine {
         };
         let admitted = self.sessions.values().filter(|session| session.admitted);
         admitted.fold(held, |all, session| {
-            all.and(session.pages_most, session.more_pages(pages))
+            let copied = session.copied_pages(pages);
+            all.and(session.pages_most + copied, session.more_pages(pages))
         })
     }
 

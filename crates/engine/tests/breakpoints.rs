@@ -619,3 +619,113 @@ fn what_lies_before_a_stop_goes_on() {
         }
     }
 }
+
+/// A session that is on its way to a hook may come to a breakpoint of some of its rows first.
+#[test]
+fn it_stands_at_one_hook() {
+    let folder = family("llama3");
+    let plain = asked(&folder, 9, 3);
+    let alone = run(&folder, vec![plain.clone()], How::default()).remove(0);
+    let sites = sites(&folder);
+    for until in [Until::Hook, Until::Block, Until::Site(Site::ResidPost(2))] {
+        let breaks = [
+            "blocks.0.attn.hook_v@4",
+            "blocks.1.attn.hook_z@6",
+            "logits@7",
+        ];
+        let first = stopping(
+            &folder,
+            &plain,
+            &[&["hook_embed,step=0"], &breaks[..]].concat(),
+        );
+        let mut engine = load(open(&folder), std::slice::from_ref(&first), How::default());
+        let id = engine.open(first).unwrap();
+        let mut last = None;
+        loop {
+            let stopped = settle(&mut engine);
+            let [(_, at)] = &stopped[..] else { break };
+            let place = (
+                at.position + at.rows,
+                sites.iter().position(|s| *s == at.site),
+            );
+            // On and on, and at one place at a time.
+            assert!(last < Some(place), "{until:?}: {at:?}");
+            last = Some(place);
+            engine.go_on_from(id, &[], until).unwrap();
+        }
+        let found = bits(&engine.close(id).unwrap());
+        assert!(found == bits(&alone), "{until:?}");
+    }
+}
+
+/// What a session is told after a generated token runs with it, in a phase of its own.
+#[test]
+fn what_is_said_stops_too() {
+    let folder = family("qwen2");
+    let tokens = ids(&golden(&folder)["input_ids"]);
+    let said = tokens[20..27].to_vec();
+    let kept = Request {
+        keep: true,
+        ..request(&folder, &tokens[..9], &["*"], 3)
+    };
+    let converse = |breaks: &[&str]| {
+        let first = stopping(&folder, &kept, breaks);
+        let model = open(&folder);
+        let mut layout = vec![kept.clone()];
+        layout[0].tokens.extend(&tokens[..30]);
+        let settings = Settings {
+            open: 2,
+            ..Settings::for_requests(&model, &layout, 64).unwrap()
+        };
+        let backend = How::default().backend();
+        let blueprint =
+            djinn_engine::Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+        let mut engine = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+        let id = engine.open(first).unwrap();
+        let mut stops = 0;
+        for turn in 0..2 {
+            while !settle(&mut engine).is_empty() {
+                stops += 1;
+                engine.resume(id).unwrap();
+            }
+            if turn == 0 {
+                engine.say(id, &said, 3).unwrap();
+            }
+        }
+        (bits(&engine.close(id).unwrap()), stops)
+    };
+    let (alone, none) = converse(&[]);
+    assert_eq!(none, 0);
+    let token = format!("blocks.0.hook_resid_post,token={}", said[2]);
+    for breaks in [
+        vec![token.as_str(), "blocks.1.hook_resid_post"],
+        vec!["blocks.1.attn.hook_q@13"],
+        vec!["ln_final.hook_normalized@14", "blocks.0.hook_mlp_out@15"],
+    ] {
+        let (found, stops) = converse(&breaks);
+        assert!(stops > 0 && found == alone, "{breaks:?}: {stops}");
+    }
+}
+
+/// Others' pages are no way around a breakpoint.
+#[test]
+fn whoever_would_stop_computes_for_itself() {
+    let folder = family("llama3");
+    let plain = request(&folder, &ids(&golden(&folder)["input_ids"])[..40], &[], 2);
+    let stops = stopping(&folder, &plain, &["blocks.1.hook_resid_post@5"]);
+    let mut engine = load(
+        open(&folder),
+        &[plain.clone(), stops.clone()],
+        How::default(),
+    );
+    let other = engine.open(plain.clone()).unwrap();
+    settle(&mut engine);
+    let id = engine.open(stops).unwrap();
+    let stopped = settle(&mut engine);
+    assert_eq!(stopped.len(), 1);
+    assert_eq!((stopped[0].1.position, stopped[0].1.rows), (5, 35));
+    engine.resume(id).unwrap();
+    settle(&mut engine);
+    let [one, two] = [other, id].map(|id| engine.close(id).unwrap().generated);
+    assert_eq!(one, two);
+}

@@ -7,7 +7,7 @@ use djinn_engine::{
 };
 use djinn_model::Model;
 
-use super::{load, watch::Watch};
+use super::{load, watch::Watch, widest};
 use crate::{args::Settled, failure::Failure};
 
 /// Positions a kept session may come to, unless its model has fewer.
@@ -45,9 +45,10 @@ pub fn start(
     }
     let context = model.program.dims.context.min(CONTEXT);
     let one = Settings::for_sessions(&model.program, 1, context, settled.args.rows)?;
-    // What it adds at hooks may be as wide as the residual.
+    // A session of the folder may change whatever there is.
     let settings = Settings {
-        operand_width: model.program.dims.d_model,
+        operand_width: widest(&model.program.dims),
+        pattern_keys: context,
         ..one
     };
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;

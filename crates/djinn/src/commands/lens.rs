@@ -53,8 +53,13 @@ pub fn lens(args: &LensArgs) -> Result<(), Failure> {
 pub(super) fn of_tokens(engine: &mut Engine, tokens: &[u32]) -> Result<String, Failure> {
     let first = requests(engine.model(), tokens)?.remove(0);
     let id = engine.open(first)?;
+    let next = engine.next_session();
     let grid = look(engine, id, tokens.len(), 1);
-    engine.close(id);
+    // Whatever went wrong on the way leaves nothing behind.
+    let others = (next.0..engine.next_session().0).map(djinn_engine::SessionId);
+    for id in others.chain([id]) {
+        engine.close(id);
+    }
     Ok(to_text(
         engine.model(),
         &names(engine.model(), tokens),

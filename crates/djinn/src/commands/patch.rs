@@ -36,7 +36,7 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
         open: sessions,
         rows: args.model.rows.max(sessions).max(positions),
         pages: (sessions + positions) * one.pages,
-        logit_rows: sessions.max(positions),
+        logit_rows: args.model.rows.max(sessions).max(positions),
         operand_width: model.program.dims.d_model,
         ..one
     };
@@ -59,6 +59,11 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
     let texts = patching.texts;
     let score = |logits: &[f32]| f64::from(logits[texts.answer]) - f64::from(logits[texts.instead]);
     let (best, worst) = (score(&clean), score(&corrupt));
+    if best.total_cmp(&worst).is_eq() || !(best - worst).is_finite() {
+        return Err(Failure::Message(format!(
+            "clean and corrupt answer alike ({best:+.3}): there is nothing to bring back"
+        )));
+    }
     let effect = |logits: &Vec<f32>| (score(logits) - worst) / (best - worst);
     let effects: Vec<Vec<f64>> = branched
         .iter()

@@ -135,6 +135,12 @@ fn prompts(given: &[String]) -> Result<Vec<String>, Failure> {
     let mut all = Vec::new();
     for text in given {
         if !Path::new(text).is_file() {
+            let looks_like = Path::new(text)
+                .extension()
+                .is_some_and(|end| end.len() <= 4);
+            if looks_like && !text.contains(' ') {
+                return Err(Failure::Message(format!("{text}: there is no such file")));
+            }
             all.push(text.clone());
             continue;
         }
@@ -207,6 +213,10 @@ fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let tokens = prompt::tokens(&model, &args.prompt)?;
     let edits = changes(&model, &args.changes)?;
+    if edits.is_empty() {
+        let message = "nothing is changed: give --edit or --steer";
+        return Err(Failure::Message(message.into()));
+    }
     let request = |edits: &[EditSpec]| -> Result<Request, Failure> {
         Ok(Request {
             tokens: tokens.clone(),

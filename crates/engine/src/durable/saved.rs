@@ -6,8 +6,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Class, EngineError, Finish, Logprob, Paused, Sampling, probe::SavedProbe, session::Session,
-    state::State,
+    Class, EngineError, Finish, Logprob, Paused, Sampling, checkpoint::Rewind, probe::SavedProbe,
+    session::Session, state::State,
 };
 
 /// A session that can go on in another process.
@@ -156,6 +156,14 @@ impl SavedSession {
 
 impl SavedState {
     pub(crate) fn of(session: &Session) -> Self {
+        // Who is on its way to where it stood, to stop there again, stands there.
+        if let Some(Rewind {
+            to, stops: true, ..
+        }) = &session.rewind
+            && !session.state.is_done()
+        {
+            return SavedState::Paused(SavedStop::of(to));
+        }
         match session.state {
             State::Ready | State::Running => SavedState::Ready,
             State::Waiting { .. } => SavedState::Waiting,

@@ -502,7 +502,7 @@ fn renumber(rows: &[Group]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (at, row) in rows.iter().enumerate() {
         match groups.last_mut() {
-            Some(g) if g.member == row.member && g.position + g.rows == row.position => g.rows += 1,
+            Some(g) if g.is_followed_by(row) => g.rows += 1,
             _ => groups.push(Group {
                 first_row: at,
                 ..*row

@@ -1,6 +1,6 @@
 //! Sessions that stop in the middle of a pass, and those that go on from there.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Instant};
 
 use djinn_device::View;
 use djinn_model::{
@@ -8,8 +8,8 @@ use djinn_model::{
     program::{Buf, SegmentKind},
 };
 
-use super::{Pass, Result, Stages, hooks::Changer};
-use crate::{Norm, batch::Group, checkpoint::Checkpoint, outbox::Sent};
+use super::{Pass, Result, Stage, Stages, hooks::Changer};
+use crate::{Norm, Until, batch::Group, checkpoint::Checkpoint, outbox::Sent};
 
 /// Somebody who stopped, and what is kept of it.
 pub(super) struct Stopped {
@@ -38,8 +38,9 @@ impl Pass<'_, '_> {
                 *first = position.min(*first);
             }
         }
-        for (member, position) in first {
+        for (member, first) in first {
             let start = Instant::now();
+            let position = self.stands_from(member, first, next, stages.of(kind));
             let groups = stages.of(kind).leave(member, position);
             stages.body.leave(member, position);
             stages.head.leave(member, position);
@@ -64,6 +65,27 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
+    /// From where on a member stands whose rows from `first` on stop. A session stands at one
+    /// hook: if rows of it that lie before may stop further on, all of them do here.
+    fn stands_from(&self, member: usize, first: usize, next: usize, stage: &Stage) -> usize {
+        let session = &self.members[member];
+        let of = |group: &&Group| group.member == member && group.position < first;
+        let mut before = stage.groups.iter().filter(of);
+        let later = |rows: Range<usize>| {
+            let mut later = self.blueprint.stops.range(next + 1..);
+            session.until != Until::Breakpoint
+                || later.any(|(_, stop)| session.breaks(stop.site, rows.clone()).next().is_some())
+        };
+        let may_stop = |group: &Group| later(group.position..group.positions().end.min(first));
+        let Some(earliest) = before.clone().map(|group| group.position).min() else {
+            return first;
+        };
+        match before.any(may_stop) {
+            true => earliest,
+            false => first,
+        }
+    }
+
     /// The first position of these rows that stops at a hook, if one does. Those after it
     /// have to wait for it, those before it do not.
     fn stops_at(&self, kind: SegmentKind, stop: &Stop, group: &Group) -> Result<Option<usize>> {
@@ -85,17 +107,7 @@ impl Pass<'_, '_> {
             };
             first = if stops { Some(position) } else { first };
         }
-        // A session stands at one hook: if what lies before may stop further on, all of it
-        // does here.
-        let all = |first: &usize| {
-            let mut later = self.blueprint.stops.range(stop.next + 1..);
-            let before = group.position..*first;
-            later.any(|(_, stop)| session.breaks(stop.site, before.clone()).next().is_some())
-        };
-        Ok(match first.filter(all) {
-            Some(_) => Some(group.position),
-            None => first,
-        })
+        Ok(first)
     }
 
     /// Whether the row of a position is longer or shorter than something.
@@ -150,7 +162,11 @@ impl Pass<'_, '_> {
             outbox: &mut *self.outbox,
             operand: self.arena.operand,
         };
-        for edit in &checkpoint.edits {
+        for edit in checkpoint
+            .edits
+            .iter()
+            .filter(|edit| !edit.changes_nothing())
+        {
             changer.change(edit, group, session.prompt(), at)?;
         }
         self.read_rows(group, site, at)

@@ -212,8 +212,11 @@ impl Bench<'_> {
             if outputs.iter().any(|output| output.paused.is_some()) {
                 return Ok(());
             }
-            if let Some(failure) = outputs.into_iter().find_map(|output| output.failure) {
-                return Err(Failure::Message(failure));
+            if let Some(ended) = outputs.into_iter().find(|output| output.finish.is_some()) {
+                let why = ended
+                    .failure
+                    .unwrap_or_else(|| "a session ended too soon".into());
+                return Err(Failure::Message(why));
             }
         }
     }

@@ -61,8 +61,14 @@ pub const HELP: &[(&str, &str)] = &[
     ),
     ("print norms", "the length of every row"),
     ("print largest N", "the largest elements of the last row"),
-    ("print attention BLOCK HEAD", "where the last token looks"),
-    ("print lens", "what would be said behind every block"),
+    (
+        "print attention BLOCK HEAD",
+        "where the last token looks, without the changes made here",
+    ),
+    (
+        "print lens",
+        "what would be said behind every block, without the changes made here",
+    ),
     ("print tokens", "what was read and generated"),
     (
         "edit CHANGE[@POSITIONS]",

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use djinn_engine::{BreakSpec, EditSpec, Engine, Output, Request, SessionId, Until, write_tensors};
-use djinn_model::hook;
+use djinn_model::{Site, hook};
 
 use super::{
     command::{Command, HELP, What},
@@ -28,20 +28,22 @@ pub struct Debugger {
     edits: Vec<EditSpec>,
     /// Sessions that stand where each stood before.
     back: Vec<(SessionId, SessionId)>,
-    /// What was generated.
-    told: BTreeMap<SessionId, Vec<u32>>,
+    /// Breakpoints, in the order in which they were set.
+    breaks: Vec<BreakSpec>,
 }
 
 impl Debugger {
     /// Opens the session; nothing has run yet.
     pub fn new(mut engine: Engine, request: Request) -> Result<Self, Failure> {
         let id = engine.open(request)?;
+        // It runs when it is told to, and not beside what is looked at before.
+        engine.wait(id, None)?;
         Ok(Debugger {
+            breaks: engine.breaks(id).unwrap_or_default(),
             engine,
             id,
             edits: Vec::new(),
             back: Vec::new(),
-            told: BTreeMap::new(),
         })
     }
 
@@ -56,8 +58,8 @@ impl Debugger {
             Command::StepHook => self.go(Until::Hook)?,
             Command::StepBlock => self.go(Until::Block)?,
             Command::Until(hook) => {
-                let sites = hook::find(&self.engine.model().program, &hook)?;
-                self.go(Until::Site(sites[0]))?
+                let site = self.one_stop(&hook)?;
+                self.go(Until::Site(site))?
             }
             Command::Print(what) => self.print(&what)?,
             Command::Edit(text) => self.edit(&text)?,
@@ -73,31 +75,47 @@ impl Debugger {
 
     fn add_break(&mut self, text: &str) -> Result<String, Failure> {
         let spec: BreakSpec = text.parse()?;
-        let mut breaks = self.engine.breaks(self.id).unwrap_or_default();
-        breaks.push(spec);
+        let breaks: Vec<_> = self.breaks.iter().cloned().chain([spec]).collect();
         self.engine.set_breaks(self.id, &breaks)?;
+        self.breaks = breaks;
         Ok(self.list_breaks())
     }
 
     fn delete(&mut self, which: Option<usize>) -> Result<String, Failure> {
-        let mut breaks = self.engine.breaks(self.id).unwrap_or_default();
         match which {
-            None => breaks.clear(),
-            Some(n) if n < breaks.len() => drop(breaks.remove(n)),
+            None => self.breaks.clear(),
+            Some(n) if n < self.breaks.len() => drop(self.breaks.remove(n)),
             Some(n) => return Err(Failure::Message(format!("there is no breakpoint {n}"))),
         }
-        self.engine.set_breaks(self.id, &breaks)?;
+        self.engine.set_breaks(self.id, &self.breaks)?;
         Ok(self.list_breaks())
     }
 
     fn list_breaks(&self) -> String {
-        let breaks = self.engine.breaks(self.id).unwrap_or_default();
-        match breaks.is_empty() {
+        match self.breaks.is_empty() {
             true => "no breakpoints\n".to_owned(),
             false => {
                 let line = |(n, spec): (usize, &BreakSpec)| format!("{n}  {spec}\n");
-                breaks.iter().enumerate().map(line).collect()
+                self.breaks.iter().enumerate().map(line).collect()
             }
+        }
+    }
+
+    /// The one hook of a name at which a session can stop.
+    fn one_stop(&self, name: &str) -> Result<Site, Failure> {
+        let program = &self.engine.model().program;
+        let mut found = hook::find(program, name)?;
+        let stops = program.stops();
+        found.retain(|site| stops.iter().any(|stop| stop.site == *site));
+        match found[..] {
+            [site] => Ok(site),
+            [] => Err(Failure::Message(format!(
+                "a session cannot stop at '{name}'"
+            ))),
+            _ => Err(Failure::Message(format!(
+                "'{name}' is {} hooks: name one",
+                found.len()
+            ))),
         }
     }
 
@@ -107,19 +125,22 @@ impl Debugger {
             self.remember();
             let edits = std::mem::take(&mut self.edits);
             self.engine.go_on_from(self.id, &edits, until)?;
-        } else if until != Until::Breakpoint {
-            // Nothing has run yet: the first hook is where everything begins.
-            let breaks = self.engine.breaks(self.id).unwrap_or_default();
+            return self.run_on();
+        }
+        // Nothing has run yet, or it is at its end.
+        let starts = self.engine.resume(self.id).is_ok();
+        if starts && until != Until::Breakpoint {
+            // The first hook is where everything begins.
             let first = match until {
                 Until::Site(site) => site.to_string(),
                 Until::Block => "blocks.0.hook_resid_post".to_owned(),
                 _ => "hook_embed".to_owned(),
             };
             let more: BreakSpec = first.parse()?;
-            let all: Vec<_> = breaks.iter().cloned().chain([more]).collect();
+            let all: Vec<_> = self.breaks.iter().cloned().chain([more]).collect();
             self.engine.set_breaks(self.id, &all)?;
             let told = self.run_on();
-            self.engine.set_breaks(self.id, &breaks)?;
+            self.engine.set_breaks(self.id, &self.breaks)?;
             return told;
         }
         self.run_on()
@@ -136,22 +157,21 @@ impl Debugger {
             }
         }
         if self.engine.paused(self.id).is_none() && text.is_empty() {
-            text = "the session is at its end; undo goes back, quit leaves\n".to_owned();
+            text = "the session is at its end\n".to_owned();
         }
         Ok(text)
     }
 
-    fn hear(&mut self, output: &Output) -> Result<String, Failure> {
+    fn hear(&self, output: &Output) -> Result<String, Failure> {
         if let Some(failure) = &output.failure {
             return Err(Failure::Message(failure.clone()));
         }
         let mut text = String::new();
         if let Some(token) = output.token {
-            self.told.entry(output.session).or_default().push(token);
             text += &show::token(self.engine.model(), token);
         }
         if let Some(at) = &output.paused {
-            text += &show::place(&self.engine, at);
+            text += &show::place(&self.engine, output.session, at);
         }
         if let Some(finish) = output.finish {
             text += &format!("over ({finish})\n{}", show::tokens(&self.engine, self.id));
@@ -184,7 +204,7 @@ impl Debugger {
         self.id = kept;
         self.edits.clear();
         let at = self.engine.paused(kept);
-        Ok(at.map_or_else(String::new, |at| show::place(&self.engine, &at)))
+        Ok(at.map_or_else(String::new, |at| show::place(&self.engine, kept, &at)))
     }
 
     fn edit(&mut self, text: &str) -> Result<String, Failure> {
@@ -240,6 +260,7 @@ impl Debugger {
         if self.engine.tokens(id).is_none() {
             return Err(Failure::Message(format!("there is no session {}", id.0)));
         }
+        self.engine.set_breaks(id, &self.breaks)?;
         self.id = id;
         self.edits.clear();
         Ok(self.sessions())

@@ -8,7 +8,7 @@ mod terminal;
 use djinn_engine::{Blueprint, Probe, Request, Settings};
 use djinn_model::Model;
 
-use super::{load, prompt, watch::Watch};
+use super::{load, prompt, watch::Watch, widest};
 use crate::{
     args::DebugArgs,
     bundled,
@@ -65,7 +65,7 @@ fn settings(model: &Model, request: &Request) -> Result<Settings, Failure> {
         pages: (sessions + 2) * one.pages,
         logit_rows: ROWS.max(sessions),
         pattern_keys: context,
-        operand_width: dims.d_model.max(dims.d_mlp).max(dims.heads * dims.d_head),
+        operand_width: widest(dims),
         ..one
     })
 }

@@ -6,17 +6,17 @@ use djinn_model::{Model, Site};
 use crate::{commands::lens, failure::Failure, style::table};
 
 /// Where a session stopped.
-pub fn place(engine: &Engine, at: &Paused) -> String {
+pub fn place(engine: &Engine, id: SessionId, at: &Paused) -> String {
     let positions = match at.rows {
         1 => format!("position {}", at.position),
         rows => format!("positions {} to {}", at.position, at.position + rows - 1),
     };
-    let shape = match at.site.layout(&engine.model().program.dims) {
-        djinn_model::hook::Layout::Rows(width) => format!("[{}, {width}]", at.rows),
-        djinn_model::hook::Layout::Heads(heads, d) => format!("[{}, {heads}, {d}]", at.rows),
-        djinn_model::hook::Layout::Pattern(heads) => format!("[{heads}]"),
-    };
-    format!("stopped at {} {shape}, {positions}\n", at.site)
+    let shape = engine.activation(id).map(|tensor| tensor.shape);
+    format!(
+        "stopped at {} {:?}, {positions}\n",
+        at.site,
+        shape.unwrap_or_default()
+    )
 }
 
 /// A token that was generated.
