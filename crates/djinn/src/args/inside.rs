@@ -84,8 +84,12 @@ pub struct DebugArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// Stop here: HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]; may be repeated
-    #[arg(long = "break", value_name = "BREAK")]
+    /// Where to stop.
+    #[arg(
+        long = "break",
+        value_name = "BREAK",
+        help = "Stop here: HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]; may be repeated"
+    )]
     pub breaks: Vec<BreakSpec>,
     /// Generate at most this many tokens
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
@@ -98,9 +102,14 @@ pub struct DebugArgs {
 /// What is changed on the way.
 #[derive(Clone, Debug, Args)]
 pub struct ChangeArgs {
-    /// Change an activation on the way: HOOK[PART]:CHANGE[@POSITIONS]; may be repeated, applied
-    /// in order
-    #[arg(long, help_heading = "Inside", value_name = "EDIT")]
+    /// What is changed.
+    #[arg(
+        long,
+        help_heading = "Inside",
+        value_name = "EDIT",
+        help = "Change an activation on the way: HOOK[PART]:CHANGE[@POSITIONS]; may be repeated, \
+                  applied in order"
+    )]
     pub edit: Vec<EditSpec>,
     /// Add a steering vector, so many times; may be repeated, after edits
     #[arg(long, help_heading = "Inside", value_name = "FILE[:FACTOR]")]

@@ -270,8 +270,14 @@ pub struct TraceArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// Hooks to read: HOOK[PART][@POSITIONS][|mean|norm], by name or pattern; several with commas
-    #[arg(long, value_name = "PATTERN", required = true)]
+    /// What is read.
+    #[arg(
+        long,
+        value_name = "PATTERN",
+        required = true,
+        help = "Hooks to read: HOOK[PART][@POSITIONS][|mean|norm], by name or pattern; several \
+                  with commas"
+    )]
     pub capture: Vec<String>,
     #[command(flatten)]
     pub changes: ChangeArgs,
