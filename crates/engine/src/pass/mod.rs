@@ -2,32 +2,27 @@
 
 mod attention;
 mod hooks;
+mod ops;
+mod replay;
 mod stage;
 mod stops;
 
 use std::{
-    collections::BTreeSet,
     ops::Range,
     time::{Duration, Instant},
 };
 
-use djinn_device::{Device, DeviceError, Event, Order, Span, Stream, View, Weight};
-use djinn_model::{
-    Site,
-    program::{Buf, Op, Program, SegmentKind, TensorId},
-};
+use djinn_device::{Device, Event, Span, Stream, View};
+use djinn_model::program::{Buf, Op, Program, SegmentKind};
 
 use crate::{
     Blueprint, EngineError,
     arena::{Arena, Ids},
-    batch::{Batch, Group, generated},
-    experts,
+    batch::{Batch, Group},
     outbox::Outbox,
     pager::Arrivals,
     session::Session,
     stream::Streamer,
-    stretch::Stretch,
-    weights::Home,
 };
 
 use hooks::Read;
@@ -128,84 +123,6 @@ impl Pass<'_, '_> {
             stopped,
             stop_s,
         })
-    }
-
-    /// Whether what the pass puts on the compute stream in a stretch follows from numbers
-    /// alone, but for the operations at which somebody looks: nobody stops, nothing is on its
-    /// way, and every row is a generated token that goes all the way.
-    fn can_be_replayed(&self) -> bool {
-        if !self.arrivals.is_empty() || self.recording {
-            return false;
-        }
-        let rows = self.batch.rows();
-        let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
-        let is_plain = |group: &Group| {
-            let session = &self.members[group.member];
-            group.enter == 0 && !session.may_stop(group.positions())
-        };
-        generated && self.batch.groups.iter().all(is_plain)
-    }
-
-    /// The operations at which a session reads or changes something in this pass.
-    fn looked_at(&self, steps: &[(SegmentKind, &Op)]) -> BTreeSet<usize> {
-        let probes = self.batch.groups.iter().filter_map(|group| {
-            let session = &self.members[group.member];
-            let looks = session.probe.looks_at(group.positions(), session.prompt());
-            looks.then_some(&session.probe)
-        });
-        let probes: Vec<_> = probes.collect();
-        if probes.is_empty() {
-            return BTreeSet::new();
-        }
-        let looks = |&(_, (_, op)): &(usize, &(SegmentKind, &Op))| {
-            let site = match **op {
-                Op::Hook { site, .. } => site,
-                Op::Attend { block, .. } => Site::Pattern(block),
-                _ => return false,
-            };
-            probes.iter().any(|probe| probe.touches(site))
-        };
-        let looked = steps.iter().enumerate().filter(looks);
-        looked.map(|(at, _)| at).collect()
-    }
-
-    /// Puts the operations of the pass on the compute stream, stretch by stretch.
-    fn compute(&mut self) -> Result<()> {
-        let (device, program, blueprint) = (self.device, self.program, self.blueprint);
-        let steps: Vec<_> = program.steps().collect();
-        let mut stages = self.stages();
-        let (can, chooses) = (self.can_be_replayed(), self.chooses());
-        let looked = match can {
-            true => self.looked_at(&steps),
-            false => BTreeSet::new(),
-        };
-        let parts = |stretch: &Stretch| stretch.around(&looked);
-        for Stretch { steps: part, still } in blueprint.stretches.iter().flat_map(parts) {
-            // Its last operation may be to choose.
-            let chooses = chooses && part.end == steps.len();
-            let [start, end, rows] = [part.start, part.end, self.batch.rows()].map(|n| n as u64);
-            let number = (start << 42) + (end << 20) + 2 * rows + u64::from(chooses);
-            if !(can && still) {
-                self.walk(&steps, part, &mut stages)?;
-                continue;
-            }
-            // Where it is may be walked once more, or not at all.
-            let (before, after) = (self.so_far.segment, steps[part.end - 1].0);
-            device.replay(number, &mut || {
-                self.so_far.segment = before;
-                let walked = self.walk(&steps, part.clone(), &mut stages);
-                walked.map_err(of_device)
-            })?;
-            self.so_far.segment = Some(after);
-        }
-        // Whoever had come to the last hook has only to choose.
-        if self.enter(steps.len(), &mut stages)? && self.chooses() {
-            self.sample(&stages.head)?;
-        }
-        match self.so_far.segment.take() {
-            Some(_) => self.streamer.end_segment(),
-            None => Ok(()),
-        }
     }
 
     /// Everybody's rows, before the first operation.
@@ -360,140 +277,6 @@ impl Pass<'_, '_> {
             Buf::Resid => stage.resid(),
             buf => self.arena.buf(buf, stage.rows),
         }
-    }
-
-    fn op(&mut self, stage: &Stage, op: &Op) -> Result<()> {
-        let device = self.device;
-        let weight = |id| self.blueprint.weights.one(id);
-        let view = |buf| self.view(stage, buf);
-        match *op {
-            Op::Embed { table, to } => {
-                let to = view(to);
-                let (ids, numbers) = (self.ids.tokens, &self.batch.tokens);
-                self.look_up(table, ids, numbers, to, false)?;
-            }
-            Op::EmbedPositions { table, to } => {
-                let to = view(to);
-                let (ids, numbers) = (self.ids.positions, &self.batch.positions);
-                self.look_up(table, ids, numbers, to, true)?;
-            }
-            Op::Norm {
-                kind,
-                eps,
-                width,
-                weight: w,
-                bias,
-                from,
-                to,
-            } => {
-                let (from, to) = (view(from).reshaped(width), view(to).reshaped(width));
-                device.norm(kind, eps, from, weight(w), bias.map(weight), to)?;
-            }
-            Op::Linear {
-                weight: w,
-                order,
-                bias,
-                from,
-                to,
-            } => {
-                let (from, bias, to) = (view(from), bias.map(weight), view(to));
-                self.linear(stage, from, (w, order), bias, to)?;
-            }
-            Op::Split {
-                from,
-                first,
-                stride,
-                width,
-                to,
-            } => device.split(view(from), first, stride, width, view(to))?,
-            Op::Rope { buf } => {
-                let rope = self.program.rope.as_ref();
-                let style = rope.expect("a program that rotates has a rope").style;
-                let table = self.arena.rope.rows(0, stage.rows);
-                device.rope(view(buf), table, self.program.dims.d_head, style)?;
-            }
-            Op::Attend {
-                block,
-                scale,
-                window,
-            } => self.attend(stage, block, scale, window)?,
-            Op::Activate { f, from, to } => device.activate(f, view(from), view(to))?,
-            Op::Gate { f, gate, up, to } => device.gate(f, view(gate), view(up), view(to))?,
-            Op::Add { from, to } => device.add(view(from), view(to))?,
-            Op::Experts { .. } => {
-                let weights = &self.blueprint.weights;
-                experts::run(device, self.arena, weights, self.streamer, op, stage)?;
-            }
-            Op::Hook { site, buf } => {
-                self.change(stage, site, view(buf))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A product, part by part of its matrix: each output is a product of its own.
-    fn linear(
-        &mut self,
-        stage: &Stage,
-        x: View,
-        (matrix, order): (TensorId, Order),
-        bias: Option<View>,
-        out: View,
-    ) -> Result<()> {
-        for part in self.blueprint.weights.parts(matrix) {
-            if let Home::Ring(visit) = part.home {
-                self.streamer.need(visit)?;
-            }
-            let weight = Weight {
-                view: part.view,
-                order,
-            };
-            let whole = order == Order::InOut;
-            let cut = |view: View| match whole {
-                true => view,
-                false => view.cols(part.rows.start, part.rows.len()),
-            };
-            for (phase, rows) in stage.phases() {
-                let at = |view: View| view.rows(rows.start, rows.len());
-                self.device
-                    .linear(at(x), weight, bias.map(cut), cut(at(out)), phase)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Rows of a table, by number: from memory, or read from the slow tier.
-    fn look_up(
-        &mut self,
-        table: TensorId,
-        ids: View,
-        numbers: &[i32],
-        to: View,
-        accumulate: bool,
-    ) -> Result<()> {
-        let (ids, numbers) = (ids.rows(0, to.rows), &numbers[..to.rows]);
-        if !self.blueprint.weights.is_read_by_row(table) {
-            let table = self.blueprint.weights.one(table);
-            return Ok(self.device.gather(table, ids, to, accumulate)?);
-        }
-        let spec = self.program.tensor(table);
-        let rows = View::new(
-            self.arena.table_rows.offset,
-            spec.dtype,
-            to.rows,
-            spec.matrix().1,
-        );
-        self.streamer.rows(table, numbers, rows)?;
-        let in_order = self.arena.row_numbers.rows(0, to.rows);
-        Ok(self.device.gather(rows, in_order, to, accumulate)?)
-    }
-}
-
-/// What failed, as the device tells it.
-fn of_device(error: EngineError) -> DeviceError {
-    match error {
-        EngineError::Device(error) => error,
-        other => std::io::Error::other(other).into(),
     }
 }
 
