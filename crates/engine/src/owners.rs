@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use djinn_model::Site;
+
 use crate::{
     BreakSpec, EditSpec, Engine, EngineError, Paused, Request, Sampling, SessionId, Tensor,
     Transcript, Until, session::Session,
@@ -196,6 +198,18 @@ impl Owned<'_> {
     pub fn branch(&mut self, id: SessionId, count: usize) -> Result<Vec<SessionId>, EngineError> {
         self.check(id)?;
         self.engine.branch(id, count)
+    }
+
+    /// [`Engine::branch_back`].
+    pub fn branch_back(
+        &mut self,
+        id: SessionId,
+        site: Site,
+        position: usize,
+        residual: &[f32],
+    ) -> Result<SessionId, EngineError> {
+        self.check(id)?;
+        self.engine.branch_back(id, site, position, residual)
     }
 
     /// [`Engine::renew`].

@@ -1,10 +1,16 @@
 //! Sessions that stopped at a hook: what is there, and how they go on.
 
-use djinn_model::{Site, hook};
+use std::sync::Arc;
+
+use djinn_model::{Site, hook, program::Buf};
 
 use crate::{
     BreakSpec, EditSpec, Engine, EngineError, Paused, Positions, Probe, SavedStop, SessionId,
-    Tensor, Until, checkpoint::Rewind, edit::Edit, session::Session, state::Step,
+    Tensor, Until,
+    checkpoint::{Checkpoint, Rewind},
+    edit::Edit,
+    session::Session,
+    state::Step,
 };
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -106,6 +112,72 @@ impl Engine {
             }
         }
         Ok(branches)
+    }
+
+    /// Another session that stands where this one was on its way here: at a hook before the one
+    /// it stands at, with its rows from a position on. `residual` is what was there, row by row;
+    /// all else that matters is in the pages. It goes on as any that stopped there would.
+    pub fn branch_back(
+        &mut self,
+        id: SessionId,
+        site: Site,
+        position: usize,
+        residual: &[f32],
+    ) -> Result<SessionId> {
+        self.can(id, Step::GoOn)?;
+        let checkpoint = self.checkpoint_at(id, site, position, residual)?;
+        let branch = self.fork(id, None)?;
+        let session = self.session(branch);
+        session.computed = position;
+        session.checkpoint = Some(checkpoint);
+        // Where it stands is written down anew.
+        let probe = session.probe.clone();
+        self.commit_changed(branch, probe, false)?;
+        Ok(branch)
+    }
+
+    /// What a session would have needed to go on from a hook before the one it stands at.
+    fn checkpoint_at(
+        &self,
+        id: SessionId,
+        site: Site,
+        position: usize,
+        residual: &[f32],
+    ) -> Result<Checkpoint> {
+        let refuse = |reason: String| {
+            let hook = site.to_string();
+            Err(EngineError::Edit { hook, reason })
+        };
+        let session = &self.sessions[&id];
+        let here = session
+            .checkpoint
+            .as_ref()
+            .ok_or(EngineError::NotThere(id))?;
+        let mut stops = self.blueprint.stops.values();
+        let Some(stop) = stops.find(|stop| stop.site == site) else {
+            return Err(EngineError::NoStop(site.to_string()));
+        };
+        let (first, end) = (session.computed, session.computed + here.rows);
+        if stop.next > here.stop.next || !(first..end).contains(&position) {
+            let (at, last) = (here.stop.site, end - 1);
+            return refuse(format!(
+                "the session stands at '{at}', positions {first} to {last}"
+            ));
+        }
+        if stop.live != [Buf::Resid] {
+            return refuse("more than the residual matters there".to_owned());
+        }
+        let (rows, width) = (end - position, self.model.program.dims.d_model);
+        if residual.len() != rows * width {
+            let found = residual.len();
+            return refuse(format!("{found} numbers for {rows} rows of {width}"));
+        }
+        Ok(Checkpoint {
+            stop: Arc::clone(stop),
+            rows,
+            live: Arc::new(vec![(Buf::Resid, residual.to_vec())]),
+            edits: Vec::new(),
+        })
     }
 
     /// A session came to a breakpoint in the pass that just ended.

@@ -729,3 +729,59 @@ fn whoever_would_stop_computes_for_itself() {
     let [one, two] = [other, id].map(|id| engine.close(id).unwrap().generated);
     assert_eq!(one, two);
 }
+
+#[test]
+fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
+    for name in ["llama3", "gptj", "mixtral"] {
+        let folder = family(name);
+        let tokens = ids(&golden(&folder)["input_ids"])[..20].to_vec();
+        let dims = open(&folder).program.dims;
+        let all = request(&folder, &tokens, &["blocks.*.hook_resid_post"], 3);
+        let alone = run(&folder, vec![all], How::default()).remove(0);
+        let residuals = tensors(&alone);
+        let plain = request(&folder, &tokens, &[], 3);
+        let last = format!("{},step=0", Site::ResidPost(dims.blocks - 1));
+        let base = stopping(&folder, &plain, &[&last]);
+        let mut engine = load(open(&folder), &vec![base.clone(); 8], How::default());
+        let id = engine.open(base).unwrap();
+        assert_eq!(settle(&mut engine).len(), 1);
+        for (block, position) in [(0, 0), (0, 19), (1, 7), (2, 13)] {
+            let site = Site::ResidPost(block);
+            let rest = &residuals[&site.to_string()].data;
+            let rest = &rest[position * dims.d_model..20 * dims.d_model];
+            let edit = format!("{site}:scale=0.3@{position}");
+            let flown = request_edited(&folder, &tokens, &[], 3, &[&edit]);
+            let flown = run(&folder, vec![flown], How::default())
+                .remove(0)
+                .generated;
+            let pair = [
+                (vec![], alone.generated.clone()),
+                (vec![edit.parse().unwrap()], flown),
+            ];
+            for (edits, expect) in pair {
+                let branch = engine.branch_back(id, site, position, rest).unwrap();
+                engine.set_breaks(branch, &[]).unwrap();
+                engine
+                    .go_on_from(branch, &edits, Until::Breakpoint)
+                    .unwrap();
+                settle(&mut engine);
+                let found = engine.close(branch).unwrap().generated;
+                assert_eq!(found, expect, "{name} block {block} position {position}");
+            }
+        }
+        let site = Site::ResidPost(0);
+        let refused = |engine: &mut Engine, site, position, count: usize| {
+            let rest = vec![0.0; count];
+            engine
+                .branch_back(id, site, position, &rest)
+                .unwrap_err()
+                .to_string()
+        };
+        let whole = 20 * dims.d_model;
+        assert!(refused(&mut engine, site, 20, whole).contains("positions 0 to 19"));
+        assert!(refused(&mut engine, site, 0, whole - 1).contains("for 20 rows"));
+        assert!(refused(&mut engine, Site::Z(0), 0, whole).contains("more than the residual"));
+        assert!(refused(&mut engine, Site::Logits, 0, whole).contains("stands at"));
+        assert!(engine.paused(id).is_some());
+    }
+}

@@ -41,7 +41,7 @@ time, and says how much of the clean answer comes back: the difference between t
 --answer and --instead after the last token, 0 as corrupt and 1 as clean. Both prompts have as many
 tokens.
 
-What lies before a patch is computed once: sessions stop there, branch, and go on. With --compare
+What lies before a patch is computed once: sessions branch off there and go on. With --compare
 every patch is computed from nothing as well; the logits are compared to the bit, and the times.
 
 Example:

@@ -1,7 +1,6 @@
 //! `djinn patch`
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,15 +26,14 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
     let texts = Texts::read(&model, args)?;
     let settled = args.model.settled()?;
     let positions = texts.corrupt.len();
-    // A session for each position that goes from block to block, and one for each that is
-    // changed at the block at hand.
+    // One session that all others branch from, and one for each position of a block.
     let one = Settings::for_sessions(&model.program, 1, positions, args.model.rows.max(positions))?;
-    let sessions = 2 * positions + 1;
+    let sessions = positions + 1;
     let settings = Settings {
         sessions,
         open: sessions,
         rows: args.model.rows.max(sessions).max(positions),
-        pages: (sessions + positions) * one.pages,
+        pages: (sessions + 1) * one.pages,
         logit_rows: args.model.rows.max(sessions).max(positions),
         operand_width: model.program.dims.d_model,
         ..one
@@ -44,13 +42,13 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
     let mut engine = load(&settled, model, blueprint, &mut Watch::default())?;
     let mut patching = Patching {
         engine: &mut engine,
-        clean: BTreeMap::new(),
+        clean: Inside::default(),
         texts,
     };
-    let clean = patching.run_clean()?;
-    let corrupt = patching.one(patching.request(&[], &[])?)?;
+    patching.clean = patching.look(patching.texts.clean.clone())?;
+    let clean = patching.clean.logits.clone();
     let start = Instant::now();
-    let branched = patching.by_branches()?;
+    let (corrupt, branched) = patching.by_branches()?;
     let branched_s = start.elapsed().as_secs_f64();
     let compared = match args.compare {
         true => Some(patching.compute_each(&branched)?),
@@ -171,9 +169,15 @@ struct Compared {
 
 struct Patching<'a> {
     engine: &'a mut Engine,
-    /// What is behind each block of the clean prompt.
-    clean: BTreeMap<usize, Tensor>,
+    clean: Inside,
     texts: Texts,
+}
+
+/// What is behind each block of a prompt, and the logits after its last token.
+#[derive(Default)]
+struct Inside {
+    residuals: Vec<Vec<f32>>,
+    logits: Vec<f32>,
 }
 
 impl Patching<'_> {
@@ -199,32 +203,32 @@ impl Patching<'_> {
         })
     }
 
-    /// Runs the clean prompt, keeps what is behind every block, and says its logits.
-    fn run_clean(&mut self) -> Result<Vec<f32>, Failure> {
-        let captures = ["blocks.*.hook_resid_post", "logits"];
+    /// Runs a prompt and keeps what is behind every block.
+    fn look(&mut self, tokens: Vec<u32>) -> Result<Inside, Failure> {
+        let captures = ["blocks.*.hook_resid_post", "logits@-1"];
         let probe = Probe::new(self.program(), &captures, Positions::All, &[])?;
         let id = self.engine.open(Request {
-            tokens: self.texts.clean.clone(),
+            tokens,
             probe,
             ..Request::default()
         })?;
         self.run_out()?;
-        let dims = self.program().dims;
         let transcript = self.engine.close(id).expect("it is open");
         let mut read = transcript.captured.tensors();
-        for block in 0..dims.blocks {
-            let residual = read.remove(&Site::ResidPost(block).to_string());
-            self.clean
-                .insert(block, residual.expect("every block was read"));
-        }
-        let logits = read.remove("logits").expect("they were read").data;
-        Ok(logits[logits.len() - dims.vocab..].to_vec())
+        let mut take = |hook: String| read.remove(&hook).map_or_else(Vec::new, |read| read.data);
+        let blocks = 0..self.blocks();
+        Ok(Inside {
+            residuals: blocks
+                .map(|block| take(Site::ResidPost(block).to_string()))
+                .collect(),
+            logits: take(Site::Logits.to_string()),
+        })
     }
 
     /// Puts what the clean prompt has behind a block at a position in place.
     fn edit(&self, block: usize, position: usize) -> EditSpec {
         let width = self.program().dims.d_model;
-        let row = &self.clean[&block].data[position * width..(position + 1) * width];
+        let row = &self.clean.residuals[block][position * width..(position + 1) * width];
         let at = position as i64;
         EditSpec {
             hook: Site::ResidPost(block).to_string(),
@@ -261,42 +265,41 @@ impl Patching<'_> {
         logits.map_or_else(Vec::new, |tensor| tensor.data)
     }
 
-    /// Logits by block and position. For each position one session goes from block to block
-    /// with that position and those behind it; at each block another branches off, is
-    /// changed, and goes to the end.
-    fn by_branches(&mut self) -> Result<Vec<Vec<Vec<f32>>>, Failure> {
-        let mut walkers = Vec::new();
-        for position in 0..self.texts.corrupt.len() {
-            let first = format!("{}@{position}", Site::ResidPost(0));
-            let request = self.request(&[], &[first])?;
-            walkers.push(self.engine.open(request)?);
-        }
+    /// The corrupt prompt's own logits, and those of every patch by block and position. One
+    /// session stands behind the last block; for each patch another goes back from there to
+    /// the block and the position, is changed, and goes to the end. A patch that puts in place
+    /// what is there already changes nothing.
+    fn by_branches(&mut self) -> Result<(Vec<f32>, Vec<Vec<Vec<f32>>>), Failure> {
+        let corrupt = self.look(self.texts.corrupt.clone())?;
+        let last = format!("{},step=0", Site::ResidPost(self.blocks() - 1));
+        let base = self.engine.open(self.request(&[], &[last])?)?;
         self.run_out()?;
+        let width = self.program().dims.d_model;
         let mut grid = Vec::new();
-        for block in 0..self.blocks() {
-            let mut branches = Vec::with_capacity(walkers.len());
-            for (position, &walker) in walkers.iter().enumerate() {
-                let edit = [self.edit(block, position)];
-                let branch = self.engine.branch(walker, 1)?[0];
-                self.engine.go_on_from(branch, &edit, Until::Breakpoint)?;
-                if block + 1 < self.blocks() {
-                    let next = Until::Site(Site::ResidPost(block + 1));
-                    self.engine.go_on_from(walker, &[], next)?;
+        for (block, residual) in corrupt.residuals.iter().enumerate() {
+            let mut row = vec![corrupt.logits.clone(); self.texts.corrupt.len()];
+            let mut branches = Vec::new();
+            for position in 0..row.len() {
+                let here = position * width..(position + 1) * width;
+                if residual[here.clone()] == self.clean.residuals[block][here.clone()] {
+                    continue;
                 }
-                branches.push(branch);
+                let site = Site::ResidPost(block);
+                let rest = &residual[here.start..];
+                let branch = self.engine.branch_back(base, site, position, rest)?;
+                self.engine.set_breaks(branch, &[])?;
+                let edit = [self.edit(block, position)];
+                self.engine.go_on_from(branch, &edit, Until::Breakpoint)?;
+                branches.push((position, branch));
             }
             self.run_out()?;
-            grid.push(
-                branches
-                    .into_iter()
-                    .map(|branch| self.logits(branch))
-                    .collect(),
-            );
+            for (position, branch) in branches {
+                row[position] = self.logits(branch);
+            }
+            grid.push(row);
         }
-        for walker in walkers {
-            self.engine.close(walker);
-        }
-        Ok(grid)
+        self.engine.close(base);
+        Ok((corrupt.logits, grid))
     }
 
     /// The same from nothing: one after the other, and as many together as there is room for.
