@@ -160,6 +160,9 @@ impl Texts {
     }
 }
 
+/// Logits by block and position.
+type Grid = Vec<Vec<Vec<f32>>>;
+
 /// Patches from nothing, beside branches.
 struct Compared {
     equal: bool,
@@ -269,7 +272,7 @@ impl Patching<'_> {
     /// session stands behind the last block; for each patch another goes back from there to
     /// the block and the position, is changed, and goes to the end. A patch that puts in place
     /// what is there already changes nothing.
-    fn by_branches(&mut self) -> Result<(Vec<f32>, Vec<Vec<Vec<f32>>>), Failure> {
+    fn by_branches(&mut self) -> Result<(Vec<f32>, Grid), Failure> {
         let corrupt = self.look(self.texts.corrupt.clone())?;
         let last = format!("{},step=0", Site::ResidPost(self.blocks() - 1));
         let base = self.engine.open(self.request(&[], &[last])?)?;
@@ -303,7 +306,7 @@ impl Patching<'_> {
     }
 
     /// The same from nothing: one after the other, and as many together as there is room for.
-    fn compute_each(&mut self, expect: &[Vec<Vec<f32>>]) -> Result<Compared, Failure> {
+    fn compute_each(&mut self, expect: &Grid) -> Result<Compared, Failure> {
         let positions = self.texts.corrupt.len();
         let all: Vec<(usize, usize)> = (0..self.blocks())
             .flat_map(|b| (0..positions).map(move |p| (b, p)))
