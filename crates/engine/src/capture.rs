@@ -6,7 +6,6 @@ use djinn_model::{
     hook::{self, Layout, Site},
     program::{Dims, Program},
 };
-
 use serde::{Deserialize, Serialize};
 
 use crate::{EngineError, ParseError, Part, Positions, Tensor};
@@ -73,12 +72,15 @@ impl CaptureSpec {
     ) -> Result<Vec<(Site, Capture)>, EngineError> {
         let positions = self.positions.as_ref().unwrap_or(positions);
         let bind = |site: Site| {
+            let refuse = |reason: String| EngineError::Capture {
+                hook: site.to_string(),
+                reason,
+            };
             if matches!(site, Site::Pattern(_)) && self.reduce != Reduce::None {
-                let (hook, reason) = (site.to_string(), "a pattern is read as it is".to_owned());
-                return Err(EngineError::Capture { hook, reason });
+                return Err(refuse("a pattern is read as it is".to_owned()));
             }
             let capture = Capture {
-                columns: self.part.columns(site, &program.dims)?,
+                columns: self.part.columns(site, &program.dims).map_err(refuse)?,
                 part: self.part.clone(),
                 positions: positions.clone(),
                 reduce: self.reduce,
@@ -158,7 +160,7 @@ impl Captured {
             data: Vec::new(),
             sum: Vec::new(),
         });
-        for row in data.chunks_exact(width(site, dims)) {
+        for row in data.chunks_exact(Part::whole(site, dims).len()) {
             let part = capture
                 .columns
                 .iter()
@@ -212,15 +214,6 @@ impl Rows {
             shape: count.chain(self.shape.iter().copied()).collect(),
             data: self.data.clone(),
         }
-    }
-}
-
-/// Numbers a hook has at each position.
-fn width(site: Site, dims: &Dims) -> usize {
-    match site.layout(dims) {
-        Layout::Rows(width) => width,
-        Layout::Heads(heads, d_head) => heads * d_head,
-        Layout::Pattern(heads) => heads,
     }
 }
 

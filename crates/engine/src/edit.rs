@@ -264,15 +264,29 @@ impl Edit {
 }
 
 impl EditSpec {
+    /// A change of all that is at a hook.
+    pub fn at(site: Site, change: Change<Operand>) -> Self {
+        EditSpec {
+            hook: site.to_string(),
+            part: Part::default(),
+            change,
+            positions: Positions::All,
+        }
+    }
+
     /// Binds to the hooks of a model, reading the operand once for each.
     pub(crate) fn bind(&self, program: &Program) -> Result<Vec<(Site, Edit)>, EngineError> {
         hook::find(program, &self.hook)?
             .into_iter()
             .map(|site| {
                 let change = self.change.load(site)?;
+                let columns = self.part.columns(site, &program.dims);
                 let edit = Edit {
                     change,
-                    columns: self.part.columns(site, &program.dims)?,
+                    columns: columns.map_err(|reason| EngineError::Edit {
+                        hook: site.to_string(),
+                        reason,
+                    })?,
                     positions: self.positions.clone(),
                 };
                 edit.check_fit(program, site)?;
@@ -333,8 +347,7 @@ impl Edit {
         if !self.change.numbers().iter().all(|x| x.is_finite()) {
             return Err(error("its numbers are not finite".to_owned()));
         }
-        let all = Part::default().columns(site, &program.dims)?;
-        let end = all.last().map_or(0, |columns| columns.end);
+        let end = Part::whole(site, &program.dims).end;
         let is_inside = |c: &Range<usize>| c.start < c.end && c.end <= end;
         if !self.columns.iter().all(is_inside) {
             return Err(error(format!("it is for columns beyond the hook's {end}")));

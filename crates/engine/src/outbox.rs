@@ -35,7 +35,7 @@ impl Outbox {
             at,
             count: rows.rows * rows.cols,
         };
-        for part in self.parts(rows.span()) {
+        for part in parts(rows.span()) {
             let to = self.take(device, part.bytes)?;
             device.send(Stream::Compute, part, self.slab(), to)?;
         }
@@ -45,7 +45,7 @@ impl Outbox {
     /// Brings numbers into rows that lie side by side.
     pub fn bring(&mut self, device: &dyn Device, numbers: &[f32], rows: View) -> Result<()> {
         let mut left = numbers;
-        for part in self.parts(rows.span()) {
+        for part in parts(rows.span()) {
             let from = self.take(device, part.bytes)?;
             let (now, later) = left.split_at((part.bytes / 4) as usize);
             let span = Span {
@@ -96,16 +96,6 @@ impl Outbox {
         self.used = 0;
     }
 
-    /// A span in parts that each fit.
-    fn parts(&self, span: Span) -> impl Iterator<Item = Span> + use<> {
-        (0..span.bytes)
-            .step_by(ROOM as usize)
-            .map(move |done| Span {
-                offset: span.offset + done,
-                bytes: ROOM.min(span.bytes - done),
-            })
-    }
-
     /// Room for so many bytes.
     fn take(&mut self, device: &dyn Device, bytes: u64) -> Result<u64> {
         if self.slab.is_none() {
@@ -123,4 +113,14 @@ impl Outbox {
     fn slab(&self) -> &HostSlab {
         self.slab.as_ref().expect("taken before it is used")
     }
+}
+
+/// A span in parts that each fit.
+fn parts(span: Span) -> impl Iterator<Item = Span> {
+    (0..span.bytes)
+        .step_by(ROOM as usize)
+        .map(move |done| Span {
+            offset: span.offset + done,
+            bytes: ROOM.min(span.bytes - done),
+        })
 }

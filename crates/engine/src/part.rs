@@ -8,8 +8,6 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::EngineError;
-
 /// Some heads or elements, written `[0,3]` or `[2..5]` behind a hook's name; all of them where
 /// nothing is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,28 +25,32 @@ impl Part {
         }
     }
 
+    /// All columns of a hook.
+    pub(crate) fn whole(site: Site, dims: &Dims) -> Range<usize> {
+        let (count, each, _) = units(site, dims);
+        0..count * each
+    }
+
     /// The columns of a hook that it names, in runs; of a pattern, its heads.
-    pub(crate) fn columns(
-        &self,
-        site: Site,
-        dims: &Dims,
-    ) -> Result<Vec<Range<usize>>, EngineError> {
-        let (count, each, what) = match site.layout(dims) {
-            Layout::Rows(width) => (width, 1, "elements"),
-            Layout::Heads(heads, d_head) => (heads, d_head, "heads"),
-            Layout::Pattern(heads) => (heads, 1, "heads"),
-        };
+    pub(crate) fn columns(&self, site: Site, dims: &Dims) -> Result<Vec<Range<usize>>, String> {
+        let (count, each, what) = units(site, dims);
         let Some(ranges) = &self.0 else {
-            return Ok(std::iter::once(0..count * each).collect());
+            return Ok(std::iter::once(Part::whole(site, dims)).collect());
         };
         if let Some(&(from, to)) = ranges.iter().find(|(_, to)| *to > count) {
-            return Err(EngineError::Edit {
-                hook: site.to_string(),
-                reason: format!("[{from}..{to}] is beyond its {count} {what}"),
-            });
+            return Err(format!("[{from}..{to}] is beyond its {count} {what}"));
         }
         let columns = ranges.iter().map(|&(from, to)| from * each..to * each);
         Ok(columns.collect())
+    }
+}
+
+/// How many heads or elements a hook has, the columns of each, and which they are.
+fn units(site: Site, dims: &Dims) -> (usize, usize, &'static str) {
+    match site.layout(dims) {
+        Layout::Rows(width) => (width, 1, "elements"),
+        Layout::Heads(heads, d_head) => (heads, d_head, "heads"),
+        Layout::Pattern(heads) => (heads, 1, "heads"),
     }
 }
 

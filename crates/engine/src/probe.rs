@@ -287,11 +287,10 @@ impl Probe {
         };
         for edit in &saved.edits {
             for site in hook::find(program, &edit.hook)? {
-                let all = Part::default().columns(site, &program.dims)?;
                 let edit = Edit {
                     change: edit.change.map(load),
                     columns: match &edit.columns[..] {
-                        [] => all,
+                        [] => vec![Part::whole(site, &program.dims)],
                         some => some.iter().map(|&(from, to)| from..to).collect(),
                     },
                     positions: edit.positions.clone(),

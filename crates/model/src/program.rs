@@ -336,6 +336,11 @@ impl Program {
             .chain(of(SegmentKind::Head, &self.head))
     }
 
+    /// The first operation of the head, by its place in [`Program::steps`].
+    pub fn first_of_head(&self) -> usize {
+        self.embed.len() + self.blocks.iter().map(Vec::len).sum::<usize>()
+    }
+
     /// Bytes of a segment as stored.
     pub fn segment_bytes(&self, segment: &Segment) -> u64 {
         segment

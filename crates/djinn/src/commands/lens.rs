@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use djinn_engine::{
-    Change, EditSpec, Engine, Operand, Part, Positions, Probe, Request, Tensor, Until,
-};
+use djinn_engine::{Change, EditSpec, Engine, Operand, Positions, Probe, Request, Tensor, Until};
 use djinn_model::{Model, Site};
 use serde_json::{Value, json};
 
-use super::{grid, prompt, start, watch::Watch};
+use super::{grid, prompt, run_out, start, watch::Watch};
 use crate::{
     args::LensArgs,
     bundled,
@@ -103,12 +101,7 @@ fn requests(model: &Model, tokens: &[u32]) -> Result<Vec<Request>, Failure> {
 
 /// Puts a residual in place of what is there.
 fn replace(site: Site, residual: Tensor) -> EditSpec {
-    EditSpec {
-        hook: site.to_string(),
-        part: Part::default(),
-        change: Change::Replace(Operand::Tensor(Arc::new(residual))),
-        positions: Positions::All,
-    }
+    EditSpec::at(site, Change::Replace(Operand::Tensor(Arc::new(residual))))
 }
 
 /// The likeliest tokens by block and position.
@@ -153,13 +146,6 @@ fn look(
         );
     }
     Ok(grid)
-}
-
-fn run_out(engine: &mut Engine) -> Result<(), Failure> {
-    while !engine.is_idle() {
-        engine.step()?;
-    }
-    Ok(())
 }
 
 /// The likeliest tokens, first the likeliest.

@@ -70,6 +70,16 @@ fn widest(dims: &Dims) -> usize {
     dims.d_model.max(dims.d_mlp).max(dims.heads * dims.d_head)
 }
 
+/// Runs until nobody can; whatever fails ends it.
+fn run_out(engine: &mut Engine) -> Result<(), Failure> {
+    while !engine.is_idle() {
+        if let Some(failure) = engine.step()?.into_iter().find_map(|output| output.failure) {
+            return Err(Failure::Message(failure));
+        }
+    }
+    Ok(())
+}
+
 /// Tells of flags that change nothing.
 fn unused_flags(settled: &Settled<'_>, blueprint: &Blueprint) -> String {
     let args = settled.args;

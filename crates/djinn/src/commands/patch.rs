@@ -6,13 +6,13 @@ use std::{
 };
 
 use djinn_engine::{
-    Blueprint, Change, EditSpec, Engine, Operand, Part, Positions, Probe, Request, SessionId,
-    Settings, Tensor, Until,
+    Blueprint, Change, EditSpec, Engine, Operand, Positions, Probe, Request, SessionId, Settings,
+    Tensor, Until,
 };
 use djinn_model::{Model, Site, program::Program};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{grid, load, watch::Watch};
+use super::{grid, lens, load, run_out, watch::Watch};
 use crate::{
     args::PatchArgs,
     bundled,
@@ -46,71 +46,94 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
         texts,
     };
     patching.clean = patching.look(patching.texts.clean.clone())?;
-    let clean = patching.clean.logits.clone();
     let start = Instant::now();
-    let (corrupt, branched) = patching.by_branches()?;
+    let corrupt = patching.look(patching.texts.corrupt.clone())?;
+    let best = patching.texts.score(&patching.clean.logits);
+    let worst = patching.texts.score(&corrupt.logits);
+    if best.total_cmp(&worst).is_eq() || !(best - worst).is_finite() {
+        return Err(Failure::Message(format!(
+            "clean and corrupt answer alike ({best:+.3}): there is nothing to bring back"
+        )));
+    }
+    let branched = patching.by_branches(&corrupt)?;
     let branched_s = start.elapsed().as_secs_f64();
     let compared = match args.compare {
         true => Some(patching.compute_each(&branched)?),
         false => None,
     };
     let texts = patching.texts;
-    let score = |logits: &[f32]| f64::from(logits[texts.answer]) - f64::from(logits[texts.instead]);
-    let (best, worst) = (score(&clean), score(&corrupt));
-    if best.total_cmp(&worst).is_eq() || !(best - worst).is_finite() {
-        return Err(Failure::Message(format!(
-            "clean and corrupt answer alike ({best:+.3}): there is nothing to bring back"
-        )));
+    let effect = |logits: &Vec<f32>| (texts.score(logits) - worst) / (best - worst);
+    let rows = branched.iter().map(|row| row.iter().map(effect).collect());
+    let found = Found {
+        effects: rows.collect(),
+        best,
+        worst,
+        seconds: branched_s,
+        compared,
+    };
+    match args.json {
+        true => say_json(&found.to_json(&engine.model().name))?,
+        false => say(&found.to_text(&texts.names))?,
     }
-    let effect = |logits: &Vec<f32>| (score(logits) - worst) / (best - worst);
-    let effects: Vec<Vec<f64>> = branched
-        .iter()
-        .map(|row| row.iter().map(effect).collect())
-        .collect();
-    let report = json!({
-        "model": engine.model().name, "clean": score(&clean), "corrupt": score(&corrupt),
-        "blocks": effects.len(), "positions": positions, "effect": effects,
-        "seconds": branched_s,
-        "compared": compared.as_ref().map(|compared| json!({
-            "equal": compared.equal, "one_by_one_s": compared.one_by_one.as_secs_f64(),
-            "times": compared.one_by_one.as_secs_f64() / branched_s,
-            "together_s": compared.together.as_secs_f64(),
-            "times_together": compared.together.as_secs_f64() / branched_s,
-        })),
-    });
-    if args.json {
-        say_json(&report)?;
-    } else {
-        let mut out = to_text(&texts.names, &effects);
-        out += &format!(
-            "\nclean {best:+.3}, corrupt {worst:+.3}; {} patches in {}\n",
-            effects.len() * positions,
-            seconds(branched_s)
-        );
-        if let Some(compared) = &compared {
-            let [alone, together] =
-                [compared.one_by_one, compared.together].map(|t| t.as_secs_f64());
-            out += &format!(
-                "from nothing, one by one: {} ({:.1} times as long); together: {} ({:.1} times); \
-                 {}\n",
-                seconds(alone),
-                alone / branched_s,
-                seconds(together),
-                together / branched_s,
-                if compared.equal {
-                    "the same logits"
-                } else {
-                    "OTHER logits"
-                },
-            );
-        }
-        say(&out)?;
-    }
-    match compared.is_some_and(|compared| !compared.equal) {
+    match found.compared.is_some_and(|compared| !compared.equal) {
         true => Err(Failure::Message(
             "patches from nothing have other logits".into(),
         )),
         false => Ok(()),
+    }
+}
+
+/// What came of it all.
+struct Found {
+    /// How much of the clean answer comes back, by block and position.
+    effects: Vec<Vec<f64>>,
+    best: f64,
+    worst: f64,
+    seconds: f64,
+    compared: Option<Compared>,
+}
+
+impl Found {
+    fn to_json(&self, model: &str) -> Value {
+        let compared = |compared: &Compared| {
+            let [alone, together] =
+                [compared.one_by_one, compared.together].map(|time| time.as_secs_f64());
+            json!({
+                "equal": compared.equal, "one_by_one_s": alone, "times": alone / self.seconds,
+                "together_s": together, "times_together": together / self.seconds,
+            })
+        };
+        json!({
+            "model": model, "clean": self.best, "corrupt": self.worst,
+            "blocks": self.effects.len(), "positions": self.effects.first().map_or(0, Vec::len),
+            "effect": self.effects, "seconds": self.seconds,
+            "compared": self.compared.as_ref().map(compared),
+        })
+    }
+
+    fn to_text(&self, names: &[String]) -> String {
+        let mut out = to_table(names, &self.effects);
+        out += &format!(
+            "\nclean {:+.3}, corrupt {:+.3}; {} patches in {}\n",
+            self.best,
+            self.worst,
+            self.effects.iter().map(Vec::len).sum::<usize>(),
+            seconds(self.seconds)
+        );
+        if let Some(compared) = &self.compared {
+            let [alone, together] =
+                [compared.one_by_one, compared.together].map(|time| time.as_secs_f64());
+            let which = if compared.equal { "the same" } else { "OTHER" };
+            out += &format!(
+                "from nothing, one by one: {} ({:.1} times as long); together: {} ({:.1} times); \
+                 {which} logits\n",
+                seconds(alone),
+                alone / self.seconds,
+                seconds(together),
+                together / self.seconds,
+            );
+        }
+        out
     }
 }
 
@@ -124,6 +147,11 @@ struct Texts {
 }
 
 impl Texts {
+    /// By how much the answer is likelier than the other.
+    fn score(&self, logits: &[f32]) -> f64 {
+        f64::from(logits[self.answer]) - f64::from(logits[self.instead])
+    }
+
     fn read(model: &Model, args: &PatchArgs) -> Result<Self, Failure> {
         let text = model
             .text
@@ -143,17 +171,10 @@ impl Texts {
             let first = tokens.first().copied();
             first.ok_or_else(|| Failure::Message(format!("{flag} is empty")))
         };
-        let name = |&token: &u32| {
-            let spelled = text.token(token).unwrap_or_else(|| token.to_string());
-            spelled
-                .replace(['\u{2581}', '\u{120}'], " ")
-                .trim()
-                .to_owned()
-        };
         Ok(Texts {
             answer: first("--answer", &args.answer)? as usize,
             instead: first("--instead", &args.instead)? as usize,
-            names: corrupt.iter().map(name).collect(),
+            names: lens::names(model, &corrupt),
             clean,
             corrupt,
         })
@@ -215,7 +236,7 @@ impl Patching<'_> {
             probe,
             ..Request::default()
         })?;
-        self.run_out()?;
+        run_out(self.engine)?;
         let transcript = self.engine.close(id).expect("it is open");
         let mut read = transcript.captured.tensors();
         let mut take = |hook: String| read.remove(&hook).map_or_else(Vec::new, |read| read.data);
@@ -233,31 +254,20 @@ impl Patching<'_> {
         let width = self.program().dims.d_model;
         let row = &self.clean.residuals[block][position * width..(position + 1) * width];
         let at = position as i64;
+        let tensor = Tensor {
+            shape: vec![width],
+            data: row.to_vec(),
+        };
+        let change = Change::Replace(Operand::Tensor(Arc::new(tensor)));
         EditSpec {
-            hook: Site::ResidPost(block).to_string(),
-            part: Part::default(),
-            change: Change::Replace(Operand::Tensor(Arc::new(Tensor {
-                shape: vec![width],
-                data: row.to_vec(),
-            }))),
             positions: Positions::Ranges(vec![(at, at + 1)]),
+            ..EditSpec::at(Site::ResidPost(block), change)
         }
-    }
-
-    fn run_out(&mut self) -> Result<(), Failure> {
-        while !self.engine.is_idle() {
-            for output in self.engine.step()? {
-                if let Some(failure) = output.failure {
-                    return Err(Failure::Message(failure));
-                }
-            }
-        }
-        Ok(())
     }
 
     fn one(&mut self, request: Request) -> Result<Vec<f32>, Failure> {
         let id = self.engine.open(request)?;
-        self.run_out()?;
+        run_out(self.engine)?;
         Ok(self.logits(id))
     }
 
@@ -268,15 +278,13 @@ impl Patching<'_> {
         logits.map_or_else(Vec::new, |tensor| tensor.data)
     }
 
-    /// The corrupt prompt's own logits, and those of every patch by block and position. One
-    /// session stands behind the last block; for each patch another goes back from there to
+    /// The logits of every patch. One session stands behind the last block; for each patch another goes back from there to
     /// the block and the position, is changed, and goes to the end. A patch that puts in place
     /// what is there already changes nothing.
-    fn by_branches(&mut self) -> Result<(Vec<f32>, Grid), Failure> {
-        let corrupt = self.look(self.texts.corrupt.clone())?;
+    fn by_branches(&mut self, corrupt: &Inside) -> Result<Grid, Failure> {
         let last = format!("{},step=0", Site::ResidPost(self.blocks() - 1));
         let base = self.engine.open(self.request(&[], &[last])?)?;
-        self.run_out()?;
+        run_out(self.engine)?;
         let width = self.program().dims.d_model;
         let mut grid = Vec::new();
         for (block, residual) in corrupt.residuals.iter().enumerate() {
@@ -295,14 +303,14 @@ impl Patching<'_> {
                 self.engine.go_on_from(branch, &edit, Until::Breakpoint)?;
                 branches.push((position, branch));
             }
-            self.run_out()?;
+            run_out(self.engine)?;
             for (position, branch) in branches {
                 row[position] = self.logits(branch);
             }
             grid.push(row);
         }
         self.engine.close(base);
-        Ok((corrupt.logits, grid))
+        Ok(grid)
     }
 
     /// The same from nothing: one after the other, and as many together as there is room for.
@@ -325,7 +333,7 @@ impl Patching<'_> {
                 let request = self.request(&[self.edit(block, position)], &[])?;
                 ids.push(self.engine.open(request)?);
             }
-            self.run_out()?;
+            run_out(self.engine)?;
             for (&(block, position), id) in some.iter().zip(ids) {
                 equal &= self.logits(id) == expect[block][position];
             }
@@ -339,7 +347,7 @@ impl Patching<'_> {
     }
 }
 
-fn to_text(names: &[String], effects: &[Vec<f64>]) -> String {
+fn to_table(names: &[String], effects: &[Vec<f64>]) -> String {
     let rows: Vec<Vec<String>> = effects
         .iter()
         .enumerate()
@@ -350,7 +358,7 @@ fn to_text(names: &[String], effects: &[Vec<f64>]) -> String {
         })
         .collect();
     let header: Vec<&str> = std::iter::once("block")
-        .chain(names.iter().map(String::as_str))
+        .chain(names.iter().map(|name| name.trim()))
         .collect();
     grid::text(&header, &rows)
 }

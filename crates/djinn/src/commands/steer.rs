@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use djinn_engine::{
-    Change, EditSpec, Operand, Part, Positions, Probe, Request, Tensor, Transcript,
-};
+use djinn_engine::{Change, EditSpec, Operand, Positions, Probe, Request, Tensor, Transcript};
 use djinn_model::{Model, Site};
 use djinn_vectors::{Format, Steering};
 use serde_json::json;
 
-use super::{finish, prompt, start, watch::Watch};
+use super::{finish, prompt, run_out, start, watch::Watch};
 use crate::{
     args::{ChangeArgs, SteerArgs, SteerMakeArgs, SteerMeasureArgs, SteerShowArgs, SteerWhat},
     bundled,
@@ -53,18 +51,15 @@ pub(super) fn changes(model: &Model, args: &ChangeArgs) -> Result<Vec<EditSpec>,
                     model.name, dims.blocks
                 ));
             }
-            edits.push(EditSpec {
-                hook: Site::ResidPost(block).to_string(),
-                part: Part::default(),
-                change: Change::Add {
-                    operand: Operand::Tensor(Arc::new(Tensor {
-                        shape: vec![direction.len()],
-                        data: direction.clone(),
-                    })),
-                    factor: steer.factor,
-                },
-                positions: Positions::All,
-            });
+            let operand = Operand::Tensor(Arc::new(Tensor {
+                shape: vec![direction.len()],
+                data: direction.clone(),
+            }));
+            let factor = steer.factor;
+            edits.push(EditSpec::at(
+                Site::ResidPost(block),
+                Change::Add { operand, factor },
+            ));
         }
     }
     Ok(edits)
@@ -103,9 +98,7 @@ fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
     let name = model.name.clone();
     let settled = args.model.settled()?;
     let (mut engine, ids) = start(&settled, model, requests, &mut Watch::default())?;
-    while !engine.is_idle() {
-        engine.step()?;
-    }
+    run_out(&mut engine)?;
     let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
         rows.push(finish(&mut engine, id)?.captured.tensors());
@@ -228,9 +221,7 @@ fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
     let requests = vec![request(&[])?, request(&edits)?];
     let settled = args.model.settled()?;
     let (mut engine, ids) = start(&settled, model, requests, &mut Watch::default())?;
-    while !engine.is_idle() {
-        engine.step()?;
-    }
+    run_out(&mut engine)?;
     let [plain, changed] = [ids[0], ids[1]].map(|id| finish(&mut engine, id));
     let (plain, changed) = (plain?, changed?);
     let logits = |of: &Transcript| of.captured.tensors().remove("logits");

@@ -129,32 +129,26 @@ impl Pass<'_, '_> {
     fn stages(&self) -> Stages {
         let resid = self.arena.buf(Buf::Resid, self.batch.rows());
         let head = renumber(&self.batch.head);
-        let mut stages = Stages {
-            body: Stage::new(&self.batch.groups, resid),
-            head: Stage::new(&head, self.arena.head_resid),
-            later: Vec::new(),
-        };
-        let first = self
-            .program
-            .steps()
-            .take_while(|(kind, _)| *kind != SegmentKind::Head);
-        let first = first.count();
-        for &group in &self.batch.groups {
-            match group.enter {
-                0 => stages.body.enter(group),
-                _ => stages.later.push((SegmentKind::Embedding, group)),
-            }
-        }
-        for group in head {
-            match group.enter <= first {
-                true => stages.head.enter(group),
-                false => stages.later.push((SegmentKind::Head, group)),
-            }
-        }
+        let first = self.program.first_of_head();
+        let begins = |group: &&Group| group.enter == 0;
+        let mut body = Stage::new(&self.batch.groups, resid);
+        body.enter(self.batch.groups.iter().filter(begins).copied());
         // Who goes on in the head has nothing to do before it.
-        stages
-            .later
-            .retain(|(kind, group)| *kind == SegmentKind::Head || group.enter <= first);
+        let in_body = self
+            .batch
+            .groups
+            .iter()
+            .filter(|g| (1..=first).contains(&g.enter));
+        let in_head = head.iter().filter(|group| group.enter > first);
+        let later = in_body.map(|&group| (SegmentKind::Embedding, group));
+        let later = later.chain(in_head.map(|&group| (SegmentKind::Head, group)));
+        let mut stages = Stages {
+            body,
+            head: Stage::new(&head, self.arena.head_resid),
+            later: later.collect(),
+        };
+        let through = head.into_iter().filter(|group| group.enter <= first);
+        stages.head.enter(through);
         stages
     }
 

@@ -34,9 +34,9 @@ impl Stage {
         }
     }
 
-    /// Somebody comes.
-    pub fn enter(&mut self, group: Group) {
-        self.groups.push(group);
+    /// Some come.
+    pub fn enter(&mut self, groups: impl IntoIterator<Item = Group>) {
+        self.groups.extend(groups);
         self.groups.sort_by_key(|group| group.first_row);
         self.count();
     }
@@ -131,9 +131,8 @@ mod tests {
         ];
         let mut stage = Stage::new(&all, View::new(0, DType::F32, 9, 4));
         assert_eq!((stage.rows, stage.phases().count()), (0, 0));
-        for group in [all[3], all[0], all[1], all[2]] {
-            stage.enter(group);
-        }
+        stage.enter([all[3], all[0]]);
+        stage.enter([all[1], all[2]]);
         let (generated, prompt) = (Phase::Generated, Phase::Prompt);
         assert_eq!(stage.runs(), [(generated, 0..2), (prompt, 2..9)]);
         assert_eq!(stage.leave(2, 0), [all[2]]);
@@ -159,7 +158,7 @@ mod tests {
             enter: 0,
         };
         let mut stage = Stage::new(&[group], View::new(0, DType::F32, 9, 4));
-        stage.enter(group);
+        stage.enter([group]);
         let last = Group {
             first_row: 7,
             rows: 2,

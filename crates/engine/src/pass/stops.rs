@@ -136,7 +136,7 @@ impl Pass<'_, '_> {
         // Rows that each member has brought so far.
         let mut brought = vec![0; self.members.len()];
         for &(kind, group) in &coming {
-            stages.of(kind).enter(group);
+            stages.of(kind).enter([group]);
             self.restore(kind, &group, brought[group.member])?;
             brought[group.member] += group.rows;
         }

@@ -3,7 +3,11 @@
 use djinn_engine::{Engine, Paused, Positions, Probe, Request, SessionId, Tensor};
 use djinn_model::{Model, Site};
 
-use crate::{commands::lens, failure::Failure, style::table};
+use crate::{
+    commands::{lens, run_out},
+    failure::Failure,
+    style::table,
+};
 
 /// Where a session stopped.
 pub fn place(engine: &Engine, id: SessionId, at: &Paused) -> String {
@@ -102,9 +106,7 @@ pub fn attention(
         probe,
         ..Request::default()
     })?;
-    while !engine.is_idle() {
-        engine.step()?;
-    }
+    run_out(engine)?;
     let transcript = engine.close(other).expect("it is open");
     let pattern = transcript.captured.tensors().remove(&hook);
     let pattern = pattern.ok_or_else(|| Failure::Message("no pattern was read".into()))?;

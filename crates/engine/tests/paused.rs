@@ -1,0 +1,352 @@
+//! What happens to a session while it stands at a hook: it branches, its pages leave, its
+//! process ends, it is asked for what cannot be. Nothing of it changes a bit.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{collections::BTreeMap, path::Path};
+
+use common::{
+    How, family, golden, ids, load, open, request, request_edited, run,
+    stops::{settle, sites, stopping},
+    tensors,
+};
+use djinn_engine::{BreakSpec, Engine, EngineError, Memory, Request, SessionId, Settings, Until};
+use djinn_model::Site;
+
+#[test]
+fn branches_share_what_lies_before() {
+    let folder = family("llama3");
+    let tokens = ids(&golden(&folder)["input_ids"])[..20].to_vec();
+    let plain = request(&folder, &tokens, &[], 4);
+    let factors = [0.0, 0.5, 1.0, 2.0];
+    let site = "blocks.0.hook_resid_post";
+    let edit = |factor: f32| format!("{site}:scale={factor}@-1");
+    let flown: Vec<_> = factors
+        .iter()
+        .map(|&factor| {
+            let edited = request_edited(&folder, &tokens, &[], 4, &[&edit(factor)]);
+            run(&folder, vec![edited], How::default())
+                .remove(0)
+                .generated
+        })
+        .collect();
+    let first = stopping(&folder, &plain, &[&format!("{site},step=0")]);
+    let all = vec![first.clone(); 1 + 4 * factors.len()];
+    let mut engine = load(open(&folder), &all, How::default());
+    let id = engine.open(first).unwrap();
+    assert_eq!(settle(&mut engine).len(), 1);
+    let passes = engine.passes();
+    let branches = engine.branch(id, factors.len()).unwrap();
+    for (&branch, &factor) in branches.iter().zip(&factors) {
+        let edits = [edit(factor).parse().unwrap()];
+        engine
+            .go_on_from(branch, &edits, Until::Breakpoint)
+            .unwrap();
+    }
+    assert_eq!(settle(&mut engine), []);
+    // All four went through the rest of the prompt together.
+    assert_eq!(engine.passes() - passes, 4);
+    for (branch, flown) in branches.into_iter().zip(flown) {
+        assert_eq!(engine.close(branch).unwrap().generated, flown, "{branch:?}");
+    }
+    // The one they came from still stands, and goes on as if nothing had been.
+    engine.resume(id).unwrap();
+    settle(&mut engine);
+    let alone = run(&folder, vec![plain], How::default()).remove(0);
+    assert_eq!(engine.close(id).unwrap().generated, alone.generated);
+}
+
+#[test]
+fn bad_input_is_refused_and_harms_nobody() {
+    let folder = family("gptj");
+    let tokens = ids(&golden(&folder)["input_ids"])[..6].to_vec();
+    let plain = request(&folder, &tokens, &[], 3);
+    let program = open(&folder).program;
+    let refused = |text: &str, reason: &str| {
+        let spec: BreakSpec = text.parse().unwrap();
+        let error = plain
+            .probe
+            .clone()
+            .with_breaks(&program, &[spec])
+            .unwrap_err();
+        assert!(error.to_string().contains(reason), "{text}: {error}");
+    };
+    refused("blocks.0.hook_resid_mid", "run in parallel");
+    refused("blocks.9.hook_resid_post", "blocks, 0 to");
+    refused("blocks.0.attn.hook_pattern", "hook_z");
+    let site = "blocks.0.hook_resid_post";
+    let request = Request {
+        owner: "anna".to_owned(),
+        ..stopping(&folder, &plain, &[site])
+    };
+    let mut engine = load(
+        open(&folder),
+        std::slice::from_ref(&request),
+        How::default(),
+    );
+    let id = engine.open(request).unwrap();
+    let edit = |text: &str| vec![text.parse().unwrap()];
+    // Not paused yet.
+    let error = engine.go_on_from(id, &[], Until::Breakpoint).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("session {} is ready, not paused", id.0)
+    );
+    assert!(engine.activation(id).is_err());
+    settle(&mut engine);
+    // Somebody else's, and nobody's.
+    let error = engine.as_owner("bert").resume(id).unwrap_err();
+    assert!(matches!(error, EngineError::NoSession(_)), "{error}");
+    assert!(engine.branch(SessionId(99), 1).is_err());
+    for (text, reason) in [
+        ("blocks.1.hook_resid_post:zero", "stands at"),
+        ("blocks.0.hook_nothing:zero", "unknown hook"),
+        ("blocks.0.hook_resid_post:zero@77", "is selected"),
+    ] {
+        let error = engine
+            .go_on_from(id, &edit(text), Until::Breakpoint)
+            .unwrap_err();
+        assert!(error.to_string().contains(reason), "{text}: {error}");
+    }
+    let folder_of = tempfile::tempdir().unwrap();
+    let path = folder_of.path().join("bad.safetensors");
+    let write = |name: &str, data: Vec<f32>| {
+        let tensor = djinn_engine::Tensor {
+            shape: vec![data.len()],
+            data,
+        };
+        let all = BTreeMap::from([(name.to_owned(), tensor)]);
+        djinn_engine::write_tensors(&path, &all, &BTreeMap::new()).unwrap();
+    };
+    let file = format!("{site}:replace={}", path.display());
+    write("short", vec![0.0; 5]);
+    let error = engine
+        .go_on_from(id, &edit(&file), Until::Breakpoint)
+        .unwrap_err();
+    assert!(error.to_string().contains("has shape"), "{error}");
+    write("nan", vec![f32::NAN; program.dims.d_model]);
+    let error = engine
+        .go_on_from(id, &edit(&file), Until::Breakpoint)
+        .unwrap_err();
+    assert!(error.to_string().contains("not finite"), "{error}");
+    // After all that it goes on as it would have.
+    engine.resume(id).unwrap();
+    while !settle(&mut engine).is_empty() {
+        engine.resume(id).unwrap();
+    }
+    let alone = run(&folder, vec![plain], How::default()).remove(0);
+    assert_eq!(engine.close(id).unwrap().generated, alone.generated);
+}
+
+/// An engine whose device holds two sessions of these, its host two more, and a disk the rest.
+fn small(folder: &Path, requests: &[Request], disk: &Path) -> Engine {
+    let (model, backend) = (open(folder), How::default().backend());
+    let all = Settings::for_requests(&model, requests, 64).unwrap();
+    let most = all.context.div_ceil(all.page_tokens);
+    let settings = Settings {
+        sessions: 4,
+        rows: 64,
+        logit_rows: 64,
+        pages: 2 * most,
+        host_pages: 2 * most,
+        disk_pages: all.pages,
+        ..all
+    };
+    let mut blueprint =
+        djinn_engine::Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    blueprint.spill_to(disk);
+    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn away_on_host_and_disk_while_twenty_others_run_nothing_changes() {
+    for name in ["llama3", "falcon7b", "mixtral"] {
+        let folder = family(name);
+        let plain = request(&folder, &ids(&golden(&folder)["input_ids"])[..37], &[], 6);
+        let alone = run(&folder, vec![plain.clone()], How::default()).remove(0);
+        let all = sites(&folder);
+        let stops: Vec<Request> = all
+            .iter()
+            .step_by(all.len() / 6)
+            .enumerate()
+            .map(|(i, site)| {
+                // Some in the prompt, some at a generated token.
+                let when = if i % 2 == 0 { "step=0" } else { "step=2" };
+                stopping(&folder, &plain, &[&format!("{site},{when}")])
+            })
+            .collect();
+        let others: Vec<Request> = (0..20).map(|n| asked_plain(&folder, 5 + n, 3)).collect();
+        let mut everybody = stops.clone();
+        everybody.extend(others.clone());
+        let disk = tempfile::tempdir().unwrap();
+        let mut engine = small(&folder, &everybody, disk.path());
+        let open_all = |engine: &mut Engine, requests: Vec<Request>| -> Vec<SessionId> {
+            let open = |request| engine.open(request).unwrap();
+            requests.into_iter().map(open).collect()
+        };
+        let stopped = open_all(&mut engine, stops);
+        assert_eq!(settle(&mut engine).len(), stopped.len(), "{name}");
+        for &id in &stopped {
+            engine.wait(id, None).unwrap();
+        }
+        let others_ids = open_all(&mut engine, others.clone());
+        settle(&mut engine);
+        let away: usize = engine.list(None).iter().map(|info| info.away).sum();
+        assert!(away > 0, "{name}: nobody had to go");
+        for &id in &stopped {
+            assert!(engine.paused(id).is_some());
+            engine.resume(id).unwrap();
+        }
+        assert_eq!(settle(&mut engine), [], "{name}");
+        for id in stopped {
+            let found = engine.close(id).unwrap();
+            assert_eq!(found.generated, alone.generated, "{name}");
+        }
+        let expect = run(&folder, others, How::default());
+        for (id, expect) in others_ids.into_iter().zip(expect) {
+            assert_eq!(engine.close(id).unwrap().generated, expect.generated);
+        }
+        let paged = engine.paged().unwrap();
+        assert!(
+            paged.spilled.bytes > 0 && paged.fetched.bytes > 0,
+            "{name} {paged:?}"
+        );
+    }
+}
+
+fn asked_plain(folder: &Path, length: usize, generate: usize) -> Request {
+    let tokens = ids(&golden(folder)["input_ids"]);
+    request(folder, &tokens[..length], &[], generate)
+}
+
+#[test]
+fn after_a_restart_nothing_changes() {
+    let folder = family("llama3");
+    let keep = |engine: &mut Engine, state: &Path| {
+        let state = djinn_engine::SessionState::open(state).unwrap();
+        let restored = engine.keep_state(state, djinn_engine::Wanted::All).unwrap();
+        assert!(restored.refused.is_empty(), "{restored:?}");
+    };
+    let site = "blocks.1.hook_resid_post";
+    let edit = |step: usize| format!("{site}:scale=0.{step}");
+    let plain = asked_plain(&folder, 21, 6);
+    // What is expected: both edits in flight, at the prompt and at one generated token.
+    let edits = [format!("{}@prompt", edit(4)), format!("{}@22", edit(7))];
+    let edits: Vec<&str> = edits.iter().map(String::as_str).collect();
+    let flown = request_edited(&folder, &plain.tokens, &[], 6, &edits);
+    let flown = run(&folder, vec![flown], How::default())
+        .remove(0)
+        .generated;
+    let spec = [format!("{site},step=0"), format!("{site},step=2")];
+    let first = stopping(&folder, &plain, &[&spec[0], &spec[1]]);
+    // Prompts in two parts, the second of which stops too.
+    for rows in [64, 13] {
+        let how = How {
+            rows,
+            ..How::default()
+        };
+        for crashes in 0..8u32 {
+            let state = tempfile::tempdir().unwrap();
+            let fresh = || {
+                let mut engine = load(open(&folder), std::slice::from_ref(&first), how);
+                keep(&mut engine, state.path());
+                engine
+            };
+            let mut engine = fresh();
+            let id = engine.open(first.clone()).unwrap();
+            let mut stops = 0;
+            loop {
+                let stopped = settle(&mut engine);
+                if stopped.is_empty() {
+                    break;
+                }
+                let shown = engine.activation(id).unwrap();
+                if crashes & 1 != 0 {
+                    drop(engine);
+                    engine = fresh();
+                    // It stands where it stood, and what is there can be had again.
+                    assert_eq!(engine.paused(id).as_ref(), Some(&stopped[0].1));
+                    let error = engine.activation(id).unwrap_err();
+                    assert!(matches!(error, EngineError::NotThere(_)), "{error}");
+                    if crashes & 2 != 0 {
+                        engine.recall(id).unwrap();
+                        assert_eq!(settle(&mut engine), stopped);
+                        let again = engine.activation(id).unwrap();
+                        assert!(again.data == shown.data);
+                    }
+                }
+                let factor = if stopped[0].1.position < 21 { 4 } else { 7 };
+                let edits = [edit(factor).parse().unwrap()];
+                engine.go_on_from(id, &edits, Until::Breakpoint).unwrap();
+                stops += 1;
+                if crashes & 4 != 0 {
+                    // On its way again, and not yet at the next one.
+                    drop(engine);
+                    engine = fresh();
+                    assert_eq!(engine.paused(id), None);
+                }
+            }
+            assert_eq!(stops, 1 + 21usize.div_ceil(rows), "{crashes}");
+            let found = engine.close(id).unwrap();
+            assert_eq!(found.generated, flown, "{rows} rows, {crashes}");
+        }
+    }
+}
+
+#[test]
+fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
+    for name in ["llama3", "gptj", "mixtral"] {
+        let folder = family(name);
+        let tokens = ids(&golden(&folder)["input_ids"])[..20].to_vec();
+        let dims = open(&folder).program.dims;
+        let all = request(&folder, &tokens, &["blocks.*.hook_resid_post"], 3);
+        let alone = run(&folder, vec![all], How::default()).remove(0);
+        let residuals = tensors(&alone);
+        let plain = request(&folder, &tokens, &[], 3);
+        let last = format!("{},step=0", Site::ResidPost(dims.blocks - 1));
+        let base = stopping(&folder, &plain, &[&last]);
+        let mut engine = load(open(&folder), &vec![base.clone(); 8], How::default());
+        let id = engine.open(base).unwrap();
+        assert_eq!(settle(&mut engine).len(), 1);
+        for (block, position) in [(0, 0), (0, 19), (1, 7), (2, 13)] {
+            let site = Site::ResidPost(block);
+            let rest = &residuals[&site.to_string()].data;
+            let rest = &rest[position * dims.d_model..20 * dims.d_model];
+            let edit = format!("{site}:scale=0.3@{position}");
+            let flown = request_edited(&folder, &tokens, &[], 3, &[&edit]);
+            let flown = run(&folder, vec![flown], How::default())
+                .remove(0)
+                .generated;
+            let pair = [
+                (vec![], alone.generated.clone()),
+                (vec![edit.parse().unwrap()], flown),
+            ];
+            for (edits, expect) in pair {
+                let branch = engine.branch_back(id, site, position, rest).unwrap();
+                engine.set_breaks(branch, &[]).unwrap();
+                engine
+                    .go_on_from(branch, &edits, Until::Breakpoint)
+                    .unwrap();
+                settle(&mut engine);
+                let found = engine.close(branch).unwrap().generated;
+                assert_eq!(found, expect, "{name} block {block} position {position}");
+            }
+        }
+        let site = Site::ResidPost(0);
+        let refused = |engine: &mut Engine, site, position, count: usize| {
+            let rest = vec![0.0; count];
+            engine
+                .branch_back(id, site, position, &rest)
+                .unwrap_err()
+                .to_string()
+        };
+        let whole = 20 * dims.d_model;
+        assert!(refused(&mut engine, site, 20, whole).contains("positions 0 to 19"));
+        assert!(refused(&mut engine, site, 0, whole - 1).contains("for 20 rows"));
+        assert!(refused(&mut engine, Site::Z(0), 0, whole).contains("more than the residual"));
+        assert!(refused(&mut engine, Site::Logits, 0, whole).contains("stands at"));
+        assert!(engine.paused(id).is_some());
+    }
+}
