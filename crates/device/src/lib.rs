@@ -28,7 +28,7 @@ pub use error::DeviceError;
 pub use event::Event;
 pub use host::{HostRows, HostSlab};
 pub use kv::{Attention, KvLayer, Rows};
-pub use ops::{Activation, Edit, NormKind, Order, Phase, RopeStyle, Weight};
+pub use ops::{Activation, Edit, NormKind, Order, Phase, Reduction, RopeStyle, Weight};
 pub use view::{DType, Span, View};
 
 /// What every operation returns.
@@ -193,4 +193,6 @@ pub trait Device: Send + Sync {
     fn sample(&self, x: View, draws: View, ids: View) -> Result<()>;
     /// Changes `x` in place.
     fn edit(&self, x: View, edit: Edit) -> Result<()>;
+    /// Makes less of the rows of `x`, in the shape that the [`Reduction`] says.
+    fn reduce(&self, x: View, how: Reduction, out: View) -> Result<()>;
 }

@@ -97,3 +97,18 @@ pub enum Edit {
         high: f32,
     },
 }
+
+/// What is made of the rows of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// The length of each: `[rows, 1]`.
+    Norm,
+    /// Adds them, in order, to a sum: `[2, cols]`, the sum and what it has lost to rounding.
+    /// The same bits on any device.
+    Sum,
+    /// The largest elements of each, first the largest, of equals that of the lower place:
+    /// `[rows, 2k]`, their `k` places and then their values.
+    Largest,
+    /// The same with their shares of the row's softmax in place of values.
+    Likeliest,
+}

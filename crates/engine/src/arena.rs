@@ -69,6 +69,11 @@ pub(crate) struct Arena {
     pub pattern: View,
     /// An edit's operand.
     pub operand: View,
+    /// Parts of some rows side by side, their sum with what it lost, and what is made of
+    /// each.
+    pub packed: View,
+    pub sums: View,
+    pub reduced: View,
     pub experts: ExpertScratch,
     /// Rows read from a table, as bytes, and their numbers: 0, 1, 2.
     pub table_rows: View,
@@ -105,6 +110,8 @@ pub(crate) struct ExpertScratch {
 impl Arena {
     /// Attention patterns are computed for this many rows at a time.
     pub const PATTERN_ROWS: usize = 16;
+    /// Parts of rows are taken, and reduced, for this many rows at a time.
+    pub const PACKED_ROWS: usize = 64;
 
     /// Carves what comes after `start` bytes of weights. Rows of `read` are read from
     /// the slow tier.
@@ -121,7 +128,8 @@ impl Arena {
         let kv_bytes = layout.bytes() - start;
 
         let dims = &program.dims;
-        let rows = settings.rows;
+        let (rows, inside) = (settings.rows, settings.inside);
+        let head_rows = settings.logit_rows.saturating_add(inside.lens_rows);
         let mut take = |dtype: DType, rows: usize, cols: usize| {
             let elements = (rows as u64).saturating_mul(cols as u64);
             let bytes = elements.saturating_mul(dtype.bytes() as u64);
@@ -131,7 +139,7 @@ impl Arena {
             .into_iter()
             .map(|buf| {
                 let rows = match buf {
-                    Buf::Final | Buf::Logits => settings.logit_rows,
+                    Buf::Final | Buf::Logits => head_rows,
                     _ => rows,
                 };
                 (buf, take(DType::F32, rows, program.width(buf)))
@@ -163,10 +171,13 @@ impl Arena {
             table_pages,
             frequencies: take(DType::F32, 1, frequencies),
             rope: take(DType::F32, rows, 2 * frequencies),
-            head_resid: take(DType::F32, settings.logit_rows, dims.d_model),
+            head_resid: take(DType::F32, head_rows, dims.d_model),
             chosen: take(DType::I32, settings.logit_rows, 1),
-            pattern: take(DType::F32, pattern_rows, settings.pattern_keys),
-            operand: take(DType::F32, rows, settings.operand_width),
+            pattern: take(DType::F32, pattern_rows, inside.pattern_keys),
+            operand: take(DType::F32, rows, inside.operand_width),
+            packed: take(DType::F32, Self::PACKED_ROWS, inside.packed_width),
+            sums: take(DType::F32, 2, inside.packed_width),
+            reduced: take(DType::F32, Self::PACKED_ROWS, inside.reduced_width),
             experts: ExpertScratch {
                 chosen: take(DType::I32, expert_rows, chosen),
                 chosen_weights: take(DType::F32, expert_rows, chosen),

@@ -169,8 +169,8 @@ mod tests {
 
     use super::{Batch, Group, generated, phases};
     use crate::{
-        Captured, Class, Probe, Sampling, SessionId, Settings, Until, schedule::Account, session,
-        state::State,
+        Captured, Class, Inside, Probe, Sampling, SessionId, Settings, Until, schedule::Account,
+        session, state::State,
     };
 
     /// A session of a prompt of `prompt` tokens, `more` generated ones, `computed` run.
@@ -230,8 +230,7 @@ mod tests {
             disk_pages: 0,
             page_tokens: 16,
             logit_rows: 4,
-            pattern_keys: 0,
-            operand_width: 0,
+            inside: Inside::default(),
         };
         let batch = Batch::new(&members, &[2, 1, 3, 1], &settings, &Pages::new(0, 0, 0));
         let row = |group: &Group| (group.member, group.first_row, group.position);

@@ -490,8 +490,11 @@ fn scratch(program: &Program, settings: &Settings) -> Scratch {
         Op::Linear { from, .. } => Some(program.width(*from)),
         _ => None,
     });
+    let head = settings
+        .logit_rows
+        .saturating_add(settings.inside.lens_rows);
     Scratch {
-        rows: settings.rows,
+        rows: settings.rows.max(head),
         width: inputs.chain([dims.d_mlp, dims.d_model]).max().unwrap_or(0),
         generated: settings.sessions,
         heads: dims.heads,

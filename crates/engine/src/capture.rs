@@ -1,6 +1,8 @@
-//! What is read at hooks, and how that is written: `HOOK[PART][@POSITIONS][|mean|norm]`.
+//! What is read at hooks, and how that is written: `HOOK[PART][@POSITIONS][|REDUCTION]`.
 
-use std::{collections::BTreeMap, ops::Range, str::FromStr};
+use std::{fmt, ops::Range, str::FromStr};
+
+use djinn_device::Reduction;
 
 use djinn_model::{
     hook::{self, Layout, Site},
@@ -8,7 +10,7 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, ParseError, Part, Positions, Tensor};
+use crate::{EngineError, ParseError, Part, Positions, probe::HEAD};
 
 /// A capture as written, not yet bound to a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +25,7 @@ pub struct CaptureSpec {
     pub reduce: Reduce,
 }
 
-/// What is made of rows that were read.
+/// What is made of rows on the device, so that no more leaves it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reduce {
@@ -34,6 +36,88 @@ pub enum Reduce {
     Mean,
     /// The length of each: one number.
     Norm,
+    /// The largest elements of each: `[2, k]`, their places and then their values.
+    Top(usize),
+    /// Of logits the same with probabilities in place of values.
+    Likeliest(usize),
+    /// The same of the logits that the model would have if a row were the last residual.
+    Lens(usize),
+}
+
+impl Reduce {
+    /// Elements of a row that can be asked for at most.
+    pub const MOST: usize = 128;
+
+    /// How a device makes it of a row.
+    pub(crate) fn on_device(self) -> Option<Reduction> {
+        match self {
+            Reduce::None => None,
+            Reduce::Mean => Some(Reduction::Sum),
+            Reduce::Norm => Some(Reduction::Norm),
+            Reduce::Top(_) => Some(Reduction::Largest),
+            Reduce::Likeliest(_) | Reduce::Lens(_) => Some(Reduction::Likeliest),
+        }
+    }
+
+    /// The elements of a row that are asked for.
+    fn count(self) -> Option<usize> {
+        match self {
+            Reduce::Top(count) | Reduce::Likeliest(count) | Reduce::Lens(count) => Some(count),
+            Reduce::None | Reduce::Mean | Reduce::Norm => None,
+        }
+    }
+
+    /// Numbers it makes of a row by itself.
+    pub(crate) fn width(self) -> usize {
+        match self {
+            Reduce::Norm => 1,
+            other => 2 * other.count().unwrap_or(0),
+        }
+    }
+}
+
+impl FromStr for Reduce {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || {
+            format!("'{text}' is not made of rows (mean, norm, top5, lens5; of logits likeliest5)")
+        };
+        let name = text.trim_end_matches(|c: char| c.is_ascii_digit());
+        let count = match &text[name.len()..] {
+            "" => None,
+            digits => Some(digits.parse().map_err(|_| error())?),
+        };
+        if let Some(count) = count
+            && !(1..=Self::MOST).contains(&count)
+        {
+            return Err(format!(
+                "{count} elements of a row: from 1 to {}",
+                Self::MOST
+            ));
+        }
+        match (name, count) {
+            ("mean", None) => Ok(Reduce::Mean),
+            ("norm", None) => Ok(Reduce::Norm),
+            ("top", Some(count)) => Ok(Reduce::Top(count)),
+            ("likeliest", Some(count)) => Ok(Reduce::Likeliest(count)),
+            ("lens", Some(count)) => Ok(Reduce::Lens(count)),
+            _ => Err(error()),
+        }
+    }
+}
+
+impl fmt::Display for Reduce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reduce::None => Ok(()),
+            Reduce::Mean => f.write_str("|mean"),
+            Reduce::Norm => f.write_str("|norm"),
+            Reduce::Top(count) => write!(f, "|top{count}"),
+            Reduce::Likeliest(count) => write!(f, "|likeliest{count}"),
+            Reduce::Lens(count) => write!(f, "|lens{count}"),
+        }
+    }
 }
 
 impl FromStr for CaptureSpec {
@@ -43,11 +127,7 @@ impl FromStr for CaptureSpec {
         let error = |reason: String| ParseError::new("capture", text, reason);
         let (rest, reduce) = match text.split_once('|') {
             None => (text, Reduce::None),
-            Some((rest, "mean")) => (rest, Reduce::Mean),
-            Some((rest, "norm")) => (rest, Reduce::Norm),
-            Some((_, other)) => {
-                return Err(error(format!("'{other}' is not made of rows (mean, norm)")));
-            }
+            Some((rest, reduce)) => (rest, reduce.parse().map_err(error)?),
         };
         let (hook, positions) = match rest.split_once('@') {
             Some((hook, positions)) => (hook, Some(positions.parse().map_err(error)?)),
@@ -76,15 +156,13 @@ impl CaptureSpec {
                 hook: site.to_string(),
                 reason,
             };
-            if matches!(site, Site::Pattern(_)) && self.reduce != Reduce::None {
-                return Err(refuse("a pattern is read as it is".to_owned()));
-            }
             let capture = Capture {
                 columns: self.part.columns(site, &program.dims).map_err(refuse)?,
                 part: self.part.clone(),
                 positions: positions.clone(),
                 reduce: self.reduce,
             };
+            capture.check(site, &program.dims).map_err(refuse)?;
             Ok((site, capture))
         };
         hook::find(program, &self.hook)?
@@ -115,122 +193,49 @@ impl Capture {
         }
     }
 
-    /// The shape of a row.
-    fn shape(&self, site: Site, dims: &Dims) -> Vec<usize> {
-        let width: usize = self.columns.iter().map(ExactSizeIterator::len).sum();
-        match (self.reduce, site.layout(dims)) {
-            (Reduce::Norm, _) => vec![],
-            (_, Layout::Heads(_, d_head)) => vec![width / d_head, d_head],
+    /// An error where nothing of the kind can be made of what is there.
+    fn check(&self, site: Site, dims: &Dims) -> Result<(), String> {
+        let (width, whole) = (self.width(), Part::whole(site, dims));
+        let can = match self.reduce {
+            Reduce::None => Ok(()),
+            _ if matches!(site, Site::Pattern(_)) => Err("a pattern is read as it is"),
+            Reduce::Likeliest(_) if site != Site::Logits => Err("likeliest is of logits"),
+            Reduce::Lens(_) if whole.len() != dims.d_model || HEAD.contains(&site) => {
+                Err("the lens is for what is as wide as the residual, before the last norm")
+            }
+            Reduce::Lens(_) if width != whole.len() => Err("the lens is of whole rows"),
+            _ => Ok(()),
+        };
+        can.map_err(str::to_owned)?;
+        let of = match self.reduce {
+            Reduce::Lens(_) => dims.vocab,
+            _ => width,
+        };
+        match self.reduce.count() {
+            Some(count) if count > of => Err(format!("{count} of {of} elements")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Elements of a row that are read.
+    pub fn width(&self) -> usize {
+        self.columns.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Whether they have to be taken out of their rows.
+    pub fn is_part(&self) -> bool {
+        self.part != Part::default()
+    }
+
+    /// The shape of what is made of a row.
+    pub fn shape(&self, site: Site, dims: &Dims) -> Vec<usize> {
+        let width = self.width();
+        match (self.reduce, self.reduce.count(), site.layout(dims)) {
+            (Reduce::Norm, ..) => vec![],
+            (_, Some(count), _) => vec![2, count],
+            (_, None, Layout::Heads(_, d_head)) => vec![width / d_head, d_head],
             _ => vec![width],
         }
-    }
-}
-
-/// What was read at hooks.
-#[derive(Clone, Debug, Default)]
-pub struct Captured {
-    rows: BTreeMap<Site, Rows>,
-    patterns: BTreeMap<Site, Vec<PatternRow>>,
-}
-
-/// Rows of one hook, or what was made of them.
-#[derive(Clone, Debug)]
-struct Rows {
-    /// The shape of each.
-    shape: Vec<usize>,
-    count: usize,
-    data: Vec<f32>,
-    /// Where a mean is wanted, the sum so far: in order of positions, whatever the passes.
-    sum: Vec<f64>,
-}
-
-/// The attention of one position, some heads: `[head, keys]`.
-#[derive(Clone, Debug)]
-struct PatternRow {
-    keys: usize,
-    data: Vec<f32>,
-}
-
-impl Captured {
-    /// Takes in rows of a hook's whole width.
-    pub(crate) fn push_rows(&mut self, site: Site, capture: &Capture, dims: &Dims, data: &[f32]) {
-        let rows = self.rows.entry(site).or_insert_with(|| Rows {
-            shape: capture.shape(site, dims),
-            count: 0,
-            data: Vec::new(),
-            sum: Vec::new(),
-        });
-        for row in data.chunks_exact(Part::whole(site, dims).len()) {
-            let part = capture
-                .columns
-                .iter()
-                .flat_map(|columns| &row[columns.clone()]);
-            rows.count += 1;
-            match capture.reduce {
-                Reduce::None => rows.data.extend(part),
-                Reduce::Norm => {
-                    let squares: f64 = part.map(|x| f64::from(*x).powi(2)).sum();
-                    rows.data.push(squares.sqrt() as f32);
-                }
-                Reduce::Mean => {
-                    rows.sum.resize(rows.shape.iter().product(), 0.0);
-                    rows.sum
-                        .iter_mut()
-                        .zip(part)
-                        .for_each(|(sum, x)| *sum += f64::from(*x));
-                }
-            }
-        }
-    }
-
-    pub(crate) fn push_pattern(&mut self, site: Site, keys: usize, data: Vec<f32>) {
-        let row = PatternRow { keys, data };
-        self.patterns.entry(site).or_default().push(row);
-    }
-
-    /// Everything by hook name, in the layout of its hook.
-    pub fn tensors(&self) -> BTreeMap<String, Tensor> {
-        let rows = self
-            .rows
-            .iter()
-            .map(|(site, rows)| (site.to_string(), rows.tensor()));
-        let patterns = self.patterns.iter();
-        let patterns = patterns.map(|(site, rows)| (site.to_string(), assemble(rows)));
-        rows.chain(patterns).collect()
-    }
-}
-
-impl Rows {
-    fn tensor(&self) -> Tensor {
-        if !self.sum.is_empty() {
-            let mean = |sum: &f64| (sum / self.count as f64) as f32;
-            return Tensor {
-                shape: self.shape.clone(),
-                data: self.sum.iter().map(mean).collect(),
-            };
-        }
-        let count = std::iter::once(self.count);
-        Tensor {
-            shape: count.chain(self.shape.iter().copied()).collect(),
-            data: self.data.clone(),
-        }
-    }
-}
-
-/// Rows of growing length as one `[head, query, key]`, zero where there is no key yet.
-fn assemble(rows: &[PatternRow]) -> Tensor {
-    let keys = rows.iter().map(|row| row.keys).max().unwrap_or(0);
-    let heads = rows.first().map_or(0, |row| row.data.len() / row.keys);
-    let mut data = vec![0.0; heads * rows.len() * keys];
-    for (q, row) in rows.iter().enumerate() {
-        for (h, from) in row.data.chunks_exact(row.keys).enumerate() {
-            let at = (h * rows.len() + q) * keys;
-            data[at..at + row.keys].copy_from_slice(from);
-        }
-    }
-    Tensor {
-        shape: vec![heads, rows.len(), keys],
-        data,
     }
 }
 
@@ -247,7 +252,19 @@ mod tests {
         assert_eq!(spec.reduce, Reduce::Norm);
         let plain: CaptureSpec = "logits".parse().unwrap();
         assert_eq!((plain.positions, plain.reduce), (None, Reduce::None));
-        for bad in ["h|sum", "h@never", "h[2"] {
+        for reduce in ["mean", "norm", "top5", "likeliest1", "lens128"] {
+            let spec: CaptureSpec = format!("h|{reduce}").parse().unwrap();
+            assert_eq!(spec.reduce.to_string(), format!("|{reduce}"));
+        }
+        for bad in [
+            "h|sum",
+            "h|top",
+            "h|top0",
+            "h|lens129",
+            "h|mean3",
+            "h@never",
+            "h[2",
+        ] {
             assert!(bad.parse::<CaptureSpec>().is_err(), "{bad}");
         }
     }

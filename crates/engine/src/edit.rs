@@ -230,6 +230,8 @@ pub(crate) struct Edit {
     /// The columns it is for, in runs; of a pattern, the heads.
     pub columns: Vec<Range<usize>>,
     pub positions: Positions,
+    /// Whether it is over when its session is told more.
+    pub for_turn: bool,
 }
 
 impl Edit {
@@ -288,6 +290,7 @@ impl EditSpec {
                         reason,
                     })?,
                     positions: self.positions.clone(),
+                    for_turn: false,
                 };
                 edit.check_fit(program, site)?;
                 Ok((site, edit))

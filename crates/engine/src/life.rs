@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use djinn_memory::{OutOfPages, PageTable};
 
 use crate::{
-    Captured, Engine, EngineError, Finish, Output, Probe, Request, SavedState, SessionId,
+    Captured, EditSpec, Engine, EngineError, Finish, Output, Probe, Request, SavedState, SessionId,
     Transcript, Until,
     schedule::Account,
     session::Session,
@@ -120,20 +120,11 @@ impl Engine {
     /// Refuses what this engine was not laid out for.
     fn check_limits(&self, request: &Request) -> Result<(), EngineError> {
         let limits = &self.blueprint.settings;
-        let (pattern, prompt) = (request.probe.touches_pattern(), request.tokens.len());
+        let prompt = request.tokens.len();
         let positions = settings::positions(&self.model.program, request);
+        limits.inside.check(&request.probe, positions)?;
         let wants = [
             ("positions of a session", positions, limits.context),
-            (
-                "keys of an attention pattern",
-                if pattern { positions } else { 0 },
-                limits.pattern_keys,
-            ),
-            (
-                "width of an edit's operand",
-                request.probe.operand_width(),
-                limits.operand_width,
-            ),
             (
                 "rows through the head",
                 self.head_rows(&request.probe, positions, prompt),
@@ -222,6 +213,17 @@ impl Engine {
         tokens: &[u32],
         max_tokens: usize,
     ) -> Result<(), EngineError> {
+        self.say_with(id, tokens, max_tokens, &[])
+    }
+
+    /// The same with changes on the way of what is computed for it, and of nothing after.
+    pub fn say_with(
+        &mut self,
+        id: SessionId,
+        tokens: &[u32],
+        max_tokens: usize,
+        edits: &[EditSpec],
+    ) -> Result<(), EngineError> {
         let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
         settings::check_tokens(&self.model.program, tokens)?;
         if !session.keep {
@@ -236,9 +238,10 @@ impl Engine {
             let (is, wanted) = ("in the middle of a pass", "waiting");
             return Err(EngineError::State { id, is, wanted });
         }
+        let probe = self.probe_of_turn(session, prompt.saturating_add(max_tokens), edits)?;
         let max_tokens = session.generated().saturating_add(max_tokens);
         self.can(id, Step::Say)?;
-        self.commit_said(id, tokens, max_tokens)?;
+        self.commit_said(id, tokens, max_tokens, &probe)?;
         self.go_on(id)?;
         let session = self.session(id);
         let start = session.tokens.len();
@@ -248,9 +251,28 @@ impl Engine {
             session.given.push(start..session.tokens.len());
         }
         session.max_tokens = max_tokens;
+        session.probe = probe;
+        session.shares = session.shares.min(session.first_look());
         let text = self.text_of(&self.sessions[&id]);
         self.session(id).text = text;
         Ok(())
+    }
+
+    /// What a session reads and changes from its next turn on, which comes to a position at
+    /// most.
+    fn probe_of_turn(
+        &self,
+        session: &Session,
+        end: usize,
+        edits: &[EditSpec],
+    ) -> Result<Probe, EngineError> {
+        let (start, prompt, context) = (session.turn(), session.prompt(), session.context);
+        let new = Probe::default().with_turn_edits(&self.model.program, edits)?;
+        let new = new.starting_at(start, context, prompt);
+        let positions = end.saturating_sub(1).min(context);
+        new.check(prompt, positions)?;
+        self.blueprint.settings.inside.check(&new, positions)?;
+        Ok(session.probe.after_turn(start, prompt).and_edits(&new))
     }
 
     /// What makes text of the tokens that a session will generate, told what it has since it

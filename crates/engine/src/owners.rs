@@ -159,6 +159,18 @@ impl Owned<'_> {
         self.engine.say(id, tokens, max_tokens)
     }
 
+    /// [`Engine::say_with`].
+    pub fn say_with(
+        &mut self,
+        id: SessionId,
+        tokens: &[u32],
+        max_tokens: usize,
+        edits: &[EditSpec],
+    ) -> Result<(), EngineError> {
+        self.check(id)?;
+        self.engine.say_with(id, tokens, max_tokens, edits)
+    }
+
     /// [`Engine::paused`].
     pub fn paused(&self, id: SessionId) -> Result<Option<Paused>, EngineError> {
         self.check(id)?;

@@ -5,11 +5,9 @@ use std::sync::Arc;
 use djinn_model::{Site, hook, program::Buf};
 
 use crate::{
-    BreakSpec, EditSpec, Engine, EngineError, Paused, Positions, Probe, SavedStop, SessionId,
-    Tensor, Until,
+    BreakSpec, EditSpec, Engine, EngineError, Paused, Probe, SavedStop, SessionId, Tensor, Until,
     checkpoint::{Checkpoint, Rewind},
     edit::Edit,
-    session::Session,
     state::Step,
 };
 
@@ -44,8 +42,7 @@ impl Engine {
         }
         self.commit_changed(id, next, true)?;
         let session = self.session(id);
-        let first = edits.iter().map(|edit| first_of(edit, session));
-        session.shares = first.fold(session.shares, usize::min);
+        session.shares = session.shares.min(session.first_look());
         session.until = until;
         session.past = Some(at);
         if let Some(checkpoint) = &mut session.checkpoint {
@@ -215,12 +212,13 @@ impl Engine {
     /// Edits of what is at the hook where a session stands.
     fn bind_here(&self, id: SessionId, at: &Paused, edits: &[EditSpec]) -> Result<Vec<Edit>> {
         let session = &self.sessions[&id];
+        let here = at.position..at.position + at.rows;
         let mut bound = Vec::with_capacity(edits.len());
         for spec in edits {
             for (site, edit) in spec.bind(&self.model.program)? {
                 check_here(at, site)?;
                 bound.push(Edit {
-                    positions: within(&edit.positions, at, session),
+                    positions: edit.positions.within(here.clone(), session.prompt()),
                     ..edit
                 });
             }
@@ -230,11 +228,8 @@ impl Engine {
             probe.push_edit(at.site, edit.clone());
         }
         probe.check(session.prompt(), session.tokens.len())?;
-        let (asked, limit) = (probe.operand_width(), self.blueprint.settings.operand_width);
-        if asked > limit {
-            let what = "width of an edit's operand";
-            return Err(EngineError::Limit { what, asked, limit });
-        }
+        let inside = &self.blueprint.settings.inside;
+        inside.check(&probe, session.tokens.len())?;
         Ok(bound)
     }
 }
@@ -248,26 +243,4 @@ fn check_here(at: &Paused, site: Site) -> Result<()> {
             reason: format!("the session stands at '{}'", at.site),
         }),
     }
-}
-
-/// Those of some positions that a session stopped with.
-fn within(positions: &Positions, at: &Paused, session: &Session) -> Positions {
-    let prompt = session.prompt();
-    let here = at.position..at.position + at.rows;
-    let chosen = here.filter(|&position| positions.contains(position, prompt));
-    let mut ranges: Vec<(i64, i64)> = Vec::new();
-    for position in chosen.map(|position| position as i64) {
-        match ranges.last_mut() {
-            Some((_, end)) if *end == position => *end += 1,
-            _ => ranges.push((position, position + 1)),
-        }
-    }
-    Positions::Ranges(ranges)
-}
-
-/// The first position an edit changes.
-fn first_of(edit: &Edit, session: &Session) -> usize {
-    let mut all = 0..session.tokens.len();
-    let first = all.find(|&position| edit.positions.contains(position, session.prompt()));
-    first.unwrap_or(usize::MAX)
 }

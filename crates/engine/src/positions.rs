@@ -1,6 +1,6 @@
 //! Which positions of a session something applies to.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,19 @@ impl Positions {
         }
     }
 
+    /// Those of them that lie in a range.
+    pub fn within(&self, range: Range<usize>, prompt: usize) -> Positions {
+        let mut ranges: Vec<(i64, i64)> = Vec::new();
+        for position in range.filter(|&position| self.contains(position, prompt)) {
+            let position = position as i64;
+            match ranges.last_mut() {
+                Some((_, end)) if *end == position => *end += 1,
+                _ => ranges.push((position, position + 1)),
+            }
+        }
+        Positions::Ranges(ranges)
+    }
+
     /// How many of the first `positions` positions are selected.
     pub fn count(&self, positions: usize, prompt: usize) -> usize {
         (0..positions).filter(|&p| self.contains(p, prompt)).count()
@@ -48,7 +61,7 @@ impl Positions {
 }
 
 /// A range with negative ends counted from the prompt's end.
-fn resolve((start, end): (i64, i64), prompt: usize) -> std::ops::Range<usize> {
+fn resolve((start, end): (i64, i64), prompt: usize) -> Range<usize> {
     let at = |n: i64| {
         let n = if n < 0 { n + prompt as i64 } else { n };
         usize::try_from(n).unwrap_or(0)
@@ -142,6 +155,13 @@ mod tests {
         check("-2..0", 8, &[6, 7]);
         check("-1", 8, &[7]);
         check("1,1,0..2", 8, &[0, 1]);
+        let positions: Positions = "1,3..9".parse().unwrap();
+        let within = |range| positions.within(range, 8).to_string();
+        assert_eq!(
+            (within(0..5), within(4..8)),
+            ("1,3..5".into(), "4..8".into())
+        );
+        assert_eq!(within(9..20), "");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a session reads and changes on its way through the model.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use djinn_model::{
     hook::{self, Site},
@@ -9,7 +9,7 @@ use djinn_model::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BreakSpec, CaptureSpec, Change, EditSpec, EngineError, Part, Positions, Tensor, When,
+    BreakSpec, CaptureSpec, Change, EditSpec, EngineError, Part, Positions, Reduce, Tensor, When,
     capture::Capture, edit::Edit,
 };
 
@@ -22,7 +22,7 @@ pub(crate) const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
 /// what the model goes on with.
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
-    captures: BTreeMap<Site, Capture>,
+    captures: BTreeMap<Site, Arc<Capture>>,
     edits: BTreeMap<Site, Vec<Edit>>,
     breaks: BTreeMap<Site, Vec<When>>,
 }
@@ -39,7 +39,7 @@ impl Probe {
         let mut probe = Probe::default();
         for text in captures {
             let spec: CaptureSpec = text.as_ref().parse()?;
-            probe.captures.extend(spec.bind(program, &positions)?);
+            probe.read(spec.bind(program, &positions)?);
         }
         for spec in edits {
             for (site, edit) in spec.bind(program)? {
@@ -47,6 +47,53 @@ impl Probe {
             }
         }
         Ok(probe)
+    }
+
+    /// The same with changes that last for the request they come with: until the session is
+    /// told more.
+    pub fn with_turn_edits(
+        mut self,
+        program: &Program,
+        edits: &[EditSpec],
+    ) -> Result<Self, EngineError> {
+        for spec in edits {
+            for (site, edit) in spec.bind(program)? {
+                let for_turn = true;
+                self.push_edit(site, Edit { for_turn, ..edit });
+            }
+        }
+        Ok(self)
+    }
+
+    /// The same once a turn is over that went as far as a position: its changes stay where
+    /// they were made.
+    pub(crate) fn after_turn(&self, end: usize, prompt: usize) -> Self {
+        self.map_turn_edits(|edit| edit.positions.within(0..end, prompt), false)
+    }
+
+    /// The same with the changes of a turn no earlier than a position.
+    pub(crate) fn starting_at(&self, start: usize, context: usize, prompt: usize) -> Self {
+        self.map_turn_edits(|edit| edit.positions.within(start..context, prompt), true)
+    }
+
+    fn map_turn_edits(&self, positions: impl Fn(&Edit) -> Positions, for_turn: bool) -> Self {
+        let mut probe = self.clone();
+        let edits = probe.edits.values_mut().flatten();
+        for edit in edits.filter(|edit| edit.for_turn) {
+            edit.positions = positions(edit);
+            edit.for_turn = for_turn;
+        }
+        probe
+    }
+
+    /// All that another probe changes, behind what this one does.
+    pub(crate) fn and_edits(mut self, other: &Probe) -> Self {
+        for (&site, edits) in &other.edits {
+            for edit in edits {
+                self.push_edit(site, edit.clone());
+            }
+        }
+        self
     }
 
     /// The same with breakpoints: whoever comes to one stops there, after edits and
@@ -62,6 +109,12 @@ impl Probe {
             }
         }
         Ok(self)
+    }
+
+    fn read(&mut self, captures: Vec<(Site, Capture)>) {
+        let captures = captures.into_iter();
+        self.captures
+            .extend(captures.map(|(site, capture)| (site, Arc::new(capture))));
     }
 
     /// Whether nothing is read, nothing changed, and nobody stops.
@@ -98,7 +151,7 @@ impl Probe {
     }
 
     /// Whether anything is read or changed at one of these positions.
-    pub(crate) fn looks_at(&self, mut rows: std::ops::Range<usize>, prompt: usize) -> bool {
+    pub(crate) fn looks_at(&self, mut rows: Range<usize>, prompt: usize) -> bool {
         let captures = || self.captures.values();
         let reads = |at| captures().any(|capture| capture.positions.contains(at, prompt));
         let edits = || self.edits.values().flatten();
@@ -117,8 +170,37 @@ impl Probe {
     }
 
     /// What is read at this hook.
-    pub(crate) fn capture(&self, site: Site) -> Option<&Capture> {
+    pub(crate) fn capture(&self, site: Site) -> Option<&Arc<Capture>> {
         self.captures.get(&site)
+    }
+
+    /// What is read through the lens.
+    pub(crate) fn lenses(&self) -> impl Iterator<Item = &Capture> {
+        let captures = self.captures.values().map(AsRef::as_ref);
+        captures.filter(|capture| matches!(capture.reduce, Reduce::Lens(_)))
+    }
+
+    /// How many rows that is at some positions.
+    pub(crate) fn lens_rows(&self, positions: Range<usize>, prompt: usize) -> usize {
+        let rows = |capture: &Capture| {
+            let read = |&at: &usize| capture.positions.contains(at, prompt);
+            positions.clone().filter(read).count()
+        };
+        self.lenses().map(rows).sum()
+    }
+
+    /// The widest part of a hook that is read, or of which there is a mean.
+    pub(crate) fn packed_width(&self) -> usize {
+        let is_pattern = |site: Site| matches!(site, Site::Pattern(_));
+        let rows = self.captures.iter().filter(|(site, _)| !is_pattern(**site));
+        let packed = rows.filter(|(_, read)| read.is_part() || read.reduce == Reduce::Mean);
+        packed.map(|(_, read)| read.width()).max().unwrap_or(0)
+    }
+
+    /// The most numbers that a row is reduced to.
+    pub(crate) fn reduced_width(&self) -> usize {
+        let captures = self.captures.values();
+        captures.map(|read| read.reduce.width()).max().unwrap_or(0)
     }
 
     /// Whether any block's attention pattern is read or changed.
@@ -204,7 +286,7 @@ impl Probe {
 }
 
 /// A probe as it is written down.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedProbe {
     captures: Vec<CaptureSpec>,
     edits: Vec<SavedEdit>,
@@ -220,6 +302,8 @@ struct SavedEdit {
     #[serde(default)]
     columns: Vec<(usize, usize)>,
     positions: Positions,
+    #[serde(default)]
+    for_turn: bool,
 }
 
 /// A tensor by the bits of its numbers.
@@ -245,6 +329,7 @@ impl Probe {
                 change: edit.change.map(save),
                 columns: edit.columns.iter().map(|c| (c.start, c.end)).collect(),
                 positions: edit.positions.clone(),
+                for_turn: edit.for_turn,
             })
         });
         Some(SavedProbe {
@@ -273,7 +358,7 @@ impl Probe {
     pub(crate) fn load(program: &Program, saved: &SavedProbe) -> Result<Self, EngineError> {
         let mut probe = Probe::default().with_breaks(program, &saved.breaks)?;
         for spec in &saved.captures {
-            probe.captures.extend(spec.bind(program, &Positions::All)?);
+            probe.read(spec.bind(program, &Positions::All)?);
         }
         let load = |tensor: &SavedTensor| {
             Arc::new(Tensor {
@@ -294,6 +379,7 @@ impl Probe {
                         some => some.iter().map(|&(from, to)| from..to).collect(),
                     },
                     positions: edit.positions.clone(),
+                    for_turn: edit.for_turn,
                 };
                 edit.check_fit(program, site)?;
                 probe.push_edit(site, edit);

@@ -177,16 +177,22 @@ impl Engine {
         id: SessionId,
         tokens: &[u32],
         max_tokens: usize,
+        probe: &Probe,
     ) -> Result<()> {
         let Some(journal) = &mut self.journal else {
             return Ok(());
         };
         let session = self.sessions.get_mut(&id).expect("an open session");
         journal.tell(session, false)?;
+        let new_probe = match probe.saved() {
+            saved if saved == session.probe.saved() => None,
+            saved => Some(Box::new(saved.unwrap_or_default())),
+        };
         let said = Record::Said {
             id: id.0,
             tokens: tokens.to_vec(),
             max_tokens,
+            probe: new_probe,
         };
         self.commit(&[said])
     }

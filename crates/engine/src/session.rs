@@ -245,6 +245,19 @@ impl Session {
         self.given.first().map_or(0, |given| given.end)
     }
 
+    /// The first position that its next turn computes: the last token it generated is run with
+    /// what it is told next.
+    pub fn turn(&self) -> usize {
+        let last = self.tokens.len() - 1;
+        last + usize::from(self.is_given(last))
+    }
+
+    /// The first of its positions at which anything is read or changed.
+    pub fn first_look(&self) -> usize {
+        let first = self.probe.first(self.context, self.prompt());
+        first.unwrap_or(usize::MAX)
+    }
+
     /// Tokens not yet run.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
@@ -267,6 +280,26 @@ impl Session {
             Some(Rewind { to, .. }) => run.min(to.position + to.rows - self.computed),
             None => run,
         }
+    }
+
+    /// How many of those go together under a lens of so many rows, and how many rows of it
+    /// they take.
+    pub fn run_under(&self, lens: usize) -> (usize, usize) {
+        let (run, prompt) = (self.next_run(), self.prompt());
+        if self.probe.lenses().next().is_none() {
+            return (run, 0);
+        }
+        let mut under = 0;
+        for i in 0..run {
+            let at = self.computed + i;
+            let rows = self.probe.lens_rows(at..at + 1, prompt);
+            if under + rows > lens {
+                // Those that go together were under it together before.
+                return (if self.runs_whole() { run } else { i.max(1) }, under);
+            }
+            under += rows;
+        }
+        (run, under)
     }
 
     /// Whether they run in one pass or not at all: they stop, or have stopped, together.

@@ -2,7 +2,7 @@
 
 use djinn_model::{Model, program::Program};
 
-use crate::{EngineError, Request};
+use crate::{EngineError, Inside, Request};
 
 /// What an engine is laid out for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +24,10 @@ pub struct Settings {
     pub disk_pages: usize,
     /// Tokens of a page.
     pub page_tokens: usize,
-    /// Rows that go through the head together.
+    /// Rows that go through the head together, beside those of the lens.
     pub logit_rows: usize,
-    /// Keys of the longest attention pattern read; 0 where none is.
-    pub pattern_keys: usize,
-    /// Width of the widest edit operand; 0 where there is none.
-    pub operand_width: usize,
+    /// Room for what is read and changed on the way.
+    pub inside: Inside,
 }
 
 impl Settings {
@@ -64,8 +62,6 @@ impl Settings {
         };
         let rows = rows.max(sessions).min(prompts.max(sessions)).max(1);
         let context = lengths().max().unwrap_or(0);
-        let pattern = requests.iter().any(|r| r.probe.touches_pattern());
-        let operand_width = requests.iter().map(|r| r.probe.operand_width()).max();
         Ok(Settings {
             rows,
             sessions,
@@ -76,8 +72,7 @@ impl Settings {
             pages: lengths().map(|n| n.div_ceil(Self::PAGE_TOKENS)).sum(),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: if head { rows } else { sessions.max(1) },
-            pattern_keys: if pattern { context } else { 0 },
-            operand_width: operand_width.unwrap_or(0),
+            inside: Inside::of(requests, context),
         })
     }
 
@@ -104,8 +99,7 @@ impl Settings {
             pages: sessions.saturating_mul(context.div_ceil(Self::PAGE_TOKENS)),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: sessions,
-            pattern_keys: 0,
-            operand_width: 0,
+            inside: Inside::default(),
         })
     }
 

@@ -87,7 +87,7 @@ mod tests {
     };
 
     use super::Stretch;
-    use crate::{Backend, Blueprint, Memory, Settings};
+    use crate::{Backend, Blueprint, Inside, Memory, Settings};
 
     fn draw(model: &Model, keep: Keep) -> Blueprint {
         let settings = Settings {
@@ -100,8 +100,7 @@ mod tests {
             disk_pages: 0,
             page_tokens: 16,
             logit_rows: 1,
-            pattern_keys: 0,
-            operand_width: 0,
+            inside: Inside::default(),
         };
         let memory = Memory {
             overrides: Overrides {

@@ -99,7 +99,9 @@ impl Engine {
         let limits = Limits {
             sessions: settings.sessions,
             rows: settings.rows,
+            lens: settings.inside.lens_rows,
         };
+        let as_ready = |session| as_ready(session, limits.lens);
         let decision = decide(
             &ready.iter().copied().map(as_ready).collect::<Vec<_>>(),
             &self.idle(),
@@ -289,12 +291,15 @@ impl Engine {
     }
 }
 
-fn as_ready(session: &Session) -> Ready<'_> {
+/// A session as the scheduler sees it, with no more tokens than a lens of so many rows takes.
+fn as_ready(session: &Session, lens: usize) -> Ready<'_> {
+    let (pending, under) = session.run_under(lens);
     Ready {
         account: session.account,
         table: &session.pages,
         computed: session.computed,
-        pending: session.next_run(),
+        pending,
         whole: session.runs_whole(),
+        lens: under,
     }
 }

@@ -41,6 +41,33 @@ fn stopped_anywhere_nothing_changes() {
 }
 
 #[test]
+fn what_is_made_less_on_the_way_is_the_same() {
+    for name in ["gpt2", "mixtral"] {
+        let folder = family(name);
+        let tokens = ids(&golden(&folder)["input_ids"]);
+        let captures = [
+            "blocks.*.hook_resid_post|lens3",
+            "blocks.*.hook_mlp_out|mean",
+            "blocks.*.hook_resid_pre|norm",
+            "blocks.0.attn.hook_z[1]@all|top2",
+        ];
+        let asked = request(&folder, &tokens[..9], &captures, 4);
+        let alone = run(&folder, vec![asked.clone()], How::default()).remove(0);
+        let among = run(&folder, vec![asked.clone(); 3], How::default()).remove(2);
+        assert!(bits(&alone) == bits(&among), "{name}");
+        for site in sites(&folder) {
+            let stopping = stopping(&folder, &asked, &[&format!("{site}@4..11")]);
+            let how = How {
+                rows: 5,
+                ..How::default()
+            };
+            let (found, stops) = interrupted(&folder, stopping, how);
+            assert!(!stops.is_empty() && found == bits(&alone), "{name} {site}");
+        }
+    }
+}
+
+#[test]
 fn from_hook_to_hook_nothing_changes() {
     for name in FAMILIES {
         let folder = family(name);

@@ -7,8 +7,13 @@ mod common;
 
 use std::{collections::BTreeMap, path::Path};
 
-use common::{How, bits, family, golden, ids, request, request_edited, run, tensors};
-use djinn_engine::{Tensor, write_tensors};
+use common::{
+    How, bits, family, golden, ids, open, request, request_edited, run, stops::settle, tensors,
+};
+use djinn_engine::{
+    Blueprint, EditSpec, Engine, Inside, Memory, Request, SessionState, Settings, Tensor,
+    Transcript, Wanted, write_tensors,
+};
 
 const HOOK: &str = "blocks.1.hook_resid_post";
 const WIDTH: usize = 64;
@@ -235,9 +240,104 @@ fn parts_and_reductions_are_of_what_is_there() {
         let sum: f64 = f.plain.iter().map(|row| f64::from(row[i])).sum();
         assert!((f64::from(mean.data[i]) - sum / 20.0).abs() < 1e-6);
     }
+    // Places among what was asked for, then values: the largest first.
+    let top = of(&format!("{hook}[4..12]@prompt|top3"), hook);
+    assert_eq!(top.shape, [20, 2, 3]);
+    for (row, found) in f.plain.iter().zip(top.data.chunks_exact(6)) {
+        let mut order: Vec<usize> = (0..8).collect();
+        order.sort_by(|&a, &b| row[4 + b].total_cmp(&row[4 + a]));
+        let expect = order[..3].iter().map(|&at| at as f32);
+        let expect: Vec<f32> = expect
+            .chain(order[..3].iter().map(|&at| row[4 + at]))
+            .collect();
+        assert_eq!(found, expect);
+    }
+    let likeliest = of("logits@-1|likeliest2", "logits");
+    assert_eq!(likeliest.shape, [1, 2, 2]);
+    assert!(likeliest.data[2] >= likeliest.data[3] && likeliest.data[2] < 1.0);
     let pattern = of(
         "blocks.0.attn.hook_pattern[0,2]@-1",
         "blocks.0.attn.hook_pattern",
     );
     assert_eq!(pattern.shape, [2, 1, 20]);
+}
+
+/// A turn with changes of its own, between two without any.
+fn three_turns(engine: &mut Engine, second: &[EditSpec], state: Option<&Path>) -> Transcript {
+    let f = fixture();
+    let ask = Request {
+        keep: true,
+        ..request(&f.folder, &f.tokens[..9], &["logits"], 3)
+    };
+    let id = engine.open(ask).unwrap();
+    let turns: [(&[u32], &[EditSpec]); 2] = [(&[5, 6, 7], second), (&[9], &[])];
+    for (said, edits) in turns {
+        settle(engine);
+        if let Some(folder) = state {
+            *engine = empty(&f.folder);
+            let state = SessionState::open(folder).unwrap();
+            engine.keep_state(state, Wanted::All).unwrap();
+        }
+        engine.say_with(id, said, 3, edits).unwrap();
+    }
+    settle(engine);
+    engine.close(id).unwrap()
+}
+
+/// An engine with room for one session of many turns.
+fn empty(folder: &Path) -> Engine {
+    let model = open(folder);
+    let one = Settings::for_sessions(&model.program, 1, 40, 64).unwrap();
+    let settings = Settings {
+        logit_rows: 64,
+        inside: Inside::anything(&model.program, 40),
+        ..one
+    };
+    let backend = How::default().backend();
+    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn an_edit_of_a_request_is_over_with_it() {
+    let folder = fixture().folder;
+    let rows = |transcript: &Transcript| {
+        let logits = tensors(transcript).remove("logits").unwrap();
+        let rows: Vec<Vec<f32>> = logits
+            .data
+            .chunks_exact(logits.shape[1])
+            .map(<[f32]>::to_vec)
+            .collect();
+        rows
+    };
+    let scale: EditSpec = format!("{HOOK}:scale=0.5").parse().unwrap();
+    let plain = three_turns(&mut empty(&folder), &[], None);
+    let edited = three_turns(&mut empty(&folder), std::slice::from_ref(&scale), None);
+    let (before, after) = (rows(&plain), rows(&edited));
+    // Nine tokens and two of three generated ones came before it; the third is run with it.
+    assert!(before[..11] == after[..11]);
+    assert!(before[11] != after[11]);
+    // It is the same as if it had been said where.
+    let said: EditSpec = format!("{HOOK}:scale=0.5@11..17").parse().unwrap();
+    let session = three_turns(&mut empty(&folder), &[said], None);
+    assert!(bits(&session) == bits(&edited));
+    // And over a restart before every turn, when what was captured is computed again.
+    let state = tempfile::tempdir().unwrap();
+    let mut engine = empty(&folder);
+    let kept = SessionState::open(state.path()).unwrap();
+    engine.keep_state(kept, Wanted::All).unwrap();
+    let restarted = three_turns(&mut engine, &[scale], Some(state.path()));
+    assert!(bits(&restarted) == bits(&edited));
+    // One that selects nothing of its turn is refused, and the session goes on.
+    let mut engine = empty(&folder);
+    let ask = Request {
+        keep: true,
+        ..request(&folder, &fixture().tokens[..9], &[], 3)
+    };
+    let id = engine.open(ask).unwrap();
+    settle(&mut engine);
+    let early: EditSpec = format!("{HOOK}:zero@0..5").parse().unwrap();
+    let refused = engine.say_with(id, &[5], 1, &[early]).unwrap_err();
+    assert!(refused.to_string().contains("selected"), "{refused}");
+    engine.say(id, &[5], 1).unwrap();
 }

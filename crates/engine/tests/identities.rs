@@ -156,3 +156,32 @@ fn edits_that_change_nothing_change_no_bit() {
         }
     }
 }
+
+#[test]
+fn the_lens_behind_the_last_block_sees_the_logits() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let tokens = ids(&golden(&folder)["input_ids"]);
+        let blocks = open(&folder).program.dims.blocks;
+        let read = |captures: &[&str], rows: usize| {
+            let one = request(&folder, &tokens[..9], captures, 0);
+            let how = How {
+                rows,
+                ..How::default()
+            };
+            tensors(&run(&folder, vec![one.clone(), one], how).remove(0))
+        };
+        let found = read(&["blocks.*.hook_resid_post|lens4"], 64);
+        assert_eq!(found.len(), blocks, "{name}");
+        let last = format!("blocks.{}.hook_resid_post", blocks - 1);
+        let logits = read(&["logits|likeliest4"], 64);
+        assert_eq!(found[&last].shape, [9, 2, 4], "{name}");
+        assert!(found[&last].data == logits["logits"].data, "{name}");
+        // Whatever the passes, and how many come together.
+        let few = read(&["blocks.*.hook_resid_post|lens4"], 5);
+        assert!(
+            found.iter().all(|(hook, seen)| few[hook].data == seen.data),
+            "{name}"
+        );
+    }
+}

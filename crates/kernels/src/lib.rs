@@ -27,7 +27,7 @@ macro_rules! rooms {
 }
 
 /// Every kernel.
-pub const ROOMS: [Room; 16] = rooms![
+pub const ROOMS: [Room; 17] = rooms![
     "attention_many" for 80,
     "attention_one" for 80,
     "attention_simple" for 80,
@@ -37,6 +37,7 @@ pub const ROOMS: [Room; 16] = rooms![
     "position" for 80,
     "product_few" for 80,
     "product_simple" for 80,
+    "reduce" for 80,
     "sample" for 80,
     "attention_one" for 90,
     "elementwise" for 90,

@@ -1,7 +1,7 @@
 //! Which operands fit together: the same for every backend.
 
 use super::Op;
-use crate::{Attention, DType, Draw, Edit, KvLayer, Order, Result, Rows, View, Weight};
+use crate::{Attention, DType, Draw, Edit, KvLayer, Order, Reduction, Result, Rows, View, Weight};
 
 impl Op {
     pub(crate) fn gather(&self, table: View, ids: View, out: View) -> Result<()> {
@@ -222,6 +222,22 @@ impl Op {
         })?;
         self.apart(ids, draws)?;
         self.apart(ids, x)
+    }
+
+    pub(crate) fn reduce(&self, x: View, how: Reduction, out: View) -> Result<()> {
+        match how {
+            Reduction::Norm => self.shape("out", out, x.rows, 1)?,
+            Reduction::Sum => self.shape("out", out, 2, x.cols)?,
+            Reduction::Largest | Reduction::Likeliest => {
+                self.shape("out", out, x.rows, out.cols)?;
+                // Places are written as numbers.
+                let fits = out.cols.is_multiple_of(2) && out.cols / 2 <= x.cols;
+                self.ensure(fits && out.cols > 0 && x.cols <= 1 << 24, || {
+                    format!("the largest of {} columns in {}", x.cols, out.cols)
+                })?;
+            }
+        }
+        self.apart(out, x)
     }
 
     /// The operand of an edit, if it has one.

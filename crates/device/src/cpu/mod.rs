@@ -26,6 +26,7 @@ mod math;
 mod norm;
 mod panel;
 mod pool;
+mod reduce;
 mod rope;
 mod route;
 mod row;
@@ -40,7 +41,7 @@ use std::time::Instant;
 
 use crate::{
     Activation, Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab,
-    KvLayer, NormKind, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
+    KvLayer, NormKind, Phase, Reduction, Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
 };
 
 pub use isa::Isa;
@@ -305,5 +306,8 @@ impl Device for CpuDevice {
     }
     fn edit(&self, x: View, edit: Edit) -> Result<()> {
         self.do_edit(x, edit)
+    }
+    fn reduce(&self, x: View, how: Reduction, out: View) -> Result<()> {
+        self.do_reduce(x, how, out)
     }
 }

@@ -229,7 +229,7 @@ mod tests {
                 .find(|room| room.name == "product_few")
                 .unwrap();
             assert_eq!(few.capability, expect);
-            assert_eq!(rooms.len(), 10);
+            assert_eq!(rooms.len(), 11);
         }
     }
 }

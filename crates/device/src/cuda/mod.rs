@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::check::Op;
 use crate::{
     Activation, Attention, Device, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab, KvLayer,
-    NormKind, Phase, Result, RopeStyle, Rows, Span, Stream, View, Weight,
+    NormKind, Phase, Reduction, Result, RopeStyle, Rows, Span, Stream, View, Weight,
 };
 pub use card::Card;
 pub use facts::{
@@ -262,5 +262,8 @@ impl Device for CudaDevice {
     }
     fn edit(&self, x: View, edit: Edit) -> Result<()> {
         self.do_edit(x, edit)
+    }
+    fn reduce(&self, x: View, how: Reduction, out: View) -> Result<()> {
+        self.do_reduce(x, how, out)
     }
 }

@@ -5,11 +5,11 @@ use super::args::{MatArg, ShadowArg, activation_arg, dtype_arg};
 use super::kernels::ROWS_MAX;
 use super::work::{Pending, Sum, THREADS, Turn, Work, by_row, columns, elements, launch};
 use crate::check::{Op, overlap};
-use crate::{Activation, DType, Edit, NormKind, Result, RopeStyle, View};
+use crate::{Activation, DType, Edit, NormKind, Reduction, Result, RopeStyle, View};
 
 /// Threads of a block that takes a norm, as the sources have it.
 const NORM_THREADS: usize = 512;
-/// Threads of a block that chooses one of a row.
+/// Threads of a block that chooses one of a row, or some.
 const SAMPLE_THREADS: usize = 1024;
 
 impl CudaDevice {
@@ -265,6 +265,21 @@ impl CudaDevice {
                 launch!(self, work, "edit_add_matched", row; x, operand, factor)
             }
             Edit::Clamp { low, high } => launch!(self, work, "edit_clamp", each; x, low, high),
+        }
+    }
+
+    pub(super) fn do_reduce(&self, x: View, how: Reduction, out: View) -> Result<()> {
+        let op = self.op("reduce");
+        op.reduce(x, how, out)?;
+        let work = &mut *self.ready()?;
+        let (sum, row) = (columns(x.cols, 1), by_row(x, THREADS));
+        let largest = by_row(x, SAMPLE_THREADS);
+        let (x, out) = (self.f32(op, "x", x)?, self.out(work, op, "out", out)?);
+        match how {
+            Reduction::Norm => launch!(self, work, "reduce_norm", row; x, out),
+            Reduction::Sum => launch!(self, work, "reduce_sum", sum; x, out),
+            Reduction::Largest => launch!(self, work, "reduce_largest", largest; x, 0i32, out),
+            Reduction::Likeliest => launch!(self, work, "reduce_largest", largest; x, 1i32, out),
         }
     }
 

@@ -3,10 +3,10 @@
 use super::{FLOATS, Pair, Report, Test};
 use crate::{
     Activation, Attention, DType, Device, Draw, Edit, HostRows, KvLayer, NormKind, Order, Phase,
-    Result, RopeStyle, Rows, Stream, Weight,
+    Reduction, Result, RopeStyle, Rows, Stream, Weight,
 };
 
-pub(super) const ALL: [Test; 10] = [
+pub(super) const ALL: [Test; 11] = [
     lookups,
     norms,
     products,
@@ -17,6 +17,7 @@ pub(super) const ALL: [Test; 10] = [
     sampling,
     paging,
     edits,
+    reductions,
 ];
 
 fn lookups(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
@@ -311,6 +312,40 @@ fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 }
                 pair.check("edit", what, x, report, |device| device.edit(x, edit))?;
             }
+        }
+    }
+    Ok(())
+}
+
+fn reductions(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+    for (rows, cols) in [(1, 1), (3, 33), (70, 1000), (9, 32_000)] {
+        pair.start();
+        let x = pair.floats(DType::F32, rows, cols, 3)?;
+        let what = format!("[{rows}, {cols}]");
+        let lengths = pair.poisoned(rows, 1, 1)?;
+        pair.check("norm of rows", what.clone(), lengths, report, |device| {
+            device.reduce(x, Reduction::Norm, lengths)
+        })?;
+        // Onto what is there already, to the bit.
+        let sum = pair.floats(DType::F32, 2, cols, 1)?;
+        pair.check_bits("sum of rows", what, sum, report, |device| {
+            device.reduce(x, Reduction::Sum, sum)
+        })?;
+        // Equals among the largest.
+        for col in [0, cols / 2, cols - 1] {
+            pair.upload(x.rows(0, 1).cols(col, 1), &2f32.to_le_bytes())?;
+        }
+        for count in [1, 5, 64].map(|count: usize| count.min(cols)) {
+            let what = format!("{count} of [{rows}, {cols}]");
+            let found = pair.poisoned(rows, 2 * count, 3)?;
+            pair.check_bits("largest", what.clone(), found, report, |device| {
+                device.reduce(x, Reduction::Largest, found)
+            })?;
+            pair.check("likeliest", what.clone(), found, report, |device| {
+                device.reduce(x, Reduction::Likeliest, found)
+            })?;
+            let shares = found.cols(count, count);
+            pair.check("shares", what, shares, report, |_| Ok(()))?;
         }
     }
     Ok(())

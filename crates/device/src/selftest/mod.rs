@@ -36,6 +36,16 @@ pub struct Case {
 }
 
 impl Case {
+    /// One where nothing but the same will do.
+    fn exact(op: &'static str, what: String, same: bool) -> Self {
+        Case {
+            op,
+            what,
+            error: if same { 0.0 } else { f64::INFINITY },
+            limit: 0.0,
+        }
+    }
+
     /// Whether it passed.
     pub fn passed(&self) -> bool {
         self.error <= self.limit
@@ -217,13 +227,22 @@ impl Pair<'_> {
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
         let [expect, found] = self.left(out, run, |device, to| device.download_ids(out, to))?;
-        let same = expect == found;
-        report(Case {
-            op,
-            what,
-            error: if same { 0.0 } else { f64::INFINITY },
-            limit: 0.0,
-        });
+        report(Case::exact(op, what, expect == found));
+        Ok(())
+    }
+
+    /// The same for numbers that have to be equal.
+    fn check_bits(
+        &self,
+        op: &'static str,
+        what: String,
+        out: View,
+        report: Report<'_>,
+        run: impl Fn(&dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let both = self.left(out, run, |device, to| device.download(out, to))?;
+        let [expect, found] = both.map(|all| all.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+        report(Case::exact(op, what, expect == found));
         Ok(())
     }
 }

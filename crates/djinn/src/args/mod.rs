@@ -275,8 +275,8 @@ pub struct TraceArgs {
         long,
         value_name = "PATTERN",
         required = true,
-        help = "Hooks to read: HOOK[PART][@POSITIONS][|mean|norm], by name or pattern; several \
-                  with commas"
+        help = "Hooks to read: HOOK[PART][@POSITIONS][|REDUCTION], by name or pattern; several \
+                  with commas. Reductions: mean, norm, top5, lens5, likeliest5 (of logits)"
     )]
     pub capture: Vec<String>,
     #[command(flatten)]

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use djinn_engine::{
-    Blueprint, Engine, Finish, Request, SessionId, SessionState, Settings, Transcript, Wanted,
+    Blueprint, Engine, Finish, Inside, Request, SessionId, SessionState, Settings, Transcript,
+    Wanted,
 };
 use djinn_model::Model;
 
-use super::{load, watch::Watch, widest};
+use super::{load, watch::Watch};
 use crate::{args::Settled, failure::Failure};
 
 /// Positions a kept session may come to, unless its model has fewer.
@@ -47,8 +48,7 @@ pub fn start(
     let one = Settings::for_sessions(&model.program, 1, context, settled.args.rows)?;
     // A session of the folder may change whatever there is.
     let settings = Settings {
-        operand_width: widest(&model.program.dims),
-        pattern_keys: context,
+        inside: Inside::anything(&model.program, context),
         ..one
     };
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;

@@ -1,8 +1,8 @@
 //! `djinn lens`
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
-use djinn_engine::{Change, EditSpec, Engine, Operand, Positions, Probe, Request, Tensor, Until};
+use djinn_engine::{Engine, Positions, Probe, Request, SessionId};
 use djinn_model::{Model, Site};
 use serde_json::{Value, json};
 
@@ -17,15 +17,10 @@ use crate::{
 pub fn lens(args: &LensArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let tokens = prompt::tokens(&model, &args.prompt)?;
-    let requests = requests(&model, &tokens)?;
+    let request = request(&model, &tokens, args.top)?;
     let settled = args.model.settled()?;
-    let (mut engine, ids) = start(&settled, model, requests, &mut Watch::default())?;
-    // The others were for the layout: branches take their places.
-    for &id in &ids[1..] {
-        engine.close(id);
-    }
-    let grid = look(&mut engine, ids[0], tokens.len(), args.top)?;
-    engine.close(ids[0]);
+    let (mut engine, ids) = start(&settled, model, vec![request], &mut Watch::default())?;
+    let grid = look(&mut engine, ids[0])?;
     let read = names(engine.model(), &tokens);
     if let Some(path) = &args.svg {
         let cells = grid.iter().rev().map(|row| {
@@ -49,19 +44,13 @@ pub fn lens(args: &LensArgs) -> Result<(), Failure> {
 
 /// The grid of some tokens in an engine that has room for them, as text.
 pub(super) fn of_tokens(engine: &mut Engine, tokens: &[u32]) -> Result<String, Failure> {
-    let first = requests(engine.model(), tokens)?.remove(0);
-    let id = engine.open(first)?;
-    let next = engine.next_session();
-    let grid = look(engine, id, tokens.len(), 1);
-    // Whatever went wrong on the way leaves nothing behind.
-    let others = (next.0..engine.next_session().0).map(djinn_engine::SessionId);
-    for id in others.chain([id]) {
-        engine.close(id);
-    }
+    let request = request(engine.model(), tokens, 1)?;
+    let id = engine.open(request)?;
+    let grid = look(engine, id)?;
     Ok(to_text(
         engine.model(),
         &names(engine.model(), tokens),
-        &grid?,
+        &grid,
     ))
 }
 
@@ -71,100 +60,41 @@ struct Said {
     probability: f64,
 }
 
-/// One session that stops behind the last block, and as many that go on from there as there
-/// are blocks.
-fn requests(model: &Model, tokens: &[u32]) -> Result<Vec<Request>, Failure> {
-    let program = &model.program;
-    let last = Site::ResidPost(program.dims.blocks - 1);
-    let captures = ["blocks.*.hook_resid_post", "logits"];
-    let nothing = Tensor {
-        shape: vec![program.dims.d_model],
-        data: vec![0.0; program.dims.d_model],
-    };
-    let edits = [replace(last, nothing)];
-    let probe = Probe::new(program, &captures, Positions::All, &edits)?;
-    let layout = Request {
+/// A session that reads the likeliest tokens behind every block, and nothing else.
+fn request(model: &Model, tokens: &[u32], top: usize) -> Result<Request, Failure> {
+    let capture = format!("blocks.*.hook_resid_post|lens{top}");
+    Ok(Request {
         tokens: tokens.to_vec(),
-        probe,
+        probe: Probe::new(&model.program, &[capture], Positions::All, &[])?,
         ..Request::default()
-    };
-    let breaks = [last.to_string().parse().expect("a hook's name")];
-    let probe = Probe::new(program, &captures, Positions::All, &[])?;
-    let first = Request {
-        probe: probe.with_breaks(program, &breaks)?,
-        ..layout.clone()
-    };
-    // One more, since the first may have to copy what it shares with them.
-    let others = std::iter::repeat_n(layout, program.dims.blocks + 1);
-    Ok(std::iter::once(first).chain(others).collect())
+    })
 }
 
-/// Puts a residual in place of what is there.
-fn replace(site: Site, residual: Tensor) -> EditSpec {
-    EditSpec::at(site, Change::Replace(Operand::Tensor(Arc::new(residual))))
-}
-
-/// The likeliest tokens by block and position.
-fn look(
-    engine: &mut Engine,
-    id: djinn_engine::SessionId,
-    positions: usize,
-    top: usize,
-) -> Result<Vec<Vec<Vec<Said>>>, Failure> {
-    let blocks = engine.model().program.dims.blocks;
-    let dims = engine.model().program.dims;
-    let last = Site::ResidPost(blocks - 1);
-    run_out(engine)?;
-    let rows = engine.paused(id).map_or(0, |at| at.rows);
-    if rows < positions {
-        return Err(Failure::Message(format!(
-            "the prompt has {positions} tokens, and {} go through the head together: shorten it",
-            engine.blueprint().rows()
-        )));
-    }
-    let transcript = engine.transcript(id).expect("it is open");
-    let mut residuals = transcript.captured.tensors();
-    residuals.insert(last.to_string(), engine.activation(id)?);
-    let branches = engine.branch(id, blocks)?;
-    for (block, &branch) in branches.iter().enumerate() {
-        let residual = residuals.remove(&Site::ResidPost(block).to_string());
-        let edit = [replace(last, residual.expect("every block was read"))];
-        engine.go_on_from(branch, &edit, Until::Breakpoint)?;
-    }
-    run_out(engine)?;
-    let mut grid = Vec::with_capacity(blocks);
-    for branch in branches {
-        let transcript = engine.close(branch).expect("it is open");
-        let logits = transcript.captured.tensors().remove("logits");
-        let logits = logits.ok_or_else(|| Failure::Message("no logits were read".into()))?;
-        grid.push(
-            logits
-                .data
-                .chunks_exact(dims.vocab)
-                .map(|row| likeliest(row, top))
-                .collect(),
-        );
-    }
-    Ok(grid)
-}
-
-/// The likeliest tokens, first the likeliest.
-fn likeliest(logits: &[f32], top: usize) -> Vec<Said> {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logit: f32| f64::from(logit - most).exp();
-    let sum: f64 = logits.iter().map(|&logit| weight(logit)).sum();
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    let top = top.min(order.len());
-    order.select_nth_unstable_by(top - 1, |&a, &b| {
-        logits[b].total_cmp(&logits[a]).then(a.cmp(&b))
+/// The likeliest tokens by block and position; the session is over then.
+fn look(engine: &mut Engine, id: SessionId) -> Result<Vec<Vec<Vec<Said>>>, Failure> {
+    let ran = run_out(engine);
+    let transcript = engine.close(id).expect("it is open");
+    ran?;
+    let mut seen = transcript.captured.tensors();
+    let blocks = 0..engine.model().program.dims.blocks;
+    let grid = blocks.map(|block| {
+        let seen = seen.remove(&Site::ResidPost(block).to_string());
+        let seen = seen.expect("every block was read");
+        let rows = seen.data.chunks_exact(seen.shape[1] * seen.shape[2]);
+        rows.map(said).collect()
     });
-    order.truncate(top);
-    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-    let said = |&token: &usize| Said {
-        token: token as u32,
-        probability: weight(logits[token]) / sum,
+    Ok(grid.collect())
+}
+
+/// The tokens of a position, first the likeliest.
+fn said(row: &[f32]) -> Vec<Said> {
+    let (tokens, probabilities) = row.split_at(row.len() / 2);
+    let pairs = tokens.iter().zip(probabilities);
+    let said = |(token, probability): (&f32, &f32)| Said {
+        token: *token as u32,
+        probability: f64::from(*probability),
     };
-    order.iter().map(said).collect()
+    pairs.map(said).collect()
 }
 
 /// A token as people read it.
@@ -218,19 +148,4 @@ fn to_json(engine: &Engine, tokens: &[u32], grid: &[Vec<Vec<Said>>]) -> Value {
         })
         .collect();
     json!({ "model": engine.model().name, "input_ids": tokens, "lens": rows })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::likeliest;
-
-    #[test]
-    fn the_likeliest_come_first() {
-        let said = likeliest(&[0.0, 2.0, -1.0, 2.0], 3);
-        let tokens: Vec<u32> = said.iter().map(|said| said.token).collect();
-        assert_eq!(tokens, [1, 3, 0]);
-        let all = likeliest(&[0.0, 2.0, -1.0, 2.0], 9);
-        let sum: f64 = all.iter().map(|said| said.probability).sum();
-        assert!((sum - 1.0).abs() < 1e-12);
-    }
 }

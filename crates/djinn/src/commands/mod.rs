@@ -22,7 +22,7 @@ mod rates;
 mod watch;
 
 use djinn_engine::{Backend, Blueprint, Engine, Finish, Request, SessionId, Settings, Transcript};
-use djinn_model::{Model, program::Dims};
+use djinn_model::Model;
 
 use crate::{args::Settled, failure::Failure, progress::Loading};
 use watch::Watch;
@@ -63,11 +63,6 @@ fn load(
     let engine = Engine::load(model, backend, blueprint, &mut |p| loading.update(p))?;
     watch.begin(&engine);
     Ok(engine)
-}
-
-/// The widest hook there is, but for logits.
-fn widest(dims: &Dims) -> usize {
-    dims.d_model.max(dims.d_mlp).max(dims.heads * dims.d_head)
 }
 
 /// Runs until nobody can; whatever fails ends it.

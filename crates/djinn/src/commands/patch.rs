@@ -6,8 +6,8 @@ use std::{
 };
 
 use djinn_engine::{
-    Blueprint, Change, EditSpec, Engine, Operand, Positions, Probe, Request, SessionId, Settings,
-    Tensor, Until,
+    Blueprint, Change, EditSpec, Engine, Inside, Operand, Positions, Probe, Request, SessionId,
+    Settings, Tensor, Until,
 };
 use djinn_model::{Model, Site, program::Program};
 use serde_json::{Value, json};
@@ -35,14 +35,17 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
         rows: args.model.rows.max(sessions).max(positions),
         pages: (sessions + 1) * one.pages,
         logit_rows: args.model.rows.max(sessions).max(positions),
-        operand_width: model.program.dims.d_model,
+        inside: Inside {
+            operand_width: model.program.dims.d_model,
+            ..Inside::default()
+        },
         ..one
     };
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
     let mut engine = load(&settled, model, blueprint, &mut Watch::default())?;
     let mut patching = Patching {
         engine: &mut engine,
-        clean: Inside::default(),
+        clean: Seen::default(),
         texts,
     };
     patching.clean = patching.look(patching.texts.clean.clone())?;
@@ -193,13 +196,13 @@ struct Compared {
 
 struct Patching<'a> {
     engine: &'a mut Engine,
-    clean: Inside,
+    clean: Seen,
     texts: Texts,
 }
 
 /// What is behind each block of a prompt, and the logits after its last token.
 #[derive(Default)]
-struct Inside {
+struct Seen {
     residuals: Vec<Vec<f32>>,
     logits: Vec<f32>,
 }
@@ -228,7 +231,7 @@ impl Patching<'_> {
     }
 
     /// Runs a prompt and keeps what is behind every block.
-    fn look(&mut self, tokens: Vec<u32>) -> Result<Inside, Failure> {
+    fn look(&mut self, tokens: Vec<u32>) -> Result<Seen, Failure> {
         let captures = ["blocks.*.hook_resid_post", "logits@-1"];
         let probe = Probe::new(self.program(), &captures, Positions::All, &[])?;
         let id = self.engine.open(Request {
@@ -241,7 +244,7 @@ impl Patching<'_> {
         let mut read = transcript.captured.tensors();
         let mut take = |hook: String| read.remove(&hook).map_or_else(Vec::new, |read| read.data);
         let blocks = 0..self.blocks();
-        Ok(Inside {
+        Ok(Seen {
             residuals: blocks
                 .map(|block| take(Site::ResidPost(block).to_string()))
                 .collect(),
@@ -281,7 +284,7 @@ impl Patching<'_> {
     /// The logits of every patch. One session stands behind the last block; for each patch another goes back from there to
     /// the block and the position, is changed, and goes to the end. A patch that puts in place
     /// what is there already changes nothing.
-    fn by_branches(&mut self, corrupt: &Inside) -> Result<Grid, Failure> {
+    fn by_branches(&mut self, corrupt: &Seen) -> Result<Grid, Failure> {
         let last = format!("{},step=0", Site::ResidPost(self.blocks() - 1));
         let base = self.engine.open(self.request(&[], &[last])?)?;
         run_out(self.engine)?;

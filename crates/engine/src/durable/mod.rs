@@ -17,6 +17,8 @@ pub use state::{SavedFile, State as SessionState};
 
 use serde::{Deserialize, Serialize};
 
+use crate::SavedProbe;
+
 /// What the log is made of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -35,6 +37,9 @@ pub(crate) enum Record {
         id: u64,
         tokens: Vec<u32>,
         max_tokens: usize,
+        /// What it reads and changes from now on, where that is something else.
+        #[serde(default)]
+        probe: Option<Box<SavedProbe>>,
     },
     /// A session generated tokens after so many that it had, and stands elsewhere if its
     /// turn is over: one record, so that neither is there without the other.

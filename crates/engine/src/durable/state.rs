@@ -100,8 +100,12 @@ impl State {
                 id,
                 tokens,
                 max_tokens,
+                probe,
             } => {
                 let session = self.session(id)?;
+                if let Some(probe) = probe {
+                    session.probe = Some(*probe);
+                }
                 let start = session.tokens.len();
                 session.tokens.extend(tokens);
                 if session.tokens.len() > start {

@@ -1,16 +1,11 @@
-//! What happens at hooks: edits, then stops, then captures: who stops is read when it goes
-//! on, since it may be changed before.
+//! What is changed at hooks. Edits come first there, then stops, then captures: who stops is
+//! read when it goes on, since it may be changed before.
 
 use djinn_device::{Device, Edit as DeviceEdit, View};
 use djinn_model::hook::Site;
 
 use super::{Pass, Result, Stage};
-use crate::{
-    Change,
-    batch::Group,
-    edit::Edit,
-    outbox::{Outbox, Sent},
-};
+use crate::{Change, batch::Group, edit::Edit, outbox::Outbox};
 
 impl Pass<'_, '_> {
     /// Makes the changes that sessions asked for here.
@@ -26,38 +21,6 @@ impl Pass<'_, '_> {
             for edit in session.probe.changes(site) {
                 changer.change(edit, group, session.prompt(), rows)?;
             }
-        }
-        Ok(())
-    }
-
-    /// Reads what sessions asked for here.
-    pub(super) fn read(&mut self, stage: &Stage, site: Site, at: View) -> Result<()> {
-        for group in &stage.groups {
-            self.read_rows(group, site, at.rows(group.first_row, group.rows))?;
-        }
-        Ok(())
-    }
-
-    /// Reads those of a group's rows that its session asked for.
-    pub(super) fn read_rows(&mut self, group: &Group, site: Site, at: View) -> Result<()> {
-        let (member, session) = (group.member, &self.members[group.member]);
-        let prompt = session.prompt();
-        for run in runs(group, |p| session.probe.reads(site, p, prompt)) {
-            let rows = at.rows(run.first_row - group.first_row, run.rows);
-            let sent = self.outbox.send(self.device, rows)?;
-            self.so_far.read.push(Read { member, site, sent });
-        }
-        Ok(())
-    }
-
-    /// Gives sessions what was read of them.
-    pub(super) fn tell_read(&mut self) -> Result<()> {
-        self.outbox.settle(self.device)?;
-        for Read { member, site, sent } in self.so_far.read.drain(..) {
-            let session = &mut *self.members[member];
-            let capture = session.probe.capture(site).expect("it was read");
-            let (dims, numbers) = (&self.program.dims, self.outbox.read(sent));
-            session.captured.push_rows(site, capture, dims, numbers);
         }
         Ok(())
     }
@@ -105,13 +68,6 @@ impl Changer<'_> {
         self.outbox.bring(self.device, data, view)?;
         Ok(Some(view))
     }
-}
-
-/// What was read of a session at a hook.
-pub(super) struct Read {
-    member: usize,
-    site: Site,
-    sent: Sent,
 }
 
 /// The parts of a group whose positions are selected.

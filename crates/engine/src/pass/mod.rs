@@ -3,6 +3,7 @@
 mod attention;
 mod hooks;
 mod ops;
+mod read;
 mod replay;
 mod stage;
 mod stops;
@@ -25,7 +26,7 @@ use crate::{
     stream::Streamer,
 };
 
-use hooks::Read;
+use read::{Read, Under};
 pub(crate) use stage::Stage;
 use stops::Stopped;
 
@@ -82,6 +83,8 @@ pub(crate) struct SoFar {
     block: Option<usize>,
     /// What was read, in order.
     read: Vec<Read>,
+    /// Rows that go through the head for the lens.
+    under: Vec<Under>,
     /// Who stopped, and how long the host took to see to it.
     stopped: Vec<Stopped>,
     stop_time: Duration,
@@ -171,11 +174,11 @@ impl Pass<'_, '_> {
             self.op(stage, op)?;
             if let Op::Hook { site, buf } = *op {
                 self.stop(kind, at + 1, stages)?;
-                let stage = stages.of(kind);
-                self.read(stage, site, self.view(stage, buf))?;
+                let groups = stages.of(kind).groups.clone();
+                self.read(kind, &groups, (site, buf), &mut stages.head)?;
             }
-            if at + 1 == steps.len() && self.chooses() {
-                self.sample(&stages.head)?;
+            if at + 1 == steps.len() {
+                self.finish(&stages.head)?;
             }
         }
         Ok(())
@@ -200,21 +203,25 @@ impl Pass<'_, '_> {
             .begin_segment(self.blueprint.segment_label(kind))?;
         if kind == SegmentKind::Head {
             let body = self.arena.buf(Buf::Resid, self.batch.rows());
-            let head = self.ids.head.rows(0, stage.rows);
-            self.device.gather(body, head, stage.resid(), false)?;
+            let rows = stage.seated();
+            let (head, to) = (self.ids.head.rows(0, rows), stage.resid().rows(0, rows));
+            self.device.gather(body, head, to, false)?;
         }
         Ok(())
     }
 
-    /// Has the device choose a token for every row of the head.
-    fn sample(&self, head: &Stage) -> Result<()> {
-        if head.rows == 0 {
-            return Ok(());
-        }
+    /// Makes of the logits what is asked for: tokens, and what is seen through the lens.
+    fn finish(&mut self, head: &Stage) -> Result<()> {
         let logits = self.view(head, Buf::Logits);
-        let chosen = self.arena.chosen.rows(0, head.rows);
-        let draws = self.ids.draws.rows(0, head.rows);
-        Ok(self.device.sample(logits, draws, chosen)?)
+        let rows = head.seated();
+        if rows > 0 && self.chooses() {
+            let (draws, chosen) = (
+                self.ids.draws.rows(0, rows),
+                self.arena.chosen.rows(0, rows),
+            );
+            self.device.sample(logits.rows(0, rows), draws, chosen)?;
+        }
+        self.look_through(logits)
     }
 
     fn rope_table(&self) -> Result<()> {

@@ -27,7 +27,9 @@ impl Pass<'_, '_> {
         let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
         let is_plain = |group: &Group| {
             let session = &self.members[group.member];
-            group.enter == 0 && !session.may_stop(group.positions())
+            let (at, prompt) = (group.positions(), session.prompt());
+            let under = session.probe.lens_rows(at.clone(), prompt);
+            group.enter == 0 && under == 0 && !session.may_stop(at)
         };
         generated && self.batch.groups.iter().all(is_plain)
     }
@@ -85,8 +87,8 @@ impl Pass<'_, '_> {
             self.so_far.segment = Some(after);
         }
         // Whoever had come to the last hook has only to choose.
-        if self.enter(steps.len(), &mut stages)? && self.chooses() {
-            self.sample(&stages.head)?;
+        if self.enter(steps.len(), &mut stages)? {
+            self.finish(&stages.head)?;
         }
         match self.so_far.segment.take() {
             Some(_) => self.streamer.end_segment(),

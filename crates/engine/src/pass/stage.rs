@@ -20,6 +20,9 @@ pub(crate) struct Stage {
     pub groups: Vec<Group>,
     /// Where the residual of all rows lies.
     resid: View,
+    /// Rows of all who may come, and those behind them in which nobody is.
+    seats: usize,
+    more: usize,
 }
 
 impl Stage {
@@ -31,7 +34,26 @@ impl Stage {
             generated: 0,
             groups: Vec::new(),
             resid,
+            seats: all.iter().map(|group| group.rows).sum(),
+            more: 0,
         }
+    }
+
+    /// Rows of nobody, behind everybody's, which are gone through too; says which is the
+    /// first. Nothing where there are no more.
+    pub fn lend(&mut self, rows: usize) -> Option<usize> {
+        let first = self.seats + self.more;
+        if first + rows > self.resid.rows {
+            return None;
+        }
+        self.more += rows;
+        self.count();
+        Some(first)
+    }
+
+    /// The rows that are somebody's.
+    pub fn seated(&self) -> usize {
+        self.rows.min(self.seats)
     }
 
     /// Some come.
@@ -66,7 +88,10 @@ impl Stage {
             let groups = self.groups.iter().filter(of);
             groups.map(|group| group.first_row + group.rows).max()
         };
-        self.rows = end(None).unwrap_or(0);
+        self.rows = match self.more {
+            0 => end(None).unwrap_or(0),
+            more => self.seats + more,
+        };
         self.generated = end(Some(Phase::Generated)).unwrap_or(0);
     }
 

@@ -140,6 +140,14 @@ impl Pass<'_, '_> {
             self.restore(kind, &group, brought[group.member])?;
             brought[group.member] += group.rows;
         }
+        // All of them come from before the same operation: from one hook.
+        if let Some(&(kind, group)) = coming.first() {
+            let checkpoint = self.members[group.member].checkpoint.as_ref();
+            let stop = &checkpoint.expect("it comes from one").stop;
+            let hook = (stop.site, stop.buf);
+            let groups: Vec<Group> = coming.iter().map(|(_, group)| *group).collect();
+            self.read(kind, &groups, hook, &mut stages.head)?;
+        }
         Ok(!coming.is_empty())
     }
 
@@ -153,10 +161,7 @@ impl Pass<'_, '_> {
             let numbers = &numbers[first * rows.cols..(first + rows.rows) * rows.cols];
             self.outbox.bring(self.device, numbers, rows)?;
         }
-        let (site, at) = (
-            checkpoint.stop.site,
-            self.rows_of(kind, checkpoint.stop.buf, group),
-        );
+        let at = self.rows_of(kind, checkpoint.stop.buf, group);
         let mut changer = Changer {
             device: self.device,
             outbox: &mut *self.outbox,
@@ -169,11 +174,11 @@ impl Pass<'_, '_> {
         {
             changer.change(edit, group, session.prompt(), at)?;
         }
-        self.read_rows(group, site, at)
+        Ok(())
     }
 
     /// The rows of a group in a buffer.
-    fn rows_of(&self, kind: SegmentKind, buf: Buf, group: &Group) -> View {
+    pub(super) fn rows_of(&self, kind: SegmentKind, buf: Buf, group: &Group) -> View {
         let end = group.first_row + group.rows;
         let all = match (buf, kind) {
             (Buf::Resid, SegmentKind::Head) => self.arena.head_resid,

@@ -31,6 +31,8 @@ pub(crate) struct Ready<'a> {
     pub pending: usize,
     /// Whether all of the latter run in one pass, or none of them.
     pub whole: bool,
+    /// Rows that they have under the lens.
+    pub lens: usize,
 }
 
 /// What a pass may take.
@@ -38,6 +40,7 @@ pub(crate) struct Ready<'a> {
 pub(crate) struct Limits {
     pub sessions: usize,
     pub rows: usize,
+    pub lens: usize,
 }
 
 /// What happens before the next pass. Sessions are told by their number in what was given.

@@ -30,6 +30,8 @@ pub(super) struct RowsLeft {
     /// kept for sessions with few tokens either.
     spare: usize,
     many: usize,
+    /// Those under the lens.
+    lens: usize,
 }
 
 impl RowsLeft {
@@ -43,12 +45,16 @@ impl RowsLeft {
             spare,
             // Half of what is spare is for long prompts, however many short ones there are.
             many: spare - few.min(spare / 2),
+            lens: limits.lens,
         }
     }
 
     /// Rows for a session: long prompts take what there is for them, in order, since many
     /// that have one each would not get anywhere. The first always has some.
     pub fn of(&self, session: &Ready<'_>, is_first: bool) -> usize {
+        if session.lens > self.lens {
+            return 0;
+        }
         let least = usize::from(is_first);
         let rows = match kind(session) {
             Kind::Token => 1,
@@ -66,6 +72,7 @@ impl RowsLeft {
 
     pub fn take(&mut self, session: &Ready<'_>, rows: usize) {
         self.all -= rows;
+        self.lens -= session.lens;
         if kind(session) == Kind::Many {
             self.many = self.many.saturating_sub(rows);
         }

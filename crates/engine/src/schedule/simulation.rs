@@ -160,6 +160,7 @@ impl World {
             computed: self.all[i].tokens,
             // The first tokens are a prompt.
             whole: false,
+            lens: 0,
             pending: match self.all[i].tokens {
                 0 => self.all[i].wanted.div_ceil(2),
                 _ => 1,
@@ -254,7 +255,7 @@ proptest! {
         let mut world = World {
             pages: Pages::new(device, host, disk),
             all,
-            limits: Limits { sessions: most, rows },
+            limits: Limits { sessions: most, rows, lens: 0 },
             clock: 0,
             reserve: if disk > 0 { reserve(host, largest) } else { 0 },
             largest,

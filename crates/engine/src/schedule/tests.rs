@@ -29,11 +29,16 @@ fn ready(place: u64, table: &PageTable, pending: usize) -> Ready<'_> {
         computed: 2 * table.len(),
         pending,
         whole: false,
+        lens: 0,
     }
 }
 
 fn limits(sessions: usize, rows: usize) -> Limits {
-    Limits { sessions, rows }
+    Limits {
+        sessions,
+        rows,
+        lens: 0,
+    }
 }
 
 /// How many of each table's pages go.
@@ -165,6 +170,7 @@ fn run_one(accounts: &mut [Account], clock: &mut u64) -> usize {
         computed: 1,
         pending: 1,
         whole: false,
+        lens: 0,
     };
     let all: Vec<Ready<'_>> = accounts.iter().zip(&tables).map(one).collect();
     let decision = decide(&all, &[], &pages, 9, limits(3, 3));

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use djinn_engine::{
-    Blueprint, BreakSpec, EditSpec, Engine, KvMemory, Positions, Probe, Request, SessionId,
+    Blueprint, BreakSpec, EditSpec, Engine, Inside, KvMemory, Positions, Probe, Request, SessionId,
     Settings, Until,
 };
 use djinn_model::program::Program;
@@ -44,7 +44,10 @@ pub fn hooks(args: &BenchHooksArgs) -> Result<(), Failure> {
     let settings = Settings {
         open: 3,
         pages: 3 * one.pages,
-        operand_width: model.program.dims.d_model,
+        inside: Inside {
+            operand_width: model.program.dims.d_model,
+            ..Inside::default()
+        },
         ..one
     };
     let bytes = settled.backend().kv_dtype(&model.program);

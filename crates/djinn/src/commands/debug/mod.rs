@@ -5,10 +5,10 @@ mod debugger;
 mod show;
 mod terminal;
 
-use djinn_engine::{Blueprint, Probe, Request, Settings};
+use djinn_engine::{Blueprint, Inside, Probe, Request, Settings};
 use djinn_model::Model;
 
-use super::{load, prompt, watch::Watch, widest};
+use super::{load, prompt, watch::Watch};
 use crate::{
     args::DebugArgs,
     bundled,
@@ -52,11 +52,11 @@ pub fn debug(args: &DebugArgs) -> Result<(), Failure> {
     }
 }
 
-/// Room for the session, its branches, and a lens over all blocks.
+/// Room for the session, its branches, and one for a lens over all blocks.
 fn settings(model: &Model, request: &Request) -> Result<Settings, Failure> {
     let dims = &model.program.dims;
     let context = (request.tokens.len() + request.max_tokens).min(dims.context);
-    let sessions = SPARE + dims.blocks + 2;
+    let sessions = SPARE + 2;
     let one = Settings::for_sessions(&model.program, 1, context, ROWS)?;
     Ok(Settings {
         sessions,
@@ -64,8 +64,7 @@ fn settings(model: &Model, request: &Request) -> Result<Settings, Failure> {
         rows: ROWS.max(sessions),
         pages: (sessions + 2) * one.pages,
         logit_rows: ROWS.max(sessions),
-        pattern_keys: context,
-        operand_width: widest(dims),
+        inside: Inside::anything(&model.program, context),
         ..one
     })
 }

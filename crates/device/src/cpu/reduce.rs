@@ -1,0 +1,123 @@
+//! Less made of rows: lengths, sums, the largest elements.
+
+use crate::{Reduction, Result, View, check::Mat};
+
+use super::CpuDevice;
+
+/// Sums side by side, so that several elements are added at a time.
+const SIDE: usize = 8;
+
+impl CpuDevice {
+    pub(super) fn do_reduce(&self, x: View, how: Reduction, out: View) -> Result<()> {
+        let op = self.op("reduce");
+        op.reduce(x, how, out)?;
+        let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
+        match how {
+            Reduction::Sum => self.by_columns(x.cols, x.rows, &|_, cols| {
+                for col in cols {
+                    // SAFETY: checked matrices; nobody else has this column.
+                    unsafe { add_up(x, col, out) };
+                }
+            }),
+            Reduction::Norm => self.by_rows(x.rows, x.cols, &|_, rows| {
+                for row in rows {
+                    // SAFETY: checked rows; nobody else writes this one.
+                    unsafe { out.row(row).write_unaligned(length(&numbers(x, row))) };
+                }
+            }),
+            Reduction::Largest | Reduction::Likeliest => {
+                self.by_rows(x.rows, x.cols, &|_, rows| {
+                    for row in rows {
+                        let found = largest(&numbers(x, row), how, out.cols / 2);
+                        for (col, number) in found.into_iter().enumerate() {
+                            // SAFETY: checked rows; nobody else writes this one.
+                            unsafe { out.row(row).add(col).write_unaligned(number) };
+                        }
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A row of a matrix.
+fn numbers(x: Mat<f32>, row: usize) -> Vec<f32> {
+    // SAFETY: a checked matrix.
+    let at = |col: usize| unsafe { x.row(row).add(col).read_unaligned() };
+    (0..x.cols).map(at).collect()
+}
+
+/// Adds a column to a sum, and what that loses to what was lost.
+///
+/// # Safety
+/// `sum` has two rows, as long as those of `x`, which nobody else uses at this column.
+unsafe fn add_up(x: Mat<f32>, col: usize, sum: Mat<f32>) {
+    // SAFETY: the caller's.
+    unsafe {
+        let [whole, rest] = [0, 1].map(|row| sum.row(row).add(col));
+        let (mut all, mut lost) = (whole.read_unaligned(), rest.read_unaligned());
+        for row in 0..x.rows {
+            let number = x.row(row).add(col).read_unaligned();
+            let next = all + number;
+            let part = next - all;
+            lost += (all - (next - part)) + (number - part);
+            all = next;
+        }
+        whole.write_unaligned(all);
+        rest.write_unaligned(lost);
+    }
+}
+
+fn length(row: &[f32]) -> f32 {
+    let mut sums = [0f64; SIDE];
+    for part in row.chunks(SIDE) {
+        for (sum, x) in sums.iter_mut().zip(part) {
+            *sum += f64::from(*x) * f64::from(*x);
+        }
+    }
+    sums.iter().sum::<f64>().sqrt() as f32
+}
+
+/// The places of the largest elements, then what they are.
+fn largest(row: &[f32], how: Reduction, count: usize) -> Vec<f32> {
+    let first = |&a: &usize, &b: &usize| row[b].total_cmp(&row[a]).then(a.cmp(&b));
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    order.select_nth_unstable_by(count - 1, first);
+    order.truncate(count);
+    order.sort_unstable_by(first);
+    let most = row[order[0]];
+    let weight = |x: f32| f64::from((x - most).exp());
+    let all = match how {
+        Reduction::Likeliest => row.iter().map(|&x| weight(x)).sum(),
+        _ => 1.0,
+    };
+    let value = |&place: &usize| match how {
+        Reduction::Likeliest => (weight(row[place]) / all) as f32,
+        _ => row[place],
+    };
+    let places = order.iter().map(|&place| place as f32);
+    places.chain(order.iter().map(value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{largest, length};
+    use crate::Reduction;
+
+    #[test]
+    fn the_largest_come_first_and_of_equals_the_lower_place() {
+        let row = [0.0, 2.0, -1.0, 2.0];
+        let found = largest(&row, Reduction::Largest, 3);
+        assert_eq!(found, [1.0, 3.0, 0.0, 2.0, 2.0, 0.0]);
+        let shares = largest(&row, Reduction::Likeliest, 4);
+        let sum: f32 = shares[4..].iter().sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+    }
+
+    #[test]
+    fn a_length_beyond_the_squares_of_its_type() {
+        assert_eq!(length(&[3e30, 4e30]), 5e30);
+        assert!(length(&[1.0, f32::NAN]).is_nan());
+    }
+}
