@@ -1,7 +1,7 @@
 //! Commands typed at a terminal, with history and completion.
 
 use rustyline::{
-    Context, Editor, Helper,
+    CompletionType, Config, Context, Editor, Helper,
     completion::{Completer, Pair},
     error::ReadlineError,
     highlight::Highlighter,
@@ -18,7 +18,9 @@ use crate::failure::{Failure, say};
 
 /// Takes commands until there are no more.
 pub fn run(debugger: &mut Debugger) -> Result<(), Failure> {
-    let mut editor: Editor<Words, FileHistory> = Editor::new()?;
+    // As a shell completes: as far as it is clear, and then what there is.
+    let config = Config::builder().completion_type(CompletionType::List);
+    let mut editor: Editor<Words, FileHistory> = Editor::with_config(config.build())?;
     editor.set_helper(Some(Words::of(debugger)));
     say("nothing has run yet; help lists the commands\n")?;
     let mut last = String::new();
