@@ -203,6 +203,8 @@ mod tests {
             until: Until::default(),
             state: State::Ready,
             failure: None,
+            turn_over: false,
+            transient: false,
             owner: String::new(),
             deadline: None,
             lease: None,

@@ -81,6 +81,11 @@ pub enum PiecePlace {
 }
 
 impl Blueprint {
+    /// What it is laid out for.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Rows of a pass at most.
     pub fn rows(&self) -> usize {
         self.settings.rows

@@ -212,6 +212,10 @@ impl Capture {
             _ => width,
         };
         match self.reduce.count() {
+            Some(count) if !(1..=Reduce::MOST).contains(&count) => Err(format!(
+                "{count} elements of a row: from 1 to {}",
+                Reduce::MOST
+            )),
             Some(count) if count > of => Err(format!("{count} of {of} elements")),
             _ => Ok(()),
         }

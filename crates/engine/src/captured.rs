@@ -75,6 +75,11 @@ impl Captured {
         self.patterns.entry(site).or_default().push(row);
     }
 
+    /// Whether nothing was.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.patterns.is_empty()
+    }
+
     /// Everything by hook name, in the layout of its hook.
     pub fn tensors(&self) -> BTreeMap<String, Tensor> {
         let rows = self

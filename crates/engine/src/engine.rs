@@ -7,18 +7,19 @@ use std::{
 };
 
 use djinn_device::{Device, DeviceInfo, Order, View, Weight};
+use djinn_memory::Frames;
 use djinn_model::{
     Model,
     program::{Op, Program, TensorId},
 };
 
 use crate::{
-    Backend, Blueprint, EngineError, Finish, Footprint, Logprob, Paged, PassStats, Paused, Quota,
-    SessionId, Timeline,
+    Backend, Blueprint, EngineError, Finish, Footprint, KvPages, Logprob, Paged, PassStats, Paused,
+    Quota, SessionId, Timeline,
     batch::Batch,
     durable::Journal,
     outbox::Outbox,
-    pager::Pager,
+    pager::{Pager, PagesHeld},
     pass::{Pass, Ran, SoFar, upload_ids, upload_numbers},
     session::Session,
     settle::settle,
@@ -91,6 +92,8 @@ pub struct Engine {
     /// Tokens that sessions did not compute because others had.
     pub(crate) adopted: usize,
     pub(crate) quota: Quota,
+    /// Of owners who have their own.
+    pub(crate) quotas: BTreeMap<String, Quota>,
     /// Where sessions are written down, if they are.
     pub(crate) journal: Option<Journal>,
     /// Steps in a row in which nobody could run.
@@ -145,6 +148,7 @@ impl Engine {
             last_failure: None,
             adopted: 0,
             quota: Quota::default(),
+            quotas: BTreeMap::new(),
             journal: None,
             stuck: 0,
         })
@@ -204,6 +208,20 @@ impl Engine {
     /// What pages of KV went to host memory and came back; waits for those under way.
     pub fn paged(&mut self) -> Result<Paged, EngineError> {
         self.pager.paged()
+    }
+
+    /// Pages of KV in each tier.
+    pub fn kv_pages(&self) -> KvPages {
+        let pages = self.pager.pages();
+        let held = |frames: &Frames| PagesHeld {
+            held: frames.total() - frames.free(),
+            total: frames.total(),
+        };
+        KvPages {
+            device: held(pages.device()),
+            host: held(pages.host()),
+            disk: held(pages.disk()),
+        }
     }
 
     /// Whether no session can run: none has tokens to run, or those that have wait for room

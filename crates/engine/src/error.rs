@@ -135,6 +135,12 @@ pub enum EngineError {
     /// A session whose memory was laid out for its first request alone.
     #[error("session {} is not kept: nothing can be said to it after its prompt", .0.0)]
     NotKept(SessionId),
+    /// A session that has run all it has.
+    #[error(
+        "session {} has run all its tokens, and generated none with the last: tell it something",
+        .0.0
+    )]
+    NothingToRun(SessionId),
     /// A session that is not as it would have to be.
     #[error("session {} is {is}, not {wanted}", id.0)]
     State {

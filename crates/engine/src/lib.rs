@@ -66,7 +66,7 @@ pub use inside::Inside;
 pub use kv::{KvMemory, SpillTo};
 pub use memory::{LinkSettings, Memory, Tier};
 pub use owners::{Owned, Quota, SessionInfo};
-pub use pager::{Paged, Traffic};
+pub use pager::{KvPages, Paged, PagesHeld, Traffic};
 pub use part::Part;
 pub use positions::Positions;
 pub use probe::{Probe, SavedProbe};

@@ -43,6 +43,7 @@ impl Engine {
         self.check_count()?;
         self.check_limits(&request)?;
         let positions = settings::positions(program, &request);
+        let (prompt, checked) = (request.tokens.len(), positions);
         let text = self.text(&request.tokens, &request.stop);
         let settings = &self.blueprint.settings;
         let pages = PageTable::new(settings.page_tokens);
@@ -83,7 +84,7 @@ impl Engine {
             stop: request.stop,
             text,
             logprobs: Vec::new(),
-            probe: request.probe,
+            probe: request.probe.pinned(prompt, checked),
             captured: Captured::default(),
             checkpoint: None,
             past: None,
@@ -91,6 +92,8 @@ impl Engine {
             until: Until::default(),
             state: State::Ready,
             failure: None,
+            turn_over: false,
+            transient: request.transient,
             owner: request.owner,
             deadline: request.deadline,
             lease: request.lease,
@@ -159,6 +162,12 @@ impl Engine {
         Some(transcript)
     }
 
+    /// What a session has read since this was last asked; from now on it has read nothing.
+    pub fn take_captured(&mut self, id: SessionId) -> Captured {
+        let session = self.sessions.get_mut(&id);
+        session.map_or_else(Captured::default, |s| std::mem::take(&mut s.captured))
+    }
+
     /// What a session has come to so far.
     pub fn transcript(&self, id: SessionId) -> Option<Transcript> {
         let session = self.sessions.get(&id)?;
@@ -183,7 +192,8 @@ impl Engine {
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
         let step = Step::Wait(expected);
         self.can(id, step)?;
-        if !self.sessions[&id].state.is_paused() {
+        let session = &self.sessions[&id];
+        if !session.state.is_paused() && !session.turn_over {
             self.commit_state(id, SavedState::Waiting)?;
         }
         let since = Instant::now();
@@ -238,7 +248,11 @@ impl Engine {
             let (is, wanted) = ("in the middle of a pass", "waiting");
             return Err(EngineError::State { id, is, wanted });
         }
-        let probe = self.probe_of_turn(session, prompt.saturating_add(max_tokens), edits)?;
+        if tokens.is_empty() && session.pending() == 0 {
+            return Err(EngineError::NothingToRun(id));
+        }
+        let end = prompt.saturating_add(max_tokens.saturating_sub(1));
+        let probe = self.probe_of_turn(session, end, edits)?;
         let max_tokens = session.generated().saturating_add(max_tokens);
         self.can(id, Step::Say)?;
         self.commit_said(id, tokens, max_tokens, &probe)?;
@@ -251,6 +265,7 @@ impl Engine {
             session.given.push(start..session.tokens.len());
         }
         session.max_tokens = max_tokens;
+        session.turn_over = false;
         session.probe = probe;
         session.shares = session.shares.min(session.first_look());
         let text = self.text_of(&self.sessions[&id]);
@@ -258,8 +273,8 @@ impl Engine {
         Ok(())
     }
 
-    /// What a session reads and changes from its next turn on, which comes to a position at
-    /// most.
+    /// What a session reads and changes from its next turn on, which runs the positions before
+    /// `end` at most.
     fn probe_of_turn(
         &self,
         session: &Session,
@@ -269,9 +284,10 @@ impl Engine {
         let (start, prompt, context) = (session.turn(), session.prompt(), session.context);
         let new = Probe::default().with_turn_edits(&self.model.program, edits)?;
         let new = new.starting_at(start, context, prompt);
-        let positions = end.saturating_sub(1).min(context);
+        let positions = end.min(context);
         new.check(prompt, positions)?;
         self.blueprint.settings.inside.check(&new, positions)?;
+        let new = new.pinned(prompt, positions);
         Ok(session.probe.after_turn(start, prompt).and_edits(&new))
     }
 
@@ -292,9 +308,13 @@ impl Engine {
         Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))
     }
 
-    /// A session that waited, or stopped at a hook, goes on as soon as its turn comes.
+    /// A session that waited, or stopped at a hook, goes on as soon as its turn comes. One that
+    /// has generated what was asked for is expected to be told more: its pages come back.
     pub fn resume(&mut self, id: SessionId) -> Result<(), EngineError> {
         self.can(id, Step::Resume)?;
+        if self.sessions[&id].turn_over {
+            return self.wait(id, Some(Instant::now()));
+        }
         if self.sessions[&id].state.is_paused() {
             return self.go_on_from(id, &[], Until::Breakpoint);
         }
@@ -329,6 +349,7 @@ impl Engine {
         session.take(Step::TurnOver).expect("it ran in this pass");
         session.until = Until::Breakpoint;
         session.used = Instant::now();
+        session.turn_over = true;
         self.leave(id);
         finish
     }

@@ -5,8 +5,8 @@ use std::time::Instant;
 use djinn_model::Site;
 
 use crate::{
-    BreakSpec, EditSpec, Engine, EngineError, Paused, Request, Sampling, SessionId, Tensor,
-    Transcript, Until, session::Session,
+    BreakSpec, Captured, EditSpec, Engine, EngineError, Part, Paused, Positions, Request, Sampling,
+    SavedFile, SessionId, Tensor, Transcript, Until, session::Session,
 };
 
 /// What one owner may have at once.
@@ -52,14 +52,23 @@ impl Engine {
         self.quota = quota;
     }
 
+    /// The same for one owner, in place of what each may; none again takes that back.
+    pub fn set_quota_of(&mut self, owner: &str, quota: Option<Quota>) {
+        match quota {
+            Some(quota) => self.quotas.insert(owner.to_owned(), quota),
+            None => self.quotas.remove(owner),
+        };
+    }
+
     /// Refuses an owner another session of up to so many pages who has as much as it may.
     pub(crate) fn check_open(&self, owner: &str, most: usize) -> Result<(), EngineError> {
         let is_open = |s: &&Session| s.owner == owner && !s.state.is_done();
         let theirs: Vec<&Session> = self.sessions.values().filter(is_open).collect();
         let pages: usize = theirs.iter().map(|session| session.pages_most).sum();
+        let quota = self.quotas.get(owner).unwrap_or(&self.quota);
         let wants = [
-            ("sessions", theirs.len() + 1, self.quota.sessions),
-            ("pages of KV", pages + most, self.quota.pages),
+            ("sessions", theirs.len() + 1, quota.sessions),
+            ("pages of KV", pages + most, quota.pages),
         ];
         for (what, asked, limit) in wants {
             if asked > limit {
@@ -88,6 +97,21 @@ impl Engine {
             away: session.pages.away(self.pager.pages()),
         };
         self.sessions.values().filter(wanted).map(info).collect()
+    }
+
+    /// Where a session stands, in a word.
+    pub fn state_of(&self, id: SessionId) -> Option<&'static str> {
+        Some(self.sessions.get(&id)?.state.name())
+    }
+
+    /// How a session chooses its tokens.
+    pub fn sampling(&self, id: SessionId) -> Option<&Sampling> {
+        Some(&self.sessions.get(&id)?.sampling)
+    }
+
+    /// How many tokens a session has generated.
+    pub fn generated(&self, id: SessionId) -> usize {
+        self.sessions.get(&id).map_or(0, Session::generated)
     }
 
     /// What a session was given and has generated.
@@ -181,6 +205,34 @@ impl Owned<'_> {
     pub fn activation(&self, id: SessionId) -> Result<Tensor, EngineError> {
         self.check(id)?;
         self.engine.activation(id)
+    }
+
+    /// [`Engine::activation_part`].
+    pub fn activation_part(
+        &self,
+        id: SessionId,
+        part: &Part,
+        positions: &Positions,
+    ) -> Result<Tensor, EngineError> {
+        self.check(id)?;
+        self.engine.activation_part(id, part, positions)
+    }
+
+    /// [`Engine::take_captured`].
+    pub fn take_captured(&mut self, id: SessionId) -> Result<Captured, EngineError> {
+        self.check(id)?;
+        Ok(self.engine.take_captured(id))
+    }
+
+    /// [`Engine::export`].
+    pub fn export(&self, id: SessionId) -> Result<SavedFile, EngineError> {
+        self.check(id)?;
+        self.engine.export(id)
+    }
+
+    /// [`Engine::import`], as this owner's.
+    pub fn import(&mut self, file: SavedFile) -> Result<SessionId, EngineError> {
+        self.engine.import(file, self.owner)
     }
 
     /// [`Engine::go_on_from`].

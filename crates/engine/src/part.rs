@@ -37,11 +37,29 @@ impl Part {
         let Some(ranges) = &self.0 else {
             return Ok(std::iter::once(Part::whole(site, dims)).collect());
         };
+        check_order(ranges)?;
         if let Some(&(from, to)) = ranges.iter().find(|(_, to)| *to > count) {
             return Err(format!("[{from}..{to}] is beyond its {count} {what}"));
         }
         let columns = ranges.iter().map(|&(from, to)| from * each..to * each);
         Ok(columns.collect())
+    }
+}
+
+/// Refuses ranges that are empty or out of order: what comes from a file may be.
+fn check_order(ranges: &[(usize, usize)]) -> Result<(), String> {
+    let mut end = 0;
+    for &(from, to) in ranges {
+        if from < end || to <= from {
+            return Err(format!(
+                "{from}..{to} is not in order: each begins after the one before it ends"
+            ));
+        }
+        end = to;
+    }
+    match ranges {
+        [] => Err("it is empty".to_owned()),
+        _ => Ok(()),
     }
 }
 
@@ -78,15 +96,7 @@ impl FromStr for Part {
             None => number(part).map(|n| (n, n.saturating_add(1))),
         };
         let ranges: Vec<_> = text.split(',').map(range).collect::<Result<_, String>>()?;
-        let mut end = 0;
-        for &(from, to) in &ranges {
-            if from < end || to <= from {
-                return Err(format!(
-                    "'[{text}]' is not in order: each begins after the one before it ends"
-                ));
-            }
-            end = to;
-        }
+        check_order(&ranges).map_err(|error| format!("'[{text}]': {error}"))?;
         Ok(Part(Some(ranges)))
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use djinn_model::{Site, hook, program::Buf};
 
 use crate::{
-    BreakSpec, EditSpec, Engine, EngineError, Paused, Probe, SavedStop, SessionId, Tensor, Until,
+    BreakSpec, EditSpec, Engine, EngineError, Part, Paused, Positions, Probe, SavedStop, SessionId,
+    Tensor, Until,
     checkpoint::{Checkpoint, Rewind},
     edit::Edit,
     state::Step,
@@ -27,6 +28,53 @@ impl Engine {
         let checkpoint = self.sessions[&id].checkpoint.as_ref();
         let checkpoint = checkpoint.ok_or(EngineError::NotThere(id))?;
         Ok(checkpoint.activation(&self.model.program.dims))
+    }
+
+    /// The same of some heads or elements, and of some of the positions that stopped.
+    pub fn activation_part(
+        &self,
+        id: SessionId,
+        part: &Part,
+        positions: &Positions,
+    ) -> Result<Tensor> {
+        let whole = self.activation(id)?;
+        let at = self.paused(id).expect("it stopped somewhere");
+        let dims = &self.model.program.dims;
+        let (hook, prompt) = (at.site.to_string(), self.sessions[&id].prompt());
+        let columns = part.columns(at.site, dims);
+        let columns = columns.map_err(|reason| EngineError::Capture {
+            hook: hook.clone(),
+            reason,
+        })?;
+        let count = whole.shape[0];
+        let width = whole.data.len() / count.max(1);
+        // Behind the last block only some of the rows that stopped are left: the last ones.
+        let first = at.position + at.rows - count;
+        let rows: Vec<usize> = (0..count)
+            .filter(|row| positions.contains(first + row, prompt))
+            .collect();
+        if rows.is_empty() {
+            let last = first + count.saturating_sub(1);
+            let reason = format!("positions {first} to {last} are there, and none is selected");
+            return Err(EngineError::Capture { hook, reason });
+        }
+        let of = |row: usize| {
+            let columns = columns.iter().cloned();
+            columns.flat_map(move |c| row * width + c.start..row * width + c.end)
+        };
+        let data: Vec<f32> = rows
+            .iter()
+            .flat_map(|&row| of(row))
+            .map(|i| whole.data[i])
+            .collect();
+        let mut shape = whole.shape;
+        let each = data.len() / rows.len();
+        shape[0] = rows.len();
+        shape[1] = match &shape[2..] {
+            [d_head] => each / d_head,
+            _ => each,
+        };
+        Ok(Tensor { shape, data })
     }
 
     /// Lets a session go on from where it stopped, with what is there changed first, in the
@@ -58,7 +106,17 @@ impl Engine {
     /// there again.
     pub fn recall(&mut self, id: SessionId) -> Result<()> {
         self.can(id, Step::GoOn)?;
-        let limit = self.blueprint.settings.rows;
+        let settings = &self.blueprint.settings;
+        let (limit, lens) = (settings.rows, settings.inside.lens_rows);
+        let session = &self.sessions[&id];
+        if let Some(Rewind { to, .. }) = &session.rewind {
+            let rows = to.position..to.position + to.rows;
+            let asked = session.probe.lens_rows(rows, session.prompt());
+            if asked > lens {
+                let (what, limit) = ("rows under the lens", lens);
+                return Err(EngineError::Limit { what, asked, limit });
+            }
+        }
         match &mut self.session(id).rewind {
             // They stopped together, and can only do so again in one pass.
             Some(rewind) if rewind.to.rows > limit => {

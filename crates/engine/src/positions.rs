@@ -4,6 +4,9 @@ use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+/// Far beyond any context, and far from overflow.
+const FARTHEST: i64 = 1 << 40;
+
 /// A selection of positions. Negative numbers count back from the prompt's end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -52,6 +55,20 @@ impl Positions {
             }
         }
         Positions::Ranges(ranges)
+    }
+
+    /// Whether no position is selected, whatever the prompt.
+    pub(crate) fn is_nowhere(&self) -> bool {
+        matches!(self, Positions::Ranges(ranges) if ranges.is_empty())
+    }
+
+    /// Whether its numbers are of the kind that is read: what comes from a file may be any.
+    pub(crate) fn is_sane(&self) -> bool {
+        let is_far = |n: i64| n.unsigned_abs() > FARTHEST.unsigned_abs();
+        match self {
+            Positions::Ranges(ranges) => !ranges.iter().any(|&(a, b)| is_far(a) || is_far(b)),
+            _ => true,
+        }
     }
 
     /// How many of the first `positions` positions are selected.
@@ -106,8 +123,7 @@ impl FromStr for Positions {
             || format!("'{text}' is not positions (try all, prompt, generated, 0,3,-1 or 2..5)");
         let number = |n: &str| {
             let n: i64 = n.parse().map_err(|_| error())?;
-            // Far beyond any context, and far from overflow.
-            if n.abs() > 1 << 40 {
+            if n.unsigned_abs() > FARTHEST.unsigned_abs() {
                 return Err(error());
             }
             Ok(n)

@@ -68,7 +68,14 @@ impl Probe {
     /// The same once a turn is over that went as far as a position: its changes stay where
     /// they were made.
     pub(crate) fn after_turn(&self, end: usize, prompt: usize) -> Self {
-        self.map_turn_edits(|edit| edit.positions.within(0..end, prompt), false)
+        let within = |edit: &Edit| edit.positions.within(0..end, prompt);
+        let mut probe = self.map_turn_edits(within, false);
+        // What the turn did not come to changes nothing any more.
+        for edits in probe.edits.values_mut() {
+            edits.retain(|edit| !edit.positions.is_nowhere());
+        }
+        probe.edits.retain(|_, edits| !edits.is_empty());
+        probe
     }
 
     /// The same with the changes of a turn no earlier than a position.
@@ -84,6 +91,34 @@ impl Probe {
             edit.for_turn = for_turn;
         }
         probe
+    }
+
+    /// The same where edits with a row for each of their positions have no others later: they were
+    /// checked over so many, and a session may come to more.
+    pub(crate) fn pinned(mut self, prompt: usize, positions: usize) -> Self {
+        let edits = self.edits.values_mut().flatten();
+        for edit in edits.filter(|edit| edit.operand_rows() > 1) {
+            edit.positions = edit.positions.within(0..positions, prompt);
+        }
+        self
+    }
+
+    /// An error where such an edit has another number of positions in so many.
+    pub(crate) fn check_rows(&self, prompt: usize, positions: usize) -> Result<(), EngineError> {
+        for (site, edits) in &self.edits {
+            for edit in edits {
+                let (rows, count) = (edit.operand_rows(), edit.positions.count(positions, prompt));
+                if rows > 1 && count > rows {
+                    return Err(EngineError::Edit {
+                        hook: site.to_string(),
+                        reason: format!(
+                            "its operand holds {rows} positions, and it is for {count}"
+                        ),
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// All that another probe changes, behind what this one does.
@@ -187,6 +222,24 @@ impl Probe {
             positions.clone().filter(read).count()
         };
         self.lenses().map(rows).sum()
+    }
+
+    /// Bytes of all that is read over so many positions.
+    pub fn captured_bytes(&self, program: &Program, positions: usize, prompt: usize) -> u64 {
+        let dims = &program.dims;
+        let bytes = |(site, capture): (&Site, &Arc<Capture>)| {
+            let rows = capture.positions.count(positions, prompt);
+            let each: usize = match site {
+                Site::Pattern(_) => capture.width().saturating_mul(positions),
+                _ => capture.shape(*site, dims).iter().product(),
+            };
+            let rows = match capture.reduce {
+                Reduce::Mean => rows.min(1),
+                _ => rows,
+            };
+            4 * (rows as u64).saturating_mul(each as u64)
+        };
+        self.captures.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// The widest part of a hook that is read, or of which there is a mean.
@@ -294,6 +347,22 @@ pub struct SavedProbe {
     breaks: Vec<BreakSpec>,
 }
 
+impl SavedProbe {
+    /// Refuses positions that nobody wrote: what comes from a file may be any.
+    fn check(&self) -> Result<(), EngineError> {
+        let captures = self.captures.iter().filter_map(|c| c.positions.as_ref());
+        let edits = self.edits.iter().map(|edit| &edit.positions);
+        let breaks = self.breaks.iter().map(|spec| &spec.when.positions);
+        let is_sane = |positions: &Positions| positions.is_sane();
+        match captures.chain(edits).chain(breaks).all(is_sane) {
+            true => Ok(()),
+            false => Err(EngineError::NotRead(
+                "positions of what is read or changed are beyond any context".to_owned(),
+            )),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SavedEdit {
     hook: String,
@@ -357,6 +426,7 @@ impl Probe {
     /// What was written down, bound to a model again.
     pub(crate) fn load(program: &Program, saved: &SavedProbe) -> Result<Self, EngineError> {
         let mut probe = Probe::default().with_breaks(program, &saved.breaks)?;
+        saved.check()?;
         for spec in &saved.captures {
             probe.read(spec.bind(program, &Positions::All)?);
         }

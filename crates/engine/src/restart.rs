@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use crate::{
-    Engine, EngineError, Output, Probe, Request, SavedSession, SavedState, SessionId, SessionState,
+    Engine, EngineError, Output, Probe, Request, SavedFile, SavedSession, SavedState, SessionId,
+    SessionState,
     durable::{Journal, Record, from_unix, load_logprobs},
     identity::identity,
     session::Session,
@@ -68,12 +69,60 @@ impl Engine {
         Ok(restored)
     }
 
+    /// A session as a file that another engine of this model can take in.
+    pub fn export(&self, id: SessionId) -> Result<SavedFile> {
+        let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
+        Ok(SavedFile {
+            model: self.model.name.clone(),
+            identity: identity(&self.model)?,
+            session: SavedSession::of(session),
+        })
+    }
+
+    /// Takes such a session in, as this owner's and under a number of its own here. One that
+    /// was running waits.
+    pub fn import(&mut self, file: SavedFile, owner: &str) -> Result<SessionId> {
+        let ours = identity(&self.model)?;
+        if file.identity != ours {
+            return Err(EngineError::OtherModel {
+                name: self.model.name.clone(),
+                theirs: file.model,
+            });
+        }
+        let id = SessionId(self.next_id);
+        let mut saved = SavedSession {
+            id: id.0,
+            owner: owner.to_owned(),
+            ..file.session
+        };
+        if saved.state == SavedState::Ready && saved.keep {
+            saved.state = SavedState::Waiting;
+        }
+        self.check_open(owner, self.blueprint.settings.table_pages())?;
+        self.take_back(&saved)?;
+        let written = match self.journal {
+            Some(_) => self.commit(&[Record::Session(Box::new(saved))]),
+            None => Ok(()),
+        };
+        if let Err(error) = written {
+            self.sessions.remove(&id);
+            return Err(error);
+        }
+        self.next_id += 1;
+        Ok(id)
+    }
+
     /// A session that was written down is open again, with nothing computed yet.
     fn take_back(&mut self, saved: &SavedSession) -> Result<()> {
         let program = &self.model.program;
         saved.check()?;
         let prompt = saved.tokens[..saved.given[0].1].to_vec();
         let lease = |seconds| std::time::Duration::try_from_secs_f64(seconds).ok();
+        let probe = match &saved.probe {
+            Some(probe) => Probe::load(program, probe)?,
+            None => Probe::default(),
+        };
+        probe.check_rows(prompt.len(), program.dims.context)?;
         let request = Request {
             tokens: prompt,
             // Who is kept has turns behind it that are no part of this one.
@@ -84,18 +133,18 @@ impl Engine {
             sampling: saved.sampling.clone(),
             eos: saved.eos.clone(),
             stop: saved.stop.clone(),
-            probe: match &saved.probe {
-                Some(probe) => Probe::load(program, probe)?,
-                None => Probe::default(),
-            },
+            probe: probe.clone(),
             class: saved.class,
             keep: saved.keep,
+            transient: false,
             owner: saved.owner.clone(),
             deadline: saved.deadline.map(from_unix),
             lease: saved.lease.and_then(lease),
         };
         let mut session = self.new_session(request, SessionId(saved.id))?;
         crate::settings::check_tokens(&self.model.program, &saved.tokens)?;
+        // Bound when it was first checked, over the positions it had then.
+        session.probe = probe;
         let range = |&(start, end): &(usize, usize)| -> Range<usize> { start..end };
         session.given = saved.given.iter().map(range).collect();
         session.tokens.clone_from(&saved.tokens);
@@ -116,7 +165,10 @@ impl Engine {
         }
         match &saved.state {
             SavedState::Ready => {}
-            SavedState::Waiting => session.state = State::Waiting { expected: None },
+            SavedState::Waiting | SavedState::TurnOver => {
+                session.state = State::Waiting { expected: None };
+                session.turn_over = saved.state == SavedState::TurnOver;
+            }
             SavedState::Paused(at) => {
                 session.rewind = Some(self.rewind_to(at)?);
                 session.state = State::Paused { expected: None };
@@ -141,7 +193,7 @@ impl Engine {
 
     /// The same of a session as it is.
     pub(crate) fn commit_session(&mut self, session: &mut Session) -> Result<()> {
-        if self.journal.is_none() {
+        if self.journal.is_none() || session.transient {
             return Ok(());
         }
         session.logged = session.tokens.len();
@@ -152,7 +204,7 @@ impl Engine {
     /// The same of what a session reads, changes and stops at from now on; ready, if it goes
     /// on too.
     pub(crate) fn commit_changed(&mut self, id: SessionId, probe: Probe, goes: bool) -> Result<()> {
-        if self.journal.is_some() {
+        if self.is_written(id) {
             let mut saved = SavedSession::of(&self.sessions[&id]);
             saved.probe = probe.saved();
             if goes && let SavedState::Paused(at) = saved.state {
@@ -168,7 +220,15 @@ impl Engine {
 
     /// The same of where a session stands.
     pub(crate) fn commit_state(&mut self, id: SessionId, state: SavedState) -> Result<()> {
-        self.commit(&[Record::State { id: id.0, state }])
+        match self.is_written(id) {
+            true => self.commit(&[Record::State { id: id.0, state }]),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a session is written down.
+    fn is_written(&self, id: SessionId) -> bool {
+        self.journal.is_some() && !self.sessions[&id].transient
     }
 
     /// The same of what a session is told.
@@ -179,10 +239,10 @@ impl Engine {
         max_tokens: usize,
         probe: &Probe,
     ) -> Result<()> {
-        let Some(journal) = &mut self.journal else {
+        let session = self.sessions.get_mut(&id).expect("an open session");
+        let Some(journal) = self.journal.as_mut().filter(|_| !session.transient) else {
             return Ok(());
         };
-        let session = self.sessions.get_mut(&id).expect("an open session");
         journal.tell(session, false)?;
         let new_probe = match probe.saved() {
             saved if saved == session.probe.saved() => None,
@@ -200,11 +260,13 @@ impl Engine {
     /// Writes down that a session is closed. What cannot be written now is as soon as
     /// something can: until then a restart would find it again.
     pub(crate) fn commit_closed(&mut self, id: SessionId) {
-        let Some(journal) = &mut self.journal else {
+        if !self.is_written(id) {
             return;
-        };
-        journal.tidy(&mut self.sessions, self.next_id);
-        journal.close(id);
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.tidy(&mut self.sessions, self.next_id);
+            journal.close(id);
+        }
     }
 
     /// Writes down what sessions are about to be told. Whose end cannot be is over, and told

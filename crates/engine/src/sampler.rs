@@ -1,6 +1,6 @@
 //! From logits to a token.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use djinn_device::Draw;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use crate::EngineError;
 
 /// How a session chooses its tokens.
 ///
-/// Applied in this order: logit bias, repetition penalty, presence penalty,
+/// Applied in this order: logit bias, repetition penalty, presence and frequency penalty,
 /// temperature, top-k, top-p, min-p. Temperature 0 takes the likeliest token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
@@ -25,6 +25,9 @@ pub struct Sampling {
     pub repetition_penalty: f32,
     /// Subtracted from the logits of tokens already generated.
     pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens already generated, as often as they were.
+    #[serde(default)]
+    pub frequency_penalty: f32,
     /// Added to the logits of given tokens.
     pub logit_bias: Vec<(u32, f32)>,
     /// The same seed gives the same tokens.
@@ -42,6 +45,7 @@ impl Default for Sampling {
             min_p: 0.0,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             logit_bias: Vec::new(),
             seed: 0,
             logprobs: None,
@@ -73,6 +77,8 @@ impl Sampling {
         check("repetition-penalty", r, r > 0.0, "above 0 (1 does nothing)")?;
         let s = self.presence_penalty;
         check("presence-penalty", s, true, "a finite number")?;
+        let f = self.frequency_penalty;
+        check("frequency-penalty", f, true, "a finite number")?;
         for &(token, bias) in &self.logit_bias {
             check("logit-bias", bias, true, "a finite number")?;
             if token as usize >= vocab {
@@ -91,6 +97,7 @@ impl Sampling {
     pub(crate) fn needs_logits_alone(&self) -> bool {
         self.repetition_penalty == 1.0
             && self.presence_penalty == 0.0
+            && self.frequency_penalty == 0.0
             && self.logit_bias.is_empty()
             && self.logprobs.is_none()
     }
@@ -160,10 +167,14 @@ fn adjust(sampling: &Sampling, logits: &[f32], prompt: &[u32], generated: &[u32]
             };
         }
     }
-    if sampling.presence_penalty != 0.0 {
-        let seen: HashSet<u32> = generated.iter().copied().collect();
-        for token in seen {
-            logits[token as usize] -= sampling.presence_penalty;
+    if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
+        let mut seen: HashMap<u32, u32> = HashMap::new();
+        for &token in generated {
+            *seen.entry(token).or_default() += 1;
+        }
+        for (token, times) in seen {
+            let penalty = sampling.presence_penalty + sampling.frequency_penalty * times as f32;
+            logits[token as usize] -= penalty;
         }
     }
     logits
@@ -238,6 +249,8 @@ mod tests {
         check(&greedy(|s| s.repetition_penalty = 1.5), &[1], &[3], 1);
         check(&greedy(|s| s.presence_penalty = 0.5), &[1], &[], 1);
         check(&greedy(|s| s.presence_penalty = 0.5), &[], &[1], 3);
+        check(&greedy(|s| s.frequency_penalty = 0.08), &[1], &[1], 1);
+        check(&greedy(|s| s.frequency_penalty = 0.08), &[], &[1, 1], 3);
     }
 
     #[test]

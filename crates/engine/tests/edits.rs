@@ -341,3 +341,124 @@ fn an_edit_of_a_request_is_over_with_it() {
     assert!(refused.to_string().contains("selected"), "{refused}");
     engine.say(id, &[5], 1).unwrap();
 }
+
+/// An engine and a session of nine tokens that is kept, its first turn over.
+fn kept(generate: usize, edits: &[&str]) -> (Engine, djinn_engine::SessionId, Vec<u32>) {
+    let f = fixture();
+    let mut engine = empty(&f.folder);
+    let tokens = &f.tokens[..9];
+    let ask = Request {
+        keep: true,
+        ..common::request_edited(&f.folder, tokens, &[], generate, edits)
+    };
+    let id = engine.open(ask).unwrap();
+    settle(&mut engine);
+    (engine, id, f.tokens.clone())
+}
+
+fn rows_of(rows: usize) -> EditSpec {
+    let width = open(&fixture().folder).program.dims.d_model;
+    EditSpec {
+        hook: HOOK.to_owned(),
+        part: djinn_engine::Part::default(),
+        change: djinn_engine::Change::Replace(djinn_engine::Operand::Tensor(std::sync::Arc::new(
+            djinn_engine::Tensor {
+                shape: vec![rows, width],
+                data: vec![0.25; rows * width],
+            },
+        ))),
+        positions: djinn_engine::Positions::All,
+    }
+}
+
+#[test]
+fn a_turn_that_generates_nothing_is_changed_too() {
+    // All of the prompt ran, so the turn is one token.
+    let (mut engine, id, _) = kept(0, &[]);
+    let scale: EditSpec = format!("{HOOK}:scale=0.5").parse().unwrap();
+    engine.say_with(id, &[5], 0, &[scale]).unwrap();
+    settle(&mut engine);
+    // The last token it generated runs with three more: four rows, no fewer.
+    let (mut engine, id, _) = kept(3, &[]);
+    assert!(engine.say_with(id, &[5, 6, 7], 0, &[rows_of(3)]).is_err());
+    engine.say_with(id, &[5, 6, 7], 0, &[rows_of(4)]).unwrap();
+    settle(&mut engine);
+    assert_eq!(engine.tokens(id).unwrap().len(), 15);
+}
+
+#[test]
+fn an_operand_with_a_row_for_each_position_has_no_more_positions_later() {
+    let f = fixture();
+    let mut engine = empty(&f.folder);
+    let model = open(&f.folder);
+    let none: [&str; 0] = [];
+    let probe = djinn_engine::Probe::new(
+        &model.program,
+        &none,
+        djinn_engine::Positions::All,
+        &[rows_of(11)],
+    );
+    let ask = Request {
+        keep: true,
+        probe: probe.unwrap(),
+        ..request(&f.folder, &f.tokens[..9], &[], 3)
+    };
+    let id = engine.open(ask).unwrap();
+    settle(&mut engine);
+    engine.say(id, &[5, 6], 3).unwrap();
+    settle(&mut engine);
+    assert_eq!(engine.tokens(id).unwrap().len(), 17);
+}
+
+#[test]
+fn who_has_nothing_to_run_does_not() {
+    let (mut engine, id, _) = kept(0, &[]);
+    let refused = engine.say(id, &[], 4).unwrap_err();
+    assert!(
+        refused.to_string().contains("tell it something"),
+        "{refused}"
+    );
+    engine.resume(id).unwrap();
+    settle(&mut engine);
+    // One whose turn is over waits on, however often it is expected.
+    let (mut engine, id, _) = kept(3, &[]);
+    for _ in 0..2 {
+        engine.resume(id).unwrap();
+        settle(&mut engine);
+    }
+    assert_eq!(engine.tokens(id).unwrap().len(), 12);
+    engine.say(id, &[], 2).unwrap();
+    settle(&mut engine);
+    assert_eq!(engine.tokens(id).unwrap().len(), 14);
+    let (mut plain, other, _) = kept(5, &[]);
+    settle(&mut plain);
+    assert_eq!(plain.tokens(other).unwrap(), engine.tokens(id).unwrap());
+}
+
+#[test]
+fn a_session_as_bytes_goes_on_elsewhere() {
+    let (mut engine, id, _) = kept(3, &[&format!("{HOOK}:scale=0.5")]);
+    let bytes = engine.export(id).unwrap().to_bytes();
+    engine.say(id, &[5], 3).unwrap();
+    settle(&mut engine);
+    let mut other = empty(&fixture().folder);
+    let file = || djinn_engine::SavedFile::from_bytes(&bytes).unwrap();
+    let copy = other.import(file(), "ada").unwrap();
+    assert!(other.as_owner("bert").say(copy, &[5], 3).is_err());
+    other.as_owner("ada").say(copy, &[5], 3).unwrap();
+    settle(&mut other);
+    assert_eq!(other.tokens(copy).unwrap(), engine.tokens(id).unwrap());
+    // What was tampered with is refused, and nobody is hurt.
+    let text = String::from_utf8(bytes.clone()).unwrap();
+    for (from, to) in [
+        ("\"identity\":\"", "\"identity\":\"x"),
+        ("[0,9]", "[0,99]"),
+        ("\"all\"", "{\"ranges\":[[-9223372036854775808,9]]}"),
+    ] {
+        let broken = text.replacen(from, to, 1);
+        assert_ne!(broken, text, "{from}");
+        let file = djinn_engine::SavedFile::from_bytes(broken.as_bytes()).unwrap();
+        other.close(copy);
+        assert!(other.import(file, "ada").is_err(), "{to}");
+    }
+}

@@ -33,5 +33,5 @@ pub use error::HubError;
 pub use id::ModelId;
 pub use progress::{Progress, Silent};
 pub use pull::{Pull, Retry, pull};
-pub use resolve::{Resolved, resolve, resolve_in};
+pub use resolve::{Resolved, resolve, resolve_id, resolve_in};
 pub use token::Token;

@@ -47,6 +47,11 @@ fn resolve_with(
     find(&reference.parse()?, &places()?).map(Resolved::Folder)
 }
 
+/// The folder of a hub model that is at hand, and nothing else of that name.
+pub fn resolve_id(id: &ModelId, places: &Places) -> Result<PathBuf, HubError> {
+    find(id, places)
+}
+
 /// No model's name has any of these.
 fn looks_like_a_path(reference: &str) -> bool {
     reference.starts_with(['/', '.', '~'])

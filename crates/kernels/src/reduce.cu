@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(LARGEST_THREADS) reduce_largest(Mat
     Key best = 0;
     for (int i = threadIdx.x; i < x.cols; i += LARGEST_THREADS) {
       Key key = key_of(from[i], i);
-      if (key < last) best = max(best, key);
+      if (n == 0 || key < last) best = max(best, key);
     }
     last = largest_of_block(best);
     int place = ~(unsigned)last;

@@ -55,11 +55,11 @@ pub struct Model {
     /// What it reads.
     pub weights: Arc<dyn Weights>,
     /// Its tokenizer, where it has one.
-    pub text: Option<Text>,
+    pub text: Option<Arc<Text>>,
     /// How it wants to be sampled.
     pub generation: Generation,
     /// How chats become text, where it says so.
-    pub chat: Option<ChatTemplate>,
+    pub chat: Option<Arc<ChatTemplate>>,
 }
 
 impl fmt::Debug for Model {
@@ -111,9 +111,9 @@ impl Model {
             path: Some(folder.to_owned()),
             program,
             weights: Arc::new(weights),
-            text,
+            text: text.map(Arc::new),
             generation,
-            chat,
+            chat: chat.map(Arc::new),
         })
     }
 }

@@ -75,7 +75,8 @@ impl Journal {
             identity: self.whose.identity.clone(),
             next_id,
         };
-        let open = sessions.values().map(SavedSession::of);
+        let open = sessions.values().filter(|session| !session.transient);
+        let open = open.map(SavedSession::of);
         let all = open.chain(self.parked.values().cloned());
         let all = all.map(|session| Record::Session(Box::new(session)));
         let records = std::iter::once(head).chain(all);
@@ -126,7 +127,8 @@ impl Journal {
         let mut failed = Vec::new();
         let mut ended = Vec::new();
         for output in outputs {
-            let Some(session) = sessions.get_mut(&output.session) else {
+            let session = sessions.get_mut(&output.session);
+            let Some(session) = session.filter(|session| !session.transient) else {
                 continue;
             };
             let is_over = output.finish.is_some() || output.paused.is_some();

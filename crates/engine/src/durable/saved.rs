@@ -78,8 +78,10 @@ pub type SavedLogprobs = Vec<(u32, u32)>;
 pub enum SavedState {
     /// Has tokens to run.
     Ready,
-    /// Waits for its owner.
+    /// Waits for its owner in the middle of a turn.
     Waiting,
+    /// Has generated what was asked for, and waits to be told more.
+    TurnOver,
     /// Stopped at a hook.
     Paused(SavedStop),
     /// Is over.
@@ -166,6 +168,7 @@ impl SavedState {
         }
         match session.state {
             State::Ready | State::Running => SavedState::Ready,
+            State::Waiting { .. } if session.turn_over => SavedState::TurnOver,
             State::Waiting { .. } => SavedState::Waiting,
             State::Paused { .. } => {
                 let at = session.paused().expect("it stopped somewhere");
@@ -182,7 +185,7 @@ impl SavedState {
     pub fn name(&self) -> &'static str {
         match self {
             SavedState::Ready => "ready",
-            SavedState::Waiting => "waiting",
+            SavedState::Waiting | SavedState::TurnOver => "waiting",
             SavedState::Paused(_) => "paused",
             SavedState::Done { .. } => "done",
         }

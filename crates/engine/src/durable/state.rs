@@ -31,10 +31,20 @@ impl SavedFile {
         })
     }
 
+    /// The same from bytes that came from somewhere.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let read = serde_json::from_slice(bytes);
+        read.map_err(|error| EngineError::NotRead(format!("this is no session: {error}")))
+    }
+
+    /// As bytes that can be sent.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data")
+    }
+
     /// Writes one where there is none yet, or in place of another.
     pub fn write(&self, path: &Path, replace: bool) -> Result<()> {
-        let header = serde_json::to_vec(self).expect("plain data");
-        Ok(ArchiveWriter::create(path, &header, 0, replace)?.finish()?)
+        Ok(ArchiveWriter::create(path, &self.to_bytes(), 0, replace)?.finish()?)
     }
 }
 

@@ -43,6 +43,26 @@ pub struct Paged {
     pub disk_peak: u64,
 }
 
+/// Pages of KV in each tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvPages {
+    /// Where passes run.
+    pub device: PagesHeld,
+    /// In host memory.
+    pub host: PagesHeld,
+    /// On disk.
+    pub disk: PagesHeld,
+}
+
+/// How many pages a tier holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PagesHeld {
+    /// Those that sessions hold.
+    pub held: usize,
+    /// As many as there is room for.
+    pub total: usize,
+}
+
 /// Bytes that went one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
