@@ -26,7 +26,7 @@ pub fn open(model: Option<&str>) -> Result<Model, Failure> {
 }
 
 /// The bundled model: above the program, or in the tree it was built from.
-fn bundled() -> Result<PathBuf, Failure> {
+pub fn bundled() -> Result<PathBuf, Failure> {
     let program = env::current_exe().ok();
     let above = program.iter().flat_map(|p| p.ancestors().skip(1));
     let built_from = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();

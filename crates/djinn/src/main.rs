@@ -12,13 +12,14 @@ mod timeline;
 
 use std::process::ExitCode;
 
-use clap::{Parser, error::ErrorKind};
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
 
 use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = args::with_environment(Cli::command()).try_get_matches();
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return refuse_flags(&error),
     };
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Command::Lens(args) => commands::lens::lens(&args),
         Command::Patch(args) => commands::patch::patch(&args),
         Command::Steer(args) => commands::steer::steer(&args),
+        Command::Serve(_) => commands::serve::serve(),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Pull(args) => commands::pull::pull(&args),

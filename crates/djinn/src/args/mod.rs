@@ -11,12 +11,14 @@ mod bench;
 mod device;
 mod inside;
 mod memory;
+mod serve;
 mod sessions;
 
 pub use bench::*;
 pub use device::{Chosen, DeviceArgs, DeviceName};
 pub use inside::*;
 pub use memory::{MemoryArgs, WatchArgs};
+pub use serve::{ServeArgs, Setting, settle as settle_serve, with_environment};
 pub use sessions::{Sessions, SessionsArgs};
 
 /// Runs language models on the memory you have, with the inside of the model open.
@@ -48,6 +50,8 @@ pub enum Command {
     Patch(PatchArgs),
     /// Make, show and measure steering vectors
     Steer(SteerArgs),
+    /// Serve models to other programs and machines: gRPC and HTTP, as OpenAI's clients speak it
+    Serve(Box<ServeArgs>),
     /// Show where a model's bytes go in some memory, and how fast that will be
     Plan(PlanArgs),
     /// Show what a model is made of
@@ -182,6 +186,14 @@ pub struct SamplingArgs {
         allow_hyphen_values = true
     )]
     pub presence_penalty: Option<f32>,
+    /// Subtract from the logits of tokens already generated, as often as they were
+    #[arg(
+        long,
+        help_heading = "Sampling",
+        value_name = "X",
+        allow_hyphen_values = true
+    )]
+    pub frequency_penalty: Option<f32>,
     /// Add to a token's logit; may be repeated
     #[arg(long, help_heading = "Sampling", value_name = "ID=X", value_parser = parse_bias)]
     pub logit_bias: Vec<(u32, f32)>,
@@ -233,7 +245,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "ID", requires = "state",
           conflicts_with_all = ["chat", "system", "stop", "ignore_eos", "logprobs", "temperature",
                                 "top_k", "top_p", "min_p", "repetition_penalty",
-                                "presence_penalty", "logit_bias", "seed", "edit", "steer"])]
+                                "presence_penalty", "frequency_penalty", "logit_bias", "seed", "edit", "steer"])]
     pub session: Option<u64>,
     #[command(flatten)]
     pub sampling: SamplingArgs,

@@ -10,6 +10,7 @@ pub mod plan;
 pub mod pull;
 pub mod run;
 pub mod selftest;
+pub mod serve;
 pub mod sessions;
 pub mod shape;
 pub mod steer;

@@ -156,6 +156,7 @@ fn sampling(args: &SamplingArgs, model: &Generation) -> Sampling {
         min_p: args.min_p.unwrap_or(model.min_p),
         repetition_penalty: args.repetition_penalty.unwrap_or(model.repetition_penalty),
         presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
+        frequency_penalty: args.frequency_penalty.unwrap_or(default.frequency_penalty),
         logit_bias: args.logit_bias.clone(),
         seed: args.seed.unwrap_or_else(fresh_seed),
         logprobs: None,

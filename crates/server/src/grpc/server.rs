@@ -1,0 +1,128 @@
+//! The server itself over the protocol.
+
+use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+
+use djinn_device::host::rss_bytes;
+use djinn_engine::PagesHeld;
+use djinn_wire::v1::{self, server_server::Server};
+use futures_util::stream;
+use tonic::{Request, Response, Status};
+
+use super::{Answers, Grpc};
+use crate::{app::App, ask, metrics::Reading};
+
+type Reply<T> = Result<Response<T>, Status>;
+
+/// How often a server tells how it fares, at most.
+const OFTEN: Duration = Duration::from_millis(50);
+
+#[tonic::async_trait]
+impl Server for Grpc {
+    type WatchStream = Answers<v1::Status>;
+
+    async fn capabilities(
+        &self,
+        request: Request<v1::CapabilitiesRequest>,
+    ) -> Reply<v1::CapabilitiesReply> {
+        let caller = self.caller(&request)?;
+        Ok(Response::new(capabilities(&self.0, &caller.owner.name)))
+    }
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Reply<Self::WatchStream> {
+        let caller = self.caller(&request)?;
+        let every = match request.into_inner().every_s {
+            0.0 => Duration::from_secs(1),
+            s => ask::seconds("every_s", s)?.max(OFTEN),
+        };
+        let app = Arc::clone(&self.0);
+        let told = stream::unfold(
+            (app, caller, Duration::ZERO),
+            move |(app, caller, wait)| async move {
+                tokio::time::sleep(wait).await;
+                let status = status(&app).await;
+                Some((Ok(status), (app, caller, every)))
+            },
+        );
+        Ok(Response::new(Box::pin(told)))
+    }
+}
+
+/// What a server is and can do.
+pub fn capabilities(app: &App, owner: &str) -> v1::CapabilitiesReply {
+    let limits = &app.config.limits;
+    let (device, device_detail) = match &app.config.backend {
+        djinn_engine::Backend::Cpu { .. } => ("cpu".to_owned(), String::new()),
+        djinn_engine::Backend::Cuda { card } => (card.label(), card.name().to_owned()),
+    };
+    v1::CapabilitiesReply {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocols: vec!["djinn.v1".to_owned(), "openai.v1".to_owned()],
+        node: app.config.node.clone(),
+        device,
+        device_detail,
+        limits: Some(v1::Limits {
+            message_bytes: limits.message_bytes as u64,
+            prompt_tokens: app.config.layout.context.unwrap_or(0) as u64,
+            upload_bytes: limits.upload_bytes,
+            branches: limits.batch as u64,
+            capture_bytes: limits.capture_bytes,
+            lease_s: limits.lease.as_secs_f64(),
+        }),
+        owner: owner.to_owned(),
+        durable: app.config.state.is_some(),
+    }
+}
+
+async fn status(app: &App) -> v1::Status {
+    let described = app.models.list().await;
+    let readings = app.readings().await;
+    let of = |model: v1::Model| {
+        let reading = readings.iter().find(|reading| reading.model == model.name);
+        model_status(model, reading)
+    };
+    v1::Status {
+        uptime_s: app.started.elapsed().as_secs_f64(),
+        connections: app.metrics.connections.load(Ordering::Relaxed),
+        requests: app.metrics.answered.load(Ordering::Relaxed),
+        models: described.into_iter().map(of).collect(),
+        rss_bytes: rss_bytes().unwrap_or(0),
+    }
+}
+
+fn model_status(model: v1::Model, reading: Option<&Reading>) -> v1::ModelStatus {
+    let model = Some(model);
+    let Some(reading) = reading else {
+        return v1::ModelStatus {
+            model,
+            ..v1::ModelStatus::default()
+        };
+    };
+    let snapshot = &reading.snapshot;
+    let tier = |pages: PagesHeld| {
+        Some(v1::TierPages {
+            used: pages.held as u64,
+            total: pages.total as u64,
+            page_bytes: reading.page_bytes,
+        })
+    };
+    let sessions = snapshot.sessions.iter();
+    v1::ModelStatus {
+        model,
+        passes: snapshot.passes,
+        rows: snapshot.rows,
+        tokens: snapshot.tokens,
+        busy_s: snapshot.busy_s,
+        link_bytes: snapshot.link_bytes,
+        stalled_s: snapshot.stalled_s,
+        link_ceiling: reading.link_ceiling,
+        device: tier(snapshot.pages.device),
+        host: tier(snapshot.pages.host),
+        disk: tier(snapshot.pages.disk),
+        paged_out_bytes: snapshot.paged.out.bytes,
+        paged_in_bytes: snapshot.paged.back.bytes,
+        sessions: sessions
+            .map(|(state, count)| ((*state).to_owned(), *count))
+            .collect(),
+        adopted_tokens: snapshot.adopted,
+    }
+}

@@ -1,0 +1,363 @@
+//! The thread that runs an engine: jobs between passes, and what passes give to whom.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, TryRecvError},
+    },
+    time::{Duration, Instant},
+};
+
+use djinn_engine::{Engine, Finish, KvPages, Output, Paged, Request, SessionId};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{Job, Told};
+use crate::{
+    ServeError,
+    metrics::{Latency, Metrics},
+};
+
+/// How often the engine looks after what time brings while nobody runs.
+const NAP: Duration = Duration::from_millis(20);
+/// The same where there are no sessions at all.
+const SLEEP: Duration = Duration::from_secs(1);
+/// Passes in a row that may fail before the model is given up.
+const FAILURES: usize = 8;
+
+/// An engine, who listens to its sessions, and what it has done.
+pub struct Worker {
+    /// The engine.
+    pub engine: Engine,
+    lives: HashMap<SessionId, Life>,
+    sums: Sums,
+    latency: Latency,
+    failures: usize,
+    stops: bool,
+}
+
+/// What is kept of a session beside what the engine has.
+struct Life {
+    listener: Option<UnboundedSender<Told>>,
+    /// Since when its next token is waited for, and whether there was one in this turn.
+    since: Instant,
+    is_first: bool,
+    /// How its last turn ended.
+    finish: Option<Finish>,
+}
+
+/// What passes came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    passes: u64,
+    rows: u64,
+    tokens: u64,
+    busy_s: f64,
+    link_bytes: u64,
+    link_s: f64,
+    stalled_s: f64,
+    ended: u64,
+}
+
+/// How an engine stands.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Passes since it was loaded, rows in them, and tokens generated.
+    pub passes: u64,
+    /// Those.
+    pub rows: u64,
+    /// Those.
+    pub tokens: u64,
+    /// Seconds in which passes ran.
+    pub busy_s: f64,
+    /// Bytes of weights over the link, the seconds they were under way, and those that passes
+    /// waited for them.
+    pub link_bytes: u64,
+    /// Those.
+    pub link_s: f64,
+    /// Those.
+    pub stalled_s: f64,
+    /// Sessions that are over.
+    pub ended: u64,
+    /// Pages of KV by tier.
+    pub pages: KvPages,
+    /// What paging came to.
+    pub paged: Paged,
+    /// Sessions by state.
+    pub sessions: BTreeMap<&'static str, u64>,
+    /// Tokens that were not computed because another session had.
+    pub adopted: u64,
+}
+
+impl Worker {
+    pub(super) fn new(engine: Engine, model: &str, metrics: Arc<Metrics>) -> Self {
+        // Sessions that were there before: nobody listens to them.
+        let there = engine.list(None).into_iter();
+        let lives = there.map(|session| (session.id, Life::new())).collect();
+        Worker {
+            engine,
+            lives,
+            sums: Sums::default(),
+            latency: metrics.latency(model),
+            failures: 0,
+            stops: false,
+        }
+    }
+
+    /// Until it is told to stop.
+    pub(super) fn run(&mut self, queue: &Receiver<Job>, waiting: &AtomicUsize) {
+        while !self.stops {
+            match queue.try_recv() {
+                Ok(job) => {
+                    waiting.fetch_sub(1, Ordering::Relaxed);
+                    job(self);
+                    continue;
+                }
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) => {}
+            }
+            if self.engine.is_idle() {
+                let nap = match self.lives.is_empty() {
+                    true => SLEEP,
+                    false => NAP,
+                };
+                match queue.recv_timeout(nap) {
+                    Ok(job) => {
+                        waiting.fetch_sub(1, Ordering::Relaxed);
+                        job(self);
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+                for output in self.engine.tend(Instant::now()) {
+                    self.tell(output);
+                }
+                continue;
+            }
+            self.pass();
+        }
+    }
+
+    /// One pass, and what it gave to whom.
+    fn pass(&mut self) {
+        let before = self.engine.passes();
+        match self.engine.step() {
+            Ok(outputs) => {
+                self.failures = 0;
+                if self.engine.passes() > before {
+                    self.count();
+                }
+                for output in outputs {
+                    self.tell(output);
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "a pass failed: its sessions are over");
+                self.failures += 1;
+                self.tell_failed(&error.to_string());
+                self.stops = self.failures >= FAILURES;
+            }
+        }
+    }
+
+    fn count(&mut self) {
+        let Some(pass) = self.engine.last_pass() else {
+            return;
+        };
+        self.sums.passes += 1;
+        self.sums.rows += pass.rows as u64;
+        self.sums.busy_s += pass.seconds;
+        self.sums.link_bytes += pass.link_bytes;
+        self.sums.link_s += pass.link_s;
+        self.sums.stalled_s += pass.stall_s;
+    }
+
+    /// Whoever was in a pass that failed is over, and the engine does not say so again.
+    fn tell_failed(&mut self, why: &str) {
+        let is_over = |id: &SessionId| self.engine.state_of(*id) == Some("done");
+        let over: Vec<SessionId> = self.lives.keys().copied().filter(is_over).collect();
+        for session in over {
+            self.tell(Output {
+                session,
+                index: 0,
+                token: None,
+                text: String::new(),
+                logprobs: Vec::new(),
+                finish: Some(Finish::Failed),
+                failure: Some(why.to_owned()),
+                turn: None,
+                paused: None,
+            });
+        }
+    }
+
+    /// Tells a session's listener what a pass gave it.
+    fn tell(&mut self, output: Output) {
+        let id = output.session;
+        let life = self.lives.entry(id).or_insert_with(Life::new);
+        let mut text = output.text;
+        if let Some(token) = output.token {
+            self.sums.tokens += 1;
+            let now = Instant::now();
+            let seconds = (now - life.since).as_secs_f64();
+            match std::mem::take(&mut life.is_first) {
+                true => self.latency.first.observe(seconds),
+                false => self.latency.next.observe(seconds),
+            }
+            life.since = now;
+            life.send(Told::Token {
+                token,
+                text: std::mem::take(&mut text),
+                index: output.index,
+                logprobs: output.logprobs,
+            });
+        }
+        if let Some(paused) = output.paused {
+            let captured = self.engine.take_captured(id).tensors();
+            let shape = self.engine.activation(id).map(|tensor| tensor.shape);
+            life.send_all(captured);
+            life.send(Told::Paused(paused, shape.unwrap_or_default()));
+            life.listener = None;
+        } else if let Some(finish) = output.finish {
+            let kept = self.engine.state_of(id) == Some("waiting");
+            let captured = self.engine.take_captured(id).tensors();
+            let generated = self.engine.generated(id);
+            life.send_all(captured);
+            life.send(Told::Finished {
+                finish,
+                failure: output.failure,
+                text,
+                generated,
+                kept,
+            });
+            life.listener = None;
+            life.finish = Some(finish);
+            if !kept {
+                self.end(id);
+            }
+        }
+    }
+
+    /// A session is over, and nothing of it is needed any more.
+    fn end(&mut self, id: SessionId) {
+        self.engine.close(id);
+        self.lives.remove(&id);
+        self.sums.ended += 1;
+    }
+
+    /// Opens a session and listens to it.
+    pub fn open(
+        &mut self,
+        owner: &str,
+        request: Request,
+    ) -> Result<(SessionId, UnboundedReceiver<Told>), ServeError> {
+        let id = self.engine.as_owner(owner).open(request)?;
+        Ok((id, self.listen(id)))
+    }
+
+    /// Listens to a session from now on, in place of whoever did.
+    pub fn listen(&mut self, id: SessionId) -> UnboundedReceiver<Told> {
+        let (listener, told) = unbounded_channel();
+        let life = self.lives.entry(id).or_insert_with(Life::new);
+        life.send(Told::Replaced);
+        (life.since, life.is_first) = (Instant::now(), true);
+        life.listener = Some(listener);
+        told
+    }
+
+    /// Notes a session that nobody listens to.
+    pub fn adopt(&mut self, id: SessionId) {
+        self.lives.entry(id).or_insert_with(Life::new);
+    }
+
+    /// How a session's last turn ended.
+    pub fn last_finish(&self, id: SessionId) -> Option<Finish> {
+        self.lives.get(&id)?.finish
+    }
+
+    /// Ends a session, whatever it does.
+    pub fn close(&mut self, owner: &str, id: SessionId) -> Result<(), ServeError> {
+        self.engine.as_owner(owner).close(id)?;
+        if let Some(mut life) = self.lives.remove(&id) {
+            life.send(Told::Replaced);
+        }
+        self.sums.ended += 1;
+        Ok(())
+    }
+
+    /// Whoever listened to a session has left.
+    pub(super) fn left(&mut self, id: SessionId, keep: bool) {
+        let Some(life) = self.lives.get_mut(&id) else {
+            return;
+        };
+        if life
+            .listener
+            .as_ref()
+            .is_some_and(|listener| !listener.is_closed())
+        {
+            return;
+        }
+        life.listener = None;
+        if !keep {
+            self.end(id);
+        }
+    }
+
+    /// Whether a turn is under way.
+    pub fn is_busy(&self) -> bool {
+        !self.engine.is_idle()
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.stops = true;
+    }
+
+    /// How it stands.
+    pub fn snapshot(&mut self) -> Result<Snapshot, ServeError> {
+        let mut sessions = BTreeMap::new();
+        for session in self.engine.list(None) {
+            *sessions.entry(session.state).or_insert(0) += 1;
+        }
+        let sums = self.sums;
+        Ok(Snapshot {
+            passes: sums.passes,
+            rows: sums.rows,
+            tokens: sums.tokens,
+            busy_s: sums.busy_s,
+            link_bytes: sums.link_bytes,
+            link_s: sums.link_s,
+            stalled_s: sums.stalled_s,
+            ended: sums.ended,
+            pages: self.engine.kv_pages(),
+            paged: self.engine.paged()?,
+            sessions,
+            adopted: self.engine.adopted() as u64,
+        })
+    }
+}
+
+impl Life {
+    fn new() -> Self {
+        Life {
+            listener: None,
+            since: Instant::now(),
+            is_first: true,
+            finish: None,
+        }
+    }
+
+    fn send(&mut self, told: Told) {
+        if let Some(listener) = &self.listener {
+            // Whoever has left says so by itself.
+            let _ = listener.send(told);
+        }
+    }
+
+    fn send_all(&mut self, captured: BTreeMap<String, djinn_engine::Tensor>) {
+        for (name, tensor) in captured {
+            self.send(Told::Captured(name, tensor));
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! An answer as it comes: server-sent events.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::response::{
+    IntoResponse, Response,
+    sse::{Event, KeepAlive, Sse},
+};
+use djinn_engine::{Logprob, Tensor};
+use futures_util::{
+    Stream, StreamExt,
+    stream::{BoxStream, SelectAll},
+};
+use serde_json::{Value, json};
+
+use super::{
+    choices::{check, reason},
+    djinn,
+    generate::{Answer, Head, Way, usage},
+    logprobs, reply,
+};
+use crate::{
+    ServeError,
+    app::Caller,
+    host::{Host, Told, Words},
+};
+use std::sync::Arc;
+
+/// How often a client that waits is told that it is not forgotten.
+const PULSE: Duration = Duration::from_secs(15);
+
+/// Answers piece by piece.
+pub fn respond(answer: Answer, wants_usage: bool) -> Response {
+    let host = Arc::clone(&answer.turns[0].host);
+    let left = answer.turns.len();
+    let mut next = VecDeque::new();
+    for index in 0..left {
+        let before = answer.echo.get(index).cloned().unwrap_or_default();
+        let first = match answer.head.way {
+            Way::Chat => json!({ "role": "assistant", "content": "" }),
+            Way::Text if before.is_empty() => continue,
+            Way::Text => before.into(),
+        };
+        next.push_back(piece(&answer.head, index, first, None, None));
+    }
+    let tagged =
+        |(index, turn): (usize, crate::host::Turn)| turn.map(move |told| (index, told)).boxed();
+    let pieces = Pieces {
+        words: host.words.clone(),
+        host,
+        head: answer.head,
+        turns: answer.turns.into_iter().enumerate().map(tagged).collect(),
+        left,
+        tells_logprobs: answer.logprobs,
+        wants_usage,
+        prompt_tokens: answer.prompt_tokens,
+        completion_tokens: 0,
+        session: answer.session,
+        captured: BTreeMap::new(),
+        next,
+        is_over: false,
+        _caller: answer.caller,
+    };
+    let alive = KeepAlive::new().interval(PULSE);
+    Sse::new(pieces).keep_alive(alive).into_response()
+}
+
+/// What goes out, in order.
+struct Pieces {
+    host: Arc<Host>,
+    words: Words,
+    head: Head,
+    turns: SelectAll<BoxStream<'static, (usize, Told)>>,
+    /// Choices that are not over.
+    left: usize,
+    tells_logprobs: bool,
+    wants_usage: bool,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    session: Option<String>,
+    captured: BTreeMap<String, Tensor>,
+    next: VecDeque<Event>,
+    is_over: bool,
+    _caller: Caller,
+}
+
+/// A piece of one choice.
+fn piece(
+    head: &Head,
+    index: usize,
+    text: Value,
+    logprobs: Option<Value>,
+    finish: Option<&str>,
+) -> Event {
+    let mut choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": finish });
+    match (head.way, text) {
+        (Way::Text, text) => choice["text"] = text,
+        (Way::Chat, Value::String(text)) => choice["delta"] = json!({ "content": text }),
+        (Way::Chat, delta) => choice["delta"] = delta,
+    }
+    data(&head.json(true, json!([choice])))
+}
+
+fn data(value: &Value) -> Event {
+    Event::default().data(value.to_string())
+}
+
+impl Pieces {
+    fn hear(&mut self, index: usize, told: Told) -> Result<(), ServeError> {
+        match told {
+            Told::Token { text, logprobs, .. } => {
+                self.completion_tokens += 1;
+                if !text.is_empty() || self.tells_logprobs {
+                    let logprobs = self.logprobs(logprobs);
+                    self.next
+                        .push_back(piece(&self.head, index, text.into(), logprobs, None));
+                }
+            }
+            Told::Captured(name, tensor) => drop(self.captured.insert(name, tensor)),
+            Told::Finished {
+                finish,
+                failure,
+                text,
+                ..
+            } => {
+                check(finish, failure)?;
+                let rest = match (self.head.way, text.is_empty()) {
+                    (Way::Chat, true) => json!({}),
+                    _ => text.into(),
+                };
+                let reason = Some(reason(finish));
+                self.next
+                    .push_back(piece(&self.head, index, rest, None, reason));
+                self.left -= 1;
+                if self.left == 0 {
+                    self.end();
+                }
+            }
+            Told::Paused(at, _) => {
+                return Err(ServeError::Conflict(format!(
+                    "the session stopped at {}",
+                    at.site
+                )));
+            }
+            Told::Replaced => {
+                return Err(ServeError::Conflict(
+                    "the session is followed from elsewhere now".to_owned(),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn logprobs(&self, logprobs: Vec<Logprob>) -> Option<Value> {
+        let wanted = self.tells_logprobs && !logprobs.is_empty();
+        let shape = self.head.way.logprobs();
+        wanted.then(|| logprobs::told(shape, &self.words, &[logprobs], 0))
+    }
+
+    /// What comes after the last choice.
+    fn end(&mut self) {
+        if let Some(told) = djinn::told(self.session.take(), &self.captured) {
+            let mut last = self.head.json(true, json!([]));
+            last["djinn"] = told;
+            self.next.push_back(data(&last));
+        }
+        if self.wants_usage {
+            let mut last = self.head.json(true, json!([]));
+            last["usage"] = usage(self.prompt_tokens, self.completion_tokens);
+            self.next.push_back(data(&last));
+        }
+        self.next.push_back(Event::default().data("[DONE]"));
+        self.is_over = true;
+    }
+
+    /// What went wrong, in place of the rest.
+    fn fail(&mut self, error: &ServeError) {
+        self.turns = SelectAll::new();
+        self.next.push_back(data(&reply::told(error)));
+        self.is_over = true;
+    }
+}
+
+impl Stream for Pieces {
+    type Item = Result<Event, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(event) = self.next.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
+            }
+            if self.is_over {
+                return Poll::Ready(None);
+            }
+            match ready!(self.turns.poll_next_unpin(context)) {
+                Some((index, told)) => {
+                    if let Err(error) = self.hear(index, told) {
+                        self.fail(&error);
+                    }
+                }
+                None => {
+                    let gone = self.host.gone();
+                    self.fail(&gone);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! From a reference to an engine: opening, routing by size, loading, taking sessions back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use djinn_device::cuda;
+use djinn_engine::{
+    Backend, Blueprint, Engine, EngineError, Inside, LoadProgress, Memory, SessionState, Settings,
+    Wanted, measure_link,
+};
+use djinn_model::Model;
+use djinn_wire::v1;
+
+use super::name::as_folder;
+use crate::{
+    ServeError,
+    config::{Config, Layout},
+    host::{Host, Loaded, Start, facts},
+    metrics::Metrics,
+};
+
+/// Positions of a session, unless the model has fewer or somebody says.
+const CONTEXT: usize = 4096;
+/// Sessions in one pass, and open at once.
+const BATCH: usize = 32;
+/// Those.
+const SESSIONS: usize = 256;
+/// How long the link is measured by itself where weights stream.
+const MEASURE: Duration = Duration::from_millis(300);
+
+/// A model to load.
+pub(super) struct Loading {
+    pub name: String,
+    pub reference: String,
+    pub layout: Layout,
+    /// Bytes of the device that others have.
+    pub taken: u64,
+    /// How many share what is left.
+    pub sharers: usize,
+    pub config: Arc<Config>,
+    pub metrics: Arc<Metrics>,
+}
+
+/// Whether more memory would help.
+pub(super) fn wants_memory(error: &ServeError) -> bool {
+    let ServeError::Engine(error) = error else {
+        return false;
+    };
+    matches!(
+        error,
+        EngineError::Plan(_)
+            | EngineError::HostBudget { .. }
+            | EngineError::HostMemory { .. }
+            | EngineError::SpillNeedsHost { .. }
+            | EngineError::OutOfPages(_)
+    )
+}
+
+impl Loading {
+    /// Opens the model on a thread of its own.
+    pub fn start(
+        self,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Arc<Host>, ServeError> {
+        let start = Start {
+            name: self.name.clone(),
+            metrics: Arc::clone(&self.metrics),
+        };
+        Host::start(start, move |progress| self.load(progress), progress)
+    }
+
+    fn load(self, progress: &mut dyn FnMut(LoadProgress)) -> Result<Loaded, ServeError> {
+        let model = Model::open(&self.reference)?;
+        let blueprint = self.draw(&model)?;
+        tracing::info!(model = self.name, plan = blueprint.reason(), "loading");
+        let backend = &self.config.backend;
+        let link_ceiling = link_ceiling(backend, &model, &blueprint);
+        let mut engine = Engine::load(model, backend, blueprint, progress)?;
+        if let Some(folder) = &self.config.state {
+            let folder = folder.join(as_folder(&self.name));
+            let state = SessionState::open(&folder)?;
+            let restored = engine.keep_state(state, Wanted::All)?;
+            for (id, error) in &restored.refused {
+                tracing::warn!(model = self.name, session = id.0, %error, "not taken back");
+            }
+            if !restored.sessions.is_empty() {
+                let count = restored.sessions.len();
+                tracing::info!(model = self.name, count, "sessions taken back");
+            }
+        }
+        Ok(Loaded {
+            engine,
+            link_ceiling,
+        })
+    }
+
+    /// What it would be laid out as.
+    pub fn plan(self) -> Result<v1::PlanReply, ServeError> {
+        let model = Model::open(&self.reference)?;
+        let blueprint = self.draw(&model)?;
+        let settings = blueprint.settings();
+        let pages = settings.context.div_ceil(settings.page_tokens) as u64;
+        Ok(v1::PlanReply {
+            routing: blueprint.reason(),
+            dims: Some(facts::dims(&model.program.dims)),
+            memory: Some(facts::memory(&blueprint)),
+            session_kv_bytes: pages * blueprint.page_bytes(),
+        })
+    }
+
+    /// What stays and what streams, in what is left of the memory.
+    fn draw(&self, model: &Model) -> Result<Blueprint, ServeError> {
+        let (program, config) = (&model.program, &self.config);
+        let context = self
+            .layout
+            .context
+            .unwrap_or(CONTEXT)
+            .min(program.dims.context);
+        let batch = self.layout.batch.unwrap_or(BATCH).max(1);
+        let open = self.layout.sessions.unwrap_or(SESSIONS).max(1);
+        let rows = self.layout.rows.unwrap_or(Settings::ROWS);
+        let one = Settings::for_sessions(program, 1, context, rows)?;
+        let rows = rows.max(batch);
+        let settings = Settings {
+            rows,
+            sessions: batch,
+            open,
+            pages: open.saturating_mul(one.pages),
+            // Any of them may be looked at behind the last block.
+            logit_rows: rows,
+            inside: Inside::anything(program, context),
+            ..one
+        };
+        let left = config.memory.budget.saturating_sub(self.taken);
+        let memory = Memory {
+            budget: self
+                .layout
+                .memory
+                .unwrap_or(left / self.sharers as u64)
+                .min(left),
+            ..config.memory
+        };
+        let kv = &config.kv;
+        let blueprint = Blueprint::for_sessions(model, &config.backend, settings, memory, kv)?;
+        blueprint.check(&config.backend)?;
+        Ok(blueprint)
+    }
+}
+
+/// Bytes a second that the link gives alone, where weights come over it.
+fn link_ceiling(backend: &Backend, model: &Model, blueprint: &Blueprint) -> f64 {
+    if !blueprint.plan().streams() {
+        return 0.0;
+    }
+    if let Backend::Cuda { card } = backend {
+        return cuda::measure_link(card, blueprint.link().chunk, MEASURE).unwrap_or(0.0);
+    }
+    let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
+    let rate = measure_link(&*model.weights, chunk, workers, MEASURE, 0.0);
+    rate.map_or(0.0, |rate| rate.bytes_per_s())
+}

@@ -1,0 +1,85 @@
+//! What models may be called: by clients, in paths and in the names of sessions.
+
+use crate::ServeError;
+
+/// Characters of a name at most.
+const LONGEST: usize = 128;
+
+/// Refuses a name that could be anything but one.
+pub fn check_name(name: &str) -> Result<(), ServeError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+    let part = |part: &str| !part.is_empty() && !part.starts_with('.');
+    match name.len() <= LONGEST && name.chars().all(plain) && name.split('/').all(part) {
+        true => Ok(()),
+        false => Err(ServeError::Invalid(format!(
+            "'{}' cannot be the name of a model: letters, digits, '.', '_' and '-', at most {LONGEST}, and \
+             '/' between names",
+            name.escape_debug().take(LONGEST).collect::<String>()
+        ))),
+    }
+}
+
+/// What a model is called that nobody named: the last part of where it lies.
+pub fn default_name(reference: &str) -> String {
+    let bare = reference.strip_prefix("shape:").unwrap_or(reference);
+    let bare = bare.split('?').next().unwrap_or(bare);
+    let bare = bare
+        .strip_prefix("pushed:")
+        .map_or(bare, |hash| &hash[..hash.len().min(12)]);
+    let last = bare
+        .trim_end_matches('/')
+        .rsplit('/')
+        .next()
+        .unwrap_or(bare);
+    let plain = |c: char| match c.is_ascii_alphanumeric() || "._-".contains(c) {
+        true => c,
+        false => '-',
+    };
+    last.trim_start_matches('.').chars().map(plain).collect()
+}
+
+/// The name as a folder's.
+pub(super) fn as_folder(name: &str) -> String {
+    name.replace('/', "--")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{check_name, default_name};
+
+    #[test]
+    fn names() {
+        for good in ["a", "stories-7m", "org/name", "Qwen2.5-0.5B", "x_1"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "", "..", "a/..", "../a", "/a", "a//b", "a/", ".a", "a b", "a\0", "a:1", "ä",
+        ] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        assert!(check_name(&"a".repeat(129)).is_err());
+    }
+
+    #[test]
+    fn unnamed_models() {
+        assert_eq!(default_name("/x/models/stories-7m/"), "stories-7m");
+        assert_eq!(default_name("Qwen/Qwen2.5-0.5B"), "Qwen2.5-0.5B");
+        assert_eq!(default_name("shape:llama-2-13b?layers=2"), "llama-2-13b");
+        assert_eq!(default_name("pushed:0123456789abcdef"), "0123456789ab");
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_leaves_its_folder(name in ".{0,40}") {
+            if check_name(&name).is_ok() {
+                let path = std::path::Path::new("/a").join(&name);
+                let plain = |c: std::path::Component<'_>| {
+                    matches!(c, std::path::Component::RootDir | std::path::Component::Normal(_))
+                };
+                prop_assert!(path.starts_with("/a") && path.components().all(plain));
+            }
+        }
+    }
+}

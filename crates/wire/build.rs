@@ -1,0 +1,29 @@
+//! Makes Rust of the protocol, with no compiler of protocols to install.
+
+use std::{env, fs, path::PathBuf};
+
+const FILES: [&str; 4] = [
+    "djinn/v1/models.proto",
+    "djinn/v1/server.proto",
+    "djinn/v1/sessions.proto",
+    "djinn/v1/tensor.proto",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler.include_source_info(true).include_imports(true);
+    compiler.open_files(FILES)?;
+    let files = compiler.file_descriptor_set();
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    // Without comments: what servers tell of themselves, and what the Python package reads.
+    let bare = protox::Compiler::new(["proto"])?
+        .include_imports(true)
+        .open_files(FILES)?
+        .encode_file_descriptor_set();
+    fs::write(out.join("djinn.binpb"), bare)?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .compile_fds(files)?;
+    Ok(())
+}
