@@ -111,6 +111,8 @@ impl Rooms<'_> {
         let slab = self.backend.slab_on_host(blueprint.footprint().slab());
         let there = host::available_memory().saturating_sub(slab);
         let there = there.min(self.memory.host_budget);
+        // What is free now may be a little less when it is taken.
+        let there = there - there / 32;
         let host = there.saturating_sub(blueprint.host_bytes()) / page_bytes;
         let host = usize::try_from(host).unwrap_or(usize::MAX);
         // Whoever waits is there, whatever the device could hold: it comes back without

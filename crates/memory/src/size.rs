@@ -76,6 +76,16 @@ pub enum Amount {
     Share(f64),
 }
 
+impl fmt::Display for Amount {
+    /// As it can be read again, to the byte.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Amount::Bytes(bytes) => write!(f, "{bytes}B"),
+            Amount::Share(share) => write!(f, "{share:?}"),
+        }
+    }
+}
+
 impl Amount {
     /// In bytes, where there are `all`.
     pub fn of(self, all: u64) -> u64 {

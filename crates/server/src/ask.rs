@@ -6,9 +6,10 @@ use std::{
 };
 
 use djinn_engine::{
-    BreakSpec, Change, Class, EditSpec, Operand, Part, Positions, Probe, Request, Sampling, Tensor,
+    BreakSpec, Change, Class, EditSpec, Engine, Operand, Part, Positions, Probe, Request, Sampling,
+    Tensor,
 };
-use djinn_model::{Generation, Model};
+use djinn_model::Generation;
 use djinn_wire::{numbers, v1};
 
 use crate::{ServeError, config::Limits, host::Words};
@@ -35,6 +36,8 @@ pub struct Ask {
     pub positions: Positions,
     /// What is changed.
     pub edits: Vec<EditSpec>,
+    /// What is changed in its first turn alone.
+    pub turn_edits: Vec<EditSpec>,
     /// Where to stop.
     pub breaks: Vec<BreakSpec>,
     /// Whether it waits for more afterwards.
@@ -103,21 +106,26 @@ fn fresh_seed() -> u64 {
 }
 
 impl Ask {
-    /// Tokens that its turn may generate.
-    pub fn max_tokens(&self, model: &Generation) -> usize {
+    /// Tokens that its turn may generate, in a session of so many positions: as many as are asked for,
+    /// and where nobody says no more than there is room for.
+    fn max_tokens(&self, model: &Generation, context: usize) -> usize {
         let by_model = model.max_new_tokens.or_else(|| {
             let length = model.max_length?;
             length.checked_sub(self.tokens.len()).filter(|&n| n > 0)
         });
-        self.max_tokens.or(by_model).unwrap_or(MAX_TOKENS)
+        let room = (context + 1).saturating_sub(self.tokens.len()).max(1);
+        self.max_tokens
+            .unwrap_or_else(|| by_model.unwrap_or(MAX_TOKENS).min(room))
     }
 
     /// The engine's request. Runs where the engine does, whose model says what can be asked.
-    pub fn request(self, model: &Model, limits: &Limits) -> Result<Request, ServeError> {
+    pub fn request(self, engine: &Engine, limits: &Limits) -> Result<Request, ServeError> {
+        let (model, context) = (engine.model(), engine.blueprint().settings().context);
         let program = &model.program;
         let probe = Probe::new(program, &self.captures, self.positions.clone(), &self.edits)?;
+        let probe = probe.with_turn_edits(program, &self.turn_edits)?;
         let probe = probe.with_breaks(program, &self.breaks)?;
-        let max_tokens = self.max_tokens(&model.generation);
+        let max_tokens = self.max_tokens(&model.generation, context);
         let positions = self
             .tokens
             .len()

@@ -189,6 +189,7 @@ fn kind_of(error: &EngineError) -> Kind {
         | E::HostBudget { .. }
         | E::HostMemory { .. }
         | E::SpillNeedsHost { .. } => Kind::Conflict,
+        E::Limit { what, .. } if *what != "sessions" => Kind::Invalid,
         E::Quota { .. }
         | E::Limit { .. }
         | E::OutOfPages(_)

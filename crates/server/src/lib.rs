@@ -22,5 +22,5 @@ mod run;
 
 pub use config::{Config, Layout, Limits, ModelConfig, Tls};
 pub use error::{Kind, ServeError};
-pub use models::{check_name, default_name};
+pub use models::{check_name, default_name, draw};
 pub use run::{Running, start};

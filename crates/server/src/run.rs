@@ -129,6 +129,12 @@ impl Running {
         }
     }
 
+    /// Drains and ends.
+    pub async fn stop(self) {
+        self.drain().await;
+        self.end().await;
+    }
+
     /// Lets turns come to their end, for as long as they may.
     async fn drain(&self) {
         self.app.drain();

@@ -232,6 +232,7 @@ impl Grpc {
             captures: asked.captures,
             positions: ask::positions(&asked.capture_positions)?,
             edits: ask::edits(asked.edits)?,
+            turn_edits: ask::edits(asked.turn_edits)?,
             breaks: ask::breaks(&asked.breakpoints)?,
             keep: asked.keep,
             lease: seconds("lease_s", asked.lease_s)?,
@@ -249,7 +250,7 @@ impl Grpc {
         let (keep, count) = (ask.keep, ask.tokens.len());
         let (limits, owner) = (self.0.config.limits.clone(), caller.owner.name.clone());
         let opened_one = host.call(move |worker| {
-            let request = ask.request(worker.engine.model(), &limits)?;
+            let request = ask.request(&worker.engine, &limits)?;
             let seed = request.sampling.seed;
             let (id, told) = worker.open(&owner, request)?;
             Ok((id, seed, told))

@@ -78,9 +78,10 @@ impl Host {
         let alive = Arc::new(AtomicBool::new(true));
         let waiting = Arc::new(AtomicUsize::new(0));
         let Start { name, metrics } = start;
-        let (is_alive, count, model) = (Arc::clone(&alive), Arc::clone(&waiting), name.clone());
+        let (is_alive, count) = (Arc::clone(&alive), Arc::clone(&waiting));
+        let (model, named) = (name.clone(), name.clone());
         let run = move || {
-            let ran = catch_unwind(AssertUnwindSafe(|| {
+            let ran = catch_unwind(AssertUnwindSafe(move || {
                 let Loaded {
                     engine,
                     link_ceiling,
@@ -91,6 +92,8 @@ impl Host {
                         return;
                     }
                 };
+                // Whoever heard of it is told no more.
+                drop(progress);
                 let told = (Facts::of(&engine, link_ceiling), Words::of(engine.model()));
                 let mut worker = Worker::new(engine, &model, metrics);
                 if ready.send(Ok(told)).is_ok() {
@@ -99,7 +102,10 @@ impl Host {
             }));
             is_alive.store(false, Ordering::Release);
             if ran.is_err() {
-                tracing::error!(model, "the engine broke down: its sessions are lost to it");
+                tracing::error!(
+                    model = named,
+                    "the engine broke down: its sessions are lost to it"
+                );
             }
         };
         let thread = thread::Builder::new()

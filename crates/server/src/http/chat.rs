@@ -79,7 +79,11 @@ fn plain(message: Value) -> Result<Value, ServeError> {
             .collect::<Result<String, _>>()?
             .into(),
         Some(content @ Value::String(_)) => content,
-        None | Some(Value::Null) => Value::String(String::new()),
+        // An assistant that called tools may have said nothing.
+        None | Some(Value::Null) if message["role"] == "assistant" => Value::String(String::new()),
+        None | Some(Value::Null) => {
+            return Err(ServeError::Invalid("a message has no content".to_owned()));
+        }
         Some(_) => {
             return Err(ServeError::Invalid(
                 "a message's content is text, or parts of type text".to_owned(),

@@ -14,8 +14,8 @@ use crate::{
 pub struct Choice {
     /// What was generated.
     pub text: String,
-    /// How many tokens that was.
-    pub tokens: usize,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
     /// Of each itself and its alternatives, when asked for.
     pub logprobs: Vec<Vec<Logprob>>,
     /// Why it ended.
@@ -28,9 +28,14 @@ impl Choice {
     /// Takes in what happened.
     pub fn take(&mut self, told: Told) -> Result<(), ServeError> {
         match told {
-            Told::Token { text, logprobs, .. } => {
+            Told::Token {
+                token,
+                text,
+                logprobs,
+                ..
+            } => {
                 self.text.push_str(&text);
-                self.tokens += 1;
+                self.tokens.push(token);
                 if !logprobs.is_empty() {
                     self.logprobs.push(logprobs);
                 }

@@ -91,8 +91,10 @@ pub struct Answer {
     pub echo: Vec<String>,
     /// Tokens of the prompts.
     pub prompt_tokens: usize,
-    /// Whether log-probabilities are told.
+    /// Whether log-probabilities are told, and ids.
     pub logprobs: bool,
+    /// Those.
+    pub token_ids: bool,
     /// The session, where it is kept.
     pub session: Option<String>,
     /// Whoever asked.
@@ -144,6 +146,7 @@ async fn begin(app: &Arc<App>, caller: Caller, job: Job) -> Result<Answer, Serve
         echo,
         prompt_tokens,
         logprobs: job.logprobs.is_some(),
+        token_ids: job.common.return_token_ids.unwrap_or(false),
         session,
         caller,
     })
@@ -219,7 +222,7 @@ async fn open_all(
     let opened = job.host.call(move |worker| {
         let mut opened: Vec<(SessionId, _)> = Vec::new();
         for ask in asks {
-            let request = ask.request(worker.engine.model(), &limits);
+            let request = ask.request(&worker.engine, &limits);
             let one = request.and_then(|request| worker.open(&owner, request));
             match one {
                 Ok(one) => opened.push(one),
@@ -315,11 +318,12 @@ async fn whole(answer: Answer) -> Reply {
         prompt_tokens,
         session,
         logprobs,
+        token_ids,
         caller: _caller,
     } = answer;
     let words = turns[0].host.words.clone();
     let mut choices = try_join_all(turns.into_iter().map(Choice::of)).await?;
-    let completion_tokens: usize = choices.iter().map(|choice| choice.tokens).sum();
+    let completion_tokens: usize = choices.iter().map(|choice| choice.tokens.len()).sum();
     let captured = std::mem::take(&mut choices[0].captured);
     let told: Vec<Value> = choices
         .iter()
@@ -336,6 +340,9 @@ async fn whole(answer: Answer) -> Reply {
                 "logprobs": logprobs,
                 "finish_reason": choice.finish.map(reason),
             });
+            if token_ids {
+                told["token_ids"] = json!(choice.tokens);
+            }
             match head.way {
                 Way::Text => told["text"] = text.into(),
                 Way::Chat => {

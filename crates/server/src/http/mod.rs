@@ -13,6 +13,7 @@ mod types;
 
 use std::sync::Arc;
 
+use axum::body::HttpBody;
 use axum::{
     Json, Router,
     body::Bytes,
@@ -148,12 +149,18 @@ async fn not_that_way() -> Response {
 /// The body of a request, as long and as late as it may be.
 async fn body(app: &App, request: axum::extract::Request) -> Result<Bytes, ServeError> {
     let limits = &app.config.limits;
+    let too_large =
+        || ServeError::TooLarge(format!("a request may have {} bytes", limits.body_bytes));
+    // Who says so has not to be listened to first.
+    if request.body().size_hint().lower() > limits.body_bytes as u64 {
+        return Err(too_large());
+    }
     let limited = Limited::new(request.into_body(), limits.body_bytes);
     let came = tokio::time::timeout(limits.patience, limited.collect()).await;
     let came =
         came.map_err(|_| ServeError::Timeout("the request did not come whole in time".to_owned()))?;
     let came = came.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
-        Some(_) => ServeError::TooLarge(format!("a request may have {} bytes", limits.body_bytes)),
+        Some(_) => too_large(),
         None => ServeError::Invalid("the request broke off".to_owned()),
     })?;
     Ok(came.to_bytes())

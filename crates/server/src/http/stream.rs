@@ -47,7 +47,7 @@ pub fn respond(answer: Answer, wants_usage: bool) -> Response {
             Way::Text if before.is_empty() => continue,
             Way::Text => before.into(),
         };
-        next.push_back(piece(&answer.head, index, first, None, None));
+        next.push_back(data(&piece(&answer.head, index, first, None, None)));
     }
     let tagged =
         |(index, turn): (usize, crate::host::Turn)| turn.map(move |told| (index, told)).boxed();
@@ -58,6 +58,7 @@ pub fn respond(answer: Answer, wants_usage: bool) -> Response {
         turns: answer.turns.into_iter().enumerate().map(tagged).collect(),
         left,
         tells_logprobs: answer.logprobs,
+        tells_ids: answer.token_ids,
         wants_usage,
         prompt_tokens: answer.prompt_tokens,
         completion_tokens: 0,
@@ -80,6 +81,7 @@ struct Pieces {
     /// Choices that are not over.
     left: usize,
     tells_logprobs: bool,
+    tells_ids: bool,
     wants_usage: bool,
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -97,14 +99,14 @@ fn piece(
     text: Value,
     logprobs: Option<Value>,
     finish: Option<&str>,
-) -> Event {
+) -> Value {
     let mut choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": finish });
     match (head.way, text) {
         (Way::Text, text) => choice["text"] = text,
         (Way::Chat, Value::String(text)) => choice["delta"] = json!({ "content": text }),
         (Way::Chat, delta) => choice["delta"] = delta,
     }
-    data(&head.json(true, json!([choice])))
+    head.json(true, json!([choice]))
 }
 
 fn data(value: &Value) -> Event {
@@ -114,12 +116,20 @@ fn data(value: &Value) -> Event {
 impl Pieces {
     fn hear(&mut self, index: usize, told: Told) -> Result<(), ServeError> {
         match told {
-            Told::Token { text, logprobs, .. } => {
+            Told::Token {
+                token,
+                text,
+                logprobs,
+                ..
+            } => {
                 self.completion_tokens += 1;
-                if !text.is_empty() || self.tells_logprobs {
+                if !text.is_empty() || self.tells_logprobs || self.tells_ids {
                     let logprobs = self.logprobs(logprobs);
-                    self.next
-                        .push_back(piece(&self.head, index, text.into(), logprobs, None));
+                    let mut piece = piece(&self.head, index, text.into(), logprobs, None);
+                    if self.tells_ids {
+                        piece["choices"][0]["token_ids"] = json!([token]);
+                    }
+                    self.next.push_back(data(&piece));
                 }
             }
             Told::Captured(name, tensor) => drop(self.captured.insert(name, tensor)),
@@ -135,8 +145,8 @@ impl Pieces {
                     _ => text.into(),
                 };
                 let reason = Some(reason(finish));
-                self.next
-                    .push_back(piece(&self.head, index, rest, None, reason));
+                let last = piece(&self.head, index, rest, None, reason);
+                self.next.push_back(data(&last));
                 self.left -= 1;
                 if self.left == 0 {
                     self.end();

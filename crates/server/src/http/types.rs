@@ -47,6 +47,8 @@ pub struct Common {
     pub stream_options: Option<StreamOptions>,
     /// Go on past the tokens that end a text.
     pub ignore_eos: Option<bool>,
+    /// Tell the ids of tokens too, as `token_ids` of each choice.
+    pub return_token_ids: Option<bool>,
     /// What only Djinn does.
     pub djinn: Option<DjinnFields>,
     /// Everything else.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use djinn_device::cuda;
 use djinn_engine::{
-    Backend, Blueprint, Engine, EngineError, Inside, LoadProgress, Memory, SessionState, Settings,
-    Wanted, measure_link,
+    Backend, Blueprint, Engine, EngineError, Inside, KvMemory, LoadProgress, Memory, SessionState,
+    Settings, Wanted, measure_link,
 };
 use djinn_model::Model;
 use djinn_wire::v1;
@@ -108,43 +108,51 @@ impl Loading {
         })
     }
 
-    /// What stays and what streams, in what is left of the memory.
     fn draw(&self, model: &Model) -> Result<Blueprint, ServeError> {
-        let (program, config) = (&model.program, &self.config);
-        let context = self
-            .layout
-            .context
-            .unwrap_or(CONTEXT)
-            .min(program.dims.context);
-        let batch = self.layout.batch.unwrap_or(BATCH).max(1);
-        let open = self.layout.sessions.unwrap_or(SESSIONS).max(1);
-        let rows = self.layout.rows.unwrap_or(Settings::ROWS);
-        let one = Settings::for_sessions(program, 1, context, rows)?;
-        let rows = rows.max(batch);
-        let settings = Settings {
-            rows,
-            sessions: batch,
-            open,
-            pages: open.saturating_mul(one.pages),
-            // Any of them may be looked at behind the last block.
-            logit_rows: rows,
-            inside: Inside::anything(program, context),
-            ..one
-        };
-        let left = config.memory.budget.saturating_sub(self.taken);
+        let left = self.config.memory.budget.saturating_sub(self.taken);
+        let budget = self.layout.memory.unwrap_or(left / self.sharers as u64);
         let memory = Memory {
-            budget: self
-                .layout
-                .memory
-                .unwrap_or(left / self.sharers as u64)
-                .min(left),
-            ..config.memory
+            budget: budget.min(left),
+            ..self.config.memory
         };
-        let kv = &config.kv;
-        let blueprint = Blueprint::for_sessions(model, &config.backend, settings, memory, kv)?;
-        blueprint.check(&config.backend)?;
-        Ok(blueprint)
+        draw(
+            model,
+            &self.config.backend,
+            self.layout,
+            memory,
+            &self.config.kv,
+        )
     }
+}
+
+/// How a server lays a model out: what stays and what streams, in so much memory.
+pub fn draw(
+    model: &Model,
+    backend: &Backend,
+    layout: Layout,
+    memory: Memory,
+    kv: &KvMemory,
+) -> Result<Blueprint, ServeError> {
+    let program = &model.program;
+    let context = layout.context.unwrap_or(CONTEXT).min(program.dims.context);
+    let batch = layout.batch.unwrap_or(BATCH).max(1);
+    let open = layout.sessions.unwrap_or(SESSIONS).max(1);
+    let rows = layout.rows.unwrap_or(Settings::ROWS);
+    let one = Settings::for_sessions(program, 1, context, rows)?;
+    let rows = rows.max(batch);
+    let settings = Settings {
+        rows,
+        sessions: batch,
+        open,
+        pages: open.saturating_mul(one.pages),
+        // Any of them may be looked at behind the last block.
+        logit_rows: rows,
+        inside: Inside::anything(program, context),
+        ..one
+    };
+    let blueprint = Blueprint::for_sessions(model, backend, settings, memory, kv)?;
+    blueprint.check(backend)?;
+    Ok(blueprint)
 }
 
 /// Bytes a second that the link gives alone, where weights come over it.

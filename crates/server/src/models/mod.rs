@@ -23,6 +23,7 @@ use crate::{
     metrics::Metrics,
 };
 
+pub use load::draw;
 pub use name::{check_name, default_name};
 pub use pushed::{FileOffer, Pushed, Writing};
 

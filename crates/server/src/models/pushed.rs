@@ -78,6 +78,16 @@ impl Pushed {
         for folder in ["blobs", "parts", "models"] {
             fs::create_dir_all(self.folder.join(folder)).map_err(|e| self.broken(&e))?;
         }
+        for file in files.iter().filter(|file| file.bytes == 0) {
+            // There is nothing to send of these.
+            match file.hash == *blake3::hash(b"").as_bytes() {
+                true => fs::write(self.blob(file), b"").map_err(|e| self.broken(&e))?,
+                false => {
+                    let why = format!("{} is empty, and its hash is of something", file.name);
+                    return Err(ServeError::Invalid(why));
+                }
+            }
+        }
         let have = files.iter().map(|file| self.have(file)).collect();
         let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
         // Offers that nobody took up make way.

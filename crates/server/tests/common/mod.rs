@@ -1,0 +1,239 @@
+//! A real server on a port of its own, and clients that know nothing of it.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use djinn_engine::{Backend, KvMemory, Memory};
+use djinn_server::{Config, Layout, Limits, ModelConfig};
+use serde_json::Value;
+
+/// The folder of a model in the source tree.
+pub fn folder(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(path)
+}
+
+/// The story model.
+pub fn stories() -> ModelConfig {
+    model("stories", "models/stories-7m")
+}
+
+pub fn model(name: &str, path: &str) -> ModelConfig {
+    ModelConfig {
+        name: name.to_owned(),
+        reference: folder(path).to_string_lossy().into_owned(),
+        layout: Layout::default(),
+    }
+}
+
+/// A small server of the story model.
+pub fn config(home: &Path) -> Config {
+    let backend = Backend::Cpu {
+        threads: Some(2),
+        isa: None,
+    };
+    Config {
+        listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+        node: "test".to_owned(),
+        backend,
+        memory: Memory {
+            budget: 1 << 30,
+            host_budget: 1 << 28,
+            ..Memory::default()
+        },
+        kv: KvMemory::default(),
+        models: vec![stories()],
+        layout: Layout {
+            context: Some(256),
+            batch: Some(8),
+            sessions: Some(16),
+            rows: Some(128),
+            memory: None,
+        },
+        model_dirs: Vec::new(),
+        pushed: home.join("pushed"),
+        state: None,
+        keys: None,
+        tls: None,
+        limits: Limits {
+            patience: Duration::from_secs(2),
+            ..Limits::default()
+        },
+        drain: Duration::from_secs(5),
+        insecure: false,
+    }
+}
+
+/// A server that runs until it is dropped.
+pub struct Server {
+    pub address: SocketAddr,
+    pub home: tempfile::TempDir,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let mut config = config(home.path());
+        change(&mut config);
+        let (ready, started) = mpsc::channel();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let running = djinn_server::start(config).await.unwrap();
+                running.load(|_, _| {}).await.unwrap();
+                ready.send(running.addresses[0]).unwrap();
+                let _ = stopped.await;
+                running.stop().await;
+            });
+        });
+        Server {
+            address: started.recv().unwrap(),
+            home,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Posts JSON: the status and what came back.
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.post_as(path, body, None)
+    }
+
+    pub fn post_as(&self, path: &str, body: &Value, key: Option<&str>) -> (u16, Value) {
+        let (status, text) = self.post_bytes(path, body.to_string().as_bytes(), key);
+        (
+            status,
+            serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        )
+    }
+
+    pub fn post_bytes(&self, path: &str, body: &[u8], key: Option<&str>) -> (u16, String) {
+        let agent = agent();
+        let mut request = agent
+            .post(self.url(path))
+            .header("content-type", "application/json");
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = request.send(body).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), text)
+    }
+
+    pub fn get(&self, path: &str) -> (u16, String) {
+        self.get_as(path, None)
+    }
+
+    pub fn get_as(&self, path: &str, key: Option<&str>) -> (u16, String) {
+        let agent = agent();
+        let mut request = agent.get(self.url(path));
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = request.call().unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), text)
+    }
+
+    /// Sends bytes as they are, and gives what comes back until the server closes.
+    pub fn raw(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect();
+        let _ = stream.write_all(bytes);
+        let mut text = Vec::new();
+        let _ = stream.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        stream
+    }
+
+    /// Panics unless it serves as ever, and holds nothing that nobody asked for.
+    pub fn check_alive(&self) {
+        let body =
+            serde_json::json!({ "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0 });
+        let (status, told) = self.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{told}");
+        assert_eq!(told["choices"][0]["text"], ", there was a");
+    }
+
+    /// A number of `/metrics`.
+    pub fn metric(&self, line: &str) -> f64 {
+        let (_, text) = self.get("/metrics");
+        let found = text
+            .lines()
+            .find_map(|l| l.strip_prefix(line)?.trim().parse().ok());
+        found.unwrap_or_else(|| panic!("{line} is not in\n{text}"))
+    }
+
+    /// Sessions that are open.
+    pub fn sessions(&self) -> f64 {
+        ["ready", "running", "waiting", "paused", "done"]
+            .iter()
+            .map(|state| {
+                self.metric(&format!(
+                    "djinn_sessions{{model=\"stories\",state=\"{state}\"}}"
+                ))
+            })
+            .sum()
+    }
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(Duration::from_secs(60)))
+        .build()
+        .into()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            if !thread::panicking() {
+                ended.unwrap();
+            }
+        }
+    }
+}
+
+/// Waits until something holds, for a while.
+pub fn soon(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..200 {
+        if holds() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("not soon: {what}");
+}

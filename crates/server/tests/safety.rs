@@ -1,0 +1,618 @@
+//! What somebody may try who should not: refused, and the server serves on.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Server, config, soon};
+use djinn_wire::v1::{
+    self, models_client::ModelsClient, sessions_client::SessionsClient,
+    white_box_client::WhiteBoxClient,
+};
+use proptest::{prelude::*, test_runner::TestRunner};
+use serde_json::json;
+use tonic::{Code, Request, transport::Channel};
+
+const ADA: &str = "ada-0123456789abcdef";
+const BERT: &str = "bert-0123456789abcdef";
+
+fn guarded() -> Server {
+    Server::with(|config| {
+        let path = config.pushed.parent().unwrap().join("keys.toml");
+        let text = format!(
+            "[[key]]\nowner = 'ada'\nkey = '{ADA}'\nadmin = true\n\n[[key]]\nowner = 'bert'\nkey = '{BERT}'\n\
+             sessions = 2\nrequests_per_minute = 600\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        config.keys = Some(path);
+    })
+}
+
+/// A runtime for clients.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(future)
+}
+
+async fn channel(address: SocketAddr) -> Channel {
+    Channel::from_shared(format!("http://{address}"))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap()
+}
+
+fn with_key<T>(message: T, key: &str) -> Request<T> {
+    let mut request = Request::new(message);
+    let value = format!("Bearer {key}").parse().unwrap();
+    request.metadata_mut().insert("authorization", value);
+    request
+}
+
+fn create(keep: bool) -> v1::CreateRequest {
+    let what = v1::prompt::What::Text("Once upon a time".to_owned());
+    v1::CreateRequest {
+        prompt: Some(v1::Prompt { what: Some(what) }),
+        max_tokens: Some(4),
+        keep,
+        ..v1::CreateRequest::default()
+    }
+}
+
+/// Follows a stream to its end, and gives the session's name.
+async fn drain(mut events: tonic::Streaming<v1::Event>) -> String {
+    let mut name = String::new();
+    while let Some(event) = events.message().await.unwrap() {
+        if let Some(v1::event::What::Opened(opened)) = event.what {
+            name = opened.session;
+        }
+    }
+    name
+}
+
+#[test]
+fn strangers_are_not_let_in() {
+    let server = guarded();
+    let ask = json!({ "prompt": "x", "max_tokens": 1 });
+    for key in [None, Some(""), Some("x"), Some("ada-0123456789abcdeX")] {
+        let (status, told) = server.post_as("/v1/completions", &ask, key);
+        assert_eq!(
+            (status, &told["error"]["type"]),
+            (401, &json!("authentication_error")),
+            "{key:?}"
+        );
+    }
+    assert_eq!(server.post_as("/v1/completions", &ask, Some(BERT)).0, 200);
+    assert_eq!(server.get("/metrics").0, 401);
+    assert_eq!(server.get("/v1/models").0, 401);
+    assert_eq!(server.get("/healthz").0, 200);
+    block_on(async {
+        let mut sessions = SessionsClient::new(channel(server.address).await);
+        let refused = sessions.create(create(false)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated);
+        assert!(sessions.create(with_key(create(false), BERT)).await.is_ok());
+        let mut models = ModelsClient::new(channel(server.address).await);
+        let load = v1::RegisterRequest {
+            reference: "shape:llama-2-7b?layers=1".to_owned(),
+            ..v1::RegisterRequest::default()
+        };
+        let refused = models.register(with_key(load, BERT)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+    });
+}
+
+#[test]
+fn nobody_reaches_anothers_session() {
+    let server = guarded();
+    block_on(async {
+        let mut sessions = SessionsClient::new(channel(server.address).await);
+        let mut inside = WhiteBoxClient::new(channel(server.address).await);
+        let events = sessions.create(with_key(create(true), ADA)).await.unwrap();
+        let session = drain(events.into_inner()).await;
+        let name = || v1::SessionRequest {
+            session: session.clone(),
+        };
+        let mut codes = Vec::new();
+        codes.push(
+            sessions
+                .get(with_key(name(), BERT))
+                .await
+                .unwrap_err()
+                .code(),
+        );
+        codes.push(
+            sessions
+                .delete(with_key(name(), BERT))
+                .await
+                .unwrap_err()
+                .code(),
+        );
+        codes.push(
+            sessions
+                .save(with_key(name(), BERT))
+                .await
+                .err()
+                .unwrap()
+                .code(),
+        );
+        let follow = v1::FollowRequest {
+            session: session.clone(),
+            from: 0,
+        };
+        codes.push(
+            sessions
+                .follow(with_key(follow, BERT))
+                .await
+                .err()
+                .unwrap()
+                .code(),
+        );
+        let more = v1::GenerateRequest {
+            session: session.clone(),
+            ..Default::default()
+        };
+        codes.push(
+            sessions
+                .generate(with_key(more, BERT))
+                .await
+                .err()
+                .unwrap()
+                .code(),
+        );
+        let fork = v1::ForkRequest {
+            session: session.clone(),
+            sampling: None,
+        };
+        codes.push(
+            sessions
+                .fork(with_key(fork, BERT))
+                .await
+                .unwrap_err()
+                .code(),
+        );
+        let wait = v1::SignalRequest {
+            session: session.clone(),
+            signal: Some(v1::signal_request::Signal::Waiting(v1::Waiting {
+                expected_s: None,
+            })),
+        };
+        codes.push(
+            sessions
+                .signal(with_key(wait, BERT))
+                .await
+                .unwrap_err()
+                .code(),
+        );
+        let at = v1::ActivationRequest {
+            session: session.clone(),
+            ..Default::default()
+        };
+        codes.push(
+            inside
+                .activation(with_key(at, BERT))
+                .await
+                .err()
+                .unwrap()
+                .code(),
+        );
+        let branch = v1::BranchRequest {
+            session: session.clone(),
+            count: 1,
+        };
+        codes.push(
+            inside
+                .branch(with_key(branch, BERT))
+                .await
+                .unwrap_err()
+                .code(),
+        );
+        assert_eq!(codes, vec![Code::NotFound; codes.len()]);
+        let theirs = sessions
+            .list(with_key(v1::ListSessionsRequest::default(), BERT))
+            .await
+            .unwrap();
+        assert!(theirs.into_inner().sessions.is_empty());
+        // Its owner finds it as it was.
+        let found = sessions
+            .get(with_key(name(), ADA))
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!((found.state.as_str(), found.generated), ("waiting", 4));
+    });
+}
+
+#[test]
+fn an_owner_has_no_more_than_its_quota() {
+    let server = guarded();
+    block_on(async {
+        let mut sessions = SessionsClient::new(channel(server.address).await);
+        for _ in 0..2 {
+            drain(
+                sessions
+                    .create(with_key(create(true), BERT))
+                    .await
+                    .unwrap()
+                    .into_inner(),
+            )
+            .await;
+        }
+        let refused = sessions
+            .create(with_key(create(true), BERT))
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(
+            refused.message().contains("may have 2"),
+            "{}",
+            refused.message()
+        );
+        assert!(sessions.create(with_key(create(true), ADA)).await.is_ok());
+    });
+}
+
+#[test]
+fn the_world_is_not_let_in_without_keys() {
+    let home = tempfile::tempdir().unwrap();
+    let mut open = config(home.path());
+    open.listen = vec![SocketAddr::from(([0, 0, 0, 0], 0))];
+    let refused = open.check().unwrap_err();
+    assert!(refused.contains("--keys"), "{refused}");
+    open.insecure = true;
+    assert!(open.check().is_ok());
+    open.insecure = false;
+    open.keys = Some("keys.toml".into());
+    assert!(open.check().is_ok());
+}
+
+#[test]
+fn too_much_is_refused() {
+    let server = Server::with(|config| {
+        config.limits.body_bytes = 10_000;
+        config.limits.message_bytes = 20_000;
+        config.limits.capture_bytes = 4_000;
+    });
+    let long = json!({ "prompt": "a ".repeat(20_000), "max_tokens": 1 });
+    assert_eq!(server.post("/v1/completions", &long).0, 413);
+    let told = server.raw(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\nconnection: close\r\n\r\nx",
+    );
+    assert!(told.starts_with("HTTP/1.1 4"), "{told}");
+    let captures =
+        json!({ "prompt": "Once upon", "djinn": { "captures": ["blocks.*.hook_resid_post"] } });
+    let (status, told) = server.post("/v1/completions", &captures);
+    assert_eq!(status, 413, "{told}");
+    block_on(async {
+        let mut sessions = SessionsClient::new(channel(server.address).await);
+        let what = v1::prompt::What::Text("a ".repeat(20_000));
+        let long = v1::CreateRequest {
+            prompt: Some(v1::Prompt { what: Some(what) }),
+            ..create(false)
+        };
+        assert!(sessions.create(long).await.is_err());
+        let mut inside = WhiteBoxClient::new(channel(server.address).await);
+        let many = v1::BranchRequest {
+            session: "stories:0".to_owned(),
+            count: u32::MAX,
+        };
+        assert!(inside.branch(many).await.is_err());
+    });
+    server.check_alive();
+}
+
+#[test]
+fn who_says_nothing_or_too_slowly_is_given_up() {
+    let server = Server::with(|config| config.limits.patience = Duration::from_secs(1));
+    let started = Instant::now();
+    let mut silent: Vec<TcpStream> = (0..300).map(|_| server.connect()).collect();
+    // A head that never ends, and a body that does not come.
+    let mut head = server.connect();
+    head.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        .unwrap();
+    let mut body = server.connect();
+    body.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        .unwrap();
+    let drip = {
+        let mut head = head.try_clone().unwrap();
+        thread::spawn(move || {
+            while head.write_all(b"x: y\r\n").is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+        })
+    };
+    server.check_alive();
+    for stream in &mut silent {
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(rest.is_empty());
+    }
+    let mut told = String::new();
+    let _ = body.read_to_string(&mut told);
+    assert!(told.starts_with("HTTP/1.1 504"), "{told}");
+    let _ = head.read_to_string(&mut told);
+    drip.join().unwrap();
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "given up in time"
+    );
+    server.check_alive();
+}
+
+#[test]
+fn no_more_connections_than_there_may_be() {
+    let server = Server::with(|config| config.limits.connections = 20);
+    let all: Vec<TcpStream> = (0..30).map(|_| server.connect()).collect();
+    // Those beyond the limit are closed at once.
+    let closed = |stream: &TcpStream| {
+        let mut byte = [0; 1];
+        let _ = stream.set_read_timeout(Some(Duration::from_millis(500)));
+        matches!((&*stream).read(&mut byte), Ok(0) | Err(_))
+    };
+    assert!(all.iter().rev().take(10).all(closed));
+    drop(all);
+    soon("there is room again", || {
+        TcpStream::connect(server.address).is_ok()
+    });
+    thread::sleep(Duration::from_millis(100));
+    server.check_alive();
+}
+
+#[test]
+fn names_do_not_leave_their_folders() {
+    let server = Server::with(|config| config.model_dirs = vec![common::folder("models")]);
+    block_on(async {
+        let mut models = ModelsClient::new(channel(server.address).await);
+        let mut register = async |reference: &str, name: &str| {
+            let request = v1::RegisterRequest {
+                reference: reference.to_owned(),
+                name: name.to_owned(),
+                limits: None,
+            };
+            let mut events = models.register(request).await?.into_inner();
+            while events.message().await?.is_some() {}
+            Ok::<_, tonic::Status>(())
+        };
+        for reference in [
+            "/etc",
+            "../testdata/golden/llama3",
+            "stories-7m/../../testdata/golden/llama3",
+            "..",
+            ".",
+            "",
+            "pushed:../../x",
+            "pushed:00",
+            "crates/server",
+            "a/b/c",
+            "~/x",
+        ] {
+            let refused = register(reference, "evil").await.unwrap_err();
+            let wrong = [Code::NotFound, Code::InvalidArgument].contains(&refused.code());
+            assert!(wrong, "{reference}: {refused}");
+        }
+        for name in ["../x", "a:b", "a/../b", "x y", "/x"] {
+            let refused = register("shape:llama-2-7b?layers=1", name)
+                .await
+                .unwrap_err();
+            assert_eq!(refused.code(), Code::InvalidArgument, "{name}");
+        }
+        register("stories-7m", "again").await.unwrap();
+    });
+    let (status, _) = server.get("/v1/models/..%2f..%2fetc%2fpasswd");
+    assert_eq!(status, 404);
+}
+
+#[test]
+fn tensors_that_lie_are_refused() {
+    let server = Server::start();
+    block_on(async {
+        let mut sessions = SessionsClient::new(channel(server.address).await);
+        let edit = |dtype: i32, shape: &[u64], bytes: usize| v1::Edit {
+            hook: "blocks.1.hook_resid_post".to_owned(),
+            change: Some(v1::edit::Change::Replace(v1::Tensor {
+                dtype,
+                shape: shape.to_vec(),
+                data: vec![0; bytes].into(),
+            })),
+            ..v1::Edit::default()
+        };
+        for edit in [
+            edit(1, &[u64::MAX, u64::MAX], 4),
+            edit(1, &[1 << 62], 4),
+            edit(0, &[4], 16),
+            edit(77, &[4], 16),
+            edit(1, &[4], 15),
+            edit(1, &[], 4),
+            edit(2, &[3], 6),
+            edit(1, &[0], 0),
+        ] {
+            let request = v1::CreateRequest {
+                edits: vec![edit],
+                ..create(false)
+            };
+            let refused = sessions.create(request).await.err().unwrap();
+            assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        }
+    });
+    server.check_alive();
+}
+
+/// Bodies that nobody wrote: some that are almost right, and some that are anything.
+fn bodies() -> impl Strategy<Value = Vec<u8>> {
+    let value = prop_oneof![
+        Just(json!(null)),
+        any::<bool>().prop_map(|b| json!(b)),
+        any::<i64>().prop_map(|n| json!(n)),
+        any::<f64>().prop_map(|x| json!(x)),
+        ".{0,12}".prop_map(|text| json!(text)),
+        prop::collection::vec(any::<u32>(), 0..4).prop_map(|ids| json!(ids)),
+        Just(json!([[[[]]]])),
+        Just(
+            json!({ "session": "stories:1", "captures": ["logits|top9999"], "edits": ["x:y=z@q"] })
+        ),
+    ];
+    let key = prop_oneof![
+        Just("prompt"),
+        Just("messages"),
+        Just("n"),
+        Just("stop"),
+        Just("logprobs"),
+        Just("max_tokens"),
+        Just("djinn"),
+        Just("stream"),
+        Just("temperature"),
+        Just("logit_bias"),
+        Just("seed"),
+        Just("echo"),
+        Just("top_p"),
+        Just("stream_options"),
+        Just("model"),
+    ];
+    let object = prop::collection::vec((key, value), 0..6).prop_map(|pairs| {
+        let mut body = json!({ "max_tokens": 1 });
+        for (key, value) in pairs {
+            body[key] = value;
+        }
+        if body["max_tokens"].as_u64().is_some_and(|n| n > 8) {
+            body["max_tokens"] = json!(2);
+        }
+        body.to_string().into_bytes()
+    });
+    let mutated = (object.clone(), any::<prop::sample::Index>(), any::<u8>()).prop_map(
+        |(mut body, at, byte)| {
+            let at = at.index(body.len());
+            body[at] = byte;
+            body
+        },
+    );
+    prop_oneof![object, mutated, prop::collection::vec(any::<u8>(), 0..200)]
+}
+
+#[test]
+fn no_body_breaks_it() {
+    let server = Server::start();
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..Default::default()
+    });
+    runner
+        .run(&(bodies(), any::<bool>()), |(body, chat)| {
+            let path = if chat {
+                "/v1/chat/completions"
+            } else {
+                "/v1/completions"
+            };
+            let (status, text) = server.post_bytes(path, &body, None);
+            prop_assert!(
+                status == 200 || (400..500).contains(&status),
+                "{status} {text}"
+            );
+            Ok(())
+        })
+        .unwrap();
+    soon("nothing is left", || server.sessions() == 0.0);
+    server.check_alive();
+}
+
+#[test]
+fn no_message_breaks_it() {
+    let server = Server::start();
+    let methods = [
+        "Sessions/Create",
+        "Sessions/Generate",
+        "Sessions/Follow",
+        "Sessions/Signal",
+        "Sessions/Fork",
+        "Sessions/Get",
+        "Sessions/List",
+        "Sessions/Save",
+        "Sessions/Load",
+        "Sessions/Delete",
+        "WhiteBox/Hooks",
+        "WhiteBox/Activation",
+        "WhiteBox/Resume",
+        "WhiteBox/SetBreakpoints",
+        "WhiteBox/Branch",
+        "WhiteBox/BranchBack",
+        "WhiteBox/Recall",
+        "Models/Plan",
+        "Models/Offer",
+        "Models/Push",
+        "Models/Tokenize",
+        "Models/Detokenize",
+        "Models/List",
+        "Server/Capabilities",
+    ];
+    let frames = prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..64),
+        // A length that lies.
+        (any::<u32>(), prop::collection::vec(any::<u8>(), 0..64)).prop_map(|(length, rest)| {
+            let mut frame = vec![0];
+            frame.extend(length.to_be_bytes());
+            frame.extend(rest);
+            frame
+        }),
+        // A frame that is right around a message that is anything.
+        prop::collection::vec(any::<u8>(), 0..64).prop_map(|message| {
+            let mut frame = vec![0];
+            frame.extend((message.len() as u32).to_be_bytes());
+            frame.extend(message);
+            frame
+        }),
+    ];
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..Default::default()
+    });
+    runner
+        .run(
+            &(prop::sample::select(methods.to_vec()), frames),
+            |(method, frame)| {
+                // Whatever is said of it, it is said.
+                block_on(post_frame(server.address, method, frame));
+                Ok(())
+            },
+        )
+        .unwrap();
+    server.check_alive();
+}
+
+/// Sends a frame as gRPC, whatever is in it, and gives the code that came back.
+async fn post_frame(address: SocketAddr, method: &str, frame: Vec<u8>) -> Option<i32> {
+    use http_body_util::{BodyExt, Full};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (mut to, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let request = hyper::Request::post(format!("http://{address}/djinn.v1.{method}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(Full::new(bytes::Bytes::from(frame)))
+        .unwrap();
+    let response = to.send_request(request).await.ok()?;
+    let code = |headers: &hyper::HeaderMap| headers.get("grpc-status")?.to_str().ok()?.parse().ok();
+    if let Some(code) = code(response.headers()) {
+        return Some(code);
+    }
+    let body = response.into_body().collect();
+    let body = tokio::time::timeout(Duration::from_secs(20), body)
+        .await
+        .ok()?
+        .ok()?;
+    body.trailers().and_then(code)
+}
