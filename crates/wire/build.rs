@@ -16,6 +16,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     compiler.open_files(FILES)?;
     let files = compiler.file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
+    // With comments: what the reference is written from.
+    fs::write(
+        out.join("commented.binpb"),
+        compiler.encode_file_descriptor_set(),
+    )?;
     // Without comments: what servers tell of themselves, and what the Python package reads.
     let bare = protox::Compiler::new(["proto"])?
         .include_imports(true)

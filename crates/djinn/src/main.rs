@@ -12,25 +12,28 @@ mod timeline;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
+use clap::{FromArgMatches, error::ErrorKind};
 
 use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let parsed = args::with_environment(Cli::command()).try_get_matches();
+    let parsed = args::command().try_get_matches();
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return refuse_flags(&error),
     };
     let done = match cli.command {
         Command::Run(args) => commands::run::run(args),
+        Command::Chat(args) => commands::chat::chat(&args),
         Command::Trace(args) => commands::trace::trace(args),
         Command::Debug(args) => commands::debug::debug(&args),
         Command::Lens(args) => commands::lens::lens(&args),
         Command::Patch(args) => commands::patch::patch(&args),
         Command::Steer(args) => commands::steer::steer(&args),
         Command::Serve(_) => commands::serve::serve(),
+        Command::Models(args) => commands::remote::models::models(args),
+        Command::Top(args) => commands::top::top(&args),
         Command::Plan(args) => commands::plan::plan(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Pull(args) => commands::pull::pull(&args),

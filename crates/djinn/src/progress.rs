@@ -151,3 +151,37 @@ impl Downloads {
         self.bars.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Shows how far a model has come on its way to a server.
+pub struct Sending {
+    bar: ProgressBar,
+    name: String,
+}
+
+impl Sending {
+    /// Starts at nothing.
+    pub fn new(name: &str) -> Self {
+        Sending {
+            bar: bytes_bar(0, name.to_owned()),
+            name: name.to_owned(),
+        }
+    }
+
+    /// Moves on with something.
+    pub fn update(&self, doing: &str, done: u64, all: u64) {
+        if all < WORTH_SHOWING {
+            return;
+        }
+        if self.bar.length() != Some(all) {
+            self.bar.set_length(all);
+        }
+        self.bar.set_message(format!("{doing} {}", self.name));
+        self.bar.set_position(done);
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use djinn_device::{Device, DeviceInfo, Order, View, Weight};
+use djinn_device::{Device, DeviceInfo, Event, Order, Stream, View, Weight};
 use djinn_memory::Frames;
 use djinn_model::{
     Model,
@@ -19,7 +19,7 @@ use crate::{
     batch::Batch,
     durable::Journal,
     outbox::Outbox,
-    pager::{Pager, PagesHeld},
+    pager::{Arrivals, Pager, PagesHeld},
     pass::{Pass, Ran, SoFar, upload_ids, upload_numbers},
     session::Session,
     settle::settle,
@@ -243,13 +243,25 @@ impl Engine {
     /// captured, and must not be captured again. A session whose pages could not be moved
     /// is over too, and told so; the others go on.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
-        let mut outputs = self.advance()?;
+        self.step_with(&mut |_| {})
+    }
+
+    /// The same, calling `meanwhile` again and again while a device that works by itself does: what
+    /// cannot wait for the end of a pass need not.
+    pub fn step_with(
+        &mut self,
+        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
+    ) -> Result<Vec<Output>, EngineError> {
+        let mut outputs = self.advance(meanwhile)?;
         self.write_down(&mut outputs);
         Ok(outputs)
     }
 
     /// One pass, and what is told of it.
-    fn advance(&mut self) -> Result<Vec<Output>, EngineError> {
+    fn advance(
+        &mut self,
+        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
+    ) -> Result<Vec<Output>, EngineError> {
         let now = Instant::now();
         let mut outputs = self.look_after(now);
         self.admit();
@@ -264,7 +276,7 @@ impl Engine {
             return Ok(outputs);
         }
         self.stuck = 0;
-        match self.run_pass(&turn.run) {
+        match self.run_pass(&turn.run, meanwhile) {
             Ok(more) => outputs.extend(more),
             Err(error) => {
                 self.streamer.abort_pass();
@@ -317,11 +329,12 @@ impl Engine {
     }
 
     /// Runs so many tokens of these sessions, whose pages are there.
-    fn run_pass(&mut self, run: &[(SessionId, usize)]) -> Result<Vec<Output>, EngineError> {
-        let order: BTreeMap<SessionId, usize> = run.iter().map(|(id, _)| *id).zip(0..).collect();
-        let running = |session: &&mut Session| order.contains_key(&session.id);
-        let mut members: Vec<&mut Session> = self.sessions.values_mut().filter(running).collect();
-        members.sort_by_key(|session| order[&session.id]);
+    fn run_pass(
+        &mut self,
+        run: &[(SessionId, usize)],
+        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
+    ) -> Result<Vec<Output>, EngineError> {
+        let mut members = members(&mut self.sessions, run);
         for session in &mut members {
             session.take(Step::Run)?;
         }
@@ -330,23 +343,10 @@ impl Engine {
         let tables = members.iter().map(|session| &session.pages);
         let arrivals = self.pager.arrivals(tables)?;
         let batch = Batch::new(&members, &shares, settings, self.pager.pages());
-        let arena = &self.blueprint.arena;
-        let mut pass = Pass {
-            device: &*self.device,
-            program: &self.model.program,
-            blueprint: &self.blueprint,
-            ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
-            arena,
-            streamer: &mut *self.streamer,
-            outbox: &mut self.outbox,
-            members: &mut members,
-            batch: &batch,
-            arrivals: &arrivals,
-            recording: self.recorder.is_on(),
-            so_far: SoFar::default(),
-        };
-        let before: Vec<usize> = pass.members.iter().map(|member| member.computed).collect();
-        let ran = pass.run();
+        let before: Vec<usize> = members.iter().map(|member| member.computed).collect();
+        self.pager.pass_begins()?;
+        let ran = self.compute(run, &batch, &arrivals, meanwhile);
+        self.pager.pass_ends();
         self.outbox.clear();
         let Ran {
             last,
@@ -356,6 +356,7 @@ impl Engine {
         self.stop_s = stop_s;
         self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
         self.passes += 1;
+        let mut members = self::members(&mut self.sessions, run);
         for (member, (session, rows)) in members.iter_mut().zip(&shares).enumerate() {
             session.ran(*rows, stopped.contains(&member));
         }
@@ -365,6 +366,87 @@ impl Engine {
             self.publish(id, computed);
         }
         Ok(outputs)
+    }
+
+    /// Has the device do it, and reads what it came to.
+    fn compute(
+        &mut self,
+        run: &[(SessionId, usize)],
+        batch: &Batch,
+        arrivals: &Arrivals<Event>,
+        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
+    ) -> Result<Ran, EngineError> {
+        let so_far = self.pass(run, batch, arrivals, SoFar::default(), |pass| {
+            pass.begin()?;
+            Ok(std::mem::take(&mut pass.so_far))
+        })?;
+        let end = self.device.record(Stream::Compute)?;
+        while !self.device.is_past(&end)? {
+            meanwhile(&mut Meanwhile { engine: self });
+        }
+        // By name it would be of one lifetime alone.
+        #[allow(clippy::redundant_closure_for_method_calls)]
+        self.pass(run, batch, arrivals, so_far, |pass| pass.end())
+    }
+
+    /// A pass, or the rest of one.
+    fn pass<T>(
+        &mut self,
+        run: &[(SessionId, usize)],
+        batch: &Batch,
+        arrivals: &Arrivals<Event>,
+        so_far: SoFar,
+        work: impl FnOnce(&mut Pass<'_, '_>) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let mut members = members(&mut self.sessions, run);
+        let arena = &self.blueprint.arena;
+        work(&mut Pass {
+            device: &*self.device,
+            program: &self.model.program,
+            blueprint: &self.blueprint,
+            ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
+            arena,
+            streamer: &mut *self.streamer,
+            outbox: &mut self.outbox,
+            members: &mut members,
+            batch,
+            arrivals,
+            recording: self.recorder.is_on(),
+            so_far,
+        })
+    }
+}
+
+/// The sessions of a pass, in its order.
+fn members<'s>(
+    sessions: &'s mut BTreeMap<SessionId, Session>,
+    run: &[(SessionId, usize)],
+) -> Vec<&'s mut Session> {
+    let order: BTreeMap<SessionId, usize> = run.iter().map(|(id, _)| *id).zip(0..).collect();
+    let running = |session: &&mut Session| order.contains_key(&session.id);
+    let mut members: Vec<&mut Session> = sessions.values_mut().filter(running).collect();
+    members.sort_by_key(|session| order[&session.id]);
+    members
+}
+
+/// An engine in the middle of a pass.
+pub struct Meanwhile<'e> {
+    engine: &'e mut Engine,
+}
+
+impl Meanwhile<'_> {
+    /// [`Engine::wait`], of one who is not in the pass: its pages begin to leave at once, beside what
+    /// computes. Nothing where it is; then it has to be asked again when the pass is over.
+    pub fn wait(
+        &mut self,
+        owner: &str,
+        id: SessionId,
+        expected: Option<Instant>,
+    ) -> Option<Result<(), EngineError>> {
+        match self.engine.state_of(id) {
+            Some("running") => None,
+            _ => Some(self.engine.as_owner(owner).wait(id, expected)),
+        }
     }
 }
 

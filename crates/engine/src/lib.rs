@@ -60,7 +60,7 @@ pub use captured::Captured;
 pub use checkpoint::Paused;
 pub use durable::{SavedFile, SavedLogprobs, SavedSession, SavedState, SavedStop, SessionState};
 pub use edit::{Change, EditSpec, Operand};
-pub use engine::{Engine, LoadProgress, Output};
+pub use engine::{Engine, LoadProgress, Meanwhile, Output};
 pub use error::{EngineError, ParseError};
 pub use inside::Inside;
 pub use kv::{KvMemory, SpillTo};

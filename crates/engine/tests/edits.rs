@@ -349,7 +349,7 @@ fn kept(generate: usize, edits: &[&str]) -> (Engine, djinn_engine::SessionId, Ve
     let tokens = &f.tokens[..9];
     let ask = Request {
         keep: true,
-        ..common::request_edited(&f.folder, tokens, &[], generate, edits)
+        ..request_edited(&f.folder, tokens, &[], generate, edits)
     };
     let id = engine.open(ask).unwrap();
     settle(&mut engine);
@@ -362,7 +362,7 @@ fn rows_of(rows: usize) -> EditSpec {
         hook: HOOK.to_owned(),
         part: djinn_engine::Part::default(),
         change: djinn_engine::Change::Replace(djinn_engine::Operand::Tensor(std::sync::Arc::new(
-            djinn_engine::Tensor {
+            Tensor {
                 shape: vec![rows, width],
                 data: vec![0.25; rows * width],
             },

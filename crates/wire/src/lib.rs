@@ -17,3 +17,6 @@ pub mod v1 {
 
 /// The protocol as descriptors: for reflection, and for languages that read them at run time.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/djinn.binpb"));
+
+/// The same with their comments: for documents.
+pub const COMMENTED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/commented.binpb"));

@@ -46,6 +46,42 @@ pub enum Bench {
     Restore(BenchRestoreArgs),
     /// What it costs to read, to change and to stop at hooks, and to go on from there
     Hooks(BenchHooksArgs),
+    /// A server under load, and what serving adds to a token
+    Serve(BenchServeArgs),
+}
+
+/// `djinn bench serve`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Starts a server of its own. First the tokens of one session, in process and then over HTTP, so that
+the difference is what serving adds. Then the same while connections are open that say nothing. Then many
+clients that stream at once: errors, tokens, memory at the start and at the end, and how much of the
+processor's time went elsewhere than to the engine.
+
+Examples:
+  djinn bench serve --clients 200 --seconds 120
+  djinn bench serve --device cuda:0 --model 'shape:llama-2-13b?dtype=f16' --clients 0")]
+pub struct BenchServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Positions of a session, of which a quarter are the prompt
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub context: usize,
+    /// Sessions in one pass
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    pub batch: usize,
+    /// Clients that stream at once; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub clients: usize,
+    /// For how long
+    #[arg(long, value_name = "S", default_value_t = 20)]
+    pub seconds: u64,
+    /// Connections that say nothing
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub silent: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `djinn bench hooks`

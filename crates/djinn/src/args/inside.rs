@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr};
 use clap::{Args, Subcommand};
 use djinn_engine::{BreakSpec, EditSpec};
 
-use super::{ModelArgs, PromptArgs, at_least_one};
+use super::{ModelArgs, PromptArgs, ServerArgs, at_least_one};
 
 /// `djinn lens`
 #[derive(Debug, Args)]
@@ -18,6 +18,8 @@ Examples:
   djinn lens --prompt 'The cat sat on the' --svg lens.svg
   djinn lens --tokens 1,5,7 --top 5 --json")]
 pub struct LensArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -80,6 +82,8 @@ Examples:
   djinn debug --prompt 'The cat sat' --break 'blocks.3.hook_resid_post,step=0'
   djinn debug --prompt 'The cat sat' --script steps.txt")]
 pub struct DebugArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use djinn_device::DeviceError;
 use djinn_engine::{Backend, Memory};
 use djinn_memory::Size;
@@ -10,15 +10,21 @@ use djinn_memory::Size;
 mod bench;
 mod device;
 mod inside;
+mod live;
 mod memory;
+mod models;
 mod serve;
+mod server;
 mod sessions;
 
 pub use bench::*;
 pub use device::{Chosen, DeviceArgs, DeviceName};
 pub use inside::*;
+pub use live::{ChatArgs, TopArgs};
 pub use memory::{MemoryArgs, WatchArgs};
-pub use serve::{ServeArgs, Setting, settle as settle_serve, with_environment};
+pub use models::{LayoutArgs, Models, ModelsArgs};
+pub use serve::{ServeArgs, Setting, settle as settle_serve};
+pub use server::ServerArgs;
 pub use sessions::{Sessions, SessionsArgs};
 
 /// Runs language models on the memory you have, with the inside of the model open.
@@ -35,11 +41,18 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// All there is to type, with what goes together and what does not.
+pub fn command() -> clap::Command {
+    serve::with_environment(server::with_conflicts(Cli::command()))
+}
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Generate text; without arguments, tell a story
     Run(RunArgs),
+    /// Talk with a model: a terminal that remembers
+    Chat(ChatArgs),
     /// Read and change activations at hooks
     Trace(TraceArgs),
     /// Stop a model at its hooks, look, change, and go on
@@ -52,6 +65,10 @@ pub enum Command {
     Steer(SteerArgs),
     /// Serve models to other programs and machines: gRPC and HTTP, as OpenAI's clients speak it
     Serve(Box<ServeArgs>),
+    /// The models of a server: list, register, push, unload
+    Models(ModelsArgs),
+    /// How a server fares: memory by tier, the link, sessions, tokens a second
+    Top(TopArgs),
     /// Show where a model's bytes go in some memory, and how fast that will be
     Plan(PlanArgs),
     /// Show what a model is made of
@@ -66,7 +83,7 @@ pub enum Command {
     Selftest(SelftestArgs),
     /// Measure this machine and a model on it
     Bench(BenchArgs),
-    /// Sessions kept in a folder: list, show, save, load, delete
+    /// Sessions kept in a folder or by a server: list, show, save, load, delete
     Sessions(SessionsArgs),
 }
 
@@ -215,8 +232,12 @@ Examples:
   djinn run --model 'shape:llama-2-7b?layers=2' --tokens 1,2,3 --max-tokens 8 --json
   djinn run --model ./Llama-2-13b --memory 4GB --stats --timeline passes.json
   djinn run --state ./sessions --prompt 'Tom had a red boat.' --max-tokens 40
-  djinn run --state ./sessions --session 0 --prompt ' One day'")]
+  djinn run --state ./sessions --session 0 --prompt ' One day'
+  djinn run --server gpu:5556 --model big --prompt 'Tom had a red boat.' --keep
+  djinn run --server gpu:5556 --session big:0 --prompt ' One day'")]
 pub struct RunArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -240,13 +261,16 @@ pub struct RunArgs {
     /// process meanwhile
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Go on with this session of the folder: --prompt is what it is told, and nothing else
-    /// changes
-    #[arg(long, value_name = "ID", requires = "state",
+    /// With --server: keep the session when this ends, so that --session can go on with it
+    #[arg(long, help_heading = "Server", requires = "server")]
+    pub keep: bool,
+    /// Go on with this session of the folder or of the server: --prompt is what it is told, and
+    /// nothing else changes
+    #[arg(long, value_name = "ID",
           conflicts_with_all = ["chat", "system", "stop", "ignore_eos", "logprobs", "temperature",
                                 "top_k", "top_p", "min_p", "repetition_penalty",
                                 "presence_penalty", "frequency_penalty", "logit_bias", "seed", "edit", "steer"])]
-    pub session: Option<u64>,
+    pub session: Option<String>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
@@ -276,8 +300,11 @@ Edits: HOOK:CHANGE[@POSITIONS]
 Examples:
   djinn trace --prompt 'Once upon a time' --capture 'blocks.*.hook_resid_post'
   djinn trace --tokens 0,5,7 --capture logits --edit 'blocks.4.hook_resid_post:scale=0.9' \\
-              --generate 20 --out traced.safetensors")]
+              --generate 20 --out traced.safetensors
+  djinn trace --server gpu:5556 --prompt 'The cat' --capture 'blocks.3.hook_resid_post@-1'")]
 pub struct TraceArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -317,6 +344,8 @@ Examples:
   djinn plan --model shape:llama-2-70b --memory 60GB --link 55GB --compute 4TB
   djinn plan --model shape:mixtral-8x7b --memory 24GB --sessions 4 --context 8192 --json")]
 pub struct PlanArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     /// Positions of each session [default: the model's context, at most 4096]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::ServerArgs;
+
 /// `djinn sessions`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -16,11 +18,15 @@ Examples:
   djinn sessions show 0 --state ./sessions
   djinn sessions save 0 boat.djinn --state ./sessions
   djinn sessions load boat.djinn --state ./elsewhere
-  djinn sessions delete 0 --state ./sessions")]
+  djinn sessions delete 0 --state ./sessions
+  djinn sessions list --server gpu:5556
+  djinn sessions save big:0 boat.djinn --server gpu:5556")]
 pub struct SessionsArgs {
     /// The folder they are in
     #[arg(long, value_name = "DIR", global = true)]
     pub state: Option<PathBuf>,
+    #[command(flatten)]
+    pub server: ServerArgs,
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
@@ -35,18 +41,18 @@ pub enum Sessions {
     List,
     /// One of them: what was given and what it generated
     Show {
-        /// Its number
+        /// Its number; on a server, its name
         #[arg(value_name = "ID")]
-        id: u64,
+        id: String,
         /// The model that has the words for its tokens [default: the bundled one, if it is its]
         #[arg(long, value_name = "M")]
         model: Option<String>,
     },
     /// Write one to a file that another folder, here or elsewhere, can load
     Save {
-        /// Its number
+        /// Its number; on a server, its name
         #[arg(value_name = "ID")]
-        id: u64,
+        id: String,
         /// The file
         #[arg(value_name = "FILE")]
         file: PathBuf,
@@ -59,11 +65,14 @@ pub enum Sessions {
         /// The file
         #[arg(value_name = "FILE")]
         file: PathBuf,
+        /// With --server: its model there [default: the server's first]
+        #[arg(long, value_name = "M")]
+        model: Option<String>,
     },
     /// End sessions for good
     Delete {
-        /// Their numbers
+        /// Their numbers; on a server, their names
         #[arg(value_name = "ID", required = true)]
-        ids: Vec<u64>,
+        ids: Vec<String>,
     },
 }

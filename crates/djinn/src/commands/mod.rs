@@ -1,6 +1,7 @@
 //! One file a command, and what they share: starting an engine, and its end.
 
 pub mod bench;
+pub mod chat;
 pub mod debug;
 pub mod doctor;
 pub mod inspect;
@@ -8,18 +9,21 @@ pub mod lens;
 pub mod patch;
 pub mod plan;
 pub mod pull;
+pub mod remote;
 pub mod run;
 pub mod selftest;
 pub mod serve;
 pub mod sessions;
 pub mod shape;
 pub mod steer;
+pub mod top;
 pub mod trace;
 
 mod grid;
 mod kept;
 mod prompt;
 mod rates;
+mod traced;
 mod watch;
 
 use djinn_engine::{Backend, Blueprint, Engine, Finish, Request, SessionId, Settings, Transcript};

@@ -8,7 +8,7 @@ use djinn_memory::{Bound, Prediction, Rates, Size};
 use djinn_model::{Model, program::SegmentKind};
 use serde_json::{Value, json};
 
-use super::{rates, unused_flags};
+use super::{rates, remote, unused_flags};
 use crate::{
     args::PlanArgs,
     bundled,
@@ -46,6 +46,9 @@ struct Report {
 
 /// Draws a model's blueprint and says what it will come to.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
+    if args.server.server.is_some() {
+        return remote::plan::plan(args);
+    }
     let report = report(args)?;
     if args.json {
         return say_json(&report.json());
@@ -224,12 +227,12 @@ impl Report {
     }
 }
 
-fn plural(count: usize, what: &str) -> String {
+pub(super) fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Where the bytes go, drawn to scale.
-fn bar(footprint: &Footprint, budget: u64) -> String {
+pub(super) fn bar(footprint: &Footprint, budget: u64) -> String {
     let free = budget.saturating_sub(footprint.total());
     let parts = [
         ('█', "weights that stay", footprint.resident),

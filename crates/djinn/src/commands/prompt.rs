@@ -67,7 +67,7 @@ pub fn more(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
 }
 
 /// The text of a prompt, if there is one.
-fn said(args: &PromptArgs) -> Result<Option<String>, Failure> {
+pub(super) fn said(args: &PromptArgs) -> Result<Option<String>, Failure> {
     match args.prompt.as_deref() {
         Some("-") => stdin().map(Some),
         prompt => Ok(prompt.map(str::to_owned)),

@@ -7,7 +7,7 @@ use djinn_memory::Size;
 use djinn_model::{Generation, Model};
 use serde_json::{Value, json};
 
-use super::{finish, kept, prompt, start, steer::changes, watch::Watch};
+use super::{finish, kept, prompt, remote, sessions::number, start, steer::changes, watch::Watch};
 use crate::{
     args::{RunArgs, SamplingArgs},
     bundled,
@@ -19,18 +19,37 @@ use crate::{
 const MAX_TOKENS: usize = 256;
 
 /// When things happened, in seconds.
-struct Timing {
-    load: f64,
-    first_token: f64,
-    rest: f64,
+pub(super) struct Timing {
+    pub(super) load: f64,
+    pub(super) first_token: f64,
+    pub(super) rest: f64,
+}
+
+impl Timing {
+    /// Tokens a second after the first of so many.
+    pub(super) fn rate(&self, tokens: usize) -> f64 {
+        match tokens.saturating_sub(1) {
+            0 => 0.0,
+            after_first => after_first as f64 / self.rest,
+        }
+    }
 }
 
 /// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
+    if args.stop.iter().any(String::is_empty) {
+        return Err(Failure::Message(
+            "--stop wants text: an empty one would stop nothing".into(),
+        ));
+    }
+    if args.server.server.is_some() {
+        return remote::run::run(&args);
+    }
+    let session = session(&args)?;
     let model = bundled::open(args.model.model.as_deref())?;
     let request = request(&model, &args)?;
     let sampled = request.sampling.temperature > 0.0;
-    let seed = (args.session.is_none()).then_some(request.sampling.seed);
+    let seed = (session.is_none()).then_some(request.sampling.seed);
     let shown = prompt_text(&model, &request.tokens).filter(|_| !args.json);
     let given = request.tokens.clone();
     let mut watch = Watch::new(&args.watch)?;
@@ -38,7 +57,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let settled = args.model.settled()?;
     let (mut engine, id, generated) = match args.state {
         Some(ref folder) => {
-            let which = (folder.as_path(), args.session);
+            let which = (folder.as_path(), session);
             let kept = kept::start(&settled, model, which, request, &mut watch)?;
             if !args.json {
                 say(&kept.rest)?;
@@ -92,6 +111,17 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     timeline
 }
 
+/// The session of the folder that goes on.
+fn session(args: &RunArgs) -> Result<Option<u64>, Failure> {
+    match (&args.session, &args.state) {
+        (Some(_), None) => Err(Failure::Message(
+            "--session wants --state DIR, or --server ADDR".into(),
+        )),
+        (Some(id), Some(_)) => Ok(Some(number(id)?)),
+        (None, _) => Ok(None),
+    }
+}
+
 /// Tells of what was given or is there and will not be used.
 fn note_what_is_unused(model: &Model, args: &RunArgs, sampled: bool) {
     if model.chat.is_some() && !args.prompt.chat && args.prompt.prompt.is_some() {
@@ -109,11 +139,6 @@ fn note_what_is_unused(model: &Model, args: &RunArgs, sampled: bool) {
 }
 
 fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
-    if args.stop.iter().any(String::is_empty) {
-        return Err(Failure::Message(
-            "--stop wants text: an empty one would stop nothing".into(),
-        ));
-    }
     let tokens = match args.session {
         Some(_) => prompt::more(model, &args.prompt)?,
         None => prompt::tokens(model, &args.prompt)?,
@@ -142,7 +167,7 @@ fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
 }
 
 /// Flags first, then what the model recommends, then greedy.
-fn sampling(args: &SamplingArgs, model: &Generation) -> Sampling {
+pub(super) fn sampling(args: &SamplingArgs, model: &Generation) -> Sampling {
     let default = Sampling::default();
     let by_model = if model.do_sample {
         model.temperature
@@ -211,16 +236,6 @@ fn prompt_text(model: &Model, tokens: &[u32]) -> Option<String> {
     model.text.as_ref()?.decode(tokens, true).ok()
 }
 
-/// Tokens a second after the first.
-fn rate(transcript: &Transcript, timing: &Timing) -> f64 {
-    let after_first = transcript.generated.len().saturating_sub(1);
-    if after_first == 0 {
-        0.0
-    } else {
-        after_first as f64 / timing.rest
-    }
-}
-
 fn summary(engine: &Engine, transcript: &Transcript, timing: &Timing, seed: Option<u64>) -> String {
     let footprint = engine.footprint();
     let device = engine.device();
@@ -228,7 +243,7 @@ fn summary(engine: &Engine, transcript: &Transcript, timing: &Timing, seed: Opti
     format!(
         "{} tokens · {:.1} tokens/s · first token {} · {} ({} weights, {} KV, {} activations) · {} ({}){seed}",
         transcript.generated.len(),
-        rate(transcript, timing),
+        timing.rate(transcript.generated.len()),
         seconds(timing.first_token),
         Size(footprint.total()),
         Size(footprint.weights()),
@@ -272,7 +287,7 @@ fn report(
         "finish": transcript.finish.map(|f| f.to_string()),
         "seed": seed,
         "logprobs": logprobs,
-        "tokens_per_s": rate(transcript, timing),
+        "tokens_per_s": timing.rate(transcript.generated.len()),
         "first_token_s": timing.first_token,
         "load_s": timing.load,
         "memory": {

@@ -6,6 +6,7 @@ use djinn_engine::{SavedFile, SavedSession, SavedState, SessionId, SessionState}
 use djinn_model::Model;
 use serde_json::{Value, json};
 
+use super::remote;
 use crate::{
     args::{Sessions, SessionsArgs},
     bundled,
@@ -15,30 +16,49 @@ use crate::{
 
 /// Does something with the sessions of a folder.
 pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
+    if args.server.server.is_some() {
+        return remote::sessions::sessions(args);
+    }
     let Some(folder) = &args.state else {
         return Err(Failure::Message(
-            "which folder? give --state DIR, as 'djinn run --state DIR' was given it".into(),
+            "which folder? give --state DIR, as 'djinn run --state DIR' was given it, or --server ADDR"
+                .into(),
         ));
     };
     match &args.what {
         Sessions::List => list(args, &kept(folder)?),
         Sessions::Show { id, model } => {
             let state = kept(folder)?;
-            show(args, &state, SessionId(*id), model.as_deref())
+            show(args, &state, SessionId(number(id)?), model.as_deref())
         }
         Sessions::Save { id, file, force } => {
             let state = kept(folder)?;
-            state.export(SessionId(*id))?.write(file, *force)?;
+            let id = number(id)?;
+            state.export(SessionId(id))?.write(file, *force)?;
             let text = format!("session {id} is in {}", file.display());
-            tell(args, &text, &[*id])
+            tell(args, &text, &[id])
         }
-        Sessions::Load { file } => {
+        Sessions::Load { file, model } => {
+            if model.is_some() {
+                return Err(Failure::Message(
+                    "--model is for --server: a folder has one model".into(),
+                ));
+            }
             let file = SavedFile::read(file)?;
             let id = SessionState::open(folder)?.import(file)?.0;
             tell(args, &format!("it is session {id} here"), &[id])
         }
-        Sessions::Delete { ids } => delete(args, &mut kept(folder)?, ids),
+        Sessions::Delete { ids } => {
+            let ids: Result<Vec<u64>, Failure> = ids.iter().map(|id| number(id)).collect();
+            delete(args, &mut kept(folder)?, &ids?)
+        }
     }
+}
+
+/// A session of a folder, as it is typed.
+pub(super) fn number(id: &str) -> Result<u64, Failure> {
+    let number = id.parse();
+    number.map_err(|_| Failure::Message(format!("'{id}' is not the number of a session")))
 }
 
 /// A folder that has sessions.

@@ -26,8 +26,17 @@ pub fn steer(args: &SteerArgs) -> Result<(), Failure> {
 
 /// Everything that flags change on the way, in order.
 pub(super) fn changes(model: &Model, args: &ChangeArgs) -> Result<Vec<EditSpec>, Failure> {
-    let mut edits = args.edit.clone();
     let dims = &model.program.dims;
+    changes_of(&model.name, (dims.blocks, dims.d_model), args)
+}
+
+/// The same for a model of so many blocks with a residual so wide, wherever it is.
+pub(super) fn changes_of(
+    model: &str,
+    (blocks, d_model): (usize, usize),
+    args: &ChangeArgs,
+) -> Result<Vec<EditSpec>, Failure> {
+    let mut edits = args.edit.clone();
     for steer in &args.steer {
         let vector = Steering::read(&steer.file)?;
         let refuse = |reason: String| {
@@ -36,19 +45,16 @@ pub(super) fn changes(model: &Model, args: &ChangeArgs) -> Result<Vec<EditSpec>,
                 steer.file.display()
             )))
         };
-        if vector.width() != dims.d_model {
+        if vector.width() != d_model {
             return refuse(format!(
-                "its directions have {} numbers, and the residual of {} {}",
+                "its directions have {} numbers, and the residual of {model} {d_model}",
                 vector.width(),
-                model.name,
-                dims.d_model
             ));
         }
         for (&block, direction) in vector.directions() {
-            if block >= dims.blocks {
+            if block >= blocks {
                 return refuse(format!(
-                    "it has a direction for block {block}, and {} has {}",
-                    model.name, dims.blocks
+                    "it has a direction for block {block}, and {model} has {blocks}"
                 ));
             }
             let operand = Operand::Tensor(Arc::new(Tensor {

@@ -1,28 +1,21 @@
 //! `djinn trace`
 
-use std::collections::BTreeMap;
-
-use djinn_engine::{
-    Engine, Positions, Probe, Request, Tensor, Transcript, check_writable, write_tensors,
-};
+use djinn_engine::{Engine, Positions, Probe, Request, check_writable};
 use djinn_model::Model;
-use serde_json::{Value, json};
 
-use super::{finish, prompt, start, steer::changes, watch::Watch};
-use crate::{
-    args::TraceArgs,
-    bundled,
-    failure::{Failure, say, say_json},
-    style::{self, id_list},
-};
+use super::{finish, prompt, remote, start, steer::changes, traced::Traced, watch::Watch};
+use crate::{args::TraceArgs, bundled, failure::Failure};
 
 /// Runs a prompt and keeps what was at the hooks.
 pub fn trace(args: TraceArgs) -> Result<(), Failure> {
-    let model = bundled::open(args.model.model.as_deref())?;
-    let request = request(&model, &args)?;
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
+    if args.server.server.is_some() {
+        return remote::trace::trace(&args);
+    }
+    let model = bundled::open(args.model.model.as_deref())?;
+    let request = request(&model, &args)?;
     let mut watch = Watch::new(&args.watch)?;
     let (mut engine, ids) = start(&args.model.settled()?, model, vec![request], &mut watch)?;
     let ran = run_out(&mut engine, &mut watch);
@@ -32,22 +25,19 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
     }
     ran?;
     let transcript = finish(&mut engine, ids[0])?;
-    let tensors = transcript.captured.tensors();
-    if let Some(out) = &args.out {
-        write_tensors(out, &tensors, &id_lists(&transcript, args.generate))?;
-        eprintln!("{} tensors written to {}", tensors.len(), out.display());
-    }
-    warn_of_broken_numbers(&engine, &tensors);
-    if args.json {
-        let mut report = to_json(&engine, &tensors, &transcript);
-        watch.add_to(&mut report);
-        return say_json(&report);
-    }
-    eprint!("{}", watch.table());
-    match &args.out {
-        None => say(&to_table(&engine, &tensors, &transcript)),
-        Some(_) => say(&tokens_of(&engine, &transcript)),
-    }
+    let model = engine.model();
+    let hooks = model.program.hooks().into_iter();
+    let text = model.text.as_ref();
+    let traced = Traced {
+        model: model.name.clone(),
+        order: hooks.map(|site| site.to_string()).collect(),
+        tensors: transcript.captured.tensors(),
+        text: text.and_then(|text| text.decode(&transcript.generated, true).ok()),
+        finish: transcript.finish.map(|finish| finish.to_string()),
+        prompt: transcript.prompt,
+        generated: transcript.generated,
+    };
+    traced.tell(&args, &watch)
 }
 
 fn run_out(engine: &mut Engine, watch: &mut Watch) -> Result<(), Failure> {
@@ -56,17 +46,6 @@ fn run_out(engine: &mut Engine, watch: &mut Watch) -> Result<(), Failure> {
         watch.passed(engine);
     }
     Ok(())
-}
-
-/// Says where numbers first stopped being numbers.
-fn warn_of_broken_numbers(engine: &Engine, tensors: &BTreeMap<String, Tensor>) {
-    let broken = |tensor: &Tensor| tensor.data.iter().any(|x| !x.is_finite());
-    if let Some((name, _)) = in_order(engine, tensors)
-        .into_iter()
-        .find(|(_, tensor)| broken(tensor))
-    {
-        eprintln!("note: {name} holds values that are not finite");
-    }
 }
 
 fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
@@ -83,7 +62,7 @@ fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
 }
 
 /// Captures that commas keep apart: those within brackets and lists of positions do not.
-fn apart(text: &str) -> Vec<String> {
+pub(super) fn apart(text: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for part in text.split(',') {
         let goes_on = part.starts_with(|c: char| c.is_ascii_digit() || c == '-');
@@ -93,111 +72,6 @@ fn apart(text: &str) -> Vec<String> {
         }
     }
     all
-}
-
-fn id_lists(transcript: &Transcript, generate: usize) -> BTreeMap<String, Vec<u32>> {
-    let mut ids = BTreeMap::from([("input_ids".to_owned(), transcript.prompt.clone())]);
-    if generate > 0 {
-        ids.insert("output_ids".to_owned(), transcript.generated.clone());
-    }
-    ids
-}
-
-/// What a table says of a tensor.
-struct Digest {
-    norm: f64,
-    mean: f64,
-    least: f32,
-    most: f32,
-}
-
-fn digest(tensor: &Tensor) -> Digest {
-    let squares: f64 = tensor.data.iter().map(|&x| f64::from(x).powi(2)).sum();
-    let sum: f64 = tensor.data.iter().map(|&x| f64::from(x)).sum();
-    Digest {
-        norm: squares.sqrt(),
-        mean: sum / tensor.data.len().max(1) as f64,
-        least: tensor.data.iter().copied().fold(f32::INFINITY, f32::min),
-        most: tensor
-            .data
-            .iter()
-            .copied()
-            .fold(f32::NEG_INFINITY, f32::max),
-    }
-}
-
-/// Captured tensors in order of the pass, not of their names.
-fn in_order<'t>(
-    engine: &Engine,
-    tensors: &'t BTreeMap<String, Tensor>,
-) -> Vec<(String, &'t Tensor)> {
-    let names = engine
-        .model()
-        .program
-        .hooks()
-        .into_iter()
-        .map(|s| s.to_string());
-    names
-        .filter_map(|name| tensors.get(&name).map(|tensor| (name, tensor)))
-        .collect()
-}
-
-fn to_table(
-    engine: &Engine,
-    tensors: &BTreeMap<String, Tensor>,
-    transcript: &Transcript,
-) -> String {
-    let rows: Vec<Vec<String>> = in_order(engine, tensors)
-        .into_iter()
-        .map(|(name, tensor)| {
-            let d = digest(tensor);
-            let numbers = [d.norm, d.mean, f64::from(d.least), f64::from(d.most)];
-            [name, format!("{:?}", tensor.shape)]
-                .into_iter()
-                .chain(numbers.map(|x| format!("{x:.4}")))
-                .collect()
-        })
-        .collect();
-    let header = ["hook", "shape", "norm", "mean", "least", "most"];
-    style::table(&header, &rows) + &tokens_of(engine, transcript)
-}
-
-/// What was read and what was generated.
-fn tokens_of(engine: &Engine, transcript: &Transcript) -> String {
-    let (prompt, generated) = (&transcript.prompt, &transcript.generated);
-    let mut out = format!("{} tokens read: {}\n", prompt.len(), id_list(prompt));
-    if let (false, Some(finish)) = (generated.is_empty(), transcript.finish) {
-        out += &format!(
-            "{} generated ({finish}): {}\n",
-            generated.len(),
-            id_list(generated)
-        );
-        let text = engine.model().text.as_ref();
-        if let Some(Ok(text)) = text.map(|text| text.decode(generated, true)) {
-            out += &format!("{text}\n");
-        }
-    }
-    out
-}
-
-fn to_json(engine: &Engine, tensors: &BTreeMap<String, Tensor>, transcript: &Transcript) -> Value {
-    let hooks: Vec<Value> = in_order(engine, tensors)
-        .into_iter()
-        .map(|(name, tensor)| {
-            let d = digest(tensor);
-            json!({
-                "hook": name, "shape": tensor.shape,
-                "norm": d.norm, "mean": d.mean, "least": d.least, "most": d.most,
-            })
-        })
-        .collect();
-    json!({
-        "model": engine.model().name,
-        "input_ids": transcript.prompt,
-        "output_ids": transcript.generated,
-        "finish": transcript.finish.map(|f| f.to_string()),
-        "hooks": hooks,
-    })
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
+pub mod proxy;
+pub mod server;
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -24,6 +24,15 @@ pub struct SavedFile {
 impl SavedFile {
     /// Reads one.
     pub fn read(path: &Path) -> Result<Self> {
+        let error = |e: std::io::Error| EngineError::File {
+            path: path.to_owned(),
+            reason: e.to_string(),
+        };
+        // As it travels it is the header alone.
+        let bytes = std::fs::read(path).map_err(error)?;
+        if bytes.first() == Some(&b'{') {
+            return Self::from_bytes(&bytes);
+        }
         let archive = Archive::open(path)?;
         serde_json::from_slice(archive.header()).map_err(|error| EngineError::File {
             path: path.to_owned(),

@@ -174,6 +174,8 @@ pub(crate) struct Pager<C: Copies = DeviceCopies> {
     slab_after: After<C::Event>,
     host_after: After<C::Event>,
     paged: Paged,
+    /// Where the pass at hand begins on the compute stream, while there is one.
+    pass: Option<C::Event>,
     /// What went out and came back of late, whose times are still to be read.
     out: VecDeque<Arc<Trip<C::Event>>>,
     back: VecDeque<Arc<Trip<C::Event>>>,
@@ -218,6 +220,7 @@ impl<C: Copies> Pager<C> {
             host_after: vec![None; pages.host().total()],
             pages,
             paged: Paged::default(),
+            pass: None,
             out: VecDeque::new(),
             back: VecDeque::new(),
         }
@@ -352,6 +355,17 @@ impl<C: Copies> Pager<C> {
         self.read_times()
     }
 
+    /// A pass begins, whose pages stay where they are until it ends.
+    pub fn pass_begins(&mut self) -> Result<()> {
+        self.pass = Some(self.copies.record(Stream::Compute)?);
+        Ok(())
+    }
+
+    /// It has.
+    pub fn pass_ends(&mut self) {
+        self.pass = None;
+    }
+
     /// What comes next into the slab comes after the weights that were asked for so far.
     pub fn after_weights(&self) -> Result<()> {
         let asked = self.copies.record(Stream::Copy)?;
@@ -366,8 +380,12 @@ impl<C: Copies> Pager<C> {
         moves: &[Move],
         frames: fn(&Move) -> (Frame, Frame),
     ) -> Result<C::Event> {
-        // What computes may still be at these pages, and other copies at either place.
-        let computed = self.copies.record(Stream::Compute)?;
+        // What computes may still be at these pages, and other copies at either place. No page of the
+        // pass at hand moves, so what came before it is enough.
+        let computed = match &self.pass {
+            Some(began) => began.clone(),
+            None => self.copies.record(Stream::Compute)?,
+        };
         self.copies.wait(stream, &computed)?;
         let mut after: Vec<Arc<Trip<C::Event>>> = Vec::new();
         for (slab, host) in moves.iter().map(frames) {

@@ -108,11 +108,15 @@ impl Stages {
 }
 
 impl Pass<'_, '_> {
-    /// Runs the batch.
-    pub fn run(&mut self) -> Result<Ran> {
+    /// Has the device run the batch.
+    pub fn begin(&mut self) -> Result<()> {
         self.streamer.begin_pass()?;
         upload_ids(self.device, self.ids.all, &self.batch.ids())?;
-        self.compute()?;
+        self.compute()
+    }
+
+    /// What it came to.
+    pub fn end(&mut self) -> Result<Ran> {
         let last = self.read_last()?;
         self.tell_read()?;
         let start = Instant::now();

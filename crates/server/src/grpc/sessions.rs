@@ -90,16 +90,21 @@ impl Sessions for Grpc {
             .map(|s| ask::seconds("expected_s", s))
             .transpose()?;
         let expected = expected.and_then(|s| came.checked_add(s));
-        let done = host.call(move |worker| {
-            let mut owned = worker.engine.as_owner(&owner);
-            match signal {
-                Signal::Waiting(_) => owned.wait(id, expected)?,
-                Signal::Resuming(_) => owned.resume(id)?,
-                Signal::Renew(_) => owned.renew(id)?,
+        let done = match signal {
+            Signal::Waiting(_) => host.away(&owner, id, expected, came).await?,
+            other => {
+                let acted = host.call(move |worker| {
+                    let mut owned = worker.engine.as_owner(&owner);
+                    match other {
+                        Signal::Renew(_) => owned.renew(id)?,
+                        _ => owned.resume(id)?,
+                    }
+                    Ok(came.elapsed())
+                });
+                acted.await?
             }
-            Ok(came.elapsed())
-        });
-        let reaction_us = done.await?.as_micros() as u64;
+        };
+        let reaction_us = done.as_micros() as u64;
         Ok(Response::new(v1::SignalReply { reaction_us }))
     }
 

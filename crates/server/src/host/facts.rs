@@ -141,8 +141,15 @@ impl Words {
         self.encode_more(&text)
     }
 
-    /// A token by itself, as text.
+    /// A token by itself, as it reads behind others: with the space it may begin with.
     pub fn piece(&self, token: u32) -> String {
+        let behind = self
+            .text
+            .as_ref()
+            .and_then(|text| text.decoder(&[token], false).push(token));
+        if let Some(piece) = behind {
+            return piece;
+        }
         let decoded = self
             .text
             .as_ref()

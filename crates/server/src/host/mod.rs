@@ -17,10 +17,10 @@ use std::{
         mpsc,
     },
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, LoadProgress};
+use djinn_engine::{Engine, LoadProgress, SessionId};
 use tokio::sync::oneshot;
 
 use crate::{ServeError, metrics::Metrics};
@@ -28,7 +28,7 @@ use crate::{ServeError, metrics::Metrics};
 pub use facts::{Facts, Words};
 pub use told::Told;
 pub use turn::Turn;
-pub use worker::{Snapshot, Worker};
+pub use worker::{Signal, Snapshot, Worker};
 
 /// Jobs that may wait for the engine.
 const JOBS: usize = 16_384;
@@ -44,6 +44,7 @@ pub struct Host {
     /// Its tokenizer and what it recommends.
     pub words: Words,
     jobs: mpsc::Sender<Job>,
+    signals: mpsc::Sender<Signal>,
     waiting: Arc<AtomicUsize>,
     alive: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -74,6 +75,7 @@ impl Host {
         mut progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Arc<Host>, ServeError> {
         let (jobs, queue) = mpsc::channel::<Job>();
+        let (signals, signalled) = mpsc::channel();
         let (ready, loaded) = mpsc::channel();
         let alive = Arc::new(AtomicBool::new(true));
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -97,7 +99,7 @@ impl Host {
                 let told = (Facts::of(&engine, link_ceiling), Words::of(engine.model()));
                 let mut worker = Worker::new(engine, &model, metrics);
                 if ready.send(Ok(told)).is_ok() {
-                    worker.run(&queue, &count);
+                    worker.run(&queue, &signalled, &count);
                 }
             }));
             is_alive.store(false, Ordering::Release);
@@ -119,6 +121,7 @@ impl Host {
             facts,
             words,
             jobs,
+            signals,
             waiting,
             alive,
             thread: Mutex::new(Some(thread)),
@@ -163,6 +166,22 @@ impl Host {
         self.post(move |worker| {
             let _ = answer.send(job(worker));
         });
+        answered.await.map_err(|_| self.gone())?
+    }
+
+    /// A session's owner is away, since `came`: its pages go at once, even in the middle of a pass that
+    /// is not its own. Says how long that took.
+    pub async fn away(
+        &self,
+        owner: &str,
+        id: SessionId,
+        expected: Option<Instant>,
+        came: Instant,
+    ) -> Result<Duration, ServeError> {
+        let (signal, answered) = Signal::new(owner, id, expected, came);
+        let _ = self.signals.send(signal);
+        // Whoever sleeps wakes up.
+        self.post(|_| {});
         answered.await.map_err(|_| self.gone())?
     }
 

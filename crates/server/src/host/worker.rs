@@ -10,8 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, Finish, KvPages, Output, Paged, Request, SessionId};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use djinn_engine::{
+    Engine, EngineError, Finish, KvPages, Meanwhile, Output, Paged, Request, SessionId,
+};
+use tokio::sync::{
+    mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    oneshot,
+};
 
 use super::{Job, Told};
 use crate::{
@@ -35,6 +40,57 @@ pub struct Worker {
     latency: Latency,
     failures: usize,
     stops: bool,
+}
+
+/// An owner says that it is away: its session's pages are to go at once, whatever computes meanwhile.
+pub struct Signal {
+    owner: String,
+    id: SessionId,
+    expected: Option<Instant>,
+    came: Instant,
+    answer: oneshot::Sender<Result<Duration, ServeError>>,
+}
+
+impl Signal {
+    pub(super) fn new(
+        owner: &str,
+        id: SessionId,
+        expected: Option<Instant>,
+        came: Instant,
+    ) -> (Self, oneshot::Receiver<Result<Duration, ServeError>>) {
+        let (answer, answered) = oneshot::channel();
+        let owner = owner.to_owned();
+        let signal = Signal {
+            owner,
+            id,
+            expected,
+            came,
+            answer,
+        };
+        (signal, answered)
+    }
+
+    fn tell(self, done: Result<(), EngineError>) {
+        let _ = self
+            .answer
+            .send(done.map(|()| self.came.elapsed()).map_err(ServeError::from));
+    }
+
+    fn act(self, engine: &mut Engine) {
+        let done = engine.as_owner(&self.owner).wait(self.id, self.expected);
+        self.tell(done);
+    }
+
+    /// In the middle of a pass; gives itself back where its session is in it.
+    fn act_meanwhile(self, engine: &mut Meanwhile<'_>) -> Option<Self> {
+        match engine.wait(&self.owner, self.id, self.expected) {
+            Some(done) => {
+                self.tell(done);
+                None
+            }
+            None => Some(self),
+        }
+    }
 }
 
 /// What is kept of a session beside what the engine has.
@@ -106,8 +162,16 @@ impl Worker {
     }
 
     /// Until it is told to stop.
-    pub(super) fn run(&mut self, queue: &Receiver<Job>, waiting: &AtomicUsize) {
+    pub(super) fn run(
+        &mut self,
+        queue: &Receiver<Job>,
+        signals: &Receiver<Signal>,
+        waiting: &AtomicUsize,
+    ) {
         while !self.stops {
+            while let Ok(signal) = signals.try_recv() {
+                signal.act(&mut self.engine);
+            }
             match queue.try_recv() {
                 Ok(job) => {
                     waiting.fetch_sub(1, Ordering::Relaxed);
@@ -136,14 +200,24 @@ impl Worker {
                 }
                 continue;
             }
-            self.pass();
+            self.pass(signals);
         }
     }
 
     /// One pass, and what it gave to whom.
-    fn pass(&mut self) {
+    fn pass(&mut self, signals: &Receiver<Signal>) {
         let before = self.engine.passes();
-        match self.engine.step() {
+        let mut later = Vec::new();
+        let stepped = self.engine.step_with(&mut |engine| {
+            if let Ok(signal) = signals.try_recv() {
+                later.extend(signal.act_meanwhile(engine));
+            }
+            std::hint::spin_loop();
+        });
+        for signal in later {
+            signal.act(&mut self.engine);
+        }
+        match stepped {
             Ok(outputs) => {
                 self.failures = 0;
                 if self.engine.passes() > before {

@@ -53,11 +53,13 @@ pub fn routes(app: &Arc<App>) -> Router {
 }
 
 /// The process is alive.
+#[utoipa::path(get, path = "/healthz", responses((status = 200, description = "`ok`: the process is alive")))]
 async fn healthz() -> &'static str {
     "ok\n"
 }
 
 /// Its models are there, and it does not go down.
+#[utoipa::path(get, path = "/readyz", responses((status = 200, description = "`ready`: its models are there; 503 before that, and while it goes down")))]
 async fn readyz(State(app): State<Arc<App>>) -> Response {
     match app.is_ready() {
         true => "ready\n".into_response(),
@@ -66,6 +68,7 @@ async fn readyz(State(app): State<Arc<App>>) -> Response {
 }
 
 /// Prometheus.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text")))]
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let text = app.metrics.text(app.readings().await);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -73,6 +76,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 /// What this server is and can do.
+#[utoipa::path(get, path = "/v1/capabilities", responses((status = 200, description = "A JSON object: version, protocols, device, limits, who is asking")))]
 async fn capabilities(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -123,6 +127,7 @@ fn as_model(model: &djinn_wire::v1::Model) -> Value {
 }
 
 /// Every model.
+#[utoipa::path(get, path = "/v1/models", responses((status = 200, description = "As OpenAI's, with `djinn`: state, family, routing, context")))]
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     let models = app.models.list().await;
     let data: Vec<Value> = models.iter().map(as_model).collect();
@@ -130,6 +135,8 @@ async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// One of them.
+#[utoipa::path(get, path = "/v1/models/{name}", params(("name" = String, Path)),
+    responses((status = 200, description = "One of them"), (status = 404, description = "None of that name")))]
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Reply {
     Ok(Json(as_model(&app.models.describe(&name).await?)).into_response())
 }

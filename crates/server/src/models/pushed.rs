@@ -278,8 +278,9 @@ impl Writing {
     /// Takes the next bytes, which have to follow those before.
     pub fn take(&mut self, offset: u64, data: &[u8]) -> Result<(), ServeError> {
         let (expect, bytes, name) = (self.at, self.offer.bytes, &self.offer.name);
+        // Another may have sent some of it meanwhile: an offer says how much.
         if offset != expect {
-            return Err(ServeError::Invalid(format!(
+            return Err(ServeError::Conflict(format!(
                 "{name}: byte {offset} came where {expect} was next"
             )));
         }

@@ -8,6 +8,7 @@ mod memory;
 mod operations;
 mod prefill;
 mod restore;
+mod serve;
 mod sessions;
 mod stream;
 
@@ -35,6 +36,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Bench::Sessions(args) => sessions::sessions(&args),
         Bench::Restore(args) => restore::restore(&args),
         Bench::Hooks(args) => hooks::hooks(&args),
+        Bench::Serve(args) => serve::serve(&args),
     }
 }
 

@@ -1,0 +1,240 @@
+//! A connection to a server.
+
+use std::{future::Future, path::Path, time::Duration};
+
+use djinn_wire::v1::{
+    self, models_client::ModelsClient, register_event, server_client::ServerClient,
+    sessions_client::SessionsClient, white_box_client::WhiteBoxClient,
+};
+use tonic::{
+    Request, Response, Status, Streaming,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::Channel,
+};
+
+use crate::{
+    error::{Error, Kind},
+    model::Model,
+    options::Options,
+    push::{Push, PushProgress},
+    session::Session,
+};
+
+/// How every service is reached.
+pub(crate) type Way = InterceptedService<Channel, Bearer>;
+
+/// A connection to a server, which its copies share. It comes back by itself after the server was away.
+#[derive(Clone, Debug)]
+pub struct Client {
+    way: Way,
+    timeout: Option<Duration>,
+}
+
+/// Says who is asking.
+#[derive(Clone)]
+pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl std::fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "a key" } else { "no key" })
+    }
+}
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(key) = &self.0 {
+            request.metadata_mut().insert("authorization", key.clone());
+        }
+        Ok(request)
+    }
+}
+
+impl Client {
+    /// Connects to `HOST:PORT`, `http://…` or `https://…`.
+    pub async fn connect(address: &str, options: Options) -> Result<Self, Error> {
+        let endpoint = options.endpoint(address)?;
+        let key = options.key.as_deref().map(bearer).transpose()?;
+        let channel = endpoint.connect().await.map_err(|error| {
+            let mut text = format!("no server answers at {address}: {error}");
+            let mut source = std::error::Error::source(&error);
+            while let Some(error) = source {
+                text += &format!(": {error}");
+                source = error.source();
+            }
+            Error::new(Kind::Unavailable, text)
+        })?;
+        Ok(Client {
+            way: InterceptedService::new(channel, Bearer(key)),
+            timeout: options.timeout,
+        })
+    }
+
+    /// Connects to the server that the environment names, as [`Options::address`] and
+    /// [`Options::from_env`] read it.
+    pub async fn from_env() -> Result<Self, Error> {
+        Client::connect(&Options::address(), Options::from_env()).await
+    }
+
+    pub(crate) fn models_service(&self) -> ModelsClient<Way> {
+        ModelsClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    }
+
+    pub(crate) fn sessions_service(&self) -> SessionsClient<Way> {
+        SessionsClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    }
+
+    pub(crate) fn white_box_service(&self) -> WhiteBoxClient<Way> {
+        WhiteBoxClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    }
+
+    fn server_service(&self) -> ServerClient<Way> {
+        ServerClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    }
+
+    /// One answer, in time.
+    pub(crate) async fn one<T>(
+        &self,
+        asked: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Error> {
+        let answer = match self.timeout {
+            None => asked.await,
+            Some(limit) => match tokio::time::timeout(limit, asked).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    let text = format!("no answer within {} s", limit.as_secs_f64());
+                    return Err(Error::new(Kind::Timeout, text));
+                }
+            },
+        };
+        Ok(answer?.into_inner())
+    }
+
+    /// What the server is and can do.
+    pub async fn capabilities(&self) -> Result<v1::CapabilitiesReply, Error> {
+        let asked = v1::CapabilitiesRequest {};
+        self.one(self.server_service().capabilities(asked)).await
+    }
+
+    /// How it fares, every so often, for as long as it is asked.
+    pub async fn watch(&self, every: Duration) -> Result<Watch, Error> {
+        let every_s = every.as_secs_f64();
+        let asked = v1::WatchRequest { every_s };
+        let stream = self.one(self.server_service().watch(asked)).await?;
+        Ok(Watch(stream))
+    }
+
+    /// A model by its name; the empty name is the server's first one. Nothing is asked yet.
+    pub fn model(&self, name: impl Into<String>) -> Model {
+        Model::new(self.clone(), name.into())
+    }
+
+    /// Every model, loaded or not.
+    pub async fn models(&self) -> Result<Vec<v1::Model>, Error> {
+        let asked = v1::ListModelsRequest {};
+        Ok(self.one(self.models_service().list(asked)).await?.models)
+    }
+
+    /// Loads a model, or finds it loaded, and tells how far that has come.
+    pub async fn register(
+        &self,
+        model: Register,
+        mut progress: impl FnMut(v1::LoadProgress),
+    ) -> Result<v1::Model, Error> {
+        let mut events = self.models_service().register(model.0).await?.into_inner();
+        while let Some(event) = events.message().await? {
+            match event.what {
+                Some(register_event::What::Loading(loading)) => progress(loading),
+                Some(register_event::What::Ready(model)) => return Ok(model),
+                None => {}
+            }
+        }
+        let text = "the server stopped telling how the model is loaded";
+        Err(Error::new(Kind::Unavailable, text))
+    }
+
+    /// Where a model's bytes would go. Loads nothing.
+    pub async fn plan(
+        &self,
+        reference: impl Into<String>,
+        limits: v1::ModelLimits,
+    ) -> Result<v1::PlanReply, Error> {
+        let asked = v1::PlanRequest {
+            reference: reference.into(),
+            limits: Some(limits),
+        };
+        self.one(self.models_service().plan(asked)).await
+    }
+
+    /// Sends the files of a model that the server does not have. What was cut off goes on where it was
+    /// when this is asked again.
+    pub async fn push(
+        &self,
+        folder: &Path,
+        progress: impl FnMut(PushProgress),
+    ) -> Result<Push, Error> {
+        crate::push::push(self, folder, progress).await
+    }
+
+    /// A session by its name. Nothing is asked yet.
+    pub fn session(&self, name: impl Into<String>) -> Session {
+        Session::new(self.clone(), name.into())
+    }
+
+    /// The sessions of whoever asks, of one model or of all.
+    pub async fn sessions(&self, model: Option<&str>) -> Result<Vec<v1::Session>, Error> {
+        let model = model.unwrap_or_default().to_owned();
+        let asked = v1::ListSessionsRequest { model };
+        Ok(self
+            .one(self.sessions_service().list(asked))
+            .await?
+            .sessions)
+    }
+}
+
+fn bearer(key: &str) -> Result<MetadataValue<Ascii>, Error> {
+    let mut value: MetadataValue<Ascii> = format!("Bearer {key}").parse().map_err(|_| {
+        let text = "a key is of plain characters: this one would not get through";
+        Error::new(Kind::Local, text)
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// A model to load.
+#[derive(Clone, Debug)]
+pub struct Register(v1::RegisterRequest);
+
+impl Register {
+    /// A folder that clients of the server may name, a hub id, `shape:NAME` or `pushed:HASH`.
+    pub fn new(reference: impl Into<String>) -> Self {
+        Register(v1::RegisterRequest {
+            reference: reference.into(),
+            ..v1::RegisterRequest::default()
+        })
+    }
+
+    /// What it is called from now on.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.0.name = name.into();
+        self
+    }
+
+    /// What it is laid out for; zero stands for the server's own.
+    pub fn limits(mut self, limits: v1::ModelLimits) -> Self {
+        self.0.limits = Some(limits);
+        self
+    }
+}
+
+/// How a server fares, again and again.
+#[derive(Debug)]
+pub struct Watch(Streaming<v1::Status>);
+
+impl Watch {
+    /// How it fares next.
+    pub async fn next(&mut self) -> Result<v1::Status, Error> {
+        let gone = || Error::new(Kind::Unavailable, "the server said no more");
+        self.0.message().await?.ok_or_else(gone)
+    }
+}

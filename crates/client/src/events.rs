@@ -1,0 +1,214 @@
+//! What becomes of a session.
+
+use std::{
+    collections::BTreeMap,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use djinn_wire::{
+    Assembler,
+    v1::{self, event::What},
+};
+use tokio_stream::Stream;
+use tonic::Streaming;
+
+use crate::{
+    client::Client,
+    error::{Error, Kind},
+    session::Session,
+    tensor::Tensor,
+};
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A token was generated.
+    Token(v1::Token),
+    /// What was read at a hook, whole.
+    Captured(String, Tensor),
+    /// It stopped at a breakpoint. Last.
+    Paused(v1::Paused),
+    /// Its turn is over, or it is. Last.
+    Finished(v1::Finished),
+}
+
+/// What becomes of a session, as it does. A stream that ends without [`Event::Paused`] or
+/// [`Event::Finished`] is an error.
+#[derive(Debug)]
+pub struct Events {
+    session: Session,
+    opened: v1::Opened,
+    stream: Streaming<v1::Event>,
+    tensor: Assembler,
+    is_over: bool,
+}
+
+impl Events {
+    /// Waits for the first message, which says whose events these are.
+    pub(crate) async fn open(
+        client: Client,
+        mut stream: Streaming<v1::Event>,
+    ) -> Result<Self, Error> {
+        let first = stream.message().await?.and_then(|event| event.what);
+        let Some(What::Opened(opened)) = first else {
+            return Err(senseless("a session that does not say its name"));
+        };
+        Ok(Events {
+            session: Session::new(client, opened.session.clone()),
+            opened,
+            stream,
+            tensor: Assembler::default(),
+            is_over: false,
+        })
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// What was said first: how many tokens the prompt has, how many were generated before, the seed.
+    pub fn opened(&self) -> &v1::Opened {
+        &self.opened
+    }
+
+    /// The next thing that happens; nothing once the last has.
+    pub async fn next(&mut self) -> Result<Option<Event>, Error> {
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context))
+            .await
+            .transpose()
+    }
+
+    /// Everything up to the end of the turn.
+    pub async fn collect(mut self) -> Result<Turn, Error> {
+        let mut turn = Turn::new(self.opened.clone());
+        while let Some(event) = self.next().await? {
+            turn.take(event);
+        }
+        Ok(turn)
+    }
+
+    fn take(&mut self, event: v1::Event) -> Result<Option<Event>, Error> {
+        Ok(match event.what {
+            Some(What::Token(token)) => Some(Event::Token(token)),
+            Some(What::Captured(part)) => {
+                // The server says how much it keeps; nobody sends more than was asked for.
+                let whole = self.tensor.push(part, u64::MAX)?;
+                match whole {
+                    Some((name, tensor)) => Some(Event::Captured(name, (&tensor).try_into()?)),
+                    None => None,
+                }
+            }
+            Some(What::Paused(paused)) => Some(Event::Paused(paused)),
+            Some(What::Finished(finished)) => Some(Event::Finished(finished)),
+            Some(What::Opened(_)) => return Err(senseless("a session that begins twice")),
+            // Something that this client does not know yet.
+            None => None,
+        })
+    }
+}
+
+impl Stream for Events {
+    type Item = Result<Event, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if self.is_over {
+                return Poll::Ready(None);
+            }
+            let taken = match ready!(Pin::new(&mut self.stream).poll_next(context)) {
+                Some(Ok(event)) => self.take(event),
+                Some(Err(status)) => Err(status.into()),
+                None => Err(Error::new(Kind::Unavailable, "the server said no more")),
+            };
+            self.is_over = matches!(
+                taken,
+                Err(_) | Ok(Some(Event::Paused(_) | Event::Finished(_)))
+            );
+            if let Some(event) = taken.transpose() {
+                return Poll::Ready(Some(event));
+            }
+        }
+    }
+}
+
+fn senseless(what: &str) -> Error {
+    Error::new(Kind::Internal, format!("the server tells of {what}"))
+}
+
+/// A turn, all of it.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// What was said first.
+    pub opened: v1::Opened,
+    /// What was generated.
+    pub tokens: Vec<u32>,
+    /// As text.
+    pub text: String,
+    /// Each token and its alternatives, where they were asked for.
+    pub logprobs: Vec<Vec<v1::Logprob>>,
+    /// What was read, by hook.
+    pub captured: BTreeMap<String, Tensor>,
+    /// How it ended.
+    pub end: Option<End>,
+}
+
+/// How a turn ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    /// At a breakpoint.
+    Paused(v1::Paused),
+    /// As turns do.
+    Finished(v1::Finished),
+}
+
+impl Turn {
+    /// Nothing has happened yet.
+    pub fn new(opened: v1::Opened) -> Self {
+        Turn {
+            opened,
+            tokens: Vec::new(),
+            text: String::new(),
+            logprobs: Vec::new(),
+            captured: BTreeMap::new(),
+            end: None,
+        }
+    }
+
+    /// Adds what happened.
+    pub fn take(&mut self, event: Event) {
+        match event {
+            Event::Token(token) => {
+                self.tokens.push(token.id);
+                self.text += &token.text;
+                if !token.logprobs.is_empty() {
+                    self.logprobs.push(token.logprobs);
+                }
+            }
+            Event::Captured(name, tensor) => drop(self.captured.insert(name, tensor)),
+            Event::Paused(paused) => self.end = Some(End::Paused(paused)),
+            Event::Finished(finished) => {
+                self.text += &finished.text;
+                self.end = Some(End::Finished(finished));
+            }
+        }
+    }
+
+    /// Where it stopped, if it did.
+    pub fn paused(&self) -> Option<&v1::Paused> {
+        match &self.end {
+            Some(End::Paused(paused)) => Some(paused),
+            _ => None,
+        }
+    }
+
+    /// How it finished, if it did.
+    pub fn finished(&self) -> Option<&v1::Finished> {
+        match &self.end {
+            Some(End::Finished(finished)) => Some(finished),
+            _ => None,
+        }
+    }
+}

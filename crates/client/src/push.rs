@@ -1,0 +1,259 @@
+//! Sending a model to a server: only what it has not, in order, reading ahead of what is sent.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    sync::Arc,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use djinn_wire::v1;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+
+use crate::{
+    client::Client,
+    error::{Error, Kind},
+};
+
+/// Bytes that travel together.
+const PART: usize = 1 << 20;
+/// Parts that are read ahead of what is sent.
+const AHEAD: usize = 8;
+/// How often it is told how far a push has come.
+const TELL: Duration = Duration::from_millis(100);
+/// What files of a model end in; nothing else of a folder is sent.
+const KNOWN: [&str; 5] = [".json", ".safetensors", ".jinja", ".txt", ".model"];
+
+/// A model that was pushed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Push {
+    /// What to register: `pushed:HASH`.
+    pub reference: String,
+    /// Its files, and the bytes in them.
+    pub files: usize,
+    /// Those.
+    pub bytes: u64,
+    /// Bytes that had to be sent.
+    pub sent: u64,
+}
+
+/// How far a push has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushProgress {
+    /// Files are read to know what is in them: bytes of how many.
+    Hashing(u64, u64),
+    /// What is missing is sent: bytes of how many.
+    Sending(u64, u64),
+}
+
+/// A file to push.
+struct Source {
+    path: PathBuf,
+    offer: v1::PushFile,
+}
+
+pub(crate) async fn push(
+    client: &Client,
+    folder: &Path,
+    mut progress: impl FnMut(PushProgress),
+) -> Result<Push, Error> {
+    let paths = files(folder)?;
+    let total: u64 = paths.iter().map(|(_, bytes)| bytes).sum();
+    let mut sources = Vec::with_capacity(paths.len());
+    let mut hashed = 0;
+    for (path, bytes) in paths {
+        progress(PushProgress::Hashing(hashed, total));
+        let source = tokio::task::spawn_blocking(move || hash(path, bytes)).await;
+        sources.push(source.map_err(|error| Error::new(Kind::Internal, error.to_string()))??);
+        hashed += bytes;
+    }
+    progress(PushProgress::Hashing(total, total));
+    let asked = v1::OfferRequest {
+        files: sources.iter().map(|source| source.offer.clone()).collect(),
+    };
+    let files = sources.len();
+    let offer = client.one(client.models_service().offer(asked)).await?;
+    if offer.have.len() != files {
+        let text = "the server does not say what it has of every file";
+        return Err(Error::new(Kind::Internal, text));
+    }
+    let done = |sent| Push {
+        reference: format!("pushed:{}", offer.push),
+        files,
+        bytes: total,
+        sent,
+    };
+    if offer.complete {
+        return Ok(done(0));
+    }
+    let missing = total - offer.have.iter().sum::<u64>().min(total);
+    let sent = send(client, sources, &offer, missing, &mut progress).await?;
+    Ok(done(sent))
+}
+
+/// Sends what is missing, and gives how much that was.
+async fn send(
+    client: &Client,
+    sources: Vec<Source>,
+    offer: &v1::OfferReply,
+    missing: u64,
+    progress: &mut impl FnMut(PushProgress),
+) -> Result<u64, Error> {
+    let (to_server, parts) = mpsc::channel(AHEAD);
+    let sent = Arc::new(AtomicU64::new(0));
+    let (push, have) = (offer.push.clone(), offer.have.clone());
+    let reader = tokio::task::spawn_blocking(move || read(&sources, &have, &push, &to_server));
+    let parts = Parts {
+        parts,
+        sent: Arc::clone(&sent),
+    };
+    let mut service = client.models_service();
+    let mut pushed = std::pin::pin!(service.push(parts));
+    let answer = loop {
+        progress(PushProgress::Sending(sent.load(Ordering::Relaxed), missing));
+        if let Ok(answer) = tokio::time::timeout(TELL, &mut pushed).await {
+            break answer;
+        }
+    };
+    // What could not be read here is the reason for whatever the server says.
+    let read = reader.await;
+    read.map_err(|error| Error::new(Kind::Internal, error.to_string()))??;
+    let received = answer?.into_inner().received_bytes;
+    progress(PushProgress::Sending(missing, missing));
+    Ok(received)
+}
+
+/// Parts as they are read, counted as they leave.
+struct Parts {
+    parts: mpsc::Receiver<v1::PushPart>,
+    sent: Arc<AtomicU64>,
+}
+
+impl Stream for Parts {
+    type Item = v1::PushPart;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<v1::PushPart>> {
+        let part = self.parts.poll_recv(context);
+        if let std::task::Poll::Ready(Some(part)) = &part {
+            self.sent
+                .fetch_add(part.data.len() as u64, Ordering::Relaxed);
+        }
+        part
+    }
+}
+
+/// The files of a model in a folder, by name, with their lengths.
+fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>, Error> {
+    let broken = |error: std::io::Error| Error::file(folder, &error);
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(broken)? {
+        let path = entry.map_err(broken)?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let is_known =
+            |name: &str| !name.starts_with('.') && KNOWN.iter().any(|end| name.ends_with(end));
+        // Links are followed: a hub's cache is made of them.
+        let facts = std::fs::metadata(&path).map_err(|error| Error::file(&path, &error))?;
+        if name.is_some_and(is_known) && facts.is_file() && facts.len() > 0 {
+            found.push((path, facts.len()));
+        }
+    }
+    found.sort();
+    match found.is_empty() {
+        true => {
+            let text = format!("{} has no file of a model", folder.display());
+            Err(Error::new(Kind::Local, text))
+        }
+        false => Ok(found),
+    }
+}
+
+/// Reads a file once to know what is in it.
+fn hash(path: PathBuf, bytes: u64) -> Result<Source, Error> {
+    let mut hasher = blake3::Hasher::new();
+    hasher
+        .update_mmap_rayon(&path)
+        .map_err(|error| Error::file(&path, &error))?;
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned());
+    Ok(Source {
+        offer: v1::PushFile {
+            name: name.unwrap_or_default(),
+            bytes,
+            hash: Bytes::copy_from_slice(hasher.finalize().as_bytes()),
+        },
+        path,
+    })
+}
+
+/// Reads what is missing, file after file, for as long as somebody takes it.
+fn read(
+    sources: &[Source],
+    have: &[u64],
+    push: &str,
+    to_server: &mpsc::Sender<v1::PushPart>,
+) -> Result<(), Error> {
+    for (number, (source, &have)) in sources.iter().zip(have).enumerate() {
+        if have >= source.offer.bytes {
+            continue;
+        }
+        let broken = |error: std::io::Error| Error::file(&source.path, &error);
+        let mut file = File::open(&source.path).map_err(broken)?;
+        file.seek(SeekFrom::Start(have)).map_err(broken)?;
+        let mut offset = have;
+        while offset < source.offer.bytes {
+            let wanted = (source.offer.bytes - offset).min(PART as u64) as usize;
+            let mut data = vec![0; wanted];
+            file.read_exact(&mut data).map_err(broken)?;
+            let part = v1::PushPart {
+                push: push.to_owned(),
+                file: number as u32,
+                offset,
+                data: data.into(),
+            };
+            if to_server.blocking_send(part).is_err() {
+                // The server has given up, and says why itself.
+                return Ok(());
+            }
+            offset += wanted as u64;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::files;
+
+    #[test]
+    fn only_files_of_a_model_are_sent() {
+        let folder = std::env::temp_dir().join(format!("djinn-push-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("nested.json")).unwrap();
+        assert!(files(&folder).is_err());
+        for name in [
+            "config.json",
+            "b.safetensors",
+            "README.md",
+            ".hidden.json",
+            "empty.txt",
+        ] {
+            let text = if name == "empty.txt" { "" } else { "x" };
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        let names: Vec<String> = files(&folder)
+            .unwrap()
+            .into_iter()
+            .map(|(path, _)| path.file_name().unwrap().to_string_lossy().into_owned())
+            .collect();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(names, ["b.safetensors", "config.json"]);
+    }
+}

@@ -1,0 +1,116 @@
+//! Flags of commands that can do their work on a server.
+
+use std::path::PathBuf;
+
+use clap::{Args, Command};
+
+/// Which server, and how it is spoken to.
+#[derive(Clone, Debug, Args)]
+pub struct ServerArgs {
+    /// Do this on a server instead: HOST:PORT, or https://HOST:PORT. --model is a name that it
+    /// knows; nothing is loaded here
+    #[arg(long, help_heading = "Server", value_name = "ADDR")]
+    pub server: Option<String>,
+    /// The key to come in with; as a variable nobody else sees it
+    #[arg(
+        long,
+        help_heading = "Server",
+        value_name = "KEY",
+        env = "DJINN_KEY",
+        hide_env_values = true
+    )]
+    pub key: Option<String>,
+    /// Trust a server whose certificate this one signed (PEM) [default: the system's]
+    #[arg(long, help_heading = "Server", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
+/// Flags about this machine: they say nothing to a server, which has its own.
+const LOCAL: [&str; 13] = [
+    "device",
+    "threads",
+    "rows",
+    "memory",
+    "ring",
+    "resident",
+    "host_memory",
+    "chunk",
+    "workers",
+    "prefetch",
+    "stats",
+    "timeline",
+    "state",
+];
+
+/// Commands that can do their work on a server, and flags of theirs that make no sense there beside
+/// those, or do although they are among them.
+const REMOTE: [(&str, &[&str], &[&str]); 6] = [
+    ("run", &[], &[]),
+    ("trace", &[], &[]),
+    ("lens", &[], &[]),
+    ("debug", &[], &[]),
+    ("chat", &["context"], &[]),
+    ("plan", &["link", "compute", "pieces"], &["memory"]),
+];
+
+/// Refuses flags about this machine where the work is a server's.
+pub fn with_conflicts(mut cli: Command) -> Command {
+    for (name, more, less) in REMOTE {
+        cli = cli.mut_subcommand(name, |command| {
+            let has = |flag: &&str| command.get_arguments().any(|arg| arg.get_id() == *flag);
+            let local = LOCAL.iter().chain(more).copied();
+            let refused: Vec<&'static str> = local
+                .filter(|flag| !less.contains(flag))
+                .filter(has)
+                .collect();
+            command.mut_arg("server", |server| server.conflicts_with_all(refused))
+        });
+    }
+    // Commands of commands take them too.
+    for name in ["sessions", "models"] {
+        cli = cli.mut_subcommand(name, |mut command| {
+            for flag in ["server", "key", "ca"] {
+                command = command.mut_arg(flag, |arg| arg.global(true));
+            }
+            command
+        });
+    }
+    cli
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::with_conflicts;
+    use crate::args::Cli;
+
+    #[test]
+    fn flags_about_this_machine_are_refused() {
+        let told = |line: &str| {
+            let words = line.split_whitespace();
+            let parsed = with_conflicts(Cli::command()).try_get_matches_from(words);
+            parsed.map(drop).map_err(|error| error.to_string())
+        };
+        with_conflicts(Cli::command()).debug_assert();
+        for line in [
+            "djinn run --server a:1 --memory 1GB",
+            "djinn run --server a:1 --state x",
+            "djinn trace --server a:1 --capture logits --device cpu",
+            "djinn lens --threads 1 --server a:1",
+            "djinn plan --server a:1 --link 1GB",
+        ] {
+            let refused = told(line).unwrap_err();
+            assert!(refused.contains("cannot be used with"), "{line}: {refused}");
+        }
+        for line in [
+            "djinn run --server a:1 --model m",
+            "djinn plan --server a:1 --memory 1GB --model shape:llama-2-7b",
+            "djinn sessions --server a:1 list",
+            "djinn sessions list --server a:1",
+        ] {
+            assert_eq!(told(line), Ok(()), "{line}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Conversations: what was said, and what becomes of a line.
+
+use std::{fs, path::Path};
+
+use djinn_model::Message;
+use serde_json::{Value, json};
+
+use super::{
+    command::{HELP, Line},
+    interrupt::Interrupt,
+    voice::{Answer, How, Voice},
+};
+use crate::{
+    args::ChatArgs,
+    failure::{Failure, say},
+};
+
+/// What comes after a line.
+pub enum Flow {
+    On,
+    End,
+}
+
+/// Conversations with one model, and the one at hand.
+pub struct Talk {
+    voice: Box<dyn Voice>,
+    talks: Vec<Vec<Message>>,
+    now: usize,
+    how: How,
+    interrupt: Interrupt,
+    last: Option<Answer>,
+}
+
+impl Talk {
+    /// Nothing was said yet, but perhaps by the system.
+    pub fn new(
+        voice: Box<dyn Voice>,
+        args: &ChatArgs,
+        interrupt: Interrupt,
+    ) -> Result<Self, Failure> {
+        let how = How {
+            sampling: args.sampling.clone(),
+            max_tokens: args.max_tokens,
+            version: 0,
+        };
+        let mut talk = Talk {
+            voice,
+            talks: vec![Vec::new()],
+            now: 0,
+            how,
+            interrupt,
+            last: None,
+        };
+        if args.system.is_some() {
+            talk.set_system(args.system.clone())?;
+        }
+        Ok(talk)
+    }
+
+    /// What stands before what is typed.
+    pub fn prompt(&self) -> String {
+        match self.talks.len() {
+            1 => "> ".to_owned(),
+            _ => format!("{}> ", self.now),
+        }
+    }
+
+    fn said(&mut self) -> &mut Vec<Message> {
+        &mut self.talks[self.now]
+    }
+
+    /// Does what a line says, or answers it.
+    pub fn hear(&mut self, line: &str) -> Result<Flow, Failure> {
+        let line: Line = line.parse().map_err(Failure::Message)?;
+        let told = match line {
+            Line::Said(text) => return self.ask(&text).map(|()| Flow::On),
+            Line::Retry => return self.retry().map(|()| Flow::On),
+            Line::Quit => return Ok(Flow::End),
+            Line::Help => help(),
+            Line::System(text) => self.set_system(text)?,
+            Line::Save(file) => self.save(&file)?,
+            Line::Load(file) => self.load(&file)?,
+            Line::Fork => self.fork()?,
+            Line::Switch(number) => self.switch(number)?,
+            Line::Undo => self.undo()?,
+            Line::Clear => {
+                self.said().retain(|message| message.role == "system");
+                "nothing was said\n".to_owned()
+            }
+            Line::Show => self.show(),
+            Line::Tokens => self.tokens()?,
+            Line::Temperature(x) => self.choose(|how| how.sampling.temperature = Some(x)),
+            Line::TopP(p) => self.choose(|how| how.sampling.top_p = Some(p)),
+            Line::Seed(seed) => self.choose(|how| how.sampling.seed = Some(seed)),
+            Line::Max(most) => {
+                self.how.max_tokens = Some(most);
+                String::new()
+            }
+        };
+        say(&told)?;
+        Ok(Flow::On)
+    }
+
+    fn choose(&mut self, change: impl FnOnce(&mut How)) -> String {
+        change(&mut self.how);
+        self.how.version += 1;
+        String::new()
+    }
+
+    /// Asks something and says the answer as it comes.
+    fn ask(&mut self, text: &str) -> Result<(), Failure> {
+        let is_chat = self.voice.facts().has_chat;
+        if is_chat && text.trim().is_empty() {
+            return Ok(());
+        }
+        if !text.is_empty() {
+            let text = match is_chat {
+                true => text.to_owned(),
+                false => spaced(self.said(), text),
+            };
+            self.said().push(message("user", text));
+        }
+        let answered = self.answer();
+        if answered.is_err() && !text.is_empty() {
+            // What was not answered was not asked.
+            self.said().pop();
+        }
+        answered
+    }
+
+    fn answer(&mut self) -> Result<(), Failure> {
+        let tokens = self.prompt_tokens()?;
+        self.interrupt.clear();
+        let answer =
+            self.voice
+                .answer(self.now, &tokens, &self.how, &self.interrupt, &mut |text| {
+                    say(text)
+                })?;
+        say("\n")?;
+        if let Some(cut) = &answer.cut {
+            eprintln!("({cut})");
+        }
+        let text = match self.voice.facts().has_chat {
+            true => answer.text.trim().to_owned(),
+            false => answer.text.clone(),
+        };
+        self.said().push(message("assistant", text));
+        self.last = Some(answer);
+        Ok(())
+    }
+
+    /// What the model reads: the messages through its template, or the text so far.
+    fn prompt_tokens(&mut self) -> Result<Vec<u32>, Failure> {
+        let said = self.talks[self.now].clone();
+        match self.voice.facts().has_chat {
+            true => self.voice.chat_tokens(&said),
+            false => {
+                let text: String = said.into_iter().map(|message| message.content).collect();
+                self.voice.text_tokens(&text)
+            }
+        }
+    }
+
+    fn retry(&mut self) -> Result<(), Failure> {
+        match self.said().pop() {
+            Some(last) if last.role == "assistant" => {
+                // Chosen anew: the same choice would be the same answer.
+                self.how.version += 1;
+                self.answer()
+            }
+            other => {
+                self.said().extend(other);
+                Err(Failure::Message("nothing was answered yet".into()))
+            }
+        }
+    }
+
+    fn undo(&mut self) -> Result<String, Failure> {
+        let asked = self.said().iter().rposition(|m| m.role == "user");
+        let Some(asked) = asked else {
+            return Err(Failure::Message("nothing was said yet".into()));
+        };
+        self.said().truncate(asked);
+        Ok("taken back\n".to_owned())
+    }
+
+    fn set_system(&mut self, text: Option<String>) -> Result<String, Failure> {
+        if !self.voice.facts().has_chat {
+            return Err(Failure::Message(
+                "without a chat template there is no system message".into(),
+            ));
+        }
+        self.said().retain(|message| message.role != "system");
+        if let Some(text) = text {
+            self.said().insert(0, message("system", text));
+        }
+        Ok(String::new())
+    }
+
+    fn fork(&mut self) -> Result<String, Failure> {
+        let to = self.talks.len();
+        self.voice.fork(self.now, to)?;
+        self.talks.push(self.talks[self.now].clone());
+        let from = std::mem::replace(&mut self.now, to);
+        Ok(format!(
+            "this is conversation {to} now; /switch {from} goes back\n"
+        ))
+    }
+
+    fn switch(&mut self, number: usize) -> Result<String, Failure> {
+        if number >= self.talks.len() {
+            let last = self.talks.len() - 1;
+            return Err(Failure::Message(format!(
+                "there are conversations 0 to {last}"
+            )));
+        }
+        self.now = number;
+        Ok(self.show())
+    }
+
+    fn show(&mut self) -> String {
+        let line = |m: &Message| format!("{:>9}: {}\n", m.role, m.content.trim());
+        match self.said().is_empty() {
+            true => "nothing was said\n".to_owned(),
+            false => self.said().iter().map(line).collect(),
+        }
+    }
+
+    fn tokens(&mut self) -> Result<String, Failure> {
+        let context = self.voice.facts().context;
+        let count = match self.said().is_empty() {
+            true => 0,
+            false => self.prompt_tokens()?.len(),
+        };
+        let mut text = format!("{count} tokens of {context}\n");
+        if let Some(last) = &self.last {
+            let rate = last.tokens as f64 / last.seconds.max(1e-9);
+            text += &format!("the last answer has {}, {rate:.1} tokens/s\n", last.tokens);
+        }
+        Ok(text)
+    }
+
+    fn save(&mut self, file: &Path) -> Result<String, Failure> {
+        let one = |m: &Message| json!({ "role": m.role, "content": m.content });
+        let messages: Vec<Value> = self.said().iter().map(one).collect();
+        let all = json!({ "model": self.voice.facts().model, "messages": messages });
+        let written = fs::write(file, format!("{all:#}\n"));
+        written.map_err(|error| Failure::Message(format!("{}: {error}", file.display())))?;
+        Ok(format!(
+            "{} messages are in {}\n",
+            messages.len(),
+            file.display()
+        ))
+    }
+
+    /// Goes on with a conversation that was written.
+    pub fn load(&mut self, file: &Path) -> Result<String, Failure> {
+        let wrong = |what: String| Failure::Message(format!("{}: {what}", file.display()));
+        let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        let all: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let messages = all["messages"].as_array();
+        let messages = messages.ok_or_else(|| wrong("has no messages".to_owned()))?;
+        let one = |m: &Value| {
+            let (role, content) = (m["role"].as_str()?, m["content"].as_str()?);
+            Some(message(role, content.to_owned()))
+        };
+        let said: Option<Vec<Message>> = messages.iter().map(one).collect();
+        *self.said() =
+            said.ok_or_else(|| wrong("has messages without role or content".to_owned()))?;
+        Ok(self.show())
+    }
+}
+
+fn message(role: &str, content: String) -> Message {
+    Message {
+        role: role.to_owned(),
+        content,
+    }
+}
+
+/// Text that follows other text, with a space between them where neither has one.
+fn spaced(said: &[Message], text: &str) -> String {
+    let ends = said
+        .last()
+        .is_some_and(|m| !m.content.ends_with(char::is_whitespace));
+    match ends && !text.starts_with(char::is_whitespace) {
+        true => format!(" {text}"),
+        false => text.to_owned(),
+    }
+}
+
+fn help() -> String {
+    let width = HELP.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let line = |(name, does): &(&str, &str)| format!("{name:<width$}  {does}\n");
+    HELP.iter().map(line).collect()
+}

@@ -1,0 +1,138 @@
+//! `djinn sessions --server`
+
+use std::{collections::BTreeSet, path::Path};
+
+use djinn_client::{Client, v1};
+use djinn_engine::SavedFile;
+use serde_json::{Value, json};
+
+use super::on;
+use crate::{
+    args::{Sessions, SessionsArgs},
+    failure::{Failure, say, say_json},
+    style::{id_list, table},
+};
+
+/// Does something with the sessions of a server.
+pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
+    if args.state.is_some() {
+        return Err(Failure::Message(
+            "--state is a folder here, and --server another machine's: give one of them".into(),
+        ));
+    }
+    on(&args.server, async |client| match &args.what {
+        Sessions::List => list(args, client.sessions(None).await?),
+        Sessions::Show { id, model } => {
+            if model.is_some() {
+                return Err(Failure::Message(
+                    "--model is for --state: the server has the words".into(),
+                ));
+            }
+            show(args, &client, id).await
+        }
+        Sessions::Save { id, file, force } => {
+            save(&client, id, file, *force).await?;
+            let text = format!("session {id} is in {}", file.display());
+            tell(args, &text, &[id.clone()])
+        }
+        Sessions::Load { file, model } => {
+            let model = client.model(model.clone().unwrap_or_default());
+            let saved = SavedFile::read(file)?.to_bytes();
+            let name = model.load(saved).await?.name().to_owned();
+            tell(args, &format!("it is session {name} there"), &[name])
+        }
+        Sessions::Delete { ids } => delete(args, &client, ids).await,
+    })
+}
+
+/// One line for who reads, one object for what does.
+fn tell(args: &SessionsArgs, text: &str, names: &[String]) -> Result<(), Failure> {
+    match args.json {
+        true => say_json(&json!({ "sessions": names })),
+        false => say(&format!("{text}\n")),
+    }
+}
+
+fn list(args: &SessionsArgs, sessions: Vec<v1::Session>) -> Result<(), Failure> {
+    if args.json {
+        let all: Vec<Value> = sessions.iter().map(told).collect();
+        return say_json(&json!({ "sessions": all }));
+    }
+    let line = |s: &v1::Session| {
+        vec![
+            s.session.clone(),
+            s.state.clone(),
+            s.tokens.to_string(),
+            s.generated.to_string(),
+            s.owner.clone(),
+            format!("{} of {}", s.pages - s.pages_away.min(s.pages), s.pages),
+            s.paused.as_ref().map_or("", |at| &at.hook).to_owned(),
+        ]
+    };
+    let lines: Vec<Vec<String>> = sessions.iter().map(line).collect();
+    let head = [
+        "session",
+        "state",
+        "tokens",
+        "generated",
+        "owner",
+        "pages on device",
+        "at",
+    ];
+    match lines.is_empty() {
+        true => say("no sessions\n"),
+        false => say(&table(&head, &lines)),
+    }
+}
+
+fn told(session: &v1::Session) -> Value {
+    let paused = session.paused.as_ref().map(|at| {
+        json!({ "hook": at.hook, "position": at.position, "rows": at.rows, "shape": at.shape })
+    });
+    json!({
+        "id": session.session, "model": session.model, "owner": session.owner,
+        "state": session.state, "tokens": session.tokens, "generated": session.generated,
+        "pages": session.pages, "pages_away": session.pages_away, "paused": paused,
+    })
+}
+
+async fn show(args: &SessionsArgs, client: &Client, id: &str) -> Result<(), Failure> {
+    let session = client.session(id).info().await?;
+    if args.json {
+        let mut all = told(&session);
+        all["token_ids"] = json!(session.token_ids);
+        return say_json(&all);
+    }
+    let words = client.model(&session.model);
+    let words = words.detokenize(&session.token_ids, false).await;
+    let text = words.unwrap_or_else(|_| id_list(&session.token_ids));
+    let at = session.paused.as_ref();
+    let at = at.map_or(String::new(), |at| format!(" at {}", at.hook));
+    say(&format!(
+        "session {} of {}: {}{at}, {} tokens, {} of them generated\n{}\n",
+        session.session,
+        session.model,
+        session.state,
+        session.tokens,
+        session.generated,
+        text.trim()
+    ))
+}
+
+/// To a file as a folder's sessions are written, so that either takes the other's.
+async fn save(client: &Client, id: &str, file: &Path, force: bool) -> Result<(), Failure> {
+    let saved = client.session(id).save().await?;
+    Ok(SavedFile::from_bytes(&saved)?.write(file, force)?)
+}
+
+async fn delete(args: &SessionsArgs, client: &Client, ids: &[String]) -> Result<(), Failure> {
+    let names: Vec<String> = BTreeSet::from_iter(ids).into_iter().cloned().collect();
+    // All or none: a name that is wrong is said before anything is gone.
+    for name in &names {
+        client.session(name).info().await?;
+    }
+    for name in &names {
+        client.session(name).delete().await?;
+    }
+    tell(args, &format!("deleted: {}", names.join(", ")), &names)
+}

@@ -1,0 +1,37 @@
+//! `djinn top`: how a server fares, as a picture that moves, a table or JSON.
+
+mod figures;
+mod live;
+mod view;
+
+use std::io::IsTerminal;
+
+use super::remote;
+use crate::{
+    args::TopArgs,
+    failure::{Failure, say, say_json},
+};
+use figures::Figures;
+
+/// Shows how a server fares.
+pub fn top(args: &TopArgs) -> Result<(), Failure> {
+    if args.json || args.once || !std::io::stdout().is_terminal() {
+        return once(args);
+    }
+    live::run(args)
+}
+
+/// Looks twice, for rates are differences.
+fn once(args: &TopArgs) -> Result<(), Failure> {
+    let figures = remote::on(&args.server, async |client| {
+        let server = client.capabilities().await?;
+        let mut watch = client.watch(args.every).await?;
+        let first = watch.next().await?;
+        let second = watch.next().await?;
+        Ok(Figures::between(&server, Some(&first), &second))
+    })?;
+    match args.json {
+        true => say_json(&figures.json()),
+        false => say(&figures.text()),
+    }
+}

@@ -1,0 +1,221 @@
+//! What a server refuses, and in which words.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::server::Server;
+use djinn_client::{
+    Client, Create, Edit, Error, Generate, Kind, Options, Register, Resume, Tensor,
+};
+
+const HERE: &str = "blocks.3.hook_resid_post";
+
+async fn refused(asked: Create) -> Error {
+    asked.open().await.map(drop).unwrap_err()
+}
+
+/// An error of this kind with these words.
+fn check(error: &Error, kind: Kind, words: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let told = error.to_string();
+    for word in words {
+        assert!(told.contains(word), "'{word}' is not in '{told}'");
+    }
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_with_the_reason() {
+    let server = Server::start(&[]);
+    let client = server.client().await;
+    let asked = || client.model("").session().text("The cat").max_tokens(4);
+    let row = |data: Vec<f32>| Tensor::row(data);
+    for (asked, words) in [
+        (
+            asked().capture("blocks.99.hook_resid_post"),
+            vec!["blocks.99.hook_resid_post"],
+        ),
+        (
+            asked().edit(Edit::scale("blocks.3.hook_nothing", 0.5)),
+            vec!["hook_nothing"],
+        ),
+        (
+            asked().edit(Edit::replace(HERE, &row(vec![0.5; 7]))),
+            vec!["[7]", "numbers a position"],
+        ),
+        (
+            asked().edit(Edit::add(HERE, &row(vec![f32::NAN; 256]), 1.0)),
+            vec!["not finite"],
+        ),
+        (
+            asked().edit(Edit::scale(HERE, f32::INFINITY)),
+            vec!["not finite"],
+        ),
+        (
+            asked().edit(Edit::text(format!("{HERE}:add=/etc/x.safetensors"))),
+            vec!["files"],
+        ),
+        (
+            asked().breakpoint("blocks.0.attn.hook_pattern"),
+            vec!["hook_pattern"],
+        ),
+        (asked().tokens(vec![4_000_000]), vec!["4000000"]),
+        (asked().text("boat ".repeat(2000)), vec!["context 512"]),
+        (asked().stop(""), vec!["stop"]),
+    ] {
+        check(&refused(asked).await, Kind::Refused, &words);
+    }
+    let missing = client.model("nobody").session().text("x");
+    check(
+        &refused(missing).await,
+        Kind::NotFound,
+        &["nobody", "stories-7m"],
+    );
+    let register = client.register(Register::new("/etc"), |_| {}).await;
+    check(
+        &register.unwrap_err(),
+        Kind::NotFound,
+        &["/etc", "--model-dir"],
+    );
+    let hooks = client.model("").hooks("nothing.*").await;
+    check(&hooks.unwrap_err(), Kind::Refused, &["nothing.*"]);
+    // None of it left anything behind.
+    assert!(client.sessions(None).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_session_does_what_its_state_allows() {
+    let server = Server::start(&[]);
+    let client = server.client().await;
+    let asked = || {
+        client
+            .model("")
+            .session()
+            .text("The cat")
+            .max_tokens(4)
+            .keep()
+    };
+    let events = asked().open().await.unwrap();
+    let waits = events.session().clone();
+    events.collect().await.unwrap();
+    let resumed = waits.resume(Resume::new()).await.map(drop);
+    check(&resumed.unwrap_err(), Kind::WrongState, &[]);
+    let read = waits.activation("", "").await;
+    check(&read.unwrap_err(), Kind::WrongState, &[]);
+    let branched = waits.branch(1).await.map(drop);
+    check(&branched.unwrap_err(), Kind::WrongState, &[]);
+
+    let events = asked().breakpoint(HERE).open().await.unwrap();
+    let stopped = events.session().clone();
+    events.collect().await.unwrap();
+    let more = stopped.generate(Generate::new()).await.map(drop);
+    check(&more.unwrap_err(), Kind::WrongState, &[]);
+    // What does not fit is refused, and the session stands where it stood.
+    let short = Resume::new().edit(Edit::replace(HERE, &Tensor::row(vec![1.0; 3])));
+    let resumed = stopped.resume(short).await.map(drop);
+    check(&resumed.unwrap_err(), Kind::Refused, &["[3]"]);
+    let elsewhere = Resume::new().edit(Edit::scale("blocks.5.hook_resid_post", 2.0));
+    let resumed = stopped.resume(elsewhere).await.map(drop);
+    check(
+        &resumed.unwrap_err(),
+        Kind::Refused,
+        &["blocks.5.hook_resid_post"],
+    );
+    let beyond = stopped.activation("[0..9999]", "-1").await;
+    check(&beyond.unwrap_err(), Kind::Refused, &[]);
+    assert_eq!(stopped.info().await.unwrap().state, "paused");
+    let many = stopped.branch(100_000).await.map(drop);
+    check(&many.unwrap_err(), Kind::TooLarge, &["100000"]);
+    for name in ["stories-7m:9999", "nobody:0", "stories-7m:x", "", ":"] {
+        let found = client.session(name).info().await;
+        check(&found.unwrap_err(), Kind::NotFound, &["session"]);
+    }
+    // Who follows takes over from who did.
+    let asked = asked().ignore_eos().max_tokens(400);
+    let mut first = asked.open().await.unwrap();
+    let second = first.session().follow(0).await.unwrap();
+    let replaced = loop {
+        match first.next().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ended before it was taken over"),
+            Err(error) => break error,
+        }
+    };
+    check(&replaced, Kind::Replaced, &["elsewhere"]);
+    assert_eq!(second.collect().await.unwrap().tokens.len(), 400);
+}
+
+#[tokio::test]
+async fn keys_open_what_is_their_owners() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.toml");
+    let (ann, bob) = ("ann-has-a-long-key", "bob-has-a-long-key-too");
+    let table = format!(
+        "[[key]]\nowner = \"ann\"\nkey = \"{ann}\"\nadmin = true\n\n\
+         [[key]]\nowner = \"bob\"\nkey = \"{bob}\"\n"
+    );
+    std::fs::write(&keys, table).unwrap();
+    let server = Server::start(&["--keys", keys.to_str().unwrap()]);
+    let (anns, bobs) = (server.client_with(ann).await, server.client_with(bob).await);
+    assert_eq!(anns.capabilities().await.unwrap().owner, "ann");
+
+    for client in [
+        server.client().await,
+        server.client_with("nobody-has-this-key").await,
+    ] {
+        let told = client.models().await.map(drop).unwrap_err();
+        check(&told, Kind::Unauthenticated, &["key"]);
+        let told = refused(client.model("").session().text("x")).await;
+        check(&told, Kind::Unauthenticated, &["key"]);
+    }
+
+    let asked = anns
+        .model("")
+        .session()
+        .text("The cat")
+        .max_tokens(4)
+        .keep();
+    let events = asked.breakpoint(HERE).open().await.unwrap();
+    let session = events.session().clone();
+    events.collect().await.unwrap();
+    assert_eq!(anns.sessions(None).await.unwrap().len(), 1);
+    assert!(bobs.sessions(None).await.unwrap().is_empty());
+    let bobs_view = bobs.session(session.name());
+    let attempts = [
+        bobs_view.info().await.map(drop),
+        bobs_view.follow(0).await.map(drop),
+        bobs_view.activation("", "").await.map(drop),
+        bobs_view.resume(Resume::new()).await.map(drop),
+        bobs_view.branch(1).await.map(drop),
+        bobs_view.set_breakpoints([HERE]).await,
+        bobs_view.fork(None).await.map(drop),
+        bobs_view.save().await.map(drop),
+        bobs_view.renew().await.map(drop),
+        bobs_view.delete().await,
+    ];
+    for (number, attempt) in attempts.into_iter().enumerate() {
+        let told = attempt.unwrap_err();
+        assert_eq!(told.kind(), Kind::NotFound, "attempt {number}: {told}");
+    }
+    assert_eq!(session.info().await.unwrap().state, "paused");
+    let unload = bobs.model("stories-7m").unload(true, true).await;
+    check(&unload.unwrap_err(), Kind::Forbidden, &["bob"]);
+}
+
+#[tokio::test]
+async fn where_nobody_is_that_is_said() {
+    let nobody = Client::connect("127.0.0.1:1", Options::default()).await;
+    check(
+        &nobody.unwrap_err(),
+        Kind::Unavailable,
+        &["127.0.0.1:1", "no server answers"],
+    );
+    let nowhere = Client::connect("http://", Options::default()).await;
+    check(&nowhere.unwrap_err(), Kind::Local, &["no address"]);
+    let key = Options {
+        key: Some("two\nlines".to_owned()),
+        ..Options::default()
+    };
+    let wrong = Client::connect("127.0.0.1:1", key).await;
+    check(&wrong.unwrap_err(), Kind::Local, &["key"]);
+}
