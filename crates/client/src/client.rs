@@ -14,7 +14,7 @@ use tonic::{
 };
 
 use crate::{
-    error::{Error, Kind},
+    error::{Error, Kind, with_reasons},
     model::Model,
     options::Options,
     push::{Push, PushProgress},
@@ -56,12 +56,9 @@ impl Client {
         let endpoint = options.endpoint(address)?;
         let key = options.key.as_deref().map(bearer).transpose()?;
         let channel = endpoint.connect().await.map_err(|error| {
-            let mut text = format!("no server answers at {address}: {error}");
-            let mut source = std::error::Error::source(&error);
-            while let Some(error) = source {
-                text += &format!(": {error}");
-                source = error.source();
-            }
+            let text = format!("no server answers at {address}");
+            let reason = std::error::Error::source(&error);
+            let text = with_reasons(text, reason);
             Error::new(Kind::Unavailable, text)
         })?;
         Ok(Client {

@@ -84,8 +84,10 @@ impl From<Status> for Error {
             Code::DeadlineExceeded => Kind::Timeout,
             Code::Aborted => Kind::Replaced,
             Code::Unavailable | Code::Cancelled => Kind::Unavailable,
-            // A connection that broke has no code of its own.
-            Code::Unknown if std::error::Error::source(&status).is_some() => Kind::Unavailable,
+            // A connection that broke has no code of its own, but a reason.
+            Code::Unknown | Code::Internal if std::error::Error::source(&status).is_some() => {
+                Kind::Unavailable
+            }
             _ => Kind::Internal,
         };
         let retry = status.metadata().get("retry-after");
@@ -100,17 +102,24 @@ impl From<Status> for Error {
 
 /// What the server said, or what the connection did.
 fn words(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    if text.is_empty() {
-        text = status.code().to_string();
-    }
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
+    let text = match status.message() {
+        "" => status.code().to_string(),
+        text => text.to_owned(),
+    };
+    with_reasons(text, std::error::Error::source(status))
+}
+
+/// A text with the reasons behind it, each said once.
+pub(crate) fn with_reasons(
+    mut text: String,
+    mut reason: Option<&(dyn std::error::Error + 'static)>,
+) -> String {
+    while let Some(error) = reason {
         let more = error.to_string();
         if !text.contains(&more) {
             text += &format!(": {more}");
         }
-        source = error.source();
+        reason = error.source();
     }
     text
 }

@@ -18,7 +18,7 @@ use crate::{
     client::Client,
     error::{Error, Kind},
     session::Session,
-    tensor::Tensor,
+    tensor::{LARGEST, Tensor},
 };
 
 /// One thing that happened.
@@ -94,8 +94,7 @@ impl Events {
         Ok(match event.what {
             Some(What::Token(token)) => Some(Event::Token(token)),
             Some(What::Captured(part)) => {
-                // The server says how much it keeps; nobody sends more than was asked for.
-                let whole = self.tensor.push(part, u64::MAX)?;
+                let whole = self.tensor.push(part, LARGEST)?;
                 match whole {
                     Some((name, tensor)) => Some(Event::Captured(name, (&tensor).try_into()?)),
                     None => None,

@@ -209,9 +209,13 @@ fn read(
         file.seek(SeekFrom::Start(have)).map_err(broken)?;
         let mut offset = have;
         while offset < source.offer.bytes {
-            let wanted = (source.offer.bytes - offset).min(PART as u64) as usize;
-            let mut data = vec![0; wanted];
-            file.read_exact(&mut data).map_err(broken)?;
+            let wanted = (source.offer.bytes - offset).min(PART as u64);
+            let mut data = Vec::with_capacity(wanted as usize);
+            let read = (&mut file).take(wanted).read_to_end(&mut data);
+            if read.map_err(broken)? as u64 != wanted {
+                let text = format!("{} became shorter", source.path.display());
+                return Err(Error::new(Kind::Local, text));
+            }
             let part = v1::PushPart {
                 push: push.to_owned(),
                 file: number as u32,
@@ -222,7 +226,7 @@ fn read(
                 // The server has given up, and says why itself.
                 return Ok(());
             }
-            offset += wanted as u64;
+            offset += wanted;
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::{
     create::{Generate, Resume},
     error::{Error, Kind},
     events::Events,
-    tensor::Tensor,
+    tensor::{LARGEST, Tensor},
 };
 
 /// Bytes of a saved session that travel together.
@@ -137,7 +137,7 @@ impl Session {
         let parts = self.client.white_box_service().activation(asked).await?;
         let (mut parts, mut assembler) = (parts.into_inner(), Assembler::default());
         while let Some(part) = parts.message().await? {
-            if let Some((_, whole)) = assembler.push(part, u64::MAX)? {
+            if let Some((_, whole)) = assembler.push(part, LARGEST)? {
                 return Ok((&whole).try_into()?);
             }
         }

@@ -2,6 +2,9 @@
 
 use djinn_wire::{TensorError, numbers, tensor, v1};
 
+/// Bytes of a tensor at most: one that claims more is a mistake, and no memory is taken for it.
+pub(crate) const LARGEST: u64 = 64 << 30;
+
 /// Numbers in some shape, the last dimension first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tensor {

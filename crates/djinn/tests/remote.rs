@@ -158,7 +158,7 @@ fn sessions_of_a_server() {
     );
     refused(
         &[&["sessions", "save", name, file], &at[..]].concat(),
-        &["--force"],
+        &["exists"],
     );
     let loaded = there(&["sessions", "load", file]);
     let loaded = loaded["sessions"][0].as_str().unwrap();
@@ -248,7 +248,7 @@ fn models_of_a_server() {
         &["--model-dir"],
     );
 
-    let plan = there(&["plan", "--model", "shape:gpt2", "--memory", "180MB"]);
+    let plan = there(&["plan", "--model", "shape:gpt2", "--memory", "400MB"]);
     assert!(
         plan["streamed_bytes_per_pass"].as_u64().unwrap() > 0,
         "{plan}"
@@ -286,4 +286,35 @@ fn what_makes_no_sense_there_is_refused() {
         &[&["run", "--model", "nobody"], &at[..]].concat(),
         &["no model 'nobody' here"],
     );
+}
+
+#[test]
+fn keys_and_addresses_come_from_flags_or_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let (keys, key) = (folder.path().join("keys.toml"), "ann-has-a-long-key");
+    fs::write(
+        &keys,
+        format!("[[key]]\nowner = \"ann\"\nkey = \"{key}\"\n"),
+    )
+    .unwrap();
+    let server = Server::start(&["--keys", keys.to_str().unwrap()]);
+    let at = ["--server", server.address.as_str()];
+    refused(&[&["run"], &at[..]].concat(), &["a key is needed"]);
+    let wrong = ["run", "--key", "nobody-has-this-key"];
+    refused(&[&wrong, &at[..]].concat(), &["a key is needed"]);
+    ok(&[&["run", "--max-tokens", "2", "--key", key], &at[..]].concat());
+    for variable in ["DJINN_SERVER", "GENIE_SERVER_ADDRESS"] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_djinn"))
+            .args(["models", "--json"])
+            .env_remove("DJINN_SERVER")
+            .env(variable, &server.address)
+            .env("DJINN_KEY", key)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stdout(&output).contains("stories-7m"));
+    }
+    // Who may talk may not load.
+    let unload = ["models", "unload", "stories-7m", "--key", key];
+    refused(&[&unload, &at[..]].concat(), &["ann", "admin"]);
 }

@@ -65,12 +65,14 @@ async fn tensors_are_those_of_one_process() {
     let hooks = [
         "blocks.*.hook_resid_post",
         "blocks.2.attn.hook_pattern",
-        "logits@-1",
+        "logits",
     ];
+    // Long enough that logits come in several pieces.
+    let prompt = format!("{PROMPT} dog. ").repeat(12);
     ok(&[
         "trace",
         "--prompt",
-        PROMPT,
+        &prompt,
         "--generate",
         "6",
         "--edit",
@@ -82,7 +84,7 @@ async fn tensors_are_those_of_one_process() {
     ]);
     let server = Server::start(&[]);
     let client = server.client().await;
-    let mut asked = client.model("").session().text(PROMPT).max_tokens(6);
+    let mut asked = client.model("").session().text(&prompt).max_tokens(6);
     for hook in hooks {
         asked = asked.capture(hook);
     }
@@ -97,6 +99,7 @@ async fn tensors_are_those_of_one_process() {
         .filter(|(name, _)| !name.ends_with("_ids"))
         .collect();
     assert_eq!(turn.captured.len(), traced.len());
+    assert!(4 * turn.captured["logits"].data.len() > 1 << 20);
     for (name, expect) in traced {
         let found = &turn.captured[name];
         assert_eq!(found.shape, expect.shape(), "{name}");

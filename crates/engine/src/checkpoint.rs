@@ -30,12 +30,18 @@ impl Checkpoint {
     pub fn activation(&self, dims: &Dims) -> Tensor {
         let found = self.live.iter().find(|(buf, _)| *buf == self.stop.buf);
         let (_, data) = found.expect("what is at the hook is kept");
-        let shape = match self.stop.site.layout(dims) {
+        let (shape, data) = (self.shape(dims), data.clone());
+        Tensor { shape, data }
+    }
+
+    /// Its shape.
+    pub fn shape(&self, dims: &Dims) -> Vec<usize> {
+        let found = self.live.iter().find(|(buf, _)| *buf == self.stop.buf);
+        let data = found.map_or(&[][..], |(_, data)| data);
+        match self.stop.site.layout(dims) {
             Layout::Heads(heads, d_head) => vec![data.len() / (heads * d_head), heads, d_head],
             Layout::Rows(width) | Layout::Pattern(width) => vec![data.len() / width, width],
-        };
-        let data = data.clone();
-        Tensor { shape, data }
+        }
     }
 }
 

@@ -30,6 +30,12 @@ impl Engine {
         Ok(checkpoint.activation(&self.model.program.dims))
     }
 
+    /// Its shape, where a session stopped at one and it is at hand.
+    pub fn activation_shape(&self, id: SessionId) -> Option<Vec<usize>> {
+        let checkpoint = self.sessions.get(&id)?.checkpoint.as_ref()?;
+        Some(checkpoint.shape(&self.model.program.dims))
+    }
+
     /// The same of some heads or elements, and of some of the positions that stopped.
     pub fn activation_part(
         &self,

@@ -224,6 +224,11 @@ impl Probe {
         self.lenses().map(rows).sum()
     }
 
+    /// The hooks that are read.
+    pub fn captured_hooks(&self) -> Vec<String> {
+        self.captures.keys().map(Site::to_string).collect()
+    }
+
     /// Bytes of all that is read over so many positions.
     pub fn captured_bytes(&self, program: &Program, positions: usize, prompt: usize) -> u64 {
         let dims = &program.dims;

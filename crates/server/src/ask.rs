@@ -1,6 +1,7 @@
 //! What a client asks of a session, whichever way it came, and the engine's request that becomes of it.
 
 use std::{
+    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -9,7 +10,7 @@ use djinn_engine::{
     BreakSpec, Change, Class, EditSpec, Engine, Operand, Part, Positions, Probe, Request, Sampling,
     Tensor,
 };
-use djinn_model::Generation;
+use djinn_model::{Generation, program::Program};
 use djinn_wire::{numbers, v1};
 
 use crate::{ServeError, config::Limits, host::Words};
@@ -99,6 +100,42 @@ impl SamplingAsk {
     }
 }
 
+impl SamplingAsk {
+    /// The first field in which this asks for something else than a session does already.
+    pub fn differs(&self, own: &Sampling) -> Option<&'static str> {
+        fn other<T: PartialEq>(asked: Option<T>, own: T) -> bool {
+            asked.is_some_and(|asked| asked != own)
+        }
+        let fields = [
+            ("temperature", other(self.temperature, own.temperature)),
+            ("top_k", other(self.top_k, own.top_k)),
+            ("top_p", other(self.top_p, own.top_p)),
+            ("min_p", other(self.min_p, own.min_p)),
+            (
+                "repetition_penalty",
+                other(self.repetition_penalty, own.repetition_penalty),
+            ),
+            (
+                "presence_penalty",
+                other(self.presence_penalty, own.presence_penalty),
+            ),
+            (
+                "frequency_penalty",
+                other(self.frequency_penalty, own.frequency_penalty),
+            ),
+            ("seed", other(self.seed, own.seed)),
+            (
+                "logit_bias",
+                !self.logit_bias.is_empty() && self.logit_bias != own.logit_bias,
+            ),
+        ];
+        fields
+            .into_iter()
+            .find(|(_, differs)| *differs)
+            .map(|(name, _)| name)
+    }
+}
+
 /// A seed nobody chose, short enough to be typed again.
 fn fresh_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -118,10 +155,27 @@ impl Ask {
             .unwrap_or_else(|| by_model.unwrap_or(MAX_TOKENS).min(room))
     }
 
+    /// Refuses to read a hook in two ways: only one would come back.
+    fn check_captures(&self, program: &Program) -> Result<(), ServeError> {
+        let mut seen = HashSet::new();
+        for capture in &self.captures {
+            let one = Probe::new(program, &[capture], Positions::All, &[])?;
+            for hook in one.captured_hooks() {
+                if let Some(twice) = seen.replace(hook) {
+                    return Err(ServeError::Invalid(format!(
+                        "captures: '{twice}' is read twice; read it in another session too"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The engine's request. Runs where the engine does, whose model says what can be asked.
     pub fn request(self, engine: &Engine, limits: &Limits) -> Result<Request, ServeError> {
         let (model, context) = (engine.model(), engine.blueprint().settings().context);
         let program = &model.program;
+        self.check_captures(program)?;
         let probe = Probe::new(program, &self.captures, self.positions.clone(), &self.edits)?;
         let probe = probe.with_turn_edits(program, &self.turn_edits)?;
         let probe = probe.with_breaks(program, &self.breaks)?;

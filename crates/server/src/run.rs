@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, middleware};
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::watch,
     task::JoinHandle,
 };
@@ -82,35 +82,80 @@ fn raise_descriptors() {
     }
 }
 
+/// What a process is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Stop,
+    Reload,
+}
+
+/// How.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, ServeError> {
+        let listen = |kind| signal(kind).map_err(|error| ServeError::Internal(error.to_string()));
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Until it is told to stop.
+    async fn stopped(&mut self) {
+        while self.next().await != Told::Stop {}
+    }
+
+    /// What comes next.
+    async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.terminate.recv() => Told::Stop,
+            _ = self.interrupt.recv() => Told::Stop,
+            _ = self.hangup.recv() => Told::Reload,
+        }
+    }
+}
+
 impl Running {
-    /// Loads the models that were asked for at the start; `told` hears of each.
-    pub async fn load(&self, told: impl Fn(&str, &str)) -> Result<(), ServeError> {
+    /// Loads the models that were asked for at the start.
+    pub async fn load(&self) -> Result<(), ServeError> {
         for model in &self.app.config.models {
-            let host = self.app.models.get(&model.name).await?;
-            told(&host.name, &host.facts.routing);
+            self.app.models.get(&model.name).await?;
         }
         self.app.set_ready();
         Ok(())
     }
 
-    /// Serves until the process is told to stop, reads keys again when told to, and drains.
-    pub async fn until_told(self) -> Result<(), ServeError> {
-        let fail = |error: std::io::Error| ServeError::Internal(error.to_string());
-        let mut term = signal(SignalKind::terminate()).map_err(fail)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(fail)?;
-        let mut hangup = signal(SignalKind::hangup()).map_err(fail)?;
-        loop {
-            tokio::select! {
-                _ = term.recv() => break,
-                _ = interrupt.recv() => break,
-                _ = hangup.recv() => self.reload(),
+    /// Loads, serves until the process is told to stop, and drains; reads keys again when told to.
+    /// `ready` hears of it when all models are there.
+    pub async fn until_told(self, ready: impl FnOnce(&Self)) -> Result<(), ServeError> {
+        let mut signals = Signals::listen()?;
+        {
+            let loaded = self.load();
+            tokio::pin!(loaded);
+            loop {
+                tokio::select! {
+                    loaded = &mut loaded => break loaded?,
+                    told = signals.next() => match told {
+                        Told::Stop => return Ok(()),
+                        Told::Reload => self.reload(),
+                    },
+                }
             }
+        }
+        ready(&self);
+        while signals.next().await == Told::Reload {
+            self.reload();
         }
         tracing::info!("draining: no new turns");
         tokio::select! {
             () = self.drain() => {}
-            _ = term.recv() => tracing::warn!("told twice: not waiting for turns"),
-            _ = interrupt.recv() => tracing::warn!("told twice: not waiting for turns"),
+            () = signals.stopped() => tracing::warn!("told twice: not waiting for turns"),
         }
         self.end().await;
         Ok(())

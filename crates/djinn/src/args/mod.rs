@@ -13,6 +13,7 @@ mod inside;
 mod live;
 mod memory;
 mod models;
+mod run;
 mod serve;
 mod server;
 mod sessions;
@@ -23,6 +24,7 @@ pub use inside::*;
 pub use live::{ChatArgs, TopArgs};
 pub use memory::{MemoryArgs, WatchArgs};
 pub use models::{LayoutArgs, Models, ModelsArgs};
+pub use run::{PromptArgs, RunArgs, SamplingArgs, TraceArgs};
 pub use serve::{ServeArgs, Setting, settle as settle_serve};
 pub use server::ServerArgs;
 pub use sessions::{Sessions, SessionsArgs};
@@ -157,180 +159,6 @@ fn over_budget(budget: u64, device: &str, total: u64, free: u64) -> String {
         "--memory {budget}: {device} has {total}, of which {free} are free; give less, or leave \
          --memory out to take what is free"
     )
-}
-
-/// What the model reads.
-#[derive(Clone, Debug, Args)]
-pub struct PromptArgs {
-    /// Text to start from; `-` reads standard input
-    #[arg(long, value_name = "T", conflicts_with = "tokens")]
-    pub prompt: Option<String>,
-    /// Token ids to start from, exactly as given
-    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
-    pub tokens: Option<Vec<u32>>,
-    /// Wrap the prompt as a user's message in the model's chat template
-    #[arg(long, conflicts_with = "tokens")]
-    pub chat: bool,
-    /// With --chat: the system message
-    #[arg(long, value_name = "T", requires = "chat")]
-    pub system: Option<String>,
-}
-
-/// How tokens are chosen. What is not given comes from the model's
-/// generation_config.json; a model that says nothing is greedy.
-#[derive(Clone, Debug, Args)]
-pub struct SamplingArgs {
-    /// 0 takes the likeliest token; 1 is the model's own distribution
-    #[arg(long, help_heading = "Sampling", value_name = "X")]
-    pub temperature: Option<f32>,
-    /// Choose among the K likeliest; 0 for all
-    #[arg(long, help_heading = "Sampling", value_name = "K")]
-    pub top_k: Option<usize>,
-    /// Choose among the likeliest whose probabilities reach P
-    #[arg(long, help_heading = "Sampling", value_name = "P")]
-    pub top_p: Option<f32>,
-    /// Leave out what is less likely than this share of the likeliest
-    #[arg(long, help_heading = "Sampling", value_name = "P")]
-    pub min_p: Option<f32>,
-    /// Make tokens already there less likely, prompt included (1 does nothing)
-    #[arg(long, help_heading = "Sampling", value_name = "X")]
-    pub repetition_penalty: Option<f32>,
-    /// Subtract from the logits of tokens already generated
-    #[arg(
-        long,
-        help_heading = "Sampling",
-        value_name = "X",
-        allow_hyphen_values = true
-    )]
-    pub presence_penalty: Option<f32>,
-    /// Subtract from the logits of tokens already generated, as often as they were
-    #[arg(
-        long,
-        help_heading = "Sampling",
-        value_name = "X",
-        allow_hyphen_values = true
-    )]
-    pub frequency_penalty: Option<f32>,
-    /// Add to a token's logit; may be repeated
-    #[arg(long, help_heading = "Sampling", value_name = "ID=X", value_parser = parse_bias)]
-    pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same text [default: drawn, and shown at the end]
-    #[arg(long, help_heading = "Sampling", value_name = "N")]
-    pub seed: Option<u64>,
-}
-
-/// `djinn run`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Sampling that is not given comes from the model's generation_config.json; a model that
-says nothing there is greedy.
-
-Examples:
-  djinn run
-  djinn run --prompt 'The little robot' --temperature 0.8 --top-p 0.95 --seed 7
-  djinn run --model ./Llama-3.2-1B-Instruct --chat --prompt 'Why is the sky blue?'
-  djinn run --model 'shape:llama-2-7b?layers=2' --tokens 1,2,3 --max-tokens 8 --json
-  djinn run --model ./Llama-2-13b --memory 4GB --stats --timeline passes.json
-  djinn run --state ./sessions --prompt 'Tom had a red boat.' --max-tokens 40
-  djinn run --state ./sessions --session 0 --prompt ' One day'
-  djinn run --server gpu:5556 --model big --prompt 'Tom had a red boat.' --keep
-  djinn run --server gpu:5556 --session big:0 --prompt ' One day'")]
-pub struct RunArgs {
-    #[command(flatten)]
-    pub server: ServerArgs,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub prompt: PromptArgs,
-    /// Generate at most this many tokens [default: the model's own limit, or 256]
-    #[arg(long, value_name = "N")]
-    pub max_tokens: Option<usize>,
-    /// End where this text appears; may be repeated
-    #[arg(long, value_name = "T")]
-    pub stop: Vec<String>,
-    /// Go on past the model's end-of-text token
-    #[arg(long)]
-    pub ignore_eos: bool,
-    /// With --json: report each token's log-probability and N alternatives
-    #[arg(long, value_name = "N", requires = "json")]
-    pub logprobs: Option<usize>,
-    /// Print one JSON object at the end instead of streaming text
-    #[arg(long)]
-    pub json: bool,
-    /// Keep the session in this folder, so that it can go on later, whatever happens to the
-    /// process meanwhile
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-    /// With --server: keep the session when this ends, so that --session can go on with it
-    #[arg(long, help_heading = "Server", requires = "server")]
-    pub keep: bool,
-    /// Go on with this session of the folder or of the server: --prompt is what it is told, and
-    /// nothing else changes
-    #[arg(long, value_name = "ID",
-          conflicts_with_all = ["chat", "system", "stop", "ignore_eos", "logprobs", "temperature",
-                                "top_k", "top_p", "min_p", "repetition_penalty",
-                                "presence_penalty", "frequency_penalty", "logit_bias", "seed", "edit", "steer"])]
-    pub session: Option<String>,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
-    #[command(flatten)]
-    pub changes: ChangeArgs,
-    #[command(flatten)]
-    pub watch: WatchArgs,
-}
-
-/// `djinn trace`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Hooks, in TransformerLens's words:
-  hook_embed
-  blocks.I.hook_resid_pre  .hook_resid_mid  .hook_resid_post
-  blocks.I.hook_attn_out   .hook_mlp_out
-  blocks.I.attn.hook_q  .hook_k  .hook_v  .hook_z  .hook_pattern
-  blocks.I.mlp.hook_pre  .hook_post
-  ln_final.hook_normalized
-  logits
-A * stands for any text. Captures read the prompt's positions, after any edit.
-
-Edits: HOOK:CHANGE[@POSITIONS]
-  CHANGE     scale=0.9 | zero | add=FILE[#TENSOR][*FACTOR] | replace=FILE[#TENSOR]
-             | project-out=FILE[#TENSOR]      (FILE is a safetensors file)
-  POSITIONS  all | prompt | generated | 0,3,-1 | 2..5
-
-Examples:
-  djinn trace --prompt 'Once upon a time' --capture 'blocks.*.hook_resid_post'
-  djinn trace --tokens 0,5,7 --capture logits --edit 'blocks.4.hook_resid_post:scale=0.9' \\
-              --generate 20 --out traced.safetensors
-  djinn trace --server gpu:5556 --prompt 'The cat' --capture 'blocks.3.hook_resid_post@-1'")]
-pub struct TraceArgs {
-    #[command(flatten)]
-    pub server: ServerArgs,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub prompt: PromptArgs,
-    /// What is read.
-    #[arg(
-        long,
-        value_name = "PATTERN",
-        required = true,
-        help = "Hooks to read: HOOK[PART][@POSITIONS][|REDUCTION], by name or pattern; several \
-                  with commas. Reductions: mean, norm, top5, lens5, likeliest5 (of logits)"
-    )]
-    pub capture: Vec<String>,
-    #[command(flatten)]
-    pub changes: ChangeArgs,
-    /// Generate N tokens after the prompt, greedily
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub generate: usize,
-    /// Write tensors (f32, by hook name), input_ids and output_ids here
-    #[arg(long, value_name = "FILE.safetensors")]
-    pub out: Option<PathBuf>,
-    /// Print the table as JSON
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub watch: WatchArgs,
 }
 
 /// `djinn plan`
@@ -468,18 +296,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-fn parse_bias(text: &str) -> Result<(u32, f32), String> {
-    let parsed = text
-        .split_once('=')
-        .and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse().ok()?)));
-    parsed.ok_or_else(|| format!("'{text}' is not ID=X, as in 42=-1.5"))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
-    use super::{Cli, over_budget, parse_bias};
+    use super::{Cli, over_budget};
 
     #[test]
     fn flags_are_consistent() {
@@ -502,12 +323,5 @@ mod tests {
         ] {
             assert!(told.contains(part), "{part} not in {told}");
         }
-    }
-
-    #[test]
-    fn biases() {
-        assert_eq!(parse_bias("42=-1.5"), Ok((42, -1.5)));
-        assert!(parse_bias("42").is_err());
-        assert!(parse_bias("x=1").is_err());
     }
 }

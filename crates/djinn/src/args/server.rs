@@ -66,6 +66,14 @@ pub fn with_conflicts(mut cli: Command) -> Command {
             command.mut_arg("server", |server| server.conflicts_with_all(refused))
         });
     }
+    let which = "Which server: HOST:PORT, or https://HOST:PORT";
+    let usual = "Which server: HOST:PORT, or https://HOST:PORT [default: DJINN_SERVER, or this \
+                 machine's]";
+    for (name, help) in [("sessions", which), ("models", usual), ("top", usual)] {
+        cli = cli.mut_subcommand(name, |command| {
+            command.mut_arg("server", |server| server.help(help))
+        });
+    }
     // Commands of commands take them too.
     for name in ["sessions", "models"] {
         cli = cli.mut_subcommand(name, |mut command| {

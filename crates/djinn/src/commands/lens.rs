@@ -141,7 +141,7 @@ impl Grid {
         )
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let row = |(block, row): (usize, &Vec<Vec<Said>>)| {
             let block = std::iter::once(block.to_string());
             let cells = row.iter().map(|top| {

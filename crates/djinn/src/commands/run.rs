@@ -70,7 +70,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         }
     };
     let load = started.elapsed().as_secs_f64();
-    note_what_is_unused(engine.model(), &args, sampled);
+    note_what_is_unused(engine.model().chat.is_some(), &args, sampled);
     let told = generate(&mut engine, shown, load, &mut watch);
     // Most wanted where something went wrong.
     let timeline = watch.write_timeline(&engine);
@@ -123,8 +123,8 @@ fn session(args: &RunArgs) -> Result<Option<u64>, Failure> {
 }
 
 /// Tells of what was given or is there and will not be used.
-fn note_what_is_unused(model: &Model, args: &RunArgs, sampled: bool) {
-    if model.chat.is_some() && !args.prompt.chat && args.prompt.prompt.is_some() {
+pub(super) fn note_what_is_unused(has_chat: bool, args: &RunArgs, sampled: bool) {
+    if has_chat && !args.prompt.chat && args.prompt.prompt.is_some() {
         eprintln!("note: this model has a chat template; --chat uses it");
     }
     let SamplingArgs {

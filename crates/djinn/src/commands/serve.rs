@@ -30,11 +30,9 @@ pub fn serve() -> Result<(), Failure> {
 async fn run(config: Config) -> Result<(), Failure> {
     let speaks_tls = config.tls.is_some();
     let running = djinn_server::start(config).await?;
-    running
-        .load(|name, routing| eprintln!("{name}: {routing}"))
-        .await?;
-    say(&ready(&running, speaks_tls))?;
-    Ok(running.until_told().await?)
+    // Whoever closed standard output does not want to hear of it.
+    let ready = |running: &Running| drop(say(&ready(running, speaks_tls)));
+    Ok(running.until_told(ready).await?)
 }
 
 /// The line that says where: whoever started this waits for it.

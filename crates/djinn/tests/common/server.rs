@@ -14,7 +14,7 @@ const SMALL: [&str; 10] = [
     "--device",
     "cpu",
     "--memory",
-    "300MB",
+    "600MB",
     "--context",
     "512",
     "--batch",

@@ -38,11 +38,17 @@ impl Grpc {
 pub fn routes(app: &Arc<App>) -> Result<Routes, ServeError> {
     let grpc = Grpc(Arc::clone(app));
     let most = app.config.limits.message_bytes;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .map_err(|error| ServeError::Internal(error.to_string()))?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let broken = |error: tonic_reflection::server::Error| ServeError::Internal(error.to_string());
+    // Older clients know it by its first name.
+    let (now, before) = (
+        reflection().build_v1().map_err(broken)?,
+        reflection().build_v1alpha().map_err(broken)?,
+    );
     let (health, service) = tonic_health::server::health_reporter();
     let watched = Arc::clone(app);
     tokio::spawn(async move {
@@ -57,7 +63,8 @@ pub fn routes(app: &Arc<App>) -> Result<Routes, ServeError> {
     });
     let mut routes = Routes::builder();
     routes
-        .add_service(reflection)
+        .add_service(now)
+        .add_service(before)
         .add_service(service)
         .add_service(
             v1::models_server::ModelsServer::new(grpc.clone()).max_decoding_message_size(most),

@@ -303,7 +303,7 @@ type Told = (SessionInfo, Option<v1::Paused>);
 
 fn with_stop(worker: &Worker, info: SessionInfo) -> Told {
     let at = worker.engine.paused(info.id);
-    let shape = worker.engine.activation(info.id).map(|tensor| tensor.shape);
+    let shape = worker.engine.activation_shape(info.id);
     let at = at.map(|at| paused(&at, &shape.unwrap_or_default()));
     (info, at)
 }
@@ -336,11 +336,7 @@ async fn follow(
         let saved = worker.engine.as_owner(&owner).export(id)?.session;
         let runs = matches!(saved.state, SavedState::Ready);
         let told = runs.then(|| worker.listen(id));
-        let shape = worker
-            .engine
-            .activation(id)
-            .map(|t| t.shape)
-            .unwrap_or_default();
+        let shape = worker.engine.activation_shape(id).unwrap_or_default();
         let at = worker.engine.paused(id).map(|at| paused(&at, &shape));
         Ok((saved, told, at, worker.last_finish(id)))
     });

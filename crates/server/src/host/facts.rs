@@ -30,21 +30,26 @@ pub struct Facts {
 impl Facts {
     pub(super) fn of(engine: &Engine, link_ceiling: f64) -> Self {
         let (model, blueprint) = (engine.model(), engine.blueprint());
-        let settings = blueprint.settings();
         Facts {
             family: model.program.family,
             dims: model.program.dims,
             routing: blueprint.reason(),
             memory: memory(blueprint),
-            limits: v1::ModelLimits {
-                memory_bytes: blueprint.memory().budget,
-                context: settings.context as u64,
-                batch: settings.sessions as u64,
-                sessions: settings.open as u64,
-            },
+            limits: limits(blueprint),
             link_ceiling,
             page_bytes: blueprint.page_bytes(),
         }
+    }
+}
+
+/// What a blueprint is for.
+pub(crate) fn limits(blueprint: &djinn_engine::Blueprint) -> v1::ModelLimits {
+    let settings = blueprint.settings();
+    v1::ModelLimits {
+        memory_bytes: blueprint.memory().budget,
+        context: settings.context as u64,
+        batch: settings.sessions as u64,
+        sessions: settings.open as u64,
     }
 }
 

@@ -290,7 +290,7 @@ impl Worker {
         }
         if let Some(paused) = output.paused {
             let captured = self.engine.take_captured(id).tensors();
-            let shape = self.engine.activation(id).map(|tensor| tensor.shape);
+            let shape = self.engine.activation_shape(id);
             life.send_all(captured);
             life.send(Told::Paused(paused, shape.unwrap_or_default()));
             life.listener = None;

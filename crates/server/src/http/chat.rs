@@ -28,7 +28,7 @@ pub async fn chat(
 ) -> Reply {
     let asked: ChatRequest = read(&app, request).await?;
     asked.common.check()?;
-    let host = app.models.get(&asked.common.model).await?;
+    let host = app.models.get(asked.common.model()).await?;
     let messages: Vec<Value> = asked
         .messages
         .into_iter()

@@ -30,7 +30,7 @@ pub async fn completions(
 ) -> Reply {
     let asked: CompletionRequest = read(&app, request).await?;
     asked.common.check()?;
-    let host = app.models.get(&asked.common.model).await?;
+    let host = app.models.get(asked.common.model()).await?;
     let goes_on = asked
         .common
         .djinn

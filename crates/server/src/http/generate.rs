@@ -1,6 +1,7 @@
 //! From a request to turns, and from turns to an answer: what completions and chats share.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -261,12 +262,28 @@ async fn go_on(
             "captures are chosen when a session begins: they come with every turn of it".to_owned(),
         ));
     }
+    if fields.lease_s.is_some() {
+        return Err(settled("lease_s"));
+    }
+    let (sampling, stop) = (job.common.sampling()?, job.common.stop());
+    let logprobs = job.logprobs;
     let (tokens, way, words) = (job.prompts[0].clone(), job.way, host.words.clone());
     let most = job.common.max_completion_tokens.or(job.common.max_tokens);
     let most = most.or(words.generation.max_new_tokens).unwrap_or(256);
     let (owner, edits) = (caller.owner.name.clone(), fields.changes()?);
     let said = host.call(move |worker| {
         worker.engine.as_owner(&owner).renew(id)?;
+        if let Some(own) = worker.engine.sampling(id) {
+            let differs = sampling
+                .differs(own)
+                .or((logprobs != own.logprobs).then_some("logprobs"));
+            if let Some(name) = differs {
+                return Err(settled(name));
+            }
+        }
+        if !stop.is_empty() && worker.engine.export(id)?.session.stop != stop {
+            return Err(settled("stop"));
+        }
         let tokens = match way {
             Way::Text => tokens,
             Way::Chat => rest_of_chat(
@@ -282,6 +299,12 @@ async fn go_on(
         Ok(worker.listen(id))
     });
     Ok(Turn::new(Arc::clone(&host), id, true, said.await?))
+}
+
+fn settled(name: &str) -> ServeError {
+    ServeError::Unsupported(format!(
+        "'{name}' is settled when a session begins: leave it out, or say the same again"
+    ))
 }
 
 /// What a chat has beyond what its session has seen.
@@ -324,7 +347,10 @@ async fn whole(answer: Answer) -> Reply {
     let words = turns[0].host.words.clone();
     let mut choices = try_join_all(turns.into_iter().map(Choice::of)).await?;
     let completion_tokens: usize = choices.iter().map(|choice| choice.tokens.len()).sum();
-    let captured = std::mem::take(&mut choices[0].captured);
+    let captured = match &mut choices[..] {
+        [only] => std::mem::take(&mut only.captured),
+        _ => BTreeMap::new(),
+    };
     let told: Vec<Value> = choices
         .iter()
         .enumerate()
@@ -340,6 +366,9 @@ async fn whole(answer: Answer) -> Reply {
                 "logprobs": logprobs,
                 "finish_reason": choice.finish.map(reason),
             });
+            if let Some(read) = djinn::told(None, &choice.captured) {
+                told["djinn"] = read;
+            }
             if token_ids {
                 told["token_ids"] = json!(choice.tokens);
             }

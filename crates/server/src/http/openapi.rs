@@ -64,7 +64,7 @@ mod tests {
                     .filter(|kind| *kind != "null");
                 let kinds: Vec<&str> = kinds.collect();
                 match kinds[..] {
-                    ["array"] => format!("list of {}", self::kind(&schema["items"])),
+                    ["array"] => format!("list of {}", kind(&schema["items"])),
                     _ => kinds.join(" or "),
                 }
             }
@@ -76,7 +76,7 @@ mod tests {
         for part in schema["allOf"].as_array().into_iter().flatten() {
             match part["$ref"].as_str() {
                 Some(name) => {
-                    writeln!(text, "Everything of {}.\n", kind(&json!({ "$ref": name }))).unwrap()
+                    writeln!(text, "Everything of {}.\n", kind(&json!({ "$ref": name }))).unwrap();
                 }
                 None => fields(text, part),
             }

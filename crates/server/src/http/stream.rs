@@ -40,6 +40,12 @@ pub fn respond(answer: Answer, wants_usage: bool) -> Response {
     let host = Arc::clone(&answer.turns[0].host);
     let left = answer.turns.len();
     let mut next = VecDeque::new();
+    // First, so that whoever leaves early finds it again.
+    if let Some(told) = djinn::told(answer.session, &BTreeMap::new()) {
+        let mut first = answer.head.json(true, json!([]));
+        first["djinn"] = told;
+        next.push_back(data(&first));
+    }
     for index in 0..left {
         let before = answer.echo.get(index).cloned().unwrap_or_default();
         let first = match answer.head.way {
@@ -62,8 +68,7 @@ pub fn respond(answer: Answer, wants_usage: bool) -> Response {
         wants_usage,
         prompt_tokens: answer.prompt_tokens,
         completion_tokens: 0,
-        session: answer.session,
-        captured: BTreeMap::new(),
+        captured: vec![BTreeMap::new(); left],
         next,
         is_over: false,
         _caller: answer.caller,
@@ -85,8 +90,8 @@ struct Pieces {
     wants_usage: bool,
     prompt_tokens: usize,
     completion_tokens: usize,
-    session: Option<String>,
-    captured: BTreeMap<String, Tensor>,
+    /// What each choice read.
+    captured: Vec<BTreeMap<String, Tensor>>,
     next: VecDeque<Event>,
     is_over: bool,
     _caller: Caller,
@@ -132,7 +137,7 @@ impl Pieces {
                     self.next.push_back(data(&piece));
                 }
             }
-            Told::Captured(name, tensor) => drop(self.captured.insert(name, tensor)),
+            Told::Captured(name, tensor) => drop(self.captured[index].insert(name, tensor)),
             Told::Finished {
                 finish,
                 failure,
@@ -175,9 +180,20 @@ impl Pieces {
 
     /// What comes after the last choice.
     fn end(&mut self) {
-        if let Some(told) = djinn::told(self.session.take(), &self.captured) {
-            let mut last = self.head.json(true, json!([]));
-            last["djinn"] = told;
+        let captured = std::mem::take(&mut self.captured);
+        let is_only = captured.len() == 1;
+        for (index, read) in captured.iter().enumerate() {
+            let Some(told) = djinn::told(None, read) else {
+                continue;
+            };
+            let mut last = match is_only {
+                true => self.head.json(true, json!([])),
+                false => piece(&self.head, index, "".into(), None, None),
+            };
+            match is_only {
+                true => last["djinn"] = told,
+                false => last["choices"][0]["djinn"] = told,
+            }
             self.next.push_back(data(&last));
         }
         if self.wants_usage {

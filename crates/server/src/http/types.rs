@@ -170,6 +170,21 @@ impl Common {
         Ok(())
     }
 
+    /// The model's name: a session says which it is.
+    pub fn model(&self) -> &str {
+        let session = self
+            .djinn
+            .as_ref()
+            .and_then(|fields| fields.session.as_deref());
+        match (
+            self.model.as_str(),
+            session.and_then(|name| name.rsplit_once(':')),
+        ) {
+            ("", Some((model, _))) => model,
+            (model, _) => model,
+        }
+    }
+
     /// Texts that end it.
     pub fn stop(&self) -> Vec<String> {
         match &self.stop {

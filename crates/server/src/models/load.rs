@@ -29,6 +29,7 @@ const SESSIONS: usize = 256;
 const MEASURE: Duration = Duration::from_millis(300);
 
 /// A model to load.
+#[derive(Clone)]
 pub(super) struct Loading {
     pub name: String,
     pub reference: String,
@@ -72,7 +73,7 @@ impl Loading {
     fn load(self, progress: &mut dyn FnMut(LoadProgress)) -> Result<Loaded, ServeError> {
         let model = Model::open(&self.reference)?;
         let blueprint = self.draw(&model)?;
-        tracing::info!(model = self.name, plan = blueprint.reason(), "loading");
+        tracing::debug!(model = self.name, plan = blueprint.reason(), "loading");
         let backend = &self.config.backend;
         let link_ceiling = link_ceiling(backend, &model, &blueprint);
         let mut engine = Engine::load(model, backend, blueprint, progress)?;
@@ -100,11 +101,16 @@ impl Loading {
         let blueprint = self.draw(&model)?;
         let settings = blueprint.settings();
         let pages = settings.context.div_ceil(settings.page_tokens) as u64;
+        let link = link_ceiling(&self.config.backend, &model, &blueprint);
+        let streamed = blueprint.plan().ring.streamed_bytes() as f64;
         Ok(v1::PlanReply {
             routing: blueprint.reason(),
             dims: Some(facts::dims(&model.program.dims)),
             memory: Some(facts::memory(&blueprint)),
             session_kv_bytes: pages * blueprint.page_bytes(),
+            limits: Some(facts::limits(&blueprint)),
+            link_bytes_per_s: link,
+            pass_s: if link > 0.0 { streamed / link } else { 0.0 },
         })
     }
 

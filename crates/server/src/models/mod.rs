@@ -201,14 +201,11 @@ impl Registry {
             progress(p);
         }));
         loop {
-            let loading = load::Loading {
-                name: name.to_owned(),
-                reference: self.resolve(&entry.config.reference, entry.trusted)?,
-                layout: entry.config.layout.or(self.config.layout),
-                taken: self.taken(),
-                sharers: self.unloaded(),
-                config: Arc::clone(&self.config),
-                metrics: Arc::clone(&self.metrics),
+            let loading = self.loading(name, &entry)?;
+            let alone = load::Loading {
+                taken: 0,
+                sharers: 1,
+                ..loading.clone()
             };
             let progress = Arc::clone(&progress);
             let loaded = tokio::task::spawn_blocking(move || {
@@ -225,9 +222,11 @@ impl Registry {
                     return Ok(host);
                 }
                 Err(error) if load::wants_memory(&error) => {
-                    if !self.give_way(name).await {
+                    // Nobody gives way to one that would not fit alone.
+                    let fits = tokio::task::spawn_blocking(move || alone.plan().is_ok()).await;
+                    if !fits.unwrap_or(false) || !self.give_way(name).await {
                         self.set_state(name, State::Unloaded);
-                        return Err(error);
+                        return Err(self.crowded(error));
                     }
                 }
                 Err(error) => {
@@ -236,6 +235,35 @@ impl Registry {
                     return Err(error);
                 }
             }
+        }
+    }
+
+    fn loading(&self, name: &str, entry: &Entry) -> Result<load::Loading, ServeError> {
+        Ok(load::Loading {
+            name: name.to_owned(),
+            reference: self.resolve(&entry.config.reference, entry.trusted)?,
+            layout: entry.config.layout.or(self.config.layout),
+            taken: self.taken(),
+            sharers: self.unloaded(),
+            config: Arc::clone(&self.config),
+            metrics: Arc::clone(&self.metrics),
+        })
+    }
+
+    /// The same error, saying who has the memory.
+    fn crowded(&self, error: ServeError) -> ServeError {
+        let hosts = self.hosts();
+        let have = |host: &Arc<Host>| {
+            let bytes = djinn_memory::Size(host.facts.memory.total_bytes);
+            format!("{} has {bytes}", host.name)
+        };
+        match hosts.is_empty() {
+            true => error,
+            false => ServeError::Conflict(format!(
+                "{error}; of {} in all, {}: unload one, or give it less (memory=)",
+                djinn_memory::Size(self.config.memory.budget),
+                hosts.iter().map(have).collect::<Vec<_>>().join(", ")
+            )),
         }
     }
 
@@ -477,4 +505,5 @@ fn fill(model: &mut v1::Model, host: &Host) {
     model.has_chat = host.words.chat.is_some();
     model.idle_s = host.last_used().elapsed().as_secs_f64();
     model.eos.clone_from(&host.words.generation.eos);
+    model.max_new_tokens = host.words.generation.max_new_tokens.unwrap_or(0) as u64;
 }

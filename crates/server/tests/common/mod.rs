@@ -100,7 +100,7 @@ impl Server {
                 .unwrap();
             runtime.block_on(async {
                 let running = djinn_server::start(config).await.unwrap();
-                running.load(|_, _| {}).await.unwrap();
+                running.load().await.unwrap();
                 ready.send(running.addresses[0]).unwrap();
                 let _ = stopped.await;
                 running.stop().await;

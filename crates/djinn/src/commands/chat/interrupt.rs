@@ -1,12 +1,15 @@
 //! Ctrl-C while an answer comes: it ends the answer, not the conversation.
 
 use std::{
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
 };
+
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
@@ -22,15 +25,20 @@ impl Interrupt {
 
     /// Whoever presses Ctrl-C. From now on that does not end the process.
     pub fn by_key() -> Result<Self, Failure> {
+        let deaf = |error: io::Error| Failure::Message(format!("no way to hear Ctrl-C: {error}"));
         let flag = Arc::new(AtomicBool::new(false));
         let pressed = Arc::clone(&flag);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|error| Failure::Message(format!("no way to hear Ctrl-C: {error}")))?;
+            .map_err(deaf)?;
+        // Before a line is read: whoever reads lines puts back what it found.
+        let entered = runtime.enter();
+        let mut presses = signal(SignalKind::interrupt()).map_err(deaf)?;
+        drop(entered);
         let listen = move || {
             runtime.block_on(async {
-                while tokio::signal::ctrl_c().await.is_ok() {
+                while presses.recv().await.is_some() {
                     pressed.store(true, Ordering::Release);
                 }
             });
@@ -38,7 +46,7 @@ impl Interrupt {
         thread::Builder::new()
             .name("ctrl-c".to_owned())
             .spawn(listen)
-            .map_err(|error| Failure::Message(format!("no way to hear Ctrl-C: {error}")))?;
+            .map_err(deaf)?;
         Ok(Interrupt(flag))
     }
 

@@ -2,13 +2,15 @@
 
 mod command;
 mod debugger;
+mod local;
 mod show;
+pub mod target;
 mod terminal;
 
 use djinn_engine::{Blueprint, Inside, Probe, Request, Settings};
 use djinn_model::Model;
 
-use super::{load, prompt, watch::Watch};
+use super::{load, prompt, remote, watch::Watch};
 use crate::{
     args::DebugArgs,
     bundled,
@@ -16,6 +18,8 @@ use crate::{
 };
 use command::Command;
 use debugger::{Debugger, Flow};
+use local::Local;
+use target::Target;
 
 /// Rows of a pass at most: all of them may go through the head.
 const ROWS: usize = 128;
@@ -31,6 +35,19 @@ pub fn debug(args: &DebugArgs) -> Result<(), Failure> {
         }
         None => None,
     };
+    let target: Box<dyn Target> = match args.server.server {
+        Some(_) => Box::new(remote::debug::Remote::connect(args)?),
+        None => Box::new(local(args)?),
+    };
+    let mut debugger = Debugger::new(target, args.breaks.clone());
+    match script {
+        Some(script) => run_script(&mut debugger, &script),
+        None => terminal::run(&mut debugger),
+    }
+}
+
+/// An engine of this process, with the session opened.
+fn local(args: &DebugArgs) -> Result<Local, Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
     let tokens = prompt::tokens(&model, &args.prompt)?;
     let probe = Probe::default().with_breaks(&model.program, &args.breaks)?;
@@ -45,11 +62,7 @@ pub fn debug(args: &DebugArgs) -> Result<(), Failure> {
     let settings = settings(&model, &request)?;
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
     let engine = load(&settled, model, blueprint, &mut Watch::default())?;
-    let mut debugger = Debugger::new(engine, request)?;
-    match script {
-        Some(script) => run_script(&mut debugger, &script),
-        None => terminal::run(&mut debugger),
-    }
+    Local::new(engine, request)
 }
 
 /// Room for the session, its branches, and one for a lens over all blocks.

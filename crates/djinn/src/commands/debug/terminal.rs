@@ -21,7 +21,7 @@ pub fn run(debugger: &mut Debugger) -> Result<(), Failure> {
     // As a shell completes: as far as it is clear, and then what there is.
     let config = Config::builder().completion_type(CompletionType::List);
     let mut editor: Editor<Words, FileHistory> = Editor::with_config(config.build())?;
-    editor.set_helper(Some(Words::of(debugger)));
+    editor.set_helper(Some(Words::of(debugger)?));
     say("nothing has run yet; help lists the commands\n")?;
     let mut last = String::new();
     loop {
@@ -59,7 +59,7 @@ struct Words {
 }
 
 impl Words {
-    fn of(debugger: &Debugger) -> Self {
+    fn of(debugger: &mut Debugger) -> Result<Self, Failure> {
         let names = HELP.iter().flat_map(|(usage, _)| usage.split(", "));
         let first = |usage: &str| {
             usage
@@ -72,11 +72,8 @@ impl Words {
         commands.retain(|name| name.chars().all(|c| c.is_ascii_lowercase()));
         commands.sort();
         commands.dedup();
-        let hooks = debugger.engine.model().program.hooks();
-        Words {
-            commands,
-            hooks: hooks.iter().map(ToString::to_string).collect(),
-        }
+        let hooks = debugger.target.hooks()?;
+        Ok(Words { commands, hooks })
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_client::{Client, Event, Events, Generate, Model, Session, v1};
+use djinn_client::{Event, Events, Generate, Model, Session, v1};
 use djinn_model::Message;
 use tokio::runtime::Runtime;
 
@@ -25,7 +25,6 @@ pub struct Remote {
     model: Model,
     told: v1::Model,
     sessions: HashMap<usize, Open>,
-    _client: Client,
 }
 
 /// A conversation's session, what it has been told and said, and how it chooses.
@@ -40,20 +39,19 @@ impl Remote {
     /// Finds the model, and lets the server load it.
     pub fn connect(args: &ChatArgs) -> Result<Self, Failure> {
         let runtime = runtime()?;
-        let (client, model, told) = runtime.block_on(async {
+        let (model, told) = runtime.block_on(async {
             let client = connect(&args.server).await?;
             let model = client.model(args.model.model.as_deref().unwrap_or_default());
             // A model that is asked for words is loaded then.
             model.tokenize("a").await?;
             let told = model.info().await?;
-            Ok::<_, Failure>((client, model, told))
+            Ok::<_, Failure>((model, told))
         })?;
         Ok(Remote {
             runtime,
             model,
             told,
             sessions: HashMap::new(),
-            _client: client,
         })
     }
 

@@ -1,6 +1,6 @@
 //! `djinn lens --server`
 
-use djinn_client::Client;
+use djinn_client::Model;
 
 use super::{on, prompt, tensor};
 use crate::{
@@ -11,25 +11,37 @@ use crate::{
 
 /// What would be said behind every block of a server's model.
 pub fn lens(args: &LensArgs) -> Result<(), Failure> {
-    let grid = on(&args.server, async |client| look(&client, args).await)?;
+    let grid = on(&args.server, async |client| {
+        let model = client.model(args.model.model.as_deref().unwrap_or_default());
+        let tokens = prompt::tokens(&model, &args.prompt).await?;
+        look(&model, tokens, args.top).await
+    })?;
     grid.tell(args)
 }
 
-async fn look(client: &Client, args: &LensArgs) -> Result<Grid, Failure> {
-    let model = client.model(args.model.model.as_deref().unwrap_or_default());
-    let tokens = prompt::tokens(&model, &args.prompt).await?;
+/// The grid of some tokens.
+pub(super) async fn look(model: &Model, tokens: Vec<u32>, top: usize) -> Result<Grid, Failure> {
     let asked = model.session().tokens(tokens.clone()).max_tokens(0);
-    let turn = asked.capture(capture(args.top)).open().await?;
+    let turn = asked.capture(capture(top)).open().await?;
     let seen = turn.collect().await?.captured.into_iter();
     let seen = seen.map(|(name, seen)| (name, tensor(seen))).collect();
     let told = model.info().await?;
     let mut grid = Grid::new(&told.name, tokens, &seen)?;
     let all: Vec<u32> = grid.tokens().collect();
-    let names = match told.has_text {
-        true => model.pieces(&all).await?,
-        false => all.iter().map(u32::to_string).collect(),
-    };
-    let names = names.iter().map(|name| readable(name));
+    let names = names(model, told.has_text, &all).await?;
     grid.names = all.into_iter().zip(names).collect();
     Ok(grid)
+}
+
+/// Tokens as people read them.
+pub(super) async fn names(
+    model: &Model,
+    has_text: bool,
+    tokens: &[u32],
+) -> Result<Vec<String>, Failure> {
+    if !has_text {
+        return Ok(tokens.iter().map(u32::to_string).collect());
+    }
+    let pieces = model.pieces(tokens).await?;
+    Ok(pieces.iter().map(|piece| readable(piece)).collect())
 }

@@ -1,6 +1,7 @@
 //! Commands whose work a server does: they say what they would say here, and load nothing.
 
 pub mod chat;
+pub mod debug;
 pub mod lens;
 pub mod models;
 pub mod plan;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{address, edits::edits, on, prompt};
 use crate::{
     args::{RunArgs, SamplingArgs},
-    commands::run::Timing,
+    commands::run::{Timing, note_what_is_unused},
     failure::{Failure, say, say_json},
     style::{id_list, seconds},
 };
@@ -42,6 +42,7 @@ async fn run_on(client: &Client, args: &RunArgs) -> Result<(), Failure> {
         true => Some(model.detokenize(&prompt, false).await?),
         false => None,
     };
+    note_what_is_unused(told.has_chat, args, may_sample(args));
     let session = events.session().name().to_owned();
     let (turn, timing) = listen(events, shown, load).await?;
     let ran = Ran {
@@ -167,7 +168,9 @@ impl Ran {
         if !self.model.has_text {
             say(&format!("{}\n", id_list(&self.turn.tokens)))?;
         }
-        eprintln!("{}", self.summary(&address(&args.server)));
+        let drawn = args.sampling.seed.is_none() && may_sample(args);
+        let seed = seed.filter(|_| drawn);
+        eprintln!("{}", self.summary(&address(&args.server), seed));
         if let Some(session) = kept {
             eprintln!(
                 "session {session} is kept: djinn run --server {} --session {session} --prompt '…' goes \
@@ -178,11 +181,12 @@ impl Ran {
         Ok(())
     }
 
-    fn summary(&self, address: &str) -> String {
+    fn summary(&self, address: &str, seed: Option<u64>) -> String {
+        let seed = seed.map_or(String::new(), |seed| format!(" · seed {seed}"));
         let memory = self.model.memory.unwrap_or_default();
         format!(
             "{} tokens · {:.1} tokens/s · first token {} · {} ({} weights, {} KV, {} activations) · {} at \
-             {address}",
+             {address}{seed}",
             self.turn.tokens.len(),
             self.timing.rate(self.turn.tokens.len()),
             seconds(self.timing.first_token),
@@ -227,6 +231,11 @@ impl Ran {
             },
         })
     }
+}
+
+/// Whether chance may have a say: only the server knows what a model recommends.
+fn may_sample(args: &RunArgs) -> bool {
+    args.sampling.temperature.is_none_or(|x| x > 0.0)
 }
 
 fn weights(memory: &v1::ModelMemory) -> u64 {

@@ -33,7 +33,7 @@ pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
         Sessions::Save { id, file, force } => {
             save(&client, id, file, *force).await?;
             let text = format!("session {id} is in {}", file.display());
-            tell(args, &text, &[id.clone()])
+            tell(args, &text, std::slice::from_ref(id))
         }
         Sessions::Load { file, model } => {
             let model = client.model(model.clone().unwrap_or_default());

@@ -2,6 +2,7 @@
 
 mod figures;
 mod live;
+mod told;
 mod view;
 
 use std::io::IsTerminal;

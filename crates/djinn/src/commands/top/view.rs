@@ -16,7 +16,7 @@ use super::figures::{Figures, ModelFigures};
 /// Lines of a model's block, its border included.
 const BLOCK: u16 = 11;
 /// Columns of what stands before a bar, and behind it.
-const LABEL: usize = 9;
+const LABEL: usize = 10;
 const BEHIND: usize = 34;
 
 /// What is shown: the last look, and how fast it went before that.

@@ -1,0 +1,131 @@
+//! The debugger over a server's model: the same commands say the same.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::{djinn, ok, server::Server, stderr, stdout};
+
+fn script(folder: &Path, lines: &[&str]) -> String {
+    let path = folder.join("script.txt");
+    fs::write(&path, lines.join("\n")).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_debugger_says_the_same_of_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("here.safetensors");
+    let save = format!("save {}", saved.display());
+    let add = format!("edit add={}*0.5", saved.display());
+    let lines = [
+        "print tokens",
+        "break blocks.3.hook_resid_post,step=0",
+        "run",
+        "print",
+        "step",
+        "next",
+        "until blocks.6.hook_mlp_out",
+        "undo",
+        "undo",
+        "undo",
+        &save,
+        "edit scale=-1@-1",
+        &add,
+        "continue",
+        "undo",
+        "delete all",
+        "print lens",
+        "print attention 0 1",
+        "breaks",
+        "continue",
+        "print tokens",
+        "run",
+    ];
+    let path = script(folder.path(), &lines);
+    let args = [
+        "debug",
+        "--prompt",
+        "The cat sat on the",
+        "--max-tokens",
+        "5",
+        "--script",
+        &path,
+    ];
+    let here = stdout(&ok(&args));
+    let server = Server::start(&[]);
+    let there = [&args[..], &["--server", &server.address]].concat();
+    assert_eq!(here, stdout(&ok(&there)));
+    assert!(here.contains("stopped at blocks.6.hook_mlp_out"), "{here}");
+    assert!(here.contains("2 changes to be made"), "{here}");
+    assert!(
+        here.trim_end().ends_with("the session is at its end"),
+        "{here}"
+    );
+    // It leaves nothing behind.
+    let left = stdout(&ok(&["sessions", "list", "--server", &server.address]));
+    assert_eq!(left, "no sessions\n");
+}
+
+#[test]
+fn branches_of_a_server_are_switched_between() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&[]);
+    let lines = [
+        "step",
+        "branch 2",
+        "sessions",
+        "switch 2",
+        "continue",
+        "print tokens",
+    ];
+    let path = script(folder.path(), &lines);
+    let args = [
+        "debug",
+        "--prompt",
+        "The cat",
+        "--max-tokens",
+        "3",
+        "--script",
+        &path,
+    ];
+    let told = stdout(&ok(&[&args[..], &["--server", &server.address]].concat()));
+    for part in [
+        "stopped at hook_embed",
+        "sessions 1, 2; switch",
+        "2*",
+        "over (length)",
+    ] {
+        assert!(told.contains(part), "'{part}' is not in {told}");
+    }
+}
+
+#[test]
+fn what_it_cannot_do_there_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&[]);
+    for (lines, part) in [
+        (&["break blocks.99.hook_q"][..], "blocks.99.hook_q"),
+        (&["break blocks.0.attn.hook_pattern"], "cannot stop at"),
+        (&["edit zero"], "run first"),
+        (
+            &["break blocks.0.hook_resid_post", "run", "edit add=[1,2]"],
+            "line 3",
+        ),
+        (&["undo"], "nothing to undo"),
+        (&["switch 77"], "no session 77"),
+        (&["print"], "not paused"),
+    ] {
+        let path = script(folder.path(), lines);
+        let args = ["debug", "--prompt", "The cat", "--script", &path];
+        let output = djinn(&[&args[..], &["--server", &server.address]].concat());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{lines:?}: {said}");
+        assert!(
+            said.lines().last().unwrap().contains(part),
+            "{lines:?}: {said}"
+        );
+    }
+}
