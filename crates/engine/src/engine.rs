@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Instant,
 };
 
@@ -84,6 +84,8 @@ pub struct Engine {
     /// Where the first in the order of sessions stood last.
     pub(crate) clock: u64,
     pub(crate) next_id: u64,
+    /// What tells the model from others, once somebody asked.
+    pub(crate) identity: OnceLock<String>,
     /// What sessions are to be told with the next pass.
     pub(crate) untold: Vec<Output>,
     /// Why the disk takes no more pages, once it does not, and why it last did not.
@@ -139,6 +141,7 @@ impl Engine {
             sessions: BTreeMap::new(),
             clock: 0,
             next_id: 0,
+            identity: OnceLock::new(),
             last_pass: None,
             passes: 0,
             stop_s: 0.0,

@@ -162,6 +162,21 @@ impl Engine {
         Some(transcript)
     }
 
+    /// Bytes that a session reads in a turn of so many more tokens.
+    pub fn captured_bytes(&self, id: SessionId, tokens: usize) -> u64 {
+        let Some(session) = self.sessions.get(&id) else {
+            return 0;
+        };
+        let end = session
+            .tokens
+            .len()
+            .saturating_add(tokens)
+            .min(session.context);
+        let turn = session.turn().min(end)..end;
+        let (program, prompt) = (&self.model.program, session.prompt());
+        session.probe.captured_bytes(program, turn, prompt)
+    }
+
     /// What a session has read since this was last asked; from now on it has read nothing.
     pub fn take_captured(&mut self, id: SessionId) -> Captured {
         let session = self.sessions.get_mut(&id);

@@ -229,13 +229,14 @@ impl Probe {
         self.captures.keys().map(Site::to_string).collect()
     }
 
-    /// Bytes of all that is read over so many positions.
-    pub fn captured_bytes(&self, program: &Program, positions: usize, prompt: usize) -> u64 {
+    /// Bytes of all that is read at some positions.
+    pub fn captured_bytes(&self, program: &Program, positions: Range<usize>, prompt: usize) -> u64 {
         let dims = &program.dims;
         let bytes = |(site, capture): (&Site, &Arc<Capture>)| {
-            let rows = capture.positions.count(positions, prompt);
+            let read = |&at: &usize| capture.positions.contains(at, prompt);
+            let rows = positions.clone().filter(read).count();
             let each: usize = match site {
-                Site::Pattern(_) => capture.width().saturating_mul(positions),
+                Site::Pattern(_) => capture.width().saturating_mul(positions.end),
                 _ => capture.shape(*site, dims).iter().product(),
             };
             let rows = match capture.reduce {
@@ -359,6 +360,10 @@ impl SavedProbe {
         let edits = self.edits.iter().map(|edit| &edit.positions);
         let breaks = self.breaks.iter().map(|spec| &spec.when.positions);
         let is_sane = |positions: &Positions| positions.is_sane();
+        if self.edits.iter().any(|edit| edit.hook.contains('*')) {
+            let why = "an edit that was written down is of one hook";
+            return Err(EngineError::NotRead(why.to_owned()));
+        }
         match captures.chain(edits).chain(breaks).all(is_sane) {
             true => Ok(()),
             false => Err(EngineError::NotRead(

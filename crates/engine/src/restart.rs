@@ -74,16 +74,24 @@ impl Engine {
         let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
         Ok(SavedFile {
             model: self.model.name.clone(),
-            identity: identity(&self.model)?,
+            identity: self.identity()?.to_owned(),
             session: SavedSession::of(session),
         })
+    }
+
+    /// What tells this model from others of its name.
+    fn identity(&self) -> Result<&str> {
+        if let Some(known) = self.identity.get() {
+            return Ok(known);
+        }
+        let found = identity(&self.model)?;
+        Ok(self.identity.get_or_init(|| found))
     }
 
     /// Takes such a session in, as this owner's and under a number of its own here. One that
     /// was running waits.
     pub fn import(&mut self, file: SavedFile, owner: &str) -> Result<SessionId> {
-        let ours = identity(&self.model)?;
-        if file.identity != ours {
+        if file.identity != self.identity()? {
             return Err(EngineError::OtherModel {
                 name: self.model.name.clone(),
                 theirs: file.model,
@@ -150,11 +158,13 @@ impl Engine {
         session.tokens.clone_from(&saved.tokens);
         session.logged = saved.tokens.len();
         session.max_tokens = saved.max_tokens;
-        if session.tokens.len() > session.context.saturating_add(1) {
-            return Err(EngineError::PromptTooLong {
-                prompt: session.tokens.len(),
-                context: session.context,
-            });
+        // The last one that was generated need not be run.
+        let last = session.tokens.len() - 1;
+        let runs = last + usize::from(session.is_given(last));
+        let context = session.context.min(self.blueprint.settings.context);
+        if runs > context {
+            let prompt = session.tokens.len();
+            return Err(EngineError::PromptTooLong { prompt, context });
         }
         session.logprobs = saved.logprobs.iter().map(load_logprobs).collect();
         session.text = self.text_of(&session);

@@ -113,6 +113,8 @@ impl Session {
     fn chunk(&self, at: usize) -> Chunk {
         let page = self.pages.page_tokens();
         let tokens = at * page..(at + 1) * page;
-        Chunk::new(tokens.map(|position| (self.tokens[position], self.is_given(position))))
+        let tokens = tokens.map(|position| (self.tokens[position], self.is_given(position)));
+        // How fast a prompt runs must not tell one owner what another has said.
+        Chunk::new(&self.owner, tokens)
     }
 }

@@ -89,7 +89,7 @@ impl Engine {
     /// Who was expected and has not come holds no memory that others could use.
     fn let_late_ones_go(&mut self, now: Instant) {
         let is_late = |session: &&Session| match session.state.awaits() {
-            Some(Some(expected)) => expected + IDLE <= now,
+            Some(Some(expected)) => now.saturating_duration_since(expected) >= IDLE,
             _ => false,
         };
         let late: Vec<SessionId> = self

@@ -13,10 +13,25 @@ use djinn_engine::{
 use djinn_model::{Generation, program::Program};
 use djinn_wire::{numbers, v1};
 
-use crate::{ServeError, config::Limits, host::Words};
+use crate::{
+    ServeError,
+    config::Limits,
+    host::{Words, check_captured},
+};
 
 /// Tokens to generate where neither client nor model says.
 const MAX_TOKENS: usize = 256;
+
+/// Edits, captures and breakpoints of a session at most, by how they are written.
+const MOST: usize = 256;
+/// Texts that may end a turn, and how long each may be.
+const STOPS: usize = 16;
+/// That.
+const STOP_BYTES: usize = 1024;
+/// Alternatives that are told of a token at most.
+pub const LOGPROBS: usize = 128;
+/// Characters of positions, parts, hooks and the like at most.
+const WRITTEN: usize = 4096;
 
 /// A session to open.
 #[derive(Clone, Debug, Default)]
@@ -155,10 +170,37 @@ impl Ask {
             .unwrap_or_else(|| by_model.unwrap_or(MAX_TOKENS).min(room))
     }
 
+    /// Refuses more than anybody asks for: each is looked at for every token.
+    fn check_counts(&self) -> Result<(), ServeError> {
+        let long = self.stop.iter().any(|stop| stop.len() > STOP_BYTES);
+        let counts = [
+            ("edits", self.edits.len() + self.turn_edits.len(), MOST),
+            ("captures", self.captures.len(), MOST),
+            ("breakpoints", self.breaks.len(), MOST),
+            ("stop strings", self.stop.len(), STOPS),
+            (
+                "bytes of a stop string",
+                if long { STOP_BYTES + 1 } else { 0 },
+                STOP_BYTES,
+            ),
+            ("logprobs", self.sampling.logprobs.unwrap_or(0), LOGPROBS),
+            (
+                "tokens with a bias",
+                self.sampling.logit_bias.len(),
+                4 * MOST,
+            ),
+        ];
+        match counts.into_iter().find(|(_, count, most)| count > most) {
+            Some((what, _, most)) => Err(ServeError::TooLarge(format!("{most} {what} at most"))),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses to read a hook in two ways: only one would come back.
     fn check_captures(&self, program: &Program) -> Result<(), ServeError> {
         let mut seen = HashSet::new();
         for capture in &self.captures {
+            check_written(capture)?;
             let one = Probe::new(program, &[capture], Positions::All, &[])?;
             for hook in one.captured_hooks() {
                 if let Some(twice) = seen.replace(hook) {
@@ -175,6 +217,7 @@ impl Ask {
     pub fn request(self, engine: &Engine, limits: &Limits) -> Result<Request, ServeError> {
         let (model, context) = (engine.model(), engine.blueprint().settings().context);
         let program = &model.program;
+        self.check_counts()?;
         self.check_captures(program)?;
         let probe = Probe::new(program, &self.captures, self.positions.clone(), &self.edits)?;
         let probe = probe.with_turn_edits(program, &self.turn_edits)?;
@@ -185,14 +228,8 @@ impl Ask {
             .len()
             .saturating_add(max_tokens.saturating_sub(1));
         let positions = positions.min(program.dims.context);
-        let bytes = probe.captured_bytes(program, positions, self.tokens.len());
-        if bytes > limits.capture_bytes {
-            return Err(ServeError::TooLarge(format!(
-                "captures of up to {bytes} bytes, of which {} are kept at most: read fewer positions, \
-                 parts of the width, or a reduction",
-                limits.capture_bytes
-            )));
-        }
+        let bytes = probe.captured_bytes(program, 0..positions, self.tokens.len());
+        check_captured(bytes, limits.capture_bytes)?;
         let deadline = self.deadline.map(|d| d.min(limits.deadline));
         let deadline = deadline.or((!self.keep).then_some(limits.deadline));
         let lease = self.lease.unwrap_or(limits.lease).min(limits.longest_lease);
@@ -218,8 +255,13 @@ impl Ask {
 
 /// Seconds that came from somewhere: none that are negative, or are no number.
 pub fn seconds(name: &str, seconds: f64) -> Result<Duration, ServeError> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| ServeError::Invalid(format!("{name} = {seconds}: seconds, 0 or more")))
+    // Longer than anybody waits, and far from the end of clocks.
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) if seconds <= 1e9 => Ok(time),
+        _ => Err(ServeError::Invalid(format!(
+            "{name} = {seconds}: seconds, 0 or more"
+        ))),
+    }
 }
 
 /// The tokens of a prompt.
@@ -253,8 +295,19 @@ pub fn messages(chat: &v1::Chat) -> Vec<serde_json::Value> {
     chat.messages.iter().map(message).collect()
 }
 
+/// Refuses what nobody writes by hand.
+fn check_written(text: &str) -> Result<(), ServeError> {
+    match text.len() > WRITTEN {
+        true => Err(ServeError::TooLarge(format!(
+            "{WRITTEN} characters of positions or parts at most"
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Positions as written; all where nothing is.
 pub fn positions(text: &str) -> Result<Positions, ServeError> {
+    check_written(text)?;
     match text {
         "" => Ok(Positions::All),
         text => text.parse().map_err(ServeError::Invalid),
@@ -263,6 +316,7 @@ pub fn positions(text: &str) -> Result<Positions, ServeError> {
 
 /// A part as written, in brackets or without; all where nothing is.
 pub fn part(text: &str) -> Result<Part, ServeError> {
+    check_written(text)?;
     let bare = text
         .strip_prefix('[')
         .and_then(|text| text.strip_suffix(']'));
@@ -285,6 +339,9 @@ pub fn edit_text(text: &str) -> Result<EditSpec, ServeError> {
 
 /// Edits as they travel.
 pub fn edits(edits: Vec<v1::Edit>) -> Result<Vec<EditSpec>, ServeError> {
+    if edits.len() > MOST {
+        return Err(ServeError::TooLarge(format!("{MOST} edits at most")));
+    }
     edits.into_iter().map(edit).collect()
 }
 
@@ -338,6 +395,12 @@ fn edit(edit: v1::Edit) -> Result<EditSpec, ServeError> {
 
 /// Breakpoints as written.
 pub fn breaks(texts: &[String]) -> Result<Vec<BreakSpec>, ServeError> {
+    if texts.len() > MOST {
+        return Err(ServeError::TooLarge(format!("{MOST} breakpoints at most")));
+    }
+    for text in texts {
+        check_written(text)?;
+    }
     let parse = |text: &String| text.parse::<BreakSpec>();
     let parsed: Result<_, _> = texts.iter().map(parse).collect();
     parsed.map_err(|error| djinn_engine::EngineError::from(error).into())

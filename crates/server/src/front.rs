@@ -4,17 +4,22 @@
 use std::{sync::Arc, time::Instant};
 
 use axum::{
+    body::Body,
     extract::{Request, State},
     http::{HeaderMap, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 
+use tower_http::timeout::TimeoutBody;
+use tracing::{Instrument, field};
+
 use crate::{
     ServeError,
     app::{App, Caller},
     error::Kind,
     http::Failed,
+    traces,
 };
 
 /// Paths that are for everybody: whoever looks after processes has no key.
@@ -42,8 +47,15 @@ pub async fn front(State(app): State<Arc<App>>, mut request: Request, next: Next
     if let Some(caller) = caller {
         request.extensions_mut().insert(caller);
     }
-    let response = next.run(request).await;
+    let span =
+        tracing::info_span!("request", path = %path.escape_debug(), owner, outcome = field::Empty);
+    traces::adopt(&span, request.headers());
+    // What is on its way keeps coming, or the request is over.
+    let patience = app.config.limits.patience;
+    let request = request.map(|body| Body::new(TimeoutBody::new(patience, body)));
+    let response = next.run(request).instrument(span.clone()).await;
     let kind = failed(&response);
+    span.record("outcome", kind.map_or("ok", Kind::name));
     if let Some(kind) = kind {
         app.metrics.error(kind);
     }
@@ -86,7 +98,7 @@ fn refuse(app: &App, error: ServeError, path: &str, is_grpc: bool) -> Response {
         "refused"
     );
     match is_grpc {
-        true => tonic::Status::from(error).into_http::<axum::body::Body>(),
+        true => tonic::Status::from(error).into_http::<Body>(),
         false => Failed(error).into_response(),
     }
 }

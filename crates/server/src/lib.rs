@@ -19,8 +19,10 @@ mod metrics;
 mod models;
 mod net;
 mod run;
+mod traces;
 
 pub use config::{Config, Layout, Limits, ModelConfig, Tls};
 pub use error::{Kind, ServeError};
 pub use models::{check_name, default_name, draw};
 pub use run::{Running, start};
+pub use traces::Traces;

@@ -21,6 +21,8 @@ use crate::{error::Kind, host::Snapshot};
 
 /// Latencies of one model's sessions.
 pub struct Latency {
+    /// From when a turn was asked for to when it came.
+    pub queue: Histogram,
     /// From when a turn was asked for to its first token.
     pub first: Histogram,
     /// From one token to the next.
@@ -30,6 +32,7 @@ pub struct Latency {
 /// Everything that is counted as it happens.
 pub struct Metrics {
     registry: Registry,
+    queue: Family<OfModel, Histogram>,
     first: Family<OfModel, Histogram>,
     next: Family<OfModel, Histogram>,
     requests: Family<OfRequest, Counter>,
@@ -78,10 +81,17 @@ impl Metrics {
     /// Nothing counted yet.
     pub fn new() -> Arc<Self> {
         let mut registry = Registry::with_prefix("djinn");
+        let queue = Family::<OfModel, Histogram>::new_with_constructor(histogram);
         let first = Family::<OfModel, Histogram>::new_with_constructor(histogram);
         let next = Family::<OfModel, Histogram>::new_with_constructor(histogram);
         let requests = Family::default();
         let errors = Family::default();
+        registry.register_with_unit(
+            "queue",
+            "From when a turn was asked for to when it came",
+            Unit::Seconds,
+            queue.clone(),
+        );
         registry.register_with_unit(
             "first_token",
             "From when a turn was asked for to its first token: queue and prompt",
@@ -102,6 +112,7 @@ impl Metrics {
         );
         Arc::new(Metrics {
             registry,
+            queue,
             first,
             next,
             requests,
@@ -117,6 +128,7 @@ impl Metrics {
             model: model.to_owned(),
         };
         Latency {
+            queue: self.queue.get_or_create_owned(&labels),
             first: self.first.get_or_create_owned(&labels),
             next: self.next.get_or_create_owned(&labels),
         }

@@ -616,3 +616,154 @@ async fn post_frame(address: SocketAddr, method: &str, frame: Vec<u8>) -> Option
         .ok()?;
     body.trailers().and_then(code)
 }
+
+/// Saves a session, changes what was saved, and loads it again.
+async fn tampered(
+    server: &Server,
+    change: impl Fn(&mut serde_json::Value),
+) -> Result<v1::Session, tonic::Status> {
+    let mut sessions = SessionsClient::new(channel(server.address).await);
+    let session = drain(sessions.create(create(true)).await?.into_inner()).await;
+    let name = v1::SessionRequest { session };
+    let mut parts = sessions.save(name.clone()).await?.into_inner();
+    let mut bytes = Vec::new();
+    while let Some(part) = parts.message().await? {
+        bytes.extend_from_slice(&part.data);
+    }
+    sessions.delete(name).await?;
+    let mut saved: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    change(&mut saved["session"]);
+    let part = v1::SavedPart {
+        model: "stories".to_owned(),
+        data: saved.to_string().into(),
+    };
+    Ok(sessions.load(tokio_stream::once(part)).await?.into_inner())
+}
+
+#[test]
+fn a_session_that_was_tampered_with_hurts_nobody() {
+    let server = Server::start();
+    let refused = |change: fn(&mut serde_json::Value), why: &str| {
+        let loaded = block_on(tampered(&server, change));
+        let error = loaded.expect_err(why);
+        assert_ne!(error.code(), Code::Internal, "{why}: {error}");
+        server.check_alive();
+    };
+    refused(
+        |s| s["tokens"] = json!(vec![5; 257]),
+        "more tokens than were given and generated",
+    );
+    let long = |s: &mut serde_json::Value| {
+        s["tokens"] = json!(vec![5; 257]);
+        s["given"] = json!([[0, 1], [1, 257]]);
+    };
+    refused(long, "a position more than there is room for");
+    let loose = |s: &mut serde_json::Value| {
+        s["keep"] = json!(false);
+        s["state"] = json!("ready");
+        s["max_tokens"] = json!(1);
+        s["tokens"] = json!(vec![5; 300]);
+        s["given"] = json!([[0, 1], [1, 300]]);
+    };
+    refused(loose, "one that is not kept and was told more");
+    let over = |s: &mut serde_json::Value| {
+        s["state"] = json!({ "done": { "finish": "eos", "failure": null } })
+    };
+    refused(over, "one that is over");
+    refused(
+        |s| s["sampling"]["logprobs"] = json!(100_000),
+        "more than is told",
+    );
+    // What has no lease has the server's.
+    let loaded = block_on(tampered(&server, |s| s["lease"] = json!(null))).unwrap();
+    assert_eq!(loaded.state, "waiting");
+}
+
+#[test]
+fn too_many_of_a_kind_are_refused() {
+    let server = Server::start();
+    let edits = vec!["*:zero"; 1000];
+    let (status, _) = server.post(
+        "/v1/completions",
+        &json!({ "prompt": "x", "djinn": { "edits": edits } }),
+    );
+    assert_eq!(status, 413);
+    let captures = vec!["logits"; 1000];
+    let (status, _) = server.post(
+        "/v1/completions",
+        &json!({ "prompt": "x", "djinn": { "captures": captures } }),
+    );
+    assert_eq!(status, 413);
+    let long = format!("logits@{}", "9,".repeat(5000) + "9");
+    let (status, _) = server.post(
+        "/v1/completions",
+        &json!({ "prompt": "x", "djinn": { "captures": [long] } }),
+    );
+    assert_eq!(status, 413);
+    block_on(async {
+        let mut sessions = SessionsClient::new(channel(server.address).await);
+        let stops = v1::CreateRequest {
+            stop: vec!["x".to_owned(); 100],
+            ..create(false)
+        };
+        assert!(sessions.create(stops).await.is_err());
+        let sampling = v1::Sampling {
+            logprobs: Some(4000),
+            ..v1::Sampling::default()
+        };
+        let many = v1::CreateRequest {
+            sampling: Some(sampling),
+            ..create(false)
+        };
+        assert!(sessions.create(many).await.is_err());
+        // A later turn reads no more than the first may.
+        let reads = v1::CreateRequest {
+            captures: vec!["blocks.*.attn.hook_pattern".to_owned()],
+            ..create(true)
+        };
+        let session = drain(sessions.create(reads).await.unwrap().into_inner()).await;
+        for expected_s in [f64::MAX, 9.223372036854775e18, -1.0, f64::NAN] {
+            let signal = Some(v1::signal_request::Signal::Waiting(v1::Waiting {
+                expected_s: Some(expected_s),
+            }));
+            let wait = v1::SignalRequest {
+                session: session.clone(),
+                signal,
+            };
+            assert_eq!(
+                sessions.signal(wait).await.unwrap_err().code(),
+                Code::InvalidArgument
+            );
+        }
+    });
+    server.check_alive();
+}
+
+#[test]
+fn who_begins_as_http2_does_and_stops_is_given_up() {
+    let server = Server::with(|config| config.limits.patience = Duration::from_secs(1));
+    let mut stream = server.connect();
+    stream.write_all(b"PRI * HTT").unwrap();
+    let started = Instant::now();
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest);
+    assert!(rest.is_empty() && started.elapsed() < Duration::from_secs(10));
+    server.check_alive();
+}
+
+#[test]
+fn who_leaves_before_the_answer_leaves_nothing() {
+    let server = Server::start();
+    block_on(async {
+        for _ in 0..20 {
+            let mut sessions = SessionsClient::new(channel(server.address).await);
+            let asked = v1::CreateRequest {
+                max_tokens: Some(200),
+                ignore_eos: true,
+                ..create(false)
+            };
+            let _ = tokio::time::timeout(Duration::from_micros(300), sessions.create(asked)).await;
+        }
+    });
+    soon("nothing is left", || server.sessions() == 0.0);
+}

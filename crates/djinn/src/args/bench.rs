@@ -54,12 +54,13 @@ pub enum Bench {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Starts a server of its own. First the tokens of one session, in process and then over HTTP, so that
-the difference is what serving adds. Then the same while connections are open that say nothing. Then many
+the difference is what serving adds. Then the same while connections are open that say nothing. Then an
+owner that says it is away: how long until its session's KV begins to leave. Then many
 clients that stream at once: errors, tokens, memory at the start and at the end, and how much of the
 processor's time went elsewhere than to the engine.
 
 Examples:
-  djinn bench serve --clients 200 --seconds 120
+  djinn bench serve --clients 200 --seconds 120 --push ./model
   djinn bench serve --device cuda:0 --model 'shape:llama-2-13b?dtype=f16' --clients 0")]
 pub struct BenchServeArgs {
     #[command(flatten)]
@@ -79,6 +80,12 @@ pub struct BenchServeArgs {
     /// Connections that say nothing
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub silent: usize,
+    /// Memory of the device for KV, so that sessions that wait have to go [default: as the server has it]
+    #[arg(long, value_name = "SIZE")]
+    pub kv: Option<Size>,
+    /// Push this folder too, twice
+    #[arg(long, value_name = "DIR")]
+    pub push: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

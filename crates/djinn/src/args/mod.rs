@@ -13,6 +13,8 @@ mod inside;
 mod live;
 mod memory;
 mod models;
+#[cfg(test)]
+mod reference;
 mod run;
 mod serve;
 mod server;

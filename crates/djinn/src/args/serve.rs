@@ -51,6 +51,10 @@ pub struct ServeArgs {
     /// error, warn, info, debug or trace; no line has a prompt or a key
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: tracing::Level,
+    /// Send traces of requests and turns to this OpenTelemetry collector, as http://HOST:4317; they have
+    /// no prompts
+    #[arg(long, value_name = "URL")]
+    pub otlp: Option<String>,
     /// How long turns may go on after SIGTERM, in seconds
     #[arg(long, value_name = "S", default_value = "30", value_parser = seconds)]
     pub drain: Duration,
@@ -60,7 +64,7 @@ pub struct ServeArgs {
         long,
         help_heading = "Models",
         value_name = "[NAME=]M",
-        help = "A folder, a pulled hub id, shape:NAME or pushed:HASH; may be repeated. After it, with commas: \
+        help = "A folder, a pulled hub id, shape:NAME, pushed:HASH, or bundled; may be repeated. After it, with commas: \
                 memory=, context=, batch=, sessions="
     )]
     pub model: Vec<ModelFlag>,

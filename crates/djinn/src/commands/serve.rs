@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use djinn_engine::{KvMemory, SpillTo};
 use djinn_memory::Size;
-use djinn_server::{Config, Layout, Limits, ModelConfig, Running, Tls};
+use djinn_server::{Config, Layout, Limits, ModelConfig, Running, Tls, Traces};
 
 use crate::{
     args::{DeviceName, ServeArgs, Setting, settle_serve},
@@ -12,19 +12,33 @@ use crate::{
     failure::{Failure, say},
 };
 
+/// What the model that ships with Djinn is called beside others.
+const BUNDLED: &str = "bundled";
+
 /// Serves models until it is told to stop.
 pub fn serve() -> Result<(), Failure> {
     let (args, settings) = settle_serve().map_err(Failure::Message)?;
-    start_log(args.log_level);
     eprint!("{}", shown(&settings));
-    let config = config(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(djinn_device::host::cores().clamp(2, 8))
         .thread_name("serve")
         .enable_all()
         .build()
         .map_err(|error| Failure::Message(format!("no threads to serve with: {error}")))?;
-    runtime.block_on(run(config))
+    runtime.block_on(async {
+        let traces = args
+            .otlp
+            .as_ref()
+            .map(|url| Traces::to(url, &args.node_id))
+            .transpose();
+        let traces = traces.map_err(|error| Failure::Message(format!("--otlp: {error}")))?;
+        start_log(args.log_level, traces.as_ref());
+        let served = run(config(args)?).await;
+        if let Some(traces) = traces {
+            traces.end();
+        }
+        served
+    })
 }
 
 async fn run(config: Config) -> Result<(), Failure> {
@@ -48,8 +62,10 @@ fn ready(running: &Running, speaks_tls: bool) -> String {
     text
 }
 
-fn start_log(level: tracing::Level) {
-    use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+fn start_log(level: tracing::Level, traces: Option<&Traces>) {
+    use tracing_subscriber::{
+        Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+    };
     // What libraries have to say is for who looks for it.
     let quiet = level.min(tracing::Level::WARN);
     let targets = Targets::new()
@@ -60,9 +76,14 @@ fn start_log(level: tracing::Level) {
         .with_writer(std::io::stderr)
         .with_ansi(ansi)
         .with_target(false);
+    let spans = traces.map(|traces| {
+        traces
+            .layer()
+            .with_filter(tracing::level_filters::LevelFilter::INFO)
+    });
     let _ = tracing_subscriber::registry()
-        .with(lines)
-        .with(targets)
+        .with(spans)
+        .with(lines.with_filter(targets))
         .try_init();
 }
 
@@ -123,7 +144,10 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
         },
         models: match args.model.is_empty() {
             true => vec![bundled_model()?],
-            false => args.model.into_iter().map(|model| model.0).collect(),
+            false => {
+                let models = args.model.into_iter().map(|model| named(model.0));
+                models.collect::<Result<_, Failure>>()?
+            }
         },
         layout: Layout {
             memory: None,
@@ -161,6 +185,23 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
         },
         drain: args.drain,
         insecure: args.insecure,
+    })
+}
+
+/// A model, where `bundled` stands for the one that ships with Djinn.
+fn named(model: ModelConfig) -> Result<ModelConfig, Failure> {
+    if model.reference != BUNDLED {
+        return Ok(model);
+    }
+    let bundled = bundled_model()?;
+    let name = match model.name.as_str() {
+        BUNDLED => bundled.name,
+        _ => model.name,
+    };
+    Ok(ModelConfig {
+        name,
+        reference: bundled.reference,
+        layout: model.layout,
     })
 }
 

@@ -130,7 +130,8 @@ impl SavedSession {
         };
         let first = self.given.first().is_some_and(|given| given.0 == 0);
         let is_whole = first && self.given.iter().all(&mut is_next);
-        let fits = self.keep || self.generated() <= self.max_tokens;
+        // Who is not kept is told nothing after its prompt.
+        let fits = self.keep || self.given.len() == 1 && self.generated() <= self.max_tokens;
         let stands = |at: &SavedStop| {
             at.rows > 0 && at.position.saturating_add(at.rows) <= self.tokens.len()
         };

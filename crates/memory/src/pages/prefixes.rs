@@ -8,15 +8,18 @@ use super::PageId;
 /// generated ones, which may round differently: so that counts too.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Chunk {
+    /// Who may have the same page.
+    scope: Box<str>,
     tokens: Box<[u32]>,
     given: Box<[bool]>,
 }
 
 impl Chunk {
-    /// Each token, and whether it was given.
-    pub fn new(tokens: impl Iterator<Item = (u32, bool)>) -> Self {
+    /// Each token, and whether it was given; only in the same scope is another the same.
+    pub fn new(scope: &str, tokens: impl Iterator<Item = (u32, bool)>) -> Self {
         let (tokens, given): (Vec<u32>, Vec<bool>) = tokens.unzip();
         Chunk {
+            scope: scope.into(),
             tokens: tokens.into(),
             given: given.into(),
         }

@@ -4,7 +4,7 @@ use super::{Chunk, Move, OutOfPages, PageTable, Pages};
 
 /// A page's tokens that were all given.
 fn chunk(tokens: &[u32]) -> Chunk {
-    Chunk::new(tokens.iter().map(|&token| (token, true)))
+    Chunk::new("", tokens.iter().map(|&token| (token, true)))
 }
 
 fn send_all(pages: &mut Pages, table: &PageTable) -> Vec<Move> {
@@ -115,7 +115,7 @@ fn equal_beginnings_are_one() {
     pages.write(&mut c, 0..1).unwrap();
     assert!(pages.adopt(&mut c, 0, &chunk(&[1, 2])) && pages.adopt(&mut c, 1, &chunk(&[3, 4])));
     assert_eq!((c.pages(), pages.device().free()), (a.pages(), 7));
-    let generated = Chunk::new([(1, true), (2, false)].into_iter());
+    let generated = Chunk::new("", [(1, true), (2, false)].into_iter());
     assert!(!pages.adopt(&mut d, 0, &generated) && !pages.adopt(&mut d, 0, &chunk(&[2, 2])));
     // After a page that is its own, nothing is shared.
     pages.write(&mut d, 0..4).unwrap();

@@ -44,6 +44,7 @@ impl Models for Grpc {
         let (events, told) = mpsc::channel(16);
         let (app, progress) = (Arc::clone(&self.0), events.clone());
         tokio::spawn(async move {
+            let _under_way = caller;
             let tell = move |p: LoadProgress| {
                 let loading = v1::LoadProgress {
                     loaded_bytes: p.loaded,

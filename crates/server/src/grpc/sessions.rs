@@ -1,6 +1,9 @@
 //! The sessions of the protocol.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
 
 use djinn_engine::{Class, SavedFile, SavedSession, SavedState, SessionId, SessionInfo};
 use djinn_wire::v1::{self, event::What, sessions_server::Sessions, signal_request::Signal};
@@ -15,6 +18,7 @@ use crate::{
     ServeError,
     app::{Caller, session_name},
     ask::{self, Ask},
+    config::Limits,
     host::{Host, Turn, Worker},
 };
 
@@ -49,9 +53,11 @@ impl Sessions for Grpc {
         let by_model = host.words.generation.max_new_tokens.unwrap_or(MAX_TOKENS);
         let most = asked.max_tokens.map_or(by_model, |n| n as usize);
         let (count, owner) = (tokens.len(), caller.owner.name.clone());
+        let limit = self.0.config.limits.capture_bytes;
         let said = host.call(move |worker| {
             let generated = worker.engine.generated(id);
             let seed = seed_of(worker, id);
+            worker.check_captures(&owner, id, tokens.len() + most, limit)?;
             worker
                 .engine
                 .as_owner(&owner)
@@ -177,7 +183,7 @@ impl Sessions for Grpc {
         let pieces: Vec<_> = pieces
             .map(|at| {
                 let data = bytes.slice(at..(at + PIECE).min(bytes.len()));
-                let model = host.name.clone();
+                let (model, _under_way) = (host.name.clone(), &caller);
                 Ok(v1::SavedPart { model, data })
             })
             .collect();
@@ -205,7 +211,8 @@ impl Sessions for Grpc {
             }
         }
         let host = self.0.models.get(&model.unwrap_or_default()).await?;
-        let file = SavedFile::from_bytes(&bytes).map_err(ServeError::from)?;
+        let file = tokio::task::block_in_place(|| SavedFile::from_bytes(&bytes));
+        let file = tamed(file.map_err(ServeError::from)?, limits)?;
         let owner = caller.owner.name.clone();
         let loaded = host.call(move |worker| {
             let id = worker.engine.as_owner(&owner).import(file)?;
@@ -254,17 +261,47 @@ impl Grpc {
         }
         let (keep, count) = (ask.keep, ask.tokens.len());
         let (limits, owner) = (self.0.config.limits.clone(), caller.owner.name.clone());
+        let model = Arc::clone(&host);
         let opened_one = host.call(move |worker| {
             let request = ask.request(&worker.engine, &limits)?;
             let seed = request.sampling.seed;
             let (id, told) = worker.open(&owner, request)?;
-            Ok((id, seed, told))
+            Ok((seed, Turn::new(model, id, keep, told).new_born()))
         });
-        let (id, seed, told) = opened_one.await?;
-        let turn = Turn::new(Arc::clone(&host), id, keep, told);
+        let (seed, turn) = opened_one.await?;
+        let id = turn.id;
         let first = opened(&host, id, count, 0, seed);
         Ok(Events::new([first], Some(turn), host.words.clone(), caller))
     }
+}
+
+/// A session from a file, with no more time than one that begins here.
+fn tamed(mut file: SavedFile, limits: &Limits) -> Result<SavedFile, ServeError> {
+    let session = &mut file.session;
+    if matches!(session.state, SavedState::Done { .. }) {
+        let why = "the session is over: there is nothing to go on with";
+        return Err(ServeError::Conflict(why.to_owned()));
+    }
+    if session.sampling.logprobs > Some(ask::LOGPROBS) {
+        return Err(ServeError::TooLarge(format!(
+            "logprobs: {} at most",
+            ask::LOGPROBS
+        )));
+    }
+    let (lease, longest) = (
+        limits.lease.as_secs_f64(),
+        limits.longest_lease.as_secs_f64(),
+    );
+    let asked = session.lease.filter(|lease| *lease >= 0.0);
+    session.lease = Some(asked.unwrap_or(lease).min(longest));
+    if !session.keep {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let end = (now + limits.deadline).as_secs_f64();
+        session.deadline = Some(session.deadline.map_or(end, |deadline| deadline.min(end)));
+    }
+    Ok(file)
 }
 
 pub(super) fn opened(

@@ -71,7 +71,10 @@ impl WhiteBox for Grpc {
             Ok((at.map(|at| at.site.to_string()).unwrap_or_default(), tensor))
         });
         let (name, tensor) = read.await?;
-        let parts = parts(&name, &tensor.shape, &tensor.data).map(Ok);
+        let parts = parts(&name, &tensor.shape, &tensor.data).map(move |part| {
+            let _under_way = &caller;
+            Ok(part)
+        });
         Ok(Response::new(Box::pin(stream::iter(parts))))
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use djinn_engine::Engine;
 use djinn_model::{ChatTemplate, Generation, Model, Text, program::Dims};
 use djinn_wire::v1;
+use tokio::task::block_in_place;
 
 use crate::ServeError;
 
@@ -117,7 +118,8 @@ impl Words {
     /// The tokens of a prompt.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ServeError> {
         let tokenizer = self.tokenizer()?;
-        let tokens = tokenizer.encode(text)?;
+        // A long text takes a while, in which others are served.
+        let tokens = block_in_place(|| tokenizer.encode(text))?;
         match (tokens.is_empty(), tokenizer.bos()) {
             (true, Some(bos)) => Ok(vec![bos]),
             _ => Ok(tokens),
@@ -126,7 +128,8 @@ impl Words {
 
     /// The tokens of what comes after others.
     pub fn encode_more(&self, text: &str) -> Result<Vec<u32>, ServeError> {
-        Ok(self.tokenizer()?.encode_plain(text)?)
+        let tokenizer = self.tokenizer()?;
+        Ok(block_in_place(|| tokenizer.encode_plain(text))?)
     }
 
     /// The tokens of a chat, up to where the answer begins.
@@ -141,7 +144,7 @@ impl Words {
                 self.model
             ))
         })?;
-        let text = template.render_with(messages, true, variables)?;
+        let text = block_in_place(|| template.render_with(messages, true, variables))?;
         // A template writes its own special tokens.
         self.encode_more(&text)
     }

@@ -28,7 +28,7 @@ use crate::{ServeError, metrics::Metrics};
 pub use facts::{Facts, Words};
 pub use told::Told;
 pub use turn::Turn;
-pub use worker::{Signal, Snapshot, Worker};
+pub use worker::{Signal, Snapshot, Worker, check_captured};
 
 /// Jobs that may wait for the engine.
 const JOBS: usize = 16_384;
@@ -164,7 +164,11 @@ impl Host {
         }
         let (answer, answered) = oneshot::channel();
         self.post(move |worker| {
-            let _ = answer.send(job(worker));
+            // Dropped without an answer where it is about to be unloaded. Whoever has left meanwhile
+            // drops what it was to be given, and a turn that is dropped ends.
+            if !worker.is_closing() {
+                let _ = answer.send(job(worker));
+            }
         });
         answered.await.map_err(|_| self.gone())?
     }

@@ -20,20 +20,39 @@ pub struct Turn {
     /// The session.
     pub id: SessionId,
     keep: bool,
+    /// Whether its session was just made, and nobody has heard of it yet.
+    is_new: bool,
     told: UnboundedReceiver<Told>,
     is_over: bool,
+    /// From when it was asked for to its end, where traces are kept.
+    span: tracing::Span,
+    tokens: u64,
 }
 
 impl Turn {
     /// Listens to a session.
     pub fn new(host: Arc<Host>, id: SessionId, keep: bool, told: UnboundedReceiver<Told>) -> Self {
         Turn {
-            host,
             id,
             keep,
+            is_new: false,
+            span: tracing::info_span!(
+                "turn",
+                model = host.name,
+                session = id.0,
+                tokens = tracing::field::Empty
+            ),
+            tokens: 0,
+            host,
             told,
             is_over: false,
         }
+    }
+
+    /// The same of a session that was just made: it ends with a turn that nobody ever followed.
+    pub fn new_born(mut self) -> Self {
+        self.is_new = true;
+        self
     }
 
     /// What happens next; nothing after the last, or where the model is gone.
@@ -45,8 +64,10 @@ impl Turn {
         if self.is_over {
             return Poll::Ready(None);
         }
+        self.is_new = false;
         let told = self.told.poll_recv(context);
         if let Poll::Ready(told) = &told {
+            self.tokens += u64::from(matches!(told, Some(Told::Token { .. })));
             self.is_over = match told {
                 Some(Told::Token { .. } | Told::Captured(..)) => false,
                 Some(Told::Paused(..) | Told::Finished { .. } | Told::Replaced) | None => true,
@@ -71,11 +92,12 @@ impl Stream for Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        self.span.record("tokens", self.tokens);
         if self.is_over {
             return;
         }
         self.told.close();
-        let (id, keep) = (self.id, self.keep);
+        let (id, keep) = (self.id, self.keep && !self.is_new);
         self.host.post(move |worker| worker.left(id, keep));
     }
 }

@@ -39,6 +39,7 @@ pub struct Worker {
     sums: Sums,
     latency: Latency,
     failures: usize,
+    closing: bool,
     stops: bool,
 }
 
@@ -157,6 +158,7 @@ impl Worker {
             sums: Sums::default(),
             latency: metrics.latency(model),
             failures: 0,
+            closing: false,
             stops: false,
         }
     }
@@ -277,7 +279,12 @@ impl Worker {
             let now = Instant::now();
             let seconds = (now - life.since).as_secs_f64();
             match std::mem::take(&mut life.is_first) {
-                true => self.latency.first.observe(seconds),
+                true => {
+                    let came = output.turn.unwrap_or(now);
+                    let queued = came.saturating_duration_since(life.since);
+                    self.latency.queue.observe(queued.as_secs_f64());
+                    self.latency.first.observe(seconds);
+                }
                 false => self.latency.next.observe(seconds),
             }
             life.since = now;
@@ -341,6 +348,19 @@ impl Worker {
         told
     }
 
+    /// Refuses a turn of so many tokens in which a session would read more than it may.
+    pub fn check_captures(
+        &mut self,
+        owner: &str,
+        id: SessionId,
+        tokens: usize,
+        limit: u64,
+    ) -> Result<(), ServeError> {
+        self.engine.as_owner(owner).renew(id)?;
+        let bytes = self.engine.captured_bytes(id, tokens);
+        check_captured(bytes, limit)
+    }
+
     /// Notes a session that nobody listens to.
     pub fn adopt(&mut self, id: SessionId) {
         self.lives.entry(id).or_insert_with(Life::new);
@@ -384,6 +404,22 @@ impl Worker {
         !self.engine.is_idle()
     }
 
+    /// Whether it can be unloaded: nothing runs, and no session would be lost.
+    pub fn can_go(&self, durable: bool) -> bool {
+        !self.is_busy() && (durable || self.engine.list(None).is_empty())
+    }
+
+    /// Takes nothing new from now on: it is about to be unloaded.
+    pub fn close_doors(&mut self) -> bool {
+        self.closing = true;
+        true
+    }
+
+    /// Whether it does.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
     pub(super) fn stop(&mut self) {
         self.stops = true;
     }
@@ -409,6 +445,17 @@ impl Worker {
             sessions,
             adopted: self.engine.adopted() as u64,
         })
+    }
+}
+
+/// Refuses to read more than there may be.
+pub fn check_captured(bytes: u64, limit: u64) -> Result<(), ServeError> {
+    match bytes > limit {
+        true => Err(ServeError::TooLarge(format!(
+            "captures of up to {bytes} bytes, of which {limit} are kept at most: read fewer positions, \
+             parts of the width, or a reduction"
+        ))),
+        false => Ok(()),
     }
 }
 

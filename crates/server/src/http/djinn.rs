@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 
 use crate::{ServeError, ask};
 
+/// Edits and directions of a request at most.
+const EDITS: usize = 256;
+
 /// What only Djinn does; `extra_body={"djinn": {…}}` in OpenAI's Python client.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -45,6 +48,9 @@ pub struct Steer {
 impl DjinnFields {
     /// All that is changed on the way.
     pub fn changes(&self) -> Result<Vec<EditSpec>, ServeError> {
+        if self.edits.len() + self.steer.len() > EDITS {
+            return Err(ServeError::TooLarge(format!("{EDITS} edits at most")));
+        }
         let mut edits: Vec<EditSpec> = self
             .edits
             .iter()

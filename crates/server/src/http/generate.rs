@@ -220,6 +220,7 @@ async fn open_all(
         caller.owner.name.clone(),
         fields.keep,
     );
+    let model = Arc::clone(&job.host);
     let opened = job.host.call(move |worker| {
         let mut opened: Vec<(SessionId, _)> = Vec::new();
         for ask in asks {
@@ -236,10 +237,10 @@ async fn open_all(
                 }
             }
         }
-        Ok(opened)
+        let turn = |(id, told)| Turn::new(Arc::clone(&model), id, keep, told).new_born();
+        Ok(opened.into_iter().map(turn).collect())
     });
-    let turn = |(id, told)| Turn::new(Arc::clone(&job.host), id, keep, told);
-    Ok(opened.await?.into_iter().map(turn).collect())
+    opened.await
 }
 
 /// Tells a session that is kept more.
@@ -271,6 +272,7 @@ async fn go_on(
     let most = job.common.max_completion_tokens.or(job.common.max_tokens);
     let most = most.or(words.generation.max_new_tokens).unwrap_or(256);
     let (owner, edits) = (caller.owner.name.clone(), fields.changes()?);
+    let limit = app.config.limits.capture_bytes;
     let said = host.call(move |worker| {
         worker.engine.as_owner(&owner).renew(id)?;
         if let Some(own) = worker.engine.sampling(id) {
@@ -292,6 +294,7 @@ async fn go_on(
                 &tokens,
             )?,
         };
+        worker.check_captures(&owner, id, tokens.len() + most, limit)?;
         worker
             .engine
             .as_owner(&owner)

@@ -97,14 +97,15 @@ impl Registry {
             }
             None => {}
         }
-        let mut default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
-        default.get_or_insert_with(|| model.name.clone());
         let entry = Entry {
             config: model.clone(),
             trusted,
             state: State::Unloaded,
         };
-        entries.insert(model.name, entry);
+        entries.insert(model.name.clone(), entry);
+        drop(entries);
+        let mut default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
+        default.get_or_insert(model.name);
         Ok(())
     }
 
@@ -140,8 +141,8 @@ impl Registry {
 
     /// The name of a model that is known, or what there is instead.
     fn known(&self, name: &str) -> Result<String, ServeError> {
-        let default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = match (name, &*default) {
+        let default = self.default_name();
+        let name = match (name, &default) {
             ("", Some(default)) => default.as_str(),
             (name, _) => name,
         };
@@ -157,6 +158,12 @@ impl Registry {
                 false => there.join(", "),
             }
         )))
+    }
+
+    /// The name that stands for a model where none is given. No lock is held afterwards.
+    fn default_name(&self) -> Option<String> {
+        let default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
+        default.clone()
     }
 
     /// A model that can be asked.
@@ -272,15 +279,24 @@ impl Registry {
         let mut idle: Vec<(Instant, Arc<Host>)> = Vec::new();
         for host in self.hosts() {
             let durable = self.config.state.is_some();
-            let can_go = host.call(move |worker| {
-                Ok(!worker.is_busy() && (durable || worker.engine.list(None).is_empty()))
-            });
+            let can_go = host.call(move |worker| Ok(worker.can_go(durable)));
             if host.name != to && can_go.await.unwrap_or(false) {
                 idle.push((host.last_used(), host));
             }
         }
-        let oldest = idle.into_iter().min_by_key(|(used, _)| *used);
-        let Some((_, host)) = oldest else {
+        idle.sort_by_key(|(used, _)| *used);
+        let mut gone = None;
+        for (_, host) in idle {
+            // From here on it takes nothing new, if it still can go.
+            let durable = self.config.state.is_some();
+            let closed =
+                host.call(move |worker| Ok(worker.can_go(durable) && worker.close_doors()));
+            if closed.await.unwrap_or(false) {
+                gone = Some(host);
+                break;
+            }
+        }
+        let Some(host) = gone else {
             return false;
         };
         tracing::info!(model = host.name, to, "gives way");
@@ -309,14 +325,18 @@ impl Registry {
             }
             self.stop(host).await;
         }
-        let mut entries = self.entries();
-        match forget {
-            true => drop(entries.remove(&name)),
-            false => {
-                if let Some(entry) = entries.get_mut(&name) {
-                    entry.state = State::Unloaded;
-                }
-            }
+        if !forget {
+            self.set_state(&name, State::Unloaded);
+            return Ok(());
+        }
+        let next = {
+            let mut entries = self.entries();
+            entries.remove(&name);
+            entries.keys().next().cloned()
+        };
+        let mut default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
+        if default.as_ref() == Some(&name) {
+            *default = next;
         }
         Ok(())
     }
@@ -363,11 +383,7 @@ impl Registry {
                 .map(|(k, v)| (k.clone(), v.clone()))
                 .collect()
         };
-        let default = self
-            .default
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let default = self.default_name();
         let mut entries = entries;
         entries.sort_by_key(|(name, _)| Some(name) != default.as_ref());
         let mut models = Vec::with_capacity(entries.len());
@@ -437,15 +453,23 @@ impl Registry {
         trusted: bool,
     ) -> Result<v1::PlanReply, ServeError> {
         let known = self.entries().get(reference).cloned();
-        let (reference, trusted) = match known {
-            Some(entry) => (entry.config.reference, entry.trusted),
-            None => (reference.to_owned(), trusted),
+        // What it has itself it could have again.
+        let own = match &known {
+            Some(Entry {
+                state: State::Ready(host),
+                ..
+            }) => host.facts.memory.total_bytes,
+            _ => 0,
+        };
+        let (reference, trusted, own_layout) = match known {
+            Some(entry) => (entry.config.reference, entry.trusted, entry.config.layout),
+            None => (reference.to_owned(), trusted, Layout::default()),
         };
         let loading = load::Loading {
             name: reference.clone(),
             reference: self.resolve(&reference, trusted)?,
-            layout: layout.or(self.config.layout),
-            taken: self.taken(),
+            layout: layout.or(own_layout).or(self.config.layout),
+            taken: self.taken().saturating_sub(own),
             sharers: 1,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),

@@ -23,9 +23,8 @@ pub fn check_name(name: &str) -> Result<(), ServeError> {
 pub fn default_name(reference: &str) -> String {
     let bare = reference.strip_prefix("shape:").unwrap_or(reference);
     let bare = bare.split('?').next().unwrap_or(bare);
-    let bare = bare
-        .strip_prefix("pushed:")
-        .map_or(bare, |hash| &hash[..hash.len().min(12)]);
+    let pushed = bare.strip_prefix("pushed:");
+    let bare = pushed.map_or(bare, |hash| hash.get(..12).unwrap_or(hash));
     let last = bare
         .trim_end_matches('/')
         .rsplit('/')

@@ -40,7 +40,7 @@ const PING: Duration = Duration::from_secs(20);
 /// That.
 const PONG: Duration = Duration::from_secs(20);
 /// Requests of one connection at once.
-const STREAMS: u32 = 1024;
+const STREAMS: u32 = 256;
 
 /// What every connection is served with.
 pub struct Front {

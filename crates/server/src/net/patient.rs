@@ -1,4 +1,5 @@
-//! A connection that has to say something in time: one that never does is given up.
+//! A connection that has to say something in time: one that never does is given up. What it is to say is
+//! as long as the beginning of HTTP/2, by which that is told from HTTP/1: from there on others watch it.
 
 use std::{
     io,
@@ -12,10 +13,14 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// A stream whose first byte has a deadline.
+/// Bytes that HTTP/2 begins with, and any request of HTTP/1 has.
+const FIRST: usize = 24;
+
+/// A stream whose first bytes have a deadline.
 pub struct Patient<S> {
     stream: S,
-    /// Until the first byte came.
+    read: usize,
+    /// Until they came.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -25,6 +30,7 @@ impl<S> Patient<S> {
         let deadline = tokio::time::sleep_until(Instant::now() + patience);
         Patient {
             stream,
+            read: 0,
             deadline: Some(Box::pin(deadline)),
         }
     }
@@ -36,11 +42,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        self.read = self.read.saturating_add(buffer.filled().len() - before);
+        let came = self.read >= FIRST;
         let Some(deadline) = &mut self.deadline else {
             return read;
         };
-        if read.is_ready() {
+        if came {
             self.deadline = None;
         } else if deadline.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));

@@ -3,6 +3,7 @@
 mod client;
 mod load;
 mod process;
+mod wire;
 
 use std::time::{Duration, Instant};
 
@@ -33,11 +34,13 @@ pub fn serve(args: &BenchServeArgs) -> Result<(), Failure> {
         _ => Some(streamed(args, &server, &prompt)?),
     };
     drop(silent);
+    let wire = wire::run(args, &server, &prompt)?;
     let load = match args.clients {
         0 => None,
         _ => Some(load::run(args, &server)?),
     };
-    let report = report(args, in_process, alone, beside_silent, load.as_ref());
+    let mut report = report(args, in_process, alone, beside_silent, load.as_ref());
+    report["wire"] = wire;
     server.stop()?;
     match args.json {
         true => say_json(&report)?,
@@ -144,6 +147,11 @@ fn text(report: &Value) -> String {
         ),
     ];
     let mut text = table(&["one session", "a token", "added"], &rows);
+    text += "\n";
+    text += &table(
+        &["over the protocol", "median · most", ""],
+        &wire::rows(&report["wire"]),
+    );
     if !report["load"].is_null() {
         text += "\n";
         text += &load::text(&report["load"]);

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::Instant,
 };
@@ -13,6 +14,8 @@ use crate::{args::BenchServeArgs, failure::Failure};
 /// A server that runs.
 pub struct Server {
     child: Child,
+    /// Where it keeps what is pushed.
+    pushed: PathBuf,
     /// Where it listens.
     pub port: u16,
 }
@@ -32,6 +35,7 @@ const TICKS: f64 = 100.0;
 impl Server {
     /// Starts one, and waits until it is ready.
     pub fn start(args: &BenchServeArgs) -> Result<Self, Failure> {
+        let pushed = std::env::temp_dir().join(format!("djinn-bench-{}", std::process::id()));
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["serve", "--port", "0", "--log-level", "warn"]);
         let mut flag = |name: &str, value: Option<String>| {
@@ -58,6 +62,11 @@ impl Server {
         flag("context", Some(args.context.to_string()));
         flag("batch", Some(args.batch.to_string()));
         flag("sessions", Some(args.clients.max(args.batch).to_string()));
+        flag("kv", args.kv.map(|size| format!("{}B", size.0)));
+        flag(
+            "push-dir",
+            args.push.as_ref().map(|_| pushed.display().to_string()),
+        );
         flag("patience", Some("60".to_owned()));
         flag(
             "max-connections",
@@ -72,7 +81,11 @@ impl Server {
         for line in BufReader::new(stdout).lines() {
             let line = line?;
             if let Some(port) = line.rsplit(':').next().and_then(|port| port.parse().ok()) {
-                return Ok(Server { child, port });
+                return Ok(Server {
+                    child,
+                    pushed,
+                    port,
+                });
             }
             if started.elapsed() > START {
                 break;
@@ -138,5 +151,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.pushed);
     }
 }
