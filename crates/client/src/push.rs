@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Bytes that travel together.
-const PART: usize = 512 << 10;
+const PART: usize = 1 << 20;
 /// Parts that are read ahead of what is sent.
 const AHEAD: usize = 8;
 /// How often it is told how far a push has come.

@@ -52,7 +52,11 @@ pub async fn front(State(app): State<Arc<App>>, mut request: Request, next: Next
     traces::adopt(&span, request.headers());
     // What is on its way keeps coming, or the request is over.
     let patience = app.config.limits.patience;
-    let request = request.map(|body| Body::new(TimeoutBody::new(patience, body)));
+    let request = match path.ends_with("/Push") {
+        // It watches its parts by itself.
+        true => request,
+        false => request.map(|body| Body::new(TimeoutBody::new(patience, body))),
+    };
     let response = next.run(request).instrument(span.clone()).await;
     let kind = failed(&response);
     span.record("outcome", kind.map_or("ok", Kind::name));

@@ -650,8 +650,8 @@ fn a_session_that_was_tampered_with_hurts_nobody() {
         server.check_alive();
     };
     refused(
-        |s| s["tokens"] = json!(vec![5; 257]),
-        "more tokens than were given and generated",
+        |s| s["tokens"] = json!(vec![5; 258]),
+        "more tokens than there is room for",
     );
     let long = |s: &mut serde_json::Value| {
         s["tokens"] = json!(vec![5; 257]);

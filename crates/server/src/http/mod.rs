@@ -25,6 +25,7 @@ use axum::{
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tower_http::timeout::TimeoutError;
 
 use crate::{
     ServeError,
@@ -164,13 +165,19 @@ async fn body(app: &App, request: axum::extract::Request) -> Result<Bytes, Serve
     }
     let limited = Limited::new(request.into_body(), limits.body_bytes);
     let came = tokio::time::timeout(limits.patience, limited.collect()).await;
-    let came =
-        came.map_err(|_| ServeError::Timeout("the request did not come whole in time".to_owned()))?;
+    let late = || ServeError::Timeout("the request did not come whole in time".to_owned());
+    let came = came.map_err(|_| late())?;
     let came = came.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
         Some(_) => too_large(),
+        None if is_late(&*error) => late(),
         None => ServeError::Invalid("the request broke off".to_owned()),
     })?;
     Ok(came.to_bytes())
+}
+
+/// Whether an error is, or comes from, something that did not come in time.
+fn is_late(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.is::<TimeoutError>() || error.source().is_some_and(is_late)
 }
 
 /// A request as JSON.
