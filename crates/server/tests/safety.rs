@@ -667,7 +667,7 @@ fn a_session_that_was_tampered_with_hurts_nobody() {
     };
     refused(loose, "one that is not kept and was told more");
     let over = |s: &mut serde_json::Value| {
-        s["state"] = json!({ "done": { "finish": "eos", "failure": null } })
+        s["state"] = json!({ "done": { "finish": "eos", "failure": null } });
     };
     refused(over, "one that is over");
     refused(

@@ -14,7 +14,7 @@ fn flag(arg: &Arg) -> String {
     let value = value.map(|names| {
         names
             .iter()
-            .map(|name| name.to_string())
+            .map(ToString::to_string)
             .collect::<Vec<_>>()
             .join(" ")
     });

@@ -13,7 +13,6 @@ mod types;
 
 use std::sync::Arc;
 
-use axum::body::HttpBody;
 use axum::{
     Json, Router,
     body::Bytes,
@@ -160,7 +159,9 @@ async fn body(app: &App, request: axum::extract::Request) -> Result<Bytes, Serve
     let too_large =
         || ServeError::TooLarge(format!("a request may have {} bytes", limits.body_bytes));
     // Who says so has not to be listened to first.
-    if request.body().size_hint().lower() > limits.body_bytes as u64 {
+    let said = request.headers().get(header::CONTENT_LENGTH);
+    let said = said.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if said > Some(limits.body_bytes as u64) {
         return Err(too_large());
     }
     let limited = Limited::new(request.into_body(), limits.body_bytes);
