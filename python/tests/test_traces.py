@@ -32,7 +32,9 @@ def test_requests_and_turns_are_traced():
     taker = grpc.server(futures.ThreadPoolExecutor(2), handlers=[collector])
     port = taker.add_insecure_port("127.0.0.1:0")
     taker.start()
-    with Server("--model", f"m={STORIES}", "--otlp", f"http://127.0.0.1:{port}", "--node-id", "here") as server:
+    with Server(
+        "--model", f"m={STORIES}", "--otlp", f"http://127.0.0.1:{port}", "--node-id", "here"
+    ) as server:
         with djinn.connect(server.address) as client:
             told = client.model().generate("The secret word is banana", max_tokens=5, temperature=0)
         assert server.stop() == 0

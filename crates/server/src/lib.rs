@@ -1,7 +1,7 @@
 //! The server: gRPC and HTTP on one port, over engines that each have a thread of their own.
 //!
-//! A request goes [`net`] → [`front`] → [`grpc`] or [`http`] → [`host`] → the engine. What it may ask is
-//! in [`keys`], which model it means in [`models`], what a session is asked in [`ask`]. Nothing here
+//! A request goes `net` → `front` → `grpc` or `http` → `host` → the engine. What it may ask is
+//! in `keys`, which model it means in `models`, what a session is asked in `ask`. Nothing here
 //! computes, and nothing of the engine knows of HTTP.
 
 #![forbid(unsafe_code)]

@@ -139,7 +139,7 @@ pub struct ServeArgs {
     #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "604800", value_parser = seconds)]
     pub max_lease: Duration,
 
-    /// Who may come in: a TOML file of [[key]] tables; read again on SIGHUP
+    /// Who may come in: a TOML file; read again on SIGHUP
     #[arg(
         long,
         help_heading = "Safety",

@@ -29,22 +29,22 @@ struct Ran {
 }
 
 async fn run_on(client: &Client, args: &RunArgs) -> Result<(), Failure> {
-    let asked = Instant::now();
+    let began = Instant::now();
     let name = match &args.session {
         Some(session) => session.rsplit_once(':').map_or("", |(model, _)| model),
         None => args.model.model.as_deref().unwrap_or_default(),
     };
     let model = client.model(name);
-    let (events, prompt) = open(client, &model, args).await?;
-    let load = asked.elapsed().as_secs_f64();
     let (told, server) = (model.info().await?, client.capabilities().await?);
+    let (load, asked) = (began.elapsed().as_secs_f64(), Instant::now());
+    let (events, prompt) = open(client, &model, args).await?;
     let shown = match told.has_text && !args.json {
         true => Some(model.detokenize(&prompt, false).await?),
         false => None,
     };
     note_what_is_unused(told.has_chat, args, may_sample(args));
     let session = events.session().name().to_owned();
-    let (turn, timing) = listen(events, shown, load).await?;
+    let (turn, timing) = listen(events, shown, (load, asked)).await?;
     let ran = Ran {
         model: told,
         server,
@@ -115,14 +115,14 @@ pub fn sampling(args: &SamplingArgs) -> v1::Sampling {
 async fn listen(
     mut events: Events,
     prompt: Option<String>,
-    load: f64,
+    (load, asked): (f64, Instant),
 ) -> Result<(Turn, Timing), Failure> {
     let stream = prompt.is_some();
     say(&prompt.unwrap_or_default())?;
     let mut turn = Turn::new(events.opened().clone());
-    let (started, mut first_token) = (Instant::now(), None);
+    let mut first_token = None;
     while let Some(event) = events.next().await? {
-        first_token.get_or_insert_with(|| started.elapsed().as_secs_f64());
+        first_token.get_or_insert_with(|| asked.elapsed().as_secs_f64());
         match &event {
             Event::Token(token) if stream => say(&token.text)?,
             Event::Finished(finished) if stream => say(&finished.text)?,
@@ -133,7 +133,7 @@ async fn listen(
     if stream {
         say("\n")?;
     }
-    let whole = started.elapsed().as_secs_f64();
+    let whole = asked.elapsed().as_secs_f64();
     let first_token = first_token.unwrap_or(whole);
     let timing = Timing {
         load,

@@ -50,7 +50,9 @@ async fn signals(
         .keep();
     let turn = session.open().await?.collect().await?;
     let session = client.session(turn.opened.session.clone());
-    let other = beside.then(|| generate(args, client.clone(), prompt.to_vec()));
+    // With tokens of its own: pages that both hold would stay.
+    let others = prompt.iter().rev().copied().collect();
+    let other = beside.then(|| generate(args, client.clone(), others));
     let (mut times, mut moved) = (Vec::new(), Vec::new());
     for _ in 0..SIGNALS {
         session.resuming().await?;
