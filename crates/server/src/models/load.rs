@@ -74,6 +74,12 @@ impl Loading {
         let model = Model::open(&self.reference)?;
         let blueprint = self.draw(&model)?;
         tracing::debug!(model = self.name, plan = blueprint.reason(), "loading");
+        if self.config.memory.overrides.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
+            tracing::warn!(
+                model = self.name,
+                "no ring is needed, so --ring is not used"
+            );
+        }
         let backend = &self.config.backend;
         let link_ceiling = link_ceiling(backend, &model, &blueprint);
         let mut engine = Engine::load(model, backend, blueprint, progress)?;
