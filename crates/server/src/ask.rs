@@ -20,12 +20,12 @@ use crate::{
 };
 
 /// Tokens to generate where neither client nor model says.
-const MAX_TOKENS: usize = 256;
+pub const MAX_TOKENS: usize = 256;
 
 /// Edits, captures and breakpoints of a session at most, by how they are written.
-const MOST: usize = 256;
+pub const MOST: usize = 256;
 /// Texts that may end a turn, and how long each may be.
-const STOPS: usize = 16;
+pub const STOPS: usize = 16;
 /// That.
 const STOP_BYTES: usize = 1024;
 /// Alternatives that are told of a token at most.

@@ -24,8 +24,6 @@ use crate::{
 
 /// Bytes of a saved session that travel together.
 const PIECE: usize = 512 << 10;
-/// Tokens of a turn that nobody limited.
-const MAX_TOKENS: usize = 256;
 
 type Reply<T> = Result<Response<T>, Status>;
 
@@ -50,7 +48,11 @@ impl Sessions for Grpc {
         let (host, id) = self.0.session(&asked.session).await?;
         let tokens = ask::more(&host.words, asked.prompt)?;
         let edits = ask::edits(asked.edits)?;
-        let by_model = host.words.generation.max_new_tokens.unwrap_or(MAX_TOKENS);
+        let by_model = host
+            .words
+            .generation
+            .max_new_tokens
+            .unwrap_or(ask::MAX_TOKENS);
         let most = asked.max_tokens.map_or(by_model, |n| n as usize);
         let (count, owner) = (tokens.len(), caller.owner.name.clone());
         let limit = self.0.config.limits.capture_bytes;

@@ -163,11 +163,13 @@ impl Host {
             )));
         }
         let (answer, answered) = oneshot::channel();
+        // What begins there is part of the request, where traces are kept.
+        let span = tracing::Span::current();
         self.post(move |worker| {
             // Dropped without an answer where it is about to be unloaded. Whoever has left meanwhile
             // drops what it was to be given, and a turn that is dropped ends.
             if !worker.is_closing() {
-                let _ = answer.send(job(worker));
+                let _ = answer.send(span.in_scope(|| job(worker)));
             }
         });
         answered.await.map_err(|_| self.gone())?

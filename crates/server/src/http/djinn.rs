@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::{ServeError, ask};
-
-/// Edits and directions of a request at most.
-const EDITS: usize = 256;
+use crate::{
+    ServeError,
+    ask::{self, MOST},
+};
 
 /// What only Djinn does; `extra_body={"djinn": {…}}` in OpenAI's Python client.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
@@ -48,8 +48,8 @@ pub struct Steer {
 impl DjinnFields {
     /// All that is changed on the way.
     pub fn changes(&self) -> Result<Vec<EditSpec>, ServeError> {
-        if self.edits.len() + self.steer.len() > EDITS {
-            return Err(ServeError::TooLarge(format!("{EDITS} edits at most")));
+        if self.edits.len() + self.steer.len() > MOST {
+            return Err(ServeError::TooLarge(format!("{MOST} edits at most")));
         }
         let mut edits: Vec<EditSpec> = self
             .edits

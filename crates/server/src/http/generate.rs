@@ -22,7 +22,7 @@ use super::{
 use crate::{
     ServeError,
     app::{App, Caller, session_name},
-    ask::{Ask, seconds},
+    ask::{Ask, MAX_TOKENS, seconds},
     host::{Host, Turn},
 };
 
@@ -270,7 +270,9 @@ async fn go_on(
     let logprobs = job.logprobs;
     let (tokens, way, words) = (job.prompts[0].clone(), job.way, host.words.clone());
     let most = job.common.max_completion_tokens.or(job.common.max_tokens);
-    let most = most.or(words.generation.max_new_tokens).unwrap_or(256);
+    let most = most
+        .or(words.generation.max_new_tokens)
+        .unwrap_or(MAX_TOKENS);
     let (owner, edits) = (caller.owner.name.clone(), fields.changes()?);
     let limit = app.config.limits.capture_bytes;
     let said = host.call(move |worker| {

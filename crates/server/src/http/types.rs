@@ -7,7 +7,10 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::djinn::DjinnFields;
-use crate::{ServeError, ask::SamplingAsk};
+use crate::{
+    ServeError,
+    ask::{STOPS, SamplingAsk},
+};
 
 /// What both ways of asking have in common.
 #[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
@@ -133,9 +136,6 @@ const HARMLESS: &[&str] = &[
     "parallel_tool_calls",
     "tool_choice",
 ];
-
-/// Texts that may end a turn at most.
-const STOPS: usize = 16;
 
 impl Common {
     /// Refuses what is not done here: nothing is ignored that was asked for.

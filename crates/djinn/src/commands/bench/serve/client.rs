@@ -65,7 +65,7 @@ impl Stream {
                 return Err(Failure::Message(String::from_utf8_lossy(data).into_owned()));
             }
             // The last piece of a choice has no token.
-            if memchr_reason(data) {
+            if says_why(data) {
                 continue;
             }
             return Ok(true);
@@ -74,7 +74,7 @@ impl Stream {
 }
 
 /// Whether a piece says why it is the last.
-fn memchr_reason(data: &[u8]) -> bool {
+fn says_why(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     text.contains("\"finish_reason\":\"")
 }
