@@ -121,6 +121,22 @@ impl Client {
         Ok(Watch(stream))
     }
 
+    /// Keeps a record of a model's copies, waits and operations from now on.
+    pub async fn record(&self, model: &str) -> Result<(), Error> {
+        self.timeline(model, true).await.map(drop)
+    }
+
+    /// Ends the record and gives it.
+    pub async fn end_record(&self, model: &str) -> Result<v1::TimelineReply, Error> {
+        self.timeline(model, false).await
+    }
+
+    async fn timeline(&self, model: &str, record: bool) -> Result<v1::TimelineReply, Error> {
+        let model = model.to_owned();
+        let asked = v1::TimelineRequest { model, record };
+        self.one(self.server_service().timeline(asked)).await
+    }
+
     /// A model by its name; the empty name is the server's first one. Nothing is asked yet.
     pub fn model(&self, name: impl Into<String>) -> Model {
         Model::new(self.clone(), name.into())

@@ -41,6 +41,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => commands::doctor::doctor(&args),
         Command::Selftest(args) => commands::selftest::selftest(&args),
         Command::Bench(args) => commands::bench::bench(args),
+        Command::Eval(args) => commands::eval::eval(&args),
+        Command::Report(args) => commands::report::report(&args),
         Command::Sessions(args) => commands::sessions::sessions(&args),
     };
     match done {

@@ -73,6 +73,11 @@ impl Doing {
     pub fn now(&self, what: String) {
         self.line.set_message(what);
     }
+
+    /// Says something that stays, above the line.
+    pub fn note(&self, what: &str) {
+        self.line.suspend(|| eprintln!("{what}"));
+    }
 }
 
 impl Drop for Doing {

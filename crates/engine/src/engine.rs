@@ -208,6 +208,11 @@ impl Engine {
         self.recorder.timeline()
     }
 
+    /// Ends the record and gives it.
+    pub fn end_record(&self) -> Timeline {
+        self.recorder.turn_off()
+    }
+
     /// What pages of KV went to host memory and came back; waits for those under way.
     pub fn paged(&mut self) -> Result<Paged, EngineError> {
         self.pager.paged()

@@ -37,6 +37,8 @@ pub struct Config {
     pub drain: Duration,
     /// Whether strangers may come in from everywhere.
     pub insecure: bool,
+    /// The commit this was built from, where that is known.
+    pub commit: String,
 }
 
 /// A model to serve.
@@ -63,6 +65,10 @@ pub struct Layout {
     pub sessions: Option<usize>,
     /// Tokens that go through together while a prompt runs.
     pub rows: Option<usize>,
+    /// Whether weights that stream are brought ahead of their use.
+    pub prefetch: Option<bool>,
+    /// Bytes of weights that stay on the device at most.
+    pub resident: Option<u64>,
 }
 
 impl Layout {
@@ -74,6 +80,8 @@ impl Layout {
             batch: self.batch.or(other.batch),
             sessions: self.sessions.or(other.sessions),
             rows: self.rows.or(other.rows),
+            prefetch: self.prefetch.or(other.prefetch),
+            resident: self.resident.or(other.resident),
         }
     }
 }

@@ -15,6 +15,7 @@ mod grpc;
 mod host;
 mod http;
 mod keys;
+mod machine;
 mod metrics;
 mod models;
 mod net;

@@ -53,6 +53,12 @@ class Limits(TypedDict, total=False):
     """Sessions in one pass."""
     sessions: int
     """Sessions open at once."""
+    rows: int
+    """Tokens that go through together while prompts run."""
+    no_prefetch: bool
+    """Brings weights that stream only when they are needed: shows what running ahead is worth."""
+    resident_bytes: int
+    """Weights that stay on the device at most; what is left streams."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ pub fn available_memory() -> u64 {
     kernel.min(cgroup_left().unwrap_or(u64::MAX))
 }
 
+/// All memory of the machine, where the system says.
+pub fn all_memory() -> Option<u64> {
+    read_kib("/proc/meminfo", "MemTotal:")
+}
+
 /// Bytes of memory the process holds now, where the system says.
 pub fn rss_bytes() -> Option<u64> {
     read_kib("/proc/self/status", "VmRSS:")

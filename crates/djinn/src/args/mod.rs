@@ -9,6 +9,7 @@ use djinn_memory::Size;
 
 mod bench;
 mod device;
+mod eval;
 mod inside;
 mod live;
 mod memory;
@@ -22,6 +23,7 @@ mod sessions;
 
 pub use bench::*;
 pub use device::{Chosen, DeviceArgs, DeviceName};
+pub use eval::{Eval, EvalAllArgs, EvalArgs, ExperimentArgs, ReportArgs};
 pub use inside::*;
 pub use live::{ChatArgs, TopArgs};
 pub use memory::{MemoryArgs, WatchArgs};
@@ -87,6 +89,10 @@ pub enum Command {
     Selftest(SelftestArgs),
     /// Measure this machine and a model on it
     Bench(BenchArgs),
+    /// Experiments: what Djinn promises, measured beside what others do
+    Eval(EvalArgs),
+    /// Figures, tables and a verdict from results of experiments
+    Report(ReportArgs),
     /// Sessions kept in a folder or by a server: list, show, save, load, delete
     Sessions(SessionsArgs),
 }

@@ -12,6 +12,9 @@ use crate::{
     failure::{Failure, say},
 };
 
+/// The commit this was built from.
+pub const COMMIT: &str = env!("DJINN_COMMIT");
+
 /// What the model that ships with Djinn is called beside others.
 const BUNDLED: &str = "bundled";
 
@@ -150,11 +153,11 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
             }
         },
         layout: Layout {
-            memory: None,
             context: args.context,
             batch: args.batch,
             sessions: args.sessions,
             rows: Some(args.rows),
+            ..Layout::default()
         },
         model_dirs: args.model_dir,
         pushed: match args.push_dir {
@@ -185,6 +188,7 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
         },
         drain: args.drain,
         insecure: args.insecure,
+        commit: COMMIT.to_owned(),
     })
 }
 

@@ -73,9 +73,24 @@ impl Recorder {
         }
     }
 
-    /// Keeps events from now on.
+    /// Keeps events from now on, and none of before.
     pub fn turn_on(&self) {
+        self.clear();
         self.on.store(true, Ordering::Relaxed);
+    }
+
+    /// Keeps no more, and gives what was kept.
+    pub fn turn_off(&self) -> Timeline {
+        self.on.store(false, Ordering::Relaxed);
+        let timeline = self.timeline();
+        self.clear();
+        timeline
+    }
+
+    fn clear(&self) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        *events = Vec::new();
+        self.left_out.store(0, Ordering::Relaxed);
     }
 
     /// Whether events are kept.

@@ -198,7 +198,9 @@ fn layout(limits: Option<v1::ModelLimits>) -> Layout {
         context: said(limits.context),
         batch: said(limits.batch),
         sessions: said(limits.sessions),
-        rows: None,
+        rows: said(limits.rows),
+        prefetch: limits.no_prefetch.then_some(false),
+        resident: (limits.resident_bytes > 0).then_some(limits.resident_bytes),
     }
 }
 

@@ -3,13 +3,18 @@
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use djinn_device::host::rss_bytes;
-use djinn_engine::PagesHeld;
+use djinn_engine::{Backend, Event, Lane, PagesHeld, Timeline};
 use djinn_wire::v1::{self, server_server::Server};
 use futures_util::stream;
 use tonic::{Request, Response, Status};
 
 use super::{Answers, Grpc};
-use crate::{app::App, ask, metrics::Reading};
+use crate::{
+    app::App,
+    ask,
+    machine::{machine, taken},
+    metrics::Reading,
+};
 
 type Reply<T> = Result<Response<T>, Status>;
 
@@ -45,14 +50,51 @@ impl Server for Grpc {
         );
         Ok(Response::new(Box::pin(told)))
     }
+
+    async fn timeline(&self, request: Request<v1::TimelineRequest>) -> Reply<v1::TimelineReply> {
+        self.caller(&request)?.check_admin()?;
+        let asked = request.into_inner();
+        let host = self.0.models.get(&asked.model).await?;
+        let record = asked.record;
+        let kept = host
+            .call(move |worker| {
+                Ok(match record {
+                    true => {
+                        worker.engine.record();
+                        Timeline::default()
+                    }
+                    false => worker.engine.end_record(),
+                })
+            })
+            .await?;
+        Ok(Response::new(v1::TimelineReply {
+            spans: kept.events.into_iter().map(span).collect(),
+            left_out: kept.left_out,
+        }))
+    }
+}
+
+fn span(event: Event) -> v1::Span {
+    let lane = match event.lane {
+        Lane::Compute => "compute",
+        Lane::Wait => "wait",
+        Lane::Link(_) => "copy",
+    };
+    v1::Span {
+        lane: lane.to_owned(),
+        name: event.name,
+        start_s: event.start_s,
+        seconds: event.seconds,
+        bytes: event.bytes,
+    }
 }
 
 /// What a server is and can do.
 pub fn capabilities(app: &App, owner: &str) -> v1::CapabilitiesReply {
     let limits = &app.config.limits;
     let (device, device_detail) = match &app.config.backend {
-        djinn_engine::Backend::Cpu { .. } => ("cpu".to_owned(), String::new()),
-        djinn_engine::Backend::Cuda { card } => (card.label(), card.name().to_owned()),
+        Backend::Cpu { .. } => ("cpu".to_owned(), String::new()),
+        Backend::Cuda { card } => (card.label(), card.name().to_owned()),
     };
     v1::CapabilitiesReply {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -70,6 +112,7 @@ pub fn capabilities(app: &App, owner: &str) -> v1::CapabilitiesReply {
         }),
         owner: owner.to_owned(),
         durable: app.config.state.is_some(),
+        machine: Some(machine(&app.config)),
     }
 }
 
@@ -86,6 +129,7 @@ async fn status(app: &App) -> v1::Status {
         requests: app.metrics.answered.load(Ordering::Relaxed),
         models: described.into_iter().map(of).collect(),
         rss_bytes: rss_bytes().unwrap_or(0),
+        device_bytes: taken(app),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use djinn_engine::Engine;
+use djinn_memory::Keep;
 use djinn_model::{ChatTemplate, Generation, Model, Text, program::Dims};
 use djinn_wire::v1;
 use tokio::task::block_in_place;
@@ -51,6 +52,12 @@ pub(crate) fn limits(blueprint: &djinn_engine::Blueprint) -> v1::ModelLimits {
         context: settings.context as u64,
         batch: settings.sessions as u64,
         sessions: settings.open as u64,
+        rows: settings.rows as u64,
+        no_prefetch: !blueprint.memory().prefetch,
+        resident_bytes: match blueprint.memory().overrides.keep {
+            Keep::AtMost(bytes) => bytes,
+            _ => 0,
+        },
     }
 }
 

@@ -8,6 +8,7 @@ use djinn_engine::{
     Backend, Blueprint, Engine, EngineError, Inside, KvMemory, LoadProgress, Memory, SessionState,
     Settings, Wanted, measure_link,
 };
+use djinn_memory::{Keep, Overrides};
 use djinn_model::Model;
 use djinn_wire::v1;
 
@@ -123,9 +124,18 @@ impl Loading {
     fn draw(&self, model: &Model) -> Result<Blueprint, ServeError> {
         let left = self.config.memory.budget.saturating_sub(self.taken);
         let budget = self.layout.memory.unwrap_or(left / self.sharers as u64);
+        let all = self.config.memory;
         let memory = Memory {
             budget: budget.min(left),
-            ..self.config.memory
+            prefetch: self.layout.prefetch.unwrap_or(all.prefetch),
+            overrides: Overrides {
+                keep: self
+                    .layout
+                    .resident
+                    .map_or(all.overrides.keep, Keep::AtMost),
+                ..all.overrides
+            },
+            ..all
         };
         draw(
             model,

@@ -352,7 +352,7 @@ impl Registry {
     }
 
     /// Bytes of the device that loaded models take.
-    fn taken(&self) -> u64 {
+    pub fn taken(&self) -> u64 {
         let hosts = self.hosts();
         hosts.iter().map(|host| host.facts.memory.total_bytes).sum()
     }

@@ -57,7 +57,7 @@ pub fn config(home: &Path) -> Config {
             batch: Some(8),
             sessions: Some(16),
             rows: Some(128),
-            memory: None,
+            ..Layout::default()
         },
         model_dirs: Vec::new(),
         pushed: home.join("pushed"),
@@ -70,6 +70,7 @@ pub fn config(home: &Path) -> Config {
         },
         drain: Duration::from_secs(5),
         insecure: false,
+        commit: String::new(),
     }
 }
 

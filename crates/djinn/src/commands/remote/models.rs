@@ -68,6 +68,7 @@ async fn register(
         context: count(layout.context),
         batch: count(layout.batch),
         sessions: count(layout.sessions),
+        ..v1::ModelLimits::default()
     };
     let mut asked = Register::new(reference).limits(limits);
     if let Some(name) = &layout.name {

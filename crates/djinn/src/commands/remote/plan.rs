@@ -43,7 +43,7 @@ fn limits(args: &PlanArgs) -> Result<v1::ModelLimits, Failure> {
         memory_bytes,
         context: args.context.unwrap_or(0) as u64,
         batch: u64::from(args.sessions),
-        sessions: 0,
+        ..v1::ModelLimits::default()
     })
 }
 

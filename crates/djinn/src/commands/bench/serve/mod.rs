@@ -5,7 +5,7 @@ mod load;
 mod process;
 mod wire;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use djinn_engine::{Engine, KvMemory, Request};
 use djinn_server::Layout;
@@ -61,7 +61,7 @@ fn in_process(args: &BenchServeArgs) -> Result<(f64, Vec<u32>), Failure> {
         batch: Some(args.batch),
         rows: Some(args.model.rows),
         sessions: Some(args.clients.max(args.batch)),
-        memory: None,
+        ..Layout::default()
     };
     let kv = KvMemory::default();
     let blueprint = djinn_server::draw(&model, settled.backend(), layout, settled.memory, &kv)?;
@@ -158,6 +158,3 @@ fn text(report: &Value) -> String {
     }
     text
 }
-
-/// For how long a server may take to start.
-const START: Duration = Duration::from_secs(300);

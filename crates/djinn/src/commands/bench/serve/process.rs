@@ -1,19 +1,12 @@
 //! The server under test: a process of its own, so that its time and memory are its own.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-    time::Instant,
-};
+use std::{fs, path::PathBuf};
 
-use super::START;
-use crate::{args::BenchServeArgs, failure::Failure};
+use crate::{args::BenchServeArgs, commands::spawned::Spawned, failure::Failure};
 
 /// A server that runs.
 pub struct Server {
-    child: Child,
+    spawned: Spawned,
     /// Where it keeps what is pushed.
     pushed: PathBuf,
     /// Where it listens.
@@ -36,12 +29,9 @@ impl Server {
     /// Starts one, and waits until it is ready.
     pub fn start(args: &BenchServeArgs) -> Result<Self, Failure> {
         let pushed = std::env::temp_dir().join(format!("djinn-bench-{}", std::process::id()));
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["serve", "--port", "0", "--log-level", "warn"]);
+        let mut flags = Vec::new();
         let mut flag = |name: &str, value: Option<String>| {
-            if let Some(value) = value {
-                command.arg(format!("--{name}={value}"));
-            }
+            flags.extend(value.map(|value| format!("--{name}={value}")));
         };
         let model = &args.model;
         flag(
@@ -72,34 +62,17 @@ impl Server {
             "max-connections",
             Some((args.silent + args.clients + 64).to_string()),
         );
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let stdout = child.stdout.take().expect("it is piped");
-        let started = Instant::now();
-        for line in BufReader::new(stdout).lines() {
-            let line = line?;
-            if let Some(port) = line.rsplit(':').next().and_then(|port| port.parse().ok()) {
-                return Ok(Server {
-                    child,
-                    pushed,
-                    port,
-                });
-            }
-            if started.elapsed() > START {
-                break;
-            }
-        }
-        let _ = child.kill();
-        Err(Failure::Message(
-            "the server did not start: try djinn serve by itself".into(),
-        ))
+        let spawned = Spawned::start(&flags)?;
+        Ok(Server {
+            port: spawned.port,
+            spawned,
+            pushed,
+        })
     }
 
     /// Bytes of memory it holds.
     pub fn rss(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = fs::read_to_string(format!("/proc/{}/status", self.spawned.id()));
         let status = status.unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
@@ -109,7 +82,7 @@ impl Server {
     /// Time of the processor that it has taken.
     pub fn cpu(&self) -> CpuTime {
         let mut time = CpuTime::default();
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.spawned.id()));
         for task in tasks.into_iter().flatten().flatten() {
             let Ok(stat) = fs::read_to_string(task.path().join("stat")) else {
                 continue;
@@ -136,21 +109,9 @@ impl Server {
     }
 
     /// Tells it to stop, and waits.
-    pub fn stop(mut self) -> Result<(), Failure> {
-        let told = Command::new("kill")
-            .arg(self.child.id().to_string())
-            .status();
-        if told.is_ok_and(|status| status.success()) {
-            self.child.wait()?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    pub fn stop(self) -> Result<(), Failure> {
+        let stopped = self.spawned.stop();
         let _ = fs::remove_dir_all(&self.pushed);
+        stopped
     }
 }

@@ -1,0 +1,26 @@
+//! Says which commit is being built.
+
+use std::{path::Path, process::Command};
+
+fn main() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for name in ["crates", ".git/HEAD", ".git/logs/HEAD"] {
+        let path = root.join(name);
+        // What is not there would have this run every time.
+        if path.exists() {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+    }
+    let described = Command::new("git")
+        .args(["describe", "--always", "--dirty", "--abbrev=12"])
+        .current_dir(&root)
+        .output();
+    let commit = match described {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
+        // Built from an archive.
+        _ => "unknown".to_owned(),
+    };
+    println!("cargo::rustc-env=DJINN_COMMIT={commit}");
+}

@@ -1,0 +1,144 @@
+//! `djinn eval all`
+
+use std::path::{Path, PathBuf};
+
+use djinn_client::Options;
+use djinn_eval::{Config, Place};
+use djinn_report::{Experiment, Outcome, ResultFile};
+
+use super::{leave_out_peers, measure, place, verdict};
+use crate::{
+    args::EvalAllArgs,
+    commands::spawned::Spawned,
+    failure::{Failure, say},
+    style::{Colour, coloured, table},
+};
+
+use Experiment::{Agents, MemoryPressure, ResumeLatency, Steering, VirtualMemory};
+
+/// Which experiment with which configuration, and what its file is called.
+type Listed = (Experiment, &'static str, &'static str);
+
+const SMOKE: &[Listed] = &[
+    (VirtualMemory, "virt_mem_smoke", "virtual_memory"),
+    (MemoryPressure, "exp3_smoke", "memory_pressure"),
+    (ResumeLatency, "exp3_smoke", "resume_latency"),
+    (Steering, "exp3_smoke", "steering"),
+    (Agents, "agent_smoke", "agents"),
+];
+
+const FULL: &[Listed] = &[
+    (VirtualMemory, "virt_mem_l4", "virtual_memory_13b"),
+    (VirtualMemory, "virt_mem_config", "virtual_memory_70b"),
+    (MemoryPressure, "exp3_osdi_llama", "memory_pressure"),
+    (ResumeLatency, "exp3_resume_llama", "resume_latency"),
+    (Steering, "exp3_resume_llama", "steering"),
+    (Agents, "agent_scaling", "agents"),
+];
+
+/// Runs all of them; what fails does not keep others from running.
+pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
+    std::fs::create_dir_all(&args.output)
+        .map_err(|error| Failure::Message(format!("{}: {error}", args.output.display())))?;
+    let listed = if args.smoke { SMOKE } else { FULL };
+    let server = args.smoke.then(|| serve(args)).transpose()?;
+    let mut results = Vec::new();
+    let mut failed = false;
+    for (number, (experiment, name, file)) in listed.iter().enumerate() {
+        eprintln!(
+            "[{} of {}] {} {name}",
+            number + 1,
+            listed.len(),
+            experiment.name()
+        );
+        let output = args.output.join(format!("{file}.json"));
+        match one(*experiment, name, args, server.as_ref(), &output) {
+            Ok(result) => results.push((result, output)),
+            Err(Failure::Message(why)) => {
+                eprintln!("djinn: {} {name}: {why}", experiment.name());
+                failed = true;
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    if let Some(server) = server {
+        server.stop()?;
+    }
+    say(&told(&results))?;
+    let results: Vec<ResultFile> = results.into_iter().map(|(result, _)| result).collect();
+    match failed {
+        true => Err(Failure::Told),
+        false => verdict(&results),
+    }
+}
+
+/// A server for all of them, which has nothing of its own but what it must have.
+fn serve(args: &EvalAllArgs) -> Result<Spawned, Failure> {
+    let pushed = args.output.join("pushed");
+    let mut flags = vec![
+        "--device=cpu".to_owned(),
+        "--memory=1GB".to_owned(),
+        "--host-memory=1GB".to_owned(),
+        "--model=bundled,memory=64MB,sessions=2,context=64".to_owned(),
+        format!("--push-dir={}", pushed.display()),
+    ];
+    flags.extend(
+        args.device
+            .threads
+            .map(|threads| format!("--threads={threads}")),
+    );
+    Spawned::start(&flags)
+}
+
+fn one(
+    experiment: Experiment,
+    name: &str,
+    args: &EvalAllArgs,
+    server: Option<&Spawned>,
+    output: &Path,
+) -> Result<ResultFile, Failure> {
+    let mut config = Config::read(Path::new(name))?;
+    if let Some(runs) = args.runs {
+        config.experiment.measurement.runs = runs as u32;
+    }
+    if args.no_peers {
+        leave_out_peers(&mut config);
+    }
+    let place = match server {
+        Some(server) => Place::Server {
+            address: format!("127.0.0.1:{}", server.port),
+            options: Options::default(),
+        },
+        None => place::in_process(&mut config, &args.device, None)?,
+    };
+    measure(experiment, &config, place, &args.python, output)
+}
+
+fn told(results: &[(ResultFile, PathBuf)]) -> String {
+    let row = |(result, path): &(ResultFile, PathBuf)| {
+        let word = match result.summary.pass {
+            true => coloured("PASS", Colour::Green),
+            false => coloured("FAIL", Colour::Red),
+        };
+        let failed = result
+            .summary
+            .checks
+            .iter()
+            .filter(|c| c.outcome == Outcome::Fail);
+        let failed: Vec<String> = failed
+            .map(|check| format!("{}: {}", check.name, check.found))
+            .collect();
+        vec![
+            result.experiment.name().to_owned(),
+            result.name.clone(),
+            word,
+            path.display().to_string(),
+            failed.join("; "),
+        ]
+    };
+    let rows: Vec<Vec<String>> = results.iter().map(row).collect();
+    table(
+        &["experiment", "configuration", "verdict", "result", ""],
+        &rows,
+    )
+}

@@ -1,0 +1,230 @@
+//! `djinn eval`
+
+mod all;
+mod place;
+
+use std::{
+    io::IsTerminal,
+    path::{Path, PathBuf},
+};
+
+use djinn_eval::{Config, Lab, Place, Said, Setup, Tell};
+use djinn_report::{Experiment, Outcome, ResultFile};
+
+use super::remote::runtime;
+use crate::{
+    args::{Eval, EvalArgs, ExperimentArgs},
+    bundled,
+    failure::{Failure, say},
+    progress::Doing,
+    style::{Colour, coloured, table},
+};
+
+/// Runs experiments.
+pub fn eval(args: &EvalArgs) -> Result<(), Failure> {
+    match &args.what {
+        Eval::VirtualMemory(args) => one(Experiment::VirtualMemory, args),
+        Eval::MemoryPressure(args) => one(Experiment::MemoryPressure, args),
+        Eval::ResumeLatency(args) => one(Experiment::ResumeLatency, args),
+        Eval::Steering(args) => one(Experiment::Steering, args),
+        Eval::Agents(args) => one(Experiment::Agents, args),
+        Eval::All(args) => all::all(args),
+    }
+}
+
+fn one(experiment: Experiment, args: &ExperimentArgs) -> Result<(), Failure> {
+    let mut config = Config::read(&args.config)?;
+    if let Some(model) = &args.model {
+        model.clone_into(&mut config.experiment.model.model_id);
+        // What another model has its weights in is its own affair.
+        config.experiment.model.dtype = None;
+    }
+    if let Some(runs) = args.runs {
+        config.experiment.measurement.runs = runs as u32;
+    }
+    if let Some(memory) = args.memory {
+        config.environment.max_gpu_memory_gb = Some(memory.0 as f64 / 1e9);
+        config.environment.safety_margin_gb = None;
+    }
+    if args.no_peers {
+        leave_out_peers(&mut config);
+    }
+    let output = output(experiment, &config, args.output.as_deref())?;
+    let place = place::place(&mut config, args)?;
+    let result = measure(experiment, &config, place, &args.python, &output)?;
+    say(&told(&result, &output, &config))?;
+    verdict(&[result])
+}
+
+/// Only Djinn's own ways are left.
+fn leave_out_peers(config: &mut Config) {
+    let ours = |name: &str| {
+        ["ring_buffer", "djinn", "stateless"]
+            .iter()
+            .any(|o| name.starts_with(o))
+    };
+    config.baselines.retain(|name, _| ours(name));
+}
+
+/// Where the result goes. Refused before anything is measured if nothing can be written there.
+fn output(
+    experiment: Experiment,
+    config: &Config,
+    asked: Option<&Path>,
+) -> Result<PathBuf, Failure> {
+    let path = match (asked, &config.output.results_dir) {
+        (Some(path), _) => path.to_owned(),
+        (None, Some(folder)) => {
+            let name = format!("{}_{}.json", config.experiment.name, experiment.name());
+            Path::new(folder).join(name)
+        }
+        (None, None) => {
+            let text = "--output FILE.json: where does the result go? (or output.results_dir)";
+            return Err(Failure::Message(text.into()));
+        }
+    };
+    if let Some(folder) = path.parent().filter(|folder| *folder != Path::new("")) {
+        let made = std::fs::create_dir_all(folder);
+        made.map_err(|error| Failure::Message(format!("{}: {error}", folder.display())))?;
+    }
+    djinn_engine::check_writable(&path)?;
+    Ok(path)
+}
+
+/// Runs an experiment and writes what came of it.
+fn measure(
+    experiment: Experiment,
+    config: &Config,
+    place: Place,
+    python: &str,
+    output: &Path,
+) -> Result<ResultFile, Failure> {
+    let words: Vec<String> = std::env::args().collect();
+    let setup = Setup {
+        place,
+        bundled: bundled::bundled()?,
+        python: python.to_owned(),
+        command: command_line(&words),
+        tell: tell(),
+    };
+    let mut result = runtime()?.block_on(async {
+        let lab = Lab::open(config, setup).await?;
+        let result = djinn_eval::run(experiment, config, &lab).await;
+        lab.close().await;
+        Ok::<_, Failure>(result?)
+    })?;
+    result.write(output)?;
+    Ok(result)
+}
+
+/// The command line as it can be typed again, with the program's name in place of where it lies.
+fn command_line(words: &[String]) -> String {
+    let quoted = |word: &String| match word.contains([' ', '*', '?', '&', '\'']) {
+        true => format!("'{}'", word.replace('\'', r"'\''")),
+        false => word.clone(),
+    };
+    let rest = words.iter().skip(1).map(quoted);
+    std::iter::once("djinn".to_owned())
+        .chain(rest)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// A line that moves on a terminal, and lines elsewhere.
+fn tell() -> Tell {
+    if !std::io::stderr().is_terminal() {
+        return Box::new(|said| match said {
+            Said::Doing(text) => eprintln!("… {text}"),
+            Said::Done(text) => eprintln!("{text}"),
+        });
+    }
+    let doing = Doing::new("starting");
+    Box::new(move |said| match said {
+        Said::Doing(text) => doing.now(text.to_owned()),
+        Said::Done(text) => doing.note(text),
+    })
+}
+
+/// What an experiment came to: its numbers, then its checks.
+fn told(result: &ResultFile, output: &Path, config: &Config) -> String {
+    let wanted = &config.output.metrics;
+    let is_wanted = |key: &str| {
+        let alike =
+            |name: &String| key.contains(name.trim_start_matches("peak_")) || name.contains(key);
+        wanted.is_empty() || wanted.iter().any(alike)
+    };
+    let rows: Vec<Vec<String>> = djinn_report::METRICS
+        .iter()
+        .filter(|metric| is_wanted(metric.key))
+        .filter_map(|metric| {
+            let stats = result.summary.metrics.get(metric.key)?;
+            let number = |value: f64| format!("{value:.3}");
+            Some(vec![
+                metric.key.to_owned(),
+                number(stats.median),
+                number(stats.mean),
+                number(stats.std),
+                number(stats.min),
+                number(stats.max),
+            ])
+        })
+        .collect();
+    let points: Vec<Vec<String>> = result
+        .summary
+        .points
+        .iter()
+        .map(|point| {
+            let ms = |value: f64| format!("{value:.3}");
+            vec![
+                format!("{} at {}", point.series, point.x),
+                ms(point.ms.median),
+                ms(point.ms.min),
+                ms(point.ms.max),
+            ]
+        })
+        .collect();
+    let mut text = format!(
+        "{} · {} · {}\n{}",
+        result.experiment.name(),
+        result.name,
+        result.model,
+        table(&["", "median", "mean", "std", "min", "max"], &rows)
+    );
+    if !points.is_empty() {
+        text += &table(&["ms", "median", "min", "max"], &points);
+    }
+    for check in &result.summary.checks {
+        let colour = match check.outcome {
+            Outcome::Pass => Colour::Green,
+            Outcome::Fail => Colour::Red,
+            Outcome::NotJudged => Colour::Yellow,
+        };
+        let word = coloured(check.outcome.word(), colour);
+        text += &format!("{word}: {}: {}\n", check.name, check.found);
+    }
+    for note in &result.notes {
+        text += &format!("note: {note}\n");
+    }
+    text + &format!("written to {}\n", output.display())
+}
+
+/// Ends with a status where something failed.
+fn verdict(results: &[ResultFile]) -> Result<(), Failure> {
+    match results.iter().all(|result| result.summary.pass) {
+        true => Ok(()),
+        false => Err(Failure::Told),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::command_line;
+
+    #[test]
+    fn a_command_line_can_be_typed_again() {
+        let words = ["/x/djinn", "eval", "--model", "shape:a?layers=2", "it's"];
+        let words = words.map(str::to_owned);
+        let expect = r"djinn eval --model 'shape:a?layers=2' 'it'\''s'";
+        assert_eq!(command_line(&words), expect);
+    }
+}

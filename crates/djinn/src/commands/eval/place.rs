@@ -1,0 +1,97 @@
+//! Who does the work: a server in this process, or one that runs somewhere.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use djinn_client::Options;
+use djinn_device::host;
+use djinn_engine::{KvMemory, Memory};
+use djinn_eval::{Config, Place};
+use djinn_memory::{Amount, Overrides};
+use djinn_server::{Config as ServerConfig, Layout, Limits};
+
+use crate::{
+    args::{DeviceArgs, DeviceName, ExperimentArgs, MemoryArgs},
+    commands::serve::COMMIT,
+    failure::Failure,
+};
+
+/// What flags say, then the configuration, then this process.
+pub fn place(config: &mut Config, args: &ExperimentArgs) -> Result<Place, Failure> {
+    let named = args.server.server.clone();
+    let address = named.or_else(|| config.server_address().filter(|_| !args.in_process));
+    if let Some(address) = address {
+        let timeout = config.experiment.server.as_ref().map(|s| s.timeout_seconds);
+        let options = Options {
+            key: args.server.key.clone().filter(|key| !key.is_empty()),
+            ca: args.server.ca.clone(),
+            timeout: timeout.map(Duration::from_secs_f64),
+            ..Options::default()
+        };
+        return Ok(Place::Server { address, options });
+    }
+    in_process(config, &args.device, args.host_memory)
+}
+
+/// A server in this process, with all of the device: each model is given its share.
+pub fn in_process(
+    config: &mut Config,
+    device: &DeviceArgs,
+    host_memory: Option<Amount>,
+) -> Result<Place, Failure> {
+    let mut device = device.clone();
+    if device.device == DeviceName::Auto {
+        device.device = device_of(config)?;
+    }
+    let chosen = device.choose()?;
+    chosen.say();
+    let free_host = host::available_memory();
+    let host_budget = match (
+        host_memory,
+        config.tuning.pin_memory_gb,
+        config.environment.os_reserve_gb,
+    ) {
+        (Some(amount), _, _) => amount.of(free_host),
+        (None, Some(gb), _) => (gb * 1e9) as u64,
+        (None, None, Some(gb)) => free_host.saturating_sub((gb * 1e9) as u64),
+        (None, None, None) => MemoryArgs::unasked(free_host),
+    };
+    let memory = Memory {
+        budget: MemoryArgs::unasked(chosen.backend.free_memory()?),
+        overrides: Overrides::default(),
+        workers: config.experiment.ring_buffer.prefetch_workers,
+        host_budget,
+        ..Memory::default()
+    };
+    Ok(Place::InProcess(Box::new(ServerConfig {
+        listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+        node: "eval".to_owned(),
+        backend: chosen.backend,
+        memory,
+        kv: KvMemory::default(),
+        models: Vec::new(),
+        layout: Layout::default(),
+        model_dirs: Vec::new(),
+        pushed: PathBuf::new(),
+        state: None,
+        keys: None,
+        tls: None,
+        limits: Limits::default(),
+        drain: Duration::from_secs(5),
+        insecure: false,
+        commit: COMMIT.to_owned(),
+    })))
+}
+
+/// The device that a configuration names.
+fn device_of(config: &Config) -> Result<DeviceName, Failure> {
+    let named = config.experiment.model.device.as_deref();
+    let index = config.environment.gpu_index.unwrap_or(0) as usize;
+    Ok(match named.unwrap_or("auto") {
+        // A server's, where one is named; here it is whatever there is.
+        name if name.starts_with("remote:") => DeviceName::Auto,
+        "auto" if index > 0 && djinn_device::cuda::driver_present() => DeviceName::Cuda(index),
+        name => name
+            .parse()
+            .map_err(|error| Failure::Message(format!("experiment.model.device: {error}")))?,
+    })
+}

@@ -1,0 +1,58 @@
+//! `djinn report`
+
+use std::{fs, path::Path};
+
+use djinn_report::{Comparison, Set, compare, measurements_table, replace_between};
+
+use crate::{
+    args::ReportArgs,
+    failure::{Failure, say},
+    progress::Doing,
+};
+
+/// What a table of measurements stands between.
+const MARK: &str = "measurements";
+
+/// Figures, tables and a verdict.
+pub fn report(args: &ReportArgs) -> Result<(), Failure> {
+    let set = Set::read(&args.results)?;
+    let comparison = match &args.against[..] {
+        [] => None,
+        old => Some(compare(&Set::read(old)?, &set)),
+    };
+    let doing = Doing::new("drawing");
+    let written = set.write(&args.output, comparison.as_ref(), &mut |what| {
+        doing.now(what.to_owned());
+    })?;
+    drop(doing);
+    if let Some(path) = &args.table {
+        put_table(path, &set)?;
+    }
+    let mut text = set.verdict_table();
+    if let Some(comparison) = &comparison {
+        text += &told(comparison);
+    }
+    for (figure, why) in &written.left_out {
+        text += &format!("{figure} is not drawn: {why}\n");
+    }
+    let output = args.output.display();
+    let count = written.files.len();
+    text += &format!("{count} files in {output}; read {output}/report.html or analysis.md\n");
+    say(&text)?;
+    match written.pass {
+        true => Ok(()),
+        false => Err(Failure::Told),
+    }
+}
+
+fn told(comparison: &Comparison) -> String {
+    format!("\n{}\n", comparison.terminal().trim_end())
+}
+
+/// Puts the table of measurements into a file, between its marks.
+fn put_table(path: &Path, set: &Set) -> Result<(), Failure> {
+    let fault = |error: std::io::Error| Failure::Message(format!("{}: {error}", path.display()));
+    let text = fs::read_to_string(path).map_err(fault)?;
+    let text = replace_between(&text, MARK, &measurements_table(set))?;
+    fs::write(path, text).map_err(fault)
+}

@@ -1,0 +1,160 @@
+//! What a change inside the model does to what it says, whether it is exact, and what it costs.
+
+use std::time::Instant;
+
+use djinn_client::{Edit, Resume, Turn};
+use djinn_report::Run;
+
+use super::{Outcome, dims, limits, model_size_gb, repeat};
+use crate::{
+    Config, EvalError,
+    ask::{LOGITS, Timed, session, some_tokens, timed},
+    compare::{Logits, others, percentile, share},
+    lab::{Lab, Loaded},
+    sampler::Sampler,
+};
+
+const OURS: &str = "djinn";
+
+pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
+    let steering = &config.experiment.activation_steering;
+    if !steering.enabled {
+        let text = "experiment.activation_steering.enabled: false, so there is nothing to measure";
+        return Err(EvalError::Asked(text.to_owned()));
+    }
+    let inference = &config.experiment.inference;
+    let context = inference.prompt_length + inference.generation_length;
+    let loaded = lab.load(OURS, limits(config, context, 2)).await?;
+    let blocks = dims(&loaded).blocks;
+    let layer = steering.steering_layer.unwrap_or((blocks / 2).max(1));
+    if !(1..=blocks).contains(&layer) {
+        return Err(EvalError::Asked(format!(
+            "experiment.activation_steering.steering_layer: {} has blocks 1 to {blocks}, and not {layer}",
+            lab.subject.name
+        )));
+    }
+    let bench = Bench {
+        config,
+        loaded: &loaded,
+        prompt: prompt(config, &loaded).await?,
+        hook: format!("blocks.{}.hook_resid_post", layer - 1),
+        factor: steering.modification_factor,
+    };
+    let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
+    let size = model_size_gb(lab, &loaded);
+    let one = async |id: u32| -> Result<Run, EvalError> {
+        sampler.take_peak();
+        let run = bench.one(id).await?;
+        Ok(Run {
+            vram_used_mb: sampler.take_peak(),
+            model_size_gb: Some(size),
+            ..run
+        })
+    };
+    let (warmup, runs) = repeat(config, lab, OURS, one).await?;
+    let memory = sampler.end();
+    let note = format!(
+        "scale {} at {}; logit_norm is of a scale by 1.0, and of a session that was stopped there and \
+         changed, beside one that was changed in flight",
+        bench.factor, bench.hook
+    );
+    lab.unload(loaded).await?;
+    Ok(Outcome {
+        baseline: OURS.to_owned(),
+        warmup,
+        runs,
+        memory,
+        notes: vec![note],
+        ..Outcome::default()
+    })
+}
+
+/// The text of the configuration, where the model has words; else tokens of that length.
+async fn prompt(config: &Config, loaded: &Loaded) -> Result<Vec<u32>, EvalError> {
+    let inference = &config.experiment.inference;
+    match &inference.prompt {
+        Some(text) if loaded.told.has_text => Ok(loaded.model.tokenize(text).await?),
+        _ => Ok(some_tokens(dims(loaded).vocab, inference.prompt_length, 3)),
+    }
+}
+
+struct Bench<'a> {
+    config: &'a Config,
+    loaded: &'a Loaded,
+    prompt: Vec<u32>,
+    hook: String,
+    factor: f32,
+}
+
+impl Bench<'_> {
+    /// Plain, changed, changed by nothing, and stopped and changed.
+    async fn one(&self, id: u32) -> Result<Run, EvalError> {
+        let begin = Instant::now();
+        let plain = self.generate(None).await?;
+        let scaled = self.generate(Some(self.scale(self.factor))).await?;
+        let unchanged = self.generate(Some(self.scale(1.0))).await?;
+        let in_flight = self
+            .generate(Some(self.scale(self.factor).at("prompt")))
+            .await?;
+        let stopped = self.stopped().await?;
+        let at_stop = stopped.captured.values().next();
+        let at_stop = at_stop.map_or(&[][..], |tensor| &tensor.data);
+        let identity = Logits::beside(unchanged.logits(), plain.logits());
+        let stop = Logits::beside(at_stop, in_flight.logits());
+        let same =
+            unchanged.turn.tokens == plain.turn.tokens && stopped.tokens == in_flight.turn.tokens;
+        let count = plain.turn.tokens.len().max(1);
+        let changed = others(&plain.turn.tokens, &scaled.turn.tokens);
+        let token = |timed: &Timed| percentile(&timed.gaps_ms, 50);
+        let norm = identity.norm.max(stop.norm);
+        Ok(Run {
+            run_id: id,
+            total_time_ms: begin.elapsed().as_secs_f64() * 1e3,
+            tokens: Some(count as u64),
+            first_token_ms: scaled.first_ms,
+            per_token_ms: token(&scaled),
+            overhead: token(&scaled).zip(token(&plain)).map(|(a, b)| a / b - 1.0),
+            logit_norm: Some(norm),
+            logit_match: Some(identity.matches() && stop.matches()),
+            tokens_match: Some(same),
+            output_change: Some(share(plain.logits(), scaled.logits())),
+            tokens_changed: Some(changed as f64 / count as f64),
+            ..Run::default()
+        })
+    }
+
+    fn scale(&self, factor: f32) -> Edit {
+        Edit::scale(&self.hook, factor)
+    }
+
+    async fn generate(&self, edit: Option<Edit>) -> Result<Timed, EvalError> {
+        let count = self.config.experiment.inference.generation_length;
+        let asked = session(self.config, &self.loaded.model, self.prompt.clone(), count);
+        let asked = asked.capture(LOGITS);
+        let asked = match edit {
+            Some(edit) => asked.edit(edit),
+            None => asked,
+        };
+        let begin = Instant::now();
+        timed(asked.open().await?, begin).await
+    }
+
+    /// The prompt stops at the hook, is changed there, and goes on.
+    async fn stopped(&self) -> Result<Turn, EvalError> {
+        let count = self.config.experiment.inference.generation_length;
+        let asked = session(self.config, &self.loaded.model, self.prompt.clone(), count);
+        let asked = asked
+            .capture(LOGITS)
+            .breakpoint(format!("{}@prompt", self.hook));
+        let events = asked.keep().open().await?;
+        let session = events.session().clone();
+        let mut turn = events.collect().await?;
+        // A long prompt comes in several parts.
+        while turn.paused().is_some() {
+            let edited = Resume::new().edit(self.scale(self.factor));
+            turn = session.resume(edited).await?.collect().await?;
+        }
+        session.delete().await?;
+        Ok(turn)
+    }
+}

@@ -1,0 +1,245 @@
+//! Where experiments are made: a server, and a client of it.
+
+use std::{path::PathBuf, process, time::Duration};
+
+use djinn_client::{Client, Model, Options, Register, v1};
+use djinn_report::Environment;
+use djinn_server::{Config as ServerConfig, Limits, Running};
+use tempfile::TempDir;
+
+use crate::{Config, EvalError, subject::Subject};
+
+/// How long a session stays that nobody uses: an experiment that broke off leaves nothing for long.
+const LEASE: Duration = Duration::from_secs(120);
+
+/// Who does the work.
+pub enum Place {
+    /// A server in this process, on this device.
+    InProcess(Box<ServerConfig>),
+    /// One that runs somewhere.
+    Server {
+        /// Where.
+        address: String,
+        /// How it is spoken to.
+        options: Options,
+    },
+}
+
+/// What a lab is set up with beside the configuration.
+pub struct Setup {
+    /// Who does the work.
+    pub place: Place,
+    /// The model that ships with Djinn.
+    pub bundled: PathBuf,
+    /// The Python that baselines run with.
+    pub python: String,
+    /// The command line, to be written down.
+    pub command: String,
+    /// Hears what is being done.
+    pub tell: Tell,
+}
+
+/// Something to tell whoever waits.
+#[derive(Clone, Copy, Debug)]
+pub enum Said<'a> {
+    /// What is being done now.
+    Doing(&'a str),
+    /// What came of it.
+    Done(&'a str),
+}
+
+/// Who hears of it.
+pub type Tell = Box<dyn Fn(Said<'_>) + Send + Sync>;
+
+/// A server, a client of it, and a model.
+pub struct Lab {
+    /// Asks the server.
+    pub client: Client,
+    /// What is tried.
+    pub subject: Subject,
+    /// The Python that baselines run with.
+    pub python: String,
+    reference: String,
+    address: Option<String>,
+    command: String,
+    tell: Tell,
+    capabilities: v1::CapabilitiesReply,
+    running: Option<Running>,
+    /// Where a server in process keeps what is pushed.
+    _pushed: TempDir,
+}
+
+/// A model that was loaded for some runs.
+pub struct Loaded {
+    /// It.
+    pub model: Model,
+    /// What the server says of it.
+    pub told: v1::Model,
+}
+
+impl Lab {
+    /// Connects to the server, or starts one.
+    pub async fn open(config: &Config, setup: Setup) -> Result<Self, EvalError> {
+        let temporary = |error| EvalError::System {
+            what: "a temporary folder".to_owned(),
+            error,
+        };
+        let pushed = TempDir::new().map_err(temporary)?;
+        let in_process = matches!(setup.place, Place::InProcess(_));
+        let model = &config.experiment.model;
+        let dtype = model.dtype.as_deref();
+        let subject = Subject::find(&model.model_id, dtype, &setup.bundled, in_process)?;
+        let (client, running, address) = match setup.place {
+            Place::InProcess(mut server) => {
+                // What lies below a folder may be named.
+                let above = subject.folder.as_ref().and_then(|folder| folder.parent());
+                server.model_dirs.extend(above.map(ToOwned::to_owned));
+                server.pushed = pushed.path().to_owned();
+                server.limits = limits();
+                let running = djinn_server::start(*server).await?;
+                running.load().await?;
+                let address = running.addresses[0].to_string();
+                let client = Client::connect(&address, Options::default()).await?;
+                (client, Some(running), None)
+            }
+            Place::Server { address, options } => {
+                let client = Client::connect(&address, options).await?;
+                (client, None, Some(address))
+            }
+        };
+        let capabilities = client.capabilities().await?;
+        Ok(Lab {
+            reference: subject.reference(&client, in_process).await?,
+            client,
+            subject,
+            python: setup.python,
+            address,
+            command: setup.command,
+            tell: setup.tell,
+            capabilities,
+            running,
+            _pushed: pushed,
+        })
+    }
+
+    /// Ends a server that was started for this.
+    pub async fn close(self) {
+        if let Some(running) = self.running {
+            running.stop().await;
+        }
+    }
+
+    /// Says what is being done.
+    pub fn say(&self, text: &str) {
+        (self.tell)(Said::Doing(text));
+    }
+
+    /// Says what came of something.
+    pub fn done(&self, text: &str) {
+        (self.tell)(Said::Done(text));
+    }
+
+    /// Whether the server is of this process.
+    pub fn in_process(&self) -> bool {
+        self.address.is_none()
+    }
+
+    /// Whether it computes on a card.
+    pub fn on_card(&self) -> bool {
+        self.capabilities.device.starts_with("cuda")
+    }
+
+    /// The device, by its name.
+    pub fn device(&self) -> &str {
+        &self.capabilities.device
+    }
+
+    /// Whether it runs on this machine, so that what others do here can be compared.
+    pub fn is_here(&self) -> bool {
+        let Some(address) = &self.address else {
+            return true;
+        };
+        let host = address
+            .rsplit_once(':')
+            .map_or(&address[..], |(host, _)| host);
+        let host = host.rsplit('/').next().unwrap_or_default();
+        ["localhost", "[::1]"].contains(&host) || host.starts_with("127.")
+    }
+
+    /// Memory of the device.
+    pub fn device_bytes(&self) -> Option<u64> {
+        let machine = self.capabilities.machine.as_ref()?;
+        (machine.device_bytes > 0).then_some(machine.device_bytes)
+    }
+
+    /// Loads the model under a name of this experiment's own.
+    pub async fn load(&self, what: &str, limits: v1::ModelLimits) -> Result<Loaded, EvalError> {
+        self.say(&format!("loading {} ({what})", self.subject.name));
+        let name = format!("eval-{}-{what}", process::id());
+        let asked = Register::new(&self.reference).name(&name).limits(limits);
+        let told = self.client.register(asked, |_| {}).await?;
+        let model = self.client.model(name);
+        Ok(Loaded { model, told })
+    }
+
+    /// Gives its memory back.
+    pub async fn unload(&self, loaded: Loaded) -> Result<(), EvalError> {
+        Ok(loaded.model.unload(true, true).await?)
+    }
+
+    /// How a loaded model fares.
+    pub async fn status(&self, loaded: &Loaded) -> Result<v1::ModelStatus, EvalError> {
+        let status = self
+            .client
+            .watch(Duration::from_secs(1))
+            .await?
+            .next()
+            .await?;
+        let name = &loaded.told.name;
+        let of = |status: &v1::ModelStatus| status.model.as_ref().is_some_and(|m| m.name == *name);
+        let found = status.models.into_iter().find(of);
+        found.ok_or_else(|| EvalError::Asked(format!("{name} is not loaded any more")))
+    }
+
+    /// Where this is, for whoever reads of it. The link's rate is of a model that streams.
+    pub fn environment(&self, link_ceiling: Option<f64>) -> Environment {
+        let machine = self.capabilities.machine.clone().unwrap_or_default();
+        let said = |text: String| (!text.is_empty()).then_some(text);
+        let on_card = self.on_card();
+        Environment {
+            djinn: self.capabilities.version.clone(),
+            commit: machine.commit,
+            device: self.capabilities.device.clone(),
+            device_name: match on_card {
+                true => self.capabilities.device_detail.clone(),
+                false => machine.processor.clone(),
+            },
+            device_memory_mb: on_card.then_some(machine.device_bytes as f64 / 1e6),
+            driver: said(machine.driver),
+            cuda: said(machine.cuda),
+            link: match on_card {
+                true => said(machine.link).or(Some("PCIe".to_owned())),
+                false => Some("the model's files".to_owned()),
+            },
+            link_gbps: link_ceiling
+                .filter(|rate| *rate > 0.0)
+                .map(|rate| rate / 1e9),
+            processor: machine.processor,
+            cores: machine.cores,
+            host_memory_mb: machine.host_bytes as f64 / 1e6,
+            system: machine.system,
+            server: self
+                .address
+                .clone()
+                .unwrap_or_else(|| "in process".to_owned()),
+            command: self.command.clone(),
+        }
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        lease: LEASE,
+        ..Limits::default()
+    }
+}

@@ -1,0 +1,73 @@
+//! What numbers of several runs come to.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Numbers of several runs together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Stats {
+    /// How many runs had it.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// Their standard deviation, as of a sample.
+    pub std: f64,
+    /// As many are larger as smaller.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Stats {
+    /// Of these; nothing where there are none or one is not a number.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let count = sorted.len();
+        let mean = sorted.iter().sum::<f64>() / count as f64;
+        let squares: f64 = sorted.iter().map(|value| (value - mean).powi(2)).sum();
+        Some(Stats {
+            count: count as u64,
+            mean,
+            std: match count {
+                1 => 0.0,
+                _ => (squares / (count - 1) as f64).sqrt(),
+            },
+            median: (sorted[(count - 1) / 2] + sorted[count / 2]) / 2.0,
+            min: sorted[0],
+            max: sorted[count - 1],
+        })
+    }
+
+    /// From the smallest to the largest, of the median.
+    pub fn spread(&self) -> f64 {
+        match self.median {
+            0.0 => 0.0,
+            median => (self.max - self.min) / median.abs(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Stats;
+
+    #[test]
+    fn numbers_together() {
+        let stats = Stats::of(&[4.0, 1.0, 2.0, 3.0]).unwrap();
+        let expect = (4, 2.5, 2.5, 1.0, 4.0);
+        let found = (stats.count, stats.mean, stats.median, stats.min, stats.max);
+        assert_eq!(found, expect);
+        assert!((stats.std - 1.290_994_448_7).abs() < 1e-9);
+        assert!((stats.spread() - 1.2).abs() < 1e-12);
+        assert_eq!(Stats::of(&[7.0]).unwrap().std, 0.0);
+        assert_eq!(Stats::of(&[]), None);
+        assert_eq!(Stats::of(&[1.0, f64::NAN]), None);
+    }
+}

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""DeepSpeed's ZeRO-Inference: stage 3, parameters in pinned host memory, one process, no launcher.
+
+What of the model fits the budget stays on the device (the model's persistence threshold); the rest
+is fetched ahead of its use. The budget covers both.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from common import (
+    MB,
+    Absent,
+    Memory,
+    Report,
+    generation,
+    kv_bytes_per_token,
+    limit_allocator,
+    load_model,
+    main,
+    need,
+    plain_step,
+    settle_torch,
+    tuning,
+    versions,
+    weight_bytes,
+)
+
+# Buffers of the gathering itself, and holes in the allocator's memory.
+SPARE = 768 * MB
+
+
+def body(job: dict[str, Any], report: Report) -> None:
+    cuda = job["device"].startswith("cuda")
+    one_process(cuda)
+    memory = Memory(job["device"])
+    torch = settle_torch(job, report)
+    need("transformers")
+    deepspeed = need("deepspeed")
+    report.program = f"{versions('deepspeed', 'transformers', 'torch')}, ZeRO-Inference stage 3"
+    if job["model"]["dtype"] == "float16" and not cuda:
+        raise Absent("ZeRO-Inference is not run in float16 on a processor")
+    if cuda:
+        torch.cuda.set_device(torch.device(job["device"]))
+    deepspeed.init_distributed("nccl" if cuda else "gloo")
+    try:
+        # What the communicator takes is there before the rest of the budget is given out.
+        torch.distributed.all_reduce(torch.ones(1, device=job["device"]))
+        limit = limit_allocator(job, report, memory)
+        model = load_model(job, "cpu")
+        size = weight_bytes(model)
+        config = zero_config(job, report, model, size, limit, cuda)
+        engine = initialized(deepspeed, torch, model, config, job["device"])
+        generation(job, report, memory, plain_step(engine.module), size)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def one_process(cuda: bool) -> None:
+    """A world of one, as a launcher would tell it; before anything of DeepSpeed is imported."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DS_ACCELERATOR": "cuda" if cuda else "cpu",
+        "LOCAL_SIZE": "1",
+    }
+    for key, value in world.items():
+        os.environ.setdefault(key, value)
+
+
+def zero_config(
+    job: dict[str, Any], report: Report, model: Any, size: int, limit: float | None, cuda: bool
+) -> dict[str, Any]:
+    element = 4 if job["model"]["dtype"] == "float32" else 2
+    hidden = model.config.hidden_size
+    largest = max(parameter.numel() for parameter in model.parameters())
+    tokens = len(job["prompt"]) + int(job["generate"])
+    # Two of the largest are on their way while one is in use.
+    fetching = 3 * largest
+    resident = size // element
+    if limit is not None:
+        room = limit - kv_bytes_per_token(job) * tokens - SPARE - fetching * element
+        room -= len(job["prompt"]) * (8 * hidden + 3 * 4 * hidden) * element
+        resident = max(0, min(resident, int(room / element)))
+    pinned = cuda and tuning(job, "pin_weights") is not False
+    zero = {
+        "stage": 3,
+        "offload_param": {"device": "cpu", "pin_memory": pinned},
+        "stage3_prefetch_bucket_size": int(2 * largest),
+        "stage3_max_live_parameters": int(resident + fetching),
+        "stage3_max_reuse_distance": 0,
+        # Every parameter may stay, until so many elements do.
+        "stage3_param_persistence_threshold": int(largest),
+        "stage3_model_persistence_threshold": int(resident),
+        "overlap_comm": True,
+        "contiguous_gradients": False,
+    }
+    report.settings["zero_optimization"] = zero
+    report.settings["resident_mb"] = round(resident * element / MB)
+    report.settings["attention"] = "sdpa"
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": 1,
+        "steps_per_print": 1 << 30,
+        "fp16": {"enabled": job["model"]["dtype"] == "float16"},
+        "bf16": {"enabled": job["model"]["dtype"] == "bfloat16"},
+        "zero_optimization": zero,
+    }
+
+
+def initialized(deepspeed: Any, torch: Any, model: Any, config: dict[str, Any], device: str) -> Any:
+    """The engine. Parameters are taken over one by one, so that the device never holds them all."""
+    deepspeed.zero.Init(
+        module=model,
+        config_dict_or_path=config,
+        dtype=next(model.parameters()).dtype,
+        mem_efficient_linear=False,
+    )
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(torch.device(device))
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    engine.module.eval()
+    return engine
+
+
+if __name__ == "__main__":
+    main("deepspeed_zero", "deepspeed, ZeRO-Inference stage 3", body)

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Going on after block L with everything kept by hand: KV and residual in pinned host memory.
+
+The KV of the whole session, all layers, and the residual behind block L leave for host memory.
+What is timed is how long it takes until all of it is back and block L + 1 can begin. What came back
+is compared with what left.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from common import (
+    MB,
+    Memory,
+    Report,
+    blocks_of,
+    cache_tensors,
+    limit_where_weights_fit,
+    load_model,
+    main,
+    measure,
+    need,
+    plain_step,
+    settle_torch,
+    synchronize,
+    tensor_bytes,
+    versions,
+)
+
+
+def body(job: dict[str, Any], report: Report) -> None:
+    memory = Memory(job["device"])
+    torch = settle_torch(job, report)
+    need("transformers")
+    report.program = f"{versions('transformers', 'torch')}, offload by hand"
+    limit_where_weights_fit(job, report, memory)
+    model = load_model(job, job["device"])
+    blocks = blocks_of(model)
+    layers = [layer for layer in job["layers"] if 1 <= layer <= len(blocks)]
+    prompt = torch.tensor([job["prompt"]], device=job["device"])
+    cache, residuals = prefilled(torch, model, blocks, layers, prompt)
+    cuda = job["device"].startswith("cuda")
+    kv = park(torch, cache, cuda)
+    parked = {layer: [*kv, *park(torch, [residuals[layer]], cuda)] for layer in layers}
+    report.settings.update(
+        attention="sdpa",
+        layers=layers,
+        parked="KV of all layers and the residual, in pinned host memory" if cuda else "in memory",
+        parked_mb=round(tensor_bytes(parked[layers[0]]) / MB, 1) if layers else 0,
+        copies="one stream, non_blocking, one for each tensor",
+    )
+
+    def once() -> dict[str, Any]:
+        points = []
+        for layer in layers:
+            ms, back = resumed(torch, parked[layer], job["device"])
+            left = [*cache, residuals[layer]]
+            if not all(torch.equal(a, b) for a, b in zip(back, left, strict=True)):
+                raise RuntimeError(f"what came back at block {layer} is not what left")
+            points.append({"series": "resume", "x": layer, "ms": ms})
+        return {"total_time_ms": sum(point["ms"] for point in points), "points": points}
+
+    first = measure(job, report, memory, once)
+    report.memory = memory.curve(first)
+
+
+def prefilled(
+    torch: Any, model: Any, blocks: Any, layers: list[int], prompt: Any
+) -> tuple[list[Any], dict[int, Any]]:
+    """Keys and values of the prompt at all layers, and the residual behind each of `layers`."""
+    residuals: dict[int, Any] = {}
+
+    def keep(layer: int) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            residual = output[0] if isinstance(output, tuple) else output
+            residuals[layer] = residual.clone()
+
+        return hook
+
+    hooks = [blocks[layer - 1].register_forward_hook(keep(layer)) for layer in layers]
+    with torch.inference_mode():
+        _, cache = plain_step(model)(prompt, None)
+    for hook in hooks:
+        hook.remove()
+    return cache_tensors(cache), residuals
+
+
+def park(torch: Any, tensors: list[Any], cuda: bool) -> list[Any]:
+    """Copies in host memory that the device reaches by itself."""
+    parked = []
+    with torch.inference_mode():
+        for tensor in tensors:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=cuda)
+            parked.append(host.copy_(tensor))
+    return parked
+
+
+def resumed(torch: Any, parked: list[Any], device: str) -> tuple[float, list[Any]]:
+    """Milliseconds until all of it is on the device again, and what is there then."""
+    with torch.inference_mode():
+        synchronize(device)
+        began = time.perf_counter()
+        back = [tensor.to(device, non_blocking=True, copy=True) for tensor in parked]
+        synchronize(device)
+        return (time.perf_counter() - began) * 1e3, back
+
+
+if __name__ == "__main__":
+    main("manual_offload", "transformers, offload by hand", body)
