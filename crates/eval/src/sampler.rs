@@ -84,9 +84,13 @@ fn sample(status: &v1::Status, model: &str, t_s: f64) -> MemorySample {
         let mb = (pages.used * pages.page_bytes) as f64 / 1e6;
         (pages.total > 0).then_some(mb)
     };
+    // What else the server has loaded is not of this experiment.
+    let others = status.models.iter().filter(|told| !of(told));
+    let others = others.filter_map(|told| told.model.as_ref()?.memory);
+    let others: u64 = others.map(|memory| memory.total_bytes).sum();
     MemorySample {
         t_s,
-        used_mb: status.device_bytes as f64 / 1e6,
+        used_mb: status.device_bytes.saturating_sub(others) as f64 / 1e6,
         kv_mb: told.and_then(|told| tier(told.device)),
         host_kv_mb: told.and_then(|told| tier(told.host)),
         disk_kv_mb: told.and_then(|told| tier(told.disk)),
