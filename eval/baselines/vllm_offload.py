@@ -135,4 +135,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    main("vllm_offload", "vLLM, cpu_offload_gb", body)
+    main("vllm", "vLLM, cpu_offload_gb", body)

@@ -183,7 +183,7 @@ impl Bench<'_> {
         let (begin, mut points) = (Instant::now(), Vec::new());
         for &layer in &self.config.experiment.breakpoints.layers {
             let number = 500_000 + u64::from(id) * 1000 + layer;
-            let hook = format!("blocks.{}.hook_resid_post@-1", layer - 1);
+            let hook = format!("blocks.{}.hook_resid_post@prompt", layer - 1);
             let asked = session(self.config, &self.loaded.model, self.prompt(number), 1);
             let asked = asked.breakpoint(hook).keep();
             let since = Instant::now();

@@ -1,6 +1,6 @@
 //! A model larger than the memory it runs in: how fast, and is it right?
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 use djinn_client::v1;
 use djinn_report::{Baseline, Experiment, Lane, Run, Span, Timeline};
@@ -20,6 +20,11 @@ use crate::{
 const OURS: &str = "ring_buffer_async_prefetch";
 /// Tokens of the run whose copies and operations are recorded.
 const RECORDED: u64 = 2;
+
+/// Spans of a record that are written down, about; and what lies between neighbours that become one, at
+/// most.
+const SPANS: usize = 1200;
+const GAP_MS: f64 = 0.05;
 
 /// One contender's runs.
 #[derive(Default)]
@@ -254,10 +259,66 @@ async fn record(
         bytes: span.bytes,
     };
     let spans = kept.spans.into_iter().map(of).collect();
-    Ok(Some(Timeline { spans }))
+    Ok(Some(Timeline {
+        spans: thinned(spans),
+    }))
+}
+
+/// Where there are very many, neighbours in a lane with nothing to speak of between them become one.
+fn thinned(spans: Vec<Span>) -> Vec<Span> {
+    let together = spans.len().div_ceil(SPANS);
+    let mut merged: Vec<Span> = Vec::new();
+    // For each lane the last span, and how many it stands for.
+    let mut last: BTreeMap<Lane, (usize, usize)> = BTreeMap::new();
+    for span in spans {
+        if let Some((at, count)) = last.get_mut(&span.lane) {
+            let before = &mut merged[*at];
+            let gap = span.start_ms - (before.start_ms + before.ms);
+            if *count < together && gap < GAP_MS {
+                before.ms = to_microseconds((span.start_ms + span.ms - before.start_ms) / 1e3);
+                before.bytes += span.bytes;
+                *count += 1;
+                continue;
+            }
+        }
+        last.insert(span.lane, (merged.len(), 1));
+        merged.push(span);
+    }
+    merged
 }
 
 /// Seconds as milliseconds, to the microsecond: what clocks say beyond that is noise.
 fn to_microseconds(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use djinn_report::{Lane, Span};
+
+    use super::thinned;
+
+    #[test]
+    fn neighbours_become_one_and_nothing_is_lost() {
+        let span = |lane, number: usize| Span {
+            lane,
+            name: number.to_string(),
+            start_ms: number as f64,
+            ms: 0.99,
+            bytes: 7,
+        };
+        let few = vec![
+            span(Lane::Copy, 0),
+            span(Lane::Compute, 0),
+            span(Lane::Copy, 1),
+        ];
+        assert_eq!(thinned(few.clone()), few);
+        let many: Vec<Span> = (0..6000).map(|i| span(Lane::Copy, i)).collect();
+        let thin = thinned(many);
+        assert_eq!(thin.len(), 1200);
+        assert_eq!(thin.iter().map(|span| span.bytes).sum::<u64>(), 42_000);
+        assert!((thin[0].ms - 4.99).abs() < 1e-9);
+        let apart: Vec<Span> = (0..6000).map(|i| span(Lane::Wait, 10 * i)).collect();
+        assert_eq!(thinned(apart).len(), 6000);
+    }
 }

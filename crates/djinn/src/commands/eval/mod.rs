@@ -11,7 +11,6 @@ use std::{
 use djinn_eval::{Config, Lab, Place, Said, Setup, Tell};
 use djinn_report::{Experiment, Outcome, ResultFile};
 
-use super::remote::runtime;
 use crate::{
     args::{Eval, EvalArgs, ExperimentArgs},
     bundled,
@@ -107,7 +106,14 @@ fn measure(
         command: command_line(&words),
         tell: tell(),
     };
-    let mut result = runtime()?.block_on(async {
+    // Client and server share it where both are here.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(djinn_device::host::cores().clamp(2, 8))
+        .thread_name("eval")
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Message(format!("no threads to measure with: {error}")))?;
+    let mut result = runtime.block_on(async {
         let lab = Lab::open(config, setup).await?;
         let result = djinn_eval::run(experiment, config, &lab).await;
         lab.close().await;
