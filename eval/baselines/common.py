@@ -191,9 +191,13 @@ class Memory:
 
     To be made before anything else touches the device. Of a processor it is the memory of the
     process, or of the one whose id is in `pid`.
+
+    On a card nobody looks while a run is under way, unless `watch` says how often, in seconds: the
+    interpreter would be held up, and the driver with it. What torch has taken it keeps, so that it
+    is seen afterwards.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, watch: float | None = None) -> None:
         self.cuda = device.startswith("cuda")
         self.pid: int | None = None
         self.nvml: Nvml | None = None
@@ -208,7 +212,9 @@ class Memory:
         self.lock = threading.Lock()
         self.done = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True)
-        self.thread.start()
+        self.every = watch or SAMPLE_EVERY_S
+        if watch or not self.cuda:
+            self.thread.start()
 
     def settled(self) -> Iterator[float]:
         """A process that just ended gives its memory back a little later."""
@@ -231,7 +237,7 @@ class Memory:
         return int(pages) * os.sysconf("SC_PAGE_SIZE") / MB
 
     def watch(self) -> None:
-        while not self.done.wait(SAMPLE_EVERY_S):
+        while not self.done.wait(self.every):
             self.sample()
 
     def sample(self) -> float:
@@ -247,7 +253,8 @@ class Memory:
 
     def close(self) -> None:
         self.done.set()
-        self.thread.join()
+        if self.thread.is_alive():
+            self.thread.join()
 
     def curve(self, start: float) -> list[dict[str, Any]]:
         """What was seen since then."""

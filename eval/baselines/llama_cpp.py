@@ -45,7 +45,7 @@ LIBRARIES = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"
 
 
 def body(job: dict[str, Any], report: Report) -> None:
-    memory = Memory(job["device"])
+    memory = Memory(job["device"], watch=0.25)
     settings = job.get("settings") or {}
     bench = Bench(find_binary(settings), job, settings)
     with tempfile.TemporaryDirectory(dir=roomy(job)) as spare:
