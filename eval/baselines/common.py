@@ -128,9 +128,13 @@ def say(line: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
-    return f"{name}: {lines[0 if is_out_of_memory(error) else -1].strip()}" if lines else name
+    if not lines:
+        return name
+    # Of memory torch tells a page: what could not be had stands first.
+    said = lines[0].split(" GPU ")[0] if is_out_of_memory(error) else lines[-1]
+    return f"{name}: {said}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -226,7 +226,7 @@ def described(
         if bench.cuda
         else "not applied: on a processor the system decides which pages of the file stay",
         "threads": bench.threads,
-        "gguf": str(gguf),
+        "gguf": Path(gguf).name,
         "gguf_bytes": Path(gguf).stat().st_size,
         "weights": "as in the GGUF file; llama-bench measures speed, tokens are not compared",
         "warm_up": "llama-bench's own: the prompt once, a token once",
@@ -234,7 +234,7 @@ def described(
         "backends": test.get("backends"),
         "gpu_info": test.get("gpu_info"),
         "cpu_info": test.get("cpu_info"),
-        "binary": str(bench.binary),
+        "binary": Path(bench.binary).name,
     }
 
 

@@ -71,7 +71,7 @@ const SCRIPTS: &[Script] = &[
         "hf_accelerate",
         "hf_accelerate.py",
         "accelerate, device_map",
-        &[],
+        &["scratch"],
         &[VirtualMemory]
     ),
     script!(

@@ -110,10 +110,13 @@ fn latest(set: &Set) -> BTreeMap<String, &ResultFile> {
     set.results().map(|result| (key(result), result)).collect()
 }
 
-/// Whether numbers differ by more than chance: the runs of one all lie beyond those of the other, and the
+/// With fewer runs nobody knows what chance does.
+const LEAST: u64 = 3;
+
+/// Whether numbers differ by more than chance: there are three runs of each, the runs of one all lie beyond those of the other, and the
 /// medians are further apart than two standard deviations of both together.
 fn judged(old: &Stats, new: &Stats, better: Better) -> Change {
-    if old.count < 2 || new.count < 2 {
+    if old.count < LEAST || new.count < LEAST {
         return Change::Unknown;
     }
     let apart = old.max < new.min || new.max < old.min;
@@ -299,18 +302,18 @@ mod tests {
                 &[13.1, 13.2, 16.0],
                 Change::WithinNoise,
             ),
-            (&[10.0], &[5.0, 5.1], Change::Unknown),
-            (&[10.0, 10.1], &[5.0], Change::Unknown),
-            (&[0.0, 0.0], &[0.0, 0.0], Change::WithinNoise),
-            (&[10.0, 10.0], &[10.1, 10.1], Change::Worse),
+            (&[10.0], &[5.0, 5.1, 5.2], Change::Unknown),
+            (&[10.0, 10.1, 10.2], &[5.0, 5.1], Change::Unknown),
+            (&[0.0; 3], &[0.0; 3], Change::WithinNoise),
+            (&[10.0; 3], &[10.1; 3], Change::Worse),
         ];
         for (old, new, expect) in cases {
             let (a, b) = (Stats::of(old).unwrap(), Stats::of(new).unwrap());
             assert_eq!(judged(&a, &b, Better::Lower), expect, "{old:?} {new:?}");
         }
         let (a, b) = (
-            Stats::of(&[1.0, 1.1]).unwrap(),
-            Stats::of(&[2.0, 2.1]).unwrap(),
+            Stats::of(&[1.0, 1.1, 1.1]).unwrap(),
+            Stats::of(&[2.0, 2.1, 2.1]).unwrap(),
         );
         assert_eq!(judged(&a, &b, Better::Higher), Change::Better);
     }

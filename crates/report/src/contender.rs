@@ -41,6 +41,11 @@ impl<'a> Contender<'a> {
         self.summary.metrics.get(metric)
     }
 
+    /// Whether it has all memory of the device, whatever others have.
+    pub fn has_all_memory(&self) -> bool {
+        ["djinn_resident", "transformers_vram"].contains(&self.name)
+    }
+
     /// Why there is nothing to show of it: `absent: not installed`.
     pub fn fate(&self) -> String {
         let word = match self.status {

@@ -7,10 +7,10 @@ use crate::{
     pages::{Line, Table, markdown_table},
 };
 
-/// A Markdown table of what was measured, beside what others do: what | measured | beside | ratio. The
-/// ratio is how many times faster ours is, below 1 where it is slower.
+/// A Markdown table of what was measured, beside what others do: what | measured | beside. In brackets
+/// stands how many times as fast ours is, below 1 where it is slower.
 pub fn measurements_table(set: &Set) -> String {
-    let mut table = Table::new(["what", "measured", "beside", "ratio"]);
+    let mut table = Table::new(["what", "measured", "beside (ours is so many times as fast)"]);
     for result in set.results() {
         let rows = match result.experiment {
             Experiment::VirtualMemory => virtual_memory(result),
@@ -19,16 +19,37 @@ pub fn measurements_table(set: &Set) -> String {
             Experiment::Steering => steering(result),
             Experiment::Agents => agents(result),
         };
-        for [what, mut measured, beside, ratio] in rows {
+        for [what, mut measured, beside] in together(rows) {
             if !result.summary.pass {
                 measured += " (not to be trusted: checks failed)";
             }
+            if result.runs.len() < 2 {
+                measured += " (one run)";
+            }
             table
                 .rows
-                .push([what, measured, beside, ratio].map(Line::from).to_vec());
+                .push([what, measured, beside].map(Line::from).to_vec());
         }
     }
     markdown_table(&table)
+}
+
+/// One row for each thing, with everybody beside it.
+fn together(rows: Vec<Row>) -> Vec<[String; 3]> {
+    let mut all: Vec<[String; 3]> = Vec::new();
+    for [what, measured, beside, ratio] in rows {
+        let beside = match ratio == NONE {
+            true => beside,
+            false => format!("{beside} ({ratio})"),
+        };
+        match all.last_mut() {
+            Some(last) if last[0] == what && last[1] == measured => {
+                last[2] += &format!("; {beside}");
+            }
+            _ => all.push([what, measured, beside]),
+        }
+    }
+    all
 }
 
 /// Puts a table between `<!-- NAME:begin -->` and `<!-- NAME:end -->`, and leaves all else as it is.
@@ -57,9 +78,10 @@ fn place(result: &ResultFile) -> String {
         .rsplit('/')
         .next()
         .unwrap_or(&result.model);
+    let model = model.trim_start_matches("shape:").replace("?dtype=", " ");
     match result.budget_mb {
         Some(budget) => format!("{model} in {}", show_size(budget)),
-        None => model.to_owned(),
+        None => model,
     }
 }
 
@@ -87,7 +109,11 @@ fn beside(result: &ResultFile, metric: &str, what: &str) -> Vec<Row> {
             what.clone(),
             measured.clone(),
             text,
-            times(stats.median / mine.median),
+            // Whoever has all memory is no peer of one that has not.
+            match who.has_all_memory() {
+                true => NONE.to_owned(),
+                false => times(stats.median / mine.median),
+            },
         ])
     };
     let rows: Vec<Row> = others(result).filter_map(row).collect();
@@ -127,26 +153,35 @@ fn memory_pressure(result: &ResultFile) -> Vec<Row> {
     let row = |who: Contender<'_>| {
         let theirs = count(&who, "sessions_completed");
         let text = match (who.status, theirs) {
-            (Status::OutOfMemory, _) => who.fate(),
+            // Where; what exactly its allocator said is in the analysis.
+            (Status::OutOfMemory, _) => {
+                let reason = who.reason.unwrap_or_default();
+                let place = reason.split(": ").next().unwrap_or_default();
+                format!("out of memory {place}")
+            }
             (Status::Ran, Some(theirs)) => format!("{} complete", show(theirs, "")),
             _ => return None,
         };
-        let ratio = theirs
-            .filter(|theirs| *theirs > 0.0)
-            .map(|theirs| times(done / theirs));
         let text = format!("{}: {text}", who.label());
-        Some([
-            what.clone(),
-            measured.clone(),
-            text,
-            ratio.unwrap_or(NONE.to_owned()),
-        ])
+        Some([what.clone(), measured.clone(), text, NONE.to_owned()])
     };
-    let rows: Vec<Row> = others(result).filter_map(row).collect();
-    match rows.is_empty() {
-        true => vec![[what, measured, NONE.to_owned(), NONE.to_owned()]],
-        false => rows,
+    let mut rows: Vec<Row> = others(result).filter_map(row).collect();
+    if rows.is_empty() {
+        rows.push([what, measured, NONE.to_owned(), NONE.to_owned()]);
     }
+    let whole = format!("the same, from the first to the last, {}", place(result));
+    if let Some(mine) = mine.stats("total_time_ms") {
+        let measured = show(mine.median, "ms");
+        let row = |who: Contender<'_>| {
+            let stats = who.stats("total_time_ms")?;
+            let text = format!("{}: {}", who.label(), show(stats.median, "ms"));
+            let ratio = times(stats.median / mine.median);
+            Some([whole.clone(), measured.clone(), text, ratio])
+        };
+        let ran = others(result).filter(|who| who.status == Status::Ran);
+        rows.extend(ran.filter_map(row));
+    }
+    rows
 }
 
 /// Medians of a series, by place.

@@ -70,7 +70,7 @@ const BROKEN: &[Case] = &[
         VM,
         |r| r.runs.clear(),
         "runs were measured",
-        "0 runs",
+        "0 measured",
     ),
     (
         "no time",

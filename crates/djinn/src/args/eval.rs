@@ -35,11 +35,12 @@ pub enum Eval {
 /// One experiment.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A configuration is a YAML file; those that ship with Djinn are named without a path: virt_mem_smoke,
-virt_mem_l4, virt_mem_config, virt_mem_distributed, exp3_osdi_llama, exp3_resume_llama, exp3_osdi_full,
-exp3_smoke, agent_scaling, agent_smoke. What is measured is what a client gets, from a server in this
-process or from the one that --server names. Baselines run where their packages are, and are reported
-as absent where not. Exit status 2 where a check fails.
+A configuration is a YAML file; those that ship with Djinn are named without a path:
+virt_mem_smoke, virt_mem_l4, virt_mem_config, virt_mem_distributed, exp3_smoke,
+exp3_osdi_llama, exp3_resume_llama, exp3_osdi_full, agent_smoke, agent_scaling.
+What is measured is what a client gets, from a server in this process or from the one
+that --server names. Baselines run where their packages are, and are reported as absent
+where not. Exit status 2 where a check fails.
 
 Examples:
   djinn eval virtual-memory --config virt_mem_smoke --output smoke.json
@@ -80,7 +81,7 @@ pub struct ExperimentArgs {
     pub device: DeviceArgs,
     /// Host memory for weights that stream and for KV of sessions that wait [default: the
     /// configuration's, or what is free, less a margin]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", conflicts_with = "server")]
     pub host_memory: Option<Amount>,
     #[command(flatten)]
     pub server: ServerArgs,
@@ -89,16 +90,17 @@ pub struct ExperimentArgs {
 /// `djinn eval all`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-With --smoke: every experiment end to end with the story model that ships with Djinn, on the processor,
-against a server that is a process of its own; takes about a minute. Without: the full ones, in this
-process, on the device there is; they want a card with 80 GB and more.
+With --smoke: every experiment end to end with the story model that ships with Djinn, on
+the processor, against a server that is a process of its own; takes less than a minute.
+Without: the full ones, in this process, on the device there is; they want a card with
+more than 80 GB.
 
 Examples:
   djinn eval all --smoke
   djinn eval all --smoke --output smoke && djinn report --results smoke --output smoke/report")]
 pub struct EvalAllArgs {
     /// Small ones that run anywhere
-    #[arg(long)]
+    #[arg(long, conflicts_with = "device")]
     pub smoke: bool,
     /// Where results go
     #[arg(long, value_name = "DIR", default_value = "eval-results")]
@@ -124,9 +126,9 @@ pub struct EvalAllArgs {
 /// `djinn report`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads results, holds them to their schema, judges them anew from their runs, and writes analysis.md,
-report.html (one page, nothing else needed) and figures as SVG, PNG and PDF. Exit status 2 where a
-check fails.
+Reads results, holds them to their schema, judges them anew from their runs, and writes
+analysis.md, report.html (one page, nothing else needed) and figures as SVG, PNG and PDF.
+Exit status 2 where a check fails.
 
 Examples:
   djinn report --results eval-results --output report

@@ -66,6 +66,23 @@ pub fn with_conflicts(mut cli: Command) -> Command {
             command.mut_arg("server", |server| server.conflicts_with_all(refused))
         });
     }
+    let there = "Do it on this server: HOST:PORT, or https://HOST:PORT. A folder is sent there first, \
+                 and the key has to be an admin's";
+    for name in [
+        "virtual-memory",
+        "memory-pressure",
+        "resume-latency",
+        "steering",
+        "agents",
+    ] {
+        cli = cli.mut_subcommand("eval", |eval| {
+            eval.mut_subcommand(name, |command| {
+                command.mut_arg("server", |server| {
+                    server.help(there).conflicts_with_all(["device", "threads"])
+                })
+            })
+        });
+    }
     let which = "Which server: HOST:PORT, or https://HOST:PORT";
     let usual = "Which server: HOST:PORT, or https://HOST:PORT [default: DJINN_SERVER, or this \
                  machine's]";
@@ -108,6 +125,8 @@ mod tests {
             "djinn trace --server a:1 --capture logits --device cpu",
             "djinn lens --threads 1 --server a:1",
             "djinn plan --server a:1 --link 1GB",
+            "djinn eval agents --config c --server a:1 --device cpu",
+            "djinn eval agents --config c --server a:1 --host-memory 1GB",
         ] {
             let refused = told(line).unwrap_err();
             assert!(refused.contains("cannot be used with"), "{line}: {refused}");

@@ -45,6 +45,34 @@ mod tests {
     use crate::Config;
 
     #[test]
+    fn the_distributed_experiment_means_what_it_says() {
+        let config = Config::read(Path::new("virt_mem_distributed")).unwrap();
+        assert_eq!(config.server_address().unwrap(), "192.168.1.100:5556");
+        let experiment = &config.experiment;
+        assert_eq!(experiment.model.model_id, "meta-llama/Llama-2-70b-hf");
+        assert_eq!(experiment.inference.prompt_length, 512);
+        assert_eq!(experiment.inference.max_seq_len, Some(4096));
+        assert_eq!(experiment.inference.top_p, Some(0.9));
+        assert_eq!(experiment.ring_buffer.capacity_gb, Some(48.0));
+        assert_eq!(
+            (
+                experiment.measurement.runs,
+                experiment.measurement.warmup_runs
+            ),
+            (5, 1)
+        );
+        assert_eq!(config.environment.budget_bytes(), Some(63_000_000_000));
+        assert_eq!(config.output.metrics.len(), 4);
+        let notes = config.notes(false, true).join("; ");
+        for key in ["pin_memory_gb", "os_reserve_gb", "prefetch_workers"] {
+            assert!(
+                notes.contains(key),
+                "{key} changes nothing, and nobody says so: {notes}"
+            );
+        }
+    }
+
+    #[test]
     fn all_of_them_can_be_read() {
         for name in names() {
             let config = Config::read(Path::new(name)).unwrap();

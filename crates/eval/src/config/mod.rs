@@ -6,7 +6,7 @@ mod notes;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use djinn_report::Target;
+use djinn_report::{METRICS, Target};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -446,9 +446,21 @@ impl Config {
         if experiment.sessions.count == 0 || experiment.sessions.turns == 0 {
             return refuse("experiment.sessions", "at least one session and one turn");
         }
+        if experiment.sessions.check == 0 {
+            let why = "at least one session runs alone too, or nothing would be compared";
+            return refuse("experiment.sessions.check", why);
+        }
         if experiment.activation_steering.modification_type != "scale" {
             let key = "experiment.activation_steering.modification_type";
             return refuse(key, "only scale");
+        }
+        for name in &self.output.metrics {
+            let names = METRICS.iter().map(|metric| metric.key);
+            if told_metric(name).is_none() {
+                let names: Vec<&str> = names.collect();
+                let why = format!("there is no '{name}'; there are {}", names.join(", "));
+                return refuse("output.metrics", &why);
+            }
         }
         for (key, metric) in self.targets.iter().enumerate() {
             if metric.at_least.is_none() && metric.at_most.is_none() {
@@ -456,6 +468,12 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Whether a number is to be told of at the end: all are where none is named.
+    pub fn tells(&self, metric: &str) -> bool {
+        let named = &self.output.metrics;
+        named.is_empty() || named.iter().any(|name| told_metric(name) == Some(metric))
     }
 
     /// Measured runs of a baseline, or of Djinn.
@@ -474,4 +492,15 @@ impl Config {
         let server = self.experiment.server.as_ref()?;
         Some(format!("{}:{}", server.host, server.port))
     }
+}
+
+/// The number of a run that a name of `output.metrics` stands for, older names among them.
+fn told_metric(name: &str) -> Option<&'static str> {
+    let name = match name {
+        "latency_ms" => "total_time_ms",
+        "peak_vram_mb" => "vram_used_mb",
+        "logit_norm_diff" => "logit_norm",
+        name => name,
+    };
+    djinn_report::metric(name).map(|metric| metric.key)
 }

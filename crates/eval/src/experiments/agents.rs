@@ -1,13 +1,13 @@
 //! Many agents that think most of the time: how long does one wait for its next token when it is back?
 
-use std::{collections::BTreeMap, time::Instant};
+use std::time::Instant;
 
 use djinn_report::{Experiment, Point, Run};
 use serde_json::json;
 
 use super::{
     Outcome, count, dims, limits,
-    memory_pressure::sum_up,
+    memory_pressure::{Tokens, alone, sum_up},
     model_size_gb, repeat,
     talk::{Style, positions, together},
 };
@@ -20,9 +20,6 @@ use crate::{
 };
 
 const OURS: &str = "djinn";
-
-/// Tokens by number of agents and session.
-type Known = BTreeMap<u64, BTreeMap<u64, Vec<u32>>>;
 
 pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let sessions = &config.experiment.sessions;
@@ -43,7 +40,8 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let loaded = lab
         .load(OURS, limits(config, positions(config), most))
         .await?;
-    let mut known = Known::new();
+    // An agent says the same however many there are beside it.
+    let mut known = alone(config, lab, &loaded, most).await?;
     let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
     let (warmup, runs) = measure(config, lab, &loaded, &sampler, Style::Kept, &mut known).await?;
     let memory = sampler.end();
@@ -51,7 +49,7 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     if config.runs("stateless") {
         let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
         // Where prompts and generated tokens are rounded differently, other tokens are not wrong here.
-        let mut own = Known::new();
+        let mut own = Tokens::new();
         let (warmup, runs) =
             measure(config, lab, &loaded, &sampler, Style::Stateless, &mut own).await?;
         let program = "Djinn, sessions that end while they think and say everything again";
@@ -91,7 +89,7 @@ async fn measure(
     loaded: &Loaded,
     sampler: &Sampler,
     style: Style,
-    known: &mut Known,
+    known: &mut Tokens,
 ) -> Result<(Vec<Run>, Vec<Run>), EvalError> {
     let one = async |id: u32| -> Result<Run, EvalError> {
         let mut all = Run {
@@ -109,7 +107,7 @@ async fn measure(
             let told = together(config, loaded, 0..agents, style).await;
             all.total_time_ms += begin.elapsed().as_secs_f64() * 1e3;
             let mut part = Run::default();
-            sum_up(&mut part, told, known.entry(agents).or_default());
+            sum_up(&mut part, told, known);
             add(&mut all, agents, part);
         }
         let after = lab.status(loaded).await?;

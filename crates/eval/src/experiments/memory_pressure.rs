@@ -23,13 +23,13 @@ use crate::{
 const OURS: &str = "djinn";
 
 /// Tokens by session.
-type Tokens = BTreeMap<u64, Vec<u32>>;
+pub(super) type Tokens = BTreeMap<u64, Vec<u32>>;
 
 pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let sessions = &config.experiment.sessions;
     let asked = limits(config, positions(config), sessions.count);
     let loaded = lab.load(OURS, asked).await?;
-    let mut alone = alone(config, lab, &loaded).await?;
+    let mut alone = alone(config, lab, &loaded, sessions.count).await?;
     let (warmup, runs, memory) = measure(config, lab, &loaded, OURS, &mut alone).await?;
     let vocab = dims(&loaded).vocab;
     let link_ceiling = lab.status(&loaded).await?.link_ceiling;
@@ -66,13 +66,17 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     })
 }
 
-/// What some of the sessions generate with nobody beside them.
-async fn alone(config: &Config, lab: &Lab, loaded: &Loaded) -> Result<Tokens, EvalError> {
-    let sessions = &config.experiment.sessions;
-    let count = sessions.check.min(sessions.count);
+/// What some of so many sessions generate with nobody beside them.
+pub(super) async fn alone(
+    config: &Config,
+    lab: &Lab,
+    loaded: &Loaded,
+    all: u64,
+) -> Result<Tokens, EvalError> {
+    let count = config.experiment.sessions.check.min(all);
     let mut tokens = Tokens::new();
     for i in 0..count {
-        let number = i * sessions.count / count;
+        let number = i * all / count;
         lab.say(&format!("session {number} alone, to compare with"));
         let told = together(config, loaded, std::iter::once(number), Style::Alone).await;
         for (number, told) in told {

@@ -245,7 +245,8 @@ fn scale<'a>(numbers: impl Iterator<Item = &'a Stats>, lines: impl Iterator<Item
 /// the other, on either side of the lines, so that no line goes through a name.
 fn lines(canvas: &mut Canvas, on: (Area, Scale), link: Option<f64>, target: Option<f64>) {
     let (area, scale) = on;
-    let left = |name: &str| name == "target" && target <= link;
+    let fits = |x: f64, wide: f64| x - 5.0 - wide >= area.x - 20.0;
+    let left = |name: &str, x: f64, wide: f64| name == "target" && target <= link && fits(x, wide);
     for (name, value, ink, row) in [("link", link, LIMIT, 1.0), ("target", target, TARGET, 0.0)] {
         let Some(value) = value else { continue };
         let x = area.x + scale.place(value) * area.w;
@@ -253,8 +254,8 @@ fn lines(canvas: &mut Canvas, on: (Area, Scale), link: Option<f64>, target: Opti
         canvas.line((x, area.y - above - 12.0), (x, area.bottom()), ink);
         let (text, letters) = (format!("{name} {}", digits(value)), Letters::new(SMALL));
         let wide = letters.width(&text);
-        let at = match left(name) {
-            true => (x - 5.0 - wide).max(area.x),
+        let at = match left(name, x, wide) {
+            true => x - 5.0 - wide,
             false => (x + 5.0).min(area.right() + 40.0 - wide),
         };
         canvas.text((at, area.y - above - 4.0), &text, letters);

@@ -206,7 +206,10 @@ impl<'a> Data<'a> {
             let Some((x, y)) = line.last() else { continue };
             let at = plot.at(*x, *y);
             canvas.marker(Marker::Cross, at, 5.5, looks.of(who.name).color);
-            let text = format!("{}: {}", who.label(), who.reason.unwrap_or("out of memory"));
+            // Where it ran out; what exactly its allocator said is in the tables.
+            let reason = who.reason.unwrap_or("out of memory");
+            let reason = reason.split(": ").next().unwrap_or(reason);
+            let text = format!("{}: {reason}", who.label());
             let text = fit(&text, SMALL, Weight::Regular, plot.area.w * 0.62);
             let Some(place) = free(&text, at, plot.area, (&written, &inked)) else {
                 continue;

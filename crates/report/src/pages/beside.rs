@@ -126,6 +126,18 @@ fn said(metric: &Metric, ratio: f64) -> String {
     }
 }
 
+/// Whether a number is of the same work: whole runs are where as many tokens were generated in them, by
+/// as many sessions.
+fn alike(ours: &Contender<'_>, other: &Contender<'_>, metric: &Metric) -> bool {
+    let same = |key: &str| match (ours.stats(key), other.stats(key)) {
+        (Some(mine), Some(theirs)) => mine.median == theirs.median,
+        (None, None) => true,
+        _ => false,
+    };
+    let of_points = !ours.summary.points.is_empty();
+    metric.key != "total_time_ms" || (!of_points && same("tokens") && same("sessions_completed"))
+}
+
 /// Every number that can be held against ours.
 fn against<'a>(everyone: &'a [Contender<'a>]) -> Vec<(&'static Metric, &'a Contender<'a>, f64)> {
     let Some((ours, others)) = everyone.split_first() else {
@@ -136,7 +148,7 @@ fn against<'a>(everyone: &'a [Contender<'a>]) -> Vec<(&'static Metric, &'a Conte
         .iter()
         .filter(|metric| metric.better != Better::Neither)
     {
-        for other in others {
+        for other in others.iter().filter(|other| alike(ours, other, metric)) {
             let both = ours.stats(metric.key).zip(other.stats(metric.key));
             let ratio = both.and_then(|(a, b)| advantage(metric.better, a.median, b.median));
             all.extend(ratio.map(|ratio| (metric, other, ratio)));

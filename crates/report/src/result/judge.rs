@@ -105,7 +105,7 @@ fn ran(result: &ResultFile) -> Check {
             let found = format!("run {} took {} ms", run.run_id, run.total_time_ms);
             check("runs were measured", false, found)
         }
-        None => check("runs were measured", count > 0, format!("{count} runs")),
+        None => check("runs were measured", count > 0, format!("{count} measured")),
     }
 }
 

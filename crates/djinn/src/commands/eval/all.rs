@@ -41,7 +41,8 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
     std::fs::create_dir_all(&args.output)
         .map_err(|error| Failure::Message(format!("{}: {error}", args.output.display())))?;
     let listed = if args.smoke { SMOKE } else { FULL };
-    let server = args.smoke.then(|| serve(args)).transpose()?;
+    let pushed = std::env::temp_dir().join(format!("djinn-eval-{}", std::process::id()));
+    let server = args.smoke.then(|| serve(args, &pushed)).transpose()?;
     let mut results = Vec::new();
     let mut failed = false;
     for (number, (experiment, name, file)) in listed.iter().enumerate() {
@@ -63,6 +64,8 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
     }
     if let Some(server) = server {
         server.stop()?;
+        // Nobody else knows of it; what is left there is the system's to clear.
+        let _ = std::fs::remove_dir_all(&pushed);
     }
     say(&told(&results))?;
     let results: Vec<ResultFile> = results.into_iter().map(|(result, _)| result).collect();
@@ -73,8 +76,7 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
 }
 
 /// A server for all of them, which has nothing of its own but what it must have.
-fn serve(args: &EvalAllArgs) -> Result<Spawned, Failure> {
-    let pushed = args.output.join("pushed");
+fn serve(args: &EvalAllArgs, pushed: &Path) -> Result<Spawned, Failure> {
     let mut flags = vec![
         "--device=cpu".to_owned(),
         "--memory=1GB".to_owned(),

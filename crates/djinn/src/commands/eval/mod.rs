@@ -153,15 +153,9 @@ fn tell() -> Tell {
 
 /// What an experiment came to: its numbers, then its checks.
 fn told(result: &ResultFile, output: &Path, config: &Config) -> String {
-    let wanted = &config.output.metrics;
-    let is_wanted = |key: &str| {
-        let alike =
-            |name: &String| key.contains(name.trim_start_matches("peak_")) || name.contains(key);
-        wanted.is_empty() || wanted.iter().any(alike)
-    };
     let rows: Vec<Vec<String>> = djinn_report::METRICS
         .iter()
-        .filter(|metric| is_wanted(metric.key))
+        .filter(|metric| config.tells(metric.key))
         .filter_map(|metric| {
             let stats = result.summary.metrics.get(metric.key)?;
             let number = |value: f64| format!("{value:.3}");
