@@ -110,8 +110,7 @@ def main(baseline: str, program: str, body: Callable[[dict[str, Any], Report], N
         body(json.loads(arguments.job.read_text()), report)
     except Absent as missing:
         report.status, report.reason = "absent", str(missing)
-    except BaseException as error:
-        # Whatever it is, it has to be in the result.
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it has to be in the result
         traceback.print_exc()
         report.status = "out-of-memory" if is_out_of_memory(error) else "failed"
         report.reason = last_line(error)

@@ -98,7 +98,11 @@ class Bench:
         paths = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *LIBRARIES, *torch_libraries()]
         self.environment["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
         told = subprocess.run(
-            [binary, "--help"], capture_output=True, text=True, env=self.environment
+            [binary, "--help"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=self.environment,
         )
         self.help = told.stdout + told.stderr
         if "--n-prompt" not in self.help:

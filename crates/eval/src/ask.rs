@@ -80,3 +80,15 @@ pub fn some_tokens(vocab: u64, count: u64, number: u64) -> Vec<u32> {
     let at = |i: u64| (i * 7919 + number * 104_729 + 1) % vocab;
     (0..count).map(|i| at(i) as u32).collect()
 }
+
+/// Refuses a turn that did not generate all it was to: what is cut short is never the same as anything.
+pub fn whole(turn: &Turn) -> Result<(), EvalError> {
+    match turn.finished() {
+        Some(finished) if finished.why == "length" => Ok(()),
+        Some(finished) if finished.failure.is_empty() => {
+            Err(EvalError::Asked(format!("it ended by {}", finished.why)))
+        }
+        Some(finished) => Err(EvalError::Asked(finished.failure.clone())),
+        None => Err(EvalError::Asked("it stopped in the middle".to_owned())),
+    }
+}

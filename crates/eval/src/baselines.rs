@@ -71,35 +71,42 @@ const SCRIPTS: &[Script] = &[
         "hf_accelerate",
         "hf_accelerate.py",
         "accelerate, device_map",
-        &["scratch"],
+        &["generation_length", "scratch"],
         &[VirtualMemory]
     ),
     script!(
         "transformers_vram",
         "transformers_vram.py",
         "transformers, all in device memory",
-        &[],
+        &["generation_length"],
         &[VirtualMemory]
     ),
     script!(
         "deepspeed_zero",
         "deepspeed_zero.py",
         "DeepSpeed ZeRO-Inference",
-        &[],
+        &["generation_length"],
         &[VirtualMemory]
     ),
     script!(
         "llama_cpp",
         "llama_cpp.py",
         "llama.cpp",
-        &["binary", "gguf", "gpu_layers", "threads", "scratch"],
+        &[
+            "binary",
+            "generation_length",
+            "gguf",
+            "gpu_layers",
+            "threads",
+            "scratch",
+        ],
         &[VirtualMemory]
     ),
     script!(
         "vllm",
         "vllm_offload.py",
         "vLLM, CPU offload",
-        &["cpu_offload_gb", "prefetch_depth"],
+        &["cpu_offload_gb", "generation_length", "prefetch_depth"],
         &[VirtualMemory]
     ),
     script!(
@@ -132,7 +139,7 @@ const COMMON: &str = include_str!("../../../eval/baselines/common.py");
 pub fn keys(name: &str) -> &'static [&'static str] {
     match SCRIPTS.iter().find(|script| script.name == name) {
         Some(script) => script.keys,
-        None if name.starts_with("ring_buffer") => &["use_async_prefetch"],
+        None if name == "ring_buffer_async_prefetch" => &["use_async_prefetch"],
         None => &[],
     }
 }
@@ -260,8 +267,10 @@ impl Script {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
+            .process_group(0)
             .spawn()
             .map_err(|error| format!("{} does not start: {error}", lab.python))?;
+        let group = child.id();
         let stderr = child.stderr.take().expect("it is piped");
         let mut lines = BufReader::new(stderr).lines();
         let mut said = Vec::new();
@@ -283,6 +292,15 @@ impl Script {
             }
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => {
+                // With what it has started: that would hold the device while others are measured.
+                if let Some(id) = group {
+                    let all = format!("-{id}");
+                    let _ = Command::new("kill")
+                        .args(["-KILL", "--", &all])
+                        .status()
+                        .await;
+                }
+                let _ = child.wait().await;
                 said.push(format!("no answer within {} s", PATIENCE.as_secs()));
                 Ok(said)
             }

@@ -1,6 +1,11 @@
 //! Where experiments are made: a server, and a client of it.
 
-use std::{path::PathBuf, process, time::Duration};
+use std::{
+    path::PathBuf,
+    process,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use djinn_client::{Client, Model, Options, Register, v1};
 use djinn_report::Environment;
@@ -64,6 +69,10 @@ pub struct Lab {
     command: String,
     tell: Tell,
     capabilities: v1::CapabilitiesReply,
+    /// Tells its models from those of others.
+    mark: String,
+    /// Models that were loaded and not given back yet.
+    loaded: Mutex<Vec<String>>,
     running: Option<Running>,
     /// Where a server in process keeps what is pushed.
     _pushed: TempDir,
@@ -117,13 +126,20 @@ impl Lab {
             command: setup.command,
             tell: setup.tell,
             capabilities,
+            mark: mark(),
+            loaded: Mutex::default(),
             running,
             _pushed: pushed,
         })
     }
 
-    /// Ends a server that was started for this.
+    /// Gives back what an experiment that broke off has left, and ends a server that was started for it.
     pub async fn close(self) {
+        let left = self.loaded().clone();
+        for name in left {
+            // Whatever is in the way now was told before.
+            let _ = self.client.model(name).unload(true, true).await;
+        }
         if let Some(running) = self.running {
             running.stop().await;
         }
@@ -175,8 +191,9 @@ impl Lab {
     /// Loads the model under a name of this experiment's own.
     pub async fn load(&self, what: &str, limits: v1::ModelLimits) -> Result<Loaded, EvalError> {
         self.say(&format!("loading {} ({what})", self.subject.name));
-        let name = format!("eval-{}-{what}", process::id());
+        let name = format!("eval-{}-{what}", self.mark);
         let asked = Register::new(&self.reference).name(&name).limits(limits);
+        self.loaded().push(name.clone());
         let told = self.client.register(asked, |_| {}).await?;
         let model = self.client.model(name);
         Ok(Loaded { model, told })
@@ -184,7 +201,13 @@ impl Lab {
 
     /// Gives its memory back.
     pub async fn unload(&self, loaded: Loaded) -> Result<(), EvalError> {
-        Ok(loaded.model.unload(true, true).await?)
+        loaded.model.unload(true, true).await?;
+        self.loaded().retain(|name| *name != loaded.told.name);
+        Ok(())
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, Vec<String>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How a loaded model fares.
@@ -235,6 +258,13 @@ impl Lab {
             command: self.command.clone(),
         }
     }
+}
+
+/// Something that nobody else comes to at the same time.
+fn mark() -> String {
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanoseconds = time.map_or(0, |time| time.as_nanos());
+    format!("{}-{:x}", process::id(), nanoseconds % (1 << 48))
 }
 
 fn limits() -> Limits {

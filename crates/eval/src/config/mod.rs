@@ -1,12 +1,13 @@
 //! What an experiment is told: a YAML file, whose keys are held to what there is.
 
 mod bundled;
+mod check;
 mod keys;
 mod notes;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use djinn_report::{METRICS, Target};
+use djinn_report::Target;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -87,8 +88,8 @@ fn timeout() -> f64 {
 pub struct RingBuffer {
     /// Off: everything has to fit.
     pub enabled: bool,
-    /// Memory for weights, those that stay and those that stream, in GB; all that is left where it is
-    /// not said.
+    /// Memory for weights that stay, in GB: the ring that the others stream through comes on top. All
+    /// that is left where it is not said.
     pub capacity_gb: Option<f64>,
     /// Threads that read files.
     pub prefetch_workers: Option<usize>,
@@ -417,57 +418,6 @@ impl Config {
         let config: Config = serde_json::from_value(value).map_err(|error| error.to_string())?;
         config.check()?;
         Ok(config)
-    }
-
-    /// Refuses what cannot be.
-    fn check(&self) -> Result<(), String> {
-        let refuse = |key: &str, why: &str| Err(format!("{key}: {why}"));
-        let experiment = &self.experiment;
-        if experiment.measurement.runs == 0 {
-            return refuse("experiment.measurement.runs", "at least one run");
-        }
-        let inference = &experiment.inference;
-        if inference.prompt_length == 0 || inference.generation_length == 0 {
-            let key = "experiment.inference";
-            return refuse(
-                key,
-                "a prompt and what is generated have at least one token",
-            );
-        }
-        if inference.batch_size != 1 {
-            let why = "one session is measured at a time; many are memory-pressure and agents";
-            return refuse("experiment.inference.batch_size", why);
-        }
-        let [from, to] = experiment.sessions.think_seconds;
-        if !(0.0..=1e5).contains(&from) || !(from..=1e5).contains(&to) {
-            let why = "seconds from and to, as [0.5, 2]";
-            return refuse("experiment.sessions.think_seconds", why);
-        }
-        if experiment.sessions.count == 0 || experiment.sessions.turns == 0 {
-            return refuse("experiment.sessions", "at least one session and one turn");
-        }
-        if experiment.sessions.check == 0 {
-            let why = "at least one session runs alone too, or nothing would be compared";
-            return refuse("experiment.sessions.check", why);
-        }
-        if experiment.activation_steering.modification_type != "scale" {
-            let key = "experiment.activation_steering.modification_type";
-            return refuse(key, "only scale");
-        }
-        for name in &self.output.metrics {
-            let names = METRICS.iter().map(|metric| metric.key);
-            if told_metric(name).is_none() {
-                let names: Vec<&str> = names.collect();
-                let why = format!("there is no '{name}'; there are {}", names.join(", "));
-                return refuse("output.metrics", &why);
-            }
-        }
-        for (key, metric) in self.targets.iter().enumerate() {
-            if metric.at_least.is_none() && metric.at_most.is_none() {
-                return refuse(&format!("targets[{key}]"), "neither at_least nor at_most");
-            }
-        }
-        Ok(())
     }
 
     /// Whether a number is to be told of at the end: all are where none is named.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{BaselineConfig, Config};
+use super::{BaselineConfig, Config, Logging};
 use crate::baselines;
 
 impl Config {
@@ -40,6 +40,12 @@ impl Config {
         if self.environment.os_swap.as_deref() == Some("disabled") && in_process && has_swap() {
             note("environment.os_swap: this machine has swap; swapoff -a turns it off".into());
         }
+        if self.environment.ulimit_memlock.as_deref() == Some("unlimited") && in_process {
+            notes.extend(locked_limit());
+        }
+        if self.logging.level != Logging::default().level {
+            notes.push("logging.level: of a server: djinn serve --log-level".into());
+        }
         for (name, baseline) in &self.baselines {
             notes.extend(unread(name, baseline));
         }
@@ -51,13 +57,31 @@ fn has_swap() -> bool {
     fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
 }
 
+/// Tells of a limit to how much memory may be pinned.
+fn locked_limit() -> Option<String> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max locked memory"))?;
+    let limit = line
+        .trim_start_matches("Max locked memory")
+        .split_whitespace()
+        .next()?;
+    let text = format!("environment.ulimit_memlock: it is {limit} bytes here; ulimit -l unlimited");
+    (limit != "unlimited").then_some(text)
+}
+
 /// Keys that a baseline does not read.
-fn unread(name: &str, baseline: &BaselineConfig) -> Option<String> {
-    let told = serde_json::to_value(baseline).ok()?;
+fn unread(name: &str, baseline: &BaselineConfig) -> Vec<String> {
+    let Ok(serde_json::Value::Object(told)) = serde_json::to_value(baseline) else {
+        return Vec::new();
+    };
     let read = baselines::keys(name);
-    let odd = told.as_object()?.iter().find(|(key, value)| {
-        let general = ["enabled", "runs", "generation_length"].contains(&key.as_str());
+    let is_odd = |(key, value): &(&String, &serde_json::Value)| {
+        let general = ["enabled", "runs"].contains(&key.as_str());
         !value.is_null() && !general && !read.contains(&key.as_str())
-    });
+    };
+    let odd = told.iter().filter(is_odd);
     odd.map(|(key, _)| format!("baselines.{name}.{key}: {name} has no such setting"))
+        .collect()
 }

@@ -117,7 +117,12 @@ fn unlimited(limits: v1::ModelLimits) -> v1::ModelLimits {
 }
 
 fn dims(loaded: &Loaded) -> v1::Dims {
-    loaded.told.dims.unwrap_or_default()
+    // Whoever does not say has at least one of everything: then prompts are dull, and nothing breaks.
+    let dims = loaded.told.dims.unwrap_or_default();
+    v1::Dims {
+        vocab: dims.vocab.max(1),
+        ..dims
+    }
 }
 
 /// GB of a model's weights: as this machine knows them, or as the server laid them out.
@@ -132,9 +137,9 @@ fn model_size_gb(lab: &Lab, loaded: &Loaded) -> f64 {
 
 /// What the counters of two moments say of the time between, put into a run.
 fn count(run: &mut Run, before: &v1::ModelStatus, after: &v1::ModelStatus) {
-    let passes = after.passes - before.passes;
+    let passes = after.passes.saturating_sub(before.passes);
     run.passes = Some(passes);
-    run.tokens = Some(after.tokens - before.tokens);
+    run.tokens = Some(after.tokens.saturating_sub(before.tokens));
     if let Some(size) = run.model_size_gb {
         run.effective_bandwidth_gbps = Some(size * passes as f64 / run.total_time_ms * 1e3);
     }
@@ -149,8 +154,12 @@ fn count(run: &mut Run, before: &v1::ModelStatus, after: &v1::ModelStatus) {
         run.stall_ms = Some((after.stalled_s - before.stalled_s) * 1e3);
     }
     let gb = |bytes: u64| bytes as f64 / 1e9;
-    run.paged_out_gb = Some(gb(after.paged_out_bytes - before.paged_out_bytes));
-    run.paged_back_gb = Some(gb(after.paged_in_bytes - before.paged_in_bytes));
+    run.paged_out_gb = Some(gb(after
+        .paged_out_bytes
+        .saturating_sub(before.paged_out_bytes)));
+    run.paged_back_gb = Some(gb(after
+        .paged_in_bytes
+        .saturating_sub(before.paged_in_bytes)));
 }
 
 /// Runs that only warm up, then those that count, each by its number; tells of each.

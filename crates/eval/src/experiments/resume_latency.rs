@@ -3,14 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_client::{Resume, Session, Turn};
+use djinn_client::{Events, Resume, Session, Turn};
 use djinn_report::{Experiment, Point, Run};
 use serde_json::json;
 
 use super::{Outcome, dims, limits, model_size_gb, repeat};
 use crate::{
     Config, EvalError,
-    ask::{session, some_tokens},
+    ask::{session, some_tokens, whole},
     baselines::{self, Reference},
     compare::percentile,
     lab::{Lab, Loaded},
@@ -84,6 +84,17 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     })
 }
 
+/// What stops of a session came to.
+#[derive(Default)]
+struct Stops {
+    /// Milliseconds until the next block began, with KV on the device.
+    here: Vec<f64>,
+    /// The same with KV on the host.
+    away: Vec<f64>,
+    /// Everything it generated.
+    tokens: Vec<u32>,
+}
+
 struct Bench<'a> {
     config: &'a Config,
     lab: &'a Lab,
@@ -111,10 +122,10 @@ impl Bench<'_> {
             // No two prompts are alike, or one would take the other's pages.
             let number = u64::from(id) * 1000 + layer;
             let uninterrupted = self.uninterrupted(number).await?;
-            let (here, away, tokens) = self.stops(layer, number).await?;
-            same &= tokens == uninterrupted;
+            let stops = self.stops(layer, number).await?;
+            same &= stops.tokens == uninterrupted;
             let x = layer as f64;
-            for (series, times) in [("resume", here), ("resume_from_host", away)] {
+            for (series, times) in [("resume", stops.here), ("resume_from_host", stops.away)] {
                 if let Some(ms) = percentile(&times, 50) {
                     let series = series.to_owned();
                     points.push(Point { series, x, ms });
@@ -140,16 +151,13 @@ impl Bench<'_> {
             self.prompt(number),
             self.count(),
         );
-        Ok(asked.open().await?.collect().await?.tokens)
+        let turn = asked.open().await?.collect().await?;
+        whole(&turn)?;
+        Ok(turn.tokens)
     }
 
-    /// A session that stops behind a block whenever it generates a token. Gives the milliseconds until
-    /// the next block began with KV on the device, those with KV on the host, and its tokens.
-    async fn stops(
-        &self,
-        layer: u64,
-        number: u64,
-    ) -> Result<(Vec<f64>, Vec<f64>, Vec<u32>), EvalError> {
+    /// A session that stops behind a block whenever it generates a token.
+    async fn stops(&self, layer: u64, number: u64) -> Result<Stops, EvalError> {
         let hook = format!("blocks.{}.hook_resid_post@generated", layer - 1);
         let asked = session(
             self.config,
@@ -159,23 +167,31 @@ impl Bench<'_> {
         );
         let events = asked.breakpoint(hook).keep().open().await?;
         let stopped = events.session().clone();
+        let times = self.stop_by_stop(&stopped, events).await;
+        stopped.delete().await?;
+        times
+    }
+
+    async fn stop_by_stop(&self, stopped: &Session, events: Events) -> Result<Stops, EvalError> {
         let mut turn = events.collect().await?;
-        let mut tokens = turn.tokens.clone();
-        let (mut here, mut away) = (Vec::new(), Vec::new());
+        let mut stops = Stops {
+            tokens: turn.tokens.clone(),
+            ..Stops::default()
+        };
         for _ in 0..self.repeats {
-            here.push(next_block(&stopped, &turn).await?);
-            turn = go_on(&stopped, &mut tokens).await?;
-            if leave(&stopped).await? {
-                away.push(next_block(&stopped, &turn).await?);
+            stops.here.push(next_block(stopped, &turn).await?);
+            turn = go_on(stopped, &mut stops.tokens).await?;
+            if leave(stopped).await? {
+                stops.away.push(next_block(stopped, &turn).await?);
             }
-            turn = go_on(&stopped, &mut tokens).await?;
+            turn = go_on(stopped, &mut stops.tokens).await?;
         }
         stopped.set_breakpoints(Vec::<String>::new()).await?;
         while turn.paused().is_some() {
-            turn = go_on(&stopped, &mut tokens).await?;
+            turn = go_on(stopped, &mut stops.tokens).await?;
         }
-        stopped.delete().await?;
-        Ok((here, away, tokens))
+        whole(&turn)?;
+        Ok(stops)
     }
 
     /// Sessions that have nothing, until they have come behind each block.
@@ -189,9 +205,10 @@ impl Bench<'_> {
             let since = Instant::now();
             let events = asked.open().await?;
             let stopped = events.session().clone();
-            is_stopped(&events.collect().await?)?;
+            let turn = events.collect().await;
             let ms = since.elapsed().as_secs_f64() * 1e3;
             stopped.delete().await?;
+            is_stopped(&turn?)?;
             let (series, x) = ("resume".to_owned(), layer as f64);
             points.push(Point { series, x, ms });
         }

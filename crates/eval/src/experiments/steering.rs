@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use djinn_client::{Edit, Resume, Turn};
+use djinn_client::{Edit, Events, Resume, Session, Turn};
 use djinn_report::Run;
 
 use super::{Outcome, dims, limits, model_size_gb, repeat};
 use crate::{
     Config, EvalError,
-    ask::{LOGITS, Timed, session, some_tokens, timed},
+    ask::{LOGITS, Timed, session, some_tokens, timed, whole},
     compare::{Logits, others, percentile, share},
     lab::{Lab, Loaded},
     sampler::Sampler,
@@ -23,7 +23,12 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         return Err(EvalError::Asked(text.to_owned()));
     }
     let inference = &config.experiment.inference;
-    let context = inference.prompt_length + inference.generation_length;
+    // A text has no more tokens than bytes, and one that begins it.
+    let text = inference
+        .prompt
+        .as_ref()
+        .map_or(0, |text| text.len() as u64 + 1);
+    let context = inference.prompt_length.max(text) + inference.generation_length;
     let loaded = lab.load(OURS, limits(config, context, 2)).await?;
     let blocks = dims(&loaded).blocks;
     let layer = steering.steering_layer.unwrap_or((blocks / 2).max(1));
@@ -136,7 +141,9 @@ impl Bench<'_> {
             None => asked,
         };
         let begin = Instant::now();
-        timed(asked.open().await?, begin).await
+        let timed = timed(asked.open().await?, begin).await?;
+        whole(&timed.turn)?;
+        Ok(timed)
     }
 
     /// The prompt stops at the hook, is changed there, and goes on.
@@ -148,13 +155,19 @@ impl Bench<'_> {
             .breakpoint(format!("{}@prompt", self.hook));
         let events = asked.keep().open().await?;
         let session = events.session().clone();
+        let turn = self.changed_at_stops(&session, events).await;
+        session.delete().await?;
+        turn
+    }
+
+    async fn changed_at_stops(&self, session: &Session, events: Events) -> Result<Turn, EvalError> {
         let mut turn = events.collect().await?;
         // A long prompt comes in several parts.
         while turn.paused().is_some() {
             let edited = Resume::new().edit(self.scale(self.factor));
             turn = session.resume(edited).await?.collect().await?;
         }
-        session.delete().await?;
+        whole(&turn)?;
         Ok(turn)
     }
 }

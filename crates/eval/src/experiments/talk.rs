@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_client::{Generate, Model, Turn};
+use djinn_client::{Events, Generate, Model, Session};
 use tokio::task::JoinSet;
 
 use crate::{
     Config, EvalError,
-    ask::{Timed, session, some_tokens, timed},
+    ask::{Timed, session, some_tokens, timed, whole},
     lab::Loaded,
 };
 
@@ -117,15 +117,34 @@ impl Plan {
     }
 
     async fn kept(&self) -> Result<Told, EvalError> {
-        let (turns, mut told) = (self.config.experiment.sessions.turns, Told::default());
         let begin = Instant::now();
         let asked = session(&self.config, &self.model, self.prompt(), self.output());
-        let asked = if turns > 1 { asked.keep() } else { asked };
+        let keeps = self.config.experiment.sessions.turns > 1;
+        let asked = if keeps { asked.keep() } else { asked };
         let events = asked.open().await?;
         let kept = events.session().clone();
+        let told = self.turns(&kept, events, begin).await;
+        if keeps {
+            // Whatever became of it, the next run has its place.
+            let deleted = kept.delete().await;
+            if told.is_ok() {
+                deleted?;
+            }
+        }
+        told
+    }
+
+    /// All turns of a session that is kept.
+    async fn turns(
+        &self,
+        kept: &Session,
+        events: Events,
+        begin: Instant,
+    ) -> Result<Told, EvalError> {
+        let mut told = Told::default();
         let first = told.take(timed(events, begin).await?)?;
         told.first_ms.extend(first);
-        for turn in 1..turns {
+        for turn in 1..self.config.experiment.sessions.turns {
             if self.style == Style::Kept {
                 let thought = self.thought(turn);
                 let due = tokio::time::Instant::now() + thought;
@@ -139,9 +158,6 @@ impl Plan {
             let events = kept.generate(more).await?;
             let first = told.take(timed(events, begin).await?)?;
             told.resumed_ms.extend(first);
-        }
-        if turns > 1 {
-            kept.delete().await?;
         }
         Ok(told)
     }
@@ -173,17 +189,5 @@ impl Told {
         whole(&timed.turn)?;
         self.tokens.extend(&timed.turn.tokens);
         Ok(timed.first_ms)
-    }
-}
-
-/// Refuses a turn that did not generate all it was to.
-fn whole(turn: &Turn) -> Result<(), EvalError> {
-    match turn.finished() {
-        Some(finished) if finished.why == "length" => Ok(()),
-        Some(finished) if finished.failure.is_empty() => {
-            Err(EvalError::Asked(format!("it ended by {}", finished.why)))
-        }
-        Some(finished) => Err(EvalError::Asked(finished.failure.clone())),
-        None => Err(EvalError::Asked("it stopped in the middle".to_owned())),
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Outcome, count, dims, limits, model_size_gb, repeat, unlimited};
 use crate::{
     Config, EvalError,
-    ask::{LOGITS, Timed, session, some_tokens, timed},
+    ask::{LOGITS, Timed, session, some_tokens, timed, whole},
     baselines::{self, Reference},
     compare::{Logits, percentile},
     lab::{Lab, Loaded},
@@ -38,10 +38,7 @@ struct Measured {
 pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let inference = &config.experiment.inference;
     let context = inference.prompt_length + inference.generation_length;
-    let mut asked = limits(config, context, 1);
-    if !config.experiment.ring_buffer.enabled {
-        asked.resident_bytes = u64::MAX;
-    }
+    let asked = limits(config, context, 1);
     let mut notes = Vec::new();
     let mut baselines = Vec::new();
     let (reference, resident) = reference(config, lab, asked, &mut notes).await?;
@@ -56,13 +53,15 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         ..asked
     };
     let loaded = lab.load(OURS, ours).await?;
+    if !config.experiment.ring_buffer.enabled && streams(&loaded) {
+        return Err(EvalError::Asked(format!(
+            "experiment.ring_buffer.enabled: false, and not everything fits: {}",
+            loaded.told.routing
+        )));
+    }
     let measured = measure(config, lab, &loaded, OURS, &reference).await?;
     let timeline = record(config, lab, &loaded).await?;
-    if loaded
-        .told
-        .memory
-        .is_some_and(|memory| memory.streamed_bytes == 0)
-    {
+    if !streams(&loaded) {
         notes.push(format!("nothing streams: {}", loaded.told.routing));
     }
     lab.unload(loaded).await?;
@@ -84,6 +83,12 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         notes,
         link_ceiling: Some(measured.link_ceiling),
     })
+}
+
+/// Whether some of the weights come over the link.
+fn streams(loaded: &Loaded) -> bool {
+    let memory = loaded.told.memory;
+    memory.is_some_and(|memory| memory.streamed_bytes > 0)
 }
 
 /// What everybody is compared with.
@@ -109,20 +114,25 @@ async fn reference(
     notes: &mut Vec<String>,
 ) -> Result<(Known, Option<Baseline>), EvalError> {
     let fits = lab.load("djinn_resident", unlimited(asked)).await;
-    let streams = |loaded: &Loaded| loaded.told.memory.is_some_and(|m| m.streamed_bytes > 0);
     let (loaded, is_resident) = match fits {
         Ok(loaded) if !streams(&loaded) => (loaded, true),
         other => {
-            if let Ok(loaded) = other {
-                lab.unload(loaded).await?;
-            }
+            let why = match other {
+                Ok(loaded) => {
+                    let why = loaded.told.routing.clone();
+                    lab.unload(loaded).await?;
+                    why
+                }
+                Err(error) => error.to_string(),
+            };
             let plain = v1::ModelLimits {
                 no_prefetch: true,
                 ..asked
             };
-            let note = "the reference has its weights brought when they are needed and not ahead: all of \
-                        them do not fit this device";
-            notes.push(note.to_owned());
+            notes.push(format!(
+                "the reference has its weights brought when they are needed and not ahead, since all of \
+                 them cannot be in memory: {why}"
+            ));
             (lab.load("reference", plain).await?, false)
         }
     };
@@ -182,7 +192,9 @@ async fn generate(config: &Config, loaded: &Loaded, known: &Known) -> Result<Tim
     let count = config.experiment.inference.generation_length;
     let asked = session(config, &loaded.model, tokens, count).capture(LOGITS);
     let begin = Instant::now();
-    timed(asked.open().await?, begin).await
+    let timed = timed(asked.open().await?, begin).await?;
+    whole(&timed.turn)?;
+    Ok(timed)
 }
 
 async fn measure(

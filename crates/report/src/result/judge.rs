@@ -78,6 +78,7 @@ pub fn judge(result: &ResultFile) -> Vec<Check> {
     let mut checks = vec![ran(result)];
     checks.extend(finite(result));
     checks.extend(right(result));
+    checks.extend(others_too(result));
     checks.extend(within_budget(result));
     let told = |target| reached(result, &summary, target);
     checks.extend(result.targets.iter().flat_map(told));
@@ -155,6 +156,24 @@ fn logits(result: &ResultFile) -> Check {
     check(name, true, format!("norm at most {largest}"))
 }
 
+/// Whoever was compared with the reference came to the same: Djinn's other ways, and runs that warm up.
+fn others_too(result: &ResultFile) -> Option<Check> {
+    let wrong = |run: &&Run| run.tokens_match == Some(false) || run.logit_match == Some(false);
+    let ours = |baseline: &&Baseline| {
+        let names = ["ring_buffer", "djinn"];
+        names.iter().any(|name| baseline.baseline.starts_with(name))
+    };
+    let mut all = vec![("a warm-up", result.warmup.iter().find(wrong))];
+    for baseline in result.baselines.iter().filter(ours) {
+        let mut runs = baseline.runs.iter().chain(&baseline.warmup);
+        all.push((&baseline.baseline, runs.find(wrong)));
+    }
+    let (who, run) = all.into_iter().find(|(_, run)| run.is_some())?;
+    let number = run.map_or(0, |run| run.run_id);
+    let found = format!("{who}, run {number}: other logits or tokens");
+    Some(check("Djinn's other runs compute the same", false, found))
+}
+
 fn tokens(result: &ResultFile) -> Check {
     let name = "tokens are the reference's";
     match result
@@ -201,7 +220,9 @@ fn within_budget(result: &ResultFile) -> Option<Check> {
     let name = format!("device memory within {budget:.0} MB");
     let of_runs = result.runs.iter().filter_map(|run| run.vram_used_mb);
     let over_time = result.memory.iter().map(|sample| sample.used_mb);
-    let used = of_runs.chain(over_time).fold(f64::NAN, f64::max);
+    // Where the system says nothing, nothing is said, and not that nothing is used.
+    let told = of_runs.chain(over_time).filter(|used| *used > 0.0);
+    let used = told.fold(f64::NAN, f64::max);
     if used.is_nan() {
         return Some(Check {
             name,

@@ -200,10 +200,11 @@ fn settled(mut measure: impl FnMut() -> f64) -> f64 {
     let mut most: f64 = 0.0;
     for _ in 0..MEASURED {
         let rate = measure();
-        if rate <= most * 1.01 {
+        let is_awake = rate <= most * 1.01;
+        most = most.max(rate);
+        if is_awake {
             break;
         }
-        most = rate;
     }
     most
 }
@@ -218,9 +219,9 @@ mod tests {
             let mut rates = rates.iter().copied();
             assert_eq!(settled(|| rates.next().unwrap_or(f64::NAN)), expect);
         };
-        check(&[55.0, 55.1], 55.0);
-        check(&[29.0, 40.0, 55.0, 55.2], 55.0);
+        check(&[55.0, 55.1], 55.1);
+        check(&[29.0, 40.0, 55.0, 55.2], 55.2);
         check(&[55.0, 30.0], 55.0);
-        check(&[0.0], 0.0);
+        check(&[0.0, 0.0], 0.0);
     }
 }

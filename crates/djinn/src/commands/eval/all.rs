@@ -41,8 +41,8 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
     std::fs::create_dir_all(&args.output)
         .map_err(|error| Failure::Message(format!("{}: {error}", args.output.display())))?;
     let listed = if args.smoke { SMOKE } else { FULL };
-    let pushed = std::env::temp_dir().join(format!("djinn-eval-{}", std::process::id()));
-    let server = args.smoke.then(|| serve(args, &pushed)).transpose()?;
+    let pushed = tempfile::tempdir()?;
+    let server = args.smoke.then(|| serve(args, pushed.path())).transpose()?;
     let mut results = Vec::new();
     let mut failed = false;
     for (number, (experiment, name, file)) in listed.iter().enumerate() {
@@ -64,8 +64,6 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
     }
     if let Some(server) = server {
         server.stop()?;
-        // Nobody else knows of it; what is left there is the system's to clear.
-        let _ = std::fs::remove_dir_all(&pushed);
     }
     say(&told(&results))?;
     let results: Vec<ResultFile> = results.into_iter().map(|(result, _)| result).collect();
@@ -101,7 +99,7 @@ fn one(
 ) -> Result<ResultFile, Failure> {
     let mut config = Config::read(Path::new(name))?;
     if let Some(runs) = args.runs {
-        config.experiment.measurement.runs = runs as u32;
+        config.experiment.measurement.runs = u32::try_from(runs)?;
     }
     if args.no_peers {
         leave_out_peers(&mut config);
@@ -111,7 +109,7 @@ fn one(
             address: format!("127.0.0.1:{}", server.port),
             options: Options::default(),
         },
-        None => place::in_process(&mut config, &args.device, None)?,
+        None => place::in_process(&config, &args.device, None)?,
     };
     measure(experiment, &config, place, &args.python, output)
 }

@@ -39,7 +39,7 @@ fn one(experiment: Experiment, args: &ExperimentArgs) -> Result<(), Failure> {
         config.experiment.model.dtype = None;
     }
     if let Some(runs) = args.runs {
-        config.experiment.measurement.runs = runs as u32;
+        config.experiment.measurement.runs = u32::try_from(runs)?;
     }
     if let Some(memory) = args.memory {
         config.environment.max_gpu_memory_gb = Some(memory.0 as f64 / 1e9);
@@ -49,7 +49,7 @@ fn one(experiment: Experiment, args: &ExperimentArgs) -> Result<(), Failure> {
         leave_out_peers(&mut config);
     }
     let output = output(experiment, &config, args.output.as_deref())?;
-    let place = place::place(&mut config, args)?;
+    let place = place::place(&config, args)?;
     let result = measure(experiment, &config, place, &args.python, &output)?;
     say(&told(&result, &output, &config))?;
     verdict(&[result])
@@ -115,21 +115,35 @@ fn measure(
         .map_err(|error| Failure::Message(format!("no threads to measure with: {error}")))?;
     let mut result = runtime.block_on(async {
         let lab = Lab::open(config, setup).await?;
-        let result = djinn_eval::run(experiment, config, &lab).await;
+        let result = tokio::select! {
+            result = djinn_eval::run(experiment, config, &lab) => result.map_err(Failure::from),
+            _ = tokio::signal::ctrl_c() => Err(Failure::Message("interrupted".into())),
+        };
         lab.close().await;
-        Ok::<_, Failure>(result?)
+        result
     })?;
     result.write(output)?;
     Ok(result)
 }
 
-/// The command line as it can be typed again, with the program's name in place of where it lies.
+/// The command line as it can be typed again, with the program's name in place of where it lies, and
+/// without the key.
 fn command_line(words: &[String]) -> String {
     let quoted = |word: &String| match word.contains([' ', '*', '?', '&', '\'']) {
         true => format!("'{}'", word.replace('\'', r"'\''")),
         false => word.clone(),
     };
-    let rest = words.iter().skip(1).map(quoted);
+    let mut secret = false;
+    let shown = words.iter().skip(1).map(|word| {
+        let is_secret = std::mem::replace(&mut secret, word == "--key");
+        match is_secret || word.starts_with("--key=") {
+            true if is_secret => "KEY".to_owned(),
+            true => "--key=KEY".to_owned(),
+            false => word.clone(),
+        }
+    });
+    let shown: Vec<String> = shown.collect();
+    let rest = shown.iter().map(quoted);
     std::iter::once("djinn".to_owned())
         .chain(rest)
         .collect::<Vec<_>>()
@@ -226,5 +240,7 @@ mod tests {
         let words = words.map(str::to_owned);
         let expect = r"djinn eval --model 'shape:a?layers=2' 'it'\''s'";
         assert_eq!(command_line(&words), expect);
+        let words = ["djinn", "eval", "--key", "s3cret", "--key=s3cret", "x"].map(str::to_owned);
+        assert_eq!(command_line(&words), "djinn eval --key KEY --key=KEY x");
     }
 }

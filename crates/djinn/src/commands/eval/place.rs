@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// What flags say, then the configuration, then this process.
-pub fn place(config: &mut Config, args: &ExperimentArgs) -> Result<Place, Failure> {
+pub fn place(config: &Config, args: &ExperimentArgs) -> Result<Place, Failure> {
     let named = args.server.server.clone();
     let address = named.or_else(|| config.server_address().filter(|_| !args.in_process));
     if let Some(address) = address {
@@ -34,7 +34,7 @@ pub fn place(config: &mut Config, args: &ExperimentArgs) -> Result<Place, Failur
 
 /// A server in this process, with all of the device: each model is given its share.
 pub fn in_process(
-    config: &mut Config,
+    config: &Config,
     device: &DeviceArgs,
     host_memory: Option<Amount>,
 ) -> Result<Place, Failure> {
