@@ -54,26 +54,14 @@ pub struct ExperimentArgs {
     /// Instead of the configuration's: a folder, a hub id, shape:NAME, or bundled
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// Instead of the configuration's: how many runs are measured
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub runs: Option<usize>,
     /// Where the result goes [default: NAME_EXPERIMENT.json in the configuration's results_dir]
     #[arg(long, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
     /// Instead of the configuration's: memory of the device
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
-    /// The Python that baselines run with
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "DJINN_PYTHON",
-        default_value = "python3"
-    )]
-    pub python: String,
-    /// Leave out all baselines that are not Djinn's own
-    #[arg(long)]
-    pub no_peers: bool,
+    #[command(flatten)]
+    pub measuring: MeasuringArgs,
     /// Run in this process even where the configuration names a server
     #[arg(long, conflicts_with = "server")]
     pub in_process: bool,
@@ -85,6 +73,25 @@ pub struct ExperimentArgs {
     pub host_memory: Option<Amount>,
     #[command(flatten)]
     pub server: ServerArgs,
+}
+
+/// How often is measured, and beside whom.
+#[derive(Debug, Args)]
+pub struct MeasuringArgs {
+    /// Instead of the configuration's: how many runs are measured
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub runs: Option<usize>,
+    /// The Python that baselines run with
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "DJINN_PYTHON",
+        default_value = "python3"
+    )]
+    pub python: String,
+    /// Leave out all baselines that are not Djinn's own
+    #[arg(long)]
+    pub no_peers: bool,
 }
 
 /// `djinn eval all`
@@ -105,20 +112,8 @@ pub struct EvalAllArgs {
     /// Where results go
     #[arg(long, value_name = "DIR", default_value = "eval-results")]
     pub output: PathBuf,
-    /// Instead of the configurations': how many runs are measured
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub runs: Option<usize>,
-    /// The Python that baselines run with
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "DJINN_PYTHON",
-        default_value = "python3"
-    )]
-    pub python: String,
-    /// Leave out all baselines that are not Djinn's own
-    #[arg(long)]
-    pub no_peers: bool,
+    #[command(flatten)]
+    pub measuring: MeasuringArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
 }

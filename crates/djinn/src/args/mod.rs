@@ -23,7 +23,7 @@ mod sessions;
 
 pub use bench::*;
 pub use device::{Chosen, DeviceArgs, DeviceName};
-pub use eval::{Eval, EvalAllArgs, EvalArgs, ExperimentArgs, ReportArgs};
+pub use eval::{Eval, EvalAllArgs, EvalArgs, ExperimentArgs, MeasuringArgs, ReportArgs};
 pub use inside::*;
 pub use live::{ChatArgs, TopArgs};
 pub use memory::{MemoryArgs, WatchArgs};

@@ -6,7 +6,7 @@ use djinn_client::Options;
 use djinn_eval::{Config, Place};
 use djinn_report::{Experiment, Outcome, ResultFile};
 
-use super::{leave_out_peers, measure, place, verdict};
+use super::{heed, measure, place, verdict};
 use crate::{
     args::EvalAllArgs,
     commands::spawned::Spawned,
@@ -98,12 +98,7 @@ fn one(
     output: &Path,
 ) -> Result<ResultFile, Failure> {
     let mut config = Config::read(Path::new(name))?;
-    if let Some(runs) = args.runs {
-        config.experiment.measurement.runs = u32::try_from(runs)?;
-    }
-    if args.no_peers {
-        leave_out_peers(&mut config);
-    }
+    heed(&mut config, &args.measuring)?;
     let place = match server {
         Some(server) => Place::Server {
             address: format!("127.0.0.1:{}", server.port),
@@ -111,7 +106,7 @@ fn one(
         },
         None => place::in_process(&config, &args.device, None)?,
     };
-    measure(experiment, &config, place, &args.python, output)
+    measure(experiment, &config, place, &args.measuring.python, output)
 }
 
 fn told(results: &[(ResultFile, PathBuf)]) -> String {

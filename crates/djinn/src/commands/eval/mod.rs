@@ -12,7 +12,7 @@ use djinn_eval::{Config, Lab, Place, Said, Setup, Tell};
 use djinn_report::{Experiment, Outcome, ResultFile};
 
 use crate::{
-    args::{Eval, EvalArgs, ExperimentArgs},
+    args::{Eval, EvalArgs, ExperimentArgs, MeasuringArgs},
     bundled,
     failure::{Failure, say},
     progress::Doing,
@@ -38,31 +38,29 @@ fn one(experiment: Experiment, args: &ExperimentArgs) -> Result<(), Failure> {
         // What another model has its weights in is its own affair.
         config.experiment.model.dtype = None;
     }
-    if let Some(runs) = args.runs {
-        config.experiment.measurement.runs = u32::try_from(runs)?;
-    }
     if let Some(memory) = args.memory {
         config.environment.max_gpu_memory_gb = Some(memory.0 as f64 / 1e9);
         config.environment.safety_margin_gb = None;
     }
-    if args.no_peers {
-        leave_out_peers(&mut config);
-    }
+    heed(&mut config, &args.measuring)?;
     let output = output(experiment, &config, args.output.as_deref())?;
     let place = place::place(&config, args)?;
-    let result = measure(experiment, &config, place, &args.python, &output)?;
+    let result = measure(experiment, &config, place, &args.measuring.python, &output)?;
     say(&told(&result, &output, &config))?;
     verdict(&[result])
 }
 
-/// Only Djinn's own ways are left.
-fn leave_out_peers(config: &mut Config) {
-    let ours = |name: &str| {
-        ["ring_buffer", "djinn", "stateless"]
-            .iter()
-            .any(|o| name.starts_with(o))
-    };
-    config.baselines.retain(|name, _| ours(name));
+/// What flags say in place of a configuration.
+fn heed(config: &mut Config, args: &MeasuringArgs) -> Result<(), Failure> {
+    if let Some(runs) = args.runs {
+        config.experiment.measurement.runs = u32::try_from(runs)?;
+    }
+    if args.no_peers {
+        let ours = ["ring_buffer", "djinn", "stateless"];
+        let is_ours = |name: &str| ours.iter().any(|start| name.starts_with(start));
+        config.baselines.retain(|name, _| is_ours(name));
+    }
+    Ok(())
 }
 
 /// Where the result goes. Refused before anything is measured if nothing can be written there.
