@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use djinn_client::{Create, Event, Events, Model, Turn, v1};
+use djinn_client::{Create, Event, Events, Model, Session, Turn, v1};
 
 use crate::{Config, EvalError};
 
@@ -91,4 +91,12 @@ pub fn whole(turn: &Turn) -> Result<(), EvalError> {
         Some(finished) => Err(EvalError::Asked(finished.failure.clone())),
         None => Err(EvalError::Asked("it stopped in the middle".to_owned())),
     }
+}
+
+/// Ends a session whatever became of it, so that the next has its place; what went wrong first is told.
+pub async fn ended<T>(session: &Session, came: Result<T, EvalError>) -> Result<T, EvalError> {
+    let deleted = session.delete().await;
+    let came = came?;
+    deleted?;
+    Ok(came)
 }

@@ -48,18 +48,9 @@ pub fn others(before: &[u32], after: &[u32]) -> usize {
     pairs.count() + before.len().abs_diff(after.len())
 }
 
-/// Of times, that which so many percent do not exceed.
-pub fn percentile(times: &[f64], percent: usize) -> Option<f64> {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let count = sorted.len();
-    let at = (count * percent).div_ceil(100).clamp(1, count.max(1)) - 1;
-    sorted.get(at).copied()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Logits, others, percentile, share};
+    use super::{Logits, others, share};
 
     #[test]
     fn logits_that_were_touched_do_not_match() {
@@ -82,9 +73,5 @@ mod tests {
         assert!((share(&[3.0, 4.0], &[3.0, 3.0]) - 0.2).abs() < 1e-12);
         assert_eq!(others(&[1, 2, 3], &[1, 5, 3]), 1);
         assert_eq!(others(&[1, 2, 3], &[1, 2]), 1);
-        assert_eq!(percentile(&[], 50), None);
-        let times: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        assert_eq!(percentile(&times, 50), Some(100.0));
-        assert_eq!(percentile(&times, 99), Some(198.0));
     }
 }

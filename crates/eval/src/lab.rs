@@ -84,6 +84,8 @@ pub struct Loaded {
     pub model: Model,
     /// What the server says of it.
     pub told: v1::Model,
+    /// Its sizes.
+    pub dims: v1::Dims,
 }
 
 impl Lab {
@@ -195,8 +197,12 @@ impl Lab {
         let asked = Register::new(&self.reference).name(&name).limits(limits);
         self.loaded().push(name.clone());
         let told = self.client.register(asked, |_| {}).await?;
+        let dims = told.dims.filter(|dims| dims.vocab > 0 && dims.blocks > 0);
+        let dims = dims.ok_or_else(|| {
+            EvalError::Asked(format!("the server does not say how large {name} is"))
+        })?;
         let model = self.client.model(name);
-        Ok(Loaded { model, told })
+        Ok(Loaded { model, told, dims })
     }
 
     /// Gives its memory back.

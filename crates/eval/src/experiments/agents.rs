@@ -6,14 +6,13 @@ use djinn_report::{Experiment, Point, Run};
 use serde_json::json;
 
 use super::{
-    Outcome, count, dims, limits,
+    Outcome, count, limits,
     memory_pressure::{Tokens, alone, sum_up},
     model_size_gb, repeat,
-    talk::{Style, positions, together},
+    talk::{Style, job, positions, together},
 };
 use crate::{
     Config, EvalError,
-    ask::some_tokens,
     baselines::{self, Reference},
     lab::{Lab, Loaded},
     sampler::Sampler,
@@ -59,17 +58,13 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         stateless.sum_up();
         all.push(stateless);
     }
-    let vocab = dims(&loaded).vocab;
+    let vocab = loaded.dims.vocab;
     let link_ceiling = lab.status(&loaded).await?.link_ceiling;
     lab.unload(loaded).await?;
-    let inference = &config.experiment.inference;
     let [from, to] = sessions.think_seconds;
-    let more = json!({
-        "prompt": some_tokens(vocab, inference.prompt_length, 0),
-        "agents": sessions.agents, "sessions": most, "turns": sessions.turns,
-        "prompt_length": inference.prompt_length, "output": inference.generation_length,
-        "answer": sessions.answer_length, "think_s": (from + to) / 2.0,
-    });
+    let mut more = job(config, vocab, most);
+    more["agents"] = json!(sessions.agents);
+    more["think_s"] = json!((from + to) / 2.0);
     let none = Reference::default();
     all.extend(baselines::run_all(lab, config, Experiment::Agents, &more, &none).await?);
     Ok(Outcome {
@@ -91,9 +86,8 @@ async fn measure(
     style: Style,
     known: &mut Tokens,
 ) -> Result<(Vec<Run>, Vec<Run>), EvalError> {
-    let one = async |id: u32| -> Result<Run, EvalError> {
+    let one = async |_: u32| -> Result<Run, EvalError> {
         let mut all = Run {
-            run_id: id,
             model_size_gb: Some(model_size_gb(lab, loaded)),
             sessions: Some(0),
             sessions_completed: Some(0),
@@ -111,7 +105,7 @@ async fn measure(
             add(&mut all, agents, part);
         }
         let after = lab.status(loaded).await?;
-        count(&mut all, &before, &after);
+        count(&mut all, &before, &after)?;
         // Agents think most of the time, and that says nothing of weights.
         all.effective_bandwidth_gbps = None;
         all.vram_used_mb = sampler.take_peak();

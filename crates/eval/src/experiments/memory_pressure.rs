@@ -3,19 +3,16 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use djinn_report::{Experiment, MemorySample, Run};
-use serde_json::json;
+use djinn_report::{Experiment, MemorySample, Run, percentile};
 
 use super::{
-    Outcome, count, dims, limits, model_size_gb, repeat,
-    talk::{Style, Told, positions, together},
+    Outcome, count, limits, model_size_gb, repeat,
+    talk::{Style, Told, job, positions, together},
     unlimited,
 };
 use crate::{
     Config, EvalError,
-    ask::some_tokens,
     baselines::{self, Reference},
-    compare::percentile,
     lab::{Lab, Loaded},
     sampler::Sampler,
 };
@@ -31,7 +28,7 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let loaded = lab.load(OURS, asked).await?;
     let mut alone = alone(config, lab, &loaded, sessions.count).await?;
     let (warmup, runs, memory) = measure(config, lab, &loaded, OURS, &mut alone).await?;
-    let vocab = dims(&loaded).vocab;
+    let vocab = loaded.dims.vocab;
     let link_ceiling = lab.status(&loaded).await?.link_ceiling;
     lab.unload(loaded).await?;
 
@@ -46,13 +43,7 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         resident.sum_up();
         all.push(resident);
     }
-    let inference = &config.experiment.inference;
-    let more = json!({
-        "prompt": some_tokens(vocab, inference.prompt_length, 0),
-        "sessions": sessions.count, "turns": sessions.turns,
-        "prompt_length": inference.prompt_length, "output": inference.generation_length,
-        "answer": sessions.answer_length,
-    });
+    let more = job(config, vocab, sessions.count);
     let none = Reference::default();
     all.extend(baselines::run_all(lab, config, Experiment::MemoryPressure, &more, &none).await?);
     Ok(Outcome {
@@ -95,7 +86,7 @@ async fn measure(
     known: &mut Tokens,
 ) -> Result<(Vec<Run>, Vec<Run>, Vec<MemorySample>), EvalError> {
     let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
-    let one = async |id: u32| -> Result<Run, EvalError> {
+    let one = async |_: u32| -> Result<Run, EvalError> {
         sampler.take_peak();
         let before = lab.status(loaded).await?;
         let begin = Instant::now();
@@ -104,14 +95,13 @@ async fn measure(
         let total_time_ms = begin.elapsed().as_secs_f64() * 1e3;
         let after = lab.status(loaded).await?;
         let mut run = Run {
-            run_id: id,
             total_time_ms,
             model_size_gb: Some(model_size_gb(lab, loaded)),
             vram_used_mb: sampler.take_peak(),
             kv_demand_gb: Some(demand_gb(config, &after)),
             ..Run::default()
         };
-        count(&mut run, &before, &after);
+        count(&mut run, &before, &after)?;
         // Sessions think, and that says nothing of weights.
         run.effective_bandwidth_gbps = None;
         sum_up(&mut run, told, known);

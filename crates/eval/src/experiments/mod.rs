@@ -116,15 +116,6 @@ fn unlimited(limits: v1::ModelLimits) -> v1::ModelLimits {
     }
 }
 
-fn dims(loaded: &Loaded) -> v1::Dims {
-    // Whoever does not say has at least one of everything: then prompts are dull, and nothing breaks.
-    let dims = loaded.told.dims.unwrap_or_default();
-    v1::Dims {
-        vocab: dims.vocab.max(1),
-        ..dims
-    }
-}
-
 /// GB of a model's weights: as this machine knows them, or as the server laid them out.
 fn model_size_gb(lab: &Lab, loaded: &Loaded) -> f64 {
     let memory = loaded.told.memory.unwrap_or_default();
@@ -136,15 +127,24 @@ fn model_size_gb(lab: &Lab, loaded: &Loaded) -> f64 {
 }
 
 /// What the counters of two moments say of the time between, put into a run.
-fn count(run: &mut Run, before: &v1::ModelStatus, after: &v1::ModelStatus) {
-    let passes = after.passes.saturating_sub(before.passes);
+fn count(
+    run: &mut Run,
+    before: &v1::ModelStatus,
+    after: &v1::ModelStatus,
+) -> Result<(), EvalError> {
+    let since = |after: u64, before: u64| {
+        let anew =
+            || EvalError::Asked("the model was loaded anew while it was measured".to_owned());
+        after.checked_sub(before).ok_or_else(anew)
+    };
+    let passes = since(after.passes, before.passes)?;
     run.passes = Some(passes);
-    run.tokens = Some(after.tokens.saturating_sub(before.tokens));
+    run.tokens = Some(since(after.tokens, before.tokens)?);
     if let Some(size) = run.model_size_gb {
         run.effective_bandwidth_gbps = Some(size * passes as f64 / run.total_time_ms * 1e3);
     }
     let (bytes, busy) = (
-        after.link_bytes.saturating_sub(before.link_bytes),
+        since(after.link_bytes, before.link_bytes)?,
         after.busy_s - before.busy_s,
     );
     if bytes > 0 && busy > 0.0 {
@@ -154,15 +154,16 @@ fn count(run: &mut Run, before: &v1::ModelStatus, after: &v1::ModelStatus) {
         run.stall_ms = Some((after.stalled_s - before.stalled_s) * 1e3);
     }
     let gb = |bytes: u64| bytes as f64 / 1e9;
-    run.paged_out_gb = Some(gb(after
-        .paged_out_bytes
-        .saturating_sub(before.paged_out_bytes)));
-    run.paged_back_gb = Some(gb(after
-        .paged_in_bytes
-        .saturating_sub(before.paged_in_bytes)));
+    let (out, back) = (
+        since(after.paged_out_bytes, before.paged_out_bytes)?,
+        since(after.paged_in_bytes, before.paged_in_bytes)?,
+    );
+    (run.paged_out_gb, run.paged_back_gb) = (Some(gb(out)), Some(gb(back)));
+    Ok(())
 }
 
-/// Runs that only warm up, then those that count, each by its number; tells of each.
+/// Runs that only warm up, then those that count; tells of each. `one` is told how many there were before,
+/// so that no two need to ask the same.
 async fn repeat(
     config: &Config,
     lab: &Lab,
@@ -176,11 +177,14 @@ async fn repeat(
     let (mut warmup, mut runs) = (Vec::new(), Vec::new());
     for number in 0..warm + counted {
         let is_warm = number < warm;
-        let id = if is_warm { number } else { number - warm };
-        let run = one(id).await?;
+        let run_id = if is_warm { number } else { number - warm };
+        let run = Run {
+            run_id,
+            ..one(number).await?
+        };
         if config.logging.verbose {
             let what = if is_warm { "warm-up" } else { "run" };
-            lab.done(&format!("{who}: {what} {id}: {}", told(&run)));
+            lab.done(&format!("{who}: {what} {run_id}: {}", told(&run)));
         }
         match is_warm {
             true => warmup.push(run),

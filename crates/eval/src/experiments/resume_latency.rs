@@ -4,15 +4,14 @@
 use std::time::{Duration, Instant};
 
 use djinn_client::{Events, Resume, Session, Turn};
-use djinn_report::{Experiment, Point, Run};
+use djinn_report::{Experiment, Point, Run, percentile};
 use serde_json::json;
 
-use super::{Outcome, dims, limits, model_size_gb, repeat};
+use super::{Outcome, limits, model_size_gb, repeat};
 use crate::{
     Config, EvalError,
-    ask::{session, some_tokens, whole},
+    ask::{ended, session, some_tokens, whole},
     baselines::{self, Reference},
-    compare::percentile,
     lab::{Lab, Loaded},
     sampler::Sampler,
 };
@@ -29,7 +28,7 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let context = experiment.inference.prompt_length + 2 * repeats + 8;
     let asked = limits(config, context, experiment.sessions.count);
     let loaded = lab.load(OURS, asked).await?;
-    let blocks = dims(&loaded).blocks;
+    let blocks = loaded.dims.blocks;
     let layers = &experiment.breakpoints.layers;
     if let Some(layer) = layers.iter().find(|layer| !(1..=blocks).contains(*layer)) {
         return Err(EvalError::Asked(format!(
@@ -44,7 +43,7 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         repeats,
     };
     let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
-    let one = async |id: u32| bench.one(id, &sampler).await;
+    let one = async |number: u32| bench.one(number, &sampler).await;
     let (warmup, runs) = repeat(config, lab, OURS, one).await?;
     let memory = sampler.end();
     let mut notes = Vec::new();
@@ -61,12 +60,12 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     if config.runs("djinn_recompute") {
         let program = "Djinn, everything computed again";
         let mut again = baselines::own("djinn_recompute", program);
-        let one = async |id: u32| bench.recompute(id).await;
+        let one = async |number: u32| bench.recompute(number).await;
         (again.warmup, again.runs) = repeat(config, lab, "djinn_recompute", one).await?;
         again.sum_up();
         all.push(again);
     }
-    let vocab = dims(&loaded).vocab;
+    let vocab = loaded.dims.vocab;
     lab.unload(loaded).await?;
     let more = json!({
         "prompt": some_tokens(vocab, experiment.inference.prompt_length, 0), "layers": layers,
@@ -105,7 +104,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn prompt(&self, number: u64) -> Vec<u32> {
         let count = self.config.experiment.inference.prompt_length;
-        some_tokens(dims(self.loaded).vocab, count, number)
+        some_tokens(self.loaded.dims.vocab, count, number)
     }
 
     /// Tokens that a session of all stops generates.
@@ -114,13 +113,13 @@ impl Bench<'_> {
     }
 
     /// Every layer once.
-    async fn one(&self, id: u32, sampler: &Sampler) -> Result<Run, EvalError> {
+    async fn one(&self, run: u32, sampler: &Sampler) -> Result<Run, EvalError> {
         sampler.take_peak();
         let begin = Instant::now();
         let (mut points, mut same) = (Vec::new(), true);
         for &layer in &self.config.experiment.breakpoints.layers {
             // No two prompts are alike, or one would take the other's pages.
-            let number = u64::from(id) * 1000 + layer;
+            let number = u64::from(run) * 1000 + layer;
             let uninterrupted = self.uninterrupted(number).await?;
             let stops = self.stops(layer, number).await?;
             same &= stops.tokens == uninterrupted;
@@ -133,7 +132,6 @@ impl Bench<'_> {
             }
         }
         Ok(Run {
-            run_id: id,
             total_time_ms: begin.elapsed().as_secs_f64() * 1e3,
             model_size_gb: Some(model_size_gb(self.lab, self.loaded)),
             vram_used_mb: sampler.take_peak(),
@@ -167,9 +165,8 @@ impl Bench<'_> {
         );
         let events = asked.breakpoint(hook).keep().open().await?;
         let stopped = events.session().clone();
-        let times = self.stop_by_stop(&stopped, events).await;
-        stopped.delete().await?;
-        times
+        let stops = self.stop_by_stop(&stopped, events).await;
+        ended(&stopped, stops).await
     }
 
     async fn stop_by_stop(&self, stopped: &Session, events: Events) -> Result<Stops, EvalError> {
@@ -195,25 +192,23 @@ impl Bench<'_> {
     }
 
     /// Sessions that have nothing, until they have come behind each block.
-    async fn recompute(&self, id: u32) -> Result<Run, EvalError> {
+    async fn recompute(&self, run: u32) -> Result<Run, EvalError> {
         let (begin, mut points) = (Instant::now(), Vec::new());
         for &layer in &self.config.experiment.breakpoints.layers {
-            let number = 500_000 + u64::from(id) * 1000 + layer;
+            let number = 500_000 + u64::from(run) * 1000 + layer;
             let hook = format!("blocks.{}.hook_resid_post@prompt", layer - 1);
             let asked = session(self.config, &self.loaded.model, self.prompt(number), 1);
             let asked = asked.breakpoint(hook).keep();
             let since = Instant::now();
             let events = asked.open().await?;
             let stopped = events.session().clone();
-            let turn = events.collect().await;
+            let turn = events.collect().await.map_err(EvalError::from);
             let ms = since.elapsed().as_secs_f64() * 1e3;
-            stopped.delete().await?;
-            is_stopped(&turn?)?;
+            is_stopped(&ended(&stopped, turn).await?)?;
             let (series, x) = ("resume".to_owned(), layer as f64);
             points.push(Point { series, x, ms });
         }
         Ok(Run {
-            run_id: id,
             total_time_ms: begin.elapsed().as_secs_f64() * 1e3,
             points,
             ..Run::default()

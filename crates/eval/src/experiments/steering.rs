@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use djinn_client::{Edit, Events, Resume, Session, Turn};
-use djinn_report::Run;
+use djinn_report::{Run, percentile};
 
-use super::{Outcome, dims, limits, model_size_gb, repeat};
+use super::{Outcome, limits, model_size_gb, repeat};
 use crate::{
     Config, EvalError,
-    ask::{LOGITS, Timed, session, some_tokens, timed, whole},
-    compare::{Logits, others, percentile, share},
+    ask::{LOGITS, Timed, ended, session, some_tokens, timed, whole},
+    compare::{Logits, others, share},
     lab::{Lab, Loaded},
     sampler::Sampler,
 };
@@ -30,7 +30,7 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         .map_or(0, |text| text.len() as u64 + 1);
     let context = inference.prompt_length.max(text) + inference.generation_length;
     let loaded = lab.load(OURS, limits(config, context, 2)).await?;
-    let blocks = dims(&loaded).blocks;
+    let blocks = loaded.dims.blocks;
     let layer = steering.steering_layer.unwrap_or((blocks / 2).max(1));
     if !(1..=blocks).contains(&layer) {
         return Err(EvalError::Asked(format!(
@@ -47,9 +47,9 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     };
     let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
     let size = model_size_gb(lab, &loaded);
-    let one = async |id: u32| -> Result<Run, EvalError> {
+    let one = async |_: u32| -> Result<Run, EvalError> {
         sampler.take_peak();
-        let run = bench.one(id).await?;
+        let run = bench.one().await?;
         Ok(Run {
             vram_used_mb: sampler.take_peak(),
             model_size_gb: Some(size),
@@ -79,7 +79,7 @@ async fn prompt(config: &Config, loaded: &Loaded) -> Result<Vec<u32>, EvalError>
     let inference = &config.experiment.inference;
     match &inference.prompt {
         Some(text) if loaded.told.has_text => Ok(loaded.model.tokenize(text).await?),
-        _ => Ok(some_tokens(dims(loaded).vocab, inference.prompt_length, 3)),
+        _ => Ok(some_tokens(loaded.dims.vocab, inference.prompt_length, 3)),
     }
 }
 
@@ -93,7 +93,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Plain, changed, changed by nothing, and stopped and changed.
-    async fn one(&self, id: u32) -> Result<Run, EvalError> {
+    async fn one(&self) -> Result<Run, EvalError> {
         let begin = Instant::now();
         let plain = self.generate(None).await?;
         let scaled = self.generate(Some(self.scale(self.factor))).await?;
@@ -113,7 +113,6 @@ impl Bench<'_> {
         let token = |timed: &Timed| percentile(&timed.gaps_ms, 50);
         let norm = identity.norm.max(stop.norm);
         Ok(Run {
-            run_id: id,
             total_time_ms: begin.elapsed().as_secs_f64() * 1e3,
             tokens: Some(count as u64),
             first_token_ms: scaled.first_ms,
@@ -156,8 +155,7 @@ impl Bench<'_> {
         let events = asked.keep().open().await?;
         let session = events.session().clone();
         let turn = self.changed_at_stops(&session, events).await;
-        session.delete().await?;
-        turn
+        ended(&session, turn).await
     }
 
     async fn changed_at_stops(&self, session: &Session, events: Events) -> Result<Turn, EvalError> {

@@ -3,15 +3,14 @@
 use std::time::{Duration, Instant};
 
 use djinn_client::{Events, Generate, Model, Session};
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::{
     Config, EvalError,
-    ask::{Timed, session, some_tokens, timed, whole},
+    ask::{Timed, ended, session, some_tokens, timed, whole},
     lab::Loaded,
 };
-
-use super::dims;
 
 /// How a session's turns follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +51,17 @@ pub fn positions(config: &Config) -> u64 {
     inference.prompt_length + inference.generation_length + (sessions.turns - 1) * later
 }
 
+/// What baselines are told of so many sessions.
+pub fn job(config: &Config, vocab: u64, count: u64) -> Value {
+    let (inference, sessions) = (&config.experiment.inference, &config.experiment.sessions);
+    json!({
+        "prompt": some_tokens(vocab, inference.prompt_length, 0),
+        "sessions": count, "turns": sessions.turns,
+        "prompt_length": inference.prompt_length, "output": inference.generation_length,
+        "answer": sessions.answer_length,
+    })
+}
+
 /// Runs sessions together; those that fail say why.
 pub async fn together(
     config: &Config,
@@ -64,7 +74,7 @@ pub async fn together(
         let plan = Plan {
             config: config.clone(),
             model: loaded.model.clone(),
-            vocab: dims(loaded).vocab,
+            vocab: loaded.dims.vocab,
             number,
             style,
         };
@@ -124,14 +134,10 @@ impl Plan {
         let events = asked.open().await?;
         let kept = events.session().clone();
         let told = self.turns(&kept, events, begin).await;
-        if keeps {
-            // Whatever became of it, the next run has its place.
-            let deleted = kept.delete().await;
-            if told.is_ok() {
-                deleted?;
-            }
+        match keeps {
+            true => ended(&kept, told).await,
+            false => told,
         }
-        told
     }
 
     /// All turns of a session that is kept.

@@ -3,15 +3,15 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use djinn_client::v1;
-use djinn_report::{Baseline, Experiment, Lane, Run, Span, Timeline};
+use djinn_report::{Baseline, Experiment, Lane, Run, Span, Timeline, percentile};
 use serde_json::json;
 
-use super::{Outcome, count, dims, limits, model_size_gb, repeat, unlimited};
+use super::{Outcome, count, limits, model_size_gb, repeat, unlimited};
 use crate::{
     Config, EvalError,
     ask::{LOGITS, Timed, session, some_tokens, timed, whole},
     baselines::{self, Reference},
-    compare::{Logits, percentile},
+    compare::Logits,
     lab::{Lab, Loaded},
     sampler::Sampler,
 };
@@ -136,7 +136,7 @@ async fn reference(
             (lab.load("reference", plain).await?, false)
         }
     };
-    let vocab = dims(&loaded).vocab;
+    let vocab = loaded.dims.vocab;
     let mut known = Known {
         kept: Reference::default(),
         vocab,
@@ -206,14 +206,13 @@ async fn measure(
 ) -> Result<Measured, EvalError> {
     let size = model_size_gb(lab, loaded);
     let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
-    let one = async |id: u32| -> Result<Run, EvalError> {
+    let one = async |_: u32| -> Result<Run, EvalError> {
         sampler.take_peak();
         let before = lab.status(loaded).await?;
         let timed = generate(config, loaded, reference).await?;
         let after = lab.status(loaded).await?;
         let logits = Logits::beside(timed.logits(), &reference.kept.logits);
         let mut run = Run {
-            run_id: id,
             total_time_ms: timed.total_ms,
             model_size_gb: Some(size),
             vram_used_mb: sampler.take_peak(),
@@ -224,7 +223,7 @@ async fn measure(
             tokens_match: Some(timed.turn.tokens == reference.kept.tokens),
             ..Run::default()
         };
-        count(&mut run, &before, &after);
+        count(&mut run, &before, &after)?;
         (run.paged_out_gb, run.paged_back_gb) = (None, None);
         Ok(run)
     };
@@ -246,7 +245,7 @@ async fn record(
 ) -> Result<Option<Timeline>, EvalError> {
     lab.say("a run that is recorded");
     let tokens = some_tokens(
-        dims(loaded).vocab,
+        loaded.dims.vocab,
         config.experiment.inference.prompt_length,
         2,
     );

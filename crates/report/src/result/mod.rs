@@ -17,7 +17,7 @@ pub use environment::Environment;
 pub use judge::{BUDGET_SLACK, NORM_LIMIT, judge, summarize};
 pub use metrics::{Better, METRICS, Metric, metric};
 pub use schema::schema;
-pub use stats::Stats;
+pub use stats::{Stats, percentile};
 
 /// The version of this shape.
 pub const VERSION: u32 = 1;

@@ -54,9 +54,27 @@ impl Stats {
     }
 }
 
+/// Of numbers, one of them that so many percent do not exceed; nothing of none.
+pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    let at = (count * percent).div_ceil(100).clamp(1, count.max(1)) - 1;
+    sorted.get(at).copied()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Stats;
+    use super::{Stats, percentile};
+
+    #[test]
+    fn percentiles_are_numbers_that_were_there() {
+        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        let all = [50, 90, 99, 100].map(|percent| percentile(&values, percent));
+        assert_eq!(all, [100.0, 180.0, 198.0, 200.0].map(Some));
+        assert_eq!(percentile(&[7.0], 99), Some(7.0));
+        assert_eq!(percentile(&[], 50), None);
+    }
 
     #[test]
     fn numbers_together() {

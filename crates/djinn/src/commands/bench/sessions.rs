@@ -11,6 +11,7 @@ use djinn_engine::{
 };
 use djinn_memory::Size;
 use djinn_model::{Model, program::Program};
+use djinn_report::percentile;
 use serde_json::{Value, json};
 
 use super::{check_context, rates, some_tokens};
@@ -435,13 +436,8 @@ fn report(
 
 /// Of times, those that so many percent do not exceed.
 fn percentiles(times: &[f64]) -> Value {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = |percent: usize| match sorted.len() {
-        0 => Value::Null,
-        count => json!(sorted[(count * percent).div_ceil(100).clamp(1, count) - 1]),
-    };
-    json!({"count": sorted.len(), "p50": at(50), "p90": at(90), "p99": at(99), "max": at(100)})
+    let at = |percent: usize| percentile(times, percent);
+    json!({"count": times.len(), "p50": at(50), "p90": at(90), "p99": at(99), "max": at(100)})
 }
 
 fn text(report: &Value) -> String {
