@@ -15,6 +15,7 @@ import ctypes
 import gc
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import math
@@ -40,6 +41,8 @@ ASSUMED_CONTEXT_MB = 700.0
 LOGIT_NORM_LIMIT = 0.1
 SAMPLE_EVERY_S = 0.05
 MEMORY_SAMPLES_MAX = 400
+# On a card the first seconds of a process are its slowest: warming up takes at least so long.
+WARM_S = 6.0
 
 # Nothing is to be fetched in the middle of a measurement.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -152,6 +155,13 @@ def need(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as missing:
         raise Absent(f"{name} is not installed: {missing}") from missing
+
+
+def need_found(*names: str) -> None:
+    """The same for who leaves importing to another process."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise Absent(f"{name} is not installed")
 
 
 def versions(*names: str) -> str:
@@ -471,26 +481,38 @@ def measure(
 ) -> float:
     """Warms up, then runs `once` as often as the job says; returns when the first run began."""
     warmup, runs = int(job.get("warmup") or 0), int(job["runs"])
+    warm = time.perf_counter() + (WARM_S if memory.cuda and warmup else 0.0)
+    while len(report.warmup) < warmup or time.perf_counter() < warm:
+        found = measured(job, memory, once)
+        keep(report.warmup, found, f"warm-up {len(report.warmup) + 1}")
     first = time.perf_counter()
-    for number in range(-warmup, runs):
-        if job.get("gc_between_runs"):
-            gc.collect()
-        if job.get("disable_gc_during_run"):
-            gc.disable()
-        if number == 0:
-            first = time.perf_counter()
-        began = time.perf_counter()
-        try:
-            found = once()
-        finally:
-            gc.enable()
-        found.setdefault("total_time_ms", (time.perf_counter() - began) * 1e3)
-        found["vram_used_mb"] = round(memory.peak_mb(began), 1)
-        found["run_id"] = number if number >= 0 else number + warmup
-        (report.runs if number >= 0 else report.warmup).append(found)
-        what = f"run {number + 1} of {runs}" if number >= 0 else f"warm-up {number + warmup + 1}"
-        say(f"{what}: {found['total_time_ms']:.0f} ms")
+    while len(report.runs) < runs:
+        found = measured(job, memory, once)
+        keep(report.runs, found, f"run {len(report.runs) + 1} of {runs}")
     return first
+
+
+def measured(
+    job: dict[str, Any], memory: Memory, once: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    if job.get("gc_between_runs"):
+        gc.collect()
+    if job.get("disable_gc_during_run"):
+        gc.disable()
+    began = time.perf_counter()
+    try:
+        found = once()
+    finally:
+        gc.enable()
+    found.setdefault("total_time_ms", (time.perf_counter() - began) * 1e3)
+    found["vram_used_mb"] = round(memory.peak_mb(began), 1)
+    return found
+
+
+def keep(runs: list[dict[str, Any]], found: dict[str, Any], what: str) -> None:
+    found["run_id"] = len(runs)
+    runs.append(found)
+    say(f"{what}: {found['total_time_ms']:.0f} ms")
 
 
 class Generated:

@@ -2,13 +2,20 @@
 """DeepSpeed's ZeRO-Inference: stage 3, parameters in pinned host memory, one process, no launcher.
 
 What of the model fits the budget stays on the device (the model's persistence threshold); the rest
-is fetched ahead of its use. The budget covers both.
+is fetched ahead of its use. The budget covers both. Where it runs out of memory nevertheless it
+tries again with less kept on the device, each time in a process of its own: one that ran out has
+state of DeepSpeed left that the next would trip over.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from common import (
@@ -22,18 +29,54 @@ from common import (
     load_model,
     main,
     need,
+    need_found,
     plain_step,
+    say,
     settle_torch,
     tuning,
     versions,
     weight_bytes,
 )
 
-# Buffers of the gathering itself, and holes in the allocator's memory: with 768 MB it ran out at 16 GB.
-SPARE = 2500 * MB
+# Holes in the allocator's memory, and what is freed but still in use by another stream.
+SPARE = 768 * MB
+# Of what should fit the device, the share that is kept there: one try after the other.
+SHARES = (1.0, 0.85, 0.7, 0.5, 0.25, 0.0)
 
 
 def body(job: dict[str, Any], report: Report) -> None:
+    settings = job.get("settings") or {}
+    if "share" in settings:
+        attempt(job, report, settings["share"])
+        return
+    need_found("torch", "transformers", "deepspeed")
+    for share in SHARES:
+        found = in_a_process(job | {"settings": settings | {"share": share}})
+        if found["status"] != "out-of-memory":
+            break
+        say(f"out of memory with {share:.0%} of what should fit kept on the device")
+    for key, value in found.items():
+        setattr(report, key, value)
+
+
+def in_a_process(job: dict[str, Any]) -> dict[str, Any]:
+    """What this script says to another job."""
+    with tempfile.TemporaryDirectory() as scratch:
+        asked, output = Path(scratch) / "job.json", Path(scratch) / "out.json"
+        asked.write_text(json.dumps(job))
+        command = [sys.executable, __file__, "--job", str(asked), "--output", str(output)]
+        with subprocess.Popen(command) as process:
+            try:
+                process.wait()
+            except BaseException:
+                process.kill()
+                raise
+        if not output.exists():
+            raise RuntimeError(f"a try ended with exit status {process.returncode}")
+        return json.loads(output.read_text())
+
+
+def attempt(job: dict[str, Any], report: Report, share: float) -> None:
     cuda = job["device"].startswith("cuda")
     one_process(cuda)
     memory = Memory(job["device"])
@@ -52,7 +95,7 @@ def body(job: dict[str, Any], report: Report) -> None:
         limit = limit_allocator(job, report, memory)
         model = load_model(job, "cpu")
         size = weight_bytes(model)
-        config = zero_config(job, report, model, size, limit, cuda)
+        config = zero_config(job, report, model, size, limit, share)
         engine = initialized(deepspeed, torch, model, config, job["device"])
         generation(job, report, memory, plain_step(engine.module), size)
     finally:
@@ -78,25 +121,26 @@ def one_process(cuda: bool) -> None:
 
 
 def zero_config(
-    job: dict[str, Any], report: Report, model: Any, size: int, limit: float | None, cuda: bool
+    job: dict[str, Any], report: Report, model: Any, size: int, limit: float | None, share: float
 ) -> dict[str, Any]:
     element = 4 if job["model"]["dtype"] == "float32" else 2
     hidden = model.config.hidden_size
     largest = max(parameter.numel() for parameter in model.parameters())
     tokens = len(job["prompt"]) + int(job["generate"])
-    # Two of the largest are on their way while one is in use.
+    # One of the largest in use, two on their way, and one more before it is seen that it is too many.
     fetching = 3 * largest
     resident = size // element
     if limit is not None:
-        room = limit - kv_bytes_per_token(job) * tokens - SPARE - fetching * element
+        room = limit - kv_bytes_per_token(job) * tokens - SPARE - (fetching + largest) * element
         room -= len(job["prompt"]) * (8 * hidden + 3 * 4 * hidden) * element
-        resident = max(0, min(resident, int(room / element)))
-    pinned = cuda and tuning(job, "pin_weights") is not False
+        resident = max(0, min(resident, int(share * room / element)))
+    pinned = job["device"].startswith("cuda") and tuning(job, "pin_weights") is not False
     zero = {
         "stage": 3,
         "offload_param": {"device": "cpu", "pin_memory": pinned},
         "stage3_prefetch_bucket_size": int(2 * largest),
-        "stage3_max_live_parameters": int(resident + fetching),
+        # What stays is not counted here: with it, so much more would be fetched ahead.
+        "stage3_max_live_parameters": int(fetching),
         "stage3_max_reuse_distance": 0,
         # Every parameter may stay, until so many elements do.
         "stage3_param_persistence_threshold": int(largest),
@@ -104,6 +148,7 @@ def zero_config(
         "overlap_comm": True,
         "contiguous_gradients": False,
     }
+    report.settings["share_of_room_kept"] = share
     report.settings["zero_optimization"] = zero
     report.settings["resident_mb"] = round(resident * element / MB)
     report.settings["attention"] = "sdpa"

@@ -8,6 +8,7 @@ LLAMA_BENCH does not name its llama-bench.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -329,3 +330,23 @@ def test_deepspeed_says_what_the_reference_says(tmp_path: Path, story: dict[str,
         pytest.skip(found["reason"])
     assert found["status"] == "ran", found.get("reason")
     assert found["runs"][0]["tokens_match"] is True and found["runs"][0]["logit_match"] is True
+
+
+def test_deepspeed_tries_again_with_less_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    zero, common = (importlib.import_module(name) for name in ("deepspeed_zero", "common"))
+    tried = []
+
+    def told(asked: dict[str, Any]) -> dict[str, Any]:
+        tried.append(asked["settings"]["share"])
+        if tried[-1] > 0.6:
+            return {"status": "out-of-memory", "reason": "full", "settings": {}}
+        return {"status": "ran", "settings": {"resident_mb": 7}, "runs": [{"run_id": 0}]}
+
+    monkeypatch.setattr(zero, "in_a_process", told)
+    monkeypatch.setattr(zero, "need_found", lambda *_: None)
+    report = common.Report("deepspeed_zero", "DeepSpeed")
+    zero.body(job("virtual-memory"), report)
+    assert tried == [share for share in zero.SHARES if share >= 0.5]
+    assert report.status == "ran" and report.reason is None
+    assert report.settings == {"resident_mb": 7} and report.runs == [{"run_id": 0}]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """transformers with the whole model in device memory, whatever the budget: it at its fastest.
 
-Attention is sdpa's. Where the job's tuning asks for torch_compile or cuda_graphs, steps behind the
-prompt are compiled over a static cache.
+Attention is sdpa's. Where the job's tuning asks for cuda_graphs or torch_compile, steps behind the
+prompt go over a static cache: captured once and replayed, or compiled, or both.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from common import (
     weight_bytes,
 )
 
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
 
 def body(job: dict[str, Any], report: Report) -> None:
     memory = Memory(job["device"])
@@ -37,10 +39,13 @@ def body(job: dict[str, Any], report: Report) -> None:
     )
     model = load_model(job, job["device"])
     step, new_cache = plain_step(model), no_cache
-    if tuning(job, "torch_compile") or tuning(job, "cuda_graphs"):
-        step, new_cache = compiled_step(job, report, model, transformers)
-    else:
-        report.settings.update(torch_compile=False, cuda_graphs=False, cache="dynamic")
+    graphs = bool(tuning(job, "cuda_graphs")) and memory.cuda
+    compiled = bool(tuning(job, "torch_compile"))
+    cache = "static" if graphs or compiled else "dynamic"
+    report.settings.update(torch_compile=compiled, cuda_graphs=graphs, cache=cache)
+    if graphs or compiled:
+        fast = compiled_step(model, graphs) if compiled else Captured(model)
+        step, new_cache = over_a_static_cache(job, model, transformers, fast)
     generation(job, report, memory, step, weight_bytes(model), new_cache)
 
 
@@ -48,25 +53,59 @@ def no_cache() -> None:
     return None
 
 
-def compiled_step(
-    job: dict[str, Any], report: Report, model: Any, transformers: Any
-) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Callable[[], Any]]:
-    """The prompt as it is, then compiled steps of one token over a cache that stays in place."""
+def compiled_step(model: Any, graphs: bool) -> Step:
     torch = need("torch")
-    graphs = bool(tuning(job, "cuda_graphs")) and job["device"].startswith("cuda")
-    report.settings.update(torch_compile=True, cuda_graphs=graphs, cache="static")
-    length = len(job["prompt"]) + int(job["generate"])
-    cache = transformers.StaticCache(config=model.config, max_cache_len=length)
-    eager = plain_step(model)
     mode = "reduce-overhead" if graphs else "default"
     fast = torch.compile(model.forward, mode=mode, dynamic=False)
 
     def step(ids: Any, cache: Any) -> tuple[Any, Any]:
-        if ids.shape[1] > 1:
-            return eager(ids, cache)
         torch.compiler.cudagraph_mark_step_begin()
         out = fast(input_ids=ids, past_key_values=cache, use_cache=True)
         return out.logits, cache
+
+    return step
+
+
+class Captured:
+    """A step of one token as a CUDA graph, captured when it is first asked for."""
+
+    def __init__(self, model: Any) -> None:
+        self.plain = plain_step(model)
+        self.graph: Any = None
+
+    def __call__(self, ids: Any, cache: Any) -> tuple[Any, Any]:
+        if self.graph is None:
+            return self.capture(ids, cache)
+        self.ids.copy_(ids)
+        self.graph.replay()
+        return self.logits, cache
+
+    def capture(self, ids: Any, cache: Any) -> tuple[Any, Any]:
+        """This step on a stream of its own, as capturing wants it; then what the next will replay."""
+        torch = need("torch")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = self.plain(ids, cache)
+        torch.cuda.current_stream().wait_stream(side)
+        self.ids, graph = ids.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.logits, _ = self.plain(self.ids, cache)
+        self.graph = graph
+        return found
+
+
+def over_a_static_cache(
+    job: dict[str, Any], model: Any, transformers: Any, fast: Step
+) -> tuple[Step, Callable[[], Any]]:
+    """The prompt as it is, then fast steps of one token over a cache that stays in place."""
+    torch = need("torch")
+    length = len(job["prompt"]) + int(job["generate"])
+    cache = transformers.StaticCache(config=model.config, max_cache_len=length)
+    eager = plain_step(model)
+
+    def step(ids: Any, cache: Any) -> tuple[Any, Any]:
+        return eager(ids, cache) if ids.shape[1] > 1 else fast(ids, cache)
 
     def new_cache() -> Any:
         with torch.inference_mode():

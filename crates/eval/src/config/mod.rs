@@ -311,9 +311,9 @@ pub struct Tuning {
     pub pin_weights: bool,
     /// Host memory for weights and KV, in GB; what is free where it is not said.
     pub pin_memory_gb: Option<f64>,
-    /// Of PyTorch's baselines.
+    /// Of PyTorch's baselines: of transformers with everything in device memory.
     pub cuda_graphs: bool,
-    /// Of PyTorch's baselines.
+    /// Of PyTorch's baselines: of the same.
     pub torch_compile: bool,
     /// Of PyTorch's baselines.
     pub cudnn_benchmark: bool,
@@ -324,7 +324,7 @@ impl Default for Tuning {
         Tuning {
             pin_weights: true,
             pin_memory_gb: None,
-            cuda_graphs: false,
+            cuda_graphs: true,
             torch_compile: false,
             cudnn_benchmark: true,
         }

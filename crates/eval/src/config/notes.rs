@@ -34,8 +34,8 @@ impl Config {
         if self.environment.numa_bind {
             note("environment.numa_bind: left to the system (numactl)".into());
         }
-        if self.tuning.cuda_graphs || self.tuning.torch_compile {
-            note("tuning.cuda_graphs, tuning.torch_compile: of PyTorch's baselines".into());
+        if self.tuning.torch_compile {
+            note("tuning.torch_compile: of PyTorch's baselines".into());
         }
         if self.environment.os_swap.as_deref() == Some("disabled") && in_process && has_swap() {
             note("environment.os_swap: this machine has swap; swapoff -a turns it off".into());
