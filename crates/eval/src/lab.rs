@@ -9,8 +9,9 @@ use std::{
 
 use djinn_client::{Client, Model, Options, Register, v1};
 use djinn_report::Environment;
-use djinn_server::{Config as ServerConfig, Limits, Running};
+use djinn_server::{Config as ServerConfig, Limits, Running, ServeError};
 use tempfile::TempDir;
+use tokio::{runtime::Handle, task::JoinError};
 
 use crate::{Config, EvalError, subject::Subject};
 
@@ -34,6 +35,8 @@ pub enum Place {
 pub struct Setup {
     /// Who does the work.
     pub place: Place,
+    /// The threads of a server in process. The client runs on those of its caller.
+    pub serving: Handle,
     /// The model that ships with Djinn.
     pub bundled: PathBuf,
     /// The Python that baselines run with.
@@ -107,8 +110,7 @@ impl Lab {
                 server.model_dirs.extend(above.map(ToOwned::to_owned));
                 server.pushed = pushed.path().to_owned();
                 server.limits = limits();
-                let running = djinn_server::start(*server).await?;
-                running.load().await?;
+                let running = start(*server, &setup.serving).await?;
                 let address = running.addresses[0].to_string();
                 let client = Client::connect(&address, Options::default()).await?;
                 (client, Some(running), None)
@@ -271,6 +273,20 @@ fn mark() -> String {
     let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanoseconds = time.map_or(0, |time| time.as_nanos());
     format!("{}-{:x}", process::id(), nanoseconds % (1 << 48))
+}
+
+/// A server on threads of its own.
+async fn start(config: ServerConfig, serving: &Handle) -> Result<Running, EvalError> {
+    let started = serving.spawn(async move {
+        let running = djinn_server::start(config).await?;
+        running.load().await?;
+        Ok::<_, ServeError>(running)
+    });
+    let broke = |error: JoinError| EvalError::System {
+        what: "a server of its own".to_owned(),
+        error: error.into(),
+    };
+    Ok(started.await.map_err(broke)??)
 }
 
 fn limits() -> Limits {

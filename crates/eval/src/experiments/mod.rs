@@ -5,6 +5,7 @@ mod agents;
 mod memory_pressure;
 mod resume_latency;
 mod steering;
+mod stopping;
 mod talk;
 mod virtual_memory;
 

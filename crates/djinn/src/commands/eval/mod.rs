@@ -97,21 +97,27 @@ fn measure(
     output: &Path,
 ) -> Result<ResultFile, Failure> {
     let words: Vec<String> = std::env::args().collect();
+    let no_threads = |error| Failure::Message(format!("no threads to measure with: {error}"));
+    let serving = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(djinn_device::host::cores().clamp(2, 8))
+        .thread_name("server")
+        .enable_all()
+        .build()
+        .map_err(no_threads)?;
+    // A client has one thread, as most have: what it asks for does not go from hand to hand.
+    let asking = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(no_threads)?;
     let setup = Setup {
         place,
+        serving: serving.handle().clone(),
         bundled: bundled::bundled()?,
         python: python.to_owned(),
         command: command_line(&words),
         tell: tell(),
     };
-    // Client and server share it where both are here.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(djinn_device::host::cores().clamp(2, 8))
-        .thread_name("eval")
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Message(format!("no threads to measure with: {error}")))?;
-    let mut result = runtime.block_on(async {
+    let mut result = asking.block_on(async {
         let lab = Lab::open(config, setup).await?;
         let result = tokio::select! {
             result = djinn_eval::run(experiment, config, &lab) => result.map_err(Failure::from),
