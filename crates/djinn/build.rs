@@ -1,9 +1,11 @@
 //! Says which commit is being built.
 
-use std::{path::Path, process::Command};
+use std::{env, path::PathBuf, process::Command};
 
 fn main() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // Asked when it runs: where it was compiled may be another copy of this.
+    let here = env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from);
+    let root = here.join("../..");
     for name in ["crates", ".git/HEAD", ".git/logs/HEAD"] {
         let path = root.join(name);
         // What is not there would have this run every time.
