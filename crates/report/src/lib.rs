@@ -24,8 +24,8 @@ pub use compare::{Change, Compared, Comparison, compare};
 pub use error::ReportError;
 pub use readme::{measurements_table, replace_between};
 pub use result::{
-    BUDGET_SLACK, Baseline, Better, Check, Environment, Experiment, Lane, METRICS, MemorySample,
-    Metric, NORM_LIMIT, Outcome, Point, PointStats, ResultFile, Run, Span, Stats, Status, Summary,
-    Target, Timeline, VERSION, judge, metric, percentile, schema, summarize,
+    Baseline, Better, Check, Environment, Experiment, Lane, METRICS, MemorySample, Metric,
+    NORM_LIMIT, Outcome, Point, PointStats, ResultFile, Run, Span, Stats, Status, Summary, Target,
+    Timeline, VERSION, judge, metric, percentile, schema, summarize,
 };
 pub use set::{Set, Written};

@@ -42,6 +42,8 @@ pub struct Card {
     context: sys::CUcontext,
     /// Bytes of its memory that context, kernels and libraries take.
     taken: u64,
+    /// Bytes that were in use before this was opened.
+    before: u64,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -62,8 +64,8 @@ impl Card {
         let device = find(ordinal)?;
         let name = result::device::get_name(device).said("asking the card's name")?;
         let bus_id = bus_id(device)?;
-        let nvml = Nvml::open();
-        let used = || nvml.as_ref()?.used(&bus_id);
+        let nvml = Nvml::get();
+        let used = || nvml?.used(&bus_id);
         let before = used();
         // SAFETY: a device the driver just gave; released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.said("making a context")?;
@@ -76,13 +78,14 @@ impl Card {
             device,
             context,
             taken: TAKEN_USUALLY,
+            before: before.unwrap_or(0),
         };
         card.enter()?;
         card.leave_room()?;
         card.kernels = Some(Kernels::load(&card)?);
         card.blas = Blas::open();
         if let (Some(before), Some(after)) = (before, used()) {
-            let processes = nvml.as_ref().and_then(|nvml| nvml.processes(&bus_id));
+            let processes = nvml.and_then(|nvml| nvml.processes(&bus_id));
             card.taken = taken(before, after, processes == Some(1));
         }
         Ok(Arc::new(card))
@@ -90,7 +93,7 @@ impl Card {
 
     /// Why so many bytes cannot be had, and what to do about it.
     pub fn too_little(&self, bytes: u64, free: u64) -> DeviceError {
-        let others = Nvml::open().and_then(|nvml| nvml.processes(&self.bus_id));
+        let others = Nvml::get().and_then(|nvml| nvml.processes(&self.bus_id));
         let others = match others.unwrap_or(0).saturating_sub(1) {
             0 => String::new(),
             1 => ", another process runs there".to_owned(),
@@ -133,9 +136,11 @@ impl Card {
         self.taken
     }
 
-    /// Bytes of its memory in use by all processes, where the system says.
+    /// Bytes of its memory in use beyond those that were before it was opened, where the
+    /// system says.
     pub fn used(&self) -> Option<u64> {
-        Nvml::open()?.used(&self.bus_id)
+        let used = Nvml::get()?.used(&self.bus_id)?;
+        Some(used.saturating_sub(self.before))
     }
 
     /// Keeps the context small: no kernel here prints, allocates, or has a stack.

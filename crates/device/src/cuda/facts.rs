@@ -75,7 +75,7 @@ pub fn library_present(name: &str) -> bool {
 
 /// Whether the driver's management library is found and starts.
 pub fn management_present() -> bool {
-    Nvml::open().is_some()
+    Nvml::get().is_some()
 }
 
 /// What can be said of a card beside its name and memory.
@@ -113,7 +113,7 @@ impl Card {
         let folder = Path::new("/sys/bus/pci/devices").join(&bus_id);
         Ok(CardFacts {
             capability: self.capability()?,
-            processes: Nvml::open().and_then(|nvml| nvml.processes(self.bus_id())),
+            processes: Nvml::get().and_then(|nvml| nvml.processes(self.bus_id())),
             link: pci_link(&folder),
             // −1 stands for no node in particular.
             node: read(&folder, "numa_node").and_then(|text| text.parse().ok()),

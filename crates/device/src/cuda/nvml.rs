@@ -2,6 +2,7 @@
 //! has taken there, contexts included, which no call of the driver itself tells.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
 
 use libloading::{Library, Symbol};
 
@@ -29,8 +30,14 @@ pub(super) struct Nvml {
 }
 
 impl Nvml {
-    /// `None` where it is missing or does not start.
-    pub(super) fn open() -> Option<Self> {
+    /// `None` where it is missing or does not start. It is started once: each start takes
+    /// descriptors, and holds up the driver for whoever computes.
+    pub(super) fn get() -> Option<&'static Self> {
+        static STARTED: OnceLock<Option<Nvml>> = OnceLock::new();
+        STARTED.get_or_init(Nvml::start).as_ref()
+    }
+
+    fn start() -> Option<Self> {
         // SAFETY: a library of the driver; its initialiser has no other effect.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
         // SAFETY: the signature is the library's; it may be called at any time.

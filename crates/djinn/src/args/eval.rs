@@ -104,7 +104,8 @@ more than 80 GB.
 
 Examples:
   djinn eval all --smoke
-  djinn eval all --smoke --output smoke && djinn report --results smoke --output smoke/report")]
+  djinn eval all --smoke --output smoke && djinn report --results smoke --output smoke/report
+  djinn eval all --output results --keep    goes on where it was interrupted")]
 pub struct EvalAllArgs {
     /// Small ones that run anywhere
     #[arg(long, conflicts_with = "device")]
@@ -112,6 +113,9 @@ pub struct EvalAllArgs {
     /// Where results go
     #[arg(long, value_name = "DIR", default_value = "eval-results")]
     pub output: PathBuf,
+    /// What has a result there already is not measured again
+    #[arg(long)]
+    pub keep: bool,
     #[command(flatten)]
     pub measuring: MeasuringArgs,
     #[command(flatten)]

@@ -9,8 +9,6 @@ use super::{
 
 /// How far logits in f16 may be from the reference's.
 pub const NORM_LIMIT: f64 = 0.1;
-/// How much more memory than the budget is taken for the same: rounding of what the driver counts.
-pub const BUDGET_SLACK: f64 = 1.005;
 
 /// Sums up the runs of a result, with its checks.
 pub fn summarize(result: &ResultFile) -> Summary {
@@ -230,7 +228,7 @@ fn within_budget(result: &ResultFile) -> Option<Check> {
             found: "memory was not measured".to_owned(),
         });
     }
-    let pass = used <= budget * BUDGET_SLACK;
+    let pass = used <= budget;
     Some(check(name, pass, format!("{used:.0} MB at most")))
 }
 

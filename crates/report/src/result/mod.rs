@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use environment::Environment;
-pub use judge::{BUDGET_SLACK, NORM_LIMIT, judge, summarize};
+pub use judge::{NORM_LIMIT, judge, summarize};
 pub use metrics::{Better, METRICS, Metric, metric};
 pub use schema::schema;
 pub use stats::{Stats, percentile};

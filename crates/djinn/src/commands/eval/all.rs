@@ -6,7 +6,11 @@ use djinn_client::Options;
 use djinn_eval::{Config, Place};
 use djinn_report::{Experiment, Outcome, ResultFile};
 
-use super::{heed, measure, place, verdict};
+use super::{
+    heed, measure,
+    place::{self, Devices},
+    verdict,
+};
 use crate::{
     args::EvalAllArgs,
     commands::spawned::Spawned,
@@ -36,13 +40,24 @@ const FULL: &[Listed] = &[
     (Agents, "agent_scaling", "agents"),
 ];
 
+/// Where all of them are made.
+enum Workplace {
+    /// A server that was started for them.
+    Server(Spawned),
+    /// This process.
+    Here(Devices),
+}
+
 /// Runs all of them; what fails does not keep others from running.
 pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
     std::fs::create_dir_all(&args.output)
         .map_err(|error| Failure::Message(format!("{}: {error}", args.output.display())))?;
     let listed = if args.smoke { SMOKE } else { FULL };
     let pushed = tempfile::tempdir()?;
-    let server = args.smoke.then(|| serve(args, pushed.path())).transpose()?;
+    let mut workplace = match args.smoke {
+        true => Workplace::Server(serve(args, pushed.path())?),
+        false => Workplace::Here(Devices::new(&args.device)),
+    };
     let mut results = Vec::new();
     let mut failed = false;
     for (number, (experiment, name, file)) in listed.iter().enumerate() {
@@ -53,7 +68,7 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
             experiment.name()
         );
         let output = args.output.join(format!("{file}.json"));
-        match one(*experiment, name, args, server.as_ref(), &output) {
+        match one(*experiment, name, args, &mut workplace, &output) {
             Ok(result) => results.push((result, output)),
             Err(Failure::Message(why)) => {
                 eprintln!("djinn: {} {name}: {why}", experiment.name());
@@ -62,7 +77,7 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
             Err(other) => return Err(other),
         }
     }
-    if let Some(server) = server {
+    if let Workplace::Server(server) = workplace {
         server.stop()?;
     }
     say(&told(&results))?;
@@ -94,17 +109,21 @@ fn one(
     experiment: Experiment,
     name: &str,
     args: &EvalAllArgs,
-    server: Option<&Spawned>,
+    workplace: &mut Workplace,
     output: &Path,
 ) -> Result<ResultFile, Failure> {
+    if args.keep && output.exists() {
+        eprintln!("kept: {}", output.display());
+        return Ok(ResultFile::read(output)?);
+    }
     let mut config = Config::read(Path::new(name))?;
     heed(&mut config, &args.measuring)?;
-    let place = match server {
-        Some(server) => Place::Server {
+    let place = match workplace {
+        Workplace::Server(server) => Place::Server {
             address: format!("127.0.0.1:{}", server.port),
             options: Options::default(),
         },
-        None => place::in_process(&config, &args.device, None)?,
+        Workplace::Here(devices) => place::in_process(&config, devices, None)?,
     };
     measure(experiment, &config, place, &args.measuring.python, output)
 }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use djinn_client::Options;
 use djinn_device::host;
-use djinn_engine::{KvMemory, Memory};
+use djinn_engine::{Backend, KvMemory, Memory};
 use djinn_eval::{Config, Place};
 use djinn_memory::{Amount, Overrides};
 use djinn_server::{Config as ServerConfig, Layout, Limits};
@@ -29,21 +29,46 @@ pub fn place(config: &Config, args: &ExperimentArgs) -> Result<Place, Failure> {
         };
         return Ok(Place::Server { address, options });
     }
-    in_process(config, &args.device, args.host_memory)
+    in_process(config, &mut Devices::new(&args.device), args.host_memory)
+}
+
+/// Devices that experiments run on. Each is opened once and stays open: a card that is opened again has
+/// less room, and a budget would not know of it.
+pub struct Devices {
+    asked: DeviceArgs,
+    opened: Vec<(DeviceName, Backend)>,
+}
+
+impl Devices {
+    /// None yet.
+    pub fn new(asked: &DeviceArgs) -> Self {
+        let (asked, opened) = (asked.clone(), Vec::new());
+        Devices { asked, opened }
+    }
+
+    /// The one that flags name, or else the configuration.
+    fn of(&mut self, config: &Config) -> Result<Backend, Failure> {
+        let name = match self.asked.device {
+            DeviceName::Auto => device_of(config)?,
+            named => named,
+        };
+        if let Some((_, backend)) = self.opened.iter().find(|(opened, _)| *opened == name) {
+            return Ok(backend.clone());
+        }
+        let chosen = name.choose(self.asked.threads)?;
+        chosen.say();
+        self.opened.push((name, chosen.backend.clone()));
+        Ok(chosen.backend)
+    }
 }
 
 /// A server in this process, with all of the device: each model is given its share.
 pub fn in_process(
     config: &Config,
-    device: &DeviceArgs,
+    devices: &mut Devices,
     host_memory: Option<Amount>,
 ) -> Result<Place, Failure> {
-    let mut device = device.clone();
-    if device.device == DeviceName::Auto {
-        device.device = device_of(config)?;
-    }
-    let chosen = device.choose()?;
-    chosen.say();
+    let backend = devices.of(config)?;
     let free_host = host::available_memory();
     let host_budget = match (
         host_memory,
@@ -56,7 +81,7 @@ pub fn in_process(
         (None, None, None) => MemoryArgs::unasked(free_host),
     };
     let memory = Memory {
-        budget: MemoryArgs::unasked(chosen.backend.free_memory()?),
+        budget: MemoryArgs::unasked(backend.free_memory()?),
         overrides: Overrides::default(),
         workers: config.experiment.ring_buffer.prefetch_workers,
         host_budget,
@@ -65,7 +90,7 @@ pub fn in_process(
     Ok(Place::InProcess(Box::new(ServerConfig {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
         node: "eval".to_owned(),
-        backend: chosen.backend,
+        backend,
         memory,
         kv: KvMemory::default(),
         models: Vec::new(),
