@@ -72,13 +72,7 @@ const NONE: &str = "–";
 
 /// Where it ran: the model, and the memory it had.
 fn place(result: &ResultFile) -> String {
-    let model = result
-        .model
-        .trim_end_matches('/')
-        .rsplit('/')
-        .next()
-        .unwrap_or(&result.model);
-    let model = model.trim_start_matches("shape:").replace("?dtype=", " ");
+    let model = result.short_model();
     match result.budget_mb {
         Some(budget) => format!("{model} in {}", show_size(budget)),
         None => model,

@@ -1,47 +1,22 @@
 //! How long agents wait, by how many there are.
 
-use super::{
-    lines::{Drawn, Series, heights, kinds, looks, own_ticks, places, series_of},
-    plot_title,
-};
+use super::lines::{Drawn, Lines, Series, heights, looks, own_ticks, places};
 use crate::{
     ResultFile,
     contender::label,
-    draw::{Axis, Dash, Frame, Plan, Scale},
+    draw::{Axis, Dash, Scale},
 };
 
 /// From this many times on, numbers lie by their size.
 const FAR: f64 = 20.0;
 
 pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let has = |result: &&&ResultFile| !series_of(result).is_empty();
-    let shown: Vec<&ResultFile> = results.iter().filter(has).copied().collect();
-    if shown.is_empty() {
-        return Err("no agents result has points".to_owned());
-    }
-    let series: Vec<_> = shown.iter().map(|result| series_of(result)).collect();
-    let drawn = styles(&kinds(&series));
-    let plan = Plan {
-        title: "Latency with many agents",
-        legend: drawn.iter().map(Drawn::entry).collect(),
-        plots: shown.len(),
-        columns: 2,
-        size: (460.0, 300.0),
-        lead: 0.0,
-    };
-    let (mut canvas, cells) = plan.lay();
-    for ((result, series), cell) in shown.iter().zip(&series).zip(cells) {
-        let title = &plot_title(result);
-        let (x, y) = axes(series);
-        let plot = Frame { title, x, y }.draw(&mut canvas, cell);
-        for one in series {
-            let of = (one.contender, one.series);
-            if let Some(drawn) = drawn.iter().find(|drawn| drawn.of == of) {
-                drawn.draw(&plot, &mut canvas, one);
-            }
-        }
-    }
-    Ok(canvas.svg("Latency by number of agents, in ms"))
+    let lines = Lines::of(results)?;
+    let words = (
+        "Latency with many agents",
+        "Latency by number of agents, in ms",
+    );
+    Ok(lines.draw(words, &styles(&lines.kinds()), axes))
 }
 
 fn axes(series: &[Series<'_>]) -> (Axis<'static>, Axis<'static>) {

@@ -242,22 +242,20 @@ fn scale<'a>(numbers: impl Iterator<Item = &'a Stats>, lines: impl Iterator<Item
 }
 
 /// Lines through all bars: what the link gives and what was to be reached. Their names stand one above
-/// the other, on either side of the lines, so that no line goes through a name.
+/// the other, over both lines, so that no line goes through a name.
 fn lines(canvas: &mut Canvas, on: (Area, Scale), link: Option<f64>, target: Option<f64>) {
     let (area, scale) = on;
-    let fits = |x: f64, wide: f64| x - 5.0 - wide >= area.x - 20.0;
-    let left = |name: &str, x: f64, wide: f64| name == "target" && target <= link && fits(x, wide);
-    for (name, value, ink, row) in [("link", link, LIMIT, 1.0), ("target", target, TARGET, 0.0)] {
-        let Some(value) = value else { continue };
-        let x = area.x + scale.place(value) * area.w;
-        let above = 14.0 * row;
+    let both = [("link", link, LIMIT, 1.0), ("target", target, TARGET, 0.0)];
+    let both = both.map(|(name, value, ink, row)| {
+        let place = |value| area.x + scale.place(value) * area.w;
+        value.map(|value| (name, value, place(value), ink, 14.0 * row))
+    });
+    for (_, _, x, ink, above) in both.into_iter().flatten() {
         canvas.line((x, area.y - above - 12.0), (x, area.bottom()), ink);
+    }
+    for (name, value, x, _, above) in both.into_iter().flatten() {
         let (text, letters) = (format!("{name} {}", digits(value)), Letters::new(SMALL));
-        let wide = letters.width(&text);
-        let at = match left(name, x, wide) {
-            true => x - 5.0 - wide,
-            false => (x + 5.0).min(area.right() + 40.0 - wide),
-        };
-        canvas.text((at, area.y - above - 4.0), &text, letters);
+        let at = (x + 5.0).min(area.right() + 40.0 - letters.width(&text));
+        on_white(canvas, (at, area.y - above - 8.0), &text, letters);
     }
 }

@@ -1,9 +1,10 @@
 //! Lines through points with whiskers, one for each series of each contender.
 
+use super::plot_title;
 use crate::{
     ResultFile,
     contender::{Looks, contenders},
-    draw::{Canvas, Entry, Ink, Look, Plot, Sample, Tick},
+    draw::{Axis, Canvas, Entry, Frame, Ink, Look, Plan, Plot, Sample, Tick},
 };
 
 /// Marks on a line at most: more would hide it.
@@ -17,7 +18,7 @@ pub struct Series<'a> {
 }
 
 /// Every series of every contender of a result, by place.
-pub fn series_of(result: &ResultFile) -> Vec<Series<'_>> {
+fn series_of(result: &ResultFile) -> Vec<Series<'_>> {
     let mut all: Vec<Series<'_>> = Vec::new();
     for who in contenders(result) {
         for point in &who.summary.points {
@@ -56,7 +57,7 @@ impl Drawn<'_> {
         }
     }
 
-    pub fn entry(&self) -> Entry {
+    fn entry(&self) -> Entry {
         Entry::new(
             Sample::Line(self.ink(), Some(self.look.marker)),
             self.label.clone(),
@@ -64,7 +65,7 @@ impl Drawn<'_> {
     }
 
     /// Draws a series: whiskers below, then the line, then its marks.
-    pub fn draw(&self, plot: &Plot, canvas: &mut Canvas, series: &Series<'_>) {
+    fn draw(&self, plot: &Plot, canvas: &mut Canvas, series: &Series<'_>) {
         for (x, _, range) in &series.points {
             plot.whisker(canvas, *x, *range, self.look.color);
         }
@@ -74,8 +75,65 @@ impl Drawn<'_> {
     }
 }
 
+/// A figure of lines: a plot for each result that has points.
+pub struct Lines<'a> {
+    shown: Vec<&'a ResultFile>,
+    series: Vec<Vec<Series<'a>>>,
+}
+
+impl<'a> Lines<'a> {
+    pub fn of(results: &[&'a ResultFile]) -> Result<Self, String> {
+        let all = results.iter().map(|result| (*result, series_of(result)));
+        let (shown, series): (Vec<_>, Vec<_>) =
+            all.filter(|(_, series)| !series.is_empty()).unzip();
+        match shown.is_empty() {
+            true => Err("no result of it has points".to_owned()),
+            false => Ok(Lines { shown, series }),
+        }
+    }
+
+    pub fn results(&self) -> &[&'a ResultFile] {
+        &self.shown
+    }
+
+    /// All series once, in order.
+    pub fn kinds(&self) -> Vec<(&'a str, &'a str)> {
+        kinds(&self.series)
+    }
+
+    /// Draws every series as it is told, over axes that suit those of its plot.
+    pub fn draw<'t>(
+        &self,
+        (title, told): (&str, &str),
+        drawn: &[Drawn<'_>],
+        axes: impl Fn(&[Series<'_>]) -> (Axis<'t>, Axis<'t>),
+    ) -> String {
+        let plan = Plan {
+            title,
+            legend: drawn.iter().map(Drawn::entry).collect(),
+            plots: self.shown.len(),
+            columns: 2,
+            size: (460.0, 300.0),
+            lead: 0.0,
+        };
+        let (mut canvas, cells) = plan.lay();
+        for ((result, series), cell) in self.shown.iter().zip(&self.series).zip(cells) {
+            let title = &plot_title(result);
+            let (x, y) = axes(series);
+            let plot = Frame { title, x, y }.draw(&mut canvas, cell);
+            for one in series {
+                let of = (one.contender, one.series);
+                if let Some(drawn) = drawn.iter().find(|drawn| drawn.of == of) {
+                    drawn.draw(&plot, &mut canvas, one);
+                }
+            }
+        }
+        canvas.svg(told)
+    }
+}
+
 /// All series of some results once, in order.
-pub fn kinds<'a>(results: &[Vec<Series<'a>>]) -> Vec<(&'a str, &'a str)> {
+fn kinds<'a>(results: &[Vec<Series<'a>>]) -> Vec<(&'a str, &'a str)> {
     let mut kinds = Vec::new();
     for one in results.iter().flatten() {
         let kind = (one.contender, one.series);

@@ -85,12 +85,6 @@ pub const FIGURES: [Figure; 6] = [
 fn plot_title(result: &ResultFile) -> String {
     match result.name == result.model || result.model.is_empty() {
         true => result.name.clone(),
-        false => format!("{} · {}", result.name, short_model(&result.model)),
+        false => format!("{} · {}", result.name, result.short_model()),
     }
-}
-
-/// A model without the folders it lies in.
-fn short_model(model: &str) -> &str {
-    let end = model.trim_end_matches('/');
-    end.rsplit('/').next().unwrap_or(end)
 }

@@ -1,47 +1,24 @@
 //! How long a session that stopped takes to go on, layer by layer.
 
-use super::{
-    lines::{Drawn, heights, kinds, looks, own_ticks, places, series_of},
-    plot_title,
-};
+use super::lines::{Drawn, Lines, Series, heights, looks, own_ticks, places};
 use crate::{
     ResultFile,
     contender::label,
-    draw::{Axis, Frame, Plan, Scale},
+    draw::{Axis, Scale},
 };
 
 pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let has = |result: &&&ResultFile| !series_of(result).is_empty();
-    let shown: Vec<&ResultFile> = results.iter().filter(has).copied().collect();
-    if shown.is_empty() {
-        return Err("no resume-latency result has points".to_owned());
-    }
-    let series: Vec<_> = shown.iter().map(|result| series_of(result)).collect();
-    let drawn = styles(&shown, &kinds(&series));
-    let plan = Plan {
-        title: "Resume latency",
-        legend: drawn.iter().map(Drawn::entry).collect(),
-        plots: shown.len(),
-        columns: 2,
-        size: (460.0, 300.0),
-        lead: 0.0,
-    };
-    let (mut canvas, cells) = plan.lay();
-    for ((result, series), cell) in shown.iter().zip(&series).zip(cells) {
-        let at = places(series);
-        let mut x = Axis::new("layer", Scale::whole(at.iter().copied(), 9));
-        x.ticks = own_ticks(&at);
-        let y = Axis::new("ms, log axis", Scale::log(heights(series)));
-        let title = &plot_title(result);
-        let plot = Frame { title, x, y }.draw(&mut canvas, cell);
-        for one in series {
-            let of = (one.contender, one.series);
-            if let Some(drawn) = drawn.iter().find(|drawn| drawn.of == of) {
-                drawn.draw(&plot, &mut canvas, one);
-            }
-        }
-    }
-    Ok(canvas.svg("Time to resume by layer, in ms"))
+    let lines = Lines::of(results)?;
+    let drawn = styles(lines.results(), &lines.kinds());
+    let words = ("Resume latency", "Time to resume by layer, in ms");
+    Ok(lines.draw(words, &drawn, axes))
+}
+
+fn axes(series: &[Series<'_>]) -> (Axis<'static>, Axis<'static>) {
+    let at = places(series);
+    let mut x = Axis::new("layer", Scale::whole(at.iter().copied(), 9));
+    x.ticks = own_ticks(&at);
+    (x, Axis::new("ms, log axis", Scale::log(heights(series))))
 }
 
 /// Every series looks as its contender, the first of ours as ours everywhere.

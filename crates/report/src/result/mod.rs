@@ -72,6 +72,15 @@ pub struct ResultFile {
     pub timeline: Option<Timeline>,
 }
 
+impl ResultFile {
+    /// The model without the folders it lies in, and as a person would write it: `llama-2-13b f16`.
+    pub fn short_model(&self) -> String {
+        let end = self.model.trim_end_matches('/');
+        let name = end.rsplit('/').next().unwrap_or(end);
+        name.trim_start_matches("shape:").replace("?dtype=", " ")
+    }
+}
+
 /// What is tried.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
