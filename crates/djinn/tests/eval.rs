@@ -53,6 +53,33 @@ fn smoke(folder: &Path) -> PathBuf {
     results
 }
 
+/// Measures again only what has no result.
+fn what_is_there_is_kept(results: &Path) {
+    let path = |name: &str| results.join(format!("{name}.json"));
+    let texts = || RESULTS.map(|name| fs::read_to_string(path(name)).unwrap());
+    let before = texts();
+    fs::remove_file(path("steering")).unwrap();
+    let results = results.to_str().unwrap();
+    let told = ok(&[
+        "eval",
+        "all",
+        "--smoke",
+        "--keep",
+        "--runs",
+        "3",
+        "--no-peers",
+        "--output",
+        results,
+    ]);
+    assert_eq!(stdout(&told).matches("PASS").count(), 5);
+    assert_eq!(stderr(&told).matches("kept: ").count(), 4);
+    let same = before
+        .iter()
+        .zip(texts())
+        .map(|(before, after)| *before == after);
+    assert_eq!(same.collect::<Vec<_>>(), [true, true, true, false, true]);
+}
+
 fn report(results: &Path, output: &Path) -> (bool, String) {
     let told = djinn(&[
         "report",
@@ -108,6 +135,7 @@ fn all_of_them_small_and_a_report_that_says_what_the_data_says() {
     let page = fs::read_to_string(output.join("report.html")).unwrap();
     assert!(page.contains("<svg") && !page.contains("<script"));
     broken(folder.path(), &results);
+    what_is_there_is_kept(&results);
     compared(folder.path(), &results);
 }
 

@@ -5,7 +5,7 @@
 mod samples;
 
 use djinn_report::{
-    Check, MemorySample, Outcome, Point, ResultFile, Status, Target, judge, summarize,
+    Baseline, Check, MemorySample, Outcome, Point, ResultFile, Status, Target, judge, summarize,
 };
 
 fn one(check: &str, checks: &[Check]) -> Check {
@@ -199,9 +199,9 @@ const BROKEN: &[Case] = &[
     (
         "too much memory",
         VM,
-        |r| r.runs[0].vram_used_mb = Some(16_100.0),
+        |r| r.runs[0].vram_used_mb = Some(16_010.0),
         "device memory within",
-        "16100 MB",
+        "16010 MB",
     ),
     (
         "too much memory for a moment",
@@ -351,6 +351,18 @@ const BROKEN: &[Case] = &[
         },
         "the summary is of these runs",
         "is not what its runs come to",
+    ),
+    (
+        "a baseline made slower than its runs",
+        VM,
+        |r| {
+            r.baselines.iter_mut().for_each(Baseline::sum_up);
+            let told = r.baselines.iter_mut().find(|b| !b.runs.is_empty());
+            let metrics = &mut told.unwrap().summary.metrics;
+            metrics.get_mut("per_token_ms").unwrap().median = 1e4;
+        },
+        "the summary is of these runs",
+        "per_token_ms of ",
     ),
 ];
 

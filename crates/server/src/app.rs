@@ -139,6 +139,7 @@ impl App {
                 ring_bytes: host.facts.memory.ring_bytes,
                 link_ceiling: host.facts.link_ceiling,
                 page_bytes: host.facts.page_bytes,
+                page_tokens: host.facts.page_tokens,
             });
         }
         readings

@@ -70,6 +70,8 @@ pub struct Reading {
     pub link_ceiling: f64,
     /// Bytes of a page.
     pub page_bytes: u64,
+    /// Tokens that it has room for.
+    pub page_tokens: u64,
 }
 
 fn histogram() -> Histogram {
@@ -427,6 +429,7 @@ mod tests {
             ring_bytes: 0,
             link_ceiling: 200.0,
             page_bytes: 1,
+            page_tokens: 1,
         };
         let text = metrics.text(vec![reading]);
         for line in [

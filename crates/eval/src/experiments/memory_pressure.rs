@@ -113,9 +113,9 @@ async fn measure(
 
 /// KV that all sessions would hold at their longest, in GB.
 fn demand_gb(config: &Config, status: &djinn_client::v1::ModelStatus) -> f64 {
-    let page = status.device.unwrap_or_default().page_bytes;
-    let pages = positions(config).div_ceil(16) * config.experiment.sessions.count;
-    (pages * page) as f64 / 1e9
+    let page = status.device.unwrap_or_default();
+    let pages = positions(config).div_ceil(page.page_tokens.max(1));
+    (pages * config.experiment.sessions.count * page.page_bytes) as f64 / 1e9
 }
 
 /// What sessions came to, put into a run. Tokens are held to those of the same session alone and in runs

@@ -31,7 +31,14 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let sessions = experiment.sessions.count.max(sessions);
     let asked = limits(config, context, sessions);
     let loaded = lab.load(OURS, asked).await?;
-    let blocks = loaded.dims.blocks;
+    let (blocks, room) = (loaded.dims.blocks, loaded.dims.context);
+    if context > room {
+        return Err(EvalError::Asked(format!(
+            "{} has room for {room} tokens: experiment.inference.prompt_length and 2 × \
+             experiment.breakpoints.repeats + 8 more come to {context}",
+            lab.subject.name
+        )));
+    }
     let layers = &experiment.breakpoints.layers;
     if let Some(layer) = layers.iter().find(|layer| !(1..=blocks).contains(*layer)) {
         return Err(EvalError::Asked(format!(

@@ -232,34 +232,34 @@ fn within_budget(result: &ResultFile) -> Option<Check> {
     Some(check(name, pass, format!("{used:.0} MB at most")))
 }
 
-/// What a file says of itself, where it says anything: that has to be what its runs come to.
+/// What a file says of itself and of baselines, where it says anything: that has to be what runs come to.
 fn says_so(result: &ResultFile, summary: &Summary) -> Option<Check> {
-    let told = &result.summary;
+    let theirs = result.baselines.iter().find_map(|baseline| {
+        let what = differs(&baseline.summary, &of_runs(&baseline.runs))?;
+        Some(format!("{what} of {}", baseline.baseline))
+    });
+    differs(&result.summary, summary).or(theirs).map(|what| {
+        let found = format!("its {what} is not what its runs come to");
+        check("the summary is of these runs", false, found)
+    })
+}
+
+/// The first number that is told and not found.
+fn differs(told: &Summary, found: &Summary) -> Option<String> {
     let metric = |(key, stats): (&String, &Stats)| {
-        let same = summary
-            .metrics
-            .get(key)
-            .is_some_and(|found| agree(found, stats));
+        let there = found.metrics.get(key);
+        let same = there.is_some_and(|found| agree(found, stats));
         (!same).then(|| key.clone())
     };
     let point = |point: &PointStats| {
         let of = |other: &&PointStats| other.series == point.series && other.x == point.x;
-        let same = summary
-            .points
-            .iter()
-            .find(of)
-            .is_some_and(|found| agree(&found.ms, &point.ms));
+        let there = found.points.iter().find(of);
+        let same = there.is_some_and(|found| agree(&found.ms, &point.ms));
         (!same).then(|| format!("{} at {}", point.series, point.x))
     };
-    let odd = told
-        .metrics
-        .iter()
-        .find_map(metric)
-        .or_else(|| told.points.iter().find_map(point));
-    odd.map(|what| {
-        let found = format!("its {what} is not what its runs come to");
-        check("the summary is of these runs", false, found)
-    })
+    let mut metrics = told.metrics.iter();
+    let mut points = told.points.iter();
+    metrics.find_map(metric).or_else(|| points.find_map(point))
 }
 
 /// Whether two sums are of the same runs, but for the last digits.

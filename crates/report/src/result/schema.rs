@@ -80,9 +80,9 @@ impl ResultFile {
     /// number that is none is refused.
     pub fn write(&mut self, path: &Path) -> Result<(), ReportError> {
         // What was said of fewer runs must not be held against those that are there now.
+        self.baselines.iter_mut().for_each(Baseline::sum_up);
         self.summary = Summary::default();
         self.summary = summarize(self);
-        self.baselines.iter_mut().for_each(Baseline::sum_up);
         let value = serde_json::to_value(&*self).expect("a result is JSON");
         let faults = faults(&value);
         if !faults.is_empty() {
@@ -98,7 +98,11 @@ impl ResultFile {
         }
         let text = serde_json::to_string_pretty(&value).expect("a result is JSON") + "\n";
         let beside = path.with_extension("json.part");
-        fs::write(&beside, text).map_err(fault)?;
-        fs::rename(&beside, path).map_err(fault)
+        let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+        written.map_err(|error| {
+            // Half a result is of use to nobody.
+            let _ = fs::remove_file(&beside);
+            fault(error)
+        })
     }
 }

@@ -147,6 +147,7 @@ fn model_status(model: v1::Model, reading: Option<&Reading>) -> v1::ModelStatus 
             used: pages.held as u64,
             total: pages.total as u64,
             page_bytes: reading.page_bytes,
+            page_tokens: reading.page_tokens,
         })
     };
     let sessions = snapshot.sessions.iter();

@@ -27,6 +27,8 @@ pub struct Facts {
     pub link_ceiling: f64,
     /// Bytes of a page of KV.
     pub page_bytes: u64,
+    /// Tokens that it has room for.
+    pub page_tokens: u64,
 }
 
 impl Facts {
@@ -40,6 +42,7 @@ impl Facts {
             limits: limits(blueprint),
             link_ceiling,
             page_bytes: blueprint.page_bytes(),
+            page_tokens: blueprint.settings().page_tokens as u64,
         }
     }
 }

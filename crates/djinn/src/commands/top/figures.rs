@@ -180,6 +180,7 @@ pub mod tests {
                 used: 3,
                 total: 10,
                 page_bytes: 1_000_000,
+                page_tokens: 16,
             }),
             sessions: [("running".to_owned(), 2), ("done".to_owned(), 0)].into(),
             ..v1::ModelStatus::default()
