@@ -479,12 +479,20 @@ def synchronize(device: str) -> None:
 def measure(
     job: dict[str, Any], report: Report, memory: Memory, once: Callable[[], dict[str, Any]]
 ) -> float:
-    """Warms up, then runs `once` as often as the job says; returns when the first run began."""
+    """Warms up, then runs `once` as often as the job says; returns when the first run began.
+
+    Of runs that warm up as many are written down as were asked for, and how many there were.
+    """
     warmup, runs = int(job.get("warmup") or 0), int(job["runs"])
-    warm = time.perf_counter() + (WARM_S if memory.cuda and warmup else 0.0)
-    while len(report.warmup) < warmup or time.perf_counter() < warm:
+    began, least = time.perf_counter(), WARM_S if memory.cuda and warmup else 0.0
+    while len(report.warmup) < warmup:
         found = measured(job, memory, once)
         keep(report.warmup, found, f"warm-up {len(report.warmup) + 1}")
+    more = 0
+    while time.perf_counter() - began < least:
+        measured(job, memory, once)
+        more += 1
+    report.settings["warm_up_runs"] = warmup + more
     first = time.perf_counter()
     while len(report.runs) < runs:
         found = measured(job, memory, once)

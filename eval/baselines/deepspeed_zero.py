@@ -52,7 +52,8 @@ def body(job: dict[str, Any], report: Report) -> None:
     need_found("torch", "transformers", "deepspeed")
     for share in SHARES:
         found = in_a_process(job | {"settings": settings | {"share": share}})
-        if found["status"] != "out-of-memory":
+        kept = (found.get("settings") or {}).get("resident_mb")
+        if found["status"] != "out-of-memory" or kept == 0:
             break
         say(f"out of memory with {share:.0%} of what should fit kept on the device")
     for key, value in found.items():
@@ -129,11 +130,11 @@ def zero_config(
     tokens = len(job["prompt"]) + int(job["generate"])
     # One of the largest in use, two on their way, and one more before it is seen that it is too many.
     fetching = 3 * largest
-    resident = size // element
+    room = size
     if limit is not None:
         room = limit - kv_bytes_per_token(job) * tokens - SPARE - (fetching + largest) * element
         room -= len(job["prompt"]) * (8 * hidden + 3 * 4 * hidden) * element
-        resident = max(0, min(resident, int(share * room / element)))
+    resident = int(share * max(0, min(size, room)) / element)
     pinned = job["device"].startswith("cuda") and tuning(job, "pin_weights") is not False
     zero = {
         "stage": 3,

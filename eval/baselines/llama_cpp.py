@@ -37,7 +37,6 @@ from common import (
 )
 
 CONTEXT_MB = 600.0
-BUDGET_SLACK = 1.005
 TRIES = 3
 WRITERS = 8
 # Where CUDA's libraries are on machines that do not tell the loader.
@@ -211,7 +210,7 @@ def better(job: dict[str, Any], layers: int, peak_mb: float) -> int:
     if budget is None or not job["device"].startswith("cuda") or peak_mb <= 0:
         return layers
     layer_mb = layer_bytes(job) / MB
-    if peak_mb > budget * BUDGET_SLACK:
+    if peak_mb > budget:
         return max(0, layers - math.ceil((peak_mb - budget) / layer_mb))
     if budget - peak_mb > 1.2 * layer_mb:
         return min(everything, layers + math.floor((budget - peak_mb) / layer_mb))

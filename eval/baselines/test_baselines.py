@@ -15,6 +15,7 @@ import os
 import struct
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,26 @@ def test_compiled_steps_say_the_same(tmp_path: Path, story: dict[str, Any]) -> N
 
 
 @torch_here
+def test_replayed_steps_are_held_to_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    ours, common = (importlib.import_module(name) for name in ("transformers_vram", "common"))
+    transformers = importlib.import_module("transformers")
+    asked = job("virtual-memory")
+    model = common.load_model(asked, "cpu")
+    plain = common.plain_step(model)
+    step, new_cache = ours.over_a_static_cache(asked, model, transformers, plain)
+    ours.check_replayed(asked, plain, step, new_cache)
+
+    def stale(ids: Any, cache: Any) -> tuple[Any, Any]:
+        logits, cache = plain(ids, cache)
+        return logits.roll(1, dims=-1), cache
+
+    step, new_cache = ours.over_a_static_cache(asked, model, transformers, stale)
+    with pytest.raises(RuntimeError, match="replayed steps say"):
+        ours.check_replayed(asked, plain, step, new_cache)
+
+
+@torch_here
 @pytest.mark.parametrize("script", RESUME)
 @pytest.mark.parametrize("real", [False, True])
 def test_resuming_is_timed_at_every_layer(
@@ -350,3 +371,44 @@ def test_deepspeed_tries_again_with_less_on_the_device(monkeypatch: pytest.Monke
     assert tried == [share for share in zero.SHARES if share >= 0.5]
     assert report.status == "ran" and report.reason is None
     assert report.settings == {"resident_mb": 7} and report.runs == [{"run_id": 0}]
+
+
+def test_deepspeed_gives_up_where_nothing_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    zero, common = (importlib.import_module(name) for name in ("deepspeed_zero", "common"))
+    full = {"status": "out-of-memory", "reason": "full", "settings": {"resident_mb": 0}}
+    tried = []
+    monkeypatch.setattr(zero, "in_a_process", lambda asked: tried.append(asked) or full)
+    monkeypatch.setattr(zero, "need_found", lambda *_: None)
+    report = common.Report("deepspeed_zero", "DeepSpeed")
+    zero.body(job("virtual-memory"), report)
+    assert len(tried) == 1 and report.status == "out-of-memory"
+
+
+@pytest.mark.parametrize("limit", [None, 20e6, 2e9])
+def test_deepspeed_keeps_less_with_every_try(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    zero, common = (importlib.import_module(name) for name in ("deepspeed_zero", "common"))
+    monkeypatch.setattr(zero, "SPARE", 1e6)
+
+    class Parameter:
+        def numel(self) -> int:
+            return 1 << 20
+
+    class Model:
+        config = type("Config", (), {"hidden_size": 64})
+
+        def parameters(self) -> list[Parameter]:
+            return [Parameter()] * 4
+
+    kept = []
+    for share in zero.SHARES:
+        report = common.Report("deepspeed_zero", "DeepSpeed")
+        found = zero.zero_config(job("virtual-memory"), report, Model(), 16 << 20, limit, share)
+        kept.append(found["zero_optimization"]["stage3_model_persistence_threshold"])
+    assert all(later < earlier for earlier, later in pairwise(kept)), kept
+    assert kept[-1] == 0
+    if limit is None or limit > 1e9:
+        assert kept[0] == 4 << 20

@@ -14,6 +14,7 @@ from common import (
     Memory,
     Report,
     generation,
+    greedy,
     load_model,
     main,
     need,
@@ -46,6 +47,8 @@ def body(job: dict[str, Any], report: Report) -> None:
     if graphs or compiled:
         fast = compiled_step(model, graphs) if compiled else Captured(model)
         step, new_cache = over_a_static_cache(job, model, transformers, fast)
+        if not compiled:
+            check_replayed(job, plain_step(model), step, new_cache)
     generation(job, report, memory, step, weight_bytes(model), new_cache)
 
 
@@ -113,6 +116,18 @@ def over_a_static_cache(
         return cache
 
     return step, new_cache
+
+
+def check_replayed(
+    job: dict[str, Any], plain: Step, replayed: Step, new_cache: Callable[[], Any]
+) -> None:
+    """Steps that are replayed have to say what they say when each is started by itself."""
+    prompt = need("torch").tensor([job["prompt"]], device=job["device"])
+    said = [greedy(step, prompt, int(job["generate"]), new_cache()) for step in (plain, replayed)]
+    if said[0].tokens != said[1].tokens:
+        raise RuntimeError(
+            f"replayed steps say {said[1].tokens}, and by themselves {said[0].tokens}"
+        )
 
 
 if __name__ == "__main__":

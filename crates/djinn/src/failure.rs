@@ -14,6 +14,8 @@ pub enum Failure {
     Message(String),
     /// A verdict that standard output has told already.
     Told,
+    /// Somebody pressed Ctrl-C.
+    Interrupted,
     /// Standard output was closed, as by `| head`.
     ReaderLeft,
 }

@@ -50,6 +50,11 @@ fn main() -> ExitCode {
         // Whoever read our output has left: nothing went wrong.
         Err(Failure::ReaderLeft) => ExitCode::SUCCESS,
         Err(Failure::Told) => ExitCode::from(2),
+        Err(Failure::Interrupted) => {
+            eprintln!("djinn: interrupted");
+            // As a shell says of who was ended by this signal.
+            ExitCode::from(130)
+        }
         Err(Failure::Message(message)) => {
             eprintln!("djinn: {message}");
             ExitCode::from(2)

@@ -6,7 +6,8 @@ mod common;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    io::{BufRead, BufReader},
+    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -34,50 +35,36 @@ fn read(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Every experiment against a server of its own, with no Python to be found.
-fn smoke(folder: &Path) -> PathBuf {
-    let results = folder.join("results");
-    let told = ok(&[
-        "eval",
-        "all",
-        "--smoke",
-        "--runs",
-        "3",
-        "--python",
-        "there-is-no-such-python",
-        "--output",
-        results.to_str().unwrap(),
-    ]);
-    let told = stdout(&told);
-    assert_eq!(told.matches("PASS").count(), 5, "{told}");
-    results
+/// Every experiment against a server of its own, with no Python to be found. Gives what it said on the way.
+fn smoke(results: &Path, more: &[&str]) -> String {
+    let mut flags = vec!["eval", "all", "--smoke", "--runs", "3"];
+    flags.extend(["--python", "there-is-no-such-python"]);
+    flags.extend(["--output", results.to_str().unwrap()]);
+    flags.extend(more);
+    let told = ok(&flags);
+    assert_eq!(stdout(&told).matches("PASS").count(), 5, "{told:?}");
+    stderr(&told)
 }
 
-/// Measures again only what has no result.
+/// Measures again what has no result, what has one of something else, and what failed.
 fn what_is_there_is_kept(results: &Path) {
     let path = |name: &str| results.join(format!("{name}.json"));
     let texts = || RESULTS.map(|name| fs::read_to_string(path(name)).unwrap());
     let before = texts();
     fs::remove_file(path("steering")).unwrap();
-    let results = results.to_str().unwrap();
-    let told = ok(&[
-        "eval",
-        "all",
-        "--smoke",
-        "--keep",
-        "--runs",
-        "3",
-        "--no-peers",
-        "--output",
-        results,
-    ]);
-    assert_eq!(stdout(&told).matches("PASS").count(), 5);
-    assert_eq!(stderr(&told).matches("kept: ").count(), 4);
+    let mut other = read(&path("resume_latency"));
+    other["settings"]["experiment"]["breakpoints"]["repeats"] = json!(7);
+    fs::write(path("resume_latency"), other.to_string()).unwrap();
+    let mut failed = read(&path("virtual_memory"));
+    failed["runs"][1]["logit_norm"] = json!(5.0);
+    fs::write(path("virtual_memory"), failed.to_string()).unwrap();
+    let said = smoke(results, &["--keep"]);
+    assert_eq!(said.matches("kept: ").count(), 2, "{said}");
     let same = before
         .iter()
         .zip(texts())
         .map(|(before, after)| *before == after);
-    assert_eq!(same.collect::<Vec<_>>(), [true, true, true, false, true]);
+    assert_eq!(same.collect::<Vec<_>>(), [false, true, false, false, true]);
 }
 
 fn report(results: &Path, output: &Path) -> (bool, String) {
@@ -94,7 +81,8 @@ fn report(results: &Path, output: &Path) -> (bool, String) {
 #[test]
 fn all_of_them_small_and_a_report_that_says_what_the_data_says() {
     let folder = tempfile::tempdir().unwrap();
-    let results = smoke(folder.path());
+    let results = folder.path().join("results");
+    smoke(&results, &[]);
     for name in RESULTS {
         let result = read(&results.join(format!("{name}.json")));
         assert_eq!(result["runs"].as_array().unwrap().len(), 3, "{name}");
@@ -217,6 +205,33 @@ fn compared(folder: &Path, results: &Path) {
 }
 
 /// A session that somebody takes away while the experiment runs is missed.
+#[test]
+fn ctrl_c_ends_all_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let running = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["eval", "all", "--smoke", "--no-peers", "--output"])
+        .arg(folder.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut running = running.unwrap();
+    let mut said = BufReader::new(running.stderr.take().unwrap()).lines();
+    said.by_ref()
+        .find(|line| line.as_ref().unwrap().starts_with("[2 of 5]"))
+        .unwrap()
+        .unwrap();
+    let interrupt = Command::new("kill")
+        .args(["-INT", &running.id().to_string()])
+        .status();
+    assert!(interrupt.unwrap().success());
+    let rest: Vec<String> = said.map(Result::unwrap).collect();
+    assert_eq!(running.wait().unwrap().code(), Some(130), "{rest:?}");
+    assert_eq!(rest.last().unwrap(), "djinn: interrupted");
+    // What was measured before is there to go on from.
+    assert!(folder.path().join("virtual_memory.json").is_file());
+    assert!(!folder.path().join("agents.json").exists());
+}
+
 #[test]
 fn a_session_that_is_lost_fails_the_experiment() {
     let server = Server::start(&[]);

@@ -9,6 +9,7 @@ use std::{
 };
 
 use djinn_report::{Baseline, Experiment, Status};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -204,6 +205,18 @@ fn told(baseline: &Baseline) -> String {
     }
 }
 
+/// A script with all it has started, until it has ended by itself. They end with this, whether time is up
+/// or somebody pressed Ctrl-C: they would hold the device while others are measured.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(id) = self.0 {
+            let _ = kill_process_group(id, Signal::KILL);
+        }
+    }
+}
+
 impl Script {
     async fn run(
         &self,
@@ -266,11 +279,11 @@ impl Script {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            .kill_on_drop(true)
             .process_group(0)
             .spawn()
             .map_err(|error| format!("{} does not start: {error}", lab.python))?;
-        let group = child.id();
+        let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let mut group = Group(id);
         let stderr = child.stderr.take().expect("it is piped");
         let mut lines = BufReader::new(stderr).lines();
         let mut said = Vec::new();
@@ -284,22 +297,18 @@ impl Script {
             }
             child.wait().await
         };
-        match tokio::time::timeout(PATIENCE, listen).await {
-            Ok(Ok(status)) if status.success() => Ok(said),
+        let ended = tokio::time::timeout(PATIENCE, listen).await;
+        match ended {
             Ok(Ok(status)) => {
-                said.push(format!("{status}"));
+                group.0 = None;
+                if !status.success() {
+                    said.push(format!("{status}"));
+                }
                 Ok(said)
             }
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => {
-                // With what it has started: that would hold the device while others are measured.
-                if let Some(id) = group {
-                    let all = format!("-{id}");
-                    let _ = Command::new("kill")
-                        .args(["-KILL", "--", &all])
-                        .status()
-                        .await;
-                }
+                drop(group);
                 let _ = child.wait().await;
                 said.push(format!("no answer within {} s", PATIENCE.as_secs()));
                 Ok(said)

@@ -49,7 +49,9 @@ fn processor() -> String {
 
 fn system() -> String {
     let release = line("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{} {release}", std::env::consts::OS)
+    // Whose build it is tells of nothing that is measured.
+    let number = release.split('-').next().unwrap_or_default();
+    format!("{} {number}", std::env::consts::OS)
         .trim()
         .to_owned()
 }

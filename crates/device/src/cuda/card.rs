@@ -42,8 +42,6 @@ pub struct Card {
     context: sys::CUcontext,
     /// Bytes of its memory that context, kernels and libraries take.
     taken: u64,
-    /// Bytes that were in use before this was opened.
-    before: u64,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -78,7 +76,6 @@ impl Card {
             device,
             context,
             taken: TAKEN_USUALLY,
-            before: before.unwrap_or(0),
         };
         card.enter()?;
         card.leave_room()?;
@@ -136,11 +133,9 @@ impl Card {
         self.taken
     }
 
-    /// Bytes of its memory in use beyond those that were before it was opened, where the
-    /// system says.
+    /// Bytes of its memory in use by all processes, where the system says.
     pub fn used(&self) -> Option<u64> {
-        let used = Nvml::get()?.used(&self.bus_id)?;
-        Some(used.saturating_sub(self.before))
+        Nvml::get()?.used(&self.bus_id)
     }
 
     /// Keeps the context small: no kernel here prints, allocates, or has a stack.

@@ -113,7 +113,7 @@ pub struct EvalAllArgs {
     /// Where results go
     #[arg(long, value_name = "DIR", default_value = "eval-results")]
     pub output: PathBuf,
-    /// What has a result there already is not measured again
+    /// What has a result there already, with these settings, and passed is not measured again
     #[arg(long)]
     pub keep: bool,
     #[command(flatten)]

@@ -22,6 +22,7 @@ pub mod top;
 pub mod trace;
 
 mod grid;
+mod interrupt;
 mod kept;
 mod prompt;
 mod rates;

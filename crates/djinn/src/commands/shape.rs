@@ -75,7 +75,7 @@ fn write(reference: &str, out: &Path) -> Result<(), Failure> {
     let part = beside(out);
     let fault = |error: Failure| match error {
         Failure::Message(error) => Failure::Message(format!("{}: {error}", out.display())),
-        Failure::ReaderLeft | Failure::Told => error,
+        other => other,
     };
     fs::create_dir(&part).map_err(|error| fault(error.into()))?;
     let written =

@@ -311,9 +311,9 @@ pub struct Tuning {
     pub pin_weights: bool,
     /// Host memory for weights and KV, in GB; what is free where it is not said.
     pub pin_memory_gb: Option<f64>,
-    /// Of PyTorch's baselines: of transformers with everything in device memory.
+    /// Of baselines: of transformers with everything in device memory, and of vLLM.
     pub cuda_graphs: bool,
-    /// Of PyTorch's baselines: of the same.
+    /// Of baselines: of transformers with everything in device memory.
     pub torch_compile: bool,
     /// Of PyTorch's baselines.
     pub cudnn_benchmark: bool,
@@ -408,6 +408,14 @@ impl Config {
             path: path.to_owned(),
             problem,
         })
+    }
+
+    /// As it stands in a result.
+    pub fn settings(&self) -> BTreeMap<String, serde_json::Value> {
+        match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(entries)) => entries.into_iter().collect(),
+            _ => BTreeMap::new(),
+        }
     }
 
     /// Reads YAML.

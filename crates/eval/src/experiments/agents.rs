@@ -61,10 +61,9 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let vocab = loaded.dims.vocab;
     let link_ceiling = lab.status(&loaded).await?.link_ceiling;
     lab.unload(loaded).await?;
-    let [from, to] = sessions.think_seconds;
     let mut more = job(config, vocab, most);
     more["agents"] = json!(sessions.agents);
-    more["think_s"] = json!((from + to) / 2.0);
+    more["think_s"] = json!(sessions.think_seconds);
     let none = Reference::default();
     all.extend(baselines::run_all(lab, config, Experiment::Agents, &more, &none).await?);
     Ok(Outcome {

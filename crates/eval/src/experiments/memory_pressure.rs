@@ -98,7 +98,7 @@ async fn measure(
             total_time_ms,
             model_size_gb: Some(model_size_gb(lab, loaded)),
             vram_used_mb: sampler.take_peak(),
-            kv_demand_gb: Some(demand_gb(config, &after)),
+            kv_demand_gb: demand_gb(config, &after),
             ..Run::default()
         };
         count(&mut run, &before, &after)?;
@@ -111,11 +111,12 @@ async fn measure(
     Ok((warmup, runs, sampler.end()))
 }
 
-/// KV that all sessions would hold at their longest, in GB.
-fn demand_gb(config: &Config, status: &djinn_client::v1::ModelStatus) -> f64 {
-    let page = status.device.unwrap_or_default();
-    let pages = positions(config).div_ceil(page.page_tokens.max(1));
-    (pages * config.experiment.sessions.count * page.page_bytes) as f64 / 1e9
+/// KV that all sessions would hold at their longest, in GB; not known of a server that does not say what a
+/// page holds.
+fn demand_gb(config: &Config, status: &djinn_client::v1::ModelStatus) -> Option<f64> {
+    let page = status.device.filter(|page| page.page_tokens > 0)?;
+    let pages = positions(config).div_ceil(page.page_tokens);
+    Some((pages * config.experiment.sessions.count * page.page_bytes) as f64 / 1e9)
 }
 
 /// What sessions came to, put into a run. Tokens are held to those of the same session alone and in runs

@@ -9,7 +9,7 @@ mod stopping;
 mod talk;
 mod virtual_memory;
 
-use std::{collections::BTreeMap, time::Instant};
+use std::time::Instant;
 
 use djinn_client::v1;
 use djinn_report::{
@@ -59,11 +59,6 @@ pub async fn run(
     ));
     let mut notes = config.notes(lab.in_process(), lab.on_card());
     notes.extend(outcome.notes);
-    let settings = serde_json::to_value(config).unwrap_or_default();
-    let settings: BTreeMap<_, _> = match settings {
-        serde_json::Value::Object(entries) => entries.into_iter().collect(),
-        _ => BTreeMap::new(),
-    };
     Ok(ResultFile {
         version: VERSION,
         experiment,
@@ -73,7 +68,7 @@ pub async fn run(
         baseline: outcome.baseline,
         started: started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         environment: lab.environment(outcome.link_ceiling),
-        settings,
+        settings: config.settings(),
         notes,
         budget_mb: config
             .environment

@@ -7,7 +7,10 @@ use djinn_client::Create;
 use djinn_report::{Experiment, Point, Run, percentile};
 use serde_json::json;
 
-use super::{Outcome, limits, model_size_gb, repeat, stopping::Stopping};
+use super::{
+    Outcome, limits, model_size_gb, repeat,
+    stopping::{At, Stopping},
+};
 use crate::{
     Config, EvalError,
     ask::{ended, session, some_tokens, whole},
@@ -56,7 +59,7 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let one = async |number: u32| bench.one(number, &sampler).await;
     let (warmup, runs) = repeat(config, lab, OURS, one).await?;
     let memory = sampler.end();
-    let notes = missing(&runs);
+    let notes = missing(&runs, layers);
     let mut all = Vec::new();
     if config.runs("djinn_recompute") {
         let program = "Djinn, everything computed again";
@@ -84,24 +87,23 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     })
 }
 
-/// Tells of what there is no number for.
-fn missing(runs: &[Run]) -> Vec<String> {
-    let has = |series: &str| {
-        let mut points = runs.iter().flat_map(|run| &run.points);
-        points.any(|point| point.series == series)
+/// Tells of layers at which pages did not always leave.
+fn missing(runs: &[Run], layers: &[u64]) -> Vec<String> {
+    let has = |run: &Run, layer: u64| {
+        let is = |point: &Point| point.series == AWAY && point.x == layer as f64;
+        run.points.iter().any(is)
     };
-    let mut notes = Vec::new();
-    if !has(HERE) {
-        let note = "memory does not hold the KV of a session for every layer; give more memory or fewer \
-                    experiment.breakpoints.layers";
-        notes.push(format!("{HERE}: {note}"));
+    let all = |layer: &&u64| !runs.iter().all(|run| has(run, **layer));
+    let without: Vec<String> = layers.iter().filter(all).map(u64::to_string).collect();
+    if without.is_empty() {
+        return Vec::new();
     }
-    if !has(AWAY) {
-        let note = "pages never leave, since memory holds those of all sessions; give less memory or more \
-                    experiment.sessions.count";
-        notes.push(format!("{AWAY}: {note}"));
-    }
-    notes
+    let note = format!(
+        "{AWAY} at {}: pages did not leave every time, since memory holds those of all sessions; give \
+         less memory or more experiment.sessions.count",
+        without.join(", ")
+    );
+    vec![note]
 }
 
 struct Bench<'a> {
@@ -146,13 +148,7 @@ impl Bench<'_> {
         came?;
         let mut points = Vec::new();
         for (layer, stopping) in self.layers().zip(&all) {
-            let x = layer as f64;
-            for (series, times) in [(HERE, &stopping.here), (AWAY, &stopping.away)] {
-                if let Some(ms) = percentile(times, 50) {
-                    let series = series.to_owned();
-                    points.push(Point { series, x, ms });
-                }
-            }
+            points.extend(self.points(layer, stopping)?);
         }
         let found = all.iter().map(|stopping| &stopping.tokens);
         Ok(Run {
@@ -163,6 +159,23 @@ impl Bench<'_> {
             points,
             ..Run::default()
         })
+    }
+
+    /// A number is of all stops or of none.
+    fn points(&self, layer: u64, stopping: &Stopping) -> Result<Vec<Point>, EvalError> {
+        let point = |series: &str, times: &[f64]| {
+            let whole = times.len() as u64 == self.repeats;
+            let ms = whole.then(|| percentile(times, 50)).flatten()?;
+            let (series, x) = (series.to_owned(), layer as f64);
+            Some(Point { series, x, ms })
+        };
+        let here = point(HERE, &stopping.here).ok_or_else(|| {
+            let text = "memory does not hold the KV of a session for every layer at once: give more memory \
+                        or fewer experiment.breakpoints.layers";
+            EvalError::Asked(text.to_owned())
+        })?;
+        let away = point(AWAY, &stopping.away);
+        Ok(std::iter::once(here).chain(away).collect())
     }
 
     /// What a session generates that nobody stops.
@@ -178,11 +191,11 @@ impl Bench<'_> {
     async fn take_turns(&self, run: u32, all: &mut Vec<Stopping>) -> Result<(), EvalError> {
         for layer in self.layers() {
             let asked = self.asked(number(run, layer), self.count());
-            all.push(Stopping::open(asked, layer, "generated").await?);
+            all.push(Stopping::open(asked, layer, At::Generated).await?);
         }
         for _ in 0..self.repeats {
             for stopping in &mut *all {
-                stopping.both().await?;
+                stopping.here_then_away().await?;
             }
         }
         for stopping in all {
@@ -197,7 +210,7 @@ impl Bench<'_> {
         for layer in self.layers() {
             let asked = self.asked(500_000 + number(run, layer), 1);
             let since = Instant::now();
-            let stopping = Stopping::open(asked, layer, "prompt").await?;
+            let stopping = Stopping::open(asked, layer, At::Prompt).await?;
             let ms = since.elapsed().as_secs_f64() * 1e3;
             ended(&stopping.session, Ok(())).await?;
             let (series, x) = (HERE.to_owned(), layer as f64);

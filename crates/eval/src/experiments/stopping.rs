@@ -1,4 +1,4 @@
-//! A session that stops behind a block whenever it generates a token.
+//! A session that stops behind a block: where its prompt is computed, or at every token it generates.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,15 @@ use crate::{
 const LEAVING: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(2);
 
+/// What it stops at.
+#[derive(Clone, Copy)]
+pub enum At {
+    /// The last of its prompt.
+    Prompt,
+    /// Everything it generates.
+    Generated,
+}
+
 /// It, and what its stops came to.
 pub struct Stopping {
     /// Milliseconds until the next block began, with KV on the device.
@@ -21,15 +30,19 @@ pub struct Stopping {
     pub away: Vec<f64>,
     /// Everything it generated.
     pub tokens: Vec<u32>,
-    /// Whose it is to end.
+    /// The session, which whoever opened it has to end.
     pub session: Session,
     turn: Turn,
 }
 
 impl Stopping {
     /// To its first stop. Blocks are counted from one.
-    pub async fn open(asked: Create, block: u64, when: &str) -> Result<Self, EvalError> {
-        let hook = format!("blocks.{}.hook_resid_post@{when}", block - 1);
+    pub async fn open(asked: Create, block: u64, at: At) -> Result<Self, EvalError> {
+        let rows = match at {
+            At::Prompt => "prompt",
+            At::Generated => "generated",
+        };
+        let hook = format!("blocks.{}.hook_resid_post@{rows}", block - 1);
         let events = asked.breakpoint(hook).keep().open().await?;
         let session = events.session().clone();
         let came = events.collect().await.map_err(EvalError::from);
@@ -48,7 +61,7 @@ impl Stopping {
     }
 
     /// Goes on with its KV here, and at its next stop with its KV away.
-    pub async fn both(&mut self) -> Result<(), EvalError> {
+    pub async fn here_then_away(&mut self) -> Result<(), EvalError> {
         // Others that stopped may have taken its place.
         if self.session.info().await?.pages_away == 0 {
             let ms = self.next_block().await?;

@@ -2,7 +2,7 @@
 
 use super::lines::{Drawn, Lines, Series, heights, looks, own_ticks, places};
 use crate::{
-    ResultFile,
+    Experiment, ResultFile,
     contender::label,
     draw::{Axis, Dash, Scale},
 };
@@ -11,7 +11,7 @@ use crate::{
 const FAR: f64 = 20.0;
 
 pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let lines = Lines::of(results)?;
+    let lines = Lines::of(results, Experiment::Agents)?;
     let words = (
         "Latency with many agents",
         "Latency by number of agents, in ms",

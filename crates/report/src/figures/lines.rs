@@ -2,7 +2,7 @@
 
 use super::plot_title;
 use crate::{
-    ResultFile,
+    Experiment, ResultFile,
     contender::{Looks, contenders},
     draw::{Axis, Canvas, Entry, Frame, Ink, Look, Plan, Plot, Sample, Tick},
 };
@@ -82,12 +82,12 @@ pub struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    pub fn of(results: &[&'a ResultFile]) -> Result<Self, String> {
+    pub fn of(results: &[&'a ResultFile], experiment: Experiment) -> Result<Self, String> {
         let all = results.iter().map(|result| (*result, series_of(result)));
         let (shown, series): (Vec<_>, Vec<_>) =
             all.filter(|(_, series)| !series.is_empty()).unzip();
         match shown.is_empty() {
-            true => Err("no result of it has points".to_owned()),
+            true => Err(format!("no {} result has points", experiment.name())),
             false => Ok(Lines { shown, series }),
         }
     }

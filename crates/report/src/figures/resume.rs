@@ -2,13 +2,13 @@
 
 use super::lines::{Drawn, Lines, Series, heights, looks, own_ticks, places};
 use crate::{
-    ResultFile,
+    Experiment, ResultFile,
     contender::label,
     draw::{Axis, Scale},
 };
 
 pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let lines = Lines::of(results)?;
+    let lines = Lines::of(results, Experiment::ResumeLatency)?;
     let drawn = styles(lines.results(), &lines.kinds());
     let words = ("Resume latency", "Time to resume by layer, in ms");
     Ok(lines.draw(words, &drawn, axes))

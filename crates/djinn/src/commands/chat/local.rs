@@ -5,14 +5,11 @@ use std::{collections::HashMap, time::Instant};
 use djinn_engine::{Blueprint, Engine, Request, SessionId, Settings};
 use djinn_model::Message;
 
-use super::{
-    interrupt::Interrupt,
-    voice::{ANSWER, Answer, Facts, How, Tell, Voice, cut, untold},
-};
+use super::voice::{ANSWER, Answer, Facts, How, Tell, Voice, cut, untold};
 use crate::{
     args::ChatArgs,
     bundled,
-    commands::{load, run::sampling, watch::Watch},
+    commands::{interrupt::Interrupt, load, run::sampling, watch::Watch},
     failure::Failure,
 };
 

@@ -1,7 +1,6 @@
 //! `djinn chat`: a conversation, from a terminal or from whatever writes lines.
 
 mod command;
-mod interrupt;
 mod local;
 mod talk;
 pub mod voice;
@@ -10,12 +9,11 @@ use std::io::{BufRead, IsTerminal};
 
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use super::remote;
+use super::{interrupt::Interrupt, remote};
 use crate::{
     args::ChatArgs,
     failure::{Failure, say},
 };
-use interrupt::Interrupt;
 use talk::{Flow, Talk};
 use voice::Voice;
 

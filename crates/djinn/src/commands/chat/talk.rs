@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::{
     command::{HELP, Line},
-    interrupt::Interrupt,
     voice::{Answer, How, Voice},
 };
 use crate::{
     args::ChatArgs,
+    commands::interrupt::Interrupt,
     failure::{Failure, say},
 };
 

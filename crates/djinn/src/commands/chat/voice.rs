@@ -2,8 +2,7 @@
 
 use djinn_model::Message;
 
-pub use super::interrupt::Interrupt;
-use crate::{args::SamplingArgs, failure::Failure};
+use crate::{args::SamplingArgs, commands::interrupt::Interrupt, failure::Failure};
 
 /// Tokens of an answer where neither flag nor model says.
 pub const ANSWER: usize = 512;

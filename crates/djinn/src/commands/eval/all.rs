@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use djinn_client::Options;
 use djinn_eval::{Config, Place};
-use djinn_report::{Experiment, Outcome, ResultFile};
+use djinn_report::{Experiment, Outcome, ResultFile, summarize};
 
 use super::{
     heed, measure,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     args::EvalAllArgs,
-    commands::spawned::Spawned,
+    commands::{interrupt::Interrupt, spawned::Spawned},
     failure::{Failure, say},
     style::{Colour, coloured, table},
 };
@@ -53,6 +53,7 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
     std::fs::create_dir_all(&args.output)
         .map_err(|error| Failure::Message(format!("{}: {error}", args.output.display())))?;
     let listed = if args.smoke { SMOKE } else { FULL };
+    let interrupt = Interrupt::by_key()?;
     let pushed = tempfile::tempdir()?;
     let mut workplace = match args.smoke {
         true => Workplace::Server(serve(args, pushed.path())?),
@@ -68,7 +69,8 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
             experiment.name()
         );
         let output = args.output.join(format!("{file}.json"));
-        match one(*experiment, name, args, &mut workplace, &output) {
+        let made = one(*experiment, name, args, &mut workplace, &output, &interrupt);
+        match made {
             Ok(result) => results.push((result, output)),
             Err(Failure::Message(why)) => {
                 eprintln!("djinn: {} {name}: {why}", experiment.name());
@@ -111,13 +113,18 @@ fn one(
     args: &EvalAllArgs,
     workplace: &mut Workplace,
     output: &Path,
+    interrupt: &Interrupt,
 ) -> Result<ResultFile, Failure> {
-    if args.keep && output.exists() {
-        eprintln!("kept: {}", output.display());
-        return Ok(ResultFile::read(output)?);
-    }
     let mut config = Config::read(Path::new(name))?;
     heed(&mut config, &args.measuring)?;
+    if let Some(result) = args
+        .keep
+        .then(|| kept(experiment, &config, output))
+        .flatten()
+    {
+        eprintln!("kept: {}", output.display());
+        return Ok(result);
+    }
     let place = match workplace {
         Workplace::Server(server) => Place::Server {
             address: format!("127.0.0.1:{}", server.port),
@@ -125,7 +132,16 @@ fn one(
         },
         Workplace::Here(devices) => place::in_process(&config, devices, None)?,
     };
-    measure(experiment, &config, place, &args.measuring.python, output)
+    let python = &args.measuring.python;
+    measure(experiment, &config, place, python, output, interrupt)
+}
+
+/// A result that is there already, if it is of this experiment with these settings, and passes.
+fn kept(experiment: Experiment, config: &Config, output: &Path) -> Option<ResultFile> {
+    let mut result = ResultFile::read(output).ok()?;
+    result.summary = summarize(&result);
+    let is_it = result.experiment == experiment && result.settings == config.settings();
+    (is_it && result.summary.pass).then_some(result)
 }
 
 fn told(results: &[(ResultFile, PathBuf)]) -> String {

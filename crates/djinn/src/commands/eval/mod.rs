@@ -10,10 +10,12 @@ use std::{
 
 use djinn_eval::{Config, Lab, Place, Said, Setup, Tell};
 use djinn_report::{Experiment, Outcome, ResultFile};
+use tokio::runtime::Runtime;
 
 use crate::{
     args::{Eval, EvalArgs, ExperimentArgs, MeasuringArgs},
     bundled,
+    commands::interrupt::Interrupt,
     failure::{Failure, say},
     progress::Doing,
     style::{Colour, coloured, table},
@@ -44,8 +46,10 @@ fn one(experiment: Experiment, args: &ExperimentArgs) -> Result<(), Failure> {
     }
     heed(&mut config, &args.measuring)?;
     let output = output(experiment, &config, args.output.as_deref())?;
+    let interrupt = Interrupt::by_key()?;
     let place = place::place(&config, args)?;
-    let result = measure(experiment, &config, place, &args.measuring.python, &output)?;
+    let python = &args.measuring.python;
+    let result = measure(experiment, &config, place, python, &output, &interrupt)?;
     say(&told(&result, &output, &config))?;
     verdict(&[result])
 }
@@ -95,15 +99,14 @@ fn measure(
     place: Place,
     python: &str,
     output: &Path,
+    interrupt: &Interrupt,
 ) -> Result<ResultFile, Failure> {
     let words: Vec<String> = std::env::args().collect();
     let no_threads = |error| Failure::Message(format!("no threads to measure with: {error}"));
-    let serving = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(djinn_device::host::cores().clamp(2, 8))
-        .thread_name("server")
-        .enable_all()
-        .build()
-        .map_err(no_threads)?;
+    let serving = match place {
+        Place::InProcess(_) => Some(serving().map_err(no_threads)?),
+        Place::Server { .. } => None,
+    };
     // A client has one thread, as most have: what it asks for does not go from hand to hand.
     let asking = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -111,7 +114,7 @@ fn measure(
         .map_err(no_threads)?;
     let setup = Setup {
         place,
-        serving: serving.handle().clone(),
+        serving: serving.as_ref().map(|threads| threads.handle().clone()),
         bundled: bundled::bundled()?,
         python: python.to_owned(),
         command: command_line(&words),
@@ -121,13 +124,22 @@ fn measure(
         let lab = Lab::open(config, setup).await?;
         let result = tokio::select! {
             result = djinn_eval::run(experiment, config, &lab) => result.map_err(Failure::from),
-            _ = tokio::signal::ctrl_c() => Err(Failure::Message("interrupted".into())),
+            () = interrupt.pressed() => Err(Failure::Interrupted),
         };
         lab.close().await;
         result
     })?;
     result.write(output)?;
     Ok(result)
+}
+
+/// Threads of a server in process.
+fn serving() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(djinn_device::host::cores().clamp(2, 8))
+        .thread_name("server")
+        .enable_all()
+        .build()
 }
 
 /// The command line as it can be typed again, with the program's name in place of where it lies, and

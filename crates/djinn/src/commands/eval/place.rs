@@ -52,7 +52,13 @@ impl Devices {
             DeviceName::Auto => device_of(config)?,
             named => named,
         };
-        if let Some((_, backend)) = self.opened.iter().find(|(opened, _)| *opened == name) {
+        // The first card is the same under both of its names.
+        let first = |name: DeviceName| match name {
+            DeviceName::Auto if djinn_device::cuda::driver_present() => DeviceName::Cuda(0),
+            name => name,
+        };
+        let is = |opened: DeviceName| first(opened) == first(name);
+        if let Some((_, backend)) = self.opened.iter().find(|(opened, _)| is(*opened)) {
             return Ok(backend.clone());
         }
         let chosen = name.choose(self.asked.threads)?;

@@ -12,7 +12,10 @@ use tokio::runtime::Runtime;
 use super::{connect, run::sampling, runtime};
 use crate::{
     args::ChatArgs,
-    commands::chat::voice::{ANSWER, Answer, Facts, How, Interrupt, Tell, Voice, cut, untold},
+    commands::{
+        chat::voice::{ANSWER, Answer, Facts, How, Tell, Voice, cut, untold},
+        interrupt::Interrupt,
+    },
     failure::Failure,
 };
 

@@ -1,4 +1,5 @@
-//! Ctrl-C while an answer comes: it ends the answer, not the conversation.
+//! Ctrl-C where it does not end the process at once: it ends an answer and not the conversation, and an
+//! experiment that has something to give back.
 
 use std::{
     io,
@@ -7,13 +8,17 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// Whether somebody has heard enough.
+/// How often it is looked at by who waits.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Whether somebody has had enough.
 #[derive(Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -53,6 +58,13 @@ impl Interrupt {
     /// Forgets what was pressed before.
     pub fn clear(&self) {
         self.0.store(false, Ordering::Release);
+    }
+
+    /// Waits until it is pressed.
+    pub async fn pressed(&self) {
+        while !self.is_on() {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Whether it was pressed since.
