@@ -208,7 +208,7 @@ impl Pass<'_, '_> {
             } = stopped;
             let numbers = |sent: Vec<Sent>| {
                 let parts = sent.into_iter().map(|sent| self.outbox.read(sent));
-                parts.flatten().copied().collect::<Vec<f32>>()
+                parts.collect::<Vec<&[f32]>>().concat()
             };
             let live = live.into_iter().map(|(buf, sent)| (buf, numbers(sent)));
             let live = Arc::new(live.collect());
