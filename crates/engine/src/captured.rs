@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use djinn_device::host;
 use djinn_model::{hook::Site, program::Dims};
 
 use crate::{Reduce, Tensor, capture::Capture};
@@ -49,6 +50,9 @@ impl Captured {
             reduce => reduce.width(),
         };
         rows.count += data.len() / each;
+        if rows.data.is_empty() {
+            rows.data = host::room_for(data.len());
+        }
         rows.data.extend(data);
     }
 

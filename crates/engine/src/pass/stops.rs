@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Instant};
 
-use djinn_device::View;
+use djinn_device::{View, host};
 use djinn_model::{
     Stop,
     program::{Buf, SegmentKind},
@@ -208,7 +208,10 @@ impl Pass<'_, '_> {
             } = stopped;
             let numbers = |sent: Vec<Sent>| {
                 let parts = sent.into_iter().map(|sent| self.outbox.read(sent));
-                parts.collect::<Vec<&[f32]>>().concat()
+                let parts: Vec<&[f32]> = parts.collect();
+                let mut all = host::room_for(parts.iter().map(|part| part.len()).sum());
+                parts.iter().for_each(|part| all.extend_from_slice(part));
+                all
             };
             let live = live.into_iter().map(|(buf, sent)| (buf, numbers(sent)));
             let live = Arc::new(live.collect());

@@ -1,0 +1,43 @@
+//! Memory for many numbers.
+
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
+
+/// Room for so many numbers. What is large is asked for in huge pages: most of what copying into new
+/// memory takes is the kernel handing out pages one by one.
+pub fn room_for(count: usize) -> Vec<f32> {
+    let mut room = Vec::with_capacity(count);
+    in_huge_pages(&mut room);
+    room
+}
+
+#[cfg(target_os = "linux")]
+fn in_huge_pages(room: &mut Vec<f32>) {
+    let (start, bytes) = (room.as_mut_ptr().cast::<u8>(), room.capacity() * 4);
+    let before = start.addr().next_multiple_of(HUGE) - start.addr();
+    let whole = bytes.saturating_sub(before) / HUGE * HUGE;
+    if whole > 0 {
+        let first = start.wrapping_add(before).cast();
+        // SAFETY: pages that lie in the vector's memory as a whole; what is in them stays.
+        let _ = unsafe { rustix::mm::madvise(first, whole, rustix::mm::Advice::LinuxHugepage) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_huge_pages(_: &mut Vec<f32>) {}
+
+#[cfg(test)]
+mod tests {
+    use super::room_for;
+
+    #[test]
+    fn what_is_put_there_is_there() {
+        for count in [0, 1, 1000, 3 << 20] {
+            let numbers: Vec<f32> = (0..count).map(|i| i as f32).collect();
+            let mut room = room_for(count);
+            let at = room.as_ptr();
+            room.extend_from_slice(&numbers);
+            assert!(room == numbers && (count == 0 || room.as_ptr() == at));
+        }
+    }
+}
