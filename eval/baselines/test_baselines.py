@@ -68,6 +68,12 @@ def here(*names: str) -> bool:
     return all(importlib.util.find_spec(name) for name in names)
 
 
+def modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[Any]:
+    """Scripts as modules, where a part of one is tried."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return [importlib.import_module(name) for name in names]
+
+
 torch_here = pytest.mark.skipif(not here("torch", "transformers"), reason="torch is not here")
 accelerate_here = pytest.mark.skipif(not here("accelerate"), reason="accelerate is not here")
 
@@ -240,8 +246,7 @@ def test_compiled_steps_say_the_same(tmp_path: Path, story: dict[str, Any]) -> N
 
 @torch_here
 def test_replayed_steps_are_held_to_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    ours, common = (importlib.import_module(name) for name in ("transformers_vram", "common"))
+    ours, common = modules(monkeypatch, "transformers_vram", "common")
     transformers = importlib.import_module("transformers")
     asked = job("virtual-memory")
     model = common.load_model(asked, "cpu")
@@ -354,8 +359,7 @@ def test_deepspeed_says_what_the_reference_says(tmp_path: Path, story: dict[str,
 
 
 def test_deepspeed_tries_again_with_less_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    zero, common = (importlib.import_module(name) for name in ("deepspeed_zero", "common"))
+    zero, common = modules(monkeypatch, "deepspeed_zero", "common")
     tried = []
 
     def told(asked: dict[str, Any]) -> dict[str, Any]:
@@ -374,8 +378,7 @@ def test_deepspeed_tries_again_with_less_on_the_device(monkeypatch: pytest.Monke
 
 
 def test_deepspeed_gives_up_where_nothing_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    zero, common = (importlib.import_module(name) for name in ("deepspeed_zero", "common"))
+    zero, common = modules(monkeypatch, "deepspeed_zero", "common")
     full = {"status": "out-of-memory", "reason": "full", "settings": {"resident_mb": 0}}
     tried = []
     monkeypatch.setattr(zero, "in_a_process", lambda asked: tried.append(asked) or full)
@@ -389,8 +392,7 @@ def test_deepspeed_gives_up_where_nothing_is_on_the_device(monkeypatch: pytest.M
 def test_deepspeed_keeps_less_with_every_try(
     monkeypatch: pytest.MonkeyPatch, limit: float | None
 ) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    zero, common = (importlib.import_module(name) for name in ("deepspeed_zero", "common"))
+    zero, common = modules(monkeypatch, "deepspeed_zero", "common")
     monkeypatch.setattr(zero, "SPARE", 1e6)
 
     class Parameter:

@@ -317,32 +317,16 @@ fn bad_input_is_told_before_anything_is_measured() {
         ],
         &["agent_smok", "agent_smoke"],
     );
-    refused(
-        &["eval", "agents", "--config", "agent_smoke"],
-        &["--output FILE.json"],
-    );
-    refused(
-        &[
-            "eval",
-            "agents",
-            "--config",
-            "agent_smoke",
-            "--output",
-            "/proc/x/y.json",
-        ],
-        &["/proc/x"],
-    );
-    refused(
-        &[
-            "eval",
-            "agents",
-            "--config",
-            "agent_smoke",
-            "--output",
-            output,
-            "--server",
-            "127.0.0.1:1",
-        ],
+    let agents = |more: &[&str], expect: &[&str]| {
+        refused(
+            &[&["eval", "agents", "--config", "agent_smoke"], more].concat(),
+            expect,
+        );
+    };
+    agents(&[], &["--output FILE.json"]);
+    agents(&["--output", "/proc/x/y.json"], &["/proc/x"]);
+    agents(
+        &["--output", output, "--server", "127.0.0.1:1"],
         &["no server answers at 127.0.0.1:1"],
     );
     refused(

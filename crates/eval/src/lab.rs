@@ -35,9 +35,8 @@ pub enum Place {
 pub struct Setup {
     /// Who does the work.
     pub place: Place,
-    /// The threads of a server in process; those of the caller, on which the client runs, where there are
-    /// no others.
-    pub serving: Option<Handle>,
+    /// The threads of a server in process. The client runs on those of its caller.
+    pub serving: Handle,
     /// The model that ships with Djinn.
     pub bundled: PathBuf,
     /// The Python that baselines run with.
@@ -111,8 +110,7 @@ impl Lab {
                 server.model_dirs.extend(above.map(ToOwned::to_owned));
                 server.pushed = pushed.path().to_owned();
                 server.limits = limits();
-                let serving = setup.serving.unwrap_or_else(Handle::current);
-                let running = start(*server, &serving).await?;
+                let running = start(*server, &setup.serving).await?;
                 let address = running.addresses[0].to_string();
                 let client = Client::connect(&address, Options::default()).await?;
                 (client, Some(running), None)

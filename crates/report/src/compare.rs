@@ -21,7 +21,7 @@ pub enum Change {
     Worse,
     /// Chance may have done it.
     WithinNoise,
-    /// One of both has fewer than two runs: nobody knows how far chance goes.
+    /// One of both has fewer than three runs: nobody knows how far chance goes.
     Unknown,
 }
 
@@ -32,7 +32,7 @@ impl Change {
             Change::Better => "better",
             Change::Worse => "worse",
             Change::WithinNoise => "within noise",
-            Change::Unknown => "unknown: fewer than two runs",
+            Change::Unknown => "unknown: fewer than three runs",
         }
     }
 }
@@ -113,8 +113,8 @@ fn latest(set: &Set) -> BTreeMap<String, &ResultFile> {
 /// With fewer runs nobody knows what chance does.
 const LEAST: u64 = 3;
 
-/// Whether numbers differ by more than chance: there are three runs of each, the runs of one all lie beyond those of the other, and the
-/// medians are further apart than two standard deviations of both together.
+/// Whether numbers differ by more than chance: there are enough runs of each, those of one all lie beyond
+/// those of the other, and the medians are further apart than two standard deviations of both together.
 fn judged(old: &Stats, new: &Stats, better: Better) -> Change {
     if old.count < LEAST || new.count < LEAST {
         return Change::Unknown;
@@ -223,7 +223,7 @@ impl Comparison {
             Block::Text(Line::from(format!(
                 "{}. A change counts as better or worse when the runs of one all lie beyond those of the \
                  other, and the medians are further apart than {DEVIATIONS} standard deviations of both \
-                 together. With fewer than two runs it is unknown.",
+                 together. With fewer than three runs it is unknown.",
                 self.counts()
             ))),
         ];

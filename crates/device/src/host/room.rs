@@ -1,8 +1,5 @@
 //! Memory for many numbers.
 
-/// Bytes of a huge page.
-const HUGE: usize = 2 << 20;
-
 /// Room for so many numbers. What is large is asked for in huge pages: most of what copying into new
 /// memory takes is the kernel handing out pages one by one.
 pub fn room_for(count: usize) -> Vec<f32> {
@@ -13,6 +10,8 @@ pub fn room_for(count: usize) -> Vec<f32> {
 
 #[cfg(target_os = "linux")]
 fn in_huge_pages(room: &mut Vec<f32>) {
+    /// Bytes of a huge page.
+    const HUGE: usize = 2 << 20;
     let (start, bytes) = (room.as_mut_ptr().cast::<u8>(), room.capacity() * 4);
     let before = start.addr().next_multiple_of(HUGE) - start.addr();
     let whole = bytes.saturating_sub(before) / HUGE * HUGE;

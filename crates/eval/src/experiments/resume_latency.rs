@@ -26,7 +26,7 @@ const AWAY: &str = "resume_from_host";
 
 pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let experiment = &config.experiment;
-    let repeats = u64::from(experiment.breakpoints.repeats.max(1));
+    let repeats = u64::from(experiment.breakpoints.repeats);
     // A token for every stop, and some to go on with.
     let context = experiment.inference.prompt_length + 2 * repeats + 8;
     // A session for every layer, and one that nobody stops.
@@ -93,8 +93,8 @@ fn missing(runs: &[Run], layers: &[u64]) -> Vec<String> {
         let is = |point: &Point| point.series == AWAY && point.x == layer as f64;
         run.points.iter().any(is)
     };
-    let all = |layer: &&u64| !runs.iter().all(|run| has(run, **layer));
-    let without: Vec<String> = layers.iter().filter(all).map(u64::to_string).collect();
+    let lacks = |layer: &&u64| !runs.iter().all(|run| has(run, **layer));
+    let without: Vec<String> = layers.iter().filter(lacks).map(u64::to_string).collect();
     if without.is_empty() {
         return Vec::new();
     }

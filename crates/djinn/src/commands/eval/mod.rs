@@ -114,14 +114,18 @@ fn measure(
         .map_err(no_threads)?;
     let setup = Setup {
         place,
-        serving: serving.as_ref().map(|threads| threads.handle().clone()),
+        serving: serving.as_ref().unwrap_or(&asking).handle().clone(),
         bundled: bundled::bundled()?,
         python: python.to_owned(),
         command: command_line(&words),
         tell: tell(),
     };
     let mut result = asking.block_on(async {
-        let lab = Lab::open(config, setup).await?;
+        // A folder that is sent to a server takes its time.
+        let lab = tokio::select! {
+            lab = Lab::open(config, setup) => lab?,
+            () = interrupt.pressed() => return Err(Failure::Interrupted),
+        };
         let result = tokio::select! {
             result = djinn_eval::run(experiment, config, &lab) => result.map_err(Failure::from),
             () = interrupt.pressed() => Err(Failure::Interrupted),

@@ -52,17 +52,19 @@ impl Devices {
             DeviceName::Auto => device_of(config)?,
             named => named,
         };
-        // The first card is the same under both of its names.
-        let first = |name: DeviceName| match name {
-            DeviceName::Auto if djinn_device::cuda::driver_present() => DeviceName::Cuda(0),
-            name => name,
-        };
-        let is = |opened: DeviceName| first(opened) == first(name);
+        let first = DeviceName::Cuda(0);
+        let is =
+            |opened: DeviceName| opened == name || (name == DeviceName::Auto && opened == first);
         if let Some((_, backend)) = self.opened.iter().find(|(opened, _)| is(*opened)) {
             return Ok(backend.clone());
         }
         let chosen = name.choose(self.asked.threads)?;
         chosen.say();
+        // A card has the name that it was found by; a processor that stands in for one has not.
+        let name = match (name, &chosen.backend) {
+            (DeviceName::Auto, Backend::Cuda { .. }) => first,
+            (name, _) => name,
+        };
         self.opened.push((name, chosen.backend.clone()));
         Ok(chosen.backend)
     }
