@@ -64,7 +64,8 @@ impl Session {
         Events::open(self.client.clone(), stream.into_inner()).await
     }
 
-    /// Nobody needs it for a while: its pages may go. Gives how long until they began to.
+    /// Nobody needs it for a while: its pages make way for others who need their room, or, where
+    /// it is not said for how long, go at once. Gives how long until they began to move.
     pub async fn waiting(&self, expected: Option<Duration>) -> Result<Duration, Error> {
         let expected_s = expected.map(|d| d.as_secs_f64());
         self.signal(Signal::Waiting(v1::Waiting { expected_s }))

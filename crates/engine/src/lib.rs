@@ -21,6 +21,7 @@ mod error;
 mod experts;
 mod host;
 mod identity;
+mod idle;
 mod image;
 mod inside;
 mod kv;

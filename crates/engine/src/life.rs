@@ -202,8 +202,9 @@ impl Engine {
     }
 
     /// A session waits for its owner from now on, who may say when to expect it back, or
-    /// say so again. Its pages go at once, as far as there is room for them, unless it is
-    /// back in a moment.
+    /// say so again. Then its pages stay as long as nobody needs their room, and the host has
+    /// them too, unless it is back in a moment. Where nobody knows when, they go at once, as far
+    /// as there is room for them.
     pub fn wait(&mut self, id: SessionId, expected: Option<Instant>) -> Result<(), EngineError> {
         let step = Step::Wait(expected);
         self.can(id, step)?;
@@ -215,19 +216,12 @@ impl Engine {
         let session = self.session(id);
         session.take(step)?;
         session.used = since;
-        if expected.is_some_and(|at| at <= since + AHEAD) {
-            return Ok(());
+        match expected {
+            None => self.send_away(id),
+            Some(at) if at > since + AHEAD => self.copy_out(id),
+            Some(_) => {}
         }
-        self.leave(id);
         Ok(())
-    }
-
-    /// The pages of a session that waits go to the host. Where that fails it is over, which
-    /// the next pass tells.
-    pub(crate) fn leave(&mut self, id: SessionId) {
-        if let Err(lost) = self.send_away(id) {
-            self.untold.push(*lost);
-        }
     }
 
     /// Tells a session that waits something, and lets it generate up to so many more tokens.
@@ -365,7 +359,7 @@ impl Engine {
         session.until = Until::Breakpoint;
         session.used = Instant::now();
         session.turn_over = true;
-        self.leave(id);
+        self.copy_out(id);
         finish
     }
 

@@ -10,13 +10,14 @@ use crate::{
     state::{State, Step},
 };
 
-/// How long past its time a session that was expected keeps its pages on the device.
+/// How long past its time a session is still expected.
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Does what is due: ends sessions whose deadline has come or whose lease has run out,
     /// takes in pages from disk, brings pages of sessions back that are expected within a
-    /// moment while there is room that nobody uses, and lets those go that did not come.
+    /// moment while there is room that nobody needs sooner, and no longer expects those that
+    /// did not come.
     /// Passes do it by themselves; this is for when none runs. Tells of sessions that are
     /// over.
     pub fn tend(&mut self, now: Instant) -> Vec<Output> {
@@ -34,7 +35,7 @@ impl Engine {
         outputs.extend(self.take_from_disk(false));
         outputs.extend(self.expire(now));
         outputs.extend(self.bring_ahead(now));
-        self.let_late_ones_go(now);
+        self.give_late_ones_up(now);
         outputs
     }
 
@@ -67,16 +68,21 @@ impl Engine {
     }
 
     /// Brings pages of sessions back that are expected, soonest first, into room that nobody
-    /// uses.
+    /// needs sooner.
     fn bring_ahead(&mut self, now: Instant) -> Vec<Output> {
         let mut lost = Vec::new();
-        for id in self.expected(now) {
+        let expected = self.expected(now);
+        for &id in &expected {
             let (table, pages) = (&self.sessions[&id].pages, self.pager.pages());
-            if table.away(pages) > pages.device().free() {
-                break;
-            }
+            let away = table.away(pages);
             if table.pages().iter().any(|&page| pages.is_on_disk(page)) {
                 continue;
+            }
+            if away > pages.device().free() {
+                self.make_way(away, &expected);
+            }
+            if away > self.pager.pages().device().free() {
+                break;
             }
             let back = self.with_pages(id, |pager, session| {
                 pager.bring_back(session.pages.pages(), Pace::Whole)
@@ -86,8 +92,8 @@ impl Engine {
         lost
     }
 
-    /// Who was expected and has not come holds no memory that others could use.
-    fn let_late_ones_go(&mut self, now: Instant) {
+    /// Who was expected and has not come is needed last from now on.
+    fn give_late_ones_up(&mut self, now: Instant) {
         let is_late = |session: &&Session| match session.state.awaits() {
             Some(Some(expected)) => now.saturating_duration_since(expected) >= IDLE,
             _ => false,
@@ -101,7 +107,7 @@ impl Engine {
         for id in late {
             let late = self.session(id).take(Step::Wait(None));
             late.expect("it waits");
-            self.leave(id);
+            self.copy_out(id);
         }
     }
 }

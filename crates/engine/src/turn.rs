@@ -1,8 +1,8 @@
 //! Before a pass: who runs in it, and whose pages make room for them.
 
-use std::{cmp::Reverse, time::Instant};
+use std::time::Instant;
 
-use djinn_memory::{PageId, PageTable};
+use djinn_memory::PageId;
 
 use crate::{
     Engine, EngineError, Output, SessionId,
@@ -200,60 +200,6 @@ impl Engine {
             }
             Err(lost) => turn.lost.push(*lost),
         }
-    }
-
-    /// The pages of sessions that do not run now, those needed last first.
-    pub(crate) fn idle(&self) -> Vec<&PageTable> {
-        let mut idle: Vec<_> = self
-            .sessions
-            .values()
-            .filter_map(|session| Some((session.state.awaits()?, session)))
-            .collect();
-        // Who does not say when it comes back is taken to come back last.
-        idle.sort_by_key(|(expected, _)| (expected.is_some(), Reverse(*expected)));
-        idle.into_iter()
-            .map(|(_, session)| &session.pages)
-            .collect()
-    }
-
-    /// Lets all pages of a session go to the host, as far as there is room and nobody else
-    /// who is about to run holds them.
-    pub(crate) fn send_away(&mut self, id: SessionId) -> std::result::Result<(), Lost> {
-        let wanted: Vec<PageId> = self.sessions[&id].pages.pages().to_vec();
-        let mut stays = vec![false; self.pager.pages().numbers()];
-        for other in self.sessions.values() {
-            let runs = matches!(other.state, State::Ready | State::Running);
-            if other.id != id && runs {
-                other
-                    .pages
-                    .pages()
-                    .iter()
-                    .for_each(|page| stays[page.number()] = true);
-            }
-        }
-        let pages = self.pager.pages();
-        let mut room = self.room_elsewhere();
-        let mut away = Vec::new();
-        for page in wanted
-            .into_iter()
-            .rev()
-            .filter(|page| !stays[page.number()])
-        {
-            let is_new = pages.host_frame(page).is_none() && pages.device_frame(page).is_some();
-            if is_new && room == 0 {
-                continue;
-            }
-            room -= usize::from(is_new);
-            away.push(page);
-        }
-        let Err(error) = self.pager.send_away(&away) else {
-            return Ok(());
-        };
-        let mut lost = self.lose(&away, &error);
-        let own = lost.iter().position(|output| output.session == id);
-        let own = own.map(|at| lost.swap_remove(at));
-        self.untold.extend(lost);
-        own.map_or(Ok(()), |lost| Err(Box::new(lost)))
     }
 
     /// Moves a session's pages. Where that fails its keys and values are lost, and it is

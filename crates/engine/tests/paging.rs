@@ -541,39 +541,93 @@ fn what_the_host_has_already_is_not_sent_again() {
     engine.check_integrity();
 }
 
+/// Whether pages went to the host, and whether any came back.
+fn moved(engine: &mut Engine) -> (bool, bool) {
+    let paged = engine.paged().unwrap();
+    (paged.out.bytes > 0, paged.back.bytes > 0)
+}
+
 #[test]
-fn who_is_expected_comes_back_ahead() {
+fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
     let folder = stories();
-    let ask = request(&folder, &[5; 100], &[], 30);
-    let expect = told(&alone(&folder, std::slice::from_ref(&ask))[0]);
-    let mut engine = load(&folder, tight(&folder, &[ask.clone(), ask.clone()], 2, 1));
-    let id = engine.open(ask).unwrap();
+    let asks = [5, 6].map(|token| request(&folder, &[token; 100], &[], 30));
+    let expect: Vec<Told> = alone(&folder, &asks).iter().map(told).collect();
+    // Room for one of the two.
+    let mut engine = load(&folder, tight(&folder, &asks, 2, 2));
+    let id = engine.open(asks[0].clone()).unwrap();
     for _ in 0..9 {
         engine.step().unwrap();
     }
-    let paged = |engine: &mut Engine| {
-        let paged = engine.paged().unwrap();
-        (paged.out.bytes > 0, paged.back.bytes > 0)
-    };
     let now = Instant::now();
-    // Back in a moment, its pages stay.
+    // Back in a moment, nothing moves.
     engine.wait(id, Some(now)).unwrap();
-    assert_eq!(paged(&mut engine), (false, false));
+    assert_eq!(moved(&mut engine), (false, false));
     engine.resume(id).unwrap();
     engine.step().unwrap();
-    let later = now + Duration::from_secs(60);
-    engine.wait(id, Some(later)).unwrap();
+    // Back in a minute, the host has what stays here.
+    let minute = Duration::from_secs(60);
+    engine.wait(id, Some(now + minute)).unwrap();
     assert!(engine.tend(now).is_empty());
-    assert_eq!(paged(&mut engine), (true, false), "not yet");
-    assert!(engine.tend(now + Duration::from_secs(60)).is_empty());
-    assert_eq!(paged(&mut engine), (true, true), "ahead of its return");
+    assert_eq!(moved(&mut engine), (true, false));
+    let sent = engine.paged().unwrap().out.bytes;
+    assert_eq!(engine.kv_pages().device.held, engine.kv_pages().host.held);
+    engine.resume(id).unwrap();
+    engine.step().unwrap();
+    assert_eq!(moved(&mut engine), (true, false), "it was there");
+    // Somebody else takes its place: of what had not changed since nothing is sent again.
+    engine.wait(id, Some(now + minute)).unwrap();
+    let other = engine.open(asks[1].clone()).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        engine.check_integrity();
+    }
+    let page = engine.blueprint().page_bytes();
+    assert_eq!(engine.paged().unwrap().out.bytes, sent + page);
+    assert!(told(&engine.close(other).unwrap()) == expect[1]);
+    assert_eq!(moved(&mut engine), (true, false), "not yet");
+    assert!(engine.tend(now + minute).is_empty());
+    assert_eq!(moved(&mut engine), (true, true), "ahead of its return");
     engine.check_integrity();
     engine.resume(id).unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
     }
-    assert!(told(&engine.close(id).unwrap()) == expect);
+    assert!(told(&engine.close(id).unwrap()) == expect[0]);
     engine.check_integrity();
+}
+
+#[test]
+fn who_is_expected_takes_the_place_of_who_is_not() {
+    let folder = stories();
+    let asks = [5, 6].map(|token| Request {
+        keep: true,
+        ..request(&folder, &[token; 100], &[], 4)
+    });
+    let mut engine = load(&folder, tight(&folder, &asks, 2, 2));
+    let mut ids = Vec::new();
+    for ask in &asks {
+        ids.push(engine.open(ask.clone()).unwrap());
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+    }
+    // The second is here, the first is not, and both wait.
+    let away = |engine: &Engine| {
+        let all = engine.list(None).into_iter();
+        all.map(|told| told.away > 0).collect::<Vec<_>>()
+    };
+    assert_eq!(away(&engine), [true, false]);
+    let now = Instant::now();
+    engine.wait(ids[0], Some(now)).unwrap();
+    assert!(engine.tend(now).is_empty());
+    engine.check_integrity();
+    assert_eq!(away(&engine), [false, true]);
+    let (out, back) = (engine.paged().unwrap().out, engine.paged().unwrap().back);
+    assert!(out.bytes > back.bytes, "the host had all of the second");
+    // One as soon as the other stays where it is.
+    engine.wait(ids[1], Some(now)).unwrap();
+    assert!(engine.tend(now).is_empty());
+    assert_eq!(away(&engine), [false, true]);
 }
 
 #[test]

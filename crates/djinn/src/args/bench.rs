@@ -150,7 +150,7 @@ pub struct BenchRestoreArgs {
 #[command(after_help = "\
 Sessions arrive, run their prompt, and generate --output tokens; then they wait as an agent
 does for its tool, are told --answer tokens, and go on, --turns times. While one waits its
-KV goes to host memory; more sessions than memory holds take turns. Lengths and times are
+KV makes way for others; more sessions than memory holds take turns. Lengths and times are
 drawn between two bounds from --seed. Device memory that weights leave is for KV, or --kv
 of it.
 

@@ -9,6 +9,7 @@ mod disk;
 mod spiller;
 #[cfg(test)]
 mod tests;
+mod trips;
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
@@ -16,10 +17,11 @@ use djinn_device::{Device, KvLayer, Stream};
 use djinn_memory::{Chunk, Frame, Frames, Move, PageId, PageTable, Pages};
 use djinn_store::Spill;
 
-use self::copies::runs;
 pub(crate) use self::copies::{Copies, DeviceCopies};
 use self::spiller::Spiller;
 pub(crate) use self::spiller::Way;
+pub(crate) use self::trips::Arrivals;
+use self::trips::{After, Trip, distinct, stage_blocks, stage_of, stages};
 use crate::{Blueprint, EngineError};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -82,69 +84,6 @@ impl Traffic {
     }
 }
 
-/// Copies of pages that were asked for together.
-pub(crate) struct Trip<E> {
-    began: E,
-    /// By when the blocks of each stage are there, first blocks first.
-    stages: Vec<E>,
-    /// Which of these came last.
-    last: usize,
-    bytes: u64,
-}
-
-impl<E> Trip<E> {
-    fn ended(&self) -> &E {
-        &self.stages[self.last]
-    }
-}
-
-/// Pages that a pass needs and that may still be on their way.
-pub(crate) struct Arrivals<E> {
-    trips: Vec<Arc<Trip<E>>>,
-    blocks: usize,
-}
-
-impl<E> Arrivals<E> {
-    /// Whether nothing is on its way.
-    pub fn is_empty(&self) -> bool {
-        self.trips.is_empty()
-    }
-
-    /// What has to be past before block `block` runs, after `waited` which had to be for
-    /// those before it that ran.
-    pub fn before(&self, block: usize, waited: Option<usize>) -> impl Iterator<Item = &E> {
-        self.trips.iter().filter_map(move |trip| {
-            let stage = |block| stage_of(block, trip.stages.len(), self.blocks);
-            let is_new = waited.map(stage) != Some(stage(block));
-            is_new.then(|| &trip.stages[stage(block)])
-        })
-    }
-}
-
-/// The blocks of one of so many stages.
-fn stage_blocks(stage: usize, stages: usize, blocks: usize) -> Range<usize> {
-    stage * blocks / stages..(stage + 1) * blocks / stages
-}
-
-/// Which of so many stages a block is in.
-fn stage_of(block: usize, stages: usize, blocks: usize) -> usize {
-    let holds = |stage: &usize| stage_blocks(*stage, stages, blocks).contains(&block);
-    (0..stages).find(holds).unwrap_or(0)
-}
-
-/// Copies that pages which a pass waits for may be cut into: the host asks for each of
-/// them.
-const COPIES: usize = 400;
-
-/// Stages in which pages come that a pass waits for: the first blocks compute while the
-/// others are still on their way. As many as there are blocks where pages lie side by side,
-/// since those of a block are one copy then.
-fn stages(moves: &[Move], blocks: usize) -> usize {
-    (COPIES / runs(moves).count().max(1))
-        .clamp(4, 40)
-        .min(blocks)
-}
-
 /// Pages copied together: those that take their places need not wait for others.
 const TOGETHER: usize = 16;
 
@@ -161,9 +100,6 @@ pub(crate) enum Pace {
 /// Bytes a second that pages come back at before any did: what a slow link does.
 const UNMEASURED: f64 = 10e9;
 
-/// What has to be past before a frame is used again.
-type After<E> = Vec<Option<Arc<Trip<E>>>>;
-
 pub(crate) struct Pager<C: Copies = DeviceCopies> {
     copies: C,
     pages: Pages,
@@ -171,7 +107,11 @@ pub(crate) struct Pager<C: Copies = DeviceCopies> {
     /// Bytes of a page, and its blocks.
     bytes: u64,
     blocks: usize,
-    slab_after: After<C::Event>,
+    /// By frame of the slab: what is on its way there, and what is copied from there, which
+    /// only those wait for who use the frame anew.
+    arriving: After<C::Event>,
+    leaving: After<C::Event>,
+    /// By frame of the host: what is copied from or to it.
     host_after: After<C::Event>,
     paged: Paged,
     /// Where the pass at hand begins on the compute stream, while there is one.
@@ -216,7 +156,8 @@ impl<C: Copies> Pager<C> {
             bytes,
             blocks,
             spiller: None,
-            slab_after: vec![None; pages.device().total()],
+            arriving: vec![None; pages.device().total()],
+            leaving: vec![None; pages.device().total()],
             host_after: vec![None; pages.host().total()],
             pages,
             paged: Paged::default(),
@@ -280,9 +221,14 @@ impl<C: Copies> Pager<C> {
     /// Takes what tokens that are computed next will be written to, or nothing at all.
     pub fn write(&mut self, table: &mut PageTable, tokens: Range<usize>) -> Result<()> {
         let fresh = self.pages.write(table, tokens)?;
-        let copied = fresh.copies.iter().flat_map(|(from, to)| [from, to]);
-        for frame in copied.chain(&fresh.grown) {
-            if let Some(trip) = self.slab_after[frame.0 as usize].take() {
+        for (from, _) in &fresh.copies {
+            if let Some(trip) = self.arriving[from.0 as usize].take() {
+                self.copies.wait(Stream::Compute, trip.ended())?;
+            }
+        }
+        let anew = fresh.copies.iter().map(|(_, to)| to).chain(&fresh.grown);
+        for frame in anew {
+            for trip in self.take_slab(*frame).into_iter().flatten() {
                 self.copies.wait(Stream::Compute, trip.ended())?;
             }
         }
@@ -295,21 +241,39 @@ impl<C: Copies> Pager<C> {
 
     /// Lets pages go from the slab, as far as the host has room.
     pub fn send_away(&mut self, pages: &[PageId]) -> Result<()> {
+        // Those that the host has already first: others would take their frames there.
+        let mut pages = pages.to_vec();
+        pages.sort_by_key(|&page| self.pages.host_frame(page).is_none());
         let mut moves = Vec::new();
-        for &page in pages {
+        for page in pages {
             let Ok(sent) = self.pages.send_away(page) else {
                 break;
             };
             moves.extend(sent);
         }
+        self.send(&moves)
+    }
+
+    /// Has the host keep pages that stay in the slab, as far as frames are free there.
+    pub fn copy_out(&mut self, pages: &[PageId]) -> Result<()> {
+        let copied = pages.iter().filter_map(|&page| self.pages.copy_out(page));
+        let moves: Vec<Move> = copied.collect();
+        self.send(&moves)
+    }
+
+    fn send(&mut self, moves: &[Move]) -> Result<()> {
         self.note_peaks();
         for part in moves.chunks(TOGETHER) {
-            let began = self.begin(Stream::PageOut, part, |page| (page.from, page.to))?;
+            let began = self.begin(Stream::PageOut, part)?;
             for page in part {
                 self.copies.send(*page)?;
             }
             let stages = vec![self.copies.record(Stream::PageOut)?];
-            let trip = self.end(began, (stages, 0), part, |page| (page.from, page.to));
+            let trip = self.trip(began, (stages, 0), part);
+            for page in part {
+                self.leaving[page.from.0 as usize] = Some(Arc::clone(&trip));
+                self.host_after[page.to.0 as usize] = Some(Arc::clone(&trip));
+            }
             self.out.push_back(trip);
         }
         self.read_times()
@@ -332,7 +296,7 @@ impl<C: Copies> Pager<C> {
             Pace::Whole => TOGETHER,
         };
         for part in moves.chunks(together) {
-            let began = self.begin(Stream::PageIn, part, |page| (page.to, page.from))?;
+            let began = self.begin(Stream::PageIn, part)?;
             let (count, first) = match pace {
                 Pace::From(block) => {
                     let count = stages(part, self.blocks);
@@ -349,7 +313,11 @@ impl<C: Copies> Pager<C> {
             // In order of their blocks again.
             stages.rotate_right(first);
             let last = (first + count - 1) % count;
-            let trip = self.end(began, (stages, last), part, |page| (page.to, page.from));
+            let trip = self.trip(began, (stages, last), part);
+            for page in part {
+                self.arriving[page.to.0 as usize] = Some(Arc::clone(&trip));
+                self.host_after[page.from.0 as usize] = Some(Arc::clone(&trip));
+            }
             self.back.push_back(trip);
         }
         self.read_times()
@@ -372,24 +340,28 @@ impl<C: Copies> Pager<C> {
         self.copies.wait(Stream::PageIn, &asked)
     }
 
-    /// What comes next on a stream comes after all that uses these frames, which are told as
-    /// those of the slab and of the host.
-    fn begin(
-        &mut self,
-        stream: Stream,
-        moves: &[Move],
-        frames: fn(&Move) -> (Frame, Frame),
-    ) -> Result<C::Event> {
-        // What computes may still be at these pages, and other copies at either place. No page of the
-        // pass at hand moves, so what came before it is enough.
+    /// What comes next on a page stream comes after all that it must not disturb: what
+    /// computes, and other copies at either place.
+    fn begin(&mut self, stream: Stream, moves: &[Move]) -> Result<C::Event> {
+        // No page of the pass at hand moves, so what came before it is enough.
         let computed = match &self.pass {
             Some(began) => began.clone(),
             None => self.copies.record(Stream::Compute)?,
         };
         self.copies.wait(stream, &computed)?;
         let mut after: Vec<Arc<Trip<C::Event>>> = Vec::new();
-        for (slab, host) in moves.iter().map(frames) {
-            after.extend(self.slab_after[slab.0 as usize].take());
+        for page in moves {
+            let host = match stream {
+                Stream::PageIn => {
+                    after.extend(self.take_slab(page.to).into_iter().flatten());
+                    page.from
+                }
+                // It stays noted: who reads the page waits for what arrives, not for this.
+                _ => {
+                    after.extend(self.arriving[page.from.0 as usize].clone());
+                    page.to
+                }
+            };
             after.extend(self.host_after[host.0 as usize].take());
         }
         for trip in distinct(after) {
@@ -398,25 +370,25 @@ impl<C: Copies> Pager<C> {
         self.copies.record(stream)
     }
 
-    /// A trip is under way, and these frames are in use until it has ended.
-    fn end(
-        &mut self,
+    /// What has to be past before others use a frame of the slab.
+    fn take_slab(&mut self, frame: Frame) -> [Option<Arc<Trip<C::Event>>>; 2] {
+        let at = frame.0 as usize;
+        [self.arriving[at].take(), self.leaving[at].take()]
+    }
+
+    /// Pages are under way.
+    fn trip(
+        &self,
         began: C::Event,
         (stages, last): (Vec<C::Event>, usize),
         moves: &[Move],
-        frames: fn(&Move) -> (Frame, Frame),
     ) -> Arc<Trip<C::Event>> {
-        let trip = Arc::new(Trip {
+        Arc::new(Trip {
             began,
             stages,
             last,
             bytes: self.bytes * moves.len() as u64,
-        });
-        for (slab, host) in moves.iter().map(frames) {
-            self.slab_after[slab.0 as usize] = Some(Arc::clone(&trip));
-            self.host_after[host.0 as usize] = Some(Arc::clone(&trip));
-        }
-        trip
+        })
     }
 
     /// Whether all pages of a table are on the device, and none still on its way.
@@ -425,7 +397,7 @@ impl<C: Copies> Pager<C> {
             let Some(frame) = self.pages.device_frame(page) else {
                 return Ok(false);
             };
-            let after = &mut self.slab_after[frame.0 as usize];
+            let after = &mut self.arriving[frame.0 as usize];
             let Some(trip) = after else { continue };
             if !self.copies.is_past(trip.ended())? {
                 return Ok(false);
@@ -439,7 +411,7 @@ impl<C: Copies> Pager<C> {
     pub fn awaited(&self, table: &PageTable) -> usize {
         let is_awaited = |&&page: &&PageId| match self.pages.device_frame(page) {
             None => true,
-            Some(frame) => self.slab_after[frame.0 as usize].is_some(),
+            Some(frame) => self.arriving[frame.0 as usize].is_some(),
         };
         table.pages().iter().filter(is_awaited).count()
     }
@@ -453,7 +425,7 @@ impl<C: Copies> Pager<C> {
         for &page in tables.flat_map(PageTable::pages) {
             let frame = self.pages.device_frame(page).expect("a pass has its pages");
             // It stays noted: a pass may end before the blocks whose pages come last.
-            trips.extend(self.slab_after[frame.0 as usize].clone());
+            trips.extend(self.arriving[frame.0 as usize].clone());
         }
         let mut under_way = Vec::new();
         for trip in distinct(trips) {
@@ -468,7 +440,8 @@ impl<C: Copies> Pager<C> {
     /// After a failure: waits until nothing moves any more, so that any frame can be used.
     pub fn settle(&mut self) {
         self.copies.settle();
-        self.slab_after.fill(None);
+        self.arriving.fill(None);
+        self.leaving.fill(None);
         self.host_after.fill(None);
     }
 
@@ -491,11 +464,4 @@ impl<C: Copies> Pager<C> {
     pub fn release(&mut self, table: &mut PageTable) {
         self.pages.release(table);
     }
-}
-
-/// Each of these once.
-fn distinct<E>(mut trips: Vec<Arc<Trip<E>>>) -> Vec<Arc<Trip<E>>> {
-    trips.sort_unstable_by_key(Arc::as_ptr);
-    trips.dedup_by(|a, b| Arc::ptr_eq(a, b));
-    trips
 }

@@ -204,13 +204,13 @@ fn run(pager: &mut Pager<Late>, held: &mut Held, grow: usize, fresh: &mut u64) -
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
     /// Whatever goes and comes, is shared, given up and taken again, and however late
     /// streams run: what computes finds what it left, and nobody waits for ever.
     #[test]
     fn every_page_has_its_own_numbers(
         device in 1usize..12, host in 0usize..12, seed: u64,
-        moves in prop::collection::vec((0usize..4, 0u8..7, 0usize..6), 1..120),
+        moves in prop::collection::vec((0usize..4, 0u8..8, 0usize..6), 1..120),
     ) {
         let pages = Pages::new(device, host, 0);
         let mut pager = Pager::with(Late::new(device, host, seed), pages, 1, BLOCKS);
@@ -243,6 +243,7 @@ proptest! {
                     }
                 }
                 4 => { pager.is_there(&held.table).unwrap(); }
+                5 => pager.copy_out(held.table.pages()).unwrap(),
                 _ => { let _ = run(&mut pager, held, count, &mut fresh); }
             }
             pager.pages().check_integrity(all.iter().map(|held| &held.table));

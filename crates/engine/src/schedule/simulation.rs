@@ -115,6 +115,16 @@ impl World {
         self.all.push(fork);
     }
 
+    /// The host has what somebody holds too, or a part of it.
+    fn copy_out(&mut self, i: usize) {
+        for _ in 0..self.draw(self.all[i].table.len() + 1) {
+            let at = self.draw(self.all[i].table.len());
+            if self.pages.host().free() > self.reserve {
+                self.pages.copy_out(self.all[i].table.pages()[at]);
+            }
+        }
+    }
+
     /// Something that was on its way to disk or from there arrives, or fails to.
     fn arrive(&mut self) {
         for _ in 0..self.draw(4).min(self.moving.len()) {
@@ -199,6 +209,7 @@ impl World {
                 s.admitted = false;
             } else if self.draw(9) == 0 {
                 self.all[ids[i]].waits = 1 + self.draw(40);
+                self.copy_out(ids[i]);
             } else if self.draw(20) == 0 && self.all.len() < 30 {
                 self.fork(ids[i]);
             }

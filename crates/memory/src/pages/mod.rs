@@ -140,6 +140,18 @@ impl Pages {
         self.page(page).host
     }
 
+    /// Whether it is on the device and the host has no copy of it.
+    pub fn is_here_alone(&self, page: PageId) -> bool {
+        let page = self.page(page);
+        page.device.is_some() && page.host.is_none()
+    }
+
+    /// Whether it is on the device and on the host.
+    pub fn is_here_and_there(&self, page: PageId) -> bool {
+        let page = self.page(page);
+        page.device.is_some() && page.host.is_some()
+    }
+
     /// How many sessions hold it.
     #[cfg(test)]
     fn holders(&self, page: PageId) -> usize {
@@ -279,6 +291,19 @@ impl Pages {
         });
         self.device.give_back(from);
         Ok(to.map(|to| Move { page, from, to }))
+    }
+
+    /// Has the host keep a page of the device too, where a frame is free there, and says what
+    /// has to be copied, if anything does. Once it is, the device's frame can go to others at
+    /// once.
+    pub fn copy_out(&mut self, page: PageId) -> Option<Move> {
+        let found = self.page(page);
+        let (Some(from), None) = (found.device, found.host) else {
+            return None;
+        };
+        let to = self.host.take()?;
+        self.change(page, |page| page.host = Some(to));
+        Some(Move { page, from, to })
     }
 
     /// A host frame, from copies of other pages where none is free.

@@ -69,6 +69,26 @@ fn the_host_keeps_copies_until_they_are_written_or_needed() {
 }
 
 #[test]
+fn what_the_host_has_too_makes_way_at_once() {
+    let mut pages = Pages::new(4, 3, 0);
+    let mut a = PageTable::new(2);
+    pages.write(&mut a, 0..8).unwrap();
+    let all = a.pages().to_vec();
+    let copied = all.iter().filter_map(|&page| pages.copy_out(page)).count();
+    assert_eq!(copied, 3, "as far as there is room");
+    assert_eq!((pages.copies(), a.away(&pages)), (3, 0));
+    assert_eq!(pages.copy_out(all[0]), None, "the host has it");
+    let sent = pages.send_away(all[0]).unwrap();
+    assert_eq!(sent, None, "nothing has to be copied");
+    assert_eq!((pages.device().free(), a.away(&pages)), (1, 1));
+    // What is written is no longer what the host has.
+    pages.bring_back(all[0]).unwrap().unwrap();
+    pages.write(&mut a, 4..8).unwrap();
+    assert_eq!((pages.copies(), pages.host().free()), (2, 1));
+    pages.check_integrity(std::iter::once(&a));
+}
+
+#[test]
 fn a_fork_copies_only_what_it_writes() {
     let mut pages = Pages::new(5, 0, 0);
     let mut a = PageTable::new(4);
@@ -193,7 +213,7 @@ proptest! {
     #[test]
     fn no_page_is_lost_or_written_by_two(
         device in 0usize..30, host in 0usize..30, disk in 0usize..30,
-        moves in prop::collection::vec((0usize..5, 0usize..100, 0u8..11), 0..150),
+        moves in prop::collection::vec((0usize..5, 0usize..100, 0u8..12), 0..150),
     ) {
         const PAGE: usize = 4;
         let mut pages = Pages::new(device, host, disk);
@@ -253,6 +273,7 @@ proptest! {
                         6 | 7 => { let _ = pages.bring_back(page); }
                         8 => { pages.spill(page); }
                         9 => { pages.fetch(page); }
+                        10 => { pages.copy_out(page); }
                         _ if pages.is_moving(page) => pages.arrived(page, number % 3 > 0),
                         _ => {}
                     }
