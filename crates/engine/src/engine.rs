@@ -443,7 +443,7 @@ pub struct Meanwhile<'e> {
 }
 
 impl Meanwhile<'_> {
-    /// [`Engine::wait`], of one who is not in the pass: its pages begin to leave at once, beside what
+    /// [`Engine::wait`], of one who is not in the pass: its pages begin to move at once, beside what
     /// computes. Nothing where it is; then it has to be asked again when the pass is over.
     pub fn wait(
         &mut self,

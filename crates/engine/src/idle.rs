@@ -1,10 +1,10 @@
 //! Pages of sessions that wait: what the host has of them too, and whose place others take.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::VecDeque};
 
 use djinn_memory::{PageId, PageTable};
 
-use crate::{Engine, EngineError, SessionId, state::State};
+use crate::{Engine, EngineError, SessionId, session::Session, state::State};
 
 impl Engine {
     /// The pages of sessions that do not run now, those needed last first.
@@ -14,8 +14,9 @@ impl Engine {
             .values()
             .filter_map(|session| Some((session.state.awaits()?, session)))
             .collect();
-        // Who does not say when it comes back is taken to come back last.
-        idle.sort_by_key(|(expected, _)| (expected.is_some(), Reverse(*expected)));
+        // Who does not say when it comes back is taken to come back last, and of those who was
+        // away longest.
+        idle.sort_by_key(|(expected, s)| (expected.is_some(), Reverse(*expected), s.used));
         idle.into_iter()
             .map(|(_, session)| &session.pages)
             .collect()
@@ -23,69 +24,67 @@ impl Engine {
 
     /// By page: whether somebody holds it who is about to run, or one of these.
     fn in_use(&self, these: &[SessionId]) -> Vec<bool> {
+        let runs = |s: &&Session| matches!(s.state, State::Ready | State::Running);
+        let these = these.iter().map(|id| &self.sessions[id]);
         let mut used = vec![false; self.pager.pages().numbers()];
-        for session in self.sessions.values() {
-            let runs = matches!(session.state, State::Ready | State::Running);
-            if runs || these.contains(&session.id) {
-                let pages = session.pages.pages().iter();
-                pages.for_each(|page| used[page.number()] = true);
-            }
+        for session in self.sessions.values().filter(runs).chain(these) {
+            let pages = session.pages.pages().iter();
+            pages.for_each(|page| used[page.number()] = true);
         }
         used
     }
 
-    /// The pages of a session that waits, the last first, but for those that somebody holds
-    /// who is about to run.
-    fn unused_pages(&self, id: SessionId) -> Vec<PageId> {
-        let used = self.in_use(&[]);
-        let own = self.sessions[&id].pages.pages().iter().rev();
-        own.copied().filter(|page| !used[page.number()]).collect()
-    }
-
-    /// Lets all pages of a session that waits go to the host, as far as there is room.
+    /// Lets all pages of a session that waits go to the host, as far as there is room and
+    /// nobody holds them who is about to run.
     pub(crate) fn send_away(&mut self, id: SessionId) {
-        let pages = self.pager.pages();
-        let mut room = self.room_elsewhere();
-        let mut away = self.unused_pages(id);
-        away.retain(|&page| {
-            let is_new = pages.is_here_alone(page);
-            let goes = !is_new || room > 0;
-            room -= usize::from(is_new && goes);
-            goes
-        });
+        let (used, pages) = (self.in_use(&[]), self.pager.pages());
+        let goes = |&page: &PageId| !used[page.number()] && pages.device_frame(page).is_some();
+        let own = self.sessions[&id].pages.pages().iter().rev().copied();
+        let mut away: Vec<PageId> = own.filter(goes).collect();
+        // What the host has already makes way for nothing there once it has gone.
+        away.sort_by_key(|&page| pages.is_here_alone(page));
+        away.truncate(self.room_elsewhere());
         let sent = self.pager.send_away(&away);
         self.lose_unless(sent, &away);
     }
 
     /// Has the host keep the pages of a session that waits, as far as there is room: they stay
-    /// where they are while nobody needs that, and make way at once for who does.
+    /// where they are while nobody needs that, and make way at once for who does. Copies of what
+    /// is about to run make room for them: that stays here.
     pub(crate) fn copy_out(&mut self, id: SessionId) {
-        let mut pages = self.unused_pages(id);
-        let all = self.pager.pages();
-        pages.retain(|&page| all.is_here_alone(page));
-        pages.truncate(all.host().free().saturating_sub(self.reserve()));
-        let copied = self.pager.copy_out(&pages);
-        self.lose_unless(copied, &pages);
+        let (used, pages) = (self.in_use(&[]), self.pager.pages());
+        let is_new = |&page: &PageId| !used[page.number()] && pages.is_here_alone(page);
+        let own = self.sessions[&id].pages.pages().iter().rev().copied();
+        let mut own: Vec<PageId> = own.filter(is_new).collect();
+        let room = pages.host().free().saturating_sub(self.reserve());
+        if own.len() > room {
+            let spare: Vec<PageId> = pages.all().filter(|page| used[page.number()]).collect();
+            self.pager.forget_copies(&spare, own.len() - room);
+        }
+        let free = self.pager.pages().host().free();
+        own.truncate(free.saturating_sub(self.reserve()));
+        let copied = self.pager.copy_out(&own);
+        self.lose_unless(copied, &own);
     }
 
-    /// Makes room for so many pages on the device, of sessions that wait and are not among
-    /// these: what the host has of them too, theirs first who are needed last.
-    pub(crate) fn make_way(&mut self, wanted: usize, these: &[SessionId]) {
-        let pages = self.pager.pages();
-        let mut short = wanted.saturating_sub(pages.device().free());
+    /// Pages that could leave the device without being copied, of sessions that wait and are
+    /// not among these: theirs first who are needed last.
+    pub(crate) fn spare(&self, these: &[SessionId]) -> VecDeque<PageId> {
         let mut used = self.in_use(these);
-        let mut away = Vec::new();
+        let mut spare = VecDeque::new();
         for &page in self.idle().into_iter().flat_map(|t| t.pages().iter().rev()) {
-            if short > 0 && pages.is_here_and_there(page) && !used[page.number()] {
-                used[page.number()] = true;
-                short -= 1;
-                away.push(page);
+            let is_used = std::mem::replace(&mut used[page.number()], true);
+            if !is_used && self.pager.pages().is_here_and_there(page) {
+                spare.push_back(page);
             }
         }
-        if short == 0 {
-            let sent = self.pager.send_away(&away);
-            self.lose_unless(sent, &away);
-        }
+        spare
+    }
+
+    /// Lets pages go that the host has too.
+    pub(crate) fn give_up(&mut self, pages: &[PageId]) {
+        let sent = self.pager.send_away(pages);
+        self.lose_unless(sent, pages);
     }
 
     /// Where pages could not be moved, those that hold them are over, which the next pass

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use djinn_memory::PageId;
+
 use crate::{
     Engine, EngineError, Finish, Output, SessionId,
     pager::Pace,
@@ -67,22 +69,28 @@ impl Engine {
         Ok(())
     }
 
-    /// Brings pages of sessions back that are expected, soonest first, into room that nobody
-    /// needs sooner.
+    /// Brings pages of sessions back that are expected, soonest first, into room that is free
+    /// or that only those hold who are needed later. Whoever is ready and lacks room comes first.
     fn bring_ahead(&mut self, now: Instant) -> Vec<Output> {
         let mut lost = Vec::new();
         let expected = self.expected(now);
+        let mut spare = None;
         for &id in &expected {
             let (table, pages) = (&self.sessions[&id].pages, self.pager.pages());
-            let away = table.away(pages);
             if table.pages().iter().any(|&page| pages.is_on_disk(page)) {
                 continue;
             }
-            if away > pages.device().free() {
-                self.make_way(away, &expected);
-            }
-            if away > self.pager.pages().device().free() {
-                break;
+            let short = table.away(pages).saturating_sub(pages.device().free());
+            if short > 0 {
+                if pages.copies() < short || self.is_short() {
+                    break;
+                }
+                let spare = spare.get_or_insert_with(|| self.spare(&expected));
+                if spare.len() < short {
+                    break;
+                }
+                let gone: Vec<PageId> = spare.drain(..short).collect();
+                self.give_up(&gone);
             }
             let back = self.with_pages(id, |pager, session| {
                 pager.bring_back(session.pages.pages(), Pace::Whole)
@@ -90,6 +98,13 @@ impl Engine {
             lost.extend(back.err().map(|lost| *lost));
         }
         lost
+    }
+
+    /// Whether somebody is ready whose pages are not here.
+    fn is_short(&self) -> bool {
+        let pages = self.pager.pages();
+        let lacks = |session: &Session| session.is_ready() && session.pages.away(pages) > 0;
+        self.sessions.values().any(lacks)
     }
 
     /// Who was expected and has not come is needed last from now on.
@@ -105,9 +120,10 @@ impl Engine {
             .map(|s| s.id)
             .collect();
         for id in late {
-            let late = self.session(id).take(Step::Wait(None));
-            late.expect("it waits");
-            self.copy_out(id);
+            // One before it may have been lost, and this with it.
+            if self.session(id).take(Step::Wait(None)).is_ok() {
+                self.copy_out(id);
+            }
         }
     }
 }

@@ -192,7 +192,7 @@ class Session(Life):
     @contextmanager
     def waiting(self, seconds: float | None = None) -> Iterator[int]:
         """While you are away, and expect to be back after so many seconds: its KV makes room for others
-        where they need it, and is there again by then. Without a number it makes room at once.
+        where they need it, and comes back ahead of you. Without a number it makes room at once.
 
         Gives the microseconds that the server took to act on it."""
         reaction_us = self._link.ask(_asks.waiting(self._named, seconds))

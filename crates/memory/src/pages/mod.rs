@@ -77,6 +77,8 @@ pub struct Pages {
     disk: Frames,
     /// Pages whose host frame is a copy of their device frame.
     copies: usize,
+    /// The page whose copy last made way for another on the host.
+    hand: usize,
     prefixes: Prefixes,
 }
 
@@ -90,6 +92,7 @@ impl Pages {
             host: Frames::new(host),
             disk: Frames::new(disk),
             copies: 0,
+            hand: 0,
             prefixes: Prefixes::default(),
         }
     }
@@ -306,14 +309,26 @@ impl Pages {
         Some(Move { page, from, to })
     }
 
+    /// The host gives up its copy of a page that is on the device. Says whether it had one.
+    pub fn forget_copy(&mut self, page: PageId) -> bool {
+        let is_copy = self.page(page).is_copy();
+        if is_copy {
+            let frame = self.change(page, |page| page.host.take());
+            self.host.give_back(frame.expect("a copy"));
+        }
+        is_copy
+    }
+
     /// A host frame, from copies of other pages where none is free.
     fn take_host(&mut self, but: PageId) -> Result<Frame, OutOfPages> {
-        if self.host.free() == 0 {
-            let id = |at: usize| PageId(at as u32);
-            let is_copy = |&at: &usize| self.pages[at].is_copy() && id(at) != but;
-            if let Some(at) = (0..self.pages.len()).find(is_copy) {
-                let frame = self.change(id(at), |page| page.host.take());
-                self.host.give_back(frame.expect("a copy"));
+        if self.host.free() == 0 && self.copies > 0 {
+            // From where the last was found: who wants one wants many.
+            let (before, after) = (0..self.hand, self.hand..self.pages.len());
+            let ids = after.chain(before).map(|at| PageId(at as u32));
+            let mut others = ids.filter(|&id| id != but);
+            if let Some(copy) = others.find(|&id| self.page(id).is_copy()) {
+                self.hand = copy.number();
+                self.forget_copy(copy);
             }
         }
         self.host.check(1)?;

@@ -171,7 +171,7 @@ pub struct Run {
     /// KV of all sessions together, in GB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_demand_gb: Option<f64>,
-    /// KV that left the device, in GB.
+    /// KV that was copied from the device, in GB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paged_out_gb: Option<f64>,
     /// KV that came back, in GB.

@@ -175,8 +175,8 @@ impl Host {
         answered.await.map_err(|_| self.gone())?
     }
 
-    /// A session's owner is away, since `came`: its pages go at once, even in the middle of a pass that
-    /// is not its own. Says how long that took.
+    /// A session's owner is away, since `came`: its pages move at once, even in the middle of a pass
+    /// that is not its own. Says how long that took.
     pub async fn away(
         &self,
         owner: &str,

@@ -43,7 +43,7 @@ pub struct Worker {
     stops: bool,
 }
 
-/// An owner says that it is away: its session's pages are to go at once, whatever computes meanwhile.
+/// An owner says that it is away: its session's pages are to move at once, whatever computes meanwhile.
 pub struct Signal {
     owner: String,
     id: SessionId,

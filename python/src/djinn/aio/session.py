@@ -166,7 +166,8 @@ class Session(Life):
 
     @asynccontextmanager
     async def waiting(self, seconds: float | None = None) -> AsyncIterator[int]:
-        """While you are away, and expect to be back after so many seconds."""
+        """While you are away, and expect to be back after so many seconds: its KV makes room for others
+        where they need it, and comes back ahead of you. Without a number it makes room at once."""
         reaction_us = await self._link.ask(_asks.waiting(self._named, seconds))
         try:
             yield reaction_us
