@@ -15,8 +15,12 @@ impl Engine {
             .filter_map(|session| Some((session.state.awaits()?, session)))
             .collect();
         // Who does not say when it comes back is taken to come back last, and of those who was
-        // away longest.
-        idle.sort_by_key(|(expected, s)| (expected.is_some(), Reverse(*expected), s.used));
+        // away longest. Whose copies are only just being made comes after the others: who takes
+        // its place would wait for them.
+        idle.sort_by_cached_key(|(expected, s)| {
+            let is_leaving = self.pager.is_leaving(&s.pages);
+            (is_leaving, expected.is_some(), Reverse(*expected), s.used)
+        });
         idle.into_iter()
             .map(|(_, session)| &session.pages)
             .collect()

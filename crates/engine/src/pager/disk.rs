@@ -58,7 +58,7 @@ impl<C: Copies> Pager<C> {
     fn is_done(&mut self, host: Frame) -> Result<bool> {
         let after = &mut self.host_after[host.0 as usize];
         let Some(trip) = after else { return Ok(true) };
-        let is_past = self.copies.is_past(trip.ended())?;
+        let is_past = trip.is_over(&self.copies)?;
         if is_past {
             *after = None;
         }

@@ -199,7 +199,7 @@ impl<C: Copies> Pager<C> {
         ];
         for (trips, traffic) in ways {
             while let Some(trip) = trips.front()
-                && self.copies.is_past(trip.ended())?
+                && trip.is_over(&self.copies)?
             {
                 traffic.seconds += self.copies.seconds(&trip.began, trip.ended())?;
                 traffic.bytes += trip.bytes;
@@ -275,7 +275,8 @@ impl<C: Copies> Pager<C> {
                 self.copies.send(*page)?;
             }
             let stages = vec![self.copies.record(Stream::PageOut)?];
-            let trip = self.trip(began, (stages, 0), part);
+            let bytes = self.bytes * part.len() as u64;
+            let trip = Trip::new(began, stages, 0, bytes);
             for page in part {
                 self.leaving[page.from.0 as usize] = Some(Arc::clone(&trip));
                 self.host_after[page.to.0 as usize] = Some(Arc::clone(&trip));
@@ -319,7 +320,8 @@ impl<C: Copies> Pager<C> {
             // In order of their blocks again.
             stages.rotate_right(first);
             let last = (first + count - 1) % count;
-            let trip = self.trip(began, (stages, last), part);
+            let bytes = self.bytes * part.len() as u64;
+            let trip = Trip::new(began, stages, last, bytes);
             for page in part {
                 self.arriving[page.to.0 as usize] = Some(Arc::clone(&trip));
                 self.host_after[page.from.0 as usize] = Some(Arc::clone(&trip));
@@ -382,21 +384,6 @@ impl<C: Copies> Pager<C> {
         [self.arriving[at].take(), self.leaving[at].take()]
     }
 
-    /// Pages are under way.
-    fn trip(
-        &self,
-        began: C::Event,
-        (stages, last): (Vec<C::Event>, usize),
-        moves: &[Move],
-    ) -> Arc<Trip<C::Event>> {
-        Arc::new(Trip {
-            began,
-            stages,
-            last,
-            bytes: self.bytes * moves.len() as u64,
-        })
-    }
-
     /// Whether all pages of a table are on the device, and none still on its way.
     pub fn is_there(&mut self, table: &PageTable) -> Result<bool> {
         for &page in table.pages() {
@@ -405,12 +392,21 @@ impl<C: Copies> Pager<C> {
             };
             let after = &mut self.arriving[frame.0 as usize];
             let Some(trip) = after else { continue };
-            if !self.copies.is_past(trip.ended())? {
+            if !trip.is_over(&self.copies)? {
                 return Ok(false);
             }
             *after = None;
         }
         Ok(true)
+    }
+
+    /// Whether pages of a table are still being copied from where they are on the device.
+    pub fn is_leaving(&self, table: &PageTable) -> bool {
+        let frame = |&page: &PageId| self.pages.device_frame(page);
+        let mut frames = table.pages().iter().filter_map(frame);
+        // What cannot be asked is told by what waits for it.
+        let is_read = |trip: &Arc<Trip<_>>| !trip.is_over(&self.copies).unwrap_or(true);
+        frames.any(|frame| self.leaving[frame.0 as usize].as_ref().is_some_and(is_read))
     }
 
     /// How many pages of a table are elsewhere or still on their way.
@@ -435,7 +431,7 @@ impl<C: Copies> Pager<C> {
         }
         let mut under_way = Vec::new();
         for trip in distinct(trips) {
-            if !self.copies.is_past(trip.ended())? {
+            if !trip.is_over(&self.copies)? {
                 under_way.push(trip);
             }
         }

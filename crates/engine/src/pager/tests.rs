@@ -254,3 +254,24 @@ proptest! {
         prop_assert_eq!(left, 0, "somebody waits for ever");
     }
 }
+
+#[test]
+fn what_is_copied_out_is_leaving_until_it_has_been() {
+    let mut seen = 0;
+    for seed in 0..50 {
+        let pages = Pages::new(4, 4, 0);
+        let mut pager = Pager::with(Late::new(4, 4, seed), pages, 1, BLOCKS);
+        let mut table = PageTable::new(1);
+        pager.write(&mut table, 0..4).unwrap();
+        assert!(!pager.is_leaving(&table));
+        pager.copy_out(table.pages()).unwrap();
+        assert!(
+            pager.is_there(&table).unwrap(),
+            "who reads it need not wait"
+        );
+        seen += usize::from(pager.is_leaving(&table));
+        pager.copies.settle();
+        assert!(!pager.is_leaving(&table));
+    }
+    assert!(seen > 0, "streams are late now and then");
+}

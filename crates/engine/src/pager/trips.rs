@@ -1,24 +1,50 @@
 //! Pages on their way between slab and host, and when each part of them is there.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use djinn_memory::Move;
 
-use super::copies::runs;
+use super::{Copies, Result, copies::runs};
 
 /// Copies of pages that were asked for together.
 pub(crate) struct Trip<E> {
     pub began: E,
     /// By when the blocks of each stage are there, first blocks first.
-    pub stages: Vec<E>,
+    stages: Vec<E>,
     /// Which of these came last.
-    pub last: usize,
+    last: usize,
     pub bytes: u64,
+    /// Whether it was seen to have ended: then nobody has to ask the device again.
+    over: AtomicBool,
 }
 
 impl<E> Trip<E> {
+    /// One that begins now. It ends with stage `last`.
+    pub fn new(began: E, stages: Vec<E>, last: usize, bytes: u64) -> Arc<Self> {
+        Arc::new(Trip {
+            began,
+            stages,
+            last,
+            bytes,
+            over: AtomicBool::new(false),
+        })
+    }
+
     pub fn ended(&self) -> &E {
         &self.stages[self.last]
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self, copies: &impl Copies<Event = E>) -> Result<bool> {
+        let is_over = self.over.load(Relaxed) || copies.is_past(self.ended())?;
+        self.over.store(is_over, Relaxed);
+        Ok(is_over)
     }
 }
 
