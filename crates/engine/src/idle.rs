@@ -45,7 +45,7 @@ impl Engine {
         let goes = |&page: &PageId| !used[page.number()] && pages.device_frame(page).is_some();
         let own = self.sessions[&id].pages.pages().iter().rev().copied();
         let mut away: Vec<PageId> = own.filter(goes).collect();
-        // What the host has already makes way for nothing there once it has gone.
+        // Each takes a place there for good, also what the host has already; that goes first.
         away.sort_by_key(|&page| pages.is_here_alone(page));
         away.truncate(self.room_elsewhere());
         let sent = self.pager.send_away(&away);
