@@ -14,12 +14,12 @@ impl Engine {
             .values()
             .filter_map(|session| Some((session.state.awaits()?, session)))
             .collect();
-        // Who does not say when it comes back is taken to come back last, and of those who was
-        // away longest. Whose copies are only just being made comes after the others: who takes
-        // its place would wait for them.
+        // Who does not say when it comes back is taken to come back last; of those the oldest,
+        // not who was away longest: thoughts end, so that one is about to come back. Whose copies
+        // are only just being made comes after the others: who takes its place would wait.
         idle.sort_by_cached_key(|(expected, s)| {
             let is_leaving = self.pager.is_leaving(&s.pages);
-            (is_leaving, expected.is_some(), Reverse(*expected), s.used)
+            (is_leaving, expected.is_some(), Reverse(*expected))
         });
         idle.into_iter()
             .map(|(_, session)| &session.pages)
@@ -38,35 +38,34 @@ impl Engine {
         used
     }
 
-    /// Lets all pages of a session that waits go to the host, as far as there is room and
+    /// The pages of a session that waits, the last first, as far as they are on the device and
     /// nobody holds them who is about to run.
-    pub(crate) fn send_away(&mut self, id: SessionId) {
+    fn unused_here(&self, id: SessionId) -> Vec<PageId> {
         let (used, pages) = (self.in_use(&[]), self.pager.pages());
-        let goes = |&page: &PageId| !used[page.number()] && pages.device_frame(page).is_some();
+        let is_here = |&page: &PageId| !used[page.number()] && pages.device_frame(page).is_some();
         let own = self.sessions[&id].pages.pages().iter().rev().copied();
-        let mut away: Vec<PageId> = own.filter(goes).collect();
+        own.filter(is_here).collect()
+    }
+
+    /// Lets all pages of a session that waits go to the host, as far as there is room.
+    pub(crate) fn send_away(&mut self, id: SessionId) {
+        let mut away = self.unused_here(id);
         // Each takes a place there for good, also what the host has already; that goes first.
-        away.sort_by_key(|&page| pages.is_here_alone(page));
+        away.sort_by_key(|&page| self.pager.pages().is_here_alone(page));
         away.truncate(self.room_elsewhere());
         let sent = self.pager.send_away(&away);
         self.lose_unless(sent, &away);
     }
 
-    /// Has the host keep the pages of a session that waits, as far as there is room: they stay
-    /// where they are while nobody needs that, and make way at once for who does. Copies of what
-    /// is about to run make room for them: that stays here.
+    /// Has the host keep the pages of a session that waits: they stay where they are while
+    /// nobody needs that, and make way at once for who does. Where the host is short of room
+    /// nothing should be in two places, and they go.
     pub(crate) fn copy_out(&mut self, id: SessionId) {
-        let (used, pages) = (self.in_use(&[]), self.pager.pages());
-        let is_new = |&page: &PageId| !used[page.number()] && pages.is_here_alone(page);
-        let own = self.sessions[&id].pages.pages().iter().rev().copied();
-        let mut own: Vec<PageId> = own.filter(is_new).collect();
-        let room = pages.host().free().saturating_sub(self.reserve());
-        if own.len() > room {
-            let spare: Vec<PageId> = pages.all().filter(|page| used[page.number()]).collect();
-            self.pager.forget_copies(&spare, own.len() - room);
+        let (mut own, pages) = (self.unused_here(id), self.pager.pages());
+        own.retain(|&page| pages.is_here_alone(page));
+        if own.len() + self.host_margin() > pages.host().free() {
+            return self.send_away(id);
         }
-        let free = self.pager.pages().host().free();
-        own.truncate(free.saturating_sub(self.reserve()));
         let copied = self.pager.copy_out(&own);
         self.lose_unless(copied, &own);
     }

@@ -24,6 +24,15 @@ impl Engine {
         }
     }
 
+    /// Frames of the host that are kept free where there is a disk, since what leaves the device
+    /// should seldom wait for that: the reserve, and as many as the largest session may take.
+    pub(crate) fn host_margin(&self) -> usize {
+        match self.pager.has_disk() {
+            false => 0,
+            true => self.reserve() + self.blueprint.settings.table_pages(),
+        }
+    }
+
     /// Pages that can leave the device now: copies make way for those that are nowhere else.
     pub(crate) fn room_elsewhere(&self) -> usize {
         let pages = self.pager.pages();
@@ -49,9 +58,9 @@ impl Engine {
         ready.sort_by_key(|s| (s.account.rank(), s.id));
         let mut wanted: Vec<&PageTable> = ready.iter().map(|s| &s.pages).collect();
         wanted.extend(self.expected(now).iter().map(|id| &self.sessions[id].pages));
-        let largest = self.blueprint.settings.table_pages();
         let pages = self.pager.pages();
-        let work = disk_work(&wanted, &self.idle(), pages, self.reserve(), largest);
+        let margin = self.host_margin();
+        let work = disk_work(&wanted, &self.idle(), pages, margin);
         let mut lost = Vec::new();
         for page in work.fetch {
             if let Err(error) = self.pager.fetch(page) {

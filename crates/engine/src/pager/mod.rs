@@ -261,12 +261,6 @@ impl<C: Copies> Pager<C> {
         self.send(&moves)
     }
 
-    /// Has the host give up so many copies of these pages, which are in the slab.
-    pub fn forget_copies(&mut self, pages: &[PageId], count: usize) {
-        let given_up = pages.iter().filter(|&&page| self.pages.forget_copy(page));
-        given_up.take(count).for_each(drop);
-    }
-
     fn send(&mut self, moves: &[Move]) -> Result<()> {
         self.note_peaks();
         for part in moves.chunks(TOGETHER) {

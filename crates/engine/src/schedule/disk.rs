@@ -17,23 +17,21 @@ pub(crate) struct DiskWork {
 }
 
 /// Decides. `wanted` are sessions that will run, the next first; `idle` the others, those
-/// needed last first. Beside the reserve, room for another session is kept on the host, so
-/// that what leaves the device seldom waits for the disk.
+/// needed last first. So many frames of the host are kept free, the reserve and room for
+/// another session, so that what leaves the device seldom waits for the disk.
 pub(crate) fn disk_work(
     wanted: &[&PageTable],
     idle: &[&PageTable],
     pages: &Pages,
-    reserve: usize,
-    largest: usize,
+    margin: usize,
 ) -> DiskWork {
     let mut work = DiskWork::default();
     let mut taken = vec![false; pages.numbers()];
-    let low = reserve + largest;
     let mut room = pages.host().free() + pages.copies();
     for (number, table) in wanted.iter().enumerate() {
         // The reserve is for the first alone, and the others come only where nothing has to
         // go for it: those that have half each would wait for one another.
-        let left = if number == 0 { 0 } else { low };
+        let left = if number == 0 { 0 } else { margin };
         for &page in table.pages() {
             let can_come = pages.is_on_disk(page) && !pages.is_moving(page);
             if room > left && can_come && !taken[page.number()] {
@@ -43,7 +41,7 @@ pub(crate) fn disk_work(
             }
         }
     }
-    let mut short = low.saturating_sub(room + pages.leaving());
+    let mut short = margin.saturating_sub(room + pages.leaving());
     let stays = |page: &PageId| wanted.first().is_some_and(|t| t.pages().contains(page));
     for table in idle.iter().chain(wanted.iter().rev()) {
         for &page in table.pages().iter().rev() {

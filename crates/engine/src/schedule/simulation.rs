@@ -146,7 +146,7 @@ impl World {
             ids.iter().map(|&i| &self.all[i].table).collect()
         };
         let (wanted, idle) = (tables(&order), tables(idle));
-        let work = disk_work(&wanted, &idle, &self.pages, self.reserve, self.largest);
+        let work = disk_work(&wanted, &idle, &self.pages, self.reserve + self.largest);
         for page in work.fetch {
             self.moving
                 .extend(self.pages.fetch(page).map(|going| going.page));

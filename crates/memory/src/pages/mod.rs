@@ -309,16 +309,6 @@ impl Pages {
         Some(Move { page, from, to })
     }
 
-    /// The host gives up its copy of a page that is on the device. Says whether it had one.
-    pub fn forget_copy(&mut self, page: PageId) -> bool {
-        let is_copy = self.page(page).is_copy();
-        if is_copy {
-            let frame = self.change(page, |page| page.host.take());
-            self.host.give_back(frame.expect("a copy"));
-        }
-        is_copy
-    }
-
     /// A host frame, from copies of other pages where none is free.
     fn take_host(&mut self, but: PageId) -> Result<Frame, OutOfPages> {
         if self.host.free() == 0 && self.copies > 0 {
@@ -328,7 +318,8 @@ impl Pages {
             let mut others = ids.filter(|&id| id != but);
             if let Some(copy) = others.find(|&id| self.page(id).is_copy()) {
                 self.hand = copy.number();
-                self.forget_copy(copy);
+                let frame = self.change(copy, |page| page.host.take());
+                self.host.give_back(frame.expect("a copy"));
             }
         }
         self.host.check(1)?;
