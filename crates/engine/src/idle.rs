@@ -49,22 +49,29 @@ impl Engine {
 
     /// Lets all pages of a session that waits go to the host, as far as there is room.
     pub(crate) fn send_away(&mut self, id: SessionId) {
-        let mut away = self.unused_here(id);
+        let own = self.unused_here(id);
+        self.send_as_many(own);
+    }
+
+    /// Lets as many of these pages go as there is room for on the host.
+    fn send_as_many(&mut self, mut pages: Vec<PageId>) {
         // Each takes a place there for good, also what the host has already; that goes first.
-        away.sort_by_key(|&page| self.pager.pages().is_here_alone(page));
-        away.truncate(self.room_elsewhere());
-        let sent = self.pager.send_away(&away);
-        self.lose_unless(sent, &away);
+        pages.sort_by_key(|&page| self.pager.pages().is_here_alone(page));
+        pages.truncate(self.room_elsewhere());
+        self.give_up(&pages);
     }
 
     /// Has the host keep the pages of a session that waits: they stay where they are while
     /// nobody needs that, and make way at once for who does. Where the host is short of room
     /// nothing should be in two places, and they go.
     pub(crate) fn copy_out(&mut self, id: SessionId) {
-        let (mut own, pages) = (self.unused_here(id), self.pager.pages());
-        own.retain(|&page| pages.is_here_alone(page));
-        if own.len() + self.host_margin() > pages.host().free() {
-            return self.send_away(id);
+        let (own, pages) = (self.unused_here(id), self.pager.pages());
+        let new = own
+            .iter()
+            .filter(|&&page| pages.is_here_alone(page))
+            .count();
+        if new + self.host_margin() > pages.host().free() {
+            return self.send_as_many(own);
         }
         let copied = self.pager.copy_out(&own);
         self.lose_unless(copied, &own);
@@ -84,7 +91,7 @@ impl Engine {
         spare
     }
 
-    /// Lets pages go that the host has too.
+    /// Lets pages go that the host has too, or has room for.
     pub(crate) fn give_up(&mut self, pages: &[PageId]) {
         let sent = self.pager.send_away(pages);
         self.lose_unless(sent, pages);

@@ -597,6 +597,31 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
 }
 
 #[test]
+fn where_the_host_is_short_nothing_is_in_two_places() {
+    let folder = stories();
+    let asks = [5, 6].map(|token| Request {
+        keep: true,
+        ..request(&folder, &[token; 100], &[], 4)
+    });
+    // Room for both on the device, and for one of them on the host.
+    let mut engine = load(&folder, tight(&folder, &asks, 2, 1));
+    let mut held = Vec::new();
+    for ask in &asks {
+        engine.open(ask.clone()).unwrap();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        engine.check_integrity();
+        let pages = engine.kv_pages();
+        held.push((pages.device.held, pages.host.held));
+    }
+    // The first is copied and stays; the second goes, and takes the copies' place.
+    assert_eq!(held, [(7, 7), (7, 7)]);
+    let away: Vec<usize> = engine.list(None).iter().map(|told| told.away).collect();
+    assert_eq!(away, [0, 7]);
+}
+
+#[test]
 fn who_is_expected_takes_the_place_of_who_is_not() {
     let folder = stories();
     let asks = [5, 6].map(|token| Request {
