@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from djinn import _wire
@@ -166,6 +166,9 @@ class At:
     position: int
     rows: int
     shape: tuple[int, ...]
+    took_us: int | None = field(default=None, compare=False, repr=False)
+    """Microseconds the engine took to get there, since it was told to go on or since its last token; of
+    a stop that was followed."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ OnProgress: TypeAlias = Callable[[Progress], object]
 
 def read(kind: type[T], message: Any) -> T:
     """A message as one of the types above: fields of the same names."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: _READ.get(name, _plain)(message, name) for name in names})
 
 
@@ -214,7 +217,7 @@ def _limits(message: Any, name: str) -> Any:
     limits = getattr(message, name)
     if limits.DESCRIPTOR.name == "Limits":
         return read(ServerLimits, limits)
-    return {field.name: value for field, value in limits.ListFields()}
+    return {one.name: value for one, value in limits.ListFields()}
 
 
 _READ: dict[str, Callable[[Any, str], Any]] = {
@@ -224,5 +227,6 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "state": lambda message, _: (
         message.state if isinstance(message.state, str) else _wire.enum_name("ModelState", message.state)
     ),
+    "took_us": lambda message, _: message.took_us if message.HasField("took_us") else None,
     "paused": lambda message, _: read(At, message.paused) if message.HasField("paused") else None,
 }

@@ -3,7 +3,8 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
@@ -40,8 +41,12 @@ pub struct Card {
     bus_id: String,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// Bytes of its memory that context, kernels and libraries take.
-    taken: u64,
+    /// Bytes that were in use before it was opened, where nobody else was there.
+    before: Option<u64>,
+    /// Bytes of its memory that context, kernels and libraries take, as last seen.
+    taken: Mutex<u64>,
+    /// Bytes of [`Memory`] on it.
+    lent: Arc<AtomicU64>,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -53,7 +58,7 @@ unsafe impl Sync for Card {}
 /// than.
 const TAKEN_USUALLY: u64 = 640 << 20;
 const TAKEN_LEAST: u64 = 64 << 20;
-/// What the driver takes later, as kernels are first run.
+/// What the driver takes later, as a model's kernels are first run.
 const TAKEN_LATER: u64 = 32 << 20;
 
 impl Card {
@@ -75,17 +80,25 @@ impl Card {
             bus_id: bus_id.clone(),
             device,
             context,
-            taken: TAKEN_USUALLY,
+            before: None,
+            taken: Mutex::new(TAKEN_USUALLY),
+            lent: Arc::default(),
         };
         card.enter()?;
         card.leave_room()?;
         card.kernels = Some(Kernels::load(&card)?);
         card.blas = Blas::open();
         if let (Some(before), Some(after)) = (before, used()) {
-            let processes = nvml.and_then(|nvml| nvml.processes(&bus_id));
-            card.taken = taken(before, after, processes == Some(1));
+            let alone = card.is_alone();
+            card.before = alone.then_some(before);
+            card.taken = Mutex::new(taken(before, after, alone));
         }
         Ok(Arc::new(card))
+    }
+
+    /// Whether no other process computes there.
+    fn is_alone(&self) -> bool {
+        Nvml::get().and_then(|nvml| nvml.processes(&self.bus_id)) == Some(1)
     }
 
     /// Why so many bytes cannot be had, and what to do about it.
@@ -128,9 +141,17 @@ impl Card {
     }
 
     /// Bytes of its memory that this process takes before any slab: context, kernels,
-    /// libraries. A budget covers them too.
+    /// libraries. A budget covers them too. It grows with what was run: the libraries' kernels
+    /// stay, of every model. So it is looked at again whenever there is nothing else of ours.
     pub fn taken(&self) -> u64 {
-        self.taken
+        let mut last = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = |_: &u64| self.lent.load(Ordering::Acquire) == 0 && self.is_alone();
+        if let Some(before) = self.before.filter(alone)
+            && let Some(now) = self.used()
+        {
+            *last = taken(before, now, true);
+        }
+        *last
     }
 
     /// Bytes of its memory in use by all processes, where the system says.
@@ -258,6 +279,8 @@ fn bus_id(device: sys::CUdevice) -> Result<String> {
 pub(super) struct Memory {
     pub(super) address: sys::CUdeviceptr,
     pub(super) bytes: u64,
+    /// What there is of it on this card.
+    lent: Arc<AtomicU64>,
 }
 
 impl Memory {
@@ -270,9 +293,15 @@ impl Memory {
         // SAFETY: plain memory, given back when this is dropped.
         let address = unsafe { result::malloc_sync(bytes.max(1) as usize) }
             .said("taking memory of the card")?;
+        let lent = Arc::clone(&card.lent);
+        lent.fetch_add(bytes, Ordering::AcqRel);
+        let memory = Memory {
+            address,
+            bytes,
+            lent,
+        };
         // SAFETY: the memory just taken.
         unsafe { result::memset_d8_sync(address, 0, bytes as usize) }.said("clearing memory")?;
-        let memory = Memory { address, bytes };
         // Whatever its name says, the driver clears on a stream of its own that ours do not
         // wait for: what is loaded first would be cleared afterwards.
         result::ctx::synchronize().said("clearing memory")?;
@@ -284,6 +313,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: taken once; the owner has waited for all work that uses it.
         let _ = unsafe { result::free_sync(self.address) };
+        self.lent.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 

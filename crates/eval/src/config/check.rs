@@ -6,7 +6,14 @@ use super::{Config, told_metric};
 use crate::baselines::NAMES;
 
 /// What is measured at several places.
-const SERIES: [&str; 4] = ["resume", "resume_from_host", "p50", "p99"];
+const SERIES: [&str; 6] = [
+    "resume",
+    "resume_from_host",
+    "resume_inside",
+    "resume_from_host_inside",
+    "p50",
+    "p99",
+];
 
 type Checked = Result<(), String>;
 
@@ -110,6 +117,11 @@ impl Config {
             "experiment.breakpoints",
             !breakpoints.layers.is_empty() && breakpoints.repeats > 0,
             "at least one layer, and one stop there",
+        )?;
+        holds(
+            "experiment.activation_steering.repeats",
+            self.experiment.activation_steering.repeats > 0,
+            "at least one, or nothing would be measured",
         )
     }
 

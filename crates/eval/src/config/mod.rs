@@ -244,6 +244,8 @@ pub struct Steering {
     pub modification_factor: f32,
     /// Behind so many blocks; half of them where it is not said.
     pub steering_layer: Option<u64>,
+    /// How often with and without it, in a run.
+    pub repeats: u32,
 }
 
 impl Default for Steering {
@@ -253,6 +255,7 @@ impl Default for Steering {
             modification_type: "scale".to_owned(),
             modification_factor: 0.9,
             steering_layer: None,
+            repeats: 1,
         }
     }
 }

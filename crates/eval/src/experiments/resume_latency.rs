@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     Outcome, limits, model_size_gb, repeat,
-    stopping::{At, Stopping},
+    stopping::{At, Stopping, Took},
 };
 use crate::{
     Config, EvalError,
@@ -23,6 +23,9 @@ const OURS: &str = "djinn";
 /// Going on with KV on the device, and with KV on the host.
 const HERE: &str = "resume";
 const AWAY: &str = "resume_from_host";
+/// The same without the client's way to the server and back.
+const HERE_INSIDE: &str = "resume_inside";
+const AWAY_INSIDE: &str = "resume_from_host_inside";
 
 pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     let experiment = &config.experiment;
@@ -163,19 +166,28 @@ impl Bench<'_> {
 
     /// A number is of all stops or of none.
     fn points(&self, layer: u64, stopping: &Stopping) -> Result<Vec<Point>, EvalError> {
-        let point = |series: &str, times: &[f64]| {
+        let point = |series: &str, all: &[Took], ms: fn(&Took) -> Option<f64>| {
+            let times: Vec<f64> = all.iter().filter_map(ms).collect();
             let whole = times.len() as u64 == self.repeats;
-            let ms = whole.then(|| percentile(times, 50)).flatten()?;
+            let ms = whole.then(|| percentile(&times, 50)).flatten()?;
             let (series, x) = (series.to_owned(), layer as f64);
             Some(Point { series, x, ms })
         };
-        let here = point(HERE, &stopping.here).ok_or_else(|| {
+        let outside = |took: &Took| Some(took.ms);
+        let inside = |took: &Took| took.inside_ms;
+        let here = point(HERE, &stopping.here, outside).ok_or_else(|| {
             let text = "memory does not hold the KV of a session for every layer at once: give more memory \
                         or fewer experiment.breakpoints.layers";
             EvalError::Asked(text.to_owned())
         })?;
-        let away = point(AWAY, &stopping.away);
-        Ok(std::iter::once(here).chain(away).collect())
+        let more = [
+            point(AWAY, &stopping.away, outside),
+            point(HERE_INSIDE, &stopping.here, inside),
+            point(AWAY_INSIDE, &stopping.away, inside),
+        ];
+        Ok(std::iter::once(here)
+            .chain(more.into_iter().flatten())
+            .collect())
     }
 
     /// What a session generates that nobody stops.

@@ -92,36 +92,45 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Plain, changed, changed by nothing, and stopped and changed.
+    /// Plain and changed in turns, so that a slow second of the machine is of both; then changed by
+    /// nothing, and stopped and changed.
     async fn one(&self) -> Result<Run, EvalError> {
         let begin = Instant::now();
-        let plain = self.generate(None).await?;
-        let scaled = self.generate(Some(self.scale(self.factor))).await?;
+        let (mut plain, mut scaled) = (Vec::new(), Vec::new());
+        for _ in 0..self.config.experiment.activation_steering.repeats {
+            plain.push(self.generate(None).await?);
+            scaled.push(self.generate(Some(self.scale(self.factor))).await?);
+        }
         let unchanged = self.generate(Some(self.scale(1.0))).await?;
         let in_flight = self
             .generate(Some(self.scale(self.factor).at("prompt")))
             .await?;
         let stopped = self.stopped().await?;
+        let total_time_ms = begin.elapsed().as_secs_f64() * 1e3;
         let at_stop = stopped.captured.values().next();
         let at_stop = at_stop.map_or(&[][..], |tensor| &tensor.data);
-        let identity = Logits::beside(unchanged.logits(), plain.logits());
+        let (first, first_scaled) = (&plain[0], &scaled[0]);
+        let identity = Logits::beside(unchanged.logits(), first.logits());
         let stop = Logits::beside(at_stop, in_flight.logits());
-        let same =
-            unchanged.turn.tokens == plain.turn.tokens && stopped.tokens == in_flight.turn.tokens;
-        let count = plain.turn.tokens.len().max(1);
-        let changed = others(&plain.turn.tokens, &scaled.turn.tokens);
-        let token = |timed: &Timed| percentile(&timed.gaps_ms, 50);
+        let same = unchanged.turn.tokens == first.turn.tokens
+            && stopped.tokens == in_flight.turn.tokens
+            && is_one(&plain)
+            && is_one(&scaled);
+        let count = first.turn.tokens.len().max(1);
+        let changed = others(&first.turn.tokens, &first_scaled.turn.tokens);
+        let (token, without) = (token_ms(&scaled), token_ms(&plain));
+        let first_ms: Vec<f64> = scaled.iter().filter_map(|timed| timed.first_ms).collect();
         let norm = identity.norm.max(stop.norm);
         Ok(Run {
-            total_time_ms: begin.elapsed().as_secs_f64() * 1e3,
+            total_time_ms,
             tokens: Some(count as u64),
-            first_token_ms: scaled.first_ms,
-            per_token_ms: token(&scaled),
-            overhead: token(&scaled).zip(token(&plain)).map(|(a, b)| a / b - 1.0),
+            first_token_ms: percentile(&first_ms, 50),
+            per_token_ms: token,
+            overhead: token.zip(without).map(|(a, b)| a / b - 1.0),
             logit_norm: Some(norm),
             logit_match: Some(identity.matches() && stop.matches()),
             tokens_match: Some(same),
-            output_change: Some(share(plain.logits(), scaled.logits())),
+            output_change: Some(share(first.logits(), first_scaled.logits())),
             tokens_changed: Some(changed as f64 / count as f64),
             ..Run::default()
         })
@@ -168,4 +177,20 @@ impl Bench<'_> {
         whole(&turn)?;
         Ok(turn)
     }
+}
+
+/// Milliseconds of a token, of all that were generated.
+fn token_ms(all: &[Timed]) -> Option<f64> {
+    let gaps: Vec<f64> = all
+        .iter()
+        .flat_map(|timed| &timed.gaps_ms)
+        .copied()
+        .collect();
+    percentile(&gaps, 50)
+}
+
+/// Whether all said the same.
+fn is_one(all: &[Timed]) -> bool {
+    all.windows(2)
+        .all(|two| two[0].turn.tokens == two[1].turn.tokens)
 }

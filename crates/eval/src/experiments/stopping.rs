@@ -22,12 +22,21 @@ pub enum At {
     Generated,
 }
 
+/// Milliseconds until a block began.
+#[derive(Clone, Copy)]
+pub struct Took {
+    /// As the client saw it: with its way there and back.
+    pub ms: f64,
+    /// As the engine did, where it says so.
+    pub inside_ms: Option<f64>,
+}
+
 /// It, and what its stops came to.
 pub struct Stopping {
-    /// Milliseconds until the next block began, with KV on the device.
-    pub here: Vec<f64>,
+    /// Until the next block began, with KV on the device.
+    pub here: Vec<Took>,
     /// The same with KV on the host.
-    pub away: Vec<f64>,
+    pub away: Vec<Took>,
     /// Everything it generated.
     pub tokens: Vec<u32>,
     /// The session, which whoever opened it has to end.
@@ -64,13 +73,13 @@ impl Stopping {
     pub async fn here_then_away(&mut self) -> Result<(), EvalError> {
         // Others that stopped may have taken its place.
         if self.session.info().await?.pages_away == 0 {
-            let ms = self.next_block().await?;
-            self.here.push(ms);
+            let took = self.next_block().await?;
+            self.here.push(took);
         }
         self.go_on().await?;
         if self.leave().await? {
-            let ms = self.next_block().await?;
-            self.away.push(ms);
+            let took = self.next_block().await?;
+            self.away.push(took);
         }
         self.go_on().await
     }
@@ -84,15 +93,17 @@ impl Stopping {
         whole(&self.turn)
     }
 
-    /// Milliseconds until it has come to the next hook, where the next block begins.
-    async fn next_block(&mut self) -> Result<f64, EvalError> {
+    /// How long until it has come to the next hook, where the next block begins.
+    async fn next_block(&mut self) -> Result<Took, EvalError> {
         is_stopped(&self.turn)?;
         let begin = Instant::now();
         let resumed = self.session.resume(Resume::new().to_next_hook()).await?;
         let turn = resumed.collect().await?;
         let ms = begin.elapsed().as_secs_f64() * 1e3;
         is_stopped(&turn)?;
-        Ok(ms)
+        let inside_us = turn.paused().and_then(|at| at.took_us);
+        let inside_ms = inside_us.map(|us| us as f64 / 1e3);
+        Ok(Took { ms, inside_ms })
     }
 
     /// To the next breakpoint, or to the end of the turn.

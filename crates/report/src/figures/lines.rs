@@ -92,6 +92,14 @@ impl<'a> Lines<'a> {
         }
     }
 
+    /// Without the series of some names.
+    pub fn without(mut self, is_left_out: impl Fn(&str) -> bool) -> Self {
+        for series in &mut self.series {
+            series.retain(|one| !is_left_out(one.series));
+        }
+        self
+    }
+
     pub fn results(&self) -> &[&'a ResultFile] {
         &self.shown
     }

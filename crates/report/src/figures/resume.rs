@@ -9,6 +9,8 @@ use crate::{
 
 pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
     let lines = Lines::of(results, Experiment::ResumeLatency)?;
+    // What a client sees is comparable; the tables have both.
+    let lines = lines.without(|series| series.ends_with("_inside"));
     let drawn = styles(lines.results(), &lines.kinds());
     let words = ("Resume latency", "Time to resume by layer, in ms");
     Ok(lines.draw(words, &drawn, axes))

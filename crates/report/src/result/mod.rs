@@ -201,7 +201,7 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
-    /// What: `resume`, `resume_from_host`, `p50`.
+    /// What: `resume`, `resume_from_host`, `p50`; with `_inside` the same as the engine timed it.
     pub series: String,
     /// Where: the layer, or the number of agents.
     pub x: f64,

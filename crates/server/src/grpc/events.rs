@@ -62,9 +62,12 @@ impl Events {
                 self.next
                     .extend(parts.map(|part| event(v1::event::What::Captured(part))));
             }
-            Told::Paused(at, shape) => {
-                self.next
-                    .push_back(event(v1::event::What::Paused(paused(&at, &shape))));
+            Told::Paused { at, shape, took } => {
+                let paused = v1::Paused {
+                    took_us: Some(took.as_micros() as u64),
+                    ..paused(&at, &shape)
+                };
+                self.next.push_back(event(v1::event::What::Paused(paused)));
             }
             Told::Finished {
                 finish,
@@ -144,6 +147,7 @@ pub fn paused(at: &Paused, shape: &[usize]) -> v1::Paused {
         position: at.position as u64,
         rows: at.rows as u64,
         shape: shape.iter().map(|&d| d as u64).collect(),
+        took_us: None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a session comes to, as its listener is told.
 
+use std::time::Duration;
+
 use djinn_engine::{Finish, Logprob, Paused, Tensor};
 
 /// One thing that happened to a session.
@@ -19,7 +21,14 @@ pub enum Told {
     /// What it read, by hook.
     Captured(String, Tensor),
     /// It stopped at a hook. Last.
-    Paused(Paused, Vec<usize>),
+    Paused {
+        /// Where.
+        at: Paused,
+        /// What is there.
+        shape: Vec<usize>,
+        /// Since it was told to go on, or since its last token.
+        took: Duration,
+    },
     /// Its turn is over, or it is. Last.
     Finished {
         /// Why.

@@ -70,7 +70,7 @@ impl Turn {
             self.tokens += u64::from(matches!(told, Some(Told::Token { .. })));
             self.is_over = match told {
                 Some(Told::Token { .. } | Told::Captured(..)) => false,
-                Some(Told::Paused(..) | Told::Finished { .. } | Told::Replaced) | None => true,
+                Some(Told::Paused { .. } | Told::Finished { .. } | Told::Replaced) | None => true,
             };
         }
         told

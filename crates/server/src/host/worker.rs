@@ -295,11 +295,13 @@ impl Worker {
                 logprobs: output.logprobs,
             });
         }
-        if let Some(paused) = output.paused {
+        if let Some(at) = output.paused {
+            let took = life.since.elapsed();
             let captured = self.engine.take_captured(id).tensors();
             let shape = self.engine.activation_shape(id);
             life.send_all(captured);
-            life.send(Told::Paused(paused, shape.unwrap_or_default()));
+            let shape = shape.unwrap_or_default();
+            life.send(Told::Paused { at, shape, took });
             life.listener = None;
         } else if let Some(finish) = output.finish {
             let kept = self.engine.state_of(id) == Some("waiting");

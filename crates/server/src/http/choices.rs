@@ -51,7 +51,7 @@ impl Choice {
                 self.text.push_str(&text);
                 self.finish = Some(finish);
             }
-            Told::Paused(at, _) => {
+            Told::Paused { at, .. } => {
                 return Err(ServeError::Conflict(format!(
                     "the session stopped at {}",
                     at.site

@@ -157,7 +157,7 @@ impl Pieces {
                     self.end();
                 }
             }
-            Told::Paused(at, _) => {
+            Told::Paused { at, .. } => {
                 return Err(ServeError::Conflict(format!(
                     "the session stopped at {}",
                     at.site
