@@ -6,7 +6,11 @@ mod common;
 
 use std::fs;
 
-use common::{ok, server::Server, stdout};
+use common::{
+    ok,
+    server::{Server, place},
+    stdout,
+};
 use djinn_client::{Edit, Event, Events, Resume, Tensor, Turn, v1};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -179,6 +183,10 @@ async fn stopping_changes_no_bit() {
     }
     let told = session.info().await.unwrap();
     assert_eq!((told.state.as_str(), told.generated), ("paused", 3));
+    // Whoever follows hears how long it took; whoever asks later, only where it stands.
+    assert_eq!(told.paused, place(turn.paused()));
+    let took = turn.paused().unwrap().took_us;
+    assert!(took.is_some_and(|us| us > 0), "{took:?}");
     session
         .set_breakpoints(["blocks.0.hook_resid_pre,step=9"])
         .await
@@ -242,7 +250,7 @@ async fn branches_are_what_they_branched_from() {
     let back = back.await.unwrap();
     let again = back.resume(Resume::new()).await.unwrap();
     let again = again.collect().await.unwrap();
-    assert_eq!(again.paused(), stopped.paused());
+    assert_eq!(place(again.paused()), place(stopped.paused()));
     assert_eq!(back.activation("", "").await.unwrap(), here);
     let rest = back.resume(Resume::new()).await.unwrap();
     assert_eq!(ends(rest).await, whole);
