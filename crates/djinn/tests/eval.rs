@@ -46,6 +46,27 @@ fn smoke(results: &Path, more: &[&str]) -> String {
     stderr(&told)
 }
 
+/// As the client saw them, and what the engine took of that.
+fn stops_are_told_twice(result: &Value) {
+    for run in result["runs"].as_array().unwrap() {
+        let points = run["points"].as_array().unwrap();
+        let ms = |series: &str, x: &Value| {
+            let is = |point: &&Value| point["series"] == series && point["x"] == *x;
+            points
+                .iter()
+                .find(is)
+                .and_then(|point| point["ms"].as_f64())
+        };
+        let outside = points.iter().filter(|point| point["series"] == "resume");
+        let layers: Vec<&Value> = outside.map(|point| &point["x"]).collect();
+        assert_eq!(layers.len(), 3, "{run}");
+        for x in layers {
+            let (all, inside) = (ms("resume", x).unwrap(), ms("resume_inside", x).unwrap());
+            assert!(0.0 < inside && inside < all, "{inside} of {all}");
+        }
+    }
+}
+
 /// Measures again what has no result, what has one of something else, and what failed.
 fn what_is_there_is_kept(results: &Path) {
     let path = |name: &str| results.join(format!("{name}.json"));
@@ -106,6 +127,7 @@ fn all_of_them_small_and_a_report_that_says_what_the_data_says() {
     assert!(lanes("copy") > 0 && lanes("compute") > 0);
     let paged = read(&results.join("memory_pressure.json"));
     assert!(paged["runs"][0]["paged_out_gb"].as_f64().unwrap() > 0.0);
+    stops_are_told_twice(&read(&results.join("resume_latency.json")));
 
     let output = folder.path().join("report");
     let (passes, told) = report(&results, &output);

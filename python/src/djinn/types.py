@@ -166,7 +166,7 @@ class At:
     position: int
     rows: int
     shape: tuple[int, ...]
-    took_us: int | None = field(default=None, compare=False, repr=False)
+    took_us: int | None = field(default=None, compare=False, repr=False, kw_only=True)
     """Microseconds the engine took to get there, since it was told to go on or since its last token; of
     a stop that was followed."""
 

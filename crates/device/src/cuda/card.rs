@@ -3,12 +3,12 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
 use super::blas::Blas;
+use super::books::Books;
 use super::facts::Version;
 use super::kernels::Kernels;
 use super::nvml::Nvml;
@@ -43,10 +43,7 @@ pub struct Card {
     context: sys::CUcontext,
     /// Bytes that were in use before it was opened, where nobody else was there.
     before: Option<u64>,
-    /// Bytes of its memory that context, kernels and libraries take, as last seen.
-    taken: Mutex<u64>,
-    /// Bytes of [`Memory`] on it.
-    lent: Arc<AtomicU64>,
+    books: Arc<Books>,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -81,8 +78,7 @@ impl Card {
             device,
             context,
             before: None,
-            taken: Mutex::new(TAKEN_USUALLY),
-            lent: Arc::default(),
+            books: Arc::new(Books::new(TAKEN_USUALLY)),
         };
         card.enter()?;
         card.leave_room()?;
@@ -91,7 +87,7 @@ impl Card {
         if let (Some(before), Some(after)) = (before, used()) {
             let alone = card.is_alone();
             card.before = alone.then_some(before);
-            card.taken = Mutex::new(taken(before, after, alone));
+            card.books = Arc::new(Books::new(taken(before, after, alone)));
         }
         Ok(Arc::new(card))
     }
@@ -141,17 +137,14 @@ impl Card {
     }
 
     /// Bytes of its memory that this process takes before any slab: context, kernels,
-    /// libraries. A budget covers them too. It grows with what was run: the libraries' kernels
-    /// stay, of every model. So it is looked at again whenever there is nothing else of ours.
+    /// libraries. A budget covers them too. It grows as kernels are first run, and what a model
+    /// had loaded stays when it goes. So it is looked at again while nothing else is ours, on a
+    /// card that nobody shares.
     pub fn taken(&self) -> u64 {
-        let mut last = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let alone = |_: &u64| self.lent.load(Ordering::Acquire) == 0 && self.is_alone();
-        if let Some(before) = self.before.filter(alone)
-            && let Some(now) = self.used()
-        {
-            *last = taken(before, now, true);
-        }
-        *last
+        self.books.kept(|| {
+            let (before, now) = (self.before?, self.used()?);
+            self.is_alone().then(|| taken(before, now, true))
+        })
     }
 
     /// Bytes of its memory in use by all processes, where the system says.
@@ -279,8 +272,7 @@ fn bus_id(device: sys::CUdevice) -> Result<String> {
 pub(super) struct Memory {
     pub(super) address: sys::CUdeviceptr,
     pub(super) bytes: u64,
-    /// What there is of it on this card.
-    lent: Arc<AtomicU64>,
+    books: Arc<Books>,
 }
 
 impl Memory {
@@ -291,17 +283,18 @@ impl Memory {
             return Err(card.too_little(bytes, free));
         }
         // SAFETY: plain memory, given back when this is dropped.
-        let address = unsafe { result::malloc_sync(bytes.max(1) as usize) }
-            .said("taking memory of the card")?;
-        let lent = Arc::clone(&card.lent);
-        lent.fetch_add(bytes, Ordering::AcqRel);
+        let take = || unsafe { result::malloc_sync(bytes.max(1) as usize) };
         let memory = Memory {
-            address,
+            address: card
+                .books
+                .lend(bytes, take)
+                .said("taking memory of the card")?,
             bytes,
-            lent,
+            books: Arc::clone(&card.books),
         };
         // SAFETY: the memory just taken.
-        unsafe { result::memset_d8_sync(address, 0, bytes as usize) }.said("clearing memory")?;
+        unsafe { result::memset_d8_sync(memory.address, 0, bytes as usize) }
+            .said("clearing memory")?;
         // Whatever its name says, the driver clears on a stream of its own that ours do not
         // wait for: what is loaded first would be cleared afterwards.
         result::ctx::synchronize().said("clearing memory")?;
@@ -311,9 +304,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: taken once; the owner has waited for all work that uses it.
-        let _ = unsafe { result::free_sync(self.address) };
-        self.lent.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.books.take_back(self.bytes, || {
+            // SAFETY: taken once; the owner has waited for all work that uses it.
+            let _ = unsafe { result::free_sync(self.address) };
+        });
     }
 }
 

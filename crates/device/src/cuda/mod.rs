@@ -9,6 +9,7 @@
 mod args;
 mod attention;
 mod blas;
+mod books;
 mod card;
 mod event;
 mod facts;

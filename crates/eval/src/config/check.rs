@@ -189,6 +189,10 @@ mod tests {
             "experiment.breakpoints",
         );
         check(
+            "experiment: {activation_steering: {repeats: 0}}",
+            "experiment.activation_steering.repeats",
+        );
+        check(
             "experiment: {sessions: {check: 0}}",
             "experiment.sessions.check",
         );

@@ -97,9 +97,12 @@ impl Bench<'_> {
     async fn one(&self) -> Result<Run, EvalError> {
         let begin = Instant::now();
         let (mut plain, mut scaled) = (Vec::new(), Vec::new());
-        for _ in 0..self.config.experiment.activation_steering.repeats {
-            plain.push(self.generate(None).await?);
-            scaled.push(self.generate(Some(self.scale(self.factor))).await?);
+        for turn in 0..2 * self.config.experiment.activation_steering.repeats {
+            // Who was first is second the next time: plain, scaled, scaled, plain.
+            match turn % 4 {
+                0 | 3 => plain.push(self.generate(None).await?),
+                _ => scaled.push(self.generate(Some(self.scale(self.factor))).await?),
+            }
         }
         let unchanged = self.generate(Some(self.scale(1.0))).await?;
         let in_flight = self

@@ -57,6 +57,7 @@ impl Sessions for Grpc {
         let (count, owner) = (tokens.len(), caller.owner.name.clone());
         let limit = self.0.config.limits.capture_bytes;
         let said = host.call(move |worker| {
+            let since = Instant::now();
             let generated = worker.engine.generated(id);
             let seed = seed_of(worker, id);
             worker.check_captures(&owner, id, tokens.len() + most, limit)?;
@@ -64,7 +65,7 @@ impl Sessions for Grpc {
                 .engine
                 .as_owner(&owner)
                 .say_with(id, &tokens, most, &edits)?;
-            Ok((generated, seed, worker.listen(id)))
+            Ok((generated, seed, worker.listen(id, since)))
         });
         let (generated, seed, told) = said.await?;
         let turn = Turn::new(Arc::clone(&host), id, true, told);
@@ -374,7 +375,7 @@ async fn follow(
         worker.engine.as_owner(&owner).renew(id)?;
         let saved = worker.engine.as_owner(&owner).export(id)?.session;
         let runs = matches!(saved.state, SavedState::Ready);
-        let told = runs.then(|| worker.listen(id));
+        let told = runs.then(|| worker.follow(id));
         let shape = worker.engine.activation_shape(id).unwrap_or_default();
         let at = worker.engine.paused(id).map(|at| paused(&at, &shape));
         Ok((saved, told, at, worker.last_finish(id)))

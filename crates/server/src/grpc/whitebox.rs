@@ -1,6 +1,6 @@
 //! The inside of a model over the protocol.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use djinn_engine::Until;
 use djinn_model::{
@@ -180,9 +180,10 @@ impl Grpc {
         let (host, id) = self.0.session(name).await?;
         let owner = caller.owner.name.clone();
         let gone = host.call(move |worker| {
+            let since = Instant::now();
             go(worker, &owner, id)?;
             let (generated, seed) = (worker.engine.generated(id), seed_of(worker, id));
-            Ok((generated, seed, worker.listen(id)))
+            Ok((generated, seed, worker.listen(id, since)))
         });
         let (generated, seed, told) = gone.await?;
         let turn = Turn::new(Arc::clone(&host), id, true, told);

@@ -336,16 +336,24 @@ impl Worker {
         owner: &str,
         request: Request,
     ) -> Result<(SessionId, UnboundedReceiver<Told>), ServeError> {
+        let since = Instant::now();
         let id = self.engine.as_owner(owner).open(request)?;
-        Ok((id, self.listen(id)))
+        Ok((id, self.listen(id, since)))
+    }
+
+    /// Listens to a session whose turn was asked for at `since`.
+    pub fn listen(&mut self, id: SessionId, since: Instant) -> UnboundedReceiver<Told> {
+        let told = self.follow(id);
+        let life = self.lives.entry(id).or_insert_with(Life::new);
+        (life.since, life.is_first) = (since, true);
+        told
     }
 
     /// Listens to a session from now on, in place of whoever did.
-    pub fn listen(&mut self, id: SessionId) -> UnboundedReceiver<Told> {
+    pub fn follow(&mut self, id: SessionId) -> UnboundedReceiver<Told> {
         let (listener, told) = unbounded_channel();
         let life = self.lives.entry(id).or_insert_with(Life::new);
         life.send(Told::Replaced);
-        (life.since, life.is_first) = (Instant::now(), true);
         life.listener = Some(listener);
         told
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{Json, response::IntoResponse};
@@ -276,6 +276,7 @@ async fn go_on(
     let (owner, edits) = (caller.owner.name.clone(), fields.changes()?);
     let limit = app.config.limits.capture_bytes;
     let said = host.call(move |worker| {
+        let since = Instant::now();
         worker.engine.as_owner(&owner).renew(id)?;
         if let Some(own) = worker.engine.sampling(id) {
             let differs = sampling
@@ -301,7 +302,7 @@ async fn go_on(
             .engine
             .as_owner(&owner)
             .say_with(id, &tokens, most, &edits)?;
-        Ok(worker.listen(id))
+        Ok(worker.listen(id, since))
     });
     Ok(Turn::new(Arc::clone(&host), id, true, said.await?))
 }
