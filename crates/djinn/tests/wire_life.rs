@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::server::{Server, place, until};
-use djinn_client::{Client, End, Generate, Kind, Resume, Session};
+use djinn_client::{Client, End, Generate, Kind, Register, Resume, Session};
 
 const PROMPT: &str = "Tom had a red boat.";
 
@@ -215,4 +215,32 @@ async fn a_turn_that_was_cut_off_goes_on_after_a_restart() {
     let (tokens, end) = followed(&session, 0).await;
     assert_eq!(tokens, whole);
     assert!(matches!(end, Some(End::Finished(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_are_listed_while_models_come_and_go() {
+    let server = Server::start(&[]);
+    let client = server.client().await;
+    let going = async {
+        for _ in 0..20 {
+            // Asked for, it is there again, and makes way for the next.
+            let asked = client.model("stories-7m").session().text(PROMPT);
+            let events = asked.max_tokens(1).open().await.unwrap();
+            events.collect().await.unwrap();
+            let other = Register::new("shape:gpt2?layers=1").name("other");
+            client.register(other, |_| {}).await.unwrap();
+            client.model("other").unload(true, true).await.unwrap();
+        }
+    };
+    let list = async || {
+        let client = server.client().await;
+        loop {
+            client.sessions(None).await.unwrap();
+        }
+    };
+    let listing = async { tokio::join!(list(), list(), list(), list()) };
+    tokio::select! {
+        () = going => {}
+        _ = listing => {}
+    }
 }

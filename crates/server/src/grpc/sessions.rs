@@ -168,7 +168,11 @@ impl Sessions for Grpc {
                     .map(|info| with_stop(worker, info))
                     .collect::<Vec<_>>())
             });
-            let listed = listed.await?;
+            let listed = match listed.await {
+                // Of all models, one that goes meanwhile has none any more.
+                Err(ServeError::Unavailable(_)) if wanted.is_empty() => continue,
+                listed => listed?,
+            };
             sessions.extend(listed.iter().map(|told| session(&host, told)));
         }
         Ok(Response::new(v1::ListSessionsReply { sessions }))
