@@ -67,8 +67,8 @@ pub const FIGURES: [Figure; 6] = [
     },
     Figure {
         name: "figure7_resume_latency",
-        caption: "From the end of a pause to the next token, by the layer at which the session stopped: \
-                  median of the runs, whiskers from the fastest to the slowest.",
+        caption: "From the end of a pause to when the next block begins, by the layer behind which the \
+                  session stopped: median of the runs, whiskers from the fastest to the slowest.",
         experiments: &[Experiment::ResumeLatency],
         draw: resume::draw,
     },
