@@ -55,7 +55,7 @@ unsafe impl Sync for Card {}
 /// than.
 const TAKEN_USUALLY: u64 = 640 << 20;
 const TAKEN_LEAST: u64 = 64 << 20;
-/// What the driver takes later, as a model's kernels are first run: up to 34 MiB were seen.
+/// What the driver takes later, when a model first runs: up to 34 MiB were seen.
 const TAKEN_LATER: u64 = 48 << 20;
 
 impl Card {
@@ -92,15 +92,19 @@ impl Card {
         Ok(Arc::new(card))
     }
 
+    /// How many processes compute there, where the system says.
+    fn processes(&self) -> Option<usize> {
+        Nvml::get()?.processes(&self.bus_id)
+    }
+
     /// Whether no other process computes there.
     fn is_alone(&self) -> bool {
-        Nvml::get().and_then(|nvml| nvml.processes(&self.bus_id)) == Some(1)
+        self.processes() == Some(1)
     }
 
     /// Why so many bytes cannot be had, and what to do about it.
     pub fn too_little(&self, bytes: u64, free: u64) -> DeviceError {
-        let others = Nvml::get().and_then(|nvml| nvml.processes(&self.bus_id));
-        let others = match others.unwrap_or(0).saturating_sub(1) {
+        let others = match self.processes().unwrap_or(0).saturating_sub(1) {
             0 => String::new(),
             1 => ", another process runs there".to_owned(),
             n => format!(", {n} other processes run there"),
@@ -137,9 +141,9 @@ impl Card {
     }
 
     /// Bytes of its memory that this process takes before any slab: context, kernels,
-    /// libraries. A budget covers them too. It grows as kernels are first run, and what a model
-    /// had loaded stays when it goes. So it is looked at again while nothing else is ours, on a
-    /// card that nobody shares.
+    /// libraries. A budget covers them too. It grows when models first run, and stays so when
+    /// they go. So it is looked at again while nothing else is ours, on a card that nobody
+    /// shares.
     pub fn taken(&self) -> u64 {
         self.books.kept(|| {
             let (before, now) = (self.before?, self.used()?);

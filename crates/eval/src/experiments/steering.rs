@@ -192,8 +192,8 @@ fn token_ms(all: &[Timed]) -> Option<f64> {
     percentile(&gaps, 50)
 }
 
-/// Whether all said the same.
+/// Whether all said the same, and came to it by the same logits.
 fn is_one(all: &[Timed]) -> bool {
-    all.windows(2)
-        .all(|two| two[0].turn.tokens == two[1].turn.tokens)
+    all.iter()
+        .all(|one| one.turn.tokens == all[0].turn.tokens && one.logits() == all[0].logits())
 }
