@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use djinn_device::cpu::{CpuDevice, CpuOptions};
 use djinn_device::yardstick::Gemm;
-use djinn_device::{DType, Device, Order, Phase, Span, Stream, View, Weight};
+use djinn_device::{Device, Phase, Span, Stream, View, Weight};
+use djinn_types::{DType, Order};
 
 const SLAB: u64 = 1 << 30;
 /// Where weights begin; activations lie below.

@@ -1,6 +1,7 @@
 //! Where the keys and values of a layer lie, and which rows look at them.
 
-use crate::{DType, Phase, View};
+use crate::{Phase, View};
+use djinn_types::DType;
 
 /// One layer's slice of the KV pages.
 ///

@@ -22,14 +22,16 @@ pub mod host;
 #[cfg(feature = "yardstick")]
 pub mod yardstick;
 
+use djinn_types::{Activation, NormKind, RopeStyle};
+
 pub use cuda::Scratch;
 pub use draw::Draw;
 pub use error::DeviceError;
 pub use event::Event;
 pub use host::{HostRows, HostSlab};
 pub use kv::{Attention, KvLayer, Rows};
-pub use ops::{Activation, Edit, NormKind, Order, Phase, Reduction, RopeStyle, Weight};
-pub use view::{DType, Span, View};
+pub use ops::{Edit, Phase, Reduction, Weight};
+pub use view::{Span, View};
 
 /// What every operation returns.
 pub type Result<T> = std::result::Result<T, DeviceError>;

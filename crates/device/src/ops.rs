@@ -1,24 +1,8 @@
 //! The parameters of operations.
 
+use djinn_types::Order;
+
 use crate::View;
-
-/// Which normalisation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum NormKind {
-    /// `x / sqrt(mean(x²) + eps) · weight`
-    Rms,
-    /// `(x - mean) / sqrt(var + eps) · weight + bias`
-    Layer,
-}
-
-/// How a weight matrix lies in its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// `[out, in]`, as `torch.nn.Linear` stores it.
-    OutIn,
-    /// `[in, out]`, as GPT-2's `Conv1D` stores it.
-    InOut,
-}
 
 /// What rows are: a device may have kernels of its own for each kind, so sums may be in
 /// an order of its own for each.
@@ -37,28 +21,6 @@ pub struct Weight {
     pub view: View,
     /// Which way round.
     pub order: Order,
-}
-
-/// Elementwise functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x · sigmoid(x)`
-    Silu,
-    /// GELU through the error function.
-    Gelu,
-    /// GELU through tanh (`gelu_new`, `gelu_pytorch_tanh`).
-    GeluTanh,
-    /// `max(x, 0)`
-    Relu,
-}
-
-/// Which elements of a head are rotated together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopeStyle {
-    /// Element `i` with `i + n` (Llama).
-    Halves,
-    /// Element `2i` with `2i + 1` (GPT-J).
-    Interleaved,
 }
 
 /// A change to an activation. Operands are f32 with one row, which then applies to

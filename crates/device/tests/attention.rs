@@ -4,7 +4,8 @@
 
 mod support;
 
-use djinn_device::{Attention, DType, KvLayer, Phase, Rows, View};
+use djinn_device::{Attention, KvLayer, Phase, Rows, View};
+use djinn_types::DType;
 use proptest::prelude::*;
 use support::{FLOATS, Image, assert_near, devices};
 

@@ -6,7 +6,8 @@ use std::io;
 
 use djinn_device::cpu::{CpuDevice, CpuOptions, Isa};
 use djinn_device::host;
-use djinn_device::{DType, Device, DeviceError, Span, Stream, View};
+use djinn_device::{Device, DeviceError, Span, Stream, View};
+use djinn_types::DType;
 
 fn device(slab_bytes: u64) -> CpuDevice {
     CpuDevice::new(CpuOptions {

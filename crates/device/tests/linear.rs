@@ -4,7 +4,8 @@
 
 mod support;
 
-use djinn_device::{DType, Order, Phase, View, Weight};
+use djinn_device::{Phase, View, Weight};
+use djinn_types::{DType, Order};
 use proptest::prelude::*;
 use support::{FLOATS, Image, assert_near, devices};
 

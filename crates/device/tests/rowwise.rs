@@ -4,7 +4,8 @@
 
 mod support;
 
-use djinn_device::{Activation, DType, Edit, NormKind, RopeStyle, View};
+use djinn_device::{Edit, View};
+use djinn_types::{Activation, DType, NormKind, RopeStyle};
 use proptest::prelude::*;
 use support::{FLOATS, Image, assert_near};
 

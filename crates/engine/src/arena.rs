@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use djinn_device::{DType, Draw, KvLayer, View};
+use djinn_device::{Draw, KvLayer, View};
 use djinn_memory::Layout;
 use djinn_model::program::{Buf, Op, Program, TensorId};
+use djinn_types::DType;
 
 use crate::Settings;
 

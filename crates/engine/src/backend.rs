@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use djinn_device::{
-    ALIGN, DType, Device, DeviceError, Scratch,
+    ALIGN, Device, DeviceError, Scratch,
     cpu::{CpuDevice, CpuOptions, Isa},
     cuda::{Card, CudaDevice, ROWS_MAX},
     host,
 };
 use djinn_model::program::Program;
+use djinn_types::DType;
 
 use crate::{EngineError, Settings, Tier, image::Packing, memory::weights_dtype};
 

@@ -7,12 +7,13 @@ use std::{
     sync::Arc,
 };
 
-use djinn_device::{DType, Scratch, host};
+use djinn_device::{Scratch, host};
 use djinn_memory::{Keep, Needs, Place, Plan, PlanError, Pool, Size, Work};
 use djinn_model::{
     Model, Stop,
     program::{Op, Program, SegmentKind},
 };
+use djinn_types::DType;
 
 use crate::{
     Backend, EngineError, Footprint, LinkSettings, Memory, Settings, Tier,

@@ -6,12 +6,13 @@ use std::{
     time::Instant,
 };
 
-use djinn_device::{Device, DeviceInfo, Event, Order, Stream, View, Weight};
+use djinn_device::{Device, DeviceInfo, Event, Stream, View, Weight};
 use djinn_memory::Frames;
 use djinn_model::{
     Model,
     program::{Op, Program, TensorId},
 };
+use djinn_types::Order;
 
 use crate::{
     Backend, Blueprint, EngineError, Finish, Footprint, KvPages, Logprob, Paged, PassStats, Paused,

@@ -1,7 +1,8 @@
 //! Mixture of experts: rows sorted by expert, run through it, and summed.
 
-use djinn_device::{Device, Edit, Order, View, Weight};
+use djinn_device::{Device, Edit, View, Weight};
 use djinn_model::program::{Buf, Expert, Op, TensorId};
+use djinn_types::Order;
 
 use crate::{
     EngineError,

@@ -8,11 +8,12 @@
 
 use std::ops::Range;
 
-use djinn_device::{ALIGN, Order, host::BLOCK};
+use djinn_device::ALIGN;
 use djinn_model::{
     Weights,
     program::{Op, Program, SegmentKind, TensorId},
 };
+use djinn_types::{IO_BLOCK, Order};
 
 /// What is moved and placed as one.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ impl Packing {
     /// parts is never looked at: it may as well hold what comes next in the file.
     fn around(self, start: u64, end: u64) -> (u64, u64) {
         match self {
-            Packing::Blocks => (start / BLOCK * BLOCK, end.next_multiple_of(BLOCK)),
+            Packing::Blocks => (start / IO_BLOCK * IO_BLOCK, end.next_multiple_of(IO_BLOCK)),
             Packing::Tensors => (start, start + (end - start).next_multiple_of(ALIGN)),
         }
     }
@@ -341,7 +342,7 @@ mod tests {
     /// Reads a piece as the link does, and compares every part with its tensor.
     fn check_content(model: &Model, packing: Packing, piece: &Piece) {
         let unit = match packing {
-            Packing::Blocks => BLOCK,
+            Packing::Blocks => IO_BLOCK,
             Packing::Tensors => ALIGN,
         };
         assert!(piece.bytes.is_multiple_of(unit));
@@ -349,7 +350,7 @@ mod tests {
         for run in &piece.runs {
             let (to, bytes) = (run.to as usize, run.bytes as usize);
             assert!(run.to.is_multiple_of(unit));
-            assert!(run.from.is_multiple_of(BLOCK) || packing == Packing::Tensors);
+            assert!(run.from.is_multiple_of(IO_BLOCK) || packing == Packing::Tensors);
             model
                 .weights
                 .read(run.file, run.from, &mut memory[to..to + bytes])

@@ -1,22 +1,11 @@
 //! How much memory there is, and how weights come into it: as asked, and as settled for
 //! a device.
 
-use djinn_device::{
-    DType,
-    host::{self, BLOCK},
-};
+use djinn_device::host;
 use djinn_memory::Overrides;
+use djinn_types::{DType, IO_BLOCK, Tier};
 
 use crate::{Backend, EngineError};
-
-/// Where weights that stream come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tier {
-    /// The model's files: threads read them as a pass goes.
-    Files,
-    /// Host memory, filled from the files at the start: the device copies from it.
-    Host,
-}
 
 /// How much memory there is, and how weights come into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,10 +79,10 @@ impl LinkSettings {
             });
         }
         let chunk = memory.chunk.unwrap_or(chunk).max(1);
-        let chunk = chunk.checked_next_multiple_of(BLOCK);
+        let chunk = chunk.checked_next_multiple_of(IO_BLOCK);
         Ok(LinkSettings {
             tier,
-            chunk: chunk.unwrap_or(u64::MAX / BLOCK * BLOCK),
+            chunk: chunk.unwrap_or(u64::MAX / IO_BLOCK * IO_BLOCK),
             workers,
         })
     }

@@ -10,6 +10,7 @@ use std::{
 use djinn_device::Phase;
 use djinn_memory::{PageTable, Pages};
 use djinn_model::Site;
+use djinn_types::SessionId;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -20,10 +21,6 @@ use crate::{
     state::{State, Step},
     text::TextStream,
 };
-
-/// Names a session of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(pub u64);
 
 /// What a client asks for.
 #[derive(Clone, Debug, Default)]

@@ -9,9 +9,9 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{Bits, FAMILIES, How, bits, family, golden, ids, request, run, tensors};
-use djinn_device::DType;
 use djinn_engine::{Blueprint, EngineError, Memory, Request, Settings, Tier};
 use djinn_memory::PlanError;
+use djinn_types::DType;
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use tempfile::TempDir;

@@ -1,7 +1,7 @@
 //! The pieces families are built from: tensors are declared where they are used,
 //! so that a segment lists them in order of use.
 
-use djinn_device::{Activation, DType, NormKind, Order};
+use djinn_types::{Activation, DType, NormKind, Order};
 
 use crate::hook::Site;
 use crate::program::{

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
-use djinn_device::host::SlowFile;
+use crate::slow_file::SlowFile;
 use serde_json::Value;
 
 use crate::config::{dtype_named, read_json};
@@ -161,7 +161,7 @@ impl Checkpoint {
 }
 
 /// The dtypes that are computed.
-fn stored(dtype: &str) -> Option<djinn_device::DType> {
+fn stored(dtype: &str) -> Option<djinn_types::DType> {
     matches!(dtype, "F32" | "F16" | "BF16")
         .then(|| dtype_named(dtype))
         .flatten()

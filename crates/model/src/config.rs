@@ -5,7 +5,7 @@ use std::io::Read;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use djinn_device::{Activation, DType};
+use djinn_types::{Activation, DType};
 use serde_json::{Map, Value};
 
 use crate::ModelError;
@@ -317,7 +317,7 @@ pub(crate) fn dtype_named(name: &str) -> Option<DType> {
 mod tests {
     use std::path::Path;
 
-    use djinn_device::{Activation, DType};
+    use djinn_types::{Activation, DType};
 
     use super::RawConfig;
     use crate::ModelError;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 use crate::program::{Program, SegmentKind};
 

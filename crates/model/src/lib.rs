@@ -21,6 +21,7 @@ mod pyjson;
 mod rope;
 pub mod safetensors;
 pub mod shapes;
+mod slow_file;
 pub mod synthetic;
 pub mod text;
 mod weights;
@@ -29,7 +30,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::Checkpoint;

@@ -5,7 +5,7 @@
 //! walks it. Neither knows the other: adding a family adds one file here, and
 //! nothing in the engine.
 
-use djinn_device::{Activation, DType, NormKind, Order, RopeStyle};
+use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
 use crate::hook::Site;
 

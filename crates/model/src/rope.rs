@@ -3,7 +3,7 @@
 
 use std::f64::consts::PI;
 
-use djinn_device::RopeStyle;
+use djinn_types::RopeStyle;
 
 use crate::program::Rope;
 use crate::{ModelError, RawConfig};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use djinn_device::DType;
+use djinn_types::DType;
 use serde_json::Value;
 
 use crate::config::{dtype_named, limits};
@@ -136,7 +136,7 @@ impl Shape {
 
 #[cfg(test)]
 mod tests {
-    use djinn_device::DType;
+    use djinn_types::DType;
 
     use super::{Shape, names};
 

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use djinn_device::{DType, host::BLOCK};
+use djinn_types::{DType, IO_BLOCK};
 use half::{bf16, f16};
 
 use crate::program::{Program, Role, TensorId, TensorSpec};
@@ -63,7 +63,7 @@ impl SyntheticWeights {
             let source = Source {
                 key: mix(hash(&spec.name) ^ mix(seed)),
                 palette,
-                offset: end.next_multiple_of(BLOCK),
+                offset: end.next_multiple_of(IO_BLOCK),
                 bytes: spec.bytes(),
             };
             end = source.end();

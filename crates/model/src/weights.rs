@@ -2,7 +2,7 @@
 
 use std::io;
 
-use djinn_device::host::SlowFile;
+use crate::slow_file::SlowFile;
 
 use crate::program::TensorId;
 
@@ -57,7 +57,7 @@ pub trait Weights: Send + Sync {
 
     /// Fills `dst` from a file; what would lie beyond its end is left as it is. Where
     /// offset, address and length are multiples of
-    /// [`BLOCK`](djinn_device::host::BLOCK) nothing is copied on the way. An error
+    /// [`IO_BLOCK`](djinn_types::IO_BLOCK) nothing is copied on the way. An error
     /// names the file and the offset.
     fn read(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()>;
 

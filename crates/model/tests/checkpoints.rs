@@ -5,9 +5,9 @@ mod common;
 use std::path::Path;
 
 use common::{Tensor, folder, golden, open, safetensors};
-use djinn_device::DType;
 use djinn_model::program::{Buf, Op, Program, SegmentKind, TensorId};
 use djinn_model::{RawConfig, Site, families};
+use djinn_types::DType;
 use serde_json::{Value, json};
 
 fn build(config: &Value) -> Program {

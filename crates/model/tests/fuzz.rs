@@ -6,9 +6,9 @@ mod common;
 use std::path::Path;
 
 use common::{GOLDEN, file, golden, safetensors};
-use djinn_device::DType;
 use djinn_model::safetensors::read_header;
 use djinn_model::{Model, RawConfig, Shape, families};
+use djinn_types::DType;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

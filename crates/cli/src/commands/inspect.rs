@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use djinn_device::DType;
 use djinn_memory::Size;
 use djinn_model::{
     Model,
     program::{Program, SegmentKind},
 };
+use djinn_types::DType;
 use serde_json::{Value, json};
 
 use crate::{

@@ -2,7 +2,8 @@
 
 mod shapes;
 
-use crate::{DType, DeviceError, KvLayer, Result, Span, View};
+use crate::{DeviceError, KvLayer, Result, Span, View};
+use djinn_types::DType;
 
 /// A checked matrix: every element lies in the slab, at any alignment.
 #[derive(Clone, Copy)]

@@ -1,7 +1,8 @@
 //! Which operands fit together: the same for every backend.
 
 use super::Op;
-use crate::{Attention, DType, Draw, Edit, KvLayer, Order, Reduction, Result, Rows, View, Weight};
+use crate::{Attention, Draw, Edit, KvLayer, Reduction, Result, Rows, View, Weight};
+use djinn_types::{DType, Order};
 
 impl Op {
     pub(crate) fn gather(&self, table: View, ids: View, out: View) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::DType;
+use djinn_types::DType;
 
 use super::attention::Job;
 use super::chain::Chains;

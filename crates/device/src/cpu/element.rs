@@ -112,15 +112,15 @@ impl<E: Element> Kernel for Convert<E> {
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
-            $crate::DType::Bf16 => {
+            djinn_types::DType::Bf16 => {
                 type $element = half::bf16;
                 $body
             }
-            $crate::DType::F16 => {
+            djinn_types::DType::F16 => {
                 type $element = half::f16;
                 $body
             }
-            $crate::DType::F32 | $crate::DType::I32 => {
+            djinn_types::DType::F32 | djinn_types::DType::I32 => {
                 type $element = f32;
                 $body
             }

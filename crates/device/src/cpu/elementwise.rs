@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{Activation, Result, View};
+use crate::{Result, View};
+use djinn_types::Activation;
 
 use super::CpuDevice;
 use super::isa::Kernel;

@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::{DType, Order, Result, View, Weight};
+use crate::{Result, View, Weight};
+use djinn_types::{DType, Order};
 
 use super::CpuDevice;
 use super::chain::{Chains, TILE_ROWS};

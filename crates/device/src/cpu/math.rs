@@ -1,7 +1,7 @@
 //! Elementary functions, written out so that every instruction set agrees.
 
 use super::lanes::Simd;
-use crate::Activation;
+use djinn_types::Activation;
 
 /// `e^x`, within 2 units in the last place; gradual underflow, infinities and NaN
 /// as IEEE would have them.

@@ -40,9 +40,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::{
-    Activation, Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab,
-    KvLayer, NormKind, Phase, Reduction, Result, RopeStyle, Rows, Span, Stream, View, Weight, host,
+    Attention, Device, DeviceError, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab, KvLayer,
+    Phase, Reduction, Result, Rows, Span, Stream, View, Weight, host,
 };
+use djinn_types::{Activation, NormKind, RopeStyle};
 
 pub use isa::Isa;
 

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{DType, NormKind, Result, View};
+use crate::{Result, View};
+use djinn_types::{DType, NormKind};
 
 use super::CpuDevice;
 use super::element::{Convert, with_element};

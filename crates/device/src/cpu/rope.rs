@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{Result, RopeStyle, View};
+use crate::{Result, View};
+use djinn_types::RopeStyle;
 
 use super::CpuDevice;
 use super::element::{Element, with_element};

@@ -1,7 +1,8 @@
 //! What kernels are given, as the sources have it.
 
 use crate::check::Mat;
-use crate::{Activation, Attention, DType, DeviceError, KvLayer, Result};
+use crate::{Attention, DeviceError, KvLayer, Result};
+use djinn_types::{Activation, DType};
 
 /// A matrix.
 #[derive(Clone, Copy)]

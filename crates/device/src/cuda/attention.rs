@@ -7,7 +7,8 @@ use super::scratch::UNIT_KEYS;
 use super::work::{Fresh, Pending, THREADS, Turn, Work, columns, elements, launch};
 use super::{Card, CudaDevice};
 use crate::check::{Op, overlap};
-use crate::{Attention, DType, KvLayer, Phase, Result, Rows, View};
+use crate::{Attention, KvLayer, Phase, Result, Rows, View};
+use djinn_types::DType;
 
 /// Threads of a block of the fast kernels, query heads that one shares keys with, and rows
 /// of a prompt it takes, as the sources have it.

@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::{result, sys};
 
-use crate::{DType, DeviceError, Order, Result};
+use crate::{DeviceError, Result};
+use djinn_types::{DType, Order};
 
 /// A product: `out[rows, outputs] = x[rows, inputs] · W`.
 #[derive(Clone, Copy)]

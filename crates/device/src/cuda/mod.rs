@@ -28,10 +28,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::check::Op;
 use crate::{
-    Activation, Attention, Device, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab, KvLayer,
-    NormKind, Phase, Reduction, Result, RopeStyle, Rows, Span, Stream, View, Weight,
+    Attention, Device, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab, KvLayer, Phase,
+    Reduction, Result, Rows, Span, Stream, View, Weight,
 };
 pub use card::Card;
+use djinn_types::{Activation, NormKind, RopeStyle};
 pub use facts::{
     CardFacts, PciLink, Version, driver_present, driver_version, library_present,
     management_present,

@@ -5,7 +5,8 @@ use super::args::{MatArg, ShadowArg, activation_arg, dtype_arg};
 use super::kernels::ROWS_MAX;
 use super::work::{Pending, Sum, THREADS, Turn, Work, by_row, columns, elements, launch};
 use crate::check::{Op, overlap};
-use crate::{Activation, DType, Edit, NormKind, Reduction, Result, RopeStyle, View};
+use crate::{Edit, Reduction, Result, View};
+use djinn_types::{Activation, DType, NormKind, RopeStyle};
 
 /// Threads of a block that takes a norm, as the sources have it.
 const NORM_THREADS: usize = 512;

@@ -9,7 +9,8 @@ use super::blas::{ALIGNED, Operands, Product};
 use super::kernels::Size;
 use super::work::{Pending, THREADS, Work, elements, launch};
 use crate::check::Op;
-use crate::{Activation, DType, Order, Phase, Result, View, Weight};
+use crate::{Phase, Result, View, Weight};
+use djinn_types::{Activation, DType, Order};
 
 /// Outputs of a block where a warp takes four, or one.
 const BY_FOUR: usize = THREADS / 32 * 4;
@@ -308,7 +309,8 @@ fn way(weight: Weight, x: View, out: View, phase: Phase, library: bool) -> Way {
 #[cfg(test)]
 mod tests {
     use super::{Way, way};
-    use crate::{DType, Order, Phase, View, Weight};
+    use crate::{Phase, View, Weight};
+    use djinn_types::{DType, Order};
 
     #[test]
     fn pieces_go_the_way_of_the_whole() {

@@ -12,7 +12,8 @@ use super::CudaDevice;
 use super::args::{FewArg, MatArg, ShadowArg, dtype_arg};
 use super::kernels::Size;
 use crate::check::overlap;
-use crate::{DType, KvLayer, Result, Rows, View};
+use crate::{KvLayer, Result, Rows, View};
+use djinn_types::DType;
 
 /// Threads of a block, as the sources have it.
 pub(super) const THREADS: usize = 256;
@@ -275,7 +276,8 @@ pub(super) fn by_row(view: View, threads: usize) -> Size {
 #[cfg(test)]
 mod tests {
     use super::row_in;
-    use crate::{DType, View};
+    use crate::View;
+    use djinn_types::DType;
 
     #[test]
     fn rows_of_a_view_are_found_in_it() {

@@ -3,13 +3,11 @@
 use std::path::Path;
 
 mod buffer;
-mod file;
 mod room;
 mod rows;
 mod slab;
 
 pub use buffer::Buffer;
-pub use file::{BLOCK, SlowFile};
 pub use room::room_for;
 pub use rows::HostRows;
 pub use slab::HostSlab;

@@ -2,9 +2,10 @@
 
 use super::{FLOATS, Pair, Report, Test};
 use crate::{
-    Activation, Attention, DType, Device, Draw, Edit, HostRows, KvLayer, NormKind, Order, Phase,
-    Reduction, Result, RopeStyle, Rows, Stream, Weight,
+    Attention, Device, Draw, Edit, HostRows, KvLayer, Phase, Reduction, Result, Rows, Stream,
+    Weight,
 };
+use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
 pub(super) const ALL: [Test; 11] = [
     lookups,

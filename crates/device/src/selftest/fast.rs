@@ -3,10 +3,8 @@
 //! depend on those beside them.
 
 use super::{Case, Pair, Report, Test};
-use crate::{
-    Activation, Attention, DType, Device, Edit, KvLayer, NormKind, Order, Phase, Result, RopeStyle,
-    Rows, Stream, View, Weight,
-};
+use crate::{Attention, Device, Edit, KvLayer, Phase, Result, Rows, Stream, View, Weight};
+use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
 pub(super) const ALL: [Test; 6] = [products, attention, together, rotated, rows_alone, replayed];
 

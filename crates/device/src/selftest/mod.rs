@@ -6,7 +6,8 @@ use half::{bf16, f16};
 mod cases;
 mod fast;
 
-use crate::{ALIGN, DType, Device, Result, Scratch, Span, Stream, View};
+use crate::{ALIGN, Device, Result, Scratch, Span, Stream, View};
+use djinn_types::DType;
 
 /// Bytes of slab a self-test needs of each device.
 pub const SLAB_BYTES: u64 = 64 << 20;

@@ -1,7 +1,8 @@
 //! One operation of the program as calls of the device.
 
-use djinn_device::{Order, View, Weight};
+use djinn_device::{View, Weight};
 use djinn_model::program::{Op, TensorId};
+use djinn_types::Order;
 
 use super::{Pass, Result, Stage};
 use crate::{experts, weights::Home};

@@ -3,11 +3,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use djinn_device::{DType, Edit, Reduction, View};
+use djinn_device::{Edit, Reduction, View};
 use djinn_model::{
     hook::Site,
     program::{Buf, SegmentKind},
 };
+use djinn_types::DType;
 
 use super::{Pass, Result, Stage, hooks::runs};
 use crate::{EngineError, Reduce, arena::Arena, batch::Group, capture::Capture, outbox::Sent};

@@ -133,7 +133,8 @@ impl Stage {
 
 #[cfg(test)]
 mod tests {
-    use djinn_device::{DType, Phase, View};
+    use djinn_device::{Phase, View};
+    use djinn_types::DType;
 
     use super::Stage;
     use crate::batch::Group;

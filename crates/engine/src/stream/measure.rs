@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use djinn_device::host::{BLOCK, Buffer};
+use djinn_device::host::Buffer;
 use djinn_model::Weights;
+use djinn_types::IO_BLOCK;
 
 use crate::Memory;
 
@@ -42,7 +43,7 @@ pub fn measure_link(
     let workers = workers.clamp(1, Memory::WORKERS_MAX);
     let files = weights.files();
     let longest = files.iter().copied().max().unwrap_or(0);
-    let chunk = chunk.min(longest).next_multiple_of(BLOCK).max(BLOCK);
+    let chunk = chunk.min(longest).next_multiple_of(IO_BLOCK).max(IO_BLOCK);
     let chunks: Vec<(usize, u64)> = files
         .iter()
         .enumerate()

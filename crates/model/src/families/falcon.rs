@@ -1,7 +1,7 @@
 //! Falcon: the 7B's multi-query attention and one norm, the 40B's and 180B's groups
 //! and two norms, and the old sequential style.
 
-use djinn_device::{Activation, DType, NormKind};
+use djinn_types::{Activation, DType, NormKind};
 
 use super::{even_heads, scale_of};
 use crate::builder::{Builder, Norm, Shape};

@@ -1,7 +1,7 @@
 //! What Llama, Mistral, Mixtral, Qwen2 and Qwen3 have in common: RMS norms, rotary
 //! attention, a gated MLP, and the same names in configuration and checkpoint.
 
-use djinn_device::{Activation, DType, NormKind};
+use djinn_types::{Activation, DType, NormKind};
 
 use super::{check_attention, even_heads, scale_of};
 use crate::builder::{Builder, Norm, Shape};

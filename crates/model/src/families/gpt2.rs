@@ -1,7 +1,7 @@
 //! GPT-2: learned positions, layer norms, one matrix for queries, keys and values,
 //! all matrices stored the other way round.
 
-use djinn_device::{Activation, DType, NormKind};
+use djinn_types::{Activation, DType, NormKind};
 
 use super::{even_heads, scale_of};
 use crate::builder::{Builder, Norm, Shape};

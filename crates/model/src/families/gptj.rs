@@ -1,7 +1,7 @@
 //! GPT-J: attention and MLP side by side on one norm, part of each head rotated in
 //! neighbouring pairs.
 
-use djinn_device::{Activation, DType, NormKind, RopeStyle};
+use djinn_types::{Activation, DType, NormKind, RopeStyle};
 
 use super::gpt2::dims;
 use super::scale_of;

@@ -1,6 +1,6 @@
 //! Llama 1, 2 and 3, and what is built like them.
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 use super::gated::{Defaults, Gated};
 use crate::program::Program;

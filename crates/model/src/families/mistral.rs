@@ -1,6 +1,6 @@
 //! Mistral: Llama with a sliding window.
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 use super::gated::{Defaults, Gated, sliding_window};
 use crate::program::Program;

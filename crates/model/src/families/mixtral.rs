@@ -1,6 +1,6 @@
 //! Mixtral: Mistral with a mixture of experts for an MLP.
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 use super::gated::{Defaults, Gated, sliding_window};
 use crate::config::limits;

@@ -10,7 +10,7 @@ mod mixtral;
 mod qwen2;
 mod qwen3;
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 use crate::config::limits;
 use crate::program::Program;

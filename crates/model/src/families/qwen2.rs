@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: Llama with biases on queries, keys and values.
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 use super::gated::{Defaults, Gated, qwen_windows};
 use crate::program::Program;

@@ -1,6 +1,6 @@
 //! Qwen3: Llama with a norm on every head's queries and keys.
 
-use djinn_device::DType;
+use djinn_types::DType;
 
 use super::gated::{Defaults, Gated, qwen_windows};
 use crate::program::Program;

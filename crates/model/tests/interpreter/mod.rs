@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use djinn_device::{Activation, DType, NormKind, Order, RopeStyle};
 use djinn_model::Model;
 use djinn_model::program::{Buf, Op, TensorId};
 use djinn_model::safetensors::{Entry, read_header};
+use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
 /// Golden outputs.
 pub struct Golden {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use djinn_device::host::BLOCK;
 use djinn_engine::{Backend, Memory, measure_link};
 use djinn_memory::Size;
 use djinn_model::Model;
+use djinn_types::IO_BLOCK;
 use serde_json::{Value, json};
 
 use super::{card_link, median};
@@ -98,7 +98,7 @@ fn files(args: &BenchLinkArgs, chosen: &Chosen) -> Result<(), Failure> {
     let workers = args.workers.map_or(WORKERS.to_vec(), |n| vec![n]);
     // Chunks are whole blocks, and no longer than a file.
     let longest = model.weights.files().into_iter().max().unwrap_or(0);
-    let settled = |chunk: u64| chunk.clamp(1, longest.max(1)).next_multiple_of(BLOCK);
+    let settled = |chunk: u64| chunk.clamp(1, longest.max(1)).next_multiple_of(IO_BLOCK);
     let chunks = args.chunk.map_or(CHUNKS.to_vec(), |size| vec![size.0]);
     let mut chunks: Vec<u64> = chunks.into_iter().map(settled).collect();
     chunks.dedup();

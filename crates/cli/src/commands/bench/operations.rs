@@ -1,10 +1,11 @@
 //! `djinn bench operations`
 
 use djinn_device::{
-    ALIGN, Activation, Attention, DType, Device, DeviceError, Draw, KvLayer, NormKind, Order,
-    Phase, Rows, Scratch, Span, Stream, View, Weight,
+    ALIGN, Attention, Device, DeviceError, Draw, KvLayer, Phase, Rows, Scratch, Span, Stream, View,
+    Weight,
 };
 use djinn_model::program::Dims;
+use djinn_types::{Activation, DType, NormKind, Order};
 use serde_json::json;
 
 use super::median;

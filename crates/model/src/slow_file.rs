@@ -5,9 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What direct reads are aligned to: offset in the file, address and length. Every
-/// file system and disk in use is content with this.
-pub const BLOCK: u64 = 4096;
+use djinn_types::IO_BLOCK;
 
 /// A file that is read while it must stay as it was when it was opened.
 ///
@@ -73,12 +71,12 @@ impl SlowFile {
     }
 
     /// Fills `dst` from `offset` on; what would lie beyond the file's end is left as
-    /// it is. Fastest where offset, address and length are multiples of [`BLOCK`].
+    /// it is. Fastest where offset, address and length are multiples of [`IO_BLOCK`].
     /// Fails, naming file and offset, if the file is no longer what was opened.
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         let wanted = self.bytes().saturating_sub(offset).min(dst.len() as u64) as usize;
         let result = match &self.direct {
-            Some(file) if is_aligned(offset, dst) => fill(file, offset, dst, wanted, BLOCK),
+            Some(file) if is_aligned(offset, dst) => fill(file, offset, dst, wanted, IO_BLOCK),
             _ => fill(&self.cached, offset, &mut dst[..wanted], wanted, 1).inspect(|()| {
                 drop_pages(&self.cached, offset, wanted);
             }),
@@ -128,9 +126,9 @@ fn open_direct(path: &Path, cached: &File) -> Option<File> {
         .ok()?;
     let (a, b) = (direct.metadata().ok()?, cached.metadata().ok()?);
     // Some file systems accept the flag and refuse the read.
-    let mut probe = vec![0; 2 * BLOCK as usize];
-    let start = probe.as_ptr().align_offset(BLOCK as usize);
-    let works = direct.read_at(&mut probe[start..start + BLOCK as usize], 0);
+    let mut probe = vec![0; 2 * IO_BLOCK as usize];
+    let start = probe.as_ptr().align_offset(IO_BLOCK as usize);
+    let works = direct.read_at(&mut probe[start..start + IO_BLOCK as usize], 0);
     (works.is_ok() && (a.dev(), a.ino()) == (b.dev(), b.ino())).then_some(direct)
 }
 
@@ -142,7 +140,7 @@ fn open_direct(_: &Path, _: &File) -> Option<File> {
 fn is_aligned(offset: u64, dst: &[u8]) -> bool {
     [offset, dst.as_ptr().addr() as u64, dst.len() as u64]
         .iter()
-        .all(|n| n.is_multiple_of(BLOCK))
+        .all(|n| n.is_multiple_of(IO_BLOCK))
 }
 
 /// Reads until `wanted` bytes are there. A direct read asks for whole blocks (`unit`),
@@ -172,8 +170,8 @@ fn fill(file: &File, offset: u64, dst: &mut [u8], wanted: usize, unit: u64) -> i
 fn drop_pages(file: &File, offset: u64, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
-        let start = offset / BLOCK * BLOCK;
-        let end = (offset + bytes as u64).next_multiple_of(BLOCK);
+        let start = offset / IO_BLOCK * IO_BLOCK;
+        let end = (offset + bytes as u64).next_multiple_of(IO_BLOCK);
         // No length at all would mean everything.
         if let Some(length) = std::num::NonZeroU64::new(end - start) {
             let _ = rustix::fs::fadvise(file, start, Some(length), rustix::fs::Advice::DontNeed);
@@ -191,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    const BYTES: usize = 3 * BLOCK as usize + 1234;
+    const BYTES: usize = 3 * IO_BLOCK as usize + 1234;
 
     fn content() -> Vec<u8> {
         (0..BYTES as u32).map(|i| (i * 7 % 251) as u8).collect()
@@ -213,12 +211,12 @@ mod tests {
             let file = SlowFile::open(temp.path()).unwrap();
             let content = content();
             let (offset, length) = if blocks {
-                (offset / BLOCK * BLOCK, length.next_multiple_of(BLOCK as usize))
+                (offset / IO_BLOCK * IO_BLOCK, length.next_multiple_of(IO_BLOCK as usize))
             } else {
                 (offset, length)
             };
-            let mut memory = vec![0xAA; length + 2 * BLOCK as usize];
-            let start = if blocks { memory.as_ptr().align_offset(BLOCK as usize) } else { 0 };
+            let mut memory = vec![0xAA; length + 2 * IO_BLOCK as usize];
+            let start = if blocks { memory.as_ptr().align_offset(IO_BLOCK as usize) } else { 0 };
             let to = &mut memory[start..start + length];
             if cached { file.read_cached(offset, to) } else { file.read(offset, to) }.unwrap();
             for (i, byte) in memory[start..start + length].iter().enumerate() {
@@ -236,7 +234,9 @@ mod tests {
         // Clocks of file systems tick in milliseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));
         change(temp.path());
-        let error = file.read(BLOCK, &mut [0; BLOCK as usize]).unwrap_err();
+        let error = file
+            .read(IO_BLOCK, &mut [0; IO_BLOCK as usize])
+            .unwrap_err();
         error
             .to_string()
             .replace(&temp.path().display().to_string(), "FILE")
@@ -246,7 +246,7 @@ mod tests {
     fn a_file_that_changes_is_refused_by_name_and_offset() {
         let shortened = refusal(|path| {
             let file = File::options().write(true).open(path).unwrap();
-            file.set_len(BLOCK + 10).unwrap();
+            file.set_len(IO_BLOCK + 10).unwrap();
         });
         assert!(
             shortened
