@@ -1,0 +1,67 @@
+//! The rules, applied to this workspace.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use djinn_tidy::{Crate, TypeName, cycles, impl_files, type_names};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("workspace root")
+}
+
+fn workspace() -> Vec<Crate> {
+    djinn_tidy::workspace(&root()).expect("sources parse")
+}
+
+#[test]
+fn modules_do_not_import_each_other_in_cycles() {
+    let mut found = Vec::new();
+    for of in workspace() {
+        for cycle in cycles(&of) {
+            found.push(format!("{}: {}", of.name, cycle.join(", ")));
+        }
+    }
+    assert!(found.is_empty(), "import cycles:\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_type_name_means_one_thing() {
+    let mut names: BTreeMap<String, Vec<TypeName>> = BTreeMap::new();
+    for of in workspace() {
+        for found in type_names(&of) {
+            names.entry(found.name.clone()).or_default().push(found);
+        }
+    }
+    let repeated: Vec<String> = names
+        .into_iter()
+        .filter(|(name, places)| places.len() > 1 && name != "Result" && name != "Error")
+        .map(|(name, places)| {
+            let places = places
+                .iter()
+                .map(|at| format!("{}:{}", at.file.display(), at.line));
+            format!("{name}: {}", places.collect::<Vec<_>>().join(" "))
+        })
+        .collect();
+    assert!(
+        repeated.is_empty(),
+        "{} names:\n{}",
+        repeated.len(),
+        repeated.join("\n")
+    );
+}
+
+#[test]
+fn the_engine_is_implemented_in_one_file() {
+    let crates = workspace();
+    let engine = crates
+        .iter()
+        .find(|of| of.name == "engine")
+        .expect("crates/engine");
+    let files = impl_files(engine, "Engine");
+    assert_eq!(files, [Path::new("crates/engine/src/engine.rs")]);
+}
