@@ -129,8 +129,8 @@ impl Arena {
         let kv_bytes = layout.bytes() - start;
 
         let dims = &program.dims;
-        let (rows, inside) = (settings.rows, settings.inside);
-        let head_rows = settings.logit_rows.saturating_add(inside.lens_rows);
+        let (rows, probe_limits) = (settings.rows, settings.probe_limits);
+        let head_rows = settings.logit_rows.saturating_add(probe_limits.lens_rows);
         let mut take = |dtype: DType, rows: usize, cols: usize| {
             let elements = (rows as u64).saturating_mul(cols as u64);
             let bytes = elements.saturating_mul(dtype.bytes() as u64);
@@ -174,11 +174,11 @@ impl Arena {
             rope: take(DType::F32, rows, 2 * frequencies),
             head_resid: take(DType::F32, head_rows, dims.d_model),
             chosen: take(DType::I32, settings.logit_rows, 1),
-            pattern: take(DType::F32, pattern_rows, inside.pattern_keys),
-            operand: take(DType::F32, rows, inside.operand_width),
-            packed: take(DType::F32, Self::PACKED_ROWS, inside.packed_width),
-            sums: take(DType::F32, 2, inside.packed_width),
-            reduced: take(DType::F32, Self::PACKED_ROWS, inside.reduced_width),
+            pattern: take(DType::F32, pattern_rows, probe_limits.pattern_keys),
+            operand: take(DType::F32, rows, probe_limits.operand_width),
+            packed: take(DType::F32, Self::PACKED_ROWS, probe_limits.packed_width),
+            sums: take(DType::F32, 2, probe_limits.packed_width),
+            reduced: take(DType::F32, Self::PACKED_ROWS, probe_limits.reduced_width),
             experts: ExpertScratch {
                 chosen: take(DType::I32, expert_rows, chosen),
                 chosen_weights: take(DType::F32, expert_rows, chosen),

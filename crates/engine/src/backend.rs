@@ -100,7 +100,7 @@ impl Backend {
         };
         let keys = settings.table_pages().saturating_mul(settings.page_tokens);
         let keys_max = card.keys_max(self.kv_dtype(program), program.dims.d_head);
-        let pattern_keys = settings.inside.pattern_keys;
+        let pattern_keys = settings.probe_limits.pattern_keys;
         for (what, asked, limit) in [
             ("rows of a pass on this card", settings.rows, ROWS_MAX),
             ("keys of such heads on this card", keys, keys_max),

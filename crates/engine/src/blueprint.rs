@@ -18,10 +18,10 @@ use djinn_types::DType;
 use crate::{
     Backend, EngineError, Footprint, LinkSettings, Memory, Settings, Tier,
     arena::{Arena, chosen_experts},
+    executor::graph_regions::{GraphRegion, graph_regions},
     host::HostImage,
     image::{Image, Packing, Piece, Run},
     stream::{Copies, MEASURE_RING, RingPiece},
-    stretch::{Stretch, stretches},
     weights::PlacedWeights,
 };
 
@@ -34,7 +34,7 @@ pub struct Blueprint {
     pub(crate) arena: Arena,
     pub(crate) weights: PlacedWeights,
     /// The program's operations, cut where weights arrive.
-    pub(crate) stretches: Vec<Stretch>,
+    pub(crate) graph_regions: Vec<GraphRegion>,
     /// Where sessions can stop, by the operation that comes next.
     pub(crate) stops: BTreeMap<usize, Arc<Stop>>,
     /// Where in host memory what streams lies; nothing where it comes from files.
@@ -153,7 +153,7 @@ impl Blueprint {
         };
         let weights = PlacedWeights::new(program, &image, &plan, kept_at);
         let blueprint = Blueprint {
-            stretches: stretches(program, &weights),
+            graph_regions: graph_regions(program, &weights),
             stops: stops(program),
             weights,
             memory,
@@ -498,7 +498,7 @@ fn scratch(program: &Program, settings: &Settings) -> Scratch {
     });
     let head = settings
         .logit_rows
-        .saturating_add(settings.inside.lens_rows);
+        .saturating_add(settings.probe_limits.lens_rows);
     Scratch {
         rows: settings.rows.max(head),
         width: inputs.chain([dims.d_mlp, dims.d_model]).max().unwrap_or(0),

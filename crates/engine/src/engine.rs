@@ -15,16 +15,19 @@ use djinn_model::{
 use djinn_types::Order;
 
 use crate::{
-    Backend, Blueprint, EngineError, Finish, Footprint, KvPages, Logprob, Paged, PassStats, Paused,
-    Quota, SessionId, Timeline,
-    batch::Batch,
-    durable::Journal,
-    outbox::Outbox,
+    Backend, Blueprint, EngineError, Footprint, KvPages, Output, Paged, PassStats, Quota,
+    SessionId, Timeline,
+    durability::Journal,
+    executor::batch::Batch,
+    executor::{
+        pass::{Pass, PassResult, upload_ids, upload_numbers},
+        progress::PassProgress,
+    },
     pager::{Arrivals, Pager, PagesHeld},
-    pass::{Pass, Ran, SoFar, upload_ids, upload_numbers},
+    probe::staging::Staging,
+    sampling::sample_outputs::settle,
     session::Session,
-    settle::settle,
-    state::{State, Step},
+    session::state::{State, Step},
     stream::{self, Recorder, Streamer},
 };
 
@@ -40,31 +43,6 @@ pub struct LoadProgress {
     pub total: u64,
 }
 
-/// What a pass gave one session.
-#[derive(Clone, Debug)]
-pub struct Output {
-    /// Whose.
-    pub session: SessionId,
-    /// How many tokens it had generated before this one: those after a restart tell which
-    /// one it is.
-    pub index: usize,
-    /// The token it generated; `None` while its prompt is still running, or where it
-    /// was to generate none.
-    pub token: Option<u32>,
-    /// The text this released: whole characters, no part of a stop string.
-    pub text: String,
-    /// The token and its alternatives, when asked for.
-    pub logprobs: Vec<Logprob>,
-    /// Set when the session is over, or its turn where it is kept.
-    pub finish: Option<Finish>,
-    /// What went wrong, where something did.
-    pub failure: Option<String>,
-    /// When its turn came, since it had to wait for it last.
-    pub turn: Option<Instant>,
-    /// Where it stopped, if it came to a breakpoint.
-    pub paused: Option<Paused>,
-}
-
 /// A model on a device, and its sessions.
 pub struct Engine {
     /// First, so that its threads end before what they use.
@@ -74,7 +52,7 @@ pub struct Engine {
     pub(crate) model: Model,
     pub(crate) blueprint: Blueprint,
     pub(crate) pager: Pager,
-    outbox: Outbox,
+    staging: Staging,
     last_pass: Option<PassStats>,
     passes: usize,
     /// Seconds of the host that stops took in the last pass.
@@ -133,7 +111,7 @@ impl Engine {
         let blocks = model.program.dims.blocks;
         Ok(Engine {
             pager: Pager::new(&device, arena.kv(0), blocks, &blueprint)?,
-            outbox: Outbox::default(),
+            staging: Staging::default(),
             streamer,
             recorder,
             device,
@@ -259,7 +237,7 @@ impl Engine {
     /// cannot wait for the end of a pass need not.
     pub fn step_with(
         &mut self,
-        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
+        meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
     ) -> Result<Vec<Output>, EngineError> {
         let mut outputs = self.advance(meanwhile)?;
         self.write_down(&mut outputs);
@@ -269,7 +247,7 @@ impl Engine {
     /// One pass, and what is told of it.
     fn advance(
         &mut self,
-        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
+        meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
     ) -> Result<Vec<Output>, EngineError> {
         let now = Instant::now();
         let mut outputs = self.look_after(now);
@@ -341,7 +319,7 @@ impl Engine {
     fn run_pass(
         &mut self,
         run: &[(SessionId, usize)],
-        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
+        meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
     ) -> Result<Vec<Output>, EngineError> {
         let mut members = members(&mut self.sessions, run);
         for session in &mut members {
@@ -356,8 +334,8 @@ impl Engine {
         self.pager.pass_begins()?;
         let ran = self.compute(run, &batch, &arrivals, meanwhile);
         self.pager.pass_ends();
-        self.outbox.clear();
-        let Ran {
+        self.staging.clear();
+        let PassResult {
             last,
             stopped,
             stop_s,
@@ -383,19 +361,19 @@ impl Engine {
         run: &[(SessionId, usize)],
         batch: &Batch,
         arrivals: &Arrivals<Event>,
-        meanwhile: &mut dyn FnMut(&mut Meanwhile<'_>),
-    ) -> Result<Ran, EngineError> {
-        let so_far = self.pass(run, batch, arrivals, SoFar::default(), |pass| {
+        meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
+    ) -> Result<PassResult, EngineError> {
+        let progress = self.pass(run, batch, arrivals, PassProgress::default(), |pass| {
             pass.begin()?;
-            Ok(std::mem::take(&mut pass.so_far))
+            Ok(std::mem::take(&mut pass.progress))
         })?;
         let end = self.device.record(Stream::Compute)?;
         while !self.device.is_past(&end)? {
-            meanwhile(&mut Meanwhile { engine: self });
+            meanwhile(&mut DuringPass { engine: self });
         }
         // By name it would be of one lifetime alone.
         #[allow(clippy::redundant_closure_for_method_calls)]
-        self.pass(run, batch, arrivals, so_far, |pass| pass.end())
+        self.pass(run, batch, arrivals, progress, |pass| pass.end())
     }
 
     /// A pass, or the rest of one.
@@ -404,7 +382,7 @@ impl Engine {
         run: &[(SessionId, usize)],
         batch: &Batch,
         arrivals: &Arrivals<Event>,
-        so_far: SoFar,
+        progress: PassProgress,
         work: impl FnOnce(&mut Pass<'_, '_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let mut members = members(&mut self.sessions, run);
@@ -416,12 +394,12 @@ impl Engine {
             ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
             arena,
             streamer: &mut *self.streamer,
-            outbox: &mut self.outbox,
+            staging: &mut self.staging,
             members: &mut members,
             batch,
             arrivals,
             recording: self.recorder.is_on(),
-            so_far,
+            progress,
         })
     }
 }
@@ -439,11 +417,11 @@ fn members<'s>(
 }
 
 /// An engine in the middle of a pass.
-pub struct Meanwhile<'e> {
+pub struct DuringPass<'e> {
     engine: &'e mut Engine,
 }
 
-impl Meanwhile<'_> {
+impl DuringPass<'_> {
     /// [`Engine::wait`], of one who is not in the pass: its pages begin to move at once, beside what
     /// computes. Nothing where it is; then it has to be asked again when the pass is over.
     pub fn wait(

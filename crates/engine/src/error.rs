@@ -156,7 +156,7 @@ pub enum EngineError {
     Limit {
         /// Of what.
         what: &'static str,
-        /// Wanted.
+        /// RestoreScope.
         asked: usize,
         /// Allowed.
         limit: usize,

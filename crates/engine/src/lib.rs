@@ -8,74 +8,57 @@
 
 mod arena;
 mod backend;
-mod batch;
 mod blueprint;
-mod breakpoint;
-mod capture;
-mod captured;
-mod checkpoint;
-mod durable;
-mod edit;
+mod durability;
 mod engine;
 mod error;
-mod experts;
+mod executor;
 mod host;
-mod identity;
-mod idle;
 mod image;
-mod inside;
 mod kv;
-mod life;
 mod memory;
-mod outbox;
-mod owners;
 mod pager;
-mod part;
-mod pass;
-mod paused;
-mod positions;
+mod prefix_cache;
 mod probe;
-mod restart;
-mod sampler;
-mod schedule;
+mod sampling;
+mod scheduler;
 mod session;
 mod settings;
-mod settle;
-mod share;
-mod state;
 mod stream;
-mod stretch;
-mod tend;
 mod tensors;
-mod text;
-mod tiers;
-mod turn;
 mod weights;
 
 pub use arena::Footprint;
 pub use backend::Backend;
 pub use blueprint::{Blueprint, PiecePlace, PlannedPiece};
-pub use breakpoint::{BreakSpec, Norm, Until, When};
-pub use capture::{CaptureSpec, Reduce};
-pub use captured::Captured;
-pub use checkpoint::Paused;
 pub use djinn_types::{SessionId, Tier};
-pub use durable::{SavedFile, SavedLogprobs, SavedSession, SavedState, SavedStop, SessionState};
-pub use edit::{Change, EditSpec, Operand};
-pub use engine::{Engine, LoadProgress, Meanwhile, Output};
+pub use durability::{
+    SavedFile, SavedLogprobs, SavedSession, SavedState, SavedStop, StateFolder,
+    recovery::{RestoreScope, Restored},
+};
+pub use engine::{DuringPass, Engine, LoadProgress};
 pub use error::{EngineError, ParseError};
-pub use inside::Inside;
 pub use kv::{KvMemory, SpillTo};
 pub use memory::{LinkSettings, Memory};
-pub use owners::{Owned, Quota, SessionInfo};
 pub use pager::{KvPages, Paged, PagesHeld, Traffic};
-pub use part::Part;
-pub use positions::Positions;
-pub use probe::{Probe, SavedProbe};
-pub use restart::{Restored, Wanted};
-pub use sampler::{Logprob, Sampling};
-pub use schedule::Class;
-pub use session::{Finish, Request, Transcript};
+pub use probe::{
+    Probe, SavedProbe,
+    breakpoint::{BreakCondition, BreakSpec, NormCondition, RunUntil},
+    capture::{CaptureSpec, Reduce},
+    captured::Captured,
+    checkpoint::Paused,
+    edit::{Change, EditSpec, Operand},
+    part::Part,
+    positions::Positions,
+    probe_limits::ProbeLimits,
+};
+pub use sampling::sampler::{Logprob, Sampling};
+pub use scheduler::Class;
+pub use session::{
+    output::{Finish, Output, Transcript},
+    quota::{Owned, Quota, SessionInfo},
+    request::Request,
+};
 pub use settings::Settings;
 pub use stream::{Event, Lane, LinkRate, PassStats, Timeline, measure_link};
 pub use tensors::{Tensor, check_writable, read_tensors, write_tensors};

@@ -2,7 +2,7 @@
 
 use djinn_model::{Model, program::Program};
 
-use crate::{EngineError, Inside, Request};
+use crate::{EngineError, ProbeLimits, Request};
 
 /// What an engine is laid out for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Settings {
     /// Rows that go through the head together, beside those of the lens.
     pub logit_rows: usize,
     /// Room for what is read and changed on the way.
-    pub inside: Inside,
+    pub probe_limits: ProbeLimits,
 }
 
 impl Settings {
@@ -72,7 +72,7 @@ impl Settings {
             pages: lengths().map(|n| n.div_ceil(Self::PAGE_TOKENS)).sum(),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: if head { rows } else { sessions.max(1) },
-            inside: Inside::of(requests, context),
+            probe_limits: ProbeLimits::of(requests, context),
         })
     }
 
@@ -99,7 +99,7 @@ impl Settings {
             pages: sessions.saturating_mul(context.div_ceil(Self::PAGE_TOKENS)),
             page_tokens: Self::PAGE_TOKENS,
             logit_rows: sessions,
-            inside: Inside::default(),
+            probe_limits: ProbeLimits::default(),
         })
     }
 

@@ -13,7 +13,7 @@ use common::{
     stops::{asked, go_through, interrupted, settle, sites, stopping},
     tensors,
 };
-use djinn_engine::{Engine, EngineError, Memory, Request, SessionId, Settings, Tier, Until};
+use djinn_engine::{Engine, EngineError, Memory, Request, RunUntil, SessionId, Settings, Tier};
 use djinn_model::Site;
 
 #[test]
@@ -73,7 +73,11 @@ fn from_hook_to_hook_nothing_changes() {
         let folder = family(name);
         let request = asked(&folder, 7, 2);
         let alone = run(&folder, vec![request.clone()], How::default()).remove(0);
-        for (rows, until) in [(7, Until::Hook), (3, Until::Hook), (7, Until::Block)] {
+        for (rows, until) in [
+            (7, RunUntil::Hook),
+            (3, RunUntil::Hook),
+            (7, RunUntil::Block),
+        ] {
             let how = How {
                 rows,
                 ..How::default()
@@ -95,7 +99,7 @@ fn from_hook_to_hook_nothing_changes() {
             }
             let stops = sites(&folder);
             let wanted = stops.iter().filter(|site| match until {
-                Until::Block => matches!(site, Site::ResidPost(_) | Site::Logits | Site::Embed),
+                RunUntil::Block => matches!(site, Site::ResidPost(_) | Site::Logits | Site::Embed),
                 _ => true,
             });
             let passes = 7usize.div_ceil(rows) + 1;
@@ -222,7 +226,7 @@ fn an_edit_at_a_stop_agrees_with_others() {
         let edits = [format!("{hook}:scale={}", note["factor"]).parse().unwrap()];
         let id = engine.open(stops).unwrap();
         assert_eq!(settle(&mut engine).len(), 1);
-        engine.go_on_from(id, &edits, Until::Breakpoint).unwrap();
+        engine.go_on_from(id, &edits, RunUntil::Breakpoint).unwrap();
         settle(&mut engine);
         let found = tensors(&engine.close(id).unwrap());
         let expect = &golden["steered.logits"].data;
@@ -313,7 +317,11 @@ fn it_stands_at_one_hook() {
     let plain = asked(&folder, 9, 3);
     let alone = run(&folder, vec![plain.clone()], How::default()).remove(0);
     let sites = sites(&folder);
-    for until in [Until::Hook, Until::Block, Until::Site(Site::ResidPost(2))] {
+    for until in [
+        RunUntil::Hook,
+        RunUntil::Block,
+        RunUntil::Site(Site::ResidPost(2)),
+    ] {
         let breaks = [
             "blocks.0.attn.hook_v@4",
             "blocks.1.attn.hook_z@6",

@@ -16,8 +16,8 @@ use std::{
 
 use common::{How, open, request, stories};
 use djinn_engine::{
-    Blueprint, Engine, EngineError, Finish, Memory, Request, Sampling, SavedFile, SessionId,
-    SessionState, Settings, Transcript, Wanted,
+    Blueprint, Engine, EngineError, Finish, Memory, Request, RestoreScope, Sampling, SavedFile,
+    SessionId, Settings, StateFolder, Transcript,
 };
 
 /// An engine for so many sessions of up to 96 positions, half of which are on the host.
@@ -39,7 +39,7 @@ fn engine(sessions: usize) -> Engine {
 
 fn restarted(sessions: usize, folder: &Path) -> Engine {
     let mut engine = engine(sessions);
-    let restored = engine.keep_state(SessionState::open(folder).unwrap(), Wanted::All);
+    let restored = engine.keep_state(StateFolder::open(folder).unwrap(), RestoreScope::All);
     assert!(restored.unwrap().refused.is_empty());
     engine
 }
@@ -165,7 +165,7 @@ fn wherever_it_ends_it_goes_on_with_the_same_bits() {
             assert!(found == *expect, "session {number} after {number} steps");
         }
         drop(engine);
-        let state = SessionState::open(&states.join(number.to_string())).unwrap();
+        let state = StateFolder::open(&states.join(number.to_string())).unwrap();
         assert_eq!(state.sessions().count(), 0, "closed is closed");
     }
 }
@@ -278,7 +278,7 @@ fn one_session_moves_as_a_file() {
         engine.step().unwrap();
     }
     drop(engine);
-    let state = SessionState::open(&here).unwrap();
+    let state = StateFolder::open(&here).unwrap();
     assert!(state.export(SessionId(7)).is_err());
     state
         .export(SessionId(0))
@@ -294,7 +294,7 @@ fn one_session_moves_as_a_file() {
         "it is there"
     );
 
-    let mut state = SessionState::open(&there).unwrap();
+    let mut state = StateFolder::open(&there).unwrap();
     let id = state.import(SavedFile::read(&file).unwrap()).unwrap();
     drop(state);
     let mut engine = restarted(1, &there);
@@ -317,7 +317,7 @@ fn one_session_moves_as_a_file() {
     ] {
         let mut bad = good.clone();
         bad.session.given = given;
-        let mut state = SessionState::open(&folder.path().join("third")).unwrap();
+        let mut state = StateFolder::open(&folder.path().join("third")).unwrap();
         assert!(matches!(state.import(bad), Err(EngineError::NotRead(_))));
     }
     fs::write(&file, "nothing of the kind").unwrap();
@@ -329,7 +329,7 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = restarted(1, folder.path());
     let id = first.open(unlike(0)).unwrap();
-    let in_use = SessionState::open(folder.path()).err().unwrap().to_string();
+    let in_use = StateFolder::open(folder.path()).err().unwrap().to_string();
     assert!(in_use.contains("another process"), "{in_use}");
     let theirs = |engine: &mut Engine, owner: &str| {
         let mut owned = engine.as_owner(owner);
@@ -345,8 +345,8 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let settings = Settings::for_sessions(&model.program, 1, 32, 32).unwrap();
     let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
     let mut other = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
-    let state = SessionState::open(folder.path()).unwrap();
-    let refused = other.keep_state(state, Wanted::All);
+    let state = StateFolder::open(folder.path()).unwrap();
+    let refused = other.keep_state(state, RestoreScope::All);
     assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
 
     // Too small for it: it stays in the folder.
@@ -354,15 +354,12 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let settings = Settings::for_sessions(&model.program, 1, 4, 4).unwrap();
     let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
     let mut small = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
-    let state = SessionState::open(folder.path()).unwrap();
-    let restored = small.keep_state(state, Wanted::All).unwrap();
+    let state = StateFolder::open(folder.path()).unwrap();
+    let restored = small.keep_state(state, RestoreScope::All).unwrap();
     assert_eq!((restored.sessions.len(), restored.refused.len()), (0, 1));
     drop(small);
     assert_eq!(
-        SessionState::open(folder.path())
-            .unwrap()
-            .sessions()
-            .count(),
+        StateFolder::open(folder.path()).unwrap().sessions().count(),
         1
     );
 }

@@ -11,8 +11,8 @@ use common::{
     How, bits, family, golden, ids, open, request, request_edited, run, stops::settle, tensors,
 };
 use djinn_engine::{
-    Blueprint, EditSpec, Engine, Inside, Memory, Request, SessionState, Settings, Tensor,
-    Transcript, Wanted, write_tensors,
+    Blueprint, EditSpec, Engine, Memory, ProbeLimits, Request, RestoreScope, Settings, StateFolder,
+    Tensor, Transcript, write_tensors,
 };
 
 const HOOK: &str = "blocks.1.hook_resid_post";
@@ -275,8 +275,8 @@ fn three_turns(engine: &mut Engine, second: &[EditSpec], state: Option<&Path>) -
         settle(engine);
         if let Some(folder) = state {
             *engine = empty(&f.folder);
-            let state = SessionState::open(folder).unwrap();
-            engine.keep_state(state, Wanted::All).unwrap();
+            let state = StateFolder::open(folder).unwrap();
+            engine.keep_state(state, RestoreScope::All).unwrap();
         }
         engine.say_with(id, said, 3, edits).unwrap();
     }
@@ -290,7 +290,7 @@ fn empty(folder: &Path) -> Engine {
     let one = Settings::for_sessions(&model.program, 1, 40, 64).unwrap();
     let settings = Settings {
         logit_rows: 64,
-        inside: Inside::anything(&model.program, 40),
+        probe_limits: ProbeLimits::anything(&model.program, 40),
         ..one
     };
     let backend = How::default().backend();
@@ -324,8 +324,8 @@ fn an_edit_of_a_request_is_over_with_it() {
     // And over a restart before every turn, when what was captured is computed again.
     let state = tempfile::tempdir().unwrap();
     let mut engine = empty(&folder);
-    let kept = SessionState::open(state.path()).unwrap();
-    engine.keep_state(kept, Wanted::All).unwrap();
+    let kept = StateFolder::open(state.path()).unwrap();
+    engine.keep_state(kept, RestoreScope::All).unwrap();
     let restarted = three_turns(&mut engine, &[scale], Some(state.path()));
     assert!(bits(&restarted) == bits(&edited));
     // One that selects nothing of its turn is refused, and the session goes on.

@@ -97,7 +97,7 @@ fn off(found: &[f32], expect: &[f32], width: usize, routed: bool) -> f32 {
     all[last - 1]
 }
 
-/// Sixteen sessions of many lengths; some look inside, the others leave fast ways open.
+/// Sixteen sessions of many lengths; some look probe_limits, the others leave fast ways open.
 fn unlike(folder: &Path) -> Vec<Request> {
     let session = |i: usize| {
         let prompt: Vec<u32> = (0..3 + 13 * i)

@@ -12,7 +12,9 @@ use common::{
     stops::{settle, sites, stopping},
     tensors,
 };
-use djinn_engine::{BreakSpec, Engine, EngineError, Memory, Request, SessionId, Settings, Until};
+use djinn_engine::{
+    BreakSpec, Engine, EngineError, Memory, Request, RunUntil, SessionId, Settings,
+};
 use djinn_model::Site;
 
 #[test]
@@ -42,7 +44,7 @@ fn branches_share_what_lies_before() {
     for (&branch, &factor) in branches.iter().zip(&factors) {
         let edits = [edit(factor).parse().unwrap()];
         engine
-            .go_on_from(branch, &edits, Until::Breakpoint)
+            .go_on_from(branch, &edits, RunUntil::Breakpoint)
             .unwrap();
     }
     assert_eq!(settle(&mut engine), []);
@@ -89,7 +91,9 @@ fn bad_input_is_refused_and_harms_nobody() {
     let id = engine.open(request).unwrap();
     let edit = |text: &str| vec![text.parse().unwrap()];
     // Not paused yet.
-    let error = engine.go_on_from(id, &[], Until::Breakpoint).unwrap_err();
+    let error = engine
+        .go_on_from(id, &[], RunUntil::Breakpoint)
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("session {} is ready, not paused", id.0)
@@ -106,7 +110,7 @@ fn bad_input_is_refused_and_harms_nobody() {
         ("blocks.0.hook_resid_post:zero@77", "is selected"),
     ] {
         let error = engine
-            .go_on_from(id, &edit(text), Until::Breakpoint)
+            .go_on_from(id, &edit(text), RunUntil::Breakpoint)
             .unwrap_err();
         assert!(error.to_string().contains(reason), "{text}: {error}");
     }
@@ -123,12 +127,12 @@ fn bad_input_is_refused_and_harms_nobody() {
     let file = format!("{site}:replace={}", path.display());
     write("short", vec![0.0; 5]);
     let error = engine
-        .go_on_from(id, &edit(&file), Until::Breakpoint)
+        .go_on_from(id, &edit(&file), RunUntil::Breakpoint)
         .unwrap_err();
     assert!(error.to_string().contains("has shape"), "{error}");
     write("nan", vec![f32::NAN; program.dims.d_model]);
     let error = engine
-        .go_on_from(id, &edit(&file), Until::Breakpoint)
+        .go_on_from(id, &edit(&file), RunUntil::Breakpoint)
         .unwrap_err();
     assert!(error.to_string().contains("not finite"), "{error}");
     // After all that it goes on as it would have.
@@ -225,8 +229,10 @@ fn asked_plain(folder: &Path, length: usize, generate: usize) -> Request {
 fn after_a_restart_nothing_changes() {
     let folder = family("llama3");
     let keep = |engine: &mut Engine, state: &Path| {
-        let state = djinn_engine::SessionState::open(state).unwrap();
-        let restored = engine.keep_state(state, djinn_engine::Wanted::All).unwrap();
+        let state = djinn_engine::StateFolder::open(state).unwrap();
+        let restored = engine
+            .keep_state(state, djinn_engine::RestoreScope::All)
+            .unwrap();
         assert!(restored.refused.is_empty(), "{restored:?}");
     };
     let site = "blocks.1.hook_resid_post";
@@ -279,7 +285,7 @@ fn after_a_restart_nothing_changes() {
                 }
                 let factor = if stopped[0].1.position < 21 { 4 } else { 7 };
                 let edits = [edit(factor).parse().unwrap()];
-                engine.go_on_from(id, &edits, Until::Breakpoint).unwrap();
+                engine.go_on_from(id, &edits, RunUntil::Breakpoint).unwrap();
                 stops += 1;
                 if crashes & 4 != 0 {
                     // On its way again, and not yet at the next one.
@@ -327,7 +333,7 @@ fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
                 let branch = engine.branch_back(id, site, position, rest).unwrap();
                 engine.set_breaks(branch, &[]).unwrap();
                 engine
-                    .go_on_from(branch, &edits, Until::Breakpoint)
+                    .go_on_from(branch, &edits, RunUntil::Breakpoint)
                     .unwrap();
                 settle(&mut engine);
                 let found = engine.close(branch).unwrap().generated;

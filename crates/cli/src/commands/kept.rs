@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use djinn_engine::{
-    Blueprint, Engine, Finish, Inside, Request, SessionId, SessionState, Settings, Transcript,
-    Wanted,
+    Blueprint, Engine, Finish, ProbeLimits, Request, RestoreScope, SessionId, Settings,
+    StateFolder, Transcript,
 };
 use djinn_model::Model;
 
@@ -32,23 +32,23 @@ pub fn start(
     request: Request,
     watch: &mut Watch,
 ) -> Result<Kept, Failure> {
-    let state = SessionState::open(folder)?;
+    let state = StateFolder::open(folder)?;
     if state.torn() > 0 {
         let torn = state.torn();
         eprintln!("note: {torn} bytes that were not yet acknowledged are dropped from the log");
     }
     let wanted = match session {
-        Some(id) => Wanted::One(SessionId(id)),
-        None => Wanted::None,
+        Some(id) => RestoreScope::One(SessionId(id)),
+        None => RestoreScope::None,
     };
-    if let Wanted::One(id) = wanted {
+    if let RestoreScope::One(id) = wanted {
         state.get(id)?;
     }
     let context = model.program.dims.context.min(CONTEXT);
     let one = Settings::for_sessions(&model.program, 1, context, settled.args.rows)?;
     // A session of the folder may change whatever there is.
     let settings = Settings {
-        inside: Inside::anything(&model.program, context),
+        probe_limits: ProbeLimits::anything(&model.program, context),
         ..one
     };
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
@@ -57,7 +57,7 @@ pub fn start(
     if let Some((_, error)) = restored.refused.into_iter().next() {
         return Err(error.into());
     }
-    let Wanted::One(id) = wanted else {
+    let RestoreScope::One(id) = wanted else {
         let keep = true;
         let id = engine.open(Request { keep, ..request })?;
         return Ok(Kept {

@@ -6,8 +6,8 @@ use std::{
 };
 
 use djinn_engine::{
-    Blueprint, Change, EditSpec, Engine, Inside, Operand, Positions, Probe, Request, SessionId,
-    Settings, Tensor, Until,
+    Blueprint, Change, EditSpec, Engine, Operand, Positions, Probe, ProbeLimits, Request, RunUntil,
+    SessionId, Settings, Tensor,
 };
 use djinn_model::{Model, Site, program::Program};
 use serde_json::{Value, json};
@@ -35,9 +35,9 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
         rows: args.model.rows.max(sessions).max(positions),
         pages: (sessions + 1) * one.pages,
         logit_rows: args.model.rows.max(sessions).max(positions),
-        inside: Inside {
+        probe_limits: ProbeLimits {
             operand_width: model.program.dims.d_model,
-            ..Inside::default()
+            ..ProbeLimits::default()
         },
         ..one
     };
@@ -303,7 +303,8 @@ impl Patching<'_> {
                 let branch = self.engine.branch_back(base, site, position, rest)?;
                 self.engine.set_breaks(branch, &[])?;
                 let edit = [self.edit(block, position)];
-                self.engine.go_on_from(branch, &edit, Until::Breakpoint)?;
+                self.engine
+                    .go_on_from(branch, &edit, RunUntil::Breakpoint)?;
                 branches.push((position, branch));
             }
             run_out(self.engine)?;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use djinn_engine::{SavedFile, SavedSession, SavedState, SessionId, SessionState};
+use djinn_engine::{SavedFile, SavedSession, SavedState, SessionId, StateFolder};
 use djinn_model::Model;
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
                 ));
             }
             let file = SavedFile::read(file)?;
-            let id = SessionState::open(folder)?.import(file)?.0;
+            let id = StateFolder::open(folder)?.import(file)?.0;
             tell(args, &format!("it is session {id} here"), &[id])
         }
         Sessions::Delete { ids } => {
@@ -62,9 +62,9 @@ pub(super) fn number(id: &str) -> Result<u64, Failure> {
 }
 
 /// A folder that has sessions.
-fn kept(folder: &Path) -> Result<SessionState, Failure> {
-    match SessionState::is_in(folder) {
-        true => Ok(SessionState::open(folder)?),
+fn kept(folder: &Path) -> Result<StateFolder, Failure> {
+    match StateFolder::is_in(folder) {
+        true => Ok(StateFolder::open(folder)?),
         false => {
             let folder = folder.display();
             Err(Failure::Message(format!(
@@ -74,7 +74,7 @@ fn kept(folder: &Path) -> Result<SessionState, Failure> {
     }
 }
 
-fn delete(args: &SessionsArgs, state: &mut SessionState, ids: &[u64]) -> Result<(), Failure> {
+fn delete(args: &SessionsArgs, state: &mut StateFolder, ids: &[u64]) -> Result<(), Failure> {
     let ids: Vec<u64> = BTreeSet::from_iter(ids).into_iter().copied().collect();
     // All or none: a number that is wrong is said before anything is gone.
     for id in &ids {
@@ -95,7 +95,7 @@ fn tell(args: &SessionsArgs, text: &str, ids: &[u64]) -> Result<(), Failure> {
     }
 }
 
-fn list(args: &SessionsArgs, state: &SessionState) -> Result<(), Failure> {
+fn list(args: &SessionsArgs, state: &StateFolder) -> Result<(), Failure> {
     if args.json {
         let all: Vec<Value> = state.sessions().map(told).collect();
         return say_json(&json!({ "model": state.model(), "sessions": all }));
@@ -133,7 +133,7 @@ fn told(session: &SavedSession) -> Value {
 
 fn show(
     args: &SessionsArgs,
-    state: &SessionState,
+    state: &StateFolder,
     id: SessionId,
     model: Option<&str>,
 ) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use djinn_engine::{BreakSpec, EditSpec, Engine, Paused, Request, SessionId, Until};
+use djinn_engine::{BreakSpec, EditSpec, Engine, Paused, Request, RunUntil, SessionId};
 use djinn_model::Site;
 
 use super::{Bits, How, bits, golden, ids, load, open, request};
@@ -51,7 +51,7 @@ pub fn go_through(
             break;
         }
         stops.extend(stopped.into_iter().map(|(_, at)| at));
-        engine.go_on_from(id, edits, Until::Breakpoint).unwrap();
+        engine.go_on_from(id, edits, RunUntil::Breakpoint).unwrap();
     }
     (bits(&engine.close(id).unwrap()), stops)
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use djinn_engine::Until;
+use djinn_engine::RunUntil;
 use djinn_model::{
     hook::{self, Layout, Site},
     program::Program,
@@ -204,12 +204,15 @@ fn one_site(program: &Program, name: &str) -> Result<Site, ServeError> {
     }
 }
 
-fn until_of(program: &Program, until: Option<resume_request::Until>) -> Result<Until, ServeError> {
+fn until_of(
+    program: &Program,
+    until: Option<resume_request::Until>,
+) -> Result<RunUntil, ServeError> {
     Ok(match until {
-        None | Some(resume_request::Until::Breakpoint(_)) => Until::Breakpoint,
-        Some(resume_request::Until::NextHook(_)) => Until::Hook,
-        Some(resume_request::Until::NextBlock(_)) => Until::Block,
-        Some(resume_request::Until::Hook(name)) => Until::Site(one_site(program, &name)?),
+        None | Some(resume_request::Until::Breakpoint(_)) => RunUntil::Breakpoint,
+        Some(resume_request::Until::NextHook(_)) => RunUntil::Hook,
+        Some(resume_request::Until::NextBlock(_)) => RunUntil::Block,
+        Some(resume_request::Until::Hook(name)) => RunUntil::Site(one_site(program, &name)?),
     })
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use djinn_engine::{
-    Engine, EngineError, Finish, KvPages, Meanwhile, Output, Paged, Request, SessionId,
+    DuringPass, Engine, EngineError, Finish, KvPages, Output, Paged, Request, SessionId,
 };
 use tokio::sync::{
     mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -83,7 +83,7 @@ impl Signal {
     }
 
     /// In the middle of a pass; gives itself back where its session is in it.
-    fn act_meanwhile(self, engine: &mut Meanwhile<'_>) -> Option<Self> {
+    fn act_meanwhile(self, engine: &mut DuringPass<'_>) -> Option<Self> {
         match engine.wait(&self.owner, self.id, self.expected) {
             Some(done) => {
                 self.tell(done);

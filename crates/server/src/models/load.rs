@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use djinn_device::cuda;
 use djinn_engine::{
-    Backend, Blueprint, Engine, EngineError, Inside, KvMemory, LoadProgress, Memory, SessionState,
-    Settings, Wanted, measure_link,
+    Backend, Blueprint, Engine, EngineError, KvMemory, LoadProgress, Memory, ProbeLimits,
+    RestoreScope, Settings, StateFolder, measure_link,
 };
 use djinn_memory::{Keep, Overrides};
 use djinn_model::Model;
@@ -88,8 +88,8 @@ impl Loading {
         let mut engine = Engine::load(model, backend, blueprint, progress)?;
         if let Some(folder) = &self.config.state {
             let folder = folder.join(as_folder(&self.name));
-            let state = SessionState::open(&folder)?;
-            let restored = engine.keep_state(state, Wanted::All)?;
+            let state = StateFolder::open(&folder)?;
+            let restored = engine.keep_state(state, RestoreScope::All)?;
             for (id, error) in &restored.refused {
                 tracing::warn!(model = self.name, session = id.0, %error, "not taken back");
             }
@@ -171,7 +171,7 @@ pub fn draw(
         pages: open.saturating_mul(one.pages),
         // Any of them may be looked at behind the last block.
         logit_rows: rows,
-        inside: Inside::anything(program, context),
+        probe_limits: ProbeLimits::anything(program, context),
         ..one
     };
     let blueprint = Blueprint::for_sessions(model, backend, settings, memory, kv)?;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use djinn_engine::{
-    Blueprint, BreakSpec, EditSpec, Engine, Inside, KvMemory, Positions, Probe, Request, SessionId,
-    Settings, Until,
+    Blueprint, BreakSpec, EditSpec, Engine, KvMemory, Positions, Probe, ProbeLimits, Request,
+    RunUntil, SessionId, Settings,
 };
 use djinn_model::program::Program;
 use serde_json::{Value, json};
@@ -44,9 +44,9 @@ pub fn hooks(args: &BenchHooksArgs) -> Result<(), Failure> {
     let settings = Settings {
         open: 3,
         pages: 3 * one.pages,
-        inside: Inside {
+        probe_limits: ProbeLimits {
             operand_width: model.program.dims.d_model,
-            ..Inside::default()
+            ..ProbeLimits::default()
         },
         ..one
     };
@@ -233,7 +233,7 @@ impl Bench<'_> {
     ) -> Result<f64, Failure> {
         let start = Instant::now();
         before(self.engine)?;
-        self.engine.go_on_from(id, &[], Until::Hook)?;
+        self.engine.go_on_from(id, &[], RunUntil::Hook)?;
         self.run_to_stop()?;
         Ok(start.elapsed().as_secs_f64())
     }

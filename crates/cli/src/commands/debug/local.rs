@@ -1,8 +1,8 @@
 //! An engine of this process is debugged.
 
 use djinn_engine::{
-    BreakSpec, EditSpec, Engine, Output, Paused, Positions, Probe, Request, SessionId, Tensor,
-    Until,
+    BreakSpec, EditSpec, Engine, Output, Paused, Positions, Probe, Request, RunUntil, SessionId,
+    Tensor,
 };
 use djinn_model::{Site, hook};
 
@@ -35,13 +35,13 @@ impl Local {
         Ok(found)
     }
 
-    fn until(&self, goal: &Goal) -> Result<Until, Failure> {
+    fn until(&self, goal: &Goal) -> Result<RunUntil, Failure> {
         Ok(match goal {
-            Goal::Breakpoint => Until::Breakpoint,
-            Goal::NextHook => Until::Hook,
-            Goal::NextBlock => Until::Block,
+            Goal::Breakpoint => RunUntil::Breakpoint,
+            Goal::NextHook => RunUntil::Hook,
+            Goal::NextBlock => RunUntil::Block,
             Goal::Hook(name) => match self.sites(name)?[..] {
-                [site] => Until::Site(site),
+                [site] => RunUntil::Site(site),
                 _ => return Err(Failure::Message(format!("'{name}' is not one hook"))),
             },
         })
@@ -122,7 +122,7 @@ impl Target for Local {
     fn check_edits(&mut self, id: u64, edits: &[EditSpec]) -> Result<(), Failure> {
         // Tried on another that stands there.
         let tried = self.engine.branch(SessionId(id), 1)?[0];
-        let fits = self.engine.go_on_from(tried, edits, Until::Hook);
+        let fits = self.engine.go_on_from(tried, edits, RunUntil::Hook);
         self.engine.close(tried);
         Ok(fits?)
     }

@@ -7,7 +7,7 @@ mod show;
 pub mod target;
 mod terminal;
 
-use djinn_engine::{Blueprint, Inside, Probe, Request, Settings};
+use djinn_engine::{Blueprint, Probe, ProbeLimits, Request, Settings};
 use djinn_model::Model;
 
 use super::{load, prompt, remote, watch::Watch};
@@ -77,7 +77,7 @@ fn settings(model: &Model, request: &Request) -> Result<Settings, Failure> {
         rows: ROWS.max(sessions),
         pages: (sessions + 2) * one.pages,
         logit_rows: ROWS.max(sessions),
-        inside: Inside::anything(&model.program, context),
+        probe_limits: ProbeLimits::anything(&model.program, context),
         ..one
     })
 }

@@ -1,0 +1,164 @@
+//! Attention, and what sessions read and change of its pattern.
+
+use djinn_device::{Attention, KvLayer, Phase, Rows, View};
+use djinn_model::{hook::Site, program::Buf};
+
+use super::{
+    active_rows::ActiveRows,
+    apply_edits::{on_device, runs},
+    pass::Pass,
+};
+use crate::{EngineError, arena::Arena, executor::batch::RowSpan};
+
+/// One block's attention in a pass.
+#[derive(Clone, Copy)]
+struct Layer {
+    site: Site,
+    kv: KvLayer,
+    how: Attention,
+    q: View,
+    z: View,
+}
+
+impl Pass<'_, '_> {
+    /// Stores keys and values, and mixes values for every row. The fused operation says
+    /// what comes out; the pattern is taken apart only where a session looks at it, and
+    /// mixed again only where a session changed it.
+    pub(super) fn attend(
+        &mut self,
+        stage: &ActiveRows,
+        block: usize,
+        scale: f32,
+        window: Option<usize>,
+    ) -> Result<(), EngineError> {
+        let [q, k, v, z] = [Buf::Q, Buf::K, Buf::V, Buf::Z].map(|buf| self.view(stage, buf));
+        let layer = Layer {
+            site: Site::Pattern(block),
+            kv: self.arena.kv(block),
+            how: Attention {
+                heads: self.program.dims.heads,
+                scale,
+                window,
+            },
+            q,
+            z,
+        };
+        for (phase, at) in stage.runs() {
+            let part = |view: View| view.rows(at.start, at.len());
+            let rows = self.rows(phase, at.start, at.len());
+            self.device.append(part(k), part(v), rows, layer.kv)?;
+            self.device
+                .attend(part(q), rows, layer.kv, layer.how, part(z))?;
+        }
+        for group in &stage.groups {
+            let session = &self.members[group.member];
+            let (probe, prompt) = (&session.probe, session.prompt());
+            if !probe.touches(layer.site) {
+                continue;
+            }
+            let looks =
+                |p| probe.reads(layer.site, p, prompt) || probe.changes_at(layer.site, p, prompt);
+            for run in runs(group, looks) {
+                self.take_apart(layer, run)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whose some rows are.
+    fn rows(&self, phase: Phase, first: usize, count: usize) -> Rows {
+        Rows {
+            positions: self.ids.positions,
+            sequences: self.ids.sequences,
+            tables: self.ids.tables,
+            phase,
+        }
+        .rows(first, count)
+    }
+
+    /// The pattern of a run of rows, a few at a time.
+    fn take_apart(&mut self, layer: Layer, run: RowSpan) -> Result<(), EngineError> {
+        for first in (0..run.rows).step_by(Arena::PATTERN_ROWS) {
+            let part = RowSpan {
+                first_row: run.first_row + first,
+                rows: Arena::PATTERN_ROWS.min(run.rows - first),
+                position: run.position + first,
+                ..run
+            };
+            let pattern = View::new(
+                self.arena.pattern.offset,
+                self.arena.pattern.dtype,
+                part.rows * layer.how.heads,
+                part.position + part.rows,
+            );
+            let rows = self.rows(part.phase, part.first_row, part.rows);
+            let q = layer.q.rows(part.first_row, part.rows);
+            self.device.pattern(q, rows, layer.kv, layer.how, pattern)?;
+            self.edit_pattern(layer, part, pattern)?;
+            self.capture_pattern(layer.site, part, pattern)?;
+        }
+        Ok(())
+    }
+
+    /// Changes the patterns of rows that an edit selects, and mixes those rows again.
+    fn edit_pattern(&self, layer: Layer, part: RowSpan, pattern: View) -> Result<(), EngineError> {
+        let heads = layer.how.heads;
+        let session = &self.members[part.member];
+        let (probe, prompt) = (&session.probe, session.prompt());
+        for run in runs(&part, |p| probe.changes_at(layer.site, p, prompt)) {
+            let first = run.first_row - part.first_row;
+            let changed = pattern.rows(first * heads, run.rows * heads);
+            for i in 0..run.rows {
+                let row = changed.rows(i * heads, heads);
+                let selected = |p: usize| {
+                    let changes = probe.changes(layer.site);
+                    changes.filter(move |edit| edit.positions.contains(p, prompt))
+                };
+                for edit in selected(run.position + i) {
+                    let change = || unreachable!("a pattern's edits have no operand");
+                    let change = on_device(&edit.change, change);
+                    // The columns of a pattern's edit are heads, which are rows here.
+                    for heads in &edit.columns {
+                        self.device
+                            .edit(row.rows(heads.start, heads.len()), change)?;
+                    }
+                }
+            }
+            let rows = self.rows(run.phase, run.first_row, run.rows);
+            let z = layer.z.rows(run.first_row, run.rows);
+            self.device.mix(changed, rows, layer.kv, layer.how, z)?;
+        }
+        Ok(())
+    }
+
+    /// Reads patterns, laid out `[row, head]` by keys.
+    fn capture_pattern(
+        &mut self,
+        site: Site,
+        part: RowSpan,
+        pattern: View,
+    ) -> Result<(), EngineError> {
+        let heads = self.program.dims.heads;
+        let session = &mut *self.members[part.member];
+        let prompt = session.prompt();
+        let Some(capture) = session.probe.capture(site) else {
+            return Ok(());
+        };
+        for i in 0..part.rows {
+            let position = part.position + i;
+            if capture.positions.contains(position, prompt) {
+                let keys = position + 1;
+                let row = pattern.rows(i * heads, heads).cols(0, keys);
+                let mut read = Vec::new();
+                for some in &capture.columns {
+                    let mut data = vec![0.0; some.len() * keys];
+                    self.device
+                        .download(row.rows(some.start, some.len()), &mut data)?;
+                    read.extend(data);
+                }
+                session.captured.push_pattern(site, keys, read);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! Which tokens of which sessions go through the next pass, and in which rows.
+
+use std::ops::Range;
+
+use djinn_device::{Draw, Phase};
+use djinn_memory::Pages;
+
+use crate::{Settings, session::Session};
+
+/// Consecutive rows of one session at consecutive positions, all of one phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowSpan {
+    /// Which member of the pass.
+    pub member: usize,
+    pub phase: Phase,
+    pub first_row: usize,
+    pub rows: usize,
+    /// Position of the first row.
+    pub position: usize,
+    /// The operation of the pass with which it begins.
+    pub enter: usize,
+}
+
+impl RowSpan {
+    /// Whether a row of the same member and phase comes next after it.
+    pub fn is_followed_by(&self, row: &RowSpan) -> bool {
+        let next = (self.member, self.phase, self.positions().end);
+        next == (row.member, row.phase, row.position)
+    }
+
+    /// The positions of its rows.
+    pub fn positions(&self) -> Range<usize> {
+        self.position..self.position + self.rows
+    }
+}
+
+/// The rows of one pass: first those of generated tokens, then those of prompts; of each
+/// first those that are there all the way.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub tokens: Vec<i32>,
+    pub positions: Vec<i32>,
+    sequences: Vec<i32>,
+    tables: Vec<i32>,
+    pub groups: Vec<RowSpan>,
+    /// The rows that go through the head, one by one.
+    pub head: Vec<RowSpan>,
+    /// How a token is drawn for each.
+    draws: Vec<Draw>,
+}
+
+impl Batch {
+    /// Lays out the next `shares[i]` tokens of `members[i]`.
+    pub fn new(
+        members: &[&mut Session],
+        shares: &[usize],
+        settings: &Settings,
+        pages: &Pages,
+    ) -> Self {
+        let mut batch = Batch::default();
+        let mut order: Vec<usize> = (0..members.len()).collect();
+        order.sort_by_key(|&member| members[member].is_passing());
+        for phase in [Phase::Generated, Phase::Prompt] {
+            for &member in &order {
+                let (session, rows) = (&members[member], shares[member]);
+                for part in session.parts(rows).filter(|part| part.0 == phase) {
+                    batch.add(member, session, part);
+                }
+            }
+        }
+        let table_pages = settings.table_pages();
+        for session in members {
+            let frames = pages.frames(&session.pages);
+            batch.tables.extend(frames.map(|frame| frame.0 as i32));
+            // Slots beyond a session's pages are never looked at; page −1 would be refused.
+            let rest = table_pages - session.pages.len();
+            batch.tables.extend(std::iter::repeat_n(-1, rest));
+        }
+        batch
+    }
+
+    /// Takes in some tokens of a session, all of one phase.
+    fn add(
+        &mut self,
+        member: usize,
+        session: &Session,
+        (phase, position, rows): (Phase, usize, usize),
+    ) {
+        let group = RowSpan {
+            member,
+            phase,
+            first_row: self.rows(),
+            rows,
+            position,
+            enter: session.checkpoint.as_ref().map_or(0, |at| at.stop.next),
+        };
+        let run = group.positions();
+        let ids = &session.tokens[run.clone()];
+        self.tokens.extend(ids.iter().map(|&t| t as i32));
+        self.positions.extend(run.map(|p| p as i32));
+        let sequence = std::iter::repeat_n(member as i32, rows);
+        self.sequences.extend(sequence);
+        let wanted = wanted_rows(session, &group);
+        let draw = session.sampling.draw(session.generated());
+        self.draws.extend(wanted.iter().map(|_| draw));
+        self.head.extend(wanted);
+        self.groups.push(group);
+    }
+
+    pub fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Everything the device has to know of the batch, in the order in which
+    /// [`Arena::ids`](crate::arena::Arena::ids) finds it.
+    pub fn ids(&self) -> Vec<i32> {
+        let head = self.head.iter().map(|row| row.first_row as i32);
+        let draws = self.draws.iter().flat_map(|draw| draw.words());
+        [&self.tokens, &self.positions, &self.sequences, &self.tables]
+            .into_iter()
+            .flatten()
+            .copied()
+            .chain(head)
+            .chain(draws)
+            .collect()
+    }
+}
+
+/// How many of the rows of some groups are of generated tokens.
+pub(crate) fn generated(groups: &[RowSpan]) -> usize {
+    let generated = |group: &&RowSpan| group.phase == Phase::Generated;
+    groups
+        .iter()
+        .filter(generated)
+        .map(|group| group.rows)
+        .sum()
+}
+
+/// The phases of some rows, of which the first `generated` are of generated tokens.
+pub(crate) fn phases(generated: usize, rows: usize) -> impl Iterator<Item = (Phase, Range<usize>)> {
+    let both = [
+        (Phase::Generated, 0..generated),
+        (Phase::Prompt, generated..rows),
+    ];
+    both.into_iter().filter(|(_, rows)| !rows.is_empty())
+}
+
+/// The rows of a group whose logits somebody wants, one by one.
+fn wanted_rows(session: &Session, group: &RowSpan) -> Vec<RowSpan> {
+    let row = |i: usize| RowSpan {
+        first_row: group.first_row + i,
+        rows: 1,
+        position: group.position + i,
+        ..*group
+    };
+    let wanted = |row: &RowSpan| {
+        let sampled = session.samples() && row.position + 1 == session.tokens.len();
+        sampled
+            || session.probe.reads_head(row.position, session.prompt())
+            || session.breaks_in_head(row.position)
+    };
+    (0..group.rows).map(row).filter(wanted).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use djinn_device::{Draw, Phase};
+    use djinn_memory::{PageTable, Pages};
+
+    use super::{Batch, RowSpan, generated, phases};
+    use crate::{
+        Captured, Class, Probe, ProbeLimits, RunUntil, Sampling, SessionId, Settings,
+        scheduler::FairShare, session, session::state::State,
+    };
+
+    /// A session of a prompt of `prompt` tokens, `more` generated ones, `computed` run.
+    fn session(prompt: usize, more: usize, computed: usize) -> session::Session {
+        session::Session {
+            id: SessionId(0),
+            tokens: (0..(prompt + more) as u32).collect(),
+            given: std::iter::once(0..prompt).collect(),
+            computed,
+            logged: 0,
+            max_tokens: 9,
+            keep: false,
+            context: 100,
+            pages: PageTable::new(16),
+            shares: 0,
+            pages_most: 0,
+            admitted: true,
+            account: FairShare::new(Class::default(), 0),
+            turn: None,
+            sampling: Sampling::default(),
+            eos: Vec::new(),
+            stop: Vec::new(),
+            text: None,
+            logprobs: Vec::new(),
+            probe: Probe::default(),
+            captured: Captured::default(),
+            checkpoint: None,
+            past: None,
+            rewind: None,
+            until: RunUntil::default(),
+            state: State::Ready,
+            failure: None,
+            turn_over: false,
+            transient: false,
+            owner: String::new(),
+            deadline: None,
+            lease: None,
+            used: std::time::Instant::now(),
+        }
+    }
+
+    #[test]
+    fn generated_rows_come_first_and_position_alone_says_which_they_are() {
+        // A prompt's end, a generated token, the middle of a prompt, a prompt of one.
+        let mut sessions = [
+            session(5, 0, 3),
+            session(4, 2, 5),
+            session(8, 0, 0),
+            session(1, 0, 0),
+        ];
+        let members: Vec<&mut session::Session> = sessions.iter_mut().collect();
+        let settings = Settings {
+            rows: 16,
+            sessions: 4,
+            open: 4,
+            context: 16,
+            pages: 4,
+            host_pages: 0,
+            disk_pages: 0,
+            page_tokens: 16,
+            logit_rows: 4,
+            probe_limits: ProbeLimits::default(),
+        };
+        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings, &Pages::new(0, 0, 0));
+        let row = |group: &RowSpan| (group.member, group.first_row, group.position);
+        let groups: Vec<_> = batch.groups.iter().map(row).collect();
+        assert_eq!(groups, [(1, 0, 5), (0, 1, 3), (2, 3, 0), (3, 6, 0)]);
+        let head: Vec<_> = batch.head.iter().map(row).collect();
+        assert_eq!(head, [(1, 0, 5), (0, 2, 4), (3, 6, 0)]);
+        assert_eq!(batch.positions, [5, 3, 4, 0, 1, 2, 0]);
+        assert_eq!(batch.sequences, [1, 0, 0, 2, 2, 2, 3]);
+        // How the rows of the head draw comes last: after so many generated tokens each.
+        let steps = batch.head.iter().map(|row| [0, 2, 0, 0][row.member]);
+        let draws: Vec<i32> = steps
+            .flat_map(|step| Sampling::default().draw(step).words())
+            .collect();
+        let all = batch.ids();
+        assert_eq!(all.len(), 3 * 7 + 4 + 3 + 3 * Draw::WORDS);
+        assert_eq!(all[all.len() - draws.len()..], draws);
+        let split: Vec<_> = phases(generated(&batch.groups), batch.rows()).collect();
+        assert_eq!(split, [(Phase::Generated, 0..1), (Phase::Prompt, 1..7)]);
+        assert_eq!(phases(0, 0).count(), 0);
+    }
+}

@@ -1,0 +1,153 @@
+//! Mixture of experts: rows sorted by expert, run through it, and summed.
+
+use djinn_device::{Device, Edit, View, Weight};
+use djinn_model::program::{Buf, Expert, Op, TensorId};
+use djinn_types::Order;
+
+use crate::{
+    EngineError,
+    arena::Arena,
+    executor::batch::phases,
+    executor::{
+        active_rows::ActiveRows,
+        pass::{upload_ids, upload_numbers},
+    },
+    stream::Streamer,
+    weights::PlacedWeights,
+};
+
+/// Runs an [`Op::Experts`] over the rows of a stage.
+///
+/// A row's experts are summed in order of their number, whichever rows share them.
+pub(crate) fn run(
+    device: &dyn Device,
+    arena: &Arena,
+    placed: &PlacedWeights,
+    streamer: &mut dyn Streamer,
+    op: &Op,
+    stage: &ActiveRows,
+) -> Result<(), EngineError> {
+    let Op::Experts {
+        block,
+        from,
+        router,
+        to,
+        chosen,
+        renormalise,
+        f,
+        ref experts,
+    } = *op
+    else {
+        unreachable!("called for this operation only")
+    };
+    let rows = stage.rows;
+    let out = arena.buf(to, rows);
+    device.edit(out, Edit::Zero)?;
+    let mut choices = route(device, arena, arena.buf(router, rows), chosen, renormalise)?;
+    choices.keep(|row| stage.holds(row));
+    let run = |number: usize, shift: u64| -> Result<(), EngineError> {
+        let (ids, weights) = choices.of(number);
+        let n = ids.len();
+        // Rows stay in order, so those of generated tokens come first here too.
+        let generated = ids.partition_point(|&row| (row as usize) < stage.prompts);
+        let scratch = &arena.experts;
+        upload_ids(device, scratch.ids, &ids)?;
+        upload_numbers(device, scratch.weights, &weights)?;
+        let (ids, weights) = (scratch.ids.rows(0, n), scratch.weights.rows(0, n));
+        let (input, output) = (scratch.input.rows(0, n), scratch.output.rows(0, n));
+        device.gather(arena.buf(from, rows), ids, input, false)?;
+        let [pre, up, post] = [Buf::Pre, Buf::Up, Buf::Post].map(|buf| arena.buf(buf, n));
+        let Expert {
+            gate: w_gate,
+            up: w_up,
+            down: w_down,
+        } = experts[number];
+        let linear = |x: View, id, out: View| {
+            let weight = matrix(placed, id, shift);
+            phases(generated, n).try_for_each(|(phase, rows)| {
+                let at = |view: View| view.rows(rows.start, rows.len());
+                device.linear(at(x), weight, None, at(out), phase)
+            })
+        };
+        linear(input, w_gate, pre)?;
+        linear(input, w_up, up)?;
+        device.gate(f, pre, up, post)?;
+        linear(post, w_down, output)?;
+        Ok(device.scatter_add(output, ids, weights, out)?)
+    };
+    let numbers: Vec<usize> = (0..experts.len()).filter(|&e| choices.any(e)).collect();
+    if placed.pooled {
+        let first = block * experts.len();
+        let pool: Vec<usize> = numbers.iter().map(|number| first + number).collect();
+        streamer.experts(&pool, &mut |turn, shift| run(numbers[turn], shift))
+    } else {
+        numbers.into_iter().try_for_each(|number| run(number, 0))
+    }
+}
+
+/// An expert's matrix, in a slot so far from the first.
+fn matrix(placed: &PlacedWeights, id: TensorId, shift: u64) -> Weight {
+    let view = placed.one(id);
+    Weight {
+        view: View {
+            offset: view.offset + shift,
+            ..view
+        },
+        order: Order::OutIn,
+    }
+}
+
+/// What the router chose for every row.
+struct Choices {
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+    chosen: usize,
+}
+
+impl Choices {
+    /// Nobody is in the other rows.
+    fn keep(&mut self, holds: impl Fn(usize) -> bool) {
+        for (row, ids) in self.ids.chunks_exact_mut(self.chosen).enumerate() {
+            if !holds(row) {
+                ids.fill(-1);
+            }
+        }
+    }
+
+    /// Whether any row goes through an expert.
+    fn any(&self, expert: usize) -> bool {
+        self.ids.contains(&(expert as i32))
+    }
+
+    /// The rows that go through an expert, and what they weigh there.
+    fn of(&self, expert: usize) -> (Vec<i32>, Vec<f32>) {
+        self.ids
+            .iter()
+            .zip(&self.weights)
+            .enumerate()
+            .filter(|(_, (id, _))| **id == expert as i32)
+            .map(|(at, (_, weight))| ((at / self.chosen) as i32, *weight))
+            .unzip()
+    }
+}
+
+fn route(
+    device: &dyn Device,
+    arena: &Arena,
+    logits: View,
+    chosen: usize,
+    renormalise: bool,
+) -> Result<Choices, EngineError> {
+    let rows = logits.rows;
+    let ids = arena.experts.chosen.rows(0, rows);
+    let weights = arena.experts.chosen_weights.rows(0, rows);
+    device.route(logits, renormalise, ids, weights)?;
+    let mut choices = Choices {
+        ids: vec![0; rows * chosen],
+        weights: vec![0.0; rows * chosen],
+        chosen,
+    };
+    device.download_ids(ids, &mut choices.ids)?;
+    device.download(weights, &mut choices.weights)?;
+    Ok(choices)
+}

@@ -1,0 +1,294 @@
+//! One trip of a batch of sessions through the model.
+
+use std::{ops::Range, time::Instant};
+
+use djinn_device::{Device, Event, Span, Stream, View};
+use djinn_model::program::{Buf, Op, Program, SegmentKind};
+
+use crate::{
+    Blueprint, EngineError,
+    arena::{Arena, Ids},
+    executor::batch::{Batch, RowSpan},
+    pager::Arrivals,
+    probe::staging::Staging,
+    session::Session,
+    stream::Streamer,
+};
+
+use super::{active_rows::ActiveRows, progress::PassProgress};
+
+/// What a pass came to.
+pub(crate) struct PassResult {
+    /// What every session that will sample does so by.
+    pub last: Vec<SampleInput>,
+    /// The members that stopped on the way.
+    pub stopped: Vec<usize>,
+    /// Seconds of the host that went into what they need to go on.
+    pub stop_s: f64,
+}
+
+/// What a member's next token is chosen by.
+pub(crate) struct SampleInput {
+    pub member: usize,
+    pub scores: TokenScores,
+}
+
+/// The logits after a member's last token, or what the device chose by them.
+pub(crate) enum TokenScores {
+    Logits(Vec<f32>),
+    /// `None` where a logit is not a number.
+    Chosen(Option<u32>),
+}
+
+/// Walks the program over one batch.
+pub(crate) struct Pass<'a, 's> {
+    pub device: &'a dyn Device,
+    pub program: &'a Program,
+    pub blueprint: &'a Blueprint,
+    pub arena: &'a Arena,
+    pub streamer: &'a mut dyn Streamer,
+    pub staging: &'a mut Staging,
+    pub members: &'a mut [&'s mut Session],
+    pub batch: &'a Batch,
+    pub ids: Ids,
+    /// Pages that are still on their way.
+    pub arrivals: &'a Arrivals<Event>,
+    /// Whether what happens is put on record.
+    pub recording: bool,
+    /// What it has come to so far.
+    pub progress: PassProgress,
+}
+
+/// Everybody's rows: in the blocks, in the head, and those that come later.
+pub(super) struct PassRows {
+    pub body: ActiveRows,
+    pub head: ActiveRows,
+    /// Each with where it goes.
+    pub later: Vec<(SegmentKind, RowSpan)>,
+}
+
+impl PassRows {
+    pub fn of(&mut self, kind: SegmentKind) -> &mut ActiveRows {
+        match kind {
+            SegmentKind::Head => &mut self.head,
+            _ => &mut self.body,
+        }
+    }
+}
+
+impl Pass<'_, '_> {
+    /// Has the device run the batch.
+    pub fn begin(&mut self) -> Result<(), EngineError> {
+        self.streamer.begin_pass()?;
+        upload_ids(self.device, self.ids.all, &self.batch.ids())?;
+        self.compute()
+    }
+
+    /// What it came to.
+    pub fn end(&mut self) -> Result<PassResult, EngineError> {
+        let last = self.read_last()?;
+        self.tell_read()?;
+        let start = Instant::now();
+        let stopped = self.tell_stopped();
+        let stop_s = match stopped.is_empty() {
+            true => 0.0,
+            false => (self.progress.stop_time + start.elapsed()).as_secs_f64(),
+        };
+        Ok(PassResult {
+            last,
+            stopped,
+            stop_s,
+        })
+    }
+
+    /// Everybody's rows, before the first operation.
+    pub(super) fn stages(&self) -> PassRows {
+        let resid = self.arena.buf(Buf::Resid, self.batch.rows());
+        let head = renumber(&self.batch.head);
+        let first = self.program.first_of_head();
+        let begins = |group: &&RowSpan| group.enter == 0;
+        let mut body = ActiveRows::new(&self.batch.groups, resid);
+        body.enter(self.batch.groups.iter().filter(begins).copied());
+        // Who goes on in the head has nothing to do before it.
+        let in_body = self
+            .batch
+            .groups
+            .iter()
+            .filter(|g| (1..=first).contains(&g.enter));
+        let in_head = head.iter().filter(|group| group.enter > first);
+        let later = in_body.map(|&group| (SegmentKind::Embedding, group));
+        let later = later.chain(in_head.map(|&group| (SegmentKind::Head, group)));
+        let mut stages = PassRows {
+            body,
+            head: ActiveRows::new(&head, self.arena.head_resid),
+            later: later.collect(),
+        };
+        let through = head.into_iter().filter(|group| group.enter <= first);
+        stages.head.enter(through);
+        stages
+    }
+
+    /// Runs some of the program's operations, over the rows of the batch and then over
+    /// those that go through the head.
+    pub(super) fn walk(
+        &mut self,
+        steps: &[(SegmentKind, &Op)],
+        range: Range<usize>,
+        stages: &mut PassRows,
+    ) -> Result<(), EngineError> {
+        for at in range {
+            let (kind, op) = steps[at];
+            self.enter(at, stages)?;
+            let stage = stages.of(kind);
+            if stage.rows == 0 {
+                continue;
+            }
+            self.begin_segment(kind, stage)?;
+            self.op(stage, op)?;
+            if let Op::Hook { site, buf } = *op {
+                self.stop(kind, at + 1, stages)?;
+                let groups = stages.of(kind).groups.clone();
+                self.read(kind, &groups, (site, buf), &mut stages.head)?;
+            }
+            if at + 1 == steps.len() {
+                self.finish(&stages.head)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One segment's operations end where the next one's begin.
+    fn begin_segment(&mut self, kind: SegmentKind, stage: &ActiveRows) -> Result<(), EngineError> {
+        if self.progress.segment == Some(kind) {
+            return Ok(());
+        }
+        match self.progress.segment.replace(kind) {
+            None => self.rope_table()?,
+            Some(_) => self.streamer.end_segment()?,
+        }
+        if let SegmentKind::Block(block) = kind {
+            for event in self.arrivals.before(block, self.progress.block) {
+                self.device.wait(Stream::Compute, event)?;
+            }
+            self.progress.block = Some(block);
+        }
+        self.streamer
+            .begin_segment(self.blueprint.segment_label(kind))?;
+        if kind == SegmentKind::Head {
+            let body = self.arena.buf(Buf::Resid, self.batch.rows());
+            let rows = stage.seated();
+            let (head, to) = (self.ids.head.rows(0, rows), stage.resid().rows(0, rows));
+            self.device.gather(body, head, to, false)?;
+        }
+        Ok(())
+    }
+
+    /// Makes of the logits what is asked for: tokens, and what is seen through the lens.
+    pub(super) fn finish(&mut self, head: &ActiveRows) -> Result<(), EngineError> {
+        let logits = self.view(head, Buf::Logits);
+        let rows = head.seated();
+        if rows > 0 && self.chooses() {
+            let (draws, chosen) = (
+                self.ids.draws.rows(0, rows),
+                self.arena.chosen.rows(0, rows),
+            );
+            self.device.sample(logits.rows(0, rows), draws, chosen)?;
+        }
+        self.look_through(logits)
+    }
+
+    fn rope_table(&self) -> Result<(), EngineError> {
+        if let Some(rope) = &self.program.rope {
+            let table = self.arena.rope.rows(0, self.batch.rows());
+            let frequencies = self.arena.frequencies;
+            self.device
+                .rope_table(self.ids.positions, frequencies, rope.scale, table)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the device chooses the next token of some session.
+    pub(super) fn chooses(&self) -> bool {
+        let chooses = |row: &RowSpan| {
+            let session = &self.members[row.member];
+            session.samples() && session.sampling.needs_logits_alone()
+        };
+        self.batch.head.iter().any(chooses)
+    }
+
+    /// Reads back what tokens are chosen by: of most sessions one number.
+    fn read_last(&self) -> Result<Vec<SampleInput>, EngineError> {
+        let rows = self.batch.head.len();
+        let mut chosen = vec![0; rows];
+        if self.chooses() {
+            let ids = self.arena.chosen.rows(0, rows);
+            self.device.download_ids(ids, &mut chosen)?;
+        }
+        let view = self.arena.buf(Buf::Logits, rows);
+        let mut last = Vec::new();
+        for group in renumber(&self.batch.head) {
+            let session = &self.members[group.member];
+            let is_last = group.positions().end == session.tokens.len();
+            if !session.samples() || !is_last || self.has_stopped(group.member) {
+                continue;
+            }
+            let row = group.first_row + group.rows - 1;
+            let scores = if session.sampling.needs_logits_alone() {
+                TokenScores::Chosen(u32::try_from(chosen[row]).ok())
+            } else {
+                let mut logits = vec![0.0; view.cols];
+                self.device.download(view.rows(row, 1), &mut logits)?;
+                TokenScores::Logits(logits)
+            };
+            let member = group.member;
+            last.push(SampleInput { member, scores });
+        }
+        Ok(last)
+    }
+
+    pub(super) fn view(&self, stage: &ActiveRows, buf: Buf) -> View {
+        match buf {
+            Buf::Resid => stage.resid(),
+            buf => self.arena.buf(buf, stage.rows),
+        }
+    }
+}
+
+/// Single rows gathered for the head, as groups of consecutive rows there.
+fn renumber(rows: &[RowSpan]) -> Vec<RowSpan> {
+    let mut groups: Vec<RowSpan> = Vec::new();
+    for (at, row) in rows.iter().enumerate() {
+        match groups.last_mut() {
+            Some(g) if g.is_followed_by(row) => g.rows += 1,
+            _ => groups.push(RowSpan {
+                first_row: at,
+                ..*row
+            }),
+        }
+    }
+    groups
+}
+
+/// Writes ids into the first elements of a view.
+pub(crate) fn upload_ids(device: &dyn Device, to: View, ids: &[i32]) -> Result<(), EngineError> {
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    upload(device, to, &bytes)
+}
+
+/// Writes numbers into the first elements of a view.
+pub(crate) fn upload_numbers(
+    device: &dyn Device,
+    to: View,
+    numbers: &[f32],
+) -> Result<(), EngineError> {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    upload(device, to, &bytes)
+}
+
+fn upload(device: &dyn Device, to: View, bytes: &[u8]) -> Result<(), EngineError> {
+    let span = Span {
+        offset: to.offset,
+        bytes: bytes.len() as u64,
+    };
+    Ok(device.upload(Stream::Compute, span, bytes)?)
+}

@@ -1,0 +1,55 @@
+//! State that a pass carries from its first operation to its results.
+
+use std::{sync::Arc, time::Duration};
+
+use djinn_model::{
+    Stop,
+    hook::Site,
+    program::{Buf, SegmentKind},
+};
+
+use crate::probe::staging::StagedRead;
+
+/// Progress of a pass: the current segment, and what was read and paused so far.
+#[derive(Default)]
+pub(crate) struct PassProgress {
+    /// Segment whose operations currently run.
+    pub segment: Option<SegmentKind>,
+    /// Last block that ran.
+    pub block: Option<usize>,
+    /// Captures in flight to the host, in the order of their hooks.
+    pub read: Vec<PendingCapture>,
+    /// Rows that pass through the head for the logit lens.
+    pub under: Vec<LensRows>,
+    /// Rows that paused at a hook.
+    pub stopped: Vec<PausedRows>,
+    /// Host time spent on saving paused rows.
+    pub stop_time: Duration,
+}
+
+/// Capture of one session at one hook, in flight to the host.
+pub(crate) struct PendingCapture {
+    pub member: usize,
+    pub site: Site,
+    pub sent: StagedRead,
+    /// Number of rows summed so far, for captures that take a mean.
+    pub summed: Option<usize>,
+}
+
+/// Rows of one session that pass through the head for the logit lens.
+pub(crate) struct LensRows {
+    pub member: usize,
+    pub site: Site,
+    pub first_row: usize,
+    pub rows: usize,
+}
+
+/// Rows of one session that paused at a hook, and the buffers saved for them.
+pub(crate) struct PausedRows {
+    pub member: usize,
+    /// First position that paused.
+    pub position: usize,
+    pub stop: Arc<Stop>,
+    /// Saved buffers; one staged read for each row span of the session.
+    pub live: Vec<(Buf, Vec<StagedRead>)>,
+}

@@ -1,0 +1,211 @@
+//! What is read at hooks: made less on the device where that is asked for, so that no more
+//! leaves it, and sent beside what is computed.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use djinn_device::{Edit, Reduction, View};
+use djinn_model::{
+    hook::Site,
+    program::{Buf, SegmentKind},
+};
+use djinn_types::DType;
+
+use super::{
+    active_rows::ActiveRows,
+    apply_edits::runs,
+    pass::Pass,
+    progress::{LensRows, PendingCapture},
+};
+use crate::{EngineError, Reduce, arena::Arena, executor::batch::RowSpan, probe::capture::Capture};
+
+impl Pass<'_, '_> {
+    /// Reads what sessions asked for here, of those of their rows that are in some groups.
+    pub(super) fn read(
+        &mut self,
+        kind: SegmentKind,
+        groups: &[RowSpan],
+        (site, buf): (Site, Buf),
+        head: &mut ActiveRows,
+    ) -> Result<(), EngineError> {
+        // Of each member what lies side by side, in order of positions.
+        let mut wanted: BTreeMap<usize, Vec<View>> = BTreeMap::new();
+        for group in groups {
+            let session = &self.members[group.member];
+            let prompt = session.prompt();
+            let runs = runs(group, |p| session.probe.reads(site, p, prompt));
+            let rows = runs.iter().map(|run| self.rows_of(kind, buf, run));
+            let rows: Vec<View> = rows.collect();
+            if !rows.is_empty() {
+                wanted.entry(group.member).or_default().extend(rows);
+            }
+        }
+        for (member, runs) in wanted {
+            let capture = self.members[member].probe.capture(site);
+            let capture = Arc::clone(capture.expect("it is read"));
+            match capture.reduce {
+                Reduce::Mean => self.add_up(member, site, &capture, &runs)?,
+                Reduce::Lens(_) => {
+                    for rows in runs {
+                        self.put_under(member, site, rows, head)?;
+                    }
+                }
+                _ => {
+                    for rows in runs {
+                        self.send_rows(member, site, &capture, rows)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends rows, or what is made of each.
+    fn send_rows(
+        &mut self,
+        member: usize,
+        site: Site,
+        capture: &Capture,
+        at: View,
+    ) -> Result<(), EngineError> {
+        let how = capture.reduce.on_device();
+        if how.is_none() && !capture.is_part() {
+            return self.send(member, site, at, None);
+        }
+        for rows in tiles(at) {
+            let part = self.packed(rows, capture)?;
+            let made = match how {
+                Some(how) => self.reduced(part, how, capture.reduce.width())?,
+                None => part,
+            };
+            self.send(member, site, made, None)?;
+        }
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        member: usize,
+        site: Site,
+        at: View,
+        summed: Option<usize>,
+    ) -> Result<(), EngineError> {
+        let sent = self.staging.send(self.device, at)?;
+        self.progress.read.push(PendingCapture {
+            member,
+            site,
+            sent,
+            summed,
+        });
+        Ok(())
+    }
+
+    /// The part of rows that is read, side by side.
+    fn packed(&self, rows: View, capture: &Capture) -> Result<View, EngineError> {
+        if !capture.is_part() {
+            return Ok(rows);
+        }
+        let offset = self.arena.packed.offset;
+        let packed = View::new(offset, DType::F32, rows.rows, capture.width());
+        let mut done = 0;
+        for columns in &capture.columns {
+            let (first, width) = (columns.start, columns.len());
+            let to = packed.cols(done, width);
+            self.device.split(rows, first, width, width, to)?;
+            done += width;
+        }
+        Ok(packed)
+    }
+
+    /// What is made of each row.
+    fn reduced(&self, rows: View, how: Reduction, width: usize) -> Result<View, EngineError> {
+        let reduced = View::new(self.arena.reduced.offset, DType::F32, rows.rows, width);
+        self.device.reduce(rows, how, reduced)?;
+        Ok(reduced)
+    }
+
+    /// Adds rows to the sum of all that were read before, in order of positions: whatever the
+    /// passes, it is the same.
+    fn add_up(
+        &mut self,
+        member: usize,
+        site: Site,
+        capture: &Capture,
+        runs: &[View],
+    ) -> Result<(), EngineError> {
+        let sums = View::new(self.arena.sums.offset, DType::F32, 2, capture.width());
+        match self.members[member].captured.sum(site) {
+            Some(sum) => self.staging.bring(self.device, sum, sums)?,
+            None => self.device.edit(sums, Edit::Zero)?,
+        }
+        for &at in runs {
+            for rows in tiles(at) {
+                let part = self.packed(rows, capture)?;
+                self.device.reduce(part, Reduction::Sum, sums)?;
+            }
+        }
+        let count = runs.iter().map(|rows| rows.rows).sum();
+        self.send(member, site, sums, Some(count))
+    }
+
+    /// Has rows go through the head as if they were the last residual.
+    fn put_under(
+        &mut self,
+        member: usize,
+        site: Site,
+        rows: View,
+        head: &mut ActiveRows,
+    ) -> Result<(), EngineError> {
+        let asked = rows.rows;
+        let first_row = head.lend(asked).ok_or(EngineError::Limit {
+            what: "rows under the lens",
+            asked,
+            limit: self.blueprint.settings.probe_limits.lens_rows,
+        })?;
+        let to = self.arena.head_resid.rows(first_row, asked);
+        self.device.copy(rows.span(), to.span())?;
+        self.progress.under.push(LensRows {
+            member,
+            site,
+            first_row,
+            rows: asked,
+        });
+        Ok(())
+    }
+
+    /// Reads what is seen through the lens, once there are logits.
+    pub(super) fn look_through(&mut self, logits: View) -> Result<(), EngineError> {
+        for under in std::mem::take(&mut self.progress.under) {
+            let LensRows { member, site, .. } = under;
+            let capture = self.members[member].probe.capture(site);
+            let width = capture.expect("it is read").reduce.width();
+            for rows in tiles(logits.rows(under.first_row, under.rows)) {
+                let likeliest = self.reduced(rows, Reduction::Likeliest, width)?;
+                self.send(member, site, likeliest, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives sessions what was read of them.
+    pub(super) fn tell_read(&mut self) -> Result<(), EngineError> {
+        self.staging.settle(self.device)?;
+        for read in self.progress.read.drain(..) {
+            let session = &mut *self.members[read.member];
+            let capture = session.probe.capture(read.site).expect("it was read");
+            let (dims, numbers) = (&self.program.dims, self.staging.read(read.sent));
+            let captured = &mut session.captured;
+            match read.summed {
+                Some(count) => captured.set_sum(read.site, capture, dims, (numbers, count)),
+                None => captured.push_rows(read.site, capture, dims, numbers),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rows, as many at a time as there is room for what is made of them.
+fn tiles(at: View) -> impl Iterator<Item = View> {
+    (0..at.rows)
+        .step_by(Arena::PACKED_ROWS)
+        .map(move |first| at.rows(first, Arena::PACKED_ROWS.min(at.rows - first)))
+}

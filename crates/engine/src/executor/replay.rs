@@ -1,0 +1,106 @@
+//! The operations of a pass, walked or replayed.
+
+use std::collections::BTreeSet;
+
+use djinn_device::DeviceError;
+use djinn_model::{
+    Site,
+    program::{Op, SegmentKind},
+};
+
+use super::pass::Pass;
+use crate::{
+    EngineError,
+    executor::batch::{RowSpan, generated},
+    executor::graph_regions::GraphRegion,
+};
+
+impl Pass<'_, '_> {
+    /// Whether what the pass puts on the compute stream in a stretch follows from numbers
+    /// alone, but for the operations at which somebody looks: nobody stops, nothing is on its
+    /// way, and every row is a generated token that goes all the way.
+    fn can_be_replayed(&self) -> bool {
+        if !self.arrivals.is_empty() || self.recording {
+            return false;
+        }
+        let rows = self.batch.rows();
+        let generated = generated(&self.batch.groups) == rows && self.batch.head.len() == rows;
+        let is_plain = |group: &RowSpan| {
+            let session = &self.members[group.member];
+            let (at, prompt) = (group.positions(), session.prompt());
+            let under = session.probe.lens_rows(at.clone(), prompt);
+            group.enter == 0 && under == 0 && !session.may_stop(at)
+        };
+        generated && self.batch.groups.iter().all(is_plain)
+    }
+
+    /// The operations at which a session reads or changes something in this pass.
+    fn looked_at(&self, steps: &[(SegmentKind, &Op)]) -> BTreeSet<usize> {
+        let probes = self.batch.groups.iter().filter_map(|group| {
+            let session = &self.members[group.member];
+            let looks = session.probe.looks_at(group.positions(), session.prompt());
+            looks.then_some(&session.probe)
+        });
+        let probes: Vec<_> = probes.collect();
+        if probes.is_empty() {
+            return BTreeSet::new();
+        }
+        let looks = |&(_, (_, op)): &(usize, &(SegmentKind, &Op))| {
+            let site = match **op {
+                Op::Hook { site, .. } => site,
+                Op::Attend { block, .. } => Site::Pattern(block),
+                _ => return false,
+            };
+            probes.iter().any(|probe| probe.touches(site))
+        };
+        let looked = steps.iter().enumerate().filter(looks);
+        looked.map(|(at, _)| at).collect()
+    }
+
+    /// Puts the operations of the pass on the compute stream, stretch by stretch.
+    pub(super) fn compute(&mut self) -> Result<(), EngineError> {
+        let (device, program, blueprint) = (self.device, self.program, self.blueprint);
+        let steps: Vec<_> = program.steps().collect();
+        let mut stages = self.stages();
+        let (can, chooses) = (self.can_be_replayed(), self.chooses());
+        let looked = match can {
+            true => self.looked_at(&steps),
+            false => BTreeSet::new(),
+        };
+        let parts = |stretch: &GraphRegion| stretch.around(&looked);
+        for GraphRegion { steps: part, still } in blueprint.graph_regions.iter().flat_map(parts) {
+            // Its last operation may be to choose.
+            let chooses = chooses && part.end == steps.len();
+            let [start, end, rows] = [part.start, part.end, self.batch.rows()].map(|n| n as u64);
+            let number = (start << 42) + (end << 20) + 2 * rows + u64::from(chooses);
+            if !(can && still) {
+                self.walk(&steps, part, &mut stages)?;
+                continue;
+            }
+            // Where it is may be walked once more, or not at all.
+            let (before, after) = (self.progress.segment, steps[part.end - 1].0);
+            device.replay(number, &mut || {
+                self.progress.segment = before;
+                let walked = self.walk(&steps, part.clone(), &mut stages);
+                walked.map_err(of_device)
+            })?;
+            self.progress.segment = Some(after);
+        }
+        // Whoever had come to the last hook has only to choose.
+        if self.enter(steps.len(), &mut stages)? {
+            self.finish(&stages.head)?;
+        }
+        match self.progress.segment.take() {
+            Some(_) => self.streamer.end_segment(),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What failed, as the device tells it.
+fn of_device(error: EngineError) -> DeviceError {
+    match error {
+        EngineError::Device(error) => error,
+        other => std::io::Error::other(other).into(),
+    }
+}

@@ -1,0 +1,239 @@
+//! Sessions that stop in the middle of a pass, and those that go on from there.
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Instant};
+
+use djinn_device::{View, host};
+use djinn_model::{
+    Stop,
+    program::{Buf, SegmentKind},
+};
+
+use super::{
+    active_rows::ActiveRows,
+    apply_edits::Changer,
+    pass::{Pass, PassRows},
+    progress::PausedRows,
+};
+use crate::{
+    EngineError, NormCondition, RunUntil, executor::batch::RowSpan, probe::checkpoint::Checkpoint,
+    probe::staging::StagedRead,
+};
+
+impl Pass<'_, '_> {
+    /// Takes everybody out who stops at this hook, from the first position on that does, and
+    /// keeps what they need to go on.
+    pub(super) fn stop(
+        &mut self,
+        kind: SegmentKind,
+        next: usize,
+        stages: &mut PassRows,
+    ) -> Result<(), EngineError> {
+        let stop = Arc::clone(&self.blueprint.stops[&next]);
+        let mut first: BTreeMap<usize, usize> = BTreeMap::new();
+        for group in &stages.of(kind).groups {
+            if let Some(position) = self.stops_at(kind, &stop, group)? {
+                let first = first.entry(group.member).or_insert(position);
+                *first = position.min(*first);
+            }
+        }
+        for (member, first) in first {
+            let start = Instant::now();
+            let position = self.stands_from(member, first, next, stages.of(kind));
+            let groups = stages.of(kind).leave(member, position);
+            stages.body.leave(member, position);
+            stages.head.leave(member, position);
+            let mut live = Vec::with_capacity(stop.live.len());
+            for &buf in &stop.live {
+                let mut sent = Vec::with_capacity(groups.len());
+                for group in &groups {
+                    let rows = self.rows_of(kind, buf, group);
+                    sent.push(self.staging.send(self.device, rows)?);
+                }
+                live.push((buf, sent));
+            }
+            let stop = Arc::clone(&stop);
+            self.progress.stopped.push(PausedRows {
+                member,
+                position,
+                stop,
+                live,
+            });
+            self.progress.stop_time += start.elapsed();
+        }
+        Ok(())
+    }
+
+    /// From where on a member stands whose rows from `first` on stop. A session stands at one
+    /// hook: if rows of it that lie before may stop further on, all of them do here.
+    fn stands_from(&self, member: usize, first: usize, next: usize, stage: &ActiveRows) -> usize {
+        let session = &self.members[member];
+        let of = |group: &&RowSpan| group.member == member && group.position < first;
+        let mut before = stage.groups.iter().filter(of);
+        let later = |rows: Range<usize>| {
+            let mut later = self.blueprint.stops.range(next + 1..);
+            session.until != RunUntil::Breakpoint
+                || later.any(|(_, stop)| session.breaks(stop.site, rows.clone()).next().is_some())
+        };
+        let may_stop = |group: &RowSpan| later(group.position..group.positions().end.min(first));
+        let Some(earliest) = before.clone().map(|group| group.position).min() else {
+            return first;
+        };
+        match before.any(may_stop) {
+            true => earliest,
+            false => first,
+        }
+    }
+
+    /// The first position of these rows that stops at a hook, if one does. Those after it
+    /// have to wait for it, those before it do not.
+    fn stops_at(
+        &self,
+        kind: SegmentKind,
+        stop: &Stop,
+        group: &RowSpan,
+    ) -> Result<Option<usize>, EngineError> {
+        let session = &self.members[group.member];
+        if let Some(stops) = session.rewinds(stop.next) {
+            return Ok(stops.then_some(group.position));
+        }
+        if session.until.is(stop.site) {
+            return Ok(Some(group.position));
+        }
+        let mut first: Option<usize> = None;
+        for (when, position) in session.breaks(stop.site, group.positions()) {
+            if first.is_some_and(|first| first <= position) {
+                continue;
+            }
+            let stops = match when.norm {
+                None => true,
+                Some(norm) => self.is_so_long(kind, stop.buf, group, position, norm)?,
+            };
+            first = if stops { Some(position) } else { first };
+        }
+        Ok(first)
+    }
+
+    /// Whether the row of a position is longer or shorter than something.
+    fn is_so_long(
+        &self,
+        kind: SegmentKind,
+        buf: Buf,
+        group: &RowSpan,
+        position: usize,
+        norm: NormCondition,
+    ) -> Result<bool, EngineError> {
+        let row = self
+            .rows_of(kind, buf, group)
+            .rows(position - group.position, 1);
+        let mut numbers = vec![0.0; row.cols];
+        self.device.download(row, &mut numbers)?;
+        Ok(norm.holds(&numbers))
+    }
+
+    /// Lets those in whose next operation is this one, with what they had. Says whether
+    /// there were any.
+    pub(super) fn enter(&mut self, at: usize, stages: &mut PassRows) -> Result<bool, EngineError> {
+        let comes = |(_, group): &mut (SegmentKind, RowSpan)| group.enter == at;
+        let mut coming: Vec<_> = stages.later.extract_if(.., comes).collect();
+        coming.sort_by_key(|(_, group)| group.first_row);
+        // Rows that each member has brought so far.
+        let mut brought = vec![0; self.members.len()];
+        for &(kind, group) in &coming {
+            stages.of(kind).enter([group]);
+            self.restore(kind, &group, brought[group.member])?;
+            brought[group.member] += group.rows;
+        }
+        // All of them come from before the same operation: from one hook.
+        if let Some(&(kind, group)) = coming.first() {
+            let checkpoint = self.members[group.member].checkpoint.as_ref();
+            let stop = &checkpoint.expect("it comes from one").stop;
+            let hook = (stop.site, stop.buf);
+            let groups: Vec<RowSpan> = coming.iter().map(|(_, group)| *group).collect();
+            self.read(kind, &groups, hook, &mut stages.head)?;
+        }
+        Ok(!coming.is_empty())
+    }
+
+    /// Brings rows back that a session had when it stopped, from the `first` of them on, and
+    /// changes them as was asked since.
+    fn restore(
+        &mut self,
+        kind: SegmentKind,
+        group: &RowSpan,
+        first: usize,
+    ) -> Result<(), EngineError> {
+        let session = &*self.members[group.member];
+        let checkpoint = session.checkpoint.as_ref().expect("it comes from one");
+        for (buf, numbers) in checkpoint.live.iter() {
+            let rows = self.rows_of(kind, *buf, group);
+            let numbers = &numbers[first * rows.cols..(first + rows.rows) * rows.cols];
+            self.staging.bring(self.device, numbers, rows)?;
+        }
+        let at = self.rows_of(kind, checkpoint.stop.buf, group);
+        let mut changer = Changer {
+            device: self.device,
+            staging: &mut *self.staging,
+            operand: self.arena.operand,
+        };
+        for edit in checkpoint
+            .edits
+            .iter()
+            .filter(|edit| !edit.changes_nothing())
+        {
+            changer.change(edit, group, session.prompt(), at)?;
+        }
+        Ok(())
+    }
+
+    /// The rows of a group in a buffer.
+    pub(super) fn rows_of(&self, kind: SegmentKind, buf: Buf, group: &RowSpan) -> View {
+        let end = group.first_row + group.rows;
+        let all = match (buf, kind) {
+            (Buf::Resid, SegmentKind::Head) => self.arena.head_resid,
+            _ => self.arena.buf(buf, end),
+        };
+        all.rows(group.first_row, group.rows)
+    }
+
+    /// Whether a member has stopped in this pass.
+    pub(super) fn has_stopped(&self, member: usize) -> bool {
+        self.progress
+            .stopped
+            .iter()
+            .any(|stopped| stopped.member == member)
+    }
+
+    /// Gives those who stopped their checkpoints, once everything that was sent is there, and
+    /// says who they are.
+    pub(super) fn tell_stopped(&mut self) -> Vec<usize> {
+        let mut members = Vec::with_capacity(self.progress.stopped.len());
+        for stopped in self.progress.stopped.drain(..) {
+            let PausedRows {
+                member,
+                position,
+                stop,
+                live,
+            } = stopped;
+            let numbers = |sent: Vec<StagedRead>| {
+                let parts = sent.into_iter().map(|sent| self.staging.read(sent));
+                let parts: Vec<&[f32]> = parts.collect();
+                let mut all = host::room_for(parts.iter().map(|part| part.len()).sum());
+                parts.iter().for_each(|part| all.extend_from_slice(part));
+                all
+            };
+            let live = live.into_iter().map(|(buf, sent)| (buf, numbers(sent)));
+            let live = Arc::new(live.collect());
+            let of = |group: &&RowSpan| group.member == member;
+            let groups = self.batch.groups.iter().filter(of);
+            let end = groups.map(|group| group.positions().end).max();
+            self.members[member].checkpoint = Some(Checkpoint {
+                stop,
+                rows: end.unwrap_or(position) - position,
+                live,
+                edits: Vec::new(),
+            });
+            members.push(member);
+        }
+        members
+    }
+}

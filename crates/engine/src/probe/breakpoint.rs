@@ -1,0 +1,272 @@
+//! Where a session stops on its way through the model, and how that is written:
+//! `HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]`.
+
+use std::{fmt, str::FromStr};
+
+use djinn_model::{
+    hook::{self, Site},
+    program::Program,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{EngineError, ParseError, Positions};
+
+/// A breakpoint as written, not yet bound to a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BreakSpec {
+    /// A hook, or several by `*`.
+    pub hook: String,
+    /// At which rows.
+    #[serde(flatten)]
+    pub when: BreakCondition,
+}
+
+/// Which rows a breakpoint is for: those for which all of this holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BreakCondition {
+    /// By position.
+    #[serde(default)]
+    pub positions: Positions,
+    /// By how many tokens were generated before it: 0 is the prompt, and what was said
+    /// later counts with the token before it.
+    #[serde(default)]
+    pub step: Option<usize>,
+    /// By its token.
+    #[serde(default)]
+    pub token: Option<u32>,
+    /// By what is there.
+    #[serde(default)]
+    pub norm: Option<NormCondition>,
+}
+
+/// A row whose length is more, or less, than something.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NormCondition {
+    /// More.
+    Above(f32),
+    /// Less.
+    Below(f32),
+}
+
+impl NormCondition {
+    /// Whether some row's is.
+    pub(crate) fn holds(self, row: &[f32]) -> bool {
+        let squares = row.iter().map(|x| f64::from(*x) * f64::from(*x));
+        let length = squares.sum::<f64>().sqrt();
+        match self {
+            NormCondition::Above(limit) => length > f64::from(limit),
+            NormCondition::Below(limit) => length < f64::from(limit),
+        }
+    }
+}
+
+/// How far a session that stopped goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RunUntil {
+    /// To the next breakpoint it comes to.
+    #[default]
+    Breakpoint,
+    /// To the next hook.
+    Hook,
+    /// To the end of the block it is in, or of the next one.
+    Block,
+    /// To this hook.
+    Site(Site),
+}
+
+impl RunUntil {
+    /// Whether it ends at a hook.
+    pub(crate) fn is(self, site: Site) -> bool {
+        match self {
+            RunUntil::Breakpoint => false,
+            RunUntil::Hook => true,
+            RunUntil::Block => matches!(site, Site::ResidPost(_) | Site::Logits),
+            RunUntil::Site(wanted) => wanted == site,
+        }
+    }
+}
+
+impl FromStr for BreakSpec {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = |reason: String| ParseError::new("breakpoint", text, reason);
+        // Conditions have a sign of comparison, lists of positions have none.
+        let parts = text.split(',');
+        let (conditions, rest): (Vec<&str>, Vec<&str>) =
+            parts.partition(|part| part.contains(['=', '<', '>']));
+        let rest = rest.join(",");
+        let (hook, positions) = match rest.split_once('@') {
+            Some((hook, positions)) => (hook, positions.parse().map_err(error)?),
+            None => (&*rest, Positions::All),
+        };
+        if hook.is_empty() {
+            return Err(error("the hook is missing".to_owned()));
+        }
+        let mut when = BreakCondition {
+            positions,
+            ..BreakCondition::default()
+        };
+        for condition in conditions {
+            when.add(condition).map_err(error)?;
+        }
+        Ok(BreakSpec {
+            hook: hook.to_owned(),
+            when,
+        })
+    }
+}
+
+impl fmt::Display for BreakSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.hook)?;
+        if self.when.positions != Positions::All {
+            write!(f, "@{}", self.when.positions)?;
+        }
+        if let Some(step) = self.when.step {
+            write!(f, ",step={step}")?;
+        }
+        if let Some(token) = self.when.token {
+            write!(f, ",token={token}")?;
+        }
+        match self.when.norm {
+            Some(NormCondition::Above(limit)) => write!(f, ",norm>{limit}"),
+            Some(NormCondition::Below(limit)) => write!(f, ",norm<{limit}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl BreakCondition {
+    fn add(&mut self, condition: &str) -> Result<(), String> {
+        let at = condition.find(['=', '<', '>']).unwrap_or(condition.len());
+        let (name, rest) = condition.split_at(at);
+        let (sign, value) = rest.split_at(rest.len().min(1));
+        let whole = || format!("'{value}' is not a whole number");
+        let given = match name {
+            "step" => self.step.is_some(),
+            "token" => self.token.is_some(),
+            _ => self.norm.is_some(),
+        };
+        if given {
+            return Err(format!("{name} is there twice"));
+        }
+        match (name, sign) {
+            ("step", "=") => self.step = Some(value.parse().map_err(|_| whole())?),
+            ("token", "=") => self.token = Some(value.parse().map_err(|_| whole())?),
+            ("norm", ">" | "<") => {
+                let limit: f32 = value.parse().unwrap_or(f32::NAN);
+                if !limit.is_finite() {
+                    return Err(format!("'{value}' is not a finite number"));
+                }
+                self.norm = Some(match sign {
+                    ">" => NormCondition::Above(limit),
+                    _ => NormCondition::Below(limit),
+                });
+            }
+            _ => {
+                return Err(format!(
+                    "'{condition}' is not a condition (step=N, token=ID, norm>X, norm<X)"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it is for a row, as far as can be told before the pass.
+    pub(crate) fn may_hold(&self, position: usize, prompt: usize, step: usize, token: u32) -> bool {
+        self.positions.contains(position, prompt)
+            && self.step.is_none_or(|wanted| wanted == step)
+            && self.token.is_none_or(|wanted| wanted == token)
+    }
+}
+
+impl BreakSpec {
+    /// The hooks it names, all of which a row can stop at.
+    pub(crate) fn bind(&self, program: &Program) -> Result<Vec<Site>, EngineError> {
+        if let Some(NormCondition::Above(limit) | NormCondition::Below(limit)) = self.when.norm
+            && !limit.is_finite()
+        {
+            let reason = format!("{limit} is not a finite number");
+            return Err(ParseError::new("breakpoint", &self.hook, reason).into());
+        }
+        let found = hook::find(program, &self.hook)?;
+        let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));
+        let sites: Vec<Site> = found.iter().copied().filter(|s| !is_pattern(s)).collect();
+        match sites.is_empty() {
+            false => Ok(sites),
+            true => Err(EngineError::NoStop(self.hook.clone())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{BreakCondition, BreakSpec, NormCondition};
+    use crate::Positions;
+
+    #[test]
+    fn reads_breakpoints() {
+        let check = |text: &str, hook: &str, when: BreakCondition| {
+            let hook = hook.to_owned();
+            let spec = BreakSpec { hook, when };
+            assert_eq!(text.parse().as_ref(), Ok(&spec), "{text}");
+            // What is printed can be read again.
+            assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
+        };
+        check("h", "h", BreakCondition::default());
+        let ranges = Positions::Ranges(vec![(0, 1), (-1, 0)]);
+        let at = |positions| BreakCondition {
+            positions,
+            ..BreakCondition::default()
+        };
+        check("h@0,-1", "h", at(ranges.clone()));
+        check("h@generated", "h", at(Positions::Generated));
+        let all = BreakCondition {
+            positions: ranges,
+            step: Some(3),
+            token: Some(17),
+            norm: Some(NormCondition::Above(2.5)),
+        };
+        check("a.*@0,-1,step=3,token=17,norm>2.5", "a.*", all);
+        let small = BreakCondition {
+            norm: Some(NormCondition::Below(-1.0)),
+            ..BreakCondition::default()
+        };
+        check("h,norm<-1", "h", small);
+    }
+
+    #[test]
+    fn refuses_with_the_reason() {
+        let check = |text: &str, reason: &str| {
+            let error = text.parse::<BreakSpec>().unwrap_err().to_string();
+            assert!(error.contains(reason), "{text}: {error}");
+        };
+        check("", "hook is missing");
+        check("@3", "hook is missing");
+        check("h@never", "is not positions");
+        check("h,step=x", "not a whole number");
+        check("h,norm>NaN", "not a finite number");
+        check("h,norm=3", "is not a condition");
+        check("h,age>3", "is not a condition");
+        check("h,step=1,step=2", "twice");
+    }
+
+    #[test]
+    fn norms_are_compared() {
+        assert!(NormCondition::Above(4.9).holds(&[3.0, 4.0]));
+        assert!(!NormCondition::Above(5.0).holds(&[3.0, 4.0]));
+        assert!(NormCondition::Below(5.1).holds(&[3.0, 4.0]));
+        assert!(!NormCondition::Above(0.0).holds(&[f32::NAN]));
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics(text in "[a-z.*@,=<>0-9-]{0,40}") {
+            let _ = text.parse::<BreakSpec>();
+        }
+    }
+}

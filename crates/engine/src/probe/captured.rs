@@ -1,0 +1,134 @@
+//! What was read at hooks.
+
+use std::collections::BTreeMap;
+
+use djinn_device::host;
+use djinn_model::{hook::Site, program::Dims};
+
+use crate::{Reduce, Tensor, probe::capture::Capture};
+
+/// What was read at hooks.
+#[derive(Clone, Debug, Default)]
+pub struct Captured {
+    rows: BTreeMap<Site, Rows>,
+    patterns: BTreeMap<Site, Vec<PatternRow>>,
+}
+
+/// Rows of one hook, or what was made of them.
+#[derive(Clone, Debug)]
+struct Rows {
+    /// The shape of each.
+    shape: Vec<usize>,
+    count: usize,
+    data: Vec<f32>,
+    /// Where a mean is wanted, the sum so far, and what it has lost to rounding.
+    sum: Vec<f32>,
+}
+
+/// The attention of one position, some heads: `[head, keys]`.
+#[derive(Clone, Debug)]
+struct PatternRow {
+    keys: usize,
+    data: Vec<f32>,
+}
+
+impl Captured {
+    fn rows(&mut self, site: Site, capture: &Capture, dims: &Dims) -> &mut Rows {
+        self.rows.entry(site).or_insert_with(|| Rows {
+            shape: capture.shape(site, dims),
+            count: 0,
+            data: Vec::new(),
+            sum: Vec::new(),
+        })
+    }
+
+    /// Takes in rows, or what was made of each.
+    pub(crate) fn push_rows(&mut self, site: Site, capture: &Capture, dims: &Dims, data: &[f32]) {
+        let rows = self.rows(site, capture, dims);
+        let each = match capture.reduce {
+            Reduce::None => capture.width(),
+            reduce => reduce.width(),
+        };
+        rows.count += data.len() / each;
+        if rows.data.is_empty() {
+            rows.data = host::room_for(data.len());
+        }
+        rows.data.extend(data);
+    }
+
+    /// The sum of rows that were read before.
+    pub(crate) fn sum(&self, site: Site) -> Option<&[f32]> {
+        Some(&self.rows.get(&site)?.sum)
+    }
+
+    /// It is another now, with so many rows more.
+    pub(crate) fn set_sum(
+        &mut self,
+        site: Site,
+        capture: &Capture,
+        dims: &Dims,
+        (sum, count): (&[f32], usize),
+    ) {
+        let rows = self.rows(site, capture, dims);
+        rows.count += count;
+        rows.sum = sum.to_vec();
+    }
+
+    pub(crate) fn push_pattern(&mut self, site: Site, keys: usize, data: Vec<f32>) {
+        let row = PatternRow { keys, data };
+        self.patterns.entry(site).or_default().push(row);
+    }
+
+    /// Whether nothing was.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.patterns.is_empty()
+    }
+
+    /// Everything by hook name, in the layout of its hook.
+    pub fn tensors(&self) -> BTreeMap<String, Tensor> {
+        let rows = self
+            .rows
+            .iter()
+            .map(|(site, rows)| (site.to_string(), rows.tensor()));
+        let patterns = self.patterns.iter();
+        let patterns = patterns.map(|(site, rows)| (site.to_string(), assemble(rows)));
+        rows.chain(patterns).collect()
+    }
+}
+
+impl Rows {
+    fn tensor(&self) -> Tensor {
+        if !self.sum.is_empty() {
+            let (sum, lost) = self.sum.split_at(self.sum.len() / 2);
+            let mean = |(sum, lost): (&f32, &f32)| {
+                ((f64::from(*sum) + f64::from(*lost)) / self.count as f64) as f32
+            };
+            return Tensor {
+                shape: self.shape.clone(),
+                data: sum.iter().zip(lost).map(mean).collect(),
+            };
+        }
+        let count = std::iter::once(self.count);
+        Tensor {
+            shape: count.chain(self.shape.iter().copied()).collect(),
+            data: self.data.clone(),
+        }
+    }
+}
+
+/// Rows of growing length as one `[head, query, key]`, zero where there is no key yet.
+fn assemble(rows: &[PatternRow]) -> Tensor {
+    let keys = rows.iter().map(|row| row.keys).max().unwrap_or(0);
+    let heads = rows.first().map_or(0, |row| row.data.len() / row.keys);
+    let mut data = vec![0.0; heads * rows.len() * keys];
+    for (q, row) in rows.iter().enumerate() {
+        for (h, from) in row.data.chunks_exact(row.keys).enumerate() {
+            let at = (h * rows.len() + q) * keys;
+            data[at..at + row.keys].copy_from_slice(from);
+        }
+    }
+    Tensor {
+        shape: vec![heads, rows.len(), keys],
+        data,
+    }
+}

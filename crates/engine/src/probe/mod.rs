@@ -1,0 +1,483 @@
+//! What a session reads and changes on its way through the model.
+
+pub(crate) mod breakpoint;
+pub(crate) mod capture;
+pub(crate) mod captured;
+pub(crate) mod checkpoint;
+mod debug;
+pub(crate) mod edit;
+pub(crate) mod part;
+pub(crate) mod positions;
+pub(crate) mod probe_limits;
+pub(crate) mod staging;
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+use djinn_model::{
+    hook::{self, Site},
+    program::Program,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BreakCondition, BreakSpec, CaptureSpec, Change, EditSpec, EngineError, Part, Positions, Reduce,
+    Tensor,
+};
+use capture::Capture;
+use edit::Edit;
+
+/// Hooks behind the last block.
+pub(crate) const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
+
+/// Captures and edits, bound to one model.
+///
+/// At a hook, edits apply in the order given, and a capture reads what they left:
+/// what the model goes on with.
+#[derive(Clone, Debug, Default)]
+pub struct Probe {
+    captures: BTreeMap<Site, Arc<Capture>>,
+    edits: BTreeMap<Site, Vec<Edit>>,
+    breaks: BTreeMap<Site, Vec<BreakCondition>>,
+}
+
+impl Probe {
+    /// Binds captures and edits to a model. Captures read the given positions, unless they say
+    /// others; of a hook that is named twice the last one counts.
+    pub fn new(
+        program: &Program,
+        captures: &[impl AsRef<str>],
+        positions: Positions,
+        edits: &[EditSpec],
+    ) -> Result<Self, EngineError> {
+        let mut probe = Probe::default();
+        for text in captures {
+            let spec: CaptureSpec = text.as_ref().parse()?;
+            probe.read(spec.bind(program, &positions)?);
+        }
+        for spec in edits {
+            for (site, edit) in spec.bind(program)? {
+                probe.edits.entry(site).or_default().push(edit);
+            }
+        }
+        Ok(probe)
+    }
+
+    /// The same with changes that last for the request they come with: until the session is
+    /// told more.
+    pub fn with_turn_edits(
+        mut self,
+        program: &Program,
+        edits: &[EditSpec],
+    ) -> Result<Self, EngineError> {
+        for spec in edits {
+            for (site, edit) in spec.bind(program)? {
+                let for_turn = true;
+                self.push_edit(site, Edit { for_turn, ..edit });
+            }
+        }
+        Ok(self)
+    }
+
+    /// The same once a turn is over that went as far as a position: its changes stay where
+    /// they were made.
+    pub(crate) fn after_turn(&self, end: usize, prompt: usize) -> Self {
+        let within = |edit: &Edit| edit.positions.within(0..end, prompt);
+        let mut probe = self.map_turn_edits(within, false);
+        // What the turn did not come to changes nothing any more.
+        for edits in probe.edits.values_mut() {
+            edits.retain(|edit| !edit.positions.is_nowhere());
+        }
+        probe.edits.retain(|_, edits| !edits.is_empty());
+        probe
+    }
+
+    /// The same with the changes of a turn no earlier than a position.
+    pub(crate) fn starting_at(&self, start: usize, context: usize, prompt: usize) -> Self {
+        self.map_turn_edits(|edit| edit.positions.within(start..context, prompt), true)
+    }
+
+    fn map_turn_edits(&self, positions: impl Fn(&Edit) -> Positions, for_turn: bool) -> Self {
+        let mut probe = self.clone();
+        let edits = probe.edits.values_mut().flatten();
+        for edit in edits.filter(|edit| edit.for_turn) {
+            edit.positions = positions(edit);
+            edit.for_turn = for_turn;
+        }
+        probe
+    }
+
+    /// The same where edits with a row for each of their positions have no others later: they were
+    /// checked over so many, and a session may come to more.
+    pub(crate) fn pinned(mut self, prompt: usize, positions: usize) -> Self {
+        let edits = self.edits.values_mut().flatten();
+        for edit in edits.filter(|edit| edit.operand_rows() > 1) {
+            edit.positions = edit.positions.within(0..positions, prompt);
+        }
+        self
+    }
+
+    /// An error where such an edit has another number of positions in so many.
+    pub(crate) fn check_rows(&self, prompt: usize, positions: usize) -> Result<(), EngineError> {
+        for (site, edits) in &self.edits {
+            for edit in edits {
+                let (rows, count) = (edit.operand_rows(), edit.positions.count(positions, prompt));
+                if rows > 1 && count > rows {
+                    return Err(EngineError::Edit {
+                        hook: site.to_string(),
+                        reason: format!(
+                            "its operand holds {rows} positions, and it is for {count}"
+                        ),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All that another probe changes, behind what this one does.
+    pub(crate) fn and_edits(mut self, other: &Probe) -> Self {
+        for (&site, edits) in &other.edits {
+            for edit in edits {
+                self.push_edit(site, edit.clone());
+            }
+        }
+        self
+    }
+
+    /// The same with breakpoints: whoever comes to one stops there, after edits and
+    /// captures.
+    pub fn with_breaks(
+        mut self,
+        program: &Program,
+        breaks: &[BreakSpec],
+    ) -> Result<Self, EngineError> {
+        for spec in breaks {
+            for site in spec.bind(program)? {
+                self.breaks.entry(site).or_default().push(spec.when.clone());
+            }
+        }
+        Ok(self)
+    }
+
+    fn read(&mut self, captures: Vec<(Site, Capture)>) {
+        let captures = captures.into_iter();
+        self.captures
+            .extend(captures.map(|(site, capture)| (site, Arc::new(capture))));
+    }
+
+    /// Whether nothing is read, nothing changed, and nobody stops.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.captures.is_empty() && self.edits.is_empty() && self.breaks.is_empty()
+    }
+
+    /// The breakpoints of a hook.
+    pub(crate) fn breaks(&self, site: Site) -> &[BreakCondition] {
+        self.breaks.get(&site).map_or(&[], Vec::as_slice)
+    }
+
+    /// Hooks that have breakpoints.
+    pub(crate) fn break_sites(&self) -> impl Iterator<Item = Site> {
+        self.breaks.keys().copied()
+    }
+
+    /// The same with these breakpoints and no others.
+    pub(crate) fn breaking_at(
+        &self,
+        program: &Program,
+        breaks: &[BreakSpec],
+    ) -> Result<Self, EngineError> {
+        let without = Probe {
+            breaks: BTreeMap::new(),
+            ..self.clone()
+        };
+        without.with_breaks(program, breaks)
+    }
+
+    /// Another edit of a hook, behind those that are there.
+    pub(crate) fn push_edit(&mut self, site: Site, edit: Edit) {
+        self.edits.entry(site).or_default().push(edit);
+    }
+
+    /// Whether anything is read or changed at one of these positions.
+    pub(crate) fn looks_at(&self, mut rows: Range<usize>, prompt: usize) -> bool {
+        let captures = || self.captures.values();
+        let reads = |at| captures().any(|capture| capture.positions.contains(at, prompt));
+        let edits = || self.edits.values().flatten();
+        let changes = |at| edits().any(|edit| edit.positions.contains(at, prompt));
+        rows.any(|at| reads(at) || changes(at))
+    }
+
+    /// The first position at which anything is read or changed, if any is.
+    pub(crate) fn first(&self, positions: usize, prompt: usize) -> Option<usize> {
+        (0..positions).find(|&at| self.looks_at(at..at + 1, prompt))
+    }
+
+    /// Whether anything happens at this hook.
+    pub(crate) fn touches(&self, site: Site) -> bool {
+        self.captures.contains_key(&site) || self.edits.contains_key(&site)
+    }
+
+    /// What is read at this hook.
+    pub(crate) fn capture(&self, site: Site) -> Option<&Arc<Capture>> {
+        self.captures.get(&site)
+    }
+
+    /// What is read through the lens.
+    pub(crate) fn lenses(&self) -> impl Iterator<Item = &Capture> {
+        let captures = self.captures.values().map(AsRef::as_ref);
+        captures.filter(|capture| matches!(capture.reduce, Reduce::Lens(_)))
+    }
+
+    /// How many rows that is at some positions.
+    pub(crate) fn lens_rows(&self, positions: Range<usize>, prompt: usize) -> usize {
+        let rows = |capture: &Capture| {
+            let read = |&at: &usize| capture.positions.contains(at, prompt);
+            positions.clone().filter(read).count()
+        };
+        self.lenses().map(rows).sum()
+    }
+
+    /// The hooks that are read.
+    pub fn captured_hooks(&self) -> Vec<String> {
+        self.captures.keys().map(Site::to_string).collect()
+    }
+
+    /// Bytes of all that is read at some positions.
+    pub fn captured_bytes(&self, program: &Program, positions: Range<usize>, prompt: usize) -> u64 {
+        let dims = &program.dims;
+        let bytes = |(site, capture): (&Site, &Arc<Capture>)| {
+            let read = |&at: &usize| capture.positions.contains(at, prompt);
+            let rows = positions.clone().filter(read).count();
+            let each: usize = match site {
+                Site::Pattern(_) => capture.width().saturating_mul(positions.end),
+                _ => capture.shape(*site, dims).iter().product(),
+            };
+            let rows = match capture.reduce {
+                Reduce::Mean => rows.min(1),
+                _ => rows,
+            };
+            4 * (rows as u64).saturating_mul(each as u64)
+        };
+        self.captures.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    /// The widest part of a hook that is read, or of which there is a mean.
+    pub(crate) fn packed_width(&self) -> usize {
+        let is_pattern = |site: Site| matches!(site, Site::Pattern(_));
+        let rows = self.captures.iter().filter(|(site, _)| !is_pattern(**site));
+        let packed = rows.filter(|(_, read)| read.is_part() || read.reduce == Reduce::Mean);
+        packed.map(|(_, read)| read.width()).max().unwrap_or(0)
+    }
+
+    /// The most numbers that a row is reduced to.
+    pub(crate) fn reduced_width(&self) -> usize {
+        let captures = self.captures.values();
+        captures.map(|read| read.reduce.width()).max().unwrap_or(0)
+    }
+
+    /// Whether any block's attention pattern is read or changed.
+    pub(crate) fn touches_pattern(&self) -> bool {
+        let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));
+        self.captures.keys().any(is_pattern) || self.edits.keys().any(is_pattern)
+    }
+
+    /// Whether somebody looks or stops behind the last block, so that more rows must go there
+    /// than tokens are chosen by.
+    pub(crate) fn looks_in_head(&self) -> bool {
+        let looks = |site| self.captures.contains_key(site) || self.breaks.contains_key(site);
+        HEAD.iter().any(looks)
+    }
+
+    /// How many of a session's rows have to go there at most.
+    pub(crate) fn head_rows(&self, positions: usize, prompt: usize) -> usize {
+        let stops = |at| {
+            let whens = HEAD.iter().flat_map(|site| self.breaks(*site));
+            whens
+                .into_iter()
+                .any(|when| when.positions.contains(at, prompt))
+        };
+        let goes = |&at: &usize| self.reads_head(at, prompt) || stops(at);
+        (0..positions).filter(goes).count()
+    }
+
+    /// Whether they are at a position.
+    pub(crate) fn reads_head(&self, position: usize, prompt: usize) -> bool {
+        HEAD.iter().any(|&site| self.reads(site, position, prompt))
+    }
+
+    /// Whether a position is read at a hook.
+    pub(crate) fn reads(&self, site: Site, position: usize, prompt: usize) -> bool {
+        let capture = self.captures.get(&site);
+        capture.is_some_and(|capture| capture.positions.contains(position, prompt))
+    }
+
+    /// The edits of a hook that change anything, in order.
+    pub(crate) fn changes(&self, site: Site) -> impl Iterator<Item = &Edit> {
+        let edits = self.edits.get(&site).map_or(&[][..], Vec::as_slice);
+        edits.iter().filter(|edit| !edit.changes_nothing())
+    }
+
+    /// Whether anything is changed at a position of a hook.
+    pub(crate) fn changes_at(&self, site: Site, position: usize, prompt: usize) -> bool {
+        let mut changes = self.changes(site);
+        changes.any(|edit| edit.positions.contains(position, prompt))
+    }
+
+    /// The widest operand of any edit.
+    pub(crate) fn operand_width(&self) -> usize {
+        let edits = self.edits.values().flatten();
+        let with_operand = edits.filter(|edit| edit.operand().is_some());
+        with_operand.map(Edit::width).max().unwrap_or(0)
+    }
+
+    /// Refuses edits that apply nowhere in a session of this many positions, and
+    /// operands that do not match the positions they are for.
+    pub(crate) fn check(&self, prompt: usize, positions: usize) -> Result<(), EngineError> {
+        for (&site, edits) in &self.edits {
+            for edit in edits {
+                let error = |reason: String| EngineError::Edit {
+                    hook: site.to_string(),
+                    reason,
+                };
+                let selected = edit.positions.count(positions, prompt);
+                if selected == 0 {
+                    return Err(error(format!(
+                        "none of the session's {positions} positions is selected"
+                    )));
+                }
+                let rows = edit.operand_rows();
+                if rows > 1 && rows != selected {
+                    return Err(error(format!(
+                        "the operand holds {rows} positions, but {selected} are selected"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A probe as it is written down.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SavedProbe {
+    captures: Vec<CaptureSpec>,
+    edits: Vec<SavedEdit>,
+    #[serde(default)]
+    breaks: Vec<BreakSpec>,
+}
+
+impl SavedProbe {
+    /// Refuses positions that nobody wrote: what comes from a file may be any.
+    fn check(&self) -> Result<(), EngineError> {
+        let captures = self.captures.iter().filter_map(|c| c.positions.as_ref());
+        let edits = self.edits.iter().map(|edit| &edit.positions);
+        let breaks = self.breaks.iter().map(|spec| &spec.when.positions);
+        let is_sane = |positions: &Positions| positions.is_sane();
+        if self.edits.iter().any(|edit| edit.hook.contains('*')) {
+            let why = "an edit that was written down is of one hook";
+            return Err(EngineError::NotRead(why.to_owned()));
+        }
+        match captures.chain(edits).chain(breaks).all(is_sane) {
+            true => Ok(()),
+            false => Err(EngineError::NotRead(
+                "positions of what is read or changed are beyond any context".to_owned(),
+            )),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct SavedEdit {
+    hook: String,
+    change: Change<SavedTensor>,
+    /// All of them where it does not say.
+    #[serde(default)]
+    columns: Vec<(usize, usize)>,
+    positions: Positions,
+    #[serde(default)]
+    for_turn: bool,
+}
+
+/// A tensor by the bits of its numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct SavedTensor {
+    shape: Vec<usize>,
+    bits: Vec<u32>,
+}
+
+impl Probe {
+    /// As it is written down; nothing where it is empty.
+    pub(crate) fn saved(&self) -> Option<SavedProbe> {
+        if self.is_empty() {
+            return None;
+        }
+        let save = |tensor: &Arc<Tensor>| SavedTensor {
+            shape: tensor.shape.clone(),
+            bits: tensor.data.iter().map(|x| x.to_bits()).collect(),
+        };
+        let edits = self.edits.iter().flat_map(|(site, edits)| {
+            edits.iter().map(|edit| SavedEdit {
+                hook: site.to_string(),
+                change: edit.change.map(save),
+                columns: edit.columns.iter().map(|c| (c.start, c.end)).collect(),
+                positions: edit.positions.clone(),
+                for_turn: edit.for_turn,
+            })
+        });
+        Some(SavedProbe {
+            captures: self
+                .captures
+                .iter()
+                .map(|(site, c)| c.spec(*site))
+                .collect(),
+            edits: edits.collect(),
+            breaks: self.break_specs(),
+        })
+    }
+
+    /// The breakpoints, each with its hook.
+    pub(crate) fn break_specs(&self) -> Vec<BreakSpec> {
+        let specs = self.breaks.iter().flat_map(|(site, whens)| {
+            whens.iter().map(|when| BreakSpec {
+                hook: site.to_string(),
+                when: when.clone(),
+            })
+        });
+        specs.collect()
+    }
+
+    /// What was written down, bound to a model again.
+    pub(crate) fn load(program: &Program, saved: &SavedProbe) -> Result<Self, EngineError> {
+        let mut probe = Probe::default().with_breaks(program, &saved.breaks)?;
+        saved.check()?;
+        for spec in &saved.captures {
+            probe.read(spec.bind(program, &Positions::All)?);
+        }
+        let load = |tensor: &SavedTensor| {
+            Arc::new(Tensor {
+                shape: tensor.shape.clone(),
+                data: tensor
+                    .bits
+                    .iter()
+                    .map(|&bits| f32::from_bits(bits))
+                    .collect(),
+            })
+        };
+        for edit in &saved.edits {
+            for site in hook::find(program, &edit.hook)? {
+                let edit = Edit {
+                    change: edit.change.map(load),
+                    columns: match &edit.columns[..] {
+                        [] => vec![Part::whole(site, &program.dims)],
+                        some => some.iter().map(|&(from, to)| from..to).collect(),
+                    },
+                    positions: edit.positions.clone(),
+                    for_turn: edit.for_turn,
+                };
+                edit.check_fit(program, site)?;
+                probe.push_edit(site, edit);
+            }
+        }
+        Ok(probe)
+    }
+}

@@ -1,0 +1,292 @@
+//! Everything that schedules, over random sessions: nobody starves, nothing deadlocks, and
+//! no page is anybody else's. A failure prints the numbers it followed from.
+
+use djinn_memory::{PageId, PageTable, Pages};
+use proptest::prelude::*;
+
+use super::{
+    Class, FairShare, Limits, PageCommitment, Ready, admitted, decide, disk_work, fair_share::TURN,
+    reserve,
+};
+
+const CLASSES: [Class; 3] = [Class::Realtime, Class::Interactive, Class::Batch];
+const PAGE: usize = 2;
+
+/// A session.
+struct Simulated {
+    table: PageTable,
+    account: FairShare,
+    most: usize,
+    tokens: usize,
+    wanted: usize,
+    /// Steps until it comes, or comes back.
+    waits: usize,
+    admitted: bool,
+    /// Passes in which it could have run since it last did.
+    hungry: usize,
+}
+
+impl Simulated {
+    fn is_ready(&self) -> bool {
+        self.waits == 0 && self.tokens < self.wanted
+    }
+
+    /// Pages it may still come to take.
+    fn more(&self, pages: &Pages) -> usize {
+        let at = self.tokens..self.tokens + 1;
+        let copied = pages.needs(&self.table, &at) - self.table.missing(at.end);
+        self.most - self.table.len() + copied
+    }
+}
+
+/// All of them, and what they share.
+struct World {
+    pages: Pages,
+    all: Vec<Simulated>,
+    limits: Limits,
+    clock: u64,
+    /// Frames of the host that only pages from disk take.
+    reserve: usize,
+    largest: usize,
+    /// Pages between host and disk.
+    moving: Vec<PageId>,
+    /// Passes in a row in which nothing moved.
+    stuck: usize,
+    random: u64,
+}
+
+impl World {
+    fn draw(&mut self, below: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005);
+        self.random = self.random.wrapping_add(1);
+        (self.random >> 33) as usize % below
+    }
+
+    fn elsewhere(&self) -> usize {
+        self.pages.host().total() - self.reserve + self.pages.disk().total()
+    }
+
+    fn promised(&self) -> PageCommitment {
+        let held = PageCommitment {
+            pages: self.pages.held(),
+            largest: 0,
+        };
+        let admitted = self.all.iter().filter(|s| s.admitted);
+        admitted.fold(held, |all, s| all.and(s.most, s.more(&self.pages)))
+    }
+
+    fn come_and_go(&mut self) {
+        for s in self.all.iter_mut().filter(|s| s.waits > 0) {
+            s.waits -= 1;
+            if s.waits == 0 {
+                s.account = match s.tokens {
+                    0 => FairShare::new(s.account.class, self.clock),
+                    _ => s.account.back(self.clock),
+                };
+            }
+        }
+        let is_queued = |&i: &usize| self.all[i].is_ready() && !self.all[i].admitted;
+        let mut queue: Vec<usize> = (0..self.all.len()).filter(is_queued).collect();
+        queue.sort_by_key(|&i| (self.all[i].account.place, i));
+        let most = queue.iter().map(|&i| self.all[i].most);
+        let (device, elsewhere) = (self.pages.device().total(), self.elsewhere());
+        let count = admitted(self.promised(), most, device, elsewhere);
+        for &i in &queue[..count] {
+            self.all[i].admitted = true;
+            self.all[i].account = self.all[i].account.back(self.clock);
+        }
+    }
+
+    /// Somebody's other self goes on from where it is.
+    fn fork(&mut self, i: usize) {
+        let s = &self.all[i];
+        let left = s.most - s.table.len();
+        let not_yet = 1 - (s.more(&self.pages) - left);
+        let promised = self.promised().and_fork(s.most, left + not_yet, 1);
+        if s.tokens == 0 || !promised.fits(self.pages.device().total(), self.elsewhere()) {
+            return;
+        }
+        let fork = Simulated {
+            table: self.pages.share(&self.all[i].table),
+            ..Simulated {
+                table: PageTable::new(PAGE),
+                ..*s
+            }
+        };
+        self.all.push(fork);
+    }
+
+    /// The host has what somebody holds too, or a part of it.
+    fn copy_out(&mut self, i: usize) {
+        for _ in 0..self.draw(self.all[i].table.len() + 1) {
+            let at = self.draw(self.all[i].table.len());
+            if self.pages.host().free() > self.reserve {
+                self.pages.copy_out(self.all[i].table.pages()[at]);
+            }
+        }
+    }
+
+    /// Something that was on its way to disk or from there arrives, or fails to.
+    fn arrive(&mut self) {
+        for _ in 0..self.draw(4).min(self.moving.len()) {
+            let at = self.draw(self.moving.len());
+            let page = self.moving.swap_remove(at);
+            // Writing fails now and then; what is read is there.
+            let is_whole = self.pages.is_on_disk(page) || self.draw(5) > 0;
+            self.pages.arrived(page, is_whole);
+        }
+    }
+
+    fn work_on_disk(&mut self, ids: &[usize], idle: &[usize]) {
+        if self.pages.disk().total() == 0 {
+            return;
+        }
+        let mut order = ids.to_vec();
+        order.sort_by_key(|&i| (self.all[i].account.place, self.all[i].account.class, i));
+        let tables = |ids: &[usize]| -> Vec<&PageTable> {
+            ids.iter().map(|&i| &self.all[i].table).collect()
+        };
+        let (wanted, idle) = (tables(&order), tables(idle));
+        let work = disk_work(&wanted, &idle, &self.pages, self.reserve + self.largest);
+        for page in work.fetch {
+            self.moving
+                .extend(self.pages.fetch(page).map(|going| going.page));
+        }
+        for page in work.spill {
+            self.moving
+                .extend(self.pages.spill(page).map(|going| going.page));
+        }
+    }
+
+    /// One pass.
+    fn step(&mut self) -> Result<(), TestCaseError> {
+        self.come_and_go();
+        self.arrive();
+        let is_ready = |s: &Simulated| s.admitted && s.is_ready();
+        let (ids, idle): (Vec<usize>, Vec<usize>) =
+            (0..self.all.len()).partition(|&i| is_ready(&self.all[i]));
+        let of = |&i: &usize| Ready {
+            account: self.all[i].account,
+            table: &self.all[i].table,
+            computed: self.all[i].tokens,
+            // The first tokens are a prompt.
+            whole: false,
+            lens: 0,
+            pending: match self.all[i].tokens {
+                0 => self.all[i].wanted.div_ceil(2),
+                _ => 1,
+            },
+        };
+        let ready: Vec<Ready<'_>> = ids.iter().map(of).collect();
+        let waiting: Vec<&PageTable> = idle.iter().map(|&i| &self.all[i].table).collect();
+        let room = self.pages.host().free() + self.pages.copies();
+        let room = room.saturating_sub(self.reserve);
+        let decision = decide(&ready, &waiting, &self.pages, room, self.limits);
+        let order = |&i: &usize| (ready[i].account.place, ready[i].account.class, i);
+        let first = (0..ids.len()).min_by_key(order);
+        let is_first = decision.run.first().map(|run| run.0) == first;
+        self.clock = self.clock.max(decision.clock);
+        for page in decision.away {
+            let sent = self.pages.send_away(page);
+            prop_assert!(sent.is_ok(), "there is room for what goes");
+        }
+        for &i in &ids {
+            self.all[i].hungry += 1;
+        }
+        for (i, rows) in decision.run {
+            let s = &mut self.all[ids[i]];
+            for &page in s.table.pages() {
+                self.pages.bring_back(page).expect("room was made");
+            }
+            let tokens = s.tokens..s.tokens + rows;
+            s.tokens = tokens.end;
+            self.pages
+                .write(&mut s.table, tokens)
+                .expect("room was made");
+            s.account.ran();
+            s.hungry = 0;
+            if s.tokens == s.wanted {
+                self.pages.release(&mut s.table);
+                s.admitted = false;
+            } else if self.draw(9) == 0 {
+                self.all[ids[i]].waits = 1 + self.draw(40);
+                self.copy_out(ids[i]);
+            } else if self.draw(20) == 0 && self.all.len() < 30 {
+                self.fork(ids[i]);
+            }
+        }
+        self.work_on_disk(&ids, &idle);
+        // Without a disk the first always runs. With one, something is under way otherwise,
+        // or went at once, since it was there already: then it runs the next time.
+        let moves = is_first || !self.moving.is_empty();
+        self.stuck = if moves { 0 } else { self.stuck + 1 };
+        let most = usize::from(self.pages.disk().total() > 0);
+        prop_assert!(self.stuck <= most, "the first runs");
+        // Everybody else may have a turn, and those who come back another one; a disk may
+        // be in the way.
+        let disk = if self.pages.disk().total() > 0 { 8 } else { 1 };
+        let bound = 4 * disk * TURN as usize * self.all.len();
+        prop_assert!(
+            self.all.iter().all(|s| s.hungry <= bound),
+            "somebody starves"
+        );
+        self.pages
+            .check_integrity(self.all.iter().map(|s| &s.table));
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// Whatever comes, waits and forks, and however slow a disk is: pages are never more
+    /// than there are, everybody's turn comes in time, and all come to their end.
+    #[test]
+    fn everybody_gets_there(
+        device in 4usize..24, host in 0usize..60, disk in 0usize..60,
+        most in 1usize..6, rows in 6usize..20,
+        asked in prop::collection::vec((1usize..60, 0usize..3, 0usize..60), 1..20),
+        random: u64,
+    ) {
+        let sessions = asked.iter().map(|&(wanted, class, comes)| {
+            let wanted = wanted.min(device * PAGE);
+            Simulated {
+                table: PageTable::new(PAGE),
+                account: FairShare::new(CLASSES[class], 0),
+                most: wanted.div_ceil(PAGE),
+                tokens: 0,
+                wanted,
+                waits: 1 + comes,
+                admitted: false,
+                hungry: 0,
+            }
+        });
+        let all: Vec<Simulated> = sessions.collect();
+        let largest = all.iter().map(|s| s.most).max().unwrap_or(1);
+        // A disk is behind memory that has room for the largest, or there is none.
+        let disk = if host < 2 * largest { 0 } else { disk };
+        let mut world = World {
+            pages: Pages::new(device, host, disk),
+            all,
+            limits: Limits { sessions: most, rows, lens: 0 },
+            clock: 0,
+            reserve: if disk > 0 { reserve(host, largest) } else { 0 },
+            largest,
+            moving: Vec::new(),
+            stuck: 0,
+            random,
+        };
+        for step in 0.. {
+            prop_assert!(step < 100_000, "it never ends");
+            if world.all.iter().all(|s| s.tokens == s.wanted) {
+                break;
+            }
+            world.step()?;
+        }
+        while let Some(page) = world.moving.pop() {
+            world.pages.arrived(page, true);
+        }
+        let pages = &world.pages;
+        let free = (pages.device().free(), pages.host().free(), pages.disk().free());
+        prop_assert_eq!(free, (device, host, disk));
+    }
+}

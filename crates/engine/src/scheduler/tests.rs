@@ -1,0 +1,239 @@
+use djinn_memory::{PageId, PageTable, Pages};
+use proptest::prelude::*;
+
+use super::{Class, FairShare, Limits, PageCommitment, Ready, admitted, decide};
+
+const CLASSES: [Class; 3] = [Class::Realtime, Class::Interactive, Class::Batch];
+
+/// Tables of so many pages here and so many elsewhere.
+fn tables(device: usize, host: usize, held: &[(usize, usize)]) -> (Pages, Vec<PageTable>) {
+    let mut pages = Pages::new(device, host, 0);
+    let mut table = |&(here, away): &(usize, usize)| {
+        let mut table = PageTable::new(2);
+        pages.write(&mut table, 0..2 * (here + away)).unwrap();
+        for &page in &table.pages()[here..] {
+            pages.send_away(page).unwrap();
+        }
+        table
+    };
+    let tables = held.iter().map(&mut table).collect();
+    (pages, tables)
+}
+
+fn ready(place: u64, table: &PageTable, pending: usize) -> Ready<'_> {
+    let mut account = FairShare::new(Class::Interactive, 0);
+    account.place = place;
+    Ready {
+        account,
+        table,
+        computed: 2 * table.len(),
+        pending,
+        whole: false,
+        lens: 0,
+    }
+}
+
+fn limits(sessions: usize, rows: usize) -> Limits {
+    Limits {
+        sessions,
+        rows,
+        lens: 0,
+    }
+}
+
+/// How many of each table's pages go.
+fn counts(away: &[PageId], tables: &[PageTable]) -> Vec<usize> {
+    let of = |table: &PageTable| away.iter().filter(|p| table.pages().contains(p)).count();
+    tables.iter().map(of).collect()
+}
+
+#[test]
+fn who_paid_least_comes_first_and_the_last_makes_room() {
+    let (pages, tables) = tables(13, 100, &[(4, 0), (0, 5), (4, 0), (3, 0)]);
+    let all = [
+        ready(9, &tables[0], 1),
+        ready(3, &tables[1], 1),
+        ready(6, &tables[2], 1),
+    ];
+    let idle = [&tables[3]];
+    // Six pages for the second: two are free, three of an idle session, one of the
+    // first, which comes last. The third finds one more there.
+    let decision = decide(&all, &idle, &pages, 100, limits(8, 8));
+    assert_eq!(counts(&decision.away, &tables), [2, 0, 0, 3]);
+    assert_eq!((decision.run, decision.clock), (vec![(1, 1), (2, 1)], 3));
+    // With room for nothing elsewhere, those run that are here.
+    let decision = decide(&all, &idle, &pages, 0, limits(8, 8));
+    assert_eq!(
+        (decision.run, decision.away),
+        (vec![(2, 1), (0, 1)], vec![])
+    );
+    assert_eq!(decide(&all, &idle, &pages, 0, limits(1, 8)).run, [(2, 1)]);
+}
+
+#[test]
+fn pages_of_several_count_once_and_stay_for_whoever_runs() {
+    let (mut pages, mut tables) = tables(6, 9, &[(0, 3), (2, 0)]);
+    let fork = pages.share(&tables[0]);
+    tables.push(fork);
+    // Three come back for both, and one each is new; the idle one's two make room.
+    let all = [ready(1, &tables[0], 1), ready(2, &tables[2], 1)];
+    let decision = decide(&all, &[&tables[1]], &pages, 9, limits(8, 8));
+    assert_eq!(decision.run, [(0, 1), (1, 1)]);
+    assert_eq!(counts(&decision.away, &tables), [0, 1, 0]);
+    // What the one who runs holds does not go with the idle one that holds it too.
+    for &page in tables[0].pages() {
+        pages.bring_back(page).unwrap();
+    }
+    let all = [ready(1, &tables[0], 5)];
+    let idle = [&tables[2], &tables[1]];
+    let decision = decide(&all, &idle, &pages, 9, limits(8, 8));
+    assert_eq!(
+        (decision.run, counts(&decision.away, &tables)),
+        (vec![(0, 5)], vec![0, 2, 0])
+    );
+}
+
+#[test]
+fn who_is_on_disk_does_not_run_yet() {
+    let mut pages = Pages::new(4, 4, 4);
+    let mut table = PageTable::new(2);
+    pages.write(&mut table, 0..4).unwrap();
+    for &page in table.pages() {
+        pages.send_away(page).unwrap();
+    }
+    pages.spill(table.pages()[0]).unwrap();
+    pages.arrived(table.pages()[0], true);
+    let other = PageTable::new(2);
+    let all = [ready(1, &table, 1), ready(2, &other, 1)];
+    assert_eq!(decide(&all, &[], &pages, 4, limits(8, 8)).run, [(1, 1)]);
+}
+
+#[test]
+fn generating_sessions_never_wait_for_prompts() {
+    let (pages, table) = (Pages::new(1000, 0, 0), PageTable::new(2));
+    let check = |pending: &[usize], rows: usize, expect: &[usize]| {
+        let all = (0..).zip(pending).map(|(i, &n)| ready(i, &table, n));
+        let all: Vec<Ready<'_>> = all.collect();
+        let run = decide(&all, &[], &pages, 0, limits(rows, rows)).run;
+        let found: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
+        assert_eq!(found, expect, "{pending:?} in {rows}");
+    };
+    check(&[100, 1, 1], 8, &[6, 1, 1]);
+    check(&[3, 100, 1], 8, &[3, 4, 1]);
+    // What is short goes with what is long.
+    check(&[1000, 20, 1, 20], 512, &[471, 20, 1, 20]);
+    check(&[1000, 60, 60], 100, &[50, 50]);
+    check(&[1, 100, 100], 8, &[1, 7]);
+    check(&[100, 100, 100], 250, &[100, 100, 50]);
+    check(&[5], 512, &[5]);
+    check(&[9, 9], 2, &[2]);
+    // The first has a row even if all are others'.
+    check(&[9, 1, 1], 2, &[1, 1]);
+    check(&[1, 9, 1], 2, &[1, 1]);
+}
+
+proptest! {
+    #[test]
+    fn who_generates_runs_and_no_row_is_wasted(
+        pending in prop::collection::vec(1usize..50, 1..10), extra in 0usize..100,
+    ) {
+        let rows = pending.len() + extra;
+        let (pages, table) = (Pages::new(1000, 0, 0), PageTable::new(2));
+        let all = (0..).zip(&pending).map(|(i, &n)| ready(i, &table, n));
+        let all: Vec<Ready<'_>> = all.collect();
+        let run = decide(&all, &[], &pages, 0, limits(10, rows)).run;
+        prop_assert!(run.iter().all(|&(i, rows)| 1 <= rows && rows <= pending[i]));
+        let total: usize = run.iter().map(|(_, rows)| rows).sum();
+        prop_assert_eq!(total, rows.min(pending.iter().sum()));
+        let generate = |i: &usize| pending[*i] == 1;
+        let all = (0..pending.len()).filter(generate).count();
+        prop_assert_eq!(run.iter().filter(|(i, _)| generate(i)).count(), all);
+    }
+}
+
+/// One of these runs at a time, and the clock with them.
+fn run_one(accounts: &mut [FairShare], clock: &mut u64) -> usize {
+    let held = vec![(0, 1); accounts.len()];
+    let (pages, tables) = (1..=held.len()).fold(
+        (Pages::new(1, 9, 0), Vec::new()),
+        |(mut pages, mut tables), _| {
+            let mut table = PageTable::new(2);
+            pages.write(&mut table, 0..1).unwrap();
+            pages.send_away(table.pages()[0]).unwrap();
+            tables.push(table);
+            (pages, tables)
+        },
+    );
+    let one = |(&account, table)| Ready {
+        account,
+        table,
+        computed: 1,
+        pending: 1,
+        whole: false,
+        lens: 0,
+    };
+    let all: Vec<Ready<'_>> = accounts.iter().zip(&tables).map(one).collect();
+    let decision = decide(&all, &[], &pages, 9, limits(3, 3));
+    let [(chosen, 1)] = decision.run[..] else {
+        panic!("one runs")
+    };
+    *clock = decision.clock.max(*clock);
+    accounts[chosen].ran();
+    chosen
+}
+
+#[test]
+fn shares_are_those_of_the_classes() {
+    let mut accounts = CLASSES.map(|class| FairShare::new(class, 0));
+    let (mut runs, mut clock) = ([0u32; 3], 0);
+    for _ in 0..10_000 {
+        runs[run_one(&mut accounts, &mut clock)] += 1;
+    }
+    let share = |i: usize| f64::from(runs[i]) / f64::from(runs[2]);
+    let near = |share: f64, expect: f64| (share / expect - 1.0).abs() < 0.05;
+    assert!(near(share(0), 8.0) && near(share(1), 4.0), "{runs:?}");
+}
+
+#[test]
+fn a_long_session_is_not_starved_by_short_ones_that_keep_coming() {
+    // Beside two others its share would be 1/3, 1/9 and 1/17.
+    for (long, short, least) in [
+        (Class::Interactive, Class::Interactive, 0.25),
+        (Class::Batch, Class::Interactive, 0.08),
+        (Class::Batch, Class::Realtime, 0.04),
+    ] {
+        let mut clock = 0;
+        let mut accounts = vec![FairShare::new(long, 0), FairShare::new(short, 0)];
+        accounts.push(FairShare::new(short, 0));
+        let mut ages = [0, 0, 0];
+        let (mut runs, passes) = (0, 20_000);
+        for _ in 0..passes {
+            let chosen = run_one(&mut accounts, &mut clock);
+            runs += u32::from(chosen == 0);
+            ages[chosen] += 1;
+            // A short one ends after ten passes, and another comes at once.
+            if chosen > 0 && ages[chosen] % 10 == 0 {
+                accounts[chosen] = FairShare::new(short, clock);
+            }
+        }
+        let share = f64::from(runs) / f64::from(passes);
+        assert!(share > least, "{long:?} beside {short:?}: {share}");
+    }
+}
+
+#[test]
+fn nobody_overtakes_and_a_swap_stays_possible() {
+    let check = |held: &[usize], queue: &[usize], device, host, expect| {
+        let promised = held
+            .iter()
+            .fold(PageCommitment::default(), |all, &n| all.and(n, n));
+        let queue = queue.iter().copied();
+        assert_eq!(admitted(promised, queue, device, host), expect);
+    };
+    check(&[], &[4, 4], 8, 0, 2);
+    check(&[], &[4, 4, 1], 8, 0, 2);
+    check(&[4], &[9, 1], 8, 0, 0);
+    // Nine of thirteen with room for the largest: four of the host's stay free.
+    check(&[4], &[4, 1], 8, 5, 2);
+    check(&[4, 4], &[2], 8, 5, 0);
+}
