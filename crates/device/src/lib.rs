@@ -7,6 +7,7 @@
 //!
 //! All `unsafe` code of the project lives in this crate.
 
+mod backend;
 mod check;
 mod draw;
 mod error;
@@ -24,7 +25,7 @@ pub mod yardstick;
 
 use djinn_types::{Activation, NormKind, RopeStyle};
 
-pub use cuda::Scratch;
+pub use backend::{Backend, DeviceLimits, PassLimits};
 pub use draw::Draw;
 pub use error::DeviceError;
 pub use event::Event;

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use djinn_device::{Scratch, host};
+use djinn_device::{Backend, PassLimits, host};
 use djinn_memory::{Keep, Needs, Place, Plan, PlanError, Pool, Size, Work};
 use djinn_model::{
     Model, Stop,
@@ -16,8 +16,9 @@ use djinn_model::{
 use djinn_types::DType;
 
 use crate::{
-    Backend, EngineError, Footprint, LinkSettings, Memory, Settings, Tier,
+    EngineError, Footprint, LinkSettings, Memory, Settings, Tier,
     arena::{Arena, chosen_experts},
+    backend::{check_settings, kv_dtype, packing, piece_bytes, slab_on_host},
     executor::graph_regions::{GraphRegion, graph_regions},
     host::HostImage,
     image::{Image, Packing, Piece, Run},
@@ -46,7 +47,7 @@ pub struct Blueprint {
     /// The program's segments; labels up to their number mean these.
     segments: Vec<SegmentKind>,
     footprint: Footprint,
-    scratch: Scratch,
+    limits: PassLimits,
     /// What would be needed for nothing to stream.
     whole: u64,
 }
@@ -95,15 +96,15 @@ impl Blueprint {
     /// Lays a model out for a device.
     pub fn draw(
         model: &Model,
-        backend: &Backend,
+        backend: &dyn Backend,
         settings: Settings,
         memory: Memory,
     ) -> Result<Self, EngineError> {
-        backend.check_settings(&model.program, &settings)?;
+        check_settings(backend, &model.program, &settings)?;
         let link = LinkSettings::settle(&memory, backend)?;
         let (program, slow) = (&model.program, &*model.weights);
-        let (kv_dtype, packing) = (backend.kv_dtype(program), backend.packing(link.tier));
-        let scratch = scratch(program, &settings);
+        let (kv_dtype, packing) = (kv_dtype(backend, program), packing(backend, link.tier));
+        let limits = pass_limits(program, &settings);
         let driver = |image: &Image, arena: &Arena| {
             let pages = settings.host_pages as u64 * arena.kv(0).page_bytes;
             let known = backend.host_tables(image.stream_bytes() + pages);
@@ -111,7 +112,7 @@ impl Blueprint {
         };
         let fixed = |image: &Image| {
             let arena = Arena::new(program, &settings, kv_dtype, &image.tables, 0);
-            let kept = image.kept_bytes() + driver(image, &arena) + backend.scratch_bytes(scratch);
+            let kept = image.kept_bytes() + driver(image, &arena) + backend.scratch_bytes(limits);
             arena.bytes().saturating_add(kept)
         };
         let image = Image::whole(program, slow, packing);
@@ -128,7 +129,7 @@ impl Blueprint {
         let image = if stays && whole <= budget {
             image
         } else {
-            let cap = backend.piece_bytes(program.weight_bytes());
+            let cap = piece_bytes(backend, program.weight_bytes());
             Image::cut(program, slow, packing, cap)
         };
         let plan = Plan::new(
@@ -144,7 +145,7 @@ impl Blueprint {
             pool: plan.bytes() - plan.pool_offset,
             kv: arena.kv_bytes,
             activations: arena.bytes() - arena.kv_bytes,
-            scratch: backend.scratch_bytes(scratch),
+            scratch: backend.scratch_bytes(limits),
             driver: driver(&image, &arena),
         };
         let host = match link.tier {
@@ -167,7 +168,7 @@ impl Blueprint {
             packing,
             segments: program.segments.iter().map(|s| s.kind).collect(),
             footprint,
-            scratch,
+            limits,
             whole,
         };
         let (needed, there) = (blueprint.host_bytes(), memory.host_budget);
@@ -183,11 +184,11 @@ impl Blueprint {
     }
 
     /// Whether this machine has the memory, as far as can be told without taking it.
-    pub fn check(&self, backend: &Backend) -> Result<(), EngineError> {
+    pub fn check(&self, backend: &dyn Backend) -> Result<(), EngineError> {
         let slab = self.footprint.slab();
         backend.check(slab + self.footprint.scratch)?;
         let needed = self.host_bytes();
-        let there = host::available_memory().saturating_sub(backend.slab_on_host(slab));
+        let there = host::available_memory().saturating_sub(slab_on_host(backend, slab));
         if needed > there {
             return Err(EngineError::HostMemory { needed, there });
         }
@@ -231,9 +232,9 @@ impl Blueprint {
         self.footprint.resident + self.host.bytes + pool
     }
 
-    /// What operations need beside the slab.
-    pub fn scratch(&self) -> Scratch {
-        self.scratch
+    /// Limits of the passes that the device is opened for.
+    pub fn pass_limits(&self) -> PassLimits {
+        self.limits
     }
 
     /// Where the slab's bytes go.
@@ -490,7 +491,7 @@ impl Blueprint {
 }
 
 /// What the operations of a program need for themselves.
-fn scratch(program: &Program, settings: &Settings) -> Scratch {
+fn pass_limits(program: &Program, settings: &Settings) -> PassLimits {
     let dims = &program.dims;
     let inputs = program.ops().filter_map(|op| match op {
         Op::Linear { from, .. } => Some(program.width(*from)),
@@ -499,7 +500,7 @@ fn scratch(program: &Program, settings: &Settings) -> Scratch {
     let head = settings
         .logit_rows
         .saturating_add(settings.probe_limits.lens_rows);
-    Scratch {
+    PassLimits {
         rows: settings.rows.max(head),
         width: inputs.chain([dims.d_mlp, dims.d_model]).max().unwrap_or(0),
         generated: settings.sessions,

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use djinn_device::{Device, DeviceInfo, Event, Stream, View, Weight};
+use djinn_device::{Backend, Device, DeviceInfo, Event, Stream, View, Weight};
 use djinn_memory::Frames;
 use djinn_model::{
     Model,
@@ -15,8 +15,8 @@ use djinn_model::{
 use djinn_types::Order;
 
 use crate::{
-    Backend, Blueprint, EngineError, Footprint, KvPages, Output, Paged, PassStats, Quota,
-    SessionId, Timeline,
+    Blueprint, EngineError, Footprint, KvPages, Output, Paged, PassStats, Quota, SessionId,
+    Timeline,
     durability::Journal,
     executor::batch::Batch,
     executor::{
@@ -85,12 +85,12 @@ impl Engine {
     /// Takes the slab of a blueprint and brings in the weights that stay.
     pub fn load(
         model: Model,
-        backend: &Backend,
+        backend: &dyn Backend,
         blueprint: Blueprint,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, EngineError> {
         blueprint.check(backend)?;
-        let device = backend.open(blueprint.footprint().slab(), blueprint.scratch())?;
+        let device = backend.open(blueprint.footprint().slab(), blueprint.pass_limits())?;
         let recorder = Arc::new(Recorder::new(blueprint.labels()));
         let mut streamer = stream::start(&blueprint, &device, &model.weights, &recorder)?;
         let experts = blueprint.resident_experts(model.program.dims.experts);

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use djinn_device::host;
+use djinn_device::{Backend, host};
 use djinn_model::Model;
 
-use crate::{Backend, Blueprint, EngineError, Memory, Settings};
+use crate::{Blueprint, EngineError, Memory, Settings, backend::slab_on_host};
 
 /// Which part of the device's memory pages take where weights stream.
 const KV_SHARE: u64 = 8;
@@ -35,7 +35,7 @@ impl Blueprint {
     /// host memory, as far as there is any, and then on disk.
     pub fn for_sessions(
         model: &Model,
-        backend: &Backend,
+        backend: &dyn Backend,
         settings: Settings,
         memory: Memory,
         kv: &KvMemory,
@@ -55,7 +55,7 @@ impl Blueprint {
 
 struct Rooms<'a> {
     model: &'a Model,
-    backend: &'a Backend,
+    backend: &'a dyn Backend,
     settings: Settings,
     memory: Memory,
     kv: &'a KvMemory,
@@ -108,7 +108,7 @@ impl Rooms<'_> {
     /// So many pages on the device, and the rest in host memory as far as there is any.
     fn with_host(&self, pages: usize, page_bytes: u64) -> Result<Blueprint, EngineError> {
         let blueprint = self.draw(pages, 0)?;
-        let slab = self.backend.slab_on_host(blueprint.footprint().slab());
+        let slab = slab_on_host(self.backend, blueprint.footprint().slab());
         let there = host::available_memory().saturating_sub(slab);
         let there = there.min(self.memory.host_budget);
         // What is free now may be a little less when it is taken.

@@ -29,7 +29,7 @@ mod tensors;
 mod weights;
 
 pub use arena::Footprint;
-pub use backend::Backend;
+pub use backend::kv_dtype;
 pub use blueprint::{Blueprint, PiecePlace, PlannedPiece};
 pub use djinn_types::{SessionId, Tier};
 pub use durability::{

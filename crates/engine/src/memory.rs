@@ -1,11 +1,11 @@
 //! How much memory there is, and how weights come into it: as asked, and as settled for
 //! a device.
 
-use djinn_device::host;
+use djinn_device::{Backend, host};
 use djinn_memory::Overrides;
 use djinn_types::{DType, IO_BLOCK, Tier};
 
-use crate::{Backend, EngineError};
+use crate::EngineError;
 
 /// How much memory there is, and how weights come into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl LinkSettings {
     const LOAD_CHUNK: u64 = 32 << 20;
 
     /// What was asked for, with the rest filled in. Chunks are whole blocks.
-    pub(crate) fn settle(memory: &Memory, backend: &Backend) -> Result<Self, EngineError> {
+    pub(crate) fn settle(memory: &Memory, backend: &dyn Backend) -> Result<Self, EngineError> {
         let tier = memory.tier.unwrap_or_else(|| backend.tier());
         let (chunk, workers) = match tier {
             Tier::Files => (1 << 20, 4),

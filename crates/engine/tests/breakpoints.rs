@@ -147,7 +147,7 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                     memory.budget = 0;
                     let least = djinn_engine::Blueprint::draw(
                         &open(&folder),
-                        &backend,
+                        &*backend,
                         settings(&all),
                         memory,
                     );
@@ -373,8 +373,8 @@ fn what_is_said_stops_too() {
         };
         let backend = How::default().backend();
         let blueprint =
-            djinn_engine::Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
-        let mut engine = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+            djinn_engine::Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+        let mut engine = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
         let id = engine.open(first).unwrap();
         let mut stops = 0;
         for turn in 0..2 {

@@ -23,7 +23,7 @@ const BUDGETS: u64 = 10;
 fn draw(folder: &Path, requests: &[Request], memory: Memory) -> Result<Blueprint, EngineError> {
     let model = open(folder);
     let settings = Settings::for_requests(&model, requests, Settings::ROWS).unwrap();
-    Blueprint::draw(&model, &How::default().backend(), settings, memory)
+    Blueprint::draw(&model, &*How::default().backend(), settings, memory)
 }
 
 fn with_budget(budget: u64) -> Memory {

@@ -33,8 +33,8 @@ fn engine(sessions: usize) -> Engine {
         open: 1000,
         ..settings
     };
-    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
-    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
 fn restarted(sessions: usize, folder: &Path) -> Engine {
@@ -343,8 +343,8 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let model = open(&common::family("llama2"));
     let backend = How::default().backend();
     let settings = Settings::for_sessions(&model.program, 1, 32, 32).unwrap();
-    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
-    let mut other = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let mut other = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
     let state = StateFolder::open(folder.path()).unwrap();
     let refused = other.keep_state(state, RestoreScope::All);
     assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
@@ -352,8 +352,8 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     // Too small for it: it stays in the folder.
     let (model, backend) = (open(&stories()), How::default().backend());
     let settings = Settings::for_sessions(&model.program, 1, 4, 4).unwrap();
-    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
-    let mut small = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let mut small = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
     let state = StateFolder::open(folder.path()).unwrap();
     let restored = small.keep_state(state, RestoreScope::All).unwrap();
     assert_eq!((restored.sessions.len(), restored.refused.len()), (0, 1));

@@ -294,8 +294,8 @@ fn empty(folder: &Path) -> Engine {
         ..one
     };
     let backend = How::default().backend();
-    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
-    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
 #[test]

@@ -152,8 +152,8 @@ fn an_error_while_loading_is_an_error_of_loading() {
         disk.fuse.store(3, Ordering::SeqCst);
         let (backend, settings) = (how.backend(), settings(&model));
         let blueprint =
-            djinn_engine::Blueprint::draw(&model, &backend, settings, how.memory).unwrap();
-        let error = Engine::load(model, &backend, blueprint, &mut |_| {}).err();
+            djinn_engine::Blueprint::draw(&model, &*backend, settings, how.memory).unwrap();
+        let error = Engine::load(model, &*backend, blueprint, &mut |_| {}).err();
         assert!(error.unwrap().to_string().contains("I/O error"));
     }
 }

@@ -121,7 +121,7 @@ fn budgets(folder: &Path, requests: &[Request]) -> Vec<u64> {
         let settings = Settings::for_requests(&model, requests, Settings::ROWS).unwrap();
         Blueprint::draw(
             &model,
-            &How::default().backend(),
+            &*How::default().backend(),
             settings,
             from_host(budget),
         )

@@ -50,8 +50,8 @@ fn unlike(folder: &Path, tokens: &[u32], random: &mut Random) -> Request {
 
 fn load(folder: &Path, settings: Settings) -> Engine {
     let (model, backend) = (open(folder), How::default().backend());
-    let blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
-    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
 /// What a session came to, bits and all.
@@ -111,9 +111,9 @@ fn load_with_disk(folder: &Path, settings: Settings, host_pages: usize, disk: &P
         host_pages: host_pages.max(2 * least),
         ..settings
     };
-    let mut blueprint = Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+    let mut blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
     blueprint.spill_to(disk);
-    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+    Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
 /// Two hundred sessions that come and go as chance wants it. Each has its own tokens but for
@@ -403,15 +403,16 @@ fn weights_stream_while_pages_move() {
         };
         // A quarter of the weights stays.
         let backend = How::default().backend();
-        let whole = Blueprint::draw(&model, &backend, settings.clone(), Memory::default()).unwrap();
+        let whole =
+            Blueprint::draw(&model, &*backend, settings.clone(), Memory::default()).unwrap();
         let memory = Memory {
             budget: whole.footprint().total() - whole.footprint().weights() * 3 / 4,
             tier: Some(tier),
             ..Memory::default()
         };
-        let blueprint = Blueprint::draw(&model, &backend, settings, memory).unwrap();
+        let blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
         assert!(blueprint.plan().streams(), "{folder:?}");
-        let mut engine = Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap();
+        let mut engine = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
         let open = |request: &Request| engine.open(request.clone()).unwrap();
         let ids: Vec<SessionId> = requests.iter().map(open).collect();
         talk(&mut engine, &ids);

@@ -159,9 +159,9 @@ fn small(folder: &Path, requests: &[Request], disk: &Path) -> Engine {
         ..all
     };
     let mut blueprint =
-        djinn_engine::Blueprint::draw(&model, &backend, settings, Memory::default()).unwrap();
+        djinn_engine::Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
     blueprint.spill_to(disk);
-    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+    Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
 #[test]

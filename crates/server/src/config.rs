@@ -1,8 +1,9 @@
 //! Everything a server is told before it starts, settled: no flags, no files, no environment.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use djinn_engine::{Backend, KvMemory, Memory};
+use djinn_device::Backend;
+use djinn_engine::{KvMemory, Memory};
 
 /// How a server runs.
 #[derive(Clone, Debug)]
@@ -12,7 +13,7 @@ pub struct Config {
     /// What this server is called among others.
     pub node: String,
     /// Where models run.
-    pub backend: Backend,
+    pub backend: Arc<dyn Backend>,
     /// What all models may take together, and how weights come in.
     pub memory: Memory,
     /// Where pages of KV may be.

@@ -3,7 +3,6 @@
 use std::{fs, path::Path};
 
 use djinn_device::{cuda, host};
-use djinn_engine::Backend;
 use djinn_wire::v1;
 
 use crate::{Config, app::App};
@@ -18,7 +17,7 @@ pub fn machine(config: &Config) -> v1::Machine {
         system: system(),
         ..v1::Machine::default()
     };
-    if let Backend::Cuda { card } = &config.backend {
+    if let Some(card) = config.backend.card() {
         machine.device_bytes = card.memory().map_or(0, |(_, total)| total);
         machine.driver = line("/sys/module/nvidia/version").unwrap_or_default();
         let cuda = cuda::driver_version().and_then(Result::ok);
@@ -34,9 +33,9 @@ pub fn machine(config: &Config) -> v1::Machine {
 /// Memory of the device that is taken: of a card as its driver counts, of a processor what models have of
 /// its memory to compute in.
 pub fn taken(app: &App) -> u64 {
-    match &app.config.backend {
-        Backend::Cuda { card } => card.used().unwrap_or(0),
-        Backend::Cpu { .. } => app.models.taken(),
+    match app.config.backend.card() {
+        Some(card) => card.used().unwrap_or(0),
+        None => app.models.taken(),
     }
 }
 

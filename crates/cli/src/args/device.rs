@@ -1,10 +1,13 @@
 //! Where to compute: the flag, and the device it comes to.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use clap::Args;
-use djinn_device::{DeviceError, cuda};
-use djinn_engine::Backend;
+use djinn_device::{
+    Backend, DeviceError,
+    cpu::CpuBackend,
+    cuda::{self, CudaBackend},
+};
 
 use super::at_least_one;
 
@@ -66,14 +69,14 @@ impl fmt::Display for DeviceName {
 impl DeviceName {
     /// Takes the device of this name.
     pub fn choose(self, threads: Option<usize>) -> Result<Chosen, DeviceError> {
-        let cpu = Backend::Cpu { threads, isa: None };
-        let (backend, why) = match self {
+        let cpu = Arc::new(CpuBackend { threads, isa: None });
+        let (backend, why): (Arc<dyn Backend>, _) = match self {
             DeviceName::Cpu => (cpu, None),
-            DeviceName::Cuda(ordinal) => (Backend::cuda(ordinal)?, None),
+            DeviceName::Cuda(ordinal) => (Arc::new(CudaBackend::new(ordinal)?), None),
             // Who has no driver does not want to hear of cards.
             DeviceName::Auto if !cuda::driver_present() => (cpu, None),
-            DeviceName::Auto => match Backend::cuda(0) {
-                Ok(card) => (card, None),
+            DeviceName::Auto => match CudaBackend::new(0) {
+                Ok(card) => (Arc::new(card), None),
                 Err(error) => (cpu, Some(error.to_string())),
             },
         };
@@ -88,7 +91,7 @@ impl DeviceName {
 /// A device that was taken, for all that a command does.
 pub struct Chosen {
     /// The device.
-    pub backend: Backend,
+    pub backend: Arc<dyn Backend>,
     /// Whether the flag named it.
     named: bool,
     /// Why it is not the card that `auto` looks for first.
@@ -110,9 +113,10 @@ impl Chosen {
 
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.backend {
-            Backend::Cpu { .. } => write!(f, "cpu"),
-            Backend::Cuda { card } => write!(f, "{} ({})", card.label(), card.name()),
+        let (name, detail) = (self.backend.name(), self.backend.detail());
+        match detail.is_empty() {
+            true => write!(f, "{name}"),
+            false => write!(f, "{name} ({detail})"),
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use djinn_device::DeviceError;
-use djinn_engine::{Backend, Memory};
+use djinn_device::{Backend, DeviceError};
+use djinn_engine::Memory;
 use djinn_memory::Size;
 
 mod bench;
@@ -138,14 +138,14 @@ pub struct Settled<'a> {
 
 impl Settled<'_> {
     /// Where to compute.
-    pub fn backend(&self) -> &Backend {
-        &self.device.backend
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.device.backend
     }
 
     /// Refuses a budget that a card could not give even if nobody else used it. What a
     /// processor cannot give is seen when it is taken.
     pub fn check_budget(&self, budget: u64) -> Result<(), DeviceError> {
-        let Backend::Cuda { card } = self.backend() else {
+        let Some(card) = self.backend().card() else {
             return Ok(());
         };
         let (free, total) = card.memory()?;

@@ -30,7 +30,7 @@ mod spawned;
 mod traced;
 mod watch;
 
-use djinn_engine::{Backend, Blueprint, Engine, Finish, Request, SessionId, Settings, Transcript};
+use djinn_engine::{Blueprint, Engine, Finish, Request, SessionId, Settings, Transcript};
 use djinn_model::Model;
 
 use crate::{args::Settled, failure::Failure, progress::Loading};
@@ -88,7 +88,7 @@ fn run_out(engine: &mut Engine) -> Result<(), Failure> {
 fn unused_flags(settled: &Settled<'_>, blueprint: &Blueprint) -> String {
     let args = settled.args;
     let mut notes = String::new();
-    let on_card = matches!(settled.backend(), Backend::Cuda { .. });
+    let on_card = settled.backend().card().is_some();
     if args.device.threads.is_some() && on_card {
         notes += "note: the card computes, so --threads is not used\n";
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use djinn_device::host;
-use djinn_engine::{Backend, Blueprint, Footprint, PiecePlace, PlannedPiece, Settings};
+use djinn_engine::{Blueprint, Footprint, PiecePlace, PlannedPiece, Settings, kv_dtype};
 use djinn_memory::{Bound, Prediction, Rates, Size};
 use djinn_model::{Model, program::SegmentKind};
 use serde_json::{Value, json};
@@ -79,14 +79,14 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     }
     settled.device.say();
     eprint!("{}", unused_flags(&settled, &blueprint));
-    let on_card = matches!(backend, Backend::Cuda { .. });
+    let on_card = backend.card().is_some();
     let rates = Rates {
         link,
         compute,
         // Numbers drawn from a seed cost the cores that compute.
         shared: args.link.is_none() && rates::shared(backend, &model),
     };
-    let work = blueprint.work(&model, backend.kv_dtype(&model.program));
+    let work = blueprint.work(&model, kv_dtype(backend, &model.program));
     Ok(Report {
         device: settled.device.to_string(),
         host_budget: on_card.then(|| args.model.memory.host_budget(host::available_memory())),

@@ -2,29 +2,16 @@
 
 use std::time::Duration;
 
-use djinn_device::{
-    cpu::{CpuDevice, CpuOptions},
-    cuda,
-};
-use djinn_engine::{Backend, Blueprint, measure_link};
+use djinn_device::{Backend, cuda};
+use djinn_engine::{Blueprint, measure_link};
 use djinn_model::{Model, Origin};
 
 use crate::{args::Settled, failure::Failure};
 
 /// GB/s of reading the device's memory: for processors with their number of threads and
 /// `bytes` to read through, for cards as a copy within their memory finds it.
-pub fn memory(backend: &Backend, bytes: u64) -> Result<f64, Failure> {
-    match backend {
-        &Backend::Cpu { threads, isa } => {
-            let options = CpuOptions {
-                threads,
-                slab_bytes: 0,
-                isa,
-            };
-            Ok(CpuDevice::new(options)?.read_bandwidth(bytes)?)
-        }
-        Backend::Cuda { card } => Ok(cuda::measure_memory(card)? / 1e9),
-    }
+pub fn memory(backend: &dyn Backend, bytes: u64) -> Result<f64, Failure> {
+    Ok(backend.measure_bandwidth(bytes)? / 1e9)
 }
 
 /// GB/s over the link: for processors of reading a model's weights as a blueprint does,
@@ -36,7 +23,7 @@ pub fn link(
     time: Duration,
     start: f64,
 ) -> Result<f64, Failure> {
-    if let Backend::Cuda { card } = settled.backend() {
+    if let Some(card) = settled.backend().card() {
         return Ok(cuda::measure_link(card, blueprint.link().chunk, time)? / 1e9);
     }
     let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
@@ -45,15 +32,15 @@ pub fn link(
 }
 
 /// What is at the link's other end, as its rate is measured.
-pub fn source(backend: &Backend, model: &Model) -> &'static str {
-    match backend {
-        Backend::Cpu { .. } => model.weights.origin().describe(),
-        Backend::Cuda { .. } => "pinned memory",
+pub fn source(backend: &dyn Backend, model: &Model) -> &'static str {
+    match backend.card() {
+        None => model.weights.origin().describe(),
+        Some(_) => "pinned memory",
     }
 }
 
 /// Whether the link's work is done by what computes, so that they add up.
-pub fn shared(backend: &Backend, model: &Model) -> bool {
-    let processor = matches!(backend, Backend::Cpu { .. });
+pub fn shared(backend: &dyn Backend, model: &Model) -> bool {
+    let processor = backend.card().is_none();
     processor && model.weights.origin() == Origin::Generated
 }

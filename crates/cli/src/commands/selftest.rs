@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use djinn_device::selftest::{Case, SCRATCH, SLAB_BYTES, selftest as run};
-use djinn_engine::Backend;
+use djinn_device::{
+    Backend,
+    cpu::{CpuBackend, Isa},
+    selftest::{Case, LIMITS, SLAB_BYTES, selftest as run},
+};
 use serde_json::json;
 
 use crate::{
@@ -15,13 +18,13 @@ use crate::{
 
 /// Every operation of a device against the portable code of the processor.
 pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
-    let reference = Backend::Cpu {
+    let reference = CpuBackend {
         threads: Some(1),
-        isa: Some(djinn_device::cpu::Isa::Scalar),
+        isa: Some(Isa::Scalar),
     };
-    let reference = reference.open(SLAB_BYTES, SCRATCH)?;
+    let reference = reference.open(SLAB_BYTES, LIMITS)?;
     let chosen = args.device.choose()?;
-    let device = chosen.backend.open(SLAB_BYTES, SCRATCH)?;
+    let device = chosen.backend.open(SLAB_BYTES, LIMITS)?;
     chosen.say();
     let seed = args.seed.unwrap_or_else(super::run::fresh_seed);
     let mut cases = Vec::new();

@@ -13,7 +13,7 @@ use crate::Result;
 const PIECE: usize = 1 << 20;
 
 impl CpuDevice {
-    /// The rate, in GB/s, at which all of the device's threads together read a
+    /// The rate, in bytes per second, at which all of the device's threads together read a
     /// buffer of `bytes`: the median of several passes. The buffer is taken for the
     /// measurement and given back; it should be many times the cache, or the cache
     /// is what is measured. Every byte is written first, so that no two addresses
@@ -37,7 +37,7 @@ impl CpuDevice {
         }
         std::hint::black_box(sink.into_inner());
         times.sort_by(f64::total_cmp);
-        Ok((pieces * PIECE) as f64 / times[times.len() / 2] / 1e9)
+        Ok((pieces * PIECE) as f64 / times[times.len() / 2])
     }
 }
 

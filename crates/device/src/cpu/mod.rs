@@ -11,6 +11,7 @@ mod attention_tile;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod backend;
 mod bandwidth;
 mod chain;
 mod dot;
@@ -45,6 +46,7 @@ use crate::{
 };
 use djinn_types::{Activation, NormKind, RopeStyle};
 
+pub use backend::CpuBackend;
 pub use isa::Isa;
 
 use crate::check::Op;

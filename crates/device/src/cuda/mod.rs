@@ -8,6 +8,7 @@
 
 mod args;
 mod attention;
+mod backend;
 mod blas;
 mod books;
 mod card;
@@ -28,9 +29,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::check::Op;
 use crate::{
-    Attention, Device, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab, KvLayer, Phase,
-    Reduction, Result, Rows, Span, Stream, View, Weight,
+    Attention, Device, DeviceInfo, Edit, Event, Fill, HostRows, HostSlab, KvLayer, PassLimits,
+    Phase, Reduction, Result, Rows, Span, Stream, View, Weight,
 };
+pub use backend::CudaBackend;
 pub use card::Card;
 use djinn_types::{Activation, NormKind, RopeStyle};
 pub use facts::{
@@ -39,12 +41,12 @@ pub use facts::{
 };
 pub use kernels::ROWS_MAX;
 pub use link::{Direction, HostMemory, LinkBench, Transfer, measure_link, measure_memory};
-pub use scratch::Scratch;
 
 use card::{Memory, Queue};
 use event::Events;
 use graph::{Graphs, Next};
 use pinned::Pinned;
+use scratch::Scratch;
 use work::Work;
 
 /// A card as a device.
@@ -70,7 +72,8 @@ pub struct CudaDevice {
 
 impl CudaDevice {
     /// Takes a slab of a card's memory, and what operations need behind it.
-    pub fn new(card: &Arc<Card>, slab_bytes: u64, scratch: Scratch) -> Result<Self> {
+    pub fn new(card: &Arc<Card>, slab_bytes: u64, limits: PassLimits) -> Result<Self> {
+        let scratch = Scratch(limits);
         let slab_end = slab_bytes.next_multiple_of(crate::ALIGN);
         Ok(CudaDevice {
             graphs: Mutex::default(),

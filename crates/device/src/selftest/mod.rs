@@ -6,14 +6,14 @@ use half::{bf16, f16};
 mod cases;
 mod fast;
 
-use crate::{ALIGN, Device, Result, Scratch, Span, Stream, View};
+use crate::{ALIGN, Device, PassLimits, Result, Span, Stream, View};
 use djinn_types::DType;
 
 /// Bytes of slab a self-test needs of each device.
 pub const SLAB_BYTES: u64 = 64 << 20;
 
-/// What operations need beside it.
-pub const SCRATCH: Scratch = Scratch {
+/// Limits of the passes that a self-test runs.
+pub const LIMITS: PassLimits = PassLimits {
     rows: 256,
     width: 8192,
     generated: 64,

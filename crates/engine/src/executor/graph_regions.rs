@@ -80,6 +80,7 @@ fn is_still(op: &Op, weights: &PlacedWeights) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use djinn_device::cpu::CpuBackend;
     use djinn_memory::{Keep, Overrides};
     use djinn_model::{
         Model,
@@ -87,7 +88,7 @@ mod tests {
     };
 
     use super::GraphRegion;
-    use crate::{Backend, Blueprint, Memory, ProbeLimits, Settings};
+    use crate::{Blueprint, Memory, ProbeLimits, Settings};
 
     fn draw(model: &Model, keep: Keep) -> Blueprint {
         let settings = Settings {
@@ -109,7 +110,7 @@ mod tests {
             },
             ..Memory::default()
         };
-        Blueprint::draw(model, &Backend::cpu(), settings, memory).unwrap()
+        Blueprint::draw(model, &CpuBackend::default(), settings, memory).unwrap()
     }
 
     /// Tensors of which some rows are in a piece of the ring.

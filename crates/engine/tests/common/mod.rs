@@ -8,12 +8,16 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
-use djinn_device::cpu::Isa;
+use djinn_device::{
+    Backend,
+    cpu::{CpuBackend, Isa},
+    cuda::CudaBackend,
+};
 use djinn_engine::{
-    Backend, Blueprint, Engine, Memory, Positions, Probe, Request, Settings, Tensor, Transcript,
+    Blueprint, Engine, Memory, Positions, Probe, Request, Settings, Tensor, Transcript,
     read_tensors,
 };
 use djinn_model::Model;
@@ -73,21 +77,24 @@ pub struct How {
 }
 
 impl How {
-    pub fn backend(&self) -> Backend {
-        card().unwrap_or(Backend::Cpu {
-            threads: self.threads,
-            isa: self.isa,
-        })
+    pub fn backend(&self) -> Arc<dyn Backend> {
+        let cpu = || {
+            Arc::new(CpuBackend {
+                threads: self.threads,
+                isa: self.isa,
+            })
+        };
+        card().unwrap_or_else(|| cpu())
     }
 }
 
 /// The card that `DJINN_TEST_CARD` names by number, taken once: with it these tests run
 /// there instead of on the processor.
-pub fn card() -> Option<Backend> {
-    static CARD: OnceLock<Option<Backend>> = OnceLock::new();
+pub fn card() -> Option<Arc<dyn Backend>> {
+    static CARD: OnceLock<Option<Arc<dyn Backend>>> = OnceLock::new();
     let open = || {
         let number = std::env::var("DJINN_TEST_CARD").ok()?;
-        Some(Backend::cuda(number.parse().unwrap()).unwrap())
+        Some(Arc::new(CudaBackend::new(number.parse().unwrap()).unwrap()) as Arc<dyn Backend>)
     };
     CARD.get_or_init(open).clone()
 }
@@ -107,8 +114,8 @@ impl Default for How {
 pub fn load(model: Model, requests: &[Request], how: How) -> Engine {
     let settings = Settings::for_requests(&model, requests, how.rows).unwrap();
     let backend = how.backend();
-    let blueprint = Blueprint::draw(&model, &backend, settings, how.memory).unwrap();
-    Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
+    let blueprint = Blueprint::draw(&model, &*backend, settings, how.memory).unwrap();
+    Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
 /// Runs all requests together and returns what each came to, in order.

@@ -3,7 +3,7 @@
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use djinn_device::host::rss_bytes;
-use djinn_engine::{Backend, Event, Lane, PagesHeld, Timeline};
+use djinn_engine::{Event, Lane, PagesHeld, Timeline};
 use djinn_wire::v1::{self, server_server::Server};
 use futures_util::stream;
 use tonic::{Request, Response, Status};
@@ -92,10 +92,8 @@ fn span(event: Event) -> v1::Span {
 /// What a server is and can do.
 pub fn capabilities(app: &App, owner: &str) -> v1::CapabilitiesReply {
     let limits = &app.config.limits;
-    let (device, device_detail) = match &app.config.backend {
-        Backend::Cpu { .. } => ("cpu".to_owned(), String::new()),
-        Backend::Cuda { card } => (card.label(), card.name().to_owned()),
-    };
+    let backend = &app.config.backend;
+    let (device, device_detail) = (backend.name(), backend.detail());
     v1::CapabilitiesReply {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocols: vec!["djinn.v1".to_owned(), "openai.v1".to_owned()],

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use djinn_device::cuda;
+use djinn_device::{Backend, cuda};
 use djinn_engine::{
-    Backend, Blueprint, Engine, EngineError, KvMemory, LoadProgress, Memory, ProbeLimits,
-    RestoreScope, Settings, StateFolder, measure_link,
+    Blueprint, Engine, EngineError, KvMemory, LoadProgress, Memory, ProbeLimits, RestoreScope,
+    Settings, StateFolder, measure_link,
 };
 use djinn_memory::{Keep, Overrides};
 use djinn_model::Model;
@@ -83,7 +83,7 @@ impl Loading {
                 "no ring is needed, so --ring is not used"
             );
         }
-        let backend = &self.config.backend;
+        let backend = &*self.config.backend;
         let link_ceiling = link_ceiling(backend, &model, &blueprint);
         let mut engine = Engine::load(model, backend, blueprint, progress)?;
         if let Some(folder) = &self.config.state {
@@ -110,7 +110,7 @@ impl Loading {
         let blueprint = self.draw(&model)?;
         let settings = blueprint.settings();
         let pages = settings.context.div_ceil(settings.page_tokens) as u64;
-        let link = link_ceiling(&self.config.backend, &model, &blueprint);
+        let link = link_ceiling(&*self.config.backend, &model, &blueprint);
         let streamed = blueprint.plan().ring.streamed_bytes() as f64;
         Ok(v1::PlanReply {
             routing: blueprint.reason(),
@@ -141,7 +141,7 @@ impl Loading {
         };
         draw(
             model,
-            &self.config.backend,
+            &*self.config.backend,
             self.layout,
             memory,
             &self.config.kv,
@@ -152,7 +152,7 @@ impl Loading {
 /// How a server lays a model out: what stays and what streams, in so much memory.
 pub fn draw(
     model: &Model,
-    backend: &Backend,
+    backend: &dyn Backend,
     layout: Layout,
     memory: Memory,
     kv: &KvMemory,
@@ -180,11 +180,11 @@ pub fn draw(
 }
 
 /// Bytes a second that the link gives alone, where weights come over it.
-fn link_ceiling(backend: &Backend, model: &Model, blueprint: &Blueprint) -> f64 {
+fn link_ceiling(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> f64 {
     if !blueprint.plan().streams() {
         return 0.0;
     }
-    if let Backend::Cuda { card } = backend {
+    if let Some(card) = backend.card() {
         return settled(|| {
             cuda::measure_link(card, blueprint.link().chunk, MEASURE).unwrap_or(0.0)
         });

@@ -6,12 +6,13 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
-use djinn_engine::{Backend, KvMemory, Memory};
+use djinn_device::cpu::CpuBackend;
+use djinn_engine::{KvMemory, Memory};
 use djinn_server::{Config, Layout, Limits, ModelConfig};
 use serde_json::Value;
 
@@ -37,10 +38,10 @@ pub fn model(name: &str, path: &str) -> ModelConfig {
 
 /// A small server of the story model.
 pub fn config(home: &Path) -> Config {
-    let backend = Backend::Cpu {
+    let backend = Arc::new(CpuBackend {
         threads: Some(2),
         isa: None,
-    };
+    });
     Config {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
         node: "test".to_owned(),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use djinn_device::host;
-use djinn_engine::{Backend, Engine, PassStats, Request};
+use djinn_engine::{Engine, PassStats, Request, kv_dtype};
 use djinn_memory::{Prediction, Rates, Size};
 use djinn_model::program::{Op, Program, TensorId};
 use serde_json::{Value, json};
@@ -78,9 +78,9 @@ fn measure(
             "no pass had every session generating: the context is too short for that".into(),
         ));
     }
-    let used_bytes = match settled.backend() {
-        Backend::Cpu { .. } => None,
-        Backend::Cuda { card } => card.used(),
+    let used_bytes = match settled.backend().card() {
+        None => None,
+        Some(card) => card.used(),
     };
     let (model, blueprint) = (engine.model(), engine.blueprint());
     let link = match blueprint.plan().streams() {
@@ -92,7 +92,7 @@ fn measure(
         compute: memory * 1e9,
         shared: rates::shared(settled.backend(), model),
     };
-    let work = blueprint.work(model, settled.backend().kv_dtype(&model.program));
+    let work = blueprint.work(model, kv_dtype(settled.backend(), &model.program));
     Ok(Measured {
         prediction: blueprint.plan().predict(&work, &rates),
         passes,
@@ -178,9 +178,9 @@ fn report(args: &BenchDecodeArgs, engine: &Engine, read_bytes: u64, measured: &M
 fn text(settled: &Settled<'_>, engine: &Engine, report: &Value) -> String {
     let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
     let size = |key: &str| Size(number(key) as u64);
-    let how = match settled.backend() {
-        Backend::Cpu { .. } => "same threads",
-        Backend::Cuda { .. } => "a copy on the card, read plus written",
+    let how = match settled.backend().card() {
+        None => "same threads",
+        Some(_) => "a copy on the card, read plus written",
     };
     let mut text = format!(
         "{} on {}\n\

@@ -50,7 +50,7 @@ pub fn hooks(args: &BenchHooksArgs) -> Result<(), Failure> {
         },
         ..one
     };
-    let bytes = settled.backend().kv_dtype(&model.program);
+    let bytes = djinn_engine::kv_dtype(settled.backend(), &model.program);
     let bytes = model.program.kv_bytes_per_token(bytes);
     let kv = KvMemory {
         device: Some(2 * context.next_multiple_of(settings.page_tokens) as u64 * bytes),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use djinn_engine::{Backend, Memory, measure_link};
+use djinn_engine::{Memory, measure_link};
 use djinn_memory::Size;
 use djinn_model::Model;
 use djinn_types::IO_BLOCK;
@@ -41,13 +41,13 @@ pub fn link(args: &BenchLinkArgs) -> Result<(), Failure> {
         device => device,
     };
     let chosen = device.choose(None)?;
-    match &chosen.backend {
-        Backend::Cpu { .. } => files(args, &chosen),
-        Backend::Cuda { .. } if of_files => Err(Failure::Message(format!(
+    match chosen.backend.card() {
+        None => files(args, &chosen),
+        Some(_) if of_files => Err(Failure::Message(format!(
             "--model, --workers and --seconds are of files, which a card's link has no part in: \
              leave them out, or measure files with --device cpu instead of {device}"
         ))),
-        Backend::Cuda { card } => card_link::card_link(args, card),
+        Some(card) => card_link::card_link(args, card),
     }
 }
 

@@ -1,7 +1,6 @@
 //! `djinn bench memory`
 
-use djinn_device::host;
-use djinn_engine::Backend;
+use djinn_device::{cpu::CpuBackend, host};
 use djinn_memory::Size;
 use serde_json::json;
 
@@ -18,9 +17,9 @@ const LEAST: u64 = 1 << 28;
 /// Bandwidth of a device's memory.
 pub fn memory(args: &BenchMemoryArgs) -> Result<(), Failure> {
     let chosen = args.device.choose()?;
-    match chosen.backend {
-        Backend::Cpu { .. } => of_processor(args, &chosen),
-        Backend::Cuda { .. } => of_card(args, &chosen),
+    match chosen.backend.card() {
+        None => of_processor(args, &chosen),
+        Some(_) => of_card(args, &chosen),
     }
 }
 
@@ -32,7 +31,7 @@ fn of_card(args: &BenchMemoryArgs, chosen: &Chosen) -> Result<(), Failure> {
     if args.size.is_some() {
         eprintln!("note: a card's memory is measured by copies of 2 GiB, so --size is not used");
     }
-    let rate = rates::memory(&chosen.backend, 0)?;
+    let rate = rates::memory(&*chosen.backend, 0)?;
     if args.json {
         return say_json(&json!({ "device": chosen.to_string(), "memory_gb_per_s": rate }));
     }
@@ -50,7 +49,7 @@ fn of_processor(args: &BenchMemoryArgs, chosen: &Chosen) -> Result<(), Failure> 
             "--size {size}: at least 256MiB, or caches are measured instead of memory"
         )));
     }
-    let with = |threads| Backend::Cpu {
+    let with = |threads| CpuBackend {
         threads: Some(threads),
         isa: None,
     };

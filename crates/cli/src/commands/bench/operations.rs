@@ -1,8 +1,8 @@
 //! `djinn bench operations`
 
 use djinn_device::{
-    ALIGN, Attention, Device, DeviceError, Draw, KvLayer, Phase, Rows, Scratch, Span, Stream, View,
-    Weight,
+    ALIGN, Attention, Device, DeviceError, Draw, KvLayer, PassLimits, Phase, Rows, Span, Stream,
+    View, Weight,
 };
 use djinn_model::program::Dims;
 use djinn_types::{Activation, DType, NormKind, Order};
@@ -96,7 +96,7 @@ impl Bench {
         let rows = args.rows.iter().copied().max().unwrap_or(1);
         let context = args.context.max(rows).next_multiple_of(PAGE_TOKENS);
         let width = dims.d_mlp.max(dims.d_model);
-        let scratch = Scratch {
+        let scratch = PassLimits {
             rows,
             width,
             generated: rows.min(64),

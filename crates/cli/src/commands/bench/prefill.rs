@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use djinn_device::{host, yardstick::Gemm};
-use djinn_engine::{Backend, Request};
+use djinn_engine::Request;
 use djinn_model::program::{Op, Program};
 use serde_json::json;
 
@@ -47,9 +47,9 @@ pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
     let time = median(&mut times);
     let flops: f64 = shapes.iter().map(|s| s.flops(args.tokens)).sum();
     // A yardstick of processors: a card is not held against it.
-    let gemm = match settled.backend() {
-        Backend::Cpu { threads, .. } => Some(gemm_time(&shapes, args.tokens, *threads)),
-        Backend::Cuda { .. } => None,
+    let gemm = match settled.backend().card() {
+        None => Some(gemm_time(&shapes, args.tokens, settled.args.device.threads)),
+        Some(_) => None,
     };
     let ours = flops / time / 1e9;
     let tokens = args.tokens as f64 / time;

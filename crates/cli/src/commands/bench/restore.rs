@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_engine::{Backend, Blueprint, Engine, KvMemory, Request, SessionId, Settings};
+use djinn_engine::{Blueprint, Engine, KvMemory, Request, SessionId, Settings, kv_dtype};
 use djinn_memory::Size;
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ pub fn restore(args: &BenchRestoreArgs) -> Result<(), Failure> {
     };
     let bytes = model
         .program
-        .kv_bytes_per_token(settled.backend().kv_dtype(&model.program));
+        .kv_bytes_per_token(kv_dtype(settled.backend(), &model.program));
     let kv = KvMemory {
         device: Some(context.next_multiple_of(settings.page_tokens) as u64 * bytes),
         spill: None,
@@ -121,9 +121,9 @@ fn report(
     measured: &Measured,
 ) -> Result<Value, Failure> {
     let (model, blueprint) = (engine.model(), engine.blueprint());
-    let link = match settled.backend() {
-        Backend::Cpu { .. } => None,
-        Backend::Cuda { .. } => Some(rates::link(settled, model, blueprint, MEASURE, 0.0)?),
+    let link = match settled.backend().card() {
+        None => None,
+        Some(_) => Some(rates::link(settled, model, blueprint, MEASURE, 0.0)?),
     };
     let rate = measured.bytes as f64 / measured.page_in / 1e9;
     Ok(json!({

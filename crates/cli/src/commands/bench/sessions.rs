@@ -6,9 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{
-    Backend, Blueprint, Engine, Finish, Output, Paged, Request, SessionId, Settings,
-};
+use djinn_engine::{Blueprint, Engine, Finish, Output, Paged, Request, SessionId, Settings};
 use djinn_memory::Size;
 use djinn_model::{Model, program::Program};
 use djinn_report::percentile;
@@ -386,9 +384,9 @@ fn report(
     paged: Paged,
 ) -> Result<Value, Failure> {
     let (model, blueprint) = (engine.model(), engine.blueprint());
-    let (used, link) = match settled.backend() {
-        Backend::Cpu { .. } => (None, None),
-        Backend::Cuda { card } => {
+    let (used, link) = match settled.backend().card() {
+        None => (None, None),
+        Some(card) => {
             let used = card.used();
             let link = rates::link(settled, model, blueprint, MEASURE, 0.0)?;
             (used, Some(link))

@@ -1,10 +1,10 @@
 //! Who does the work: a server in this process, or one that runs somewhere.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use djinn_client::Options;
-use djinn_device::host;
-use djinn_engine::{Backend, KvMemory, Memory};
+use djinn_device::{Backend, host};
+use djinn_engine::{KvMemory, Memory};
 use djinn_eval::{Config, Place};
 use djinn_memory::{Amount, Overrides};
 use djinn_server::{Config as ServerConfig, Layout, Limits};
@@ -36,7 +36,7 @@ pub fn place(config: &Config, args: &ExperimentArgs) -> Result<Place, Failure> {
 /// less room, and a budget would not know of it.
 pub struct Devices {
     asked: DeviceArgs,
-    opened: Vec<(DeviceName, Backend)>,
+    opened: Vec<(DeviceName, Arc<dyn Backend>)>,
 }
 
 impl Devices {
@@ -47,7 +47,7 @@ impl Devices {
     }
 
     /// The one that flags name, or else the configuration.
-    fn of(&mut self, config: &Config) -> Result<Backend, Failure> {
+    fn of(&mut self, config: &Config) -> Result<Arc<dyn Backend>, Failure> {
         let name = match self.asked.device {
             DeviceName::Auto => device_of(config)?,
             named => named,
@@ -61,8 +61,8 @@ impl Devices {
         let chosen = name.choose(self.asked.threads)?;
         chosen.say();
         // A card has the name that it was found by; a processor that stands in for one has not.
-        let name = match (name, &chosen.backend) {
-            (DeviceName::Auto, Backend::Cuda { .. }) => first,
+        let name = match (name, chosen.backend.card()) {
+            (DeviceName::Auto, Some(_)) => first,
             (name, _) => name,
         };
         self.opened.push((name, chosen.backend.clone()));
