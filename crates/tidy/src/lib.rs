@@ -5,8 +5,10 @@
 
 mod graph;
 mod names;
+mod prose;
 mod source;
 
 pub use graph::cycles;
 pub use names::{TypeName, impl_files, type_names};
+pub use prose::{ProseFault, prose_faults};
 pub use source::{Crate, Module, workspace};

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use djinn_tidy::{Crate, TypeName, cycles, impl_files, type_names};
+use djinn_tidy::{Crate, TypeName, cycles, impl_files, prose_faults, type_names};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -64,4 +64,19 @@ fn the_engine_is_implemented_in_one_file() {
         .expect("crates/engine");
     let files = impl_files(engine, "Engine");
     assert_eq!(files, [Path::new("crates/engine/src/engine.rs")]);
+}
+
+#[test]
+fn prose_names_its_subjects() {
+    let faults = prose_faults(&root()).expect("sources are readable");
+    let lines = faults
+        .iter()
+        .map(|at| format!("{}:{}: {}", at.file.display(), at.line, at.found));
+    let lines: Vec<String> = lines.collect();
+    assert!(
+        lines.is_empty(),
+        "{} lines:\n{}",
+        lines.len(),
+        lines.join("\n")
+    );
 }
