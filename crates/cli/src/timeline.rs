@@ -7,10 +7,10 @@ use std::{
     path::Path,
 };
 
-use djinn_engine::{Event, Lane};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use djinn_weights::{Lane, TimelineEvent};
 
 /// Lanes in the order they are shown.
 fn thread(lane: Lane) -> usize {
@@ -30,7 +30,7 @@ fn name(lane: Lane) -> String {
 }
 
 /// Writes events; times are in microseconds, as the format wants.
-pub fn write(path: &Path, model: &str, events: &[Event]) -> Result<(), Failure> {
+pub fn write(path: &Path, model: &str, events: &[TimelineEvent]) -> Result<(), Failure> {
     let fault = |error| Failure::Message(format!("{}: {error}", path.display()));
     let mut out = BufWriter::new(File::create(path).map_err(fault)?);
     let lanes: BTreeSet<Lane> = events.iter().map(|event| event.lane).collect();
@@ -55,7 +55,7 @@ pub fn write(path: &Path, model: &str, events: &[Event]) -> Result<(), Failure> 
         .map_err(fault)
 }
 
-fn span(event: &Event) -> Value {
+fn span(event: &TimelineEvent) -> Value {
     let category = match event.lane {
         Lane::Compute => "compute",
         Lane::Wait => "wait",

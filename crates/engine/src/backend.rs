@@ -4,7 +4,9 @@ use djinn_device::Backend;
 use djinn_model::program::Program;
 use djinn_types::{DType, Tier};
 
-use crate::{EngineError, Settings, image::Packing, memory::weights_dtype};
+use djinn_weights::{Packing, weights_dtype};
+
+use crate::{EngineError, Settings};
 
 /// Element type of a model's keys and values on a backend.
 pub fn kv_dtype(backend: &dyn Backend, program: &Program) -> DType {

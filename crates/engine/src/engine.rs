@@ -13,10 +13,10 @@ use djinn_model::{
     program::{Op, Program, TensorId},
 };
 use djinn_types::Order;
+use djinn_weights::{PassStats, Recorder, Streamer, Timeline};
 
 use crate::{
-    Blueprint, EngineError, Footprint, KvPages, Output, Paged, PassStats, Quota, SessionId,
-    Timeline,
+    Blueprint, EngineError, Footprint, KvPages, Output, Paged, Quota, SessionId,
     durability::Journal,
     executor::batch::Batch,
     executor::{
@@ -28,7 +28,6 @@ use crate::{
     sampling::sample_outputs::settle,
     session::Session,
     session::state::{State, Step},
-    stream::{self, Recorder, Streamer},
 };
 
 /// Rows from which on a pass takes as long as its rows do, and not as its weights.
@@ -91,11 +90,12 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         blueprint.check(backend)?;
         let device = backend.open(blueprint.footprint().slab(), blueprint.pass_limits())?;
-        let recorder = Arc::new(Recorder::new(blueprint.labels()));
-        let mut streamer = stream::start(&blueprint, &device, &model.weights, &recorder)?;
-        let experts = blueprint.resident_experts(model.program.dims.experts);
-        let total = blueprint.load_bytes();
-        streamer.load(&blueprint, &experts, &mut |loaded| {
+        let weights = blueprint.weights();
+        let recorder = Arc::new(Recorder::new(weights.labels()));
+        let mut streamer = djinn_weights::start(weights, &device, &model.weights, &recorder)?;
+        let experts = weights.resident_experts(model.program.dims.experts);
+        let total = weights.load_bytes();
+        streamer.load(weights, &experts, &mut |loaded| {
             progress(LoadProgress { loaded, total });
         })?;
         device.loaded();

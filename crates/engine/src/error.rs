@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use djinn_device::DeviceError;
-use djinn_memory::{OutOfPages, PlanError, Size};
+use djinn_memory::{OutOfPages, Size};
 use djinn_model::hook::HookError;
+
+use djinn_weights::{PlanError, WeightsError};
 
 use crate::SessionId;
 
@@ -164,6 +166,9 @@ pub enum EngineError {
     /// A budget that cannot work, or does not hold what was to stay.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The link that weights stream over could not be set up.
+    #[error(transparent)]
+    Weights(WeightsError),
     /// What streams and who waits does not fit in the host memory it may have.
     #[error(
         "weights that stream and sessions that wait need {} of host memory, and may have {}: give \
@@ -232,4 +237,13 @@ pub enum EngineError {
         /// Why not.
         reason: String,
     },
+}
+
+impl From<WeightsError> for EngineError {
+    fn from(error: WeightsError) -> Self {
+        match error {
+            WeightsError::Device(error) => EngineError::Device(error),
+            error => EngineError::Weights(error),
+        }
+    }
 }

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use djinn_device::{Backend, host};
 use djinn_model::Model;
 
-use crate::{Blueprint, EngineError, Memory, Settings, backend::slab_on_host};
+use djinn_weights::MemorySettings;
+
+use crate::{Blueprint, EngineError, Settings, backend::slab_on_host};
 
 /// Which part of the device's memory pages take where weights stream.
 const KV_SHARE: u64 = 8;
@@ -37,7 +39,7 @@ impl Blueprint {
         model: &Model,
         backend: &dyn Backend,
         settings: Settings,
-        memory: Memory,
+        memory: MemorySettings,
         kv: &KvMemory,
     ) -> Result<Self, EngineError> {
         let rooms = Rooms {
@@ -57,7 +59,7 @@ struct Rooms<'a> {
     model: &'a Model,
     backend: &'a dyn Backend,
     settings: Settings,
-    memory: Memory,
+    memory: MemorySettings,
     kv: &'a KvMemory,
     /// Pages of all sessions, and of the longest.
     all: usize,
@@ -79,7 +81,7 @@ impl Rooms<'_> {
         let (all, least) = (self.all, self.least);
         let first = self.draw(least.min(all), 0)?;
         let page_bytes = first.page_bytes().max(1);
-        let stay = first.keeps_everything() && self.kv.device.is_none();
+        let stay = first.weights().keeps_everything() && self.kv.device.is_none();
         let footprint = first.footprint();
         let room = match stay {
             true => self.memory.budget.saturating_sub(footprint.total()),
@@ -94,7 +96,9 @@ impl Rooms<'_> {
             let drawn = self.with_host(pages, page_bytes);
             // Alignment may cost a page, tables of the host's some more, and pages what
             // streaming needs.
-            let works = drawn.as_ref().is_ok_and(|b| !stay || b.keeps_everything());
+            let works = drawn
+                .as_ref()
+                .is_ok_and(|b| !stay || b.weights().keeps_everything());
             if works || pages <= least {
                 return self.with_disk(drawn?);
             }

@@ -13,10 +13,7 @@ mod durability;
 mod engine;
 mod error;
 mod executor;
-mod host;
-mod image;
 mod kv;
-mod memory;
 mod pager;
 mod prefix_cache;
 mod probe;
@@ -24,13 +21,11 @@ mod sampling;
 mod scheduler;
 mod session;
 mod settings;
-mod stream;
 mod tensors;
-mod weights;
 
 pub use arena::Footprint;
 pub use backend::kv_dtype;
-pub use blueprint::{Blueprint, PiecePlace, PlannedPiece};
+pub use blueprint::Blueprint;
 pub use djinn_types::{SessionId, Tier};
 pub use durability::{
     SavedFile, SavedLogprobs, SavedSession, SavedState, SavedStop, StateFolder,
@@ -39,7 +34,6 @@ pub use durability::{
 pub use engine::{DuringPass, Engine, LoadProgress};
 pub use error::{EngineError, ParseError};
 pub use kv::{KvMemory, SpillTo};
-pub use memory::{LinkSettings, Memory};
 pub use pager::{KvPages, Paged, PagesHeld, Traffic};
 pub use probe::{
     Probe, SavedProbe,
@@ -60,5 +54,4 @@ pub use session::{
     request::Request,
 };
 pub use settings::Settings;
-pub use stream::{Event, Lane, LinkRate, PassStats, Timeline, measure_link};
 pub use tensors::{Tensor, check_writable, read_tensors, write_tensors};

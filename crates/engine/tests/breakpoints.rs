@@ -13,8 +13,9 @@ use common::{
     stops::{asked, go_through, interrupted, settle, sites, stopping},
     tensors,
 };
-use djinn_engine::{Engine, EngineError, Memory, Request, RunUntil, SessionId, Settings, Tier};
+use djinn_engine::{Engine, EngineError, Request, RunUntil, SessionId, Settings, Tier};
 use djinn_model::Site;
+use djinn_weights::MemorySettings;
 
 #[test]
 fn stopped_anywhere_nothing_changes() {
@@ -139,9 +140,9 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                 let mut all = others.clone();
                 all.insert(0, first.clone());
                 let backend = How::default().backend();
-                let mut memory = Memory {
+                let mut memory = MemorySettings {
                     tier,
-                    ..Memory::default()
+                    ..MemorySettings::default()
                 };
                 if tier.is_some() {
                     memory.budget = 0;
@@ -151,7 +152,7 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                         settings(&all),
                         memory,
                     );
-                    let Err(EngineError::Plan(djinn_memory::PlanError::Budget { least, .. })) =
+                    let Err(EngineError::Plan(djinn_weights::PlanError::Budget { least, .. })) =
                         least
                     else {
                         panic!("{name} runs in no memory");
@@ -373,7 +374,8 @@ fn what_is_said_stops_too() {
         };
         let backend = How::default().backend();
         let blueprint =
-            djinn_engine::Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+            djinn_engine::Blueprint::draw(&model, &*backend, settings, MemorySettings::default())
+                .unwrap();
         let mut engine = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
         let id = engine.open(first).unwrap();
         let mut stops = 0;

@@ -10,31 +10,35 @@ use std::path::{Path, PathBuf};
 
 use common::{FAMILIES, How, bits, card, family, golden, ids, load, open, request, run, stories};
 use djinn_engine::{
-    Blueprint, EngineError, Lane, Memory, Positions, Probe, Request, Sampling, Settings, Tier,
-    Transcript,
+    Blueprint, EngineError, Positions, Probe, Request, Sampling, Settings, Transcript,
 };
-use djinn_memory::{Keep, Overrides, PlanError};
 use djinn_model::Model;
+use djinn_types::Tier;
+use djinn_weights::{Keep, Lane, MemorySettings, Overrides, PlanError};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const BUDGETS: u64 = 10;
 
-fn draw(folder: &Path, requests: &[Request], memory: Memory) -> Result<Blueprint, EngineError> {
+fn draw(
+    folder: &Path,
+    requests: &[Request],
+    memory: MemorySettings,
+) -> Result<Blueprint, EngineError> {
     let model = open(folder);
     let settings = Settings::for_requests(&model, requests, Settings::ROWS).unwrap();
     Blueprint::draw(&model, &*How::default().backend(), settings, memory)
 }
 
-fn with_budget(budget: u64) -> Memory {
-    Memory {
+fn with_budget(budget: u64) -> MemorySettings {
+    MemorySettings {
         budget,
-        ..Memory::default()
+        ..MemorySettings::default()
     }
 }
 
-fn from_host(budget: u64) -> Memory {
-    Memory {
+fn from_host(budget: u64) -> MemorySettings {
+    MemorySettings {
         tier: Some(Tier::Host),
         ..with_budget(budget)
     }
@@ -45,7 +49,7 @@ fn range(folder: &Path, requests: &[Request]) -> (u64, u64) {
     range_of(folder, requests, with_budget)
 }
 
-fn range_of(folder: &Path, requests: &[Request], memory: fn(u64) -> Memory) -> (u64, u64) {
+fn range_of(folder: &Path, requests: &[Request], memory: fn(u64) -> MemorySettings) -> (u64, u64) {
     let least = match draw(folder, requests, memory(0)) {
         Err(EngineError::Plan(PlanError::Budget { least, .. })) => least,
         Err(other) => panic!("{other}"),
@@ -66,7 +70,7 @@ fn asked(folder: &Path) -> Request {
 }
 
 /// From the least memory to all, each with all of these ways to bring weights in.
-fn check_every_budget(folder: &Path, memory: fn(u64) -> Memory, ways: &[(u64, usize)]) {
+fn check_every_budget(folder: &Path, memory: fn(u64) -> MemorySettings, ways: &[(u64, usize)]) {
     let ask = || vec![asked(folder)];
     let expect = bits(&run(folder, ask(), How::default())[0]);
     let (least, all) = range_of(folder, &ask(), memory);
@@ -86,7 +90,7 @@ fn check_every_budget(folder: &Path, memory: fn(u64) -> Memory, ways: &[(u64, us
         );
         for prefetch in [true, false] {
             for &(chunk, workers) in ways {
-                let memory = Memory {
+                let memory = MemorySettings {
                     chunk: Some(chunk),
                     workers: Some(workers),
                     prefetch,
@@ -152,11 +156,11 @@ fn whatever_the_user_decides() {
         for overrides in decided {
             for tier in [Tier::Files, Tier::Host] {
                 let keep = overrides.keep;
-                let memory = Memory {
+                let memory = MemorySettings {
                     overrides,
                     tier: Some(tier),
                     chunk: Some(64 * KIB),
-                    ..Memory::default()
+                    ..MemorySettings::default()
                 };
                 let blueprint = draw(&folder, &ask(), memory).unwrap();
                 assert_eq!(blueprint.plan().streams(), keep != Keep::All, "{folder:?}");
@@ -274,7 +278,7 @@ fn budgets_that_cannot_work_name_the_least_that_would() {
     let error = draw(&folder, &ask, with_budget(least - 1)).err().unwrap();
     let named = djinn_memory::Size(least).to_string();
     assert!(error.to_string().contains(&named), "{error}");
-    let memory = Memory {
+    let memory = MemorySettings {
         overrides: Overrides {
             keep: Keep::All,
             ring: None,
@@ -283,9 +287,9 @@ fn budgets_that_cannot_work_name_the_least_that_would() {
     };
     assert!(draw(&folder, &ask, memory).is_err());
     for workers in [0, 65] {
-        let memory = Memory {
+        let memory = MemorySettings {
             workers: Some(workers),
-            ..Memory::default()
+            ..MemorySettings::default()
         };
         assert!(draw(&folder, &ask, memory).is_err());
     }
@@ -295,7 +299,7 @@ fn budgets_that_cannot_work_name_the_least_that_would() {
 fn a_pass_streams_what_does_not_stay() {
     let folders = [family("llama2"), family("gpt2"), stories()];
     let ways = [
-        (with_budget as fn(u64) -> Memory, false),
+        (with_budget as fn(u64) -> MemorySettings, false),
         (from_host, false),
         (from_host, true),
     ];
@@ -312,7 +316,7 @@ fn a_pass_streams_what_does_not_stay() {
         };
         let (least, all) = range_of(folder, &ask(), memory);
         let how = How {
-            memory: Memory {
+            memory: MemorySettings {
                 prefetch,
                 ..memory((least + all) / 2)
             },
@@ -322,7 +326,7 @@ fn a_pass_streams_what_does_not_stay() {
         engine.open(ask().remove(0)).unwrap();
         let streamed = engine.blueprint().plan().ring.streamed_bytes();
         let stays = engine.blueprint().plan().resident_bytes;
-        let pieces = engine.blueprint().pieces();
+        let pieces = engine.blueprint().weights().planned_pieces();
         assert_eq!(
             streamed + stays,
             pieces.iter().map(|p| p.bytes).sum::<u64>()
@@ -350,7 +354,7 @@ fn what_streams_from_the_host_must_fit_there() {
     let model_bytes = open(&folder).program.weight_bytes();
     assert!(needed > model_bytes / 2, "{needed} of {model_bytes}");
     let within = |budget: u64, host_budget: u64| {
-        let memory = Memory {
+        let memory = MemorySettings {
             host_budget,
             ..from_host(budget)
         };
@@ -367,7 +371,7 @@ fn what_streams_from_the_host_must_fit_there() {
     let half = draw(&folder, &ask, from_host((least + all) / 2)).unwrap();
     assert!(half.plan().ring.streamed_bytes() < model_bytes);
     let whole = draw(&folder, &ask, from_host(all)).unwrap();
-    assert_eq!(whole.load_bytes(), whole.footprint().resident);
+    assert_eq!(whole.weights().load_bytes(), whole.footprint().resident);
     if card().is_none() {
         let files = draw(&folder, &ask, with_budget(all)).unwrap();
         assert_eq!(files.host_bytes(), 0);
@@ -402,7 +406,7 @@ fn the_record_of_the_host_tier_is_in_order() {
 }
 
 /// A pass of one token through the mixture, in memory for so many experts.
-fn mixture(slots: u64, memory: fn(u64) -> Memory) -> (djinn_engine::Engine, u64) {
+fn mixture(slots: u64, memory: fn(u64) -> MemorySettings) -> (djinn_engine::Engine, u64) {
     let folder = family("mixtral");
     let tokens = ids(&golden(&folder)["input_ids"]);
     let ask = [request(&folder, &tokens[..1], &[], 8)];

@@ -16,9 +16,10 @@ use std::{
 
 use common::{How, open, request, stories};
 use djinn_engine::{
-    Blueprint, Engine, EngineError, Finish, Memory, Request, RestoreScope, Sampling, SavedFile,
-    SessionId, Settings, StateFolder, Transcript,
+    Blueprint, Engine, EngineError, Finish, Request, RestoreScope, Sampling, SavedFile, SessionId,
+    Settings, StateFolder, Transcript,
 };
+use djinn_weights::MemorySettings;
 
 /// An engine for so many sessions of up to 96 positions, half of which are on the host.
 fn engine(sessions: usize) -> Engine {
@@ -33,7 +34,8 @@ fn engine(sessions: usize) -> Engine {
         open: 1000,
         ..settings
     };
-    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
@@ -343,7 +345,8 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let model = open(&common::family("llama2"));
     let backend = How::default().backend();
     let settings = Settings::for_sessions(&model.program, 1, 32, 32).unwrap();
-    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     let mut other = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
     let state = StateFolder::open(folder.path()).unwrap();
     let refused = other.keep_state(state, RestoreScope::All);
@@ -352,7 +355,8 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     // Too small for it: it stays in the folder.
     let (model, backend) = (open(&stories()), How::default().backend());
     let settings = Settings::for_sessions(&model.program, 1, 4, 4).unwrap();
-    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     let mut small = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
     let state = StateFolder::open(folder.path()).unwrap();
     let restored = small.keep_state(state, RestoreScope::All).unwrap();

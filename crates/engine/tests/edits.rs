@@ -11,9 +11,10 @@ use common::{
     How, bits, family, golden, ids, open, request, request_edited, run, stops::settle, tensors,
 };
 use djinn_engine::{
-    Blueprint, EditSpec, Engine, Memory, ProbeLimits, Request, RestoreScope, Settings, StateFolder,
-    Tensor, Transcript, write_tensors,
+    Blueprint, EditSpec, Engine, ProbeLimits, Request, RestoreScope, Settings, StateFolder, Tensor,
+    Transcript, write_tensors,
 };
+use djinn_weights::MemorySettings;
 
 const HOOK: &str = "blocks.1.hook_resid_post";
 const WIDTH: usize = 64;
@@ -294,7 +295,8 @@ fn empty(folder: &Path) -> Engine {
         ..one
     };
     let backend = How::default().backend();
-    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 

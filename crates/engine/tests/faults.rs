@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{How, bits, family, golden, ids, load, open, request, run};
-use djinn_engine::{Engine, Finish, Memory, Request, Tier};
+use djinn_engine::{Engine, Finish, Request};
 use djinn_model::{Extent, Model, Origin, Weights, program::TensorId};
+use djinn_types::Tier;
+use djinn_weights::MemorySettings;
 
 /// Weights on a disk that can be told to fail.
 struct Disk {
@@ -66,14 +68,14 @@ fn on_a_disk(folder: &Path) -> (Model, Arc<Disk>) {
 
 fn streamed(prefetch: bool) -> How {
     How {
-        memory: Memory {
-            overrides: djinn_memory::Overrides {
-                keep: djinn_memory::Keep::Nothing,
+        memory: MemorySettings {
+            overrides: djinn_weights::Overrides {
+                keep: djinn_weights::Keep::Nothing,
                 ring: None,
             },
             chunk: Some(64 << 10),
             prefetch,
-            ..Memory::default()
+            ..MemorySettings::default()
         },
         ..How::default()
     }

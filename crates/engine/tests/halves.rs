@@ -9,9 +9,9 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{Bits, FAMILIES, How, bits, family, golden, ids, request, run, tensors};
-use djinn_engine::{Blueprint, EngineError, Memory, Request, Settings, Tier};
-use djinn_memory::PlanError;
+use djinn_engine::{Blueprint, EngineError, Request, Settings, Tier};
 use djinn_types::DType;
+use djinn_weights::{MemorySettings, PlanError};
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use tempfile::TempDir;
@@ -135,11 +135,11 @@ fn budgets(folder: &Path, requests: &[Request]) -> Vec<u64> {
         .collect()
 }
 
-fn from_host(budget: u64) -> Memory {
-    Memory {
+fn from_host(budget: u64) -> MemorySettings {
+    MemorySettings {
         budget,
         tier: Some(Tier::Host),
-        ..Memory::default()
+        ..MemorySettings::default()
     }
 }
 
@@ -164,7 +164,7 @@ fn whatever_the_memory_the_chunk_and_the_neighbours() {
             }
             for budget in budgets(&folder, &requests) {
                 for prefetch in [true, false] {
-                    let memory = Memory {
+                    let memory = MemorySettings {
                         prefetch,
                         ..from_host(budget)
                     };

@@ -13,9 +13,10 @@ use std::{
 
 use common::{FAMILIES, How, family, golden, ids, open, request, stories};
 use djinn_engine::{
-    Blueprint, Class, Engine, EngineError, Finish, Memory, Request, Sampling, SessionId, Settings,
-    Tier, Transcript,
+    Blueprint, Class, Engine, EngineError, Finish, Request, Sampling, SessionId, Settings, Tier,
+    Transcript,
 };
+use djinn_weights::MemorySettings;
 
 /// Numbers that follow from a seed, which a failure tells.
 struct Random(u64);
@@ -50,7 +51,8 @@ fn unlike(folder: &Path, tokens: &[u32], random: &mut Random) -> Request {
 
 fn load(folder: &Path, settings: Settings) -> Engine {
     let (model, backend) = (open(folder), How::default().backend());
-    let blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
@@ -111,7 +113,8 @@ fn load_with_disk(folder: &Path, settings: Settings, host_pages: usize, disk: &P
         host_pages: host_pages.max(2 * least),
         ..settings
     };
-    let mut blueprint = Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+    let mut blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     blueprint.spill_to(disk);
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
@@ -403,12 +406,17 @@ fn weights_stream_while_pages_move() {
         };
         // A quarter of the weights stays.
         let backend = How::default().backend();
-        let whole =
-            Blueprint::draw(&model, &*backend, settings.clone(), Memory::default()).unwrap();
-        let memory = Memory {
+        let whole = Blueprint::draw(
+            &model,
+            &*backend,
+            settings.clone(),
+            MemorySettings::default(),
+        )
+        .unwrap();
+        let memory = MemorySettings {
             budget: whole.footprint().total() - whole.footprint().weights() * 3 / 4,
             tier: Some(tier),
-            ..Memory::default()
+            ..MemorySettings::default()
         };
         let blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
         assert!(blueprint.plan().streams(), "{folder:?}");

@@ -12,10 +12,9 @@ use common::{
     stops::{settle, sites, stopping},
     tensors,
 };
-use djinn_engine::{
-    BreakSpec, Engine, EngineError, Memory, Request, RunUntil, SessionId, Settings,
-};
+use djinn_engine::{BreakSpec, Engine, EngineError, Request, RunUntil, SessionId, Settings};
 use djinn_model::Site;
+use djinn_weights::MemorySettings;
 
 #[test]
 fn branches_share_what_lies_before() {
@@ -159,7 +158,8 @@ fn small(folder: &Path, requests: &[Request], disk: &Path) -> Engine {
         ..all
     };
     let mut blueprint =
-        djinn_engine::Blueprint::draw(&model, &*backend, settings, Memory::default()).unwrap();
+        djinn_engine::Blueprint::draw(&model, &*backend, settings, MemorySettings::default())
+            .unwrap();
     blueprint.spill_to(disk);
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }

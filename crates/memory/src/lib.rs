@@ -5,18 +5,10 @@
 
 #![forbid(unsafe_code)]
 
-mod cache;
 mod layout;
 mod pages;
-mod plan;
-mod ring;
 mod size;
 
-pub use cache::Cache;
 pub use layout::Layout;
 pub use pages::{Chunk, Frame, Frames, Fresh, Move, OutOfPages, PageId, PageTable, Pages};
-pub use plan::{
-    Bound, Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Prediction, Rates, Work,
-};
-pub use ring::{Ring, Slot};
 pub use size::{Amount, ParseSizeError, Size};

@@ -3,7 +3,8 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use djinn_device::Backend;
-use djinn_engine::{KvMemory, Memory};
+use djinn_engine::KvMemory;
+use djinn_weights::MemorySettings;
 
 /// How a server runs.
 #[derive(Clone, Debug)]
@@ -15,7 +16,7 @@ pub struct Config {
     /// Where models run.
     pub backend: Arc<dyn Backend>,
     /// What all models may take together, and how weights come in.
-    pub memory: Memory,
+    pub memory: MemorySettings,
     /// Where pages of KV may be.
     pub kv: KvMemory,
     /// Models that are loaded at the start.

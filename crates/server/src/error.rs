@@ -6,6 +6,7 @@ use std::time::Duration;
 use djinn_engine::EngineError;
 use djinn_hub::HubError;
 use djinn_model::ModelError;
+use djinn_weights::WeightsError;
 use djinn_wire::TensorError;
 use tonic::Code;
 
@@ -178,6 +179,7 @@ fn kind_of(error: &EngineError) -> Kind {
         | E::Sampling { .. }
         | E::NoTokenizer { .. }
         | E::NotRead(_)
+        | E::Weights(WeightsError::WorkerCount { .. })
         | E::File { .. } => Kind::Invalid,
         E::NoSession(_) => Kind::NotFound,
         E::NotKept(_)
@@ -195,7 +197,9 @@ fn kind_of(error: &EngineError) -> Kind {
         | E::OutOfPages(_)
         | E::NoRoom(_)
         | E::NoRoomToFork(_) => Kind::Limited,
-        E::Device(_) | E::Store(_) | E::NotWritten(_) | E::Workers { .. } => Kind::Internal,
+        E::Device(_) | E::Store(_) | E::NotWritten(_) | E::Workers { .. } | E::Weights(_) => {
+            Kind::Internal
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
 use djinn_device::host;
-use djinn_engine::Memory;
-use djinn_memory::{Amount, Keep, Overrides, Size};
+use djinn_memory::{Amount, Size};
+use djinn_weights::{Keep, MemorySettings, Overrides};
 
 use super::at_least_one;
 
@@ -100,8 +100,8 @@ impl MemoryArgs {
     }
 
     /// What these flags come to on a device that has so much free.
-    pub fn settled(&self, free: u64) -> Memory {
-        Memory {
+    pub fn settled(&self, free: u64) -> MemorySettings {
+        MemorySettings {
             budget: granted(self.memory, free),
             overrides: Overrides {
                 ring: self.ring.map(|size| size.0),
@@ -130,7 +130,8 @@ pub struct WatchArgs {
 
 #[cfg(test)]
 mod tests {
-    use djinn_memory::Keep;
+
+    use djinn_weights::Keep;
 
     use super::{Resident, margin};
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use djinn_device::{Backend, DeviceError};
-use djinn_engine::Memory;
 use djinn_memory::Size;
+use djinn_weights::MemorySettings;
 
 mod bench;
 mod device;
@@ -133,7 +133,7 @@ pub struct Settled<'a> {
     /// The device, taken once for all that uses it.
     pub device: Chosen,
     /// How much memory there is on it, and how weights come into it.
-    pub memory: Memory,
+    pub memory: MemorySettings,
 }
 
 impl Settled<'_> {

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use djinn_device::host;
-use djinn_engine::{Blueprint, Footprint, PiecePlace, PlannedPiece, Settings, kv_dtype};
-use djinn_memory::{Bound, Prediction, Rates, Size};
+use djinn_engine::{Blueprint, Footprint, Settings, kv_dtype};
+use djinn_memory::Size;
 use djinn_model::{Model, program::SegmentKind};
+use djinn_weights::{Bound, PiecePlace, PlannedPiece, Prediction, Rates};
 use serde_json::{Value, json};
 
 use super::{rates, remote, unused_flags};
@@ -110,7 +111,7 @@ impl Report {
     fn text(&self, every_piece: bool) -> String {
         let budget = self.blueprint.memory().budget;
         let footprint = self.blueprint.footprint();
-        let pieces = self.blueprint.pieces();
+        let pieces = self.blueprint.weights().planned_pieces();
         let rows = if every_piece {
             pieces.iter().map(piece_row).collect()
         } else {
@@ -185,7 +186,13 @@ impl Report {
         let p = &self.prediction;
         let (memory, link) = (self.blueprint.memory(), self.blueprint.link());
         let finite = |x: f64| x.is_finite().then_some(x);
-        let pieces: Vec<Value> = self.blueprint.pieces().iter().map(piece_json).collect();
+        let pieces: Vec<Value> = self
+            .blueprint
+            .weights()
+            .planned_pieces()
+            .iter()
+            .map(piece_json)
+            .collect();
         json!({
             "model": self.model.name,
             "device": self.device,

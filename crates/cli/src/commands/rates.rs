@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use djinn_device::{Backend, cuda};
-use djinn_engine::{Blueprint, measure_link};
+use djinn_engine::Blueprint;
 use djinn_model::{Model, Origin};
+use djinn_weights::measure_link;
 
 use crate::{args::Settled, failure::Failure};
 
@@ -26,7 +27,7 @@ pub fn link(
     if let Some(card) = settled.backend().card() {
         return Ok(cuda::measure_link(card, blueprint.link().chunk, time)? / 1e9);
     }
-    let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
+    let (chunk, workers) = (blueprint.weights().link_chunk(), blueprint.link().workers);
     let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
     Ok(rate.bytes_per_s() / 1e9)
 }

@@ -2,9 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use djinn_engine::{Blueprint, Engine, PassStats, check_writable};
+use djinn_engine::{Blueprint, Engine, check_writable};
 use djinn_memory::Size;
 use djinn_model::Model;
+use djinn_weights::PassStats;
 use serde_json::{Value, json};
 
 use super::rates;

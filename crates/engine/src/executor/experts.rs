@@ -1,8 +1,9 @@
 //! Mixture of experts: rows sorted by expert, run through it, and summed.
 
-use djinn_device::{Device, Edit, View, Weight};
+use djinn_device::{Device, DeviceError, Edit, View, Weight};
 use djinn_model::program::{Buf, Expert, Op, TensorId};
 use djinn_types::Order;
+use djinn_weights::{PlacedWeights, Streamer};
 
 use crate::{
     EngineError,
@@ -12,8 +13,6 @@ use crate::{
         active_rows::ActiveRows,
         pass::{upload_ids, upload_numbers},
     },
-    stream::Streamer,
-    weights::PlacedWeights,
 };
 
 /// Runs an [`Op::Experts`] over the rows of a stage.
@@ -45,7 +44,7 @@ pub(crate) fn run(
     device.edit(out, Edit::Zero)?;
     let mut choices = route(device, arena, arena.buf(router, rows), chosen, renormalise)?;
     choices.keep(|row| stage.holds(row));
-    let run = |number: usize, shift: u64| -> Result<(), EngineError> {
+    let run = |number: usize, shift: u64| -> Result<(), DeviceError> {
         let (ids, weights) = choices.of(number);
         let n = ids.len();
         // Rows stay in order, so those of generated tokens come first here too.
@@ -73,16 +72,17 @@ pub(crate) fn run(
         linear(input, w_up, up)?;
         device.gate(f, pre, up, post)?;
         linear(post, w_down, output)?;
-        Ok(device.scatter_add(output, ids, weights, out)?)
+        device.scatter_add(output, ids, weights, out)
     };
     let numbers: Vec<usize> = (0..experts.len()).filter(|&e| choices.any(e)).collect();
     if placed.pooled {
         let first = block * experts.len();
         let pool: Vec<usize> = numbers.iter().map(|number| first + number).collect();
-        streamer.experts(&pool, &mut |turn, shift| run(numbers[turn], shift))
+        streamer.experts(&pool, &mut |turn, shift| run(numbers[turn], shift))?;
     } else {
-        numbers.into_iter().try_for_each(|number| run(number, 0))
+        numbers.into_iter().try_for_each(|number| run(number, 0))?;
     }
+    Ok(())
 }
 
 /// An expert's matrix, in a slot so far from the first.

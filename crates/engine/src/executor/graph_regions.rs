@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Range};
 
 use djinn_model::program::{Op, Program};
 
-use crate::weights::{Home, PlacedWeights};
+use djinn_weights::{Home, PlacedWeights};
 
 /// Operations that follow each other, by their place in the program.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,14 +81,15 @@ fn is_still(op: &Op, weights: &PlacedWeights) -> bool {
 #[cfg(test)]
 mod tests {
     use djinn_device::cpu::CpuBackend;
-    use djinn_memory::{Keep, Overrides};
     use djinn_model::{
         Model,
         program::{Op, TensorId},
     };
 
+    use djinn_weights::{Keep, MemorySettings, Overrides};
+
     use super::GraphRegion;
-    use crate::{Blueprint, Memory, ProbeLimits, Settings};
+    use crate::{Blueprint, ProbeLimits, Settings};
 
     fn draw(model: &Model, keep: Keep) -> Blueprint {
         let settings = Settings {
@@ -103,12 +104,12 @@ mod tests {
             logit_rows: 1,
             probe_limits: ProbeLimits::default(),
         };
-        let memory = Memory {
+        let memory = MemorySettings {
             overrides: Overrides {
                 keep,
                 ..Overrides::default()
             },
-            ..Memory::default()
+            ..MemorySettings::default()
         };
         Blueprint::draw(model, &CpuBackend::default(), settings, memory).unwrap()
     }
@@ -117,9 +118,8 @@ mod tests {
     fn streamed(model: &Model, blueprint: &Blueprint) -> Vec<TensorId> {
         let tensors = 0..model.program.tensors.len();
         let ring = |id: &TensorId| {
-            let parts = blueprint.weights.parts(*id);
-            let end = blueprint.plan.ring_offset + blueprint.plan.ring.bytes;
-            let ring = blueprint.plan.ring_offset..end;
+            let (parts, plan) = (blueprint.tensors().parts(*id), blueprint.plan());
+            let ring = plan.ring_offset..plan.ring_offset + plan.ring.bytes;
             parts.iter().any(|part| ring.contains(&part.view.offset))
         };
         tensors.map(TensorId).filter(ring).collect()

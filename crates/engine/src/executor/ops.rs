@@ -3,15 +3,16 @@
 use djinn_device::{View, Weight};
 use djinn_model::program::{Op, TensorId};
 use djinn_types::Order;
+use djinn_weights::Home;
 
 use super::{active_rows::ActiveRows, experts, pass::Pass};
-use crate::{EngineError, weights::Home};
+use crate::EngineError;
 
 impl Pass<'_, '_> {
     /// Runs an operation over the rows of a stage.
     pub(super) fn op(&mut self, stage: &ActiveRows, op: &Op) -> Result<(), EngineError> {
         let device = self.device;
-        let weight = |id| self.blueprint.weights.one(id);
+        let weight = |id| self.blueprint.tensors().one(id);
         let view = |buf| self.view(stage, buf);
         match *op {
             Op::Embed { table, to } => {
@@ -68,7 +69,7 @@ impl Pass<'_, '_> {
             Op::Gate { f, gate, up, to } => device.gate(f, view(gate), view(up), view(to))?,
             Op::Add { from, to } => device.add(view(from), view(to))?,
             Op::Experts { .. } => {
-                let weights = &self.blueprint.weights;
+                let weights = self.blueprint.tensors();
                 experts::run(device, self.arena, weights, self.streamer, op, stage)?;
             }
             Op::Hook { site, buf } => {
@@ -87,7 +88,7 @@ impl Pass<'_, '_> {
         bias: Option<View>,
         out: View,
     ) -> Result<(), EngineError> {
-        for part in self.blueprint.weights.parts(matrix) {
+        for part in self.blueprint.tensors().parts(matrix) {
             if let Home::Ring(visit) = part.home {
                 self.streamer.need(visit)?;
             }
@@ -119,8 +120,8 @@ impl Pass<'_, '_> {
         accumulate: bool,
     ) -> Result<(), EngineError> {
         let (ids, numbers) = (ids.rows(0, to.rows), &numbers[..to.rows]);
-        if !self.blueprint.weights.is_read_by_row(table) {
-            let table = self.blueprint.weights.one(table);
+        if !self.blueprint.tensors().is_read_by_row(table) {
+            let table = self.blueprint.tensors().one(table);
             return Ok(self.device.gather(table, ids, to, accumulate)?);
         }
         let spec = self.program.tensor(table);

@@ -2,8 +2,9 @@
 
 use std::{ops::Range, time::Instant};
 
-use djinn_device::{Device, Event, Span, Stream, View};
+use djinn_device::{Device, DeviceError, Event, Span, Stream, View};
 use djinn_model::program::{Buf, Op, Program, SegmentKind};
+use djinn_weights::Streamer;
 
 use crate::{
     Blueprint, EngineError,
@@ -12,7 +13,6 @@ use crate::{
     pager::Arrivals,
     probe::staging::Staging,
     session::Session,
-    stream::Streamer,
 };
 
 use super::{active_rows::ActiveRows, progress::PassProgress};
@@ -173,7 +173,7 @@ impl Pass<'_, '_> {
             self.progress.block = Some(block);
         }
         self.streamer
-            .begin_segment(self.blueprint.segment_label(kind))?;
+            .begin_segment(self.blueprint.weights().segment_label(kind))?;
         if kind == SegmentKind::Head {
             let body = self.arena.buf(Buf::Resid, self.batch.rows());
             let rows = stage.seated();
@@ -270,7 +270,7 @@ fn renumber(rows: &[RowSpan]) -> Vec<RowSpan> {
 }
 
 /// Writes ids into the first elements of a view.
-pub(crate) fn upload_ids(device: &dyn Device, to: View, ids: &[i32]) -> Result<(), EngineError> {
+pub(crate) fn upload_ids(device: &dyn Device, to: View, ids: &[i32]) -> Result<(), DeviceError> {
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     upload(device, to, &bytes)
 }
@@ -280,15 +280,15 @@ pub(crate) fn upload_numbers(
     device: &dyn Device,
     to: View,
     numbers: &[f32],
-) -> Result<(), EngineError> {
+) -> Result<(), DeviceError> {
     let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
     upload(device, to, &bytes)
 }
 
-fn upload(device: &dyn Device, to: View, bytes: &[u8]) -> Result<(), EngineError> {
+fn upload(device: &dyn Device, to: View, bytes: &[u8]) -> Result<(), DeviceError> {
     let span = Span {
         offset: to.offset,
         bytes: bytes.len() as u64,
     };
-    Ok(device.upload(Stream::Compute, span, bytes)?)
+    device.upload(Stream::Compute, span, bytes)
 }

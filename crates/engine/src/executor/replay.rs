@@ -91,7 +91,7 @@ impl Pass<'_, '_> {
             self.finish(&stages.head)?;
         }
         match self.progress.segment.take() {
-            Some(_) => self.streamer.end_segment(),
+            Some(_) => Ok(self.streamer.end_segment()?),
             None => Ok(()),
         }
     }

@@ -17,10 +17,10 @@ use djinn_device::{
     cuda::CudaBackend,
 };
 use djinn_engine::{
-    Blueprint, Engine, Memory, Positions, Probe, Request, Settings, Tensor, Transcript,
-    read_tensors,
+    Blueprint, Engine, Positions, Probe, Request, Settings, Tensor, Transcript, read_tensors,
 };
 use djinn_model::Model;
+use djinn_weights::MemorySettings;
 
 pub const FAMILIES: [&str; 10] = [
     "falcon180b",
@@ -73,7 +73,7 @@ pub struct How {
     pub rows: usize,
     pub threads: Option<usize>,
     pub isa: Option<Isa>,
-    pub memory: Memory,
+    pub memory: MemorySettings,
 }
 
 impl How {
@@ -105,7 +105,7 @@ impl Default for How {
             rows: Settings::ROWS,
             threads: Some(1),
             isa: None,
-            memory: Memory::default(),
+            memory: MemorySettings::default(),
         }
     }
 }

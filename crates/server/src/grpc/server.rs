@@ -3,7 +3,8 @@
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use djinn_device::host::rss_bytes;
-use djinn_engine::{Event, Lane, PagesHeld, Timeline};
+use djinn_engine::PagesHeld;
+use djinn_weights::{Lane, Timeline, TimelineEvent};
 use djinn_wire::v1::{self, server_server::Server};
 use futures_util::stream;
 use tonic::{Request, Response, Status};
@@ -74,7 +75,7 @@ impl Server for Grpc {
     }
 }
 
-fn span(event: Event) -> v1::Span {
+fn span(event: TimelineEvent) -> v1::Span {
     let lane = match event.lane {
         Lane::Compute => "compute",
         Lane::Wait => "wait",

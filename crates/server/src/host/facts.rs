@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use djinn_engine::Engine;
-use djinn_memory::Keep;
 use djinn_model::{ChatTemplate, Generation, Model, Text, program::Dims};
+use djinn_weights::Keep;
 use djinn_wire::v1;
 use tokio::task::block_in_place;
 

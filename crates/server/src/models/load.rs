@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use djinn_device::{Backend, cuda};
 use djinn_engine::{
-    Blueprint, Engine, EngineError, KvMemory, LoadProgress, Memory, ProbeLimits, RestoreScope,
-    Settings, StateFolder, measure_link,
+    Blueprint, Engine, EngineError, KvMemory, LoadProgress, ProbeLimits, RestoreScope, Settings,
+    StateFolder,
 };
-use djinn_memory::{Keep, Overrides};
 use djinn_model::Model;
+use djinn_weights::{Keep, MemorySettings, Overrides, measure_link};
 use djinn_wire::v1;
 
 use super::name::as_folder;
@@ -127,7 +127,7 @@ impl Loading {
         let left = self.config.memory.budget.saturating_sub(self.taken);
         let budget = self.layout.memory.unwrap_or(left / self.sharers as u64);
         let all = self.config.memory;
-        let memory = Memory {
+        let memory = MemorySettings {
             budget: budget.min(left),
             prefetch: self.layout.prefetch.unwrap_or(all.prefetch),
             overrides: Overrides {
@@ -154,7 +154,7 @@ pub fn draw(
     model: &Model,
     backend: &dyn Backend,
     layout: Layout,
-    memory: Memory,
+    memory: MemorySettings,
     kv: &KvMemory,
 ) -> Result<Blueprint, ServeError> {
     let program = &model.program;
@@ -189,7 +189,7 @@ fn link_ceiling(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> 
             cuda::measure_link(card, blueprint.link().chunk, MEASURE).unwrap_or(0.0)
         });
     }
-    let (chunk, workers) = (blueprint.link_chunk(), blueprint.link().workers);
+    let (chunk, workers) = (blueprint.weights().link_chunk(), blueprint.link().workers);
     let rate = measure_link(&*model.weights, chunk, workers, MEASURE, 0.0);
     rate.map_or(0.0, |rate| rate.bytes_per_s())
 }

@@ -12,8 +12,9 @@ use std::{
 };
 
 use djinn_device::cpu::CpuBackend;
-use djinn_engine::{KvMemory, Memory};
+use djinn_engine::KvMemory;
 use djinn_server::{Config, Layout, Limits, ModelConfig};
+use djinn_weights::MemorySettings;
 use serde_json::Value;
 
 /// The folder of a model in the source tree.
@@ -46,10 +47,10 @@ pub fn config(home: &Path) -> Config {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
         node: "test".to_owned(),
         backend,
-        memory: Memory {
+        memory: MemorySettings {
             budget: 1 << 30,
             host_budget: 1 << 28,
-            ..Memory::default()
+            ..MemorySettings::default()
         },
         kv: KvMemory::default(),
         models: vec![stories()],

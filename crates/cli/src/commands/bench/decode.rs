@@ -6,9 +6,10 @@ use std::{
 };
 
 use djinn_device::host;
-use djinn_engine::{Engine, PassStats, Request, kv_dtype};
-use djinn_memory::{Prediction, Rates, Size};
+use djinn_engine::{Engine, Request, kv_dtype};
+use djinn_memory::Size;
 use djinn_model::program::{Op, Program, TensorId};
+use djinn_weights::{PassStats, Prediction, Rates};
 use serde_json::{Value, json};
 
 use super::{BANDWIDTH_BYTES, check_context, median, rates, some_tokens, start};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use djinn_engine::{Memory, measure_link};
 use djinn_memory::Size;
 use djinn_model::Model;
 use djinn_types::IO_BLOCK;
+use djinn_weights::{MemorySettings, measure_link};
 use serde_json::{Value, json};
 
 use super::{card_link, median};
@@ -91,8 +91,11 @@ pub fn conclude(
 /// How fast a model's files are read.
 fn files(args: &BenchLinkArgs, chosen: &Chosen) -> Result<(), Failure> {
     let model = bundled::open(args.model.as_deref())?;
-    if args.workers.is_some_and(|n| n > Memory::WORKERS_MAX) {
-        let most = Memory::WORKERS_MAX;
+    if args
+        .workers
+        .is_some_and(|n| n > MemorySettings::WORKERS_MAX)
+    {
+        let most = MemorySettings::WORKERS_MAX;
         return Err(Failure::Message(format!("--workers: at most {most}")));
     }
     let workers = args.workers.map_or(WORKERS.to_vec(), |n| vec![n]);

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use djinn_engine::{Blueprint, Engine, EngineError, Memory, PassStats, Request, Settings};
-use djinn_memory::{PlanError, Size};
+use djinn_engine::{Blueprint, Engine, EngineError, Request, Settings};
+use djinn_memory::Size;
 use djinn_model::Model;
+use djinn_weights::{MemorySettings, PassStats, PlanError};
 use serde_json::{Value, json};
 
 use super::{check_context, median, rates, some_tokens};
@@ -77,7 +78,7 @@ impl<'a> Bench<'a> {
         check_context(&model.program, longest)?;
         let memory = budget(&settled, &model, longest)?;
         let load = |model: Model, prefetch: bool| -> Result<Engine, Failure> {
-            let memory = Memory { prefetch, ..memory };
+            let memory = MemorySettings { prefetch, ..memory };
             let blueprint = draw(&settled, &model, longest, memory)?;
             if !blueprint.plan().streams() {
                 return Err(Failure::Message(format!(
@@ -121,24 +122,24 @@ fn draw(
     settled: &Settled<'_>,
     model: &Model,
     longest: usize,
-    memory: Memory,
+    memory: MemorySettings,
 ) -> Result<Blueprint, EngineError> {
     let settings = Settings::for_sessions(&model.program, 1, longest, longest)?;
     Blueprint::draw(model, settled.backend(), settings, memory)
 }
 
 /// What the flags say, or a quarter of the weights, or the least that works.
-fn budget(settled: &Settled<'_>, model: &Model, longest: usize) -> Result<Memory, Failure> {
+fn budget(settled: &Settled<'_>, model: &Model, longest: usize) -> Result<MemorySettings, Failure> {
     let memory = settled.memory;
     if settled.args.memory.memory.is_some() {
         return Ok(memory);
     }
-    let quarter = Memory {
+    let quarter = MemorySettings {
         budget: model.program.weight_bytes() / SHARE,
         ..memory
     };
     match draw(settled, model, longest, quarter) {
-        Err(EngineError::Plan(PlanError::Budget { least, .. })) => Ok(Memory {
+        Err(EngineError::Plan(PlanError::Budget { least, .. })) => Ok(MemorySettings {
             budget: least,
             ..memory
         }),
@@ -183,7 +184,7 @@ fn report(bench: &Bench<'_>, tokens: usize, measured: &mut Measured) -> Value {
         "streamed_bytes_per_token": middle(token, |pass| pass.link_bytes as f64),
         "streamed_bytes_per_prompt": read_bytes,
         "ring_bytes": blueprint.plan().ring.bytes,
-        "chunk_bytes": blueprint.link_chunk(), "workers": blueprint.link().workers,
+        "chunk_bytes": blueprint.weights().link_chunk(), "workers": blueprint.link().workers,
         "rounds": measured.link.len(),
         "link_gb_per_s": link, "all_link_gb_per_s": measured.link,
         "token": {

@@ -4,10 +4,11 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use djinn_client::Options;
 use djinn_device::{Backend, host};
-use djinn_engine::{KvMemory, Memory};
+use djinn_engine::KvMemory;
 use djinn_eval::{Config, Place};
-use djinn_memory::{Amount, Overrides};
+use djinn_memory::Amount;
 use djinn_server::{Config as ServerConfig, Layout, Limits};
+use djinn_weights::{MemorySettings, Overrides};
 
 use crate::{
     args::{DeviceArgs, DeviceName, ExperimentArgs, MemoryArgs},
@@ -88,12 +89,12 @@ pub fn in_process(
         (None, None, Some(gb)) => free_host.saturating_sub((gb * 1e9) as u64),
         (None, None, None) => MemoryArgs::unasked(free_host),
     };
-    let memory = Memory {
+    let memory = MemorySettings {
         budget: MemoryArgs::unasked(backend.free_memory()?),
         overrides: Overrides::default(),
         workers: config.experiment.ring_buffer.prefetch_workers,
         host_budget,
-        ..Memory::default()
+        ..MemorySettings::default()
     };
     Ok(Place::InProcess(Box::new(ServerConfig {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],

@@ -10,25 +10,25 @@ use djinn_model::{Weights, program::TensorId};
 
 use super::{
     PassStats, Result, Streamer,
-    ahead::{Ahead, RingTrip},
     copier::{Copied, Copier, Trip},
     copies::{Chunk, Copies, Target},
-    experts::{Pool, Shelf, Spot, serve},
+    experts::{ExpertCache, Pool, Spot, serve},
     link::Link,
-    notes::{Notes, Stretch},
+    prefetch::{Prefetcher, RingTrip},
     queue::Queue,
     timeline::Recorder,
+    trace::{PassTrace, StreamInterval},
 };
-use crate::blueprint::Blueprint;
+use crate::{WeightLayout, WeightsError};
 
 /// Feeds passes from host memory.
-pub(super) struct Carrier {
+pub(super) struct HostStreamer {
     copier: Copier,
     weights: Arc<dyn Weights>,
     workers: usize,
-    ahead: Ahead<Event, Copied>,
+    prefetcher: Prefetcher<Event, Copied>,
     prefetch: bool,
-    shelf: Shelf,
+    cache: ExpertCache,
     slots: Vec<Slot>,
     /// How each expert is copied into the first slot.
     experts: Vec<Trip>,
@@ -43,7 +43,7 @@ pub(super) struct Carrier {
     /// The segment that computes, and since when; only for the record.
     computing: Option<(u32, Event)>,
     began: Instant,
-    notes: Notes,
+    trace: PassTrace,
 }
 
 /// A slot of the pool.
@@ -55,35 +55,35 @@ struct Slot {
     used: Option<Event>,
 }
 
-impl Carrier {
-    /// Takes the host memory of a blueprint.
+impl HostStreamer {
+    /// Takes the host memory of a layout.
     pub fn new(
-        blueprint: &Blueprint,
+        layout: &WeightLayout,
         device: &Arc<dyn Device>,
         weights: &Arc<dyn Weights>,
         recorder: &Arc<Recorder>,
-    ) -> Result<Self> {
-        let host = &blueprint.host;
-        let ring = blueprint.ring();
+    ) -> std::result::Result<Self, WeightsError> {
+        let host = layout.host();
+        let ring = layout.ring();
         let ring = ring.iter().zip(&host.ring).map(|(piece, &from)| RingTrip {
             trip: trip(&piece.copies, from),
             after: piece.after,
         });
-        let experts = blueprint.experts();
+        let experts = layout.experts();
         let count = experts.len();
         let experts = experts.iter().zip(&host.experts);
-        let slots = blueprint.plan.pool_slots;
-        Ok(Carrier {
+        let slots = layout.plan().pool_slots;
+        Ok(HostStreamer {
             copier: Copier {
                 device: Arc::clone(device),
                 slab: Arc::new(device.host_slab(host.bytes)?),
-                chunk: blueprint.link.chunk,
+                chunk: layout.link().chunk,
             },
             weights: Arc::clone(weights),
-            workers: blueprint.link.workers,
-            ahead: Ahead::new(ring.collect()),
-            prefetch: blueprint.memory.prefetch,
-            shelf: Shelf::new(slots, blueprint.plan.pool.bytes, count),
+            workers: layout.link().workers,
+            prefetcher: Prefetcher::new(ring.collect()),
+            prefetch: layout.memory().prefetch,
+            cache: ExpertCache::new(slots, layout.plan().pool.bytes, count),
             slots: (0..slots).map(|_| Slot::default()).collect(),
             experts: experts.map(|(copies, &from)| trip(copies, from)).collect(),
             tables: host.tables.iter().map(|(&id, &(at, _))| (id, at)).collect(),
@@ -93,7 +93,7 @@ impl Carrier {
             current: None,
             computing: None,
             began: Instant::now(),
-            notes: Notes::default(),
+            trace: PassTrace::default(),
         })
     }
 
@@ -103,11 +103,11 @@ impl Carrier {
 
     /// Where the compute stream is now.
     fn here(&self) -> Result<Event> {
-        Ok(self.device().record(Stream::Compute)?)
+        self.device().record(Stream::Compute)
     }
 
     /// Threads that read files into the slab and into host memory.
-    fn link(&self) -> Result<Link> {
+    fn link(&self) -> std::result::Result<Link, WeightsError> {
         let device = Arc::clone(&self.copier.device);
         let host = Arc::clone(&self.copier.slab);
         let weights = Arc::clone(&self.weights);
@@ -125,7 +125,7 @@ impl Carrier {
     /// Sends for all pieces whose places are known to become free.
     fn run_ahead(&mut self) -> Result<()> {
         let copier = &self.copier;
-        self.ahead.run(|trip, after| copier.send(trip, after))
+        self.prefetcher.run(|trip, after| copier.send(trip, after))
     }
 
     /// The piece in use is so no longer where the compute stream is now. Says where that
@@ -135,7 +135,7 @@ impl Carrier {
         if let Some(visit) = self.current.take() {
             self.ended = visit + 1;
             if self.prefetch {
-                self.ahead.finish(self.base + visit as u64, &here);
+                self.prefetcher.finish(self.base + visit as u64, &here);
                 self.run_ahead()?;
             }
         }
@@ -146,7 +146,7 @@ impl Carrier {
     fn pass_over(&mut self, visit: usize, here: &Event) -> Result<()> {
         assert!(self.ended <= visit, "pieces are used in order");
         if self.prefetch && self.ended < visit {
-            self.ahead.skip_to(self.base + visit as u64, here);
+            self.prefetcher.skip_to(self.base + visit as u64, here);
             self.run_ahead()?;
         }
         self.ended = visit;
@@ -159,15 +159,15 @@ impl Carrier {
         let after = self.here()?;
         if let Some((label, from)) = self.computing.take() {
             let to = here.clone();
-            self.notes.segments.push(Stretch { label, from, to });
+            self.trace.segments.push(StreamInterval { label, from, to });
             self.computing = Some((label, after.clone()));
         }
-        self.notes.stalls.push(Stretch {
+        self.trace.stalls.push(StreamInterval {
             label: copied.label,
             from: here,
             to: after,
         });
-        self.notes.copies.push(copied);
+        self.trace.copies.push(copied);
         Ok(())
     }
 }
@@ -181,19 +181,19 @@ fn trip(copies: &Copies, from: u64) -> Trip {
     }
 }
 
-impl Streamer for Carrier {
+impl Streamer for HostStreamer {
     fn load(
         &mut self,
-        blueprint: &Blueprint,
+        layout: &WeightLayout,
         experts: &[usize],
         progress: &mut dyn FnMut(u64),
-    ) -> Result<()> {
-        let mut pieces = blueprint.resident();
-        pieces.extend(blueprint.host_copies());
-        let copies = blueprint.experts();
+    ) -> std::result::Result<(), WeightsError> {
+        let mut pieces = layout.resident();
+        pieces.extend(layout.host_copies());
+        let copies = layout.experts();
         let mut slots = Vec::with_capacity(experts.len());
         for &expert in experts {
-            let Spot::Given(slot) = self.shelf.place(expert, &[], &[]) else {
+            let Spot::Given(slot) = self.cache.place(expert, &[], &[]) else {
                 unreachable!("as many as there are slots, each once")
             };
             slots.push((expert, slot));
@@ -202,7 +202,7 @@ impl Streamer for Carrier {
         let stay = self.experts.is_empty();
         if stay {
             let moved =
-                |&(expert, slot): &(usize, usize)| copies[expert].moved(self.shelf.shift(slot));
+                |&(expert, slot): &(usize, usize)| copies[expert].moved(self.cache.shift(slot));
             pieces.extend(slots.iter().map(moved));
         }
         self.link()?.fetch(&pieces, progress)?;
@@ -217,7 +217,7 @@ impl Streamer for Carrier {
 
     fn begin_pass(&mut self) -> Result<()> {
         self.began = Instant::now();
-        self.notes = Notes::default();
+        self.trace = PassTrace::default();
         if self.prefetch {
             self.run_ahead()?;
         }
@@ -234,7 +234,7 @@ impl Streamer for Carrier {
     fn end_segment(&mut self) -> Result<()> {
         if let Some((label, from)) = self.computing.take() {
             let to = self.here()?;
-            self.notes.segments.push(Stretch { label, from, to });
+            self.trace.segments.push(StreamInterval { label, from, to });
         }
         Ok(())
     }
@@ -246,9 +246,9 @@ impl Streamer for Carrier {
         let here = self.end_current()?;
         self.pass_over(visit, &here)?;
         let copied = if self.prefetch {
-            self.ahead.take(self.base + visit as u64)
+            self.prefetcher.take(self.base + visit as u64)
         } else {
-            self.copier.send(self.ahead.trip(visit), Some(&here))?
+            self.copier.send(self.prefetcher.trip(visit), Some(&here))?
         };
         self.wait_for(copied, here)?;
         self.current = Some(visit);
@@ -273,29 +273,29 @@ impl Streamer for Carrier {
             };
             self.copier.slab.read(span, row)?;
         }
-        self.notes.row_bytes += rows.len() as u64;
-        Ok(self.device().upload(Stream::Compute, to.span(), &rows)?)
+        self.trace.row_bytes += rows.len() as u64;
+        self.device().upload(Stream::Compute, to.span(), &rows)
     }
 
     fn end_pass(&mut self, rows: usize) -> Result<PassStats> {
         let end = self.end_current()?;
-        self.pass_over(self.ahead.len(), &end)?;
+        self.pass_over(self.prefetcher.len(), &end)?;
         if self.prefetch {
-            self.base += self.ahead.len() as u64;
+            self.base += self.prefetcher.len() as u64;
         }
         self.ended = 0;
         // Whatever was sampled has been read back, so this is past or nearly so; and with
         // it every copy the pass waited for.
         self.device().wait_here(&end)?;
         let now = Instant::now();
-        let notes = std::mem::take(&mut self.notes);
+        let trace = std::mem::take(&mut self.trace);
         if self.recorder.is_on() {
-            notes.record(self.device(), &self.recorder, &end, now)?;
+            trace.record(self.device(), &self.recorder, &end, now)?;
         }
         Ok(PassStats {
             rows,
             seconds: (now - self.began).as_secs_f64(),
-            ..notes.stats(self.device())?
+            ..trace.stats(self.device())?
         })
     }
 
@@ -304,34 +304,34 @@ impl Streamer for Carrier {
         for stream in [Stream::Copy, Stream::Compute] {
             let _ = self.device().synchronize(stream);
         }
-        let first = self.base + self.ahead.len() as u64;
-        self.ahead.restart(first);
+        let first = self.base + self.prefetcher.len() as u64;
+        self.prefetcher.restart(first);
         // A copy may have failed half-way; what stays is nowhere else, and was not copied.
         if !self.experts.is_empty() {
-            self.shelf.forget(self.experts.len(), |_| true);
+            self.cache.forget(self.experts.len(), |_| true);
         }
         self.slots.fill_with(Slot::default);
         (self.base, self.ended, self.current) = (first, 0, None);
         self.computing = None;
-        self.notes = Notes::default();
+        self.trace = PassTrace::default();
     }
 
     fn check_integrity(&self) {
         if self.prefetch {
-            self.ahead.check_integrity();
+            self.prefetcher.check_integrity();
         }
     }
 }
 
-impl Pool for Carrier {
-    fn shelf(&mut self) -> &mut Shelf {
-        &mut self.shelf
+impl Pool for HostStreamer {
+    fn cache(&mut self) -> &mut ExpertCache {
+        &mut self.cache
     }
 
     fn bring(&mut self, expert: usize, slot: usize) -> Result<()> {
         let trip = self.experts[expert];
         let to = Span {
-            offset: trip.to.offset + self.shelf.shift(slot),
+            offset: trip.to.offset + self.cache.shift(slot),
             ..trip.to
         };
         let after = if self.prefetch {

@@ -39,7 +39,7 @@ pub(crate) struct Part {
 
 /// How parts of tensors lie in a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Packing {
+pub enum Packing {
     /// As in their file, in whole blocks: direct reads land in place.
     Blocks,
     /// Each at a multiple of [`ALIGN`]: a card reads them at full speed.
@@ -84,18 +84,18 @@ pub(crate) struct Run {
 
 /// All pieces of a model.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Image {
+pub struct Pieces {
     /// Always in memory.
-    pub kept: Vec<Piece>,
+    pub(crate) kept: Vec<Piece>,
     /// Used by every pass, in this order.
-    pub stream: Vec<Piece>,
+    pub(crate) stream: Vec<Piece>,
     /// Used when chosen: block by block, each block's in order. All of one size.
-    pub experts: Vec<Piece>,
+    pub(crate) experts: Vec<Piece>,
     /// Read row by row.
-    pub tables: Vec<TensorId>,
+    pub(crate) tables: Vec<TensorId>,
 }
 
-impl Image {
+impl Pieces {
     /// Everything always in memory, a piece for each segment.
     pub fn whole(program: &Program, weights: &dyn Weights, packing: Packing) -> Self {
         let all = |tensors: &[TensorId]| {
@@ -109,9 +109,9 @@ impl Image {
             packing,
         };
         let kept = segments.map(|s| tray.lay(s.kind, all(&s.tensors)));
-        Image {
+        Pieces {
             kept: kept.collect(),
-            ..Image::default()
+            ..Pieces::default()
         }
     }
 
@@ -123,7 +123,7 @@ impl Image {
             weights,
             packing,
         };
-        let mut image = Image::default();
+        let mut pieces = Pieces::default();
         let mut vectors = Vec::new();
         let head = std::iter::once((SegmentKind::Head, &program.head));
         let blocks = program.blocks.iter().enumerate();
@@ -134,7 +134,7 @@ impl Image {
             for op in ops {
                 match op {
                     Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
-                        image.tables.push(*table);
+                        pieces.tables.push(*table);
                     }
                     Op::Norm { weight, bias, .. } => {
                         vectors.extend([Some(*weight), *bias].into_iter().flatten());
@@ -157,26 +157,31 @@ impl Image {
                             let tensors = [tensors.gate, tensors.up, tensors.down];
                             let rows = |id| (id, 0..program.tensor(id).matrix().0);
                             let parts = tensors.map(rows).to_vec();
-                            image.experts.push(tray.lay(kind, parts));
+                            pieces.experts.push(tray.lay(kind, parts));
                         }
                     }
                     _ => {}
                 }
             }
-            let pieces = cutter.finish();
-            let of = pieces.len();
-            let laid = pieces.into_iter().enumerate().map(|(number, parts)| Piece {
+            let parts = cutter.finish();
+            let of = parts.len();
+            let laid = parts.into_iter().enumerate().map(|(number, parts)| Piece {
                 number,
                 of,
                 ..tray.lay(kind, parts)
             });
-            image.stream.extend(laid);
+            pieces.stream.extend(laid);
         }
         let vectors = vectors.into_iter().map(|id| (id, 0..1)).collect();
-        image.kept = vec![tray.lay(SegmentKind::Embedding, vectors)];
-        let slot = image.experts.iter().map(|e| e.bytes).max().unwrap_or(0);
-        image.experts.iter_mut().for_each(|e| e.bytes = slot);
-        image
+        pieces.kept = vec![tray.lay(SegmentKind::Embedding, vectors)];
+        let slot = pieces.experts.iter().map(|e| e.bytes).max().unwrap_or(0);
+        pieces.experts.iter_mut().for_each(|e| e.bytes = slot);
+        pieces
+    }
+
+    /// Tensors of which a pass reads rows one by one.
+    pub fn tables(&self) -> &[TensorId] {
+        &self.tables
     }
 
     /// Bytes of what could stream.
@@ -388,12 +393,12 @@ mod tests {
             .flat_map(|name| PACKINGS.map(|packing| (name, packing)))
         {
             let model = model(name);
-            let image = Image::whole(&model.program, &*model.weights, packing);
-            let rows = rows(&image.kept);
+            let pieces = Pieces::whole(&model.program, &*model.weights, packing);
+            let rows = rows(&pieces.kept);
             for (id, tensor) in model.program.tensors.iter().enumerate() {
                 assert_eq!(rows[&TensorId(id)], tensor.matrix().0, "{}", tensor.name);
             }
-            for piece in &image.kept {
+            for piece in &pieces.kept {
                 check_content(&model, packing, piece);
             }
         }
@@ -408,8 +413,8 @@ mod tests {
             cap in 1u64..100_000,
         ) {
             let model = model(name);
-            let image = Image::cut(&model.program, &*model.weights, packing, cap);
-            let all: Vec<Piece> = [&image.kept, &image.stream, &image.experts]
+            let pieces = Pieces::cut(&model.program, &*model.weights, packing, cap);
+            let all: Vec<Piece> = [&pieces.kept, &pieces.stream, &pieces.experts]
                 .into_iter()
                 .flatten()
                 .cloned()
@@ -420,7 +425,7 @@ mod tests {
             });
             for (id, tensor) in model.program.tensors.iter().enumerate() {
                 let id = TensorId(id);
-                let only_table = image.tables.contains(&id) && !used(id);
+                let only_table = pieces.tables.contains(&id) && !used(id);
                 let expect = (!only_table).then_some(tensor.matrix().0);
                 prop_assert_eq!(rows.get(&id).copied(), expect, "{}", tensor.name);
             }

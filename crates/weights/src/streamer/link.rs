@@ -12,7 +12,7 @@ use super::{
     queue::Queue,
     timeline::{Lane, Recorder},
 };
-use crate::EngineError;
+use crate::WeightsError;
 
 /// Pieces demanded together while loading.
 const PIECES_AHEAD: usize = 64;
@@ -40,7 +40,7 @@ impl Link {
         count: usize,
         copy: impl Fn(&Chunk) -> Result<(), DeviceError> + Clone + Send + 'static,
         recorder: &Arc<Recorder>,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, WeightsError> {
         let mut link = Link {
             queue: Arc::new(queue),
             workers: Vec::with_capacity(count),
@@ -60,7 +60,7 @@ impl Link {
             let worker = std::thread::Builder::new()
                 .name(format!("djinn-link-{number}"))
                 .spawn(body)
-                .map_err(|error| EngineError::Workers { count, error })?;
+                .map_err(|error| WeightsError::Workers { count, error })?;
             link.workers.push(worker);
         }
         Ok(link)
@@ -71,7 +71,7 @@ impl Link {
         &self,
         pieces: &[Copies],
         progress: &mut dyn FnMut(u64),
-    ) -> Result<u64, EngineError> {
+    ) -> Result<u64, DeviceError> {
         let mut fetched = 0;
         // A few at a time: enough to keep the link busy, however many there are.
         for few in pieces.chunks(PIECES_AHEAD) {

@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 
 use djinn_device::ALIGN;
-use djinn_memory::Plan;
 use djinn_model::{
     Weights,
     program::{Program, TensorId},
 };
 
-use crate::image::{Image, Run};
+use crate::{
+    pieces::{Pieces, Run},
+    plan::Plan,
+};
 
 /// Everything that comes over the link during passes. What stays on the device needs no
 /// copy here. A piece lies as it will in the slab, so that it is copied as one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct HostImage {
+pub(crate) struct HostLayout {
     /// Where each piece of the ring starts, by slot.
     pub ring: Vec<u64>,
     /// Where each expert starts; empty where all of them stay.
@@ -24,21 +26,21 @@ pub(crate) struct HostImage {
     pub bytes: u64,
 }
 
-impl HostImage {
+impl HostLayout {
     /// Lays out what a plan lets stream.
-    pub fn lay(program: &Program, weights: &dyn Weights, image: &Image, plan: &Plan) -> Self {
-        let mut host = HostImage::default();
+    pub fn lay(program: &Program, weights: &dyn Weights, pieces: &Pieces, plan: &Plan) -> Self {
+        let mut host = HostLayout::default();
         for slot in &plan.ring.slots {
             let at = host.take(slot.bytes);
             host.ring.push(at);
         }
         if plan.pool_slots < plan.pool.count {
-            for expert in &image.experts {
+            for expert in &pieces.experts {
                 let at = host.take(expert.bytes);
                 host.experts.push(at);
             }
         }
-        for &table in &image.tables {
+        for &table in &pieces.tables {
             let extent = weights.extent(table);
             let run = Run {
                 file: extent.file,

@@ -18,7 +18,7 @@ pub enum Lane {
 
 /// Something that took a while.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Event {
+pub struct TimelineEvent {
     /// Who.
     pub lane: Lane,
     /// Which piece or segment.
@@ -35,7 +35,7 @@ pub struct Event {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// In order of time.
-    pub events: Vec<Event>,
+    pub events: Vec<TimelineEvent>,
     /// Events that came when there was no more room for them.
     pub left_out: u64,
 }
@@ -44,7 +44,7 @@ pub struct Timeline {
 const EVENTS_MAX: usize = 1 << 20;
 
 /// Keeps events once it is told to, until there are too many.
-pub(crate) struct Recorder {
+pub struct Recorder {
     on: AtomicBool,
     zero: Instant,
     /// What labels mean.
@@ -125,9 +125,9 @@ impl Recorder {
     /// Everything noted so far, in order of time.
     pub fn timeline(&self) -> Timeline {
         let noted = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut events: Vec<Event> = noted
+        let mut events: Vec<TimelineEvent> = noted
             .iter()
-            .map(|noted| Event {
+            .map(|noted| TimelineEvent {
                 lane: noted.lane,
                 name: self.names[noted.label as usize].clone(),
                 start_s: noted

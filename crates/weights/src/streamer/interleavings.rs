@@ -5,14 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use djinn_device::{DeviceError, Span};
-use djinn_memory::Ring;
 use shuttle::sync::Mutex;
 use shuttle::thread;
 
 use super::copies::{Chunk, Copies, Target};
 use super::link::work;
 use super::queue::{Queue, RingPiece};
-use crate::image::Run;
+use crate::{Ring, pieces::Run};
 
 /// Chunks are of so many bytes, so that there are several a piece.
 const CHUNK: u64 = 4;
@@ -48,12 +47,12 @@ fn pieces(ring_bytes: u64, sizes: &[u64]) -> Vec<RingPiece> {
 
 /// A slab that knows who wrote it.
 #[derive(Default)]
-struct Memory {
+struct TracedMemory {
     bytes: Bytes,
     counts: Counts,
 }
 
-impl Memory {
+impl TracedMemory {
     /// Copies in two steps, with everyone else between them.
     fn copy(&self, chunk: &Chunk) {
         let span = chunk.to.offset..chunk.to.end();
@@ -91,11 +90,11 @@ impl Memory {
 fn beside_workers(
     pieces: &[RingPiece],
     workers: usize,
-    copy: impl Fn(&Memory, &Chunk) -> Result<(), DeviceError> + Send + Clone + 'static,
-    pass: impl FnOnce(&Queue, &Memory),
+    copy: impl Fn(&TracedMemory, &Chunk) -> Result<(), DeviceError> + Send + Clone + 'static,
+    pass: impl FnOnce(&Queue, &TracedMemory),
 ) {
     let queue = Arc::new(Queue::new(pieces.into()));
-    let memory = Arc::new(Memory::default());
+    let memory = Arc::new(TracedMemory::default());
     let threads: Vec<_> = (0..workers)
         .map(|_| {
             let (queue, memory, copy) = (Arc::clone(&queue), Arc::clone(&memory), copy.clone());
@@ -123,7 +122,7 @@ const RINGS: [(u64, &[u64]); 4] = [
 ];
 
 /// A disk that works.
-fn copy(memory: &Memory, chunk: &Chunk) -> Result<(), DeviceError> {
+fn copy(memory: &TracedMemory, chunk: &Chunk) -> Result<(), DeviceError> {
     memory.copy(chunk);
     Ok(())
 }
@@ -193,7 +192,7 @@ fn a_failed_copy_fails_the_pass_and_the_next_one_works() {
         let pieces = pieces(14, &[8, 5, 8, 3]);
         let broken = Arc::new(Mutex::new(true));
         let disk = Arc::clone(&broken);
-        let copy = move |memory: &Memory, chunk: &Chunk| {
+        let copy = move |memory: &TracedMemory, chunk: &Chunk| {
             if chunk.label == 2 && *disk.lock().unwrap() {
                 return Err(std::io::Error::other("unplugged").into());
             }

@@ -18,7 +18,7 @@ pub(super) struct RingTrip {
 
 /// Which visits were sent for, and where those before them ended: `E` is a point of the
 /// compute stream, `C` a copy that was put on its own.
-pub(super) struct Ahead<E, C> {
+pub(super) struct Prefetcher<E, C> {
     ring: Vec<RingTrip>,
     /// The next visit to be sent for.
     next: u64,
@@ -30,9 +30,9 @@ pub(super) struct Ahead<E, C> {
     coming: BTreeMap<u64, C>,
 }
 
-impl<E: Clone, C> Ahead<E, C> {
+impl<E: Clone, C> Prefetcher<E, C> {
     pub fn new(ring: Vec<RingTrip>) -> Self {
-        Ahead {
+        Prefetcher {
             ring,
             next: 0,
             finished: 0,
@@ -120,15 +120,15 @@ impl<E: Clone, C> Ahead<E, C> {
 #[cfg(test)]
 mod tests {
     use djinn_device::Span;
-    use djinn_memory::Ring;
     use proptest::prelude::*;
 
-    use super::{Ahead, RingTrip, Trip};
+    use super::{Prefetcher, RingTrip, Trip};
+    use crate::{Ring, Slot};
 
     fn pieces(ring_bytes: u64, sizes: &[u64]) -> Vec<RingTrip> {
         let segments: Vec<(usize, u64)> = sizes.iter().copied().enumerate().collect();
         let ring = Ring::lay(ring_bytes, &segments).expect("they fit");
-        let piece = |slot: &djinn_memory::Slot| RingTrip {
+        let piece = |slot: &Slot| RingTrip {
             trip: Trip {
                 from: 0,
                 to: Span {
@@ -181,11 +181,11 @@ mod tests {
                 owner: vec![0; bytes],
                 sent: 0,
             };
-            let mut ahead = Ahead::new(ring);
+            let mut ahead = Prefetcher::new(ring);
             let (mut clock, mut base) = (0, 0);
             for (skipped, fails) in passes {
                 let uses = count - skipped.min(count - 1);
-                let send = |streams: &mut Streams, ahead: &mut Ahead<u64, u64>| {
+                let send = |streams: &mut Streams, ahead: &mut Prefetcher<u64, u64>| {
                     ahead.run(|trip, after| Ok(streams.send(trip, after))).expect("no error");
                 };
                 send(&mut streams, &mut ahead);

@@ -1,15 +1,15 @@
 //! How much memory there is, and how weights come into it: as asked, and as settled for
 //! a device.
 
-use djinn_device::{Backend, host};
-use djinn_memory::Overrides;
+use djinn_device::host;
+use djinn_model::program::{Program, Role};
 use djinn_types::{DType, IO_BLOCK, Tier};
 
-use crate::EngineError;
+use crate::{Overrides, WeightsError};
 
 /// How much memory there is, and how weights come into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemorySettings {
     /// Bytes the engine may take of the device: weights, KV, activations, and what the
     /// driver takes.
     pub budget: u64,
@@ -28,14 +28,14 @@ pub struct Memory {
     pub prefetch: bool,
 }
 
-impl Memory {
+impl MemorySettings {
     /// More than this many readers no disk is the better for.
     pub const WORKERS_MAX: usize = 64;
 }
 
-impl Default for Memory {
+impl Default for MemorySettings {
     fn default() -> Self {
-        Memory {
+        MemorySettings {
             budget: u64::MAX,
             host_budget: u64::MAX,
             overrides: Overrides::default(),
@@ -64,19 +64,15 @@ impl LinkSettings {
     const LOAD_CHUNK: u64 = 32 << 20;
 
     /// What was asked for, with the rest filled in. Chunks are whole blocks.
-    pub(crate) fn settle(memory: &Memory, backend: &dyn Backend) -> Result<Self, EngineError> {
-        let tier = memory.tier.unwrap_or_else(|| backend.tier());
+    pub fn settle(memory: &MemorySettings, default_tier: Tier) -> Result<Self, WeightsError> {
+        let tier = memory.tier.unwrap_or(default_tier);
         let (chunk, workers) = match tier {
             Tier::Files => (1 << 20, 4),
             Tier::Host => (64 << 20, host::cores().min(16)),
         };
         let workers = memory.workers.unwrap_or(workers);
-        if workers == 0 || workers > Memory::WORKERS_MAX {
-            return Err(EngineError::Limit {
-                what: "workers of the link",
-                asked: workers,
-                limit: Memory::WORKERS_MAX,
-            });
+        if workers == 0 || workers > MemorySettings::WORKERS_MAX {
+            return Err(WeightsError::WorkerCount { asked: workers });
         }
         let chunk = memory.chunk.unwrap_or(chunk).max(1);
         let chunk = chunk.checked_next_multiple_of(IO_BLOCK);
@@ -115,9 +111,7 @@ impl LinkSettings {
 }
 
 /// How most of a program's weights are stored.
-pub(crate) fn weights_dtype(program: &djinn_model::program::Program) -> DType {
-    use djinn_model::program::Role;
-
+pub fn weights_dtype(program: &Program) -> DType {
     let matrix = program.tensors.iter().find(|t| t.role == Role::Matrix);
     matrix.map_or(DType::F32, |tensor| tensor.dtype)
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use djinn_memory::{
+use djinn_weights::{
     Bound, Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Rates, Ring, Work,
 };
 use proptest::prelude::*;

@@ -9,7 +9,7 @@ use djinn_device::host::Buffer;
 use djinn_model::Weights;
 use djinn_types::IO_BLOCK;
 
-use crate::Memory;
+use crate::MemorySettings;
 
 /// What was read, and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub fn measure_link(
     time: Duration,
     start: f64,
 ) -> io::Result<LinkRate> {
-    let workers = workers.clamp(1, Memory::WORKERS_MAX);
+    let workers = workers.clamp(1, MemorySettings::WORKERS_MAX);
     let files = weights.files();
     let longest = files.iter().copied().max().unwrap_or(0);
     let chunk = chunk.min(longest).next_multiple_of(IO_BLOCK).max(IO_BLOCK);

@@ -1,9 +1,9 @@
-//! How long a plan takes: `cargo bench -p djinn-memory`.
+//! How long a plan takes: `cargo bench -p djinn-weights`.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use djinn_memory::{Needs, Overrides, Plan};
+use djinn_weights::{Needs, Overrides, Plan};
 
 const RUNS: usize = 200;
 

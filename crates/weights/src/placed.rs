@@ -3,23 +3,27 @@
 use std::ops::Range;
 
 use djinn_device::View;
-use djinn_memory::{Place, Plan};
 use djinn_model::program::{Program, TensorId};
 
-use crate::image::{Image, Piece};
+use crate::{
+    pieces::{Piece, Pieces},
+    plan::{Place, Plan},
+};
 
 /// Rows of a tensor in the slab.
 #[derive(Clone, Debug)]
-pub(crate) struct PlacedPart {
+pub struct PlacedPart {
+    /// View of the rows in the slab.
     pub view: View,
     /// Which rows of the tensor.
     pub rows: Range<usize>,
+    /// How the rows come to be there.
     pub home: Home,
 }
 
 /// How a part comes to be where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
+pub enum Home {
     /// It stays there.
     Resident,
     /// It passes through the ring, at this visit of each pass.
@@ -29,7 +33,7 @@ pub(crate) enum Home {
 }
 
 /// Every tensor's parts.
-pub(crate) struct PlacedWeights {
+pub struct PlacedWeights {
     /// By tensor, in order of rows.
     parts: Vec<Vec<PlacedPart>>,
     /// Tensors of which a pass reads rows from the slow tier.
@@ -39,18 +43,18 @@ pub(crate) struct PlacedWeights {
 }
 
 impl PlacedWeights {
-    /// Places an image as planned; what is always there starts at `kept_at`.
-    pub fn new(program: &Program, image: &Image, plan: &Plan, mut kept_at: u64) -> Self {
+    /// Places an pieces as planned; what is always there starts at `kept_at`.
+    pub fn new(program: &Program, pieces: &Pieces, plan: &Plan, mut kept_at: u64) -> Self {
         let mut placed = PlacedWeights {
             parts: vec![Vec::new(); program.tensors.len()],
-            tables: image.tables.clone(),
-            pooled: !image.experts.is_empty(),
+            tables: pieces.tables.clone(),
+            pooled: !pieces.experts.is_empty(),
         };
-        for piece in &image.kept {
+        for piece in &pieces.kept {
             placed.add(program, piece, kept_at, Home::Resident);
             kept_at += piece.bytes;
         }
-        for (piece, place) in image.stream.iter().zip(&plan.places) {
+        for (piece, place) in pieces.stream.iter().zip(&plan.places) {
             let (at, home) = match *place {
                 Place::Resident(offset) => (offset, Home::Resident),
                 Place::Streamed(slot) => {
@@ -60,7 +64,7 @@ impl PlacedWeights {
             };
             placed.add(program, piece, at, home);
         }
-        for piece in &image.experts {
+        for piece in &pieces.experts {
             placed.add(program, piece, plan.pool_offset, Home::Pool);
         }
         placed

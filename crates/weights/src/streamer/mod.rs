@@ -6,43 +6,44 @@
 //! for, and nothing before: that way is the oracle of the other, and shows what running
 //! ahead is worth.
 //!
-//! There are two. The [`Reader`] has threads that read files, and waits for them. The
-//! [`Carrier`] has a device that copies from host memory: it only says what comes after
+//! There are two. The [`FileStreamer`] has threads that read files, and waits for them. The
+//! [`HostStreamer`] has a device that copies from host memory: it only says what comes after
 //! what, by events, and never waits itself.
 
-mod ahead;
-mod carrier;
 mod copier;
 mod copies;
 mod experts;
+mod file;
+mod host;
 mod link;
 mod measure;
-mod notes;
+mod prefetch;
 mod queue;
-mod reader;
 mod sync;
 mod timeline;
+mod trace;
 
 #[cfg(test)]
 mod interleavings;
 
 use std::sync::Arc;
 
-use djinn_device::{Device, View};
+use djinn_device::{Device, DeviceError, View};
 use djinn_model::{Weights, program::TensorId};
+use djinn_types::Tier;
 
 pub(crate) use copies::Copies;
 pub(crate) use measure::RING as MEASURE_RING;
 pub use measure::{LinkRate, measure_link};
 pub(crate) use queue::RingPiece;
-pub(crate) use timeline::Recorder;
-pub use timeline::{Event, Lane, Timeline};
+pub use timeline::Recorder;
+pub use timeline::{Lane, Timeline, TimelineEvent};
 
-use crate::{EngineError, Tier, blueprint::Blueprint};
-use carrier::Carrier;
-use reader::Reader;
+use crate::{WeightLayout, WeightsError};
+use file::FileStreamer;
+use host::HostStreamer;
 
-type Result<T> = std::result::Result<T, EngineError>;
+type Result<T> = std::result::Result<T, DeviceError>;
 
 /// What one pass cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -86,15 +87,15 @@ impl PassStats {
 }
 
 /// Feeds passes with weights.
-pub(crate) trait Streamer: Send {
+pub trait Streamer: Send {
     /// Brings in all that stays and these experts, and lets the ring fill. Says how many
     /// bytes are there by now.
     fn load(
         &mut self,
-        blueprint: &Blueprint,
+        layout: &WeightLayout,
         experts: &[usize],
         progress: &mut dyn FnMut(u64),
-    ) -> Result<()>;
+    ) -> std::result::Result<(), WeightsError>;
 
     /// A pass begins.
     fn begin_pass(&mut self) -> Result<()>;
@@ -125,15 +126,15 @@ pub(crate) trait Streamer: Send {
     fn check_integrity(&self);
 }
 
-/// The streamer of a blueprint.
-pub(crate) fn start(
-    blueprint: &Blueprint,
+/// The streamer of a layout.
+pub fn start(
+    layout: &WeightLayout,
     device: &Arc<dyn Device>,
     weights: &Arc<dyn Weights>,
     recorder: &Arc<Recorder>,
-) -> Result<Box<dyn Streamer>> {
-    Ok(match blueprint.link.tier {
-        Tier::Files => Box::new(Reader::new(blueprint, device, weights, recorder)?),
-        Tier::Host => Box::new(Carrier::new(blueprint, device, weights, recorder)?),
+) -> std::result::Result<Box<dyn Streamer>, WeightsError> {
+    Ok(match layout.link().tier {
+        Tier::Files => Box::new(FileStreamer::new(layout, device, weights, recorder)?),
+        Tier::Host => Box::new(HostStreamer::new(layout, device, weights, recorder)?),
     })
 }

@@ -13,7 +13,7 @@ use super::{
 
 /// A stretch of the compute stream.
 #[derive(Debug)]
-pub(super) struct Stretch {
+pub(super) struct StreamInterval {
     pub label: u32,
     pub from: Event,
     pub to: Event,
@@ -21,17 +21,17 @@ pub(super) struct Stretch {
 
 /// Events of one pass.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
+pub(super) struct PassTrace {
     pub copies: Vec<Copied>,
     /// Where the compute stream waited for a copy.
-    pub stalls: Vec<Stretch>,
+    pub stalls: Vec<StreamInterval>,
     /// Where it computed; kept only for the record.
-    pub segments: Vec<Stretch>,
+    pub segments: Vec<StreamInterval>,
     /// Bytes that came with the pass's own work.
     pub row_bytes: u64,
 }
 
-impl Notes {
+impl PassTrace {
     /// What the pass cost, with the wall clock's part left open. All events are past.
     pub fn stats(&self, device: &dyn Device) -> Result<PassStats> {
         let mut stats = PassStats {

@@ -10,20 +10,20 @@ use djinn_model::{Weights, program::TensorId};
 use super::{
     PassStats, Result, Streamer,
     copies::{Chunk, Copies, Target},
-    experts::{Pool, Shelf, Spot, serve},
+    experts::{ExpertCache, Pool, Spot, serve},
     link::Link,
     queue::{Meter, Queue, RingPiece, Ticket},
     timeline::{Lane, Recorder},
 };
-use crate::blueprint::Blueprint;
+use crate::{WeightLayout, WeightsError};
 
 /// Feeds passes from files.
-pub(super) struct Reader {
+pub(super) struct FileStreamer {
     link: Link,
     device: Arc<dyn Device>,
     weights: Arc<dyn Weights>,
     ring: Arc<[RingPiece]>,
-    shelf: Shelf,
+    cache: ExpertCache,
     /// How each expert is copied into the first slot.
     experts: Vec<Copies>,
     /// What a slot's expert waits for before it can be used.
@@ -43,15 +43,15 @@ pub(super) struct Reader {
     stalled: Duration,
 }
 
-impl Reader {
-    /// Starts the link for a blueprint.
+impl FileStreamer {
+    /// Starts the link for a layout.
     pub fn new(
-        blueprint: &Blueprint,
+        layout: &WeightLayout,
         device: &Arc<dyn Device>,
         weights: &Arc<dyn Weights>,
         recorder: &Arc<Recorder>,
-    ) -> Result<Self> {
-        let ring: Arc<[RingPiece]> = blueprint.ring().into();
+    ) -> std::result::Result<Self, WeightsError> {
+        let ring: Arc<[RingPiece]> = layout.ring().into();
         let queue = Queue::new(Arc::clone(&ring));
         let copy = {
             let (device, weights) = (Arc::clone(device), Arc::clone(weights));
@@ -61,19 +61,19 @@ impl Reader {
                 })
             }
         };
-        let experts = blueprint.experts();
-        let (slots, slot_bytes) = (blueprint.plan.pool_slots, blueprint.plan.pool.bytes);
-        Ok(Reader {
-            link: Link::start(queue, blueprint.link.workers, copy, recorder)?,
+        let experts = layout.experts();
+        let (slots, slot_bytes) = (layout.plan().pool_slots, layout.plan().pool.bytes);
+        Ok(FileStreamer {
+            link: Link::start(queue, layout.link().workers, copy, recorder)?,
             device: Arc::clone(device),
             weights: Arc::clone(weights),
             ring,
-            shelf: Shelf::new(slots, slot_bytes, experts.len()),
+            cache: ExpertCache::new(slots, slot_bytes, experts.len()),
             experts,
             arriving: vec![None; slots],
-            prefetch: blueprint.memory.prefetch,
+            prefetch: layout.memory().prefetch,
             recorder: Arc::clone(recorder),
-            rows_label: blueprint.rows_label(),
+            rows_label: layout.rows_label(),
             base: 0,
             ended: 0,
             current: None,
@@ -130,7 +130,7 @@ impl Reader {
     fn load_experts(&mut self, experts: &[usize], arrived: &mut dyn FnMut(u64)) -> Result<()> {
         let mut placed = Vec::with_capacity(experts.len());
         for &expert in experts {
-            let Spot::Given(slot) = self.shelf.place(expert, &[], &[]) else {
+            let Spot::Given(slot) = self.cache.place(expert, &[], &[]) else {
                 unreachable!("as many as there are slots, each once")
             };
             self.bring(expert, slot)?;
@@ -144,14 +144,14 @@ impl Reader {
     }
 }
 
-impl Streamer for Reader {
+impl Streamer for FileStreamer {
     fn load(
         &mut self,
-        blueprint: &Blueprint,
+        layout: &WeightLayout,
         experts: &[usize],
         progress: &mut dyn FnMut(u64),
-    ) -> Result<()> {
-        let mut loaded = self.link.fetch(&blueprint.resident(), progress)?;
+    ) -> std::result::Result<(), WeightsError> {
+        let mut loaded = self.link.fetch(&layout.resident(), progress)?;
         self.load_experts(experts, &mut |bytes| {
             loaded += bytes;
             progress(loaded);
@@ -192,12 +192,12 @@ impl Streamer for Reader {
         if self.prefetch {
             let number = self.base + visit as u64;
             if !self.link.queue.has_arrived(number) {
-                self.stall(label, |s| Ok(s.link.queue.wait_for_visit(number)?))?;
+                self.stall(label, |s| s.link.queue.wait_for_visit(number))?;
             }
         } else {
             self.stall(label, |s| {
                 let ticket = s.link.queue.demand(s.ring[visit].copies.chunks());
-                Ok(s.link.queue.wait_for(ticket)?)
+                s.link.queue.wait_for(ticket)
             })?;
         }
         self.current = Some(visit);
@@ -227,7 +227,7 @@ impl Streamer for Reader {
         self.device.synchronize(Stream::Compute)?;
         self.stall(self.rows_label, |s| {
             let ticket = s.link.queue.demand(chunks);
-            Ok(s.link.queue.wait_for(ticket)?)
+            s.link.queue.wait_for(ticket)
         })
     }
 
@@ -260,7 +260,7 @@ impl Streamer for Reader {
         // What has not arrived never will.
         let arriving = &mut self.arriving;
         let gone = |slot: usize| arriving[slot].take().is_some();
-        self.shelf.forget(self.experts.len(), gone);
+        self.cache.forget(self.experts.len(), gone);
         (self.base, self.ended, self.current) = (first, 0, None);
         self.computing = None;
     }
@@ -270,13 +270,13 @@ impl Streamer for Reader {
     }
 }
 
-impl Pool for Reader {
-    fn shelf(&mut self) -> &mut Shelf {
-        &mut self.shelf
+impl Pool for FileStreamer {
+    fn cache(&mut self) -> &mut ExpertCache {
+        &mut self.cache
     }
 
     fn bring(&mut self, expert: usize, slot: usize) -> Result<()> {
-        let there = self.experts[expert].moved(self.shelf.shift(slot));
+        let there = self.experts[expert].moved(self.cache.shift(slot));
         self.arriving[slot] = Some(self.link.queue.demand(there.chunks()));
         Ok(())
     }
@@ -284,7 +284,7 @@ impl Pool for Reader {
     fn arrive(&mut self, expert: usize, slot: usize) -> Result<()> {
         if let Some(ticket) = self.arriving[slot] {
             let label = self.experts[expert].label;
-            self.stall(label, |s| Ok(s.link.queue.wait_for(ticket)?))?;
+            self.stall(label, |s| s.link.queue.wait_for(ticket))?;
             self.arriving[slot] = None;
         }
         Ok(())
@@ -292,6 +292,6 @@ impl Pool for Reader {
 
     fn used(&mut self, _: usize) -> Result<()> {
         // Its slot may be the next one's.
-        Ok(self.device.synchronize(Stream::Compute)?)
+        self.device.synchronize(Stream::Compute)
     }
 }

@@ -5,7 +5,9 @@
 //! the rest take turns in a ring just large enough to keep the link busy. Nothing
 //! but sizes decides this; rates only predict how fast it will be.
 
-use crate::{Ring, Size};
+use djinn_memory::Size;
+
+use crate::Ring;
 
 /// What has to be placed.
 #[derive(Clone, Debug, Default)]

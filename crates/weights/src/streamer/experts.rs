@@ -1,11 +1,10 @@
 //! Experts that are brought in when they are chosen.
 
-use djinn_memory::Cache;
-
 use super::Result;
+use crate::Cache;
 
 /// The pool's slots and who is in them. Experts are numbered over all blocks.
-pub(super) struct Shelf {
+pub(super) struct ExpertCache {
     cache: Cache,
     slot_bytes: u64,
 }
@@ -22,7 +21,7 @@ pub(super) enum Spot {
 
 /// What brings experts into slots.
 pub(super) trait Pool {
-    fn shelf(&mut self) -> &mut Shelf;
+    fn cache(&mut self) -> &mut ExpertCache;
     /// Sets an expert on its way into the slot it was given.
     fn bring(&mut self, expert: usize, slot: usize) -> Result<()>;
     /// What comes next uses it.
@@ -31,9 +30,9 @@ pub(super) trait Pool {
     fn used(&mut self, slot: usize) -> Result<()>;
 }
 
-impl Shelf {
+impl ExpertCache {
     pub fn new(slots: usize, slot_bytes: u64, experts: usize) -> Self {
-        Shelf {
+        ExpertCache {
             cache: Cache::new(slots, experts),
             slot_bytes,
         }
@@ -76,7 +75,7 @@ pub(super) fn serve(
 ) -> Result<()> {
     let mut secured = 0;
     for &expert in chosen {
-        pool.shelf().cache.touch(expert);
+        pool.cache().cache.touch(expert);
     }
     for (turn, &expert) in chosen.iter().enumerate() {
         let last = if ahead { chosen.len() } else { turn + 1 };
@@ -84,16 +83,16 @@ pub(super) fn serve(
         while secured < last {
             let (held, wanted) = (&chosen[turn..secured], &chosen[secured + 1..]);
             let next = chosen[secured];
-            match pool.shelf().place(next, held, wanted) {
+            match pool.cache().place(next, held, wanted) {
                 Spot::Taken => {}
                 Spot::Given(slot) => pool.bring(next, slot)?,
                 Spot::None => break,
             }
             secured += 1;
         }
-        let slot = pool.shelf().cache.place(expert).expect("it was brought");
+        let slot = pool.cache().cache.place(expert).expect("it was brought");
         pool.arrive(expert, slot)?;
-        let shift = pool.shelf().shift(slot);
+        let shift = pool.cache().shift(slot);
         run(turn, shift)?;
         pool.used(slot)?;
     }

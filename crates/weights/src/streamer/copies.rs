@@ -2,7 +2,7 @@
 
 use djinn_device::Span;
 
-use crate::image::Run;
+use crate::pieces::Run;
 
 /// Which memory a chunk is copied into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
