@@ -7,7 +7,7 @@ use std::{
 };
 
 use djinn_device::{Backend, Device, DeviceInfo, Event, Stream, View, Weight};
-use djinn_memory::Frames;
+use djinn_kv::{DiskTier, KvUsage, Pager, PagingStats, PendingPages};
 use djinn_model::{
     Model,
     program::{Op, Program, TensorId},
@@ -16,14 +16,13 @@ use djinn_types::Order;
 use djinn_weights::{PassStats, Recorder, Streamer, Timeline};
 
 use crate::{
-    Blueprint, EngineError, Footprint, KvPages, Output, Paged, Quota, SessionId,
+    Blueprint, EngineError, Footprint, Output, Quota, SessionId,
     durability::Journal,
     executor::batch::Batch,
     executor::{
         pass::{Pass, PassResult, upload_ids, upload_numbers},
         progress::PassProgress,
     },
-    pager::{Arrivals, Pager, PagesHeld},
     probe::staging::Staging,
     sampling::sample_outputs::settle,
     session::Session,
@@ -109,8 +108,13 @@ impl Engine {
         let numbers: Vec<i32> = (0..arena.row_numbers.rows as i32).collect();
         upload_ids(&*device, arena.row_numbers, &numbers)?;
         let blocks = model.program.dims.blocks;
+        let settings = &blueprint.settings;
+        let disk = blueprint.spill.clone().map(|folder| DiskTier {
+            folder,
+            pages: settings.disk_pages,
+        });
         Ok(Engine {
-            pager: Pager::new(&device, arena.kv(0), blocks, &blueprint)?,
+            pager: Pager::new(&device, arena.kv(0), blocks, settings.host_pages, disk)?,
             staging: Staging::default(),
             streamer,
             recorder,
@@ -193,22 +197,13 @@ impl Engine {
     }
 
     /// What pages of KV went to host memory and came back; waits for those under way.
-    pub fn paged(&mut self) -> Result<Paged, EngineError> {
-        self.pager.paged()
+    pub fn paging_stats(&mut self) -> Result<PagingStats, EngineError> {
+        Ok(self.pager.stats()?)
     }
 
     /// Pages of KV in each tier.
-    pub fn kv_pages(&self) -> KvPages {
-        let pages = self.pager.pages();
-        let held = |frames: &Frames| PagesHeld {
-            held: frames.total() - frames.free(),
-            total: frames.total(),
-        };
-        KvPages {
-            device: held(pages.device()),
-            host: held(pages.host()),
-            disk: held(pages.disk()),
-        }
+    pub fn kv_usage(&self) -> KvUsage {
+        self.pager.usage()
     }
 
     /// Whether no session can run: none has tokens to run, or those that have wait for room
@@ -267,7 +262,7 @@ impl Engine {
             Ok(more) => outputs.extend(more),
             Err(error) => {
                 self.streamer.abort_pass();
-                self.pager.settle();
+                self.pager.drain();
                 outputs.extend(turn.run.iter().map(|&(id, _)| self.fail(id, &error)));
                 self.write_down(&mut outputs);
                 let told = |output: &Output| !turn.run.iter().any(|(id, _)| *id == output.session);
@@ -304,7 +299,7 @@ impl Engine {
     /// Nobody runs: waits until a page arrives that somebody needs, or makes room for the
     /// others where the disk takes none.
     fn wait_for_disk(&mut self) -> Vec<Output> {
-        if self.pager.under_way() > 0 {
+        if self.pager.disk_transfers_in_flight() > 0 {
             return self.take_from_disk(true);
         }
         // What the disk has already goes there at once, and makes room for the next time.
@@ -328,12 +323,12 @@ impl Engine {
         let shares: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
         let settings = &self.blueprint.settings;
         let tables = members.iter().map(|session| &session.pages);
-        let arrivals = self.pager.arrivals(tables)?;
+        let arrivals = self.pager.pending(tables)?;
         let batch = Batch::new(&members, &shares, settings, self.pager.pages());
         let before: Vec<usize> = members.iter().map(|member| member.computed).collect();
-        self.pager.pass_begins()?;
+        self.pager.begin_pass()?;
         let ran = self.compute(run, &batch, &arrivals, meanwhile);
-        self.pager.pass_ends();
+        self.pager.end_pass();
         self.staging.clear();
         let PassResult {
             last,
@@ -360,7 +355,7 @@ impl Engine {
         &mut self,
         run: &[(SessionId, usize)],
         batch: &Batch,
-        arrivals: &Arrivals<Event>,
+        arrivals: &PendingPages<Event>,
         meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
     ) -> Result<PassResult, EngineError> {
         let progress = self.pass(run, batch, arrivals, PassProgress::default(), |pass| {
@@ -381,7 +376,7 @@ impl Engine {
         &mut self,
         run: &[(SessionId, usize)],
         batch: &Batch,
-        arrivals: &Arrivals<Event>,
+        arrivals: &PendingPages<Event>,
         progress: PassProgress,
         work: impl FnOnce(&mut Pass<'_, '_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {

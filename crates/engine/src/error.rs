@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use djinn_device::DeviceError;
-use djinn_memory::{OutOfPages, Size};
+use djinn_kv::{KvError, OutOfPages, SpillError};
+use djinn_memory::Size;
 use djinn_model::hook::HookError;
 
 use djinn_weights::{PlanError, WeightsError};
@@ -102,9 +103,12 @@ pub enum EngineError {
         .0.0
     )]
     NoRoomToFork(SessionId),
-    /// A file of pages or sessions.
+    /// The spill file failed.
     #[error(transparent)]
-    Store(#[from] djinn_store::StoreError),
+    Spill(#[from] SpillError),
+    /// The log or an archive of sessions failed.
+    #[error(transparent)]
+    Wal(#[from] djinn_wal::WalError),
     /// What was written down could not be read.
     #[error("{0}")]
     NotRead(String),
@@ -237,6 +241,20 @@ pub enum EngineError {
         /// Why not.
         reason: String,
     },
+}
+
+impl From<KvError> for EngineError {
+    fn from(error: KvError) -> Self {
+        match error {
+            KvError::Device(error) => error.into(),
+            KvError::OutOfPages(error) => error.into(),
+            KvError::Spill(error) => error.into(),
+            KvError::Threads { count, source } => EngineError::Workers {
+                count,
+                error: source,
+            },
+        }
+    }
 }
 
 impl From<WeightsError> for EngineError {

@@ -1,35 +1,12 @@
 //! How much of each tier pages of KV take.
 
-use std::path::PathBuf;
-
 use djinn_device::{Backend, host};
+use djinn_kv::{KvMemory, PageDemand};
 use djinn_model::Model;
 
 use djinn_weights::MemorySettings;
 
 use crate::{Blueprint, EngineError, Settings, backend::slab_on_host};
-
-/// Which part of the device's memory pages take where weights stream.
-const KV_SHARE: u64 = 8;
-
-/// Where pages of sessions may be.
-#[derive(Clone, Debug, Default)]
-pub struct KvMemory {
-    /// Bytes of the device; when not said, as the weights leave room for, or an eighth of
-    /// its memory where those do not all fit.
-    pub device: Option<u64>,
-    /// What is behind the host's memory, if anything is.
-    pub spill: Option<SpillTo>,
-}
-
-/// Disk for pages that host memory has no room for.
-#[derive(Clone, Debug)]
-pub struct SpillTo {
-    /// The folder the file is made in.
-    pub folder: PathBuf,
-    /// Bytes it may take.
-    pub bytes: u64,
-}
 
 impl Blueprint {
     /// Lays a model out for sessions whose pages need not all be where passes run:
@@ -45,8 +22,10 @@ impl Blueprint {
         let rooms = Rooms {
             model,
             backend,
-            all: settings.pages,
-            least: settings.table_pages(),
+            demand: PageDemand {
+                total: settings.pages,
+                longest: settings.table_pages(),
+            },
             settings,
             memory,
             kv,
@@ -61,9 +40,7 @@ struct Rooms<'a> {
     settings: Settings,
     memory: MemorySettings,
     kv: &'a KvMemory,
-    /// Pages of all sessions, and of the longest.
-    all: usize,
-    least: usize,
+    demand: PageDemand,
 }
 
 impl Rooms<'_> {
@@ -78,20 +55,19 @@ impl Rooms<'_> {
 
     /// As many pages on the device as there is room for.
     fn lay_out(&self) -> Result<Blueprint, EngineError> {
-        let (all, least) = (self.all, self.least);
-        let first = self.draw(least.min(all), 0)?;
+        let least = self.demand.longest;
+        let first = self.draw(least.min(self.demand.total), 0)?;
         let page_bytes = first.page_bytes().max(1);
         let stay = first.weights().keeps_everything() && self.kv.device.is_none();
         let footprint = first.footprint();
         let room = match stay {
             true => self.memory.budget.saturating_sub(footprint.total()),
             false => {
-                let kv = self.kv.device.unwrap_or(self.memory.budget / KV_SHARE);
+                let kv = self.kv.streamed_device_bytes(self.memory.budget);
                 kv.saturating_sub(footprint.kv)
             }
         };
-        let fits = usize::try_from(room / page_bytes).unwrap_or(usize::MAX);
-        let mut pages = least.saturating_add(fits).min(all);
+        let mut pages = self.demand.device_pages(room, page_bytes);
         loop {
             let drawn = self.with_host(pages, page_bytes);
             // Alignment may cost a page, tables of the host's some more, and pages what
@@ -117,13 +93,10 @@ impl Rooms<'_> {
         let there = there.min(self.memory.host_budget);
         // What is free now may be a little less when it is taken.
         let there = there - there / 32;
-        let host = there.saturating_sub(blueprint.host_bytes()) / page_bytes;
-        let host = usize::try_from(host).unwrap_or(usize::MAX);
-        // Whoever waits is there, whatever the device could hold: it comes back without
-        // somebody else's having to go first.
-        match self.all > pages {
-            true => self.draw(pages, (self.all + self.least).min(host)),
-            false => Ok(blueprint),
+        let host = there.saturating_sub(blueprint.host_bytes());
+        match self.demand.host_pages(pages, host, page_bytes) {
+            0 => Ok(blueprint),
+            host_pages => self.draw(pages, host_pages),
         }
     }
 
@@ -132,25 +105,20 @@ impl Rooms<'_> {
         let Some(spill) = &self.kv.spill else {
             return Ok(blueprint);
         };
-        let settings = &mut blueprint.settings;
-        let here = settings.pages + settings.host_pages;
-        // The reserve of the host is for what comes back, beside room for one to go.
-        let wanted = (self.all + 3 * self.least).saturating_sub(here);
-        if self.all <= settings.pages || wanted == 0 {
-            return Ok(blueprint);
-        }
-        let (host, needed) = (settings.host_pages, 2 * self.least);
+        let (pages, host_pages) = (blueprint.settings.pages, blueprint.settings.host_pages);
         let page_bytes = blueprint.page_bytes();
-        if host < needed {
-            let bytes = |pages: usize| pages as u64 * page_bytes;
-            return Err(EngineError::SpillNeedsHost {
-                needed: bytes(needed),
-                there: bytes(host),
-            });
+        let bytes = |pages: usize| pages as u64 * page_bytes;
+        let disk_pages = self
+            .demand
+            .disk_pages(pages, host_pages, spill.bytes, page_bytes)
+            .map_err(|error| EngineError::SpillNeedsHost {
+                needed: bytes(error.needed),
+                there: bytes(error.host),
+            })?;
+        if disk_pages > 0 {
+            blueprint.settings.disk_pages = disk_pages;
+            blueprint.spill = Some(spill.folder.clone());
         }
-        let most = usize::try_from(spill.bytes / page_bytes.max(1)).unwrap_or(usize::MAX);
-        blueprint.settings.disk_pages = wanted.min(most);
-        blueprint.spill = Some(spill.folder.clone());
         Ok(blueprint)
     }
 }

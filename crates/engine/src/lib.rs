@@ -14,7 +14,6 @@ mod engine;
 mod error;
 mod executor;
 mod kv;
-mod pager;
 mod prefix_cache;
 mod probe;
 mod sampling;
@@ -26,6 +25,7 @@ mod tensors;
 pub use arena::Footprint;
 pub use backend::kv_dtype;
 pub use blueprint::Blueprint;
+pub use djinn_kv::{KvMemory, KvUsage, PagingStats, SpillConfig, TierUsage, Traffic};
 pub use djinn_types::{SessionId, Tier};
 pub use durability::{
     SavedFile, SavedLogprobs, SavedSession, SavedState, SavedStop, StateFolder,
@@ -33,8 +33,6 @@ pub use durability::{
 };
 pub use engine::{DuringPass, Engine, LoadProgress};
 pub use error::{EngineError, ParseError};
-pub use kv::{KvMemory, SpillTo};
-pub use pager::{KvPages, Paged, PagesHeld, Traffic};
 pub use probe::{
     Probe, SavedProbe,
     breakpoint::{BreakCondition, BreakSpec, NormCondition, RunUntil},

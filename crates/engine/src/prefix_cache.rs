@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use djinn_memory::Chunk;
+use djinn_kv::PageContent;
 
 use crate::{Engine, EngineError, Sampling, SessionId, session::Session};
 
@@ -25,7 +25,7 @@ impl Engine {
                     break;
                 }
                 let chunk = session.chunk(at);
-                if !self.pager.adopt(&mut session.pages, at, &chunk) {
+                if !self.pager.lookup_prefix(&mut session.pages, at, &chunk) {
                     break;
                 }
                 self.adopted += end - session.computed;
@@ -42,7 +42,7 @@ impl Engine {
         let filled = session.computed.min(session.shares) / page;
         for at in before / page..filled {
             let chunk = session.chunk(at);
-            self.pager.publish(&mut session.pages, at, chunk);
+            self.pager.insert_prefix(&mut session.pages, at, chunk);
         }
     }
 
@@ -87,7 +87,7 @@ impl Engine {
         let holds = fits && session.admitted;
         let pages = match holds {
             true => self.pager.share(&session.pages),
-            false => djinn_memory::PageTable::new(session.pages.page_tokens()),
+            false => djinn_kv::PageTable::new(session.pages.page_tokens()),
         };
         let mut fork = Session {
             id: fork_id,
@@ -110,11 +110,11 @@ impl Engine {
 
 impl Session {
     /// The tokens of a page.
-    fn chunk(&self, at: usize) -> Chunk {
+    fn chunk(&self, at: usize) -> PageContent {
         let page = self.pages.page_tokens();
         let tokens = at * page..(at + 1) * page;
         let tokens = tokens.map(|position| (self.tokens[position], self.is_given(position)));
         // How fast a prompt runs must not tell one owner what another has said.
-        Chunk::new(&self.owner, tokens)
+        PageContent::new(&self.owner, tokens)
     }
 }

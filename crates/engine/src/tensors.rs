@@ -177,7 +177,7 @@ fn le_bytes<T, const N: usize>(values: &[T], write: impl Fn(&T) -> [u8; N]) -> V
 /// Writes a file whole, or into something that is no file.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     match target(path) {
-        Target::File(path) => djinn_store::write_whole(&path, bytes),
+        Target::File(path) => djinn_wal::write_atomically(&path, bytes),
         Target::Folder => Err(ErrorKind::IsADirectory.into()),
         Target::Other => fs::OpenOptions::new()
             .write(true)

@@ -173,8 +173,11 @@ fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut
         "{done} {cancelled} {forks}"
     );
     assert!(engine.adopted() > 200, "{}", engine.adopted());
-    let paged = engine.paged().unwrap();
-    assert!(0 < paged.back.bytes && 0 < paged.out.bytes, "{paged:?}");
+    let paged = engine.paging_stats().unwrap();
+    assert!(
+        0 < paged.copied_in.bytes && 0 < paged.copied_out.bytes,
+        "{paged:?}"
+    );
     assert!(paged.device_peak <= engine.footprint().kv, "{paged:?}");
     assert!(
         paged.host_peak <= engine.blueprint().host_page_bytes(),
@@ -206,7 +209,7 @@ fn two_hundred_sessions_in_a_fifth_of_their_memory() {
     let host_pages = settings.host_pages / 6;
     let mut engine = load_with_disk(&folder, settings, host_pages, disk.path());
     live(&mut engine, &requests, &expect, &mut random);
-    let paged = engine.paged().unwrap();
+    let paged = engine.paging_stats().unwrap();
     assert!(
         paged.spilled.bytes > 0 && paged.fetched.bytes > 0,
         "{paged:?}"
@@ -247,7 +250,7 @@ fn on_disk(disk: &Path) -> (Engine, Vec<SessionId>, Vec<Told>) {
         engine.step().unwrap();
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert!(engine.paged().unwrap().spilled.bytes > 0);
+    assert!(engine.paging_stats().unwrap().spilled.bytes > 0);
     (engine, sessions, expect)
 }
 
@@ -297,9 +300,7 @@ fn a_spill_file_that_somebody_changed_is_an_error_of_those_it_held() {
         "{whole} {failures:?}"
     );
     assert!(
-        failures
-            .iter()
-            .all(|f| f.contains("does not hold what was written")),
+        failures.iter().all(|f| f.contains("is corrupt")),
         "{failures:?}"
     );
     assert!(!failures.is_empty());
@@ -315,7 +316,7 @@ fn a_spill_file_that_somebody_changed_is_an_error_of_those_it_held() {
         "{whole} {failures:?}"
     );
     // Others may have been written behind it since: then there is a hole where it was.
-    let is_told = |f: &String| f.contains("cut short") || f.contains("does not hold");
+    let is_told = |f: &String| f.contains("was truncated") || f.contains("is corrupt");
     assert!(failures.iter().all(is_told), "{failures:?}");
 }
 
@@ -431,8 +432,8 @@ fn weights_stream_while_pages_move() {
                 "{folder:?} {tier:?}"
             );
         }
-        let paged = engine.paged().unwrap();
-        assert!(paged.back.bytes > 0, "{folder:?} {tier:?}");
+        let paged = engine.paging_stats().unwrap();
+        assert!(paged.copied_in.bytes > 0, "{folder:?} {tier:?}");
     }
 }
 
@@ -457,7 +458,10 @@ fn every_family_makes_room_and_comes_back() {
         for (id, expect) in ids.into_iter().zip(expect) {
             assert!(told(&engine.close(id).unwrap()) == expect, "{folder:?}");
         }
-        assert!(engine.paged().unwrap().out.bytes > 0, "{folder:?}");
+        assert!(
+            engine.paging_stats().unwrap().copied_out.bytes > 0,
+            "{folder:?}"
+        );
     }
 }
 
@@ -538,7 +542,7 @@ fn what_the_host_has_already_is_not_sent_again() {
         engine.step().unwrap();
         engine.wait(id, None).unwrap();
         engine.check_integrity();
-        sent.push(engine.paged().unwrap().out.bytes / page);
+        sent.push(engine.paging_stats().unwrap().copied_out.bytes / page);
         engine.resume(id).unwrap();
     }
     // Seven pages of prompt; then only the one that tokens were added to.
@@ -552,8 +556,8 @@ fn what_the_host_has_already_is_not_sent_again() {
 
 /// Whether pages went to the host, and whether any came back.
 fn moved(engine: &mut Engine) -> (bool, bool) {
-    let paged = engine.paged().unwrap();
-    (paged.out.bytes > 0, paged.back.bytes > 0)
+    let paged = engine.paging_stats().unwrap();
+    (paged.copied_out.bytes > 0, paged.copied_in.bytes > 0)
 }
 
 #[test]
@@ -578,8 +582,8 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
     engine.wait(id, Some(now + minute)).unwrap();
     assert!(engine.tend(now).is_empty());
     assert_eq!(moved(&mut engine), (true, false));
-    let sent = engine.paged().unwrap().out.bytes;
-    assert_eq!(engine.kv_pages().device.held, engine.kv_pages().host.held);
+    let sent = engine.paging_stats().unwrap().copied_out.bytes;
+    assert_eq!(engine.kv_usage().device.used, engine.kv_usage().host.used);
     engine.resume(id).unwrap();
     engine.step().unwrap();
     assert_eq!(moved(&mut engine), (true, false), "it was there");
@@ -591,7 +595,7 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
         engine.check_integrity();
     }
     let page = engine.blueprint().page_bytes();
-    assert_eq!(engine.paged().unwrap().out.bytes, sent + page);
+    assert_eq!(engine.paging_stats().unwrap().copied_out.bytes, sent + page);
     assert!(told(&engine.close(other).unwrap()) == expect[1]);
     assert_eq!(moved(&mut engine), (true, false), "not yet");
     assert!(engine.tend(now + minute).is_empty());
@@ -621,8 +625,8 @@ fn where_the_host_is_short_nothing_is_in_two_places() {
             engine.step().unwrap();
         }
         engine.check_integrity();
-        let pages = engine.kv_pages();
-        held.push((pages.device.held, pages.host.held));
+        let pages = engine.kv_usage();
+        held.push((pages.device.used, pages.host.used));
     }
     // The first is copied and stays; the second goes, and takes the copies' place.
     assert_eq!(held, [(7, 7), (7, 7)]);
@@ -656,7 +660,10 @@ fn who_is_expected_takes_the_place_of_who_is_not() {
     assert!(engine.tend(now).is_empty());
     engine.check_integrity();
     assert_eq!(away(&engine), [false, true]);
-    let (out, back) = (engine.paged().unwrap().out, engine.paged().unwrap().back);
+    let (out, back) = (
+        engine.paging_stats().unwrap().copied_out,
+        engine.paging_stats().unwrap().copied_in,
+    );
     assert!(out.bytes > back.bytes, "the host had all of the second");
     // One as soon as the other stays where it is.
     engine.wait(ids[1], Some(now)).unwrap();

@@ -212,7 +212,7 @@ fn away_on_host_and_disk_while_twenty_others_run_nothing_changes() {
         for (id, expect) in others_ids.into_iter().zip(expect) {
             assert_eq!(engine.close(id).unwrap().generated, expect.generated);
         }
-        let paged = engine.paged().unwrap();
+        let paged = engine.paging_stats().unwrap();
         assert!(
             paged.spilled.bytes > 0 && paged.fetched.bytes > 0,
             "{name} {paged:?}"

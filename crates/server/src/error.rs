@@ -197,9 +197,12 @@ fn kind_of(error: &EngineError) -> Kind {
         | E::OutOfPages(_)
         | E::NoRoom(_)
         | E::NoRoomToFork(_) => Kind::Limited,
-        E::Device(_) | E::Store(_) | E::NotWritten(_) | E::Workers { .. } | E::Weights(_) => {
-            Kind::Internal
-        }
+        E::Device(_)
+        | E::Spill(_)
+        | E::Wal(_)
+        | E::NotWritten(_)
+        | E::Workers { .. }
+        | E::Weights(_) => Kind::Internal,
     }
 }
 

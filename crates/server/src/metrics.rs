@@ -329,7 +329,7 @@ const NUMBERS: &[Number] = &[
         false,
         |r, add| {
             for (tier, pages) in tiers(r) {
-                add(&[("tier", tier)], pages.held as f64);
+                add(&[("tier", tier)], pages.used as f64);
             }
         },
     ),
@@ -349,7 +349,7 @@ const NUMBERS: &[Number] = &[
         false,
         |r, add| {
             for (tier, pages) in tiers(r) {
-                add(&[("tier", tier)], pages.held as f64 * r.page_bytes as f64);
+                add(&[("tier", tier)], pages.used as f64 * r.page_bytes as f64);
             }
         },
     ),
@@ -360,8 +360,8 @@ const NUMBERS: &[Number] = &[
         |r, add| {
             let paged = &r.snapshot.paged;
             let ways = [
-                ("to-host", paged.out),
-                ("to-device", paged.back),
+                ("to-host", paged.copied_out),
+                ("to-device", paged.copied_in),
                 ("to-disk", paged.spilled),
                 ("from-disk", paged.fetched),
             ];
@@ -398,7 +398,7 @@ fn rate(reading: &Reading) -> f64 {
     }
 }
 
-fn tiers(reading: &Reading) -> [(&'static str, djinn_engine::PagesHeld); 3] {
+fn tiers(reading: &Reading) -> [(&'static str, djinn_engine::TierUsage); 3] {
     let pages = &reading.snapshot.pages;
     [
         ("device", pages.device),

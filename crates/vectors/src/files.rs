@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use djinn_store::write_whole;
+use djinn_wal::write_atomically;
 
 use crate::{Steering, VectorsError, gguf, tensors};
 
@@ -45,7 +45,7 @@ impl Steering {
     pub fn write(&self, path: &Path) -> Result<(), VectorsError> {
         let format = Format::for_path(path)?;
         let write =
-            |bytes: Vec<u8>| write_whole(path, &bytes).map_err(VectorsError::system("write"));
+            |bytes: Vec<u8>| write_atomically(path, &bytes).map_err(VectorsError::system("write"));
         self.to_bytes(format).and_then(write).map_err(of_file(path))
     }
 

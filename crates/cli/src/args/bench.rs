@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Subcommand};
-use djinn_engine::{KvMemory, SpillTo};
+use djinn_engine::{KvMemory, SpillConfig};
 use djinn_memory::Size;
 
 use super::{DeviceArgs, DeviceName, ModelArgs, at_least_one};
@@ -221,7 +221,7 @@ impl BenchSessionsArgs {
     pub fn kv(&self) -> KvMemory {
         KvMemory {
             device: self.kv.map(|size| size.0),
-            spill: self.spill.clone().map(|folder| SpillTo {
+            spill: self.spill.clone().map(|folder| SpillConfig {
                 folder,
                 bytes: self.spill_size.0,
             }),

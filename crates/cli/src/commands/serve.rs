@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use djinn_engine::{KvMemory, SpillTo};
+use djinn_engine::{KvMemory, SpillConfig};
 use djinn_memory::Size;
 use djinn_server::{Config, Layout, Limits, ModelConfig, Running, Tls, Traces};
 
@@ -140,7 +140,7 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
         memory,
         kv: KvMemory {
             device: args.kv.map(|size| size.0),
-            spill: args.spill.map(|folder| SpillTo {
+            spill: args.spill.map(|folder| SpillConfig {
                 folder,
                 bytes: args.spill_size.0,
             }),

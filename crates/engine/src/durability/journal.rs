@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use djinn_store::Log;
+use djinn_wal::Log;
 
 use super::{
     SavedSession, SavedState,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use djinn_store::{Archive, ArchiveWriter, Log};
+use djinn_wal::{Archive, ArchiveWriter, Log};
 use serde::{Deserialize, Serialize};
 
 use super::{SavedSession, SavedState, records::Record};

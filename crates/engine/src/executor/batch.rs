@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use djinn_device::{Draw, Phase};
-use djinn_memory::Pages;
+use djinn_kv::Pages;
 
 use crate::{Settings, session::Session};
 
@@ -165,7 +165,7 @@ fn wanted_rows(session: &Session, group: &RowSpan) -> Vec<RowSpan> {
 #[cfg(test)]
 mod tests {
     use djinn_device::{Draw, Phase};
-    use djinn_memory::{PageTable, Pages};
+    use djinn_kv::{PageTable, Pages};
 
     use super::{Batch, RowSpan, generated, phases};
     use crate::{

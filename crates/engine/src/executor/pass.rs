@@ -3,6 +3,7 @@
 use std::{ops::Range, time::Instant};
 
 use djinn_device::{Device, DeviceError, Event, Span, Stream, View};
+use djinn_kv::PendingPages;
 use djinn_model::program::{Buf, Op, Program, SegmentKind};
 use djinn_weights::Streamer;
 
@@ -10,7 +11,6 @@ use crate::{
     Blueprint, EngineError,
     arena::{Arena, Ids},
     executor::batch::{Batch, RowSpan},
-    pager::Arrivals,
     probe::staging::Staging,
     session::Session,
 };
@@ -52,7 +52,7 @@ pub(crate) struct Pass<'a, 's> {
     pub batch: &'a Batch,
     pub ids: Ids,
     /// Pages that are still on their way.
-    pub arrivals: &'a Arrivals<Event>,
+    pub arrivals: &'a PendingPages<Event>,
     /// Whether what happens is put on record.
     pub recording: bool,
     /// What it has come to so far.
@@ -167,7 +167,7 @@ impl Pass<'_, '_> {
             Some(_) => self.streamer.end_segment()?,
         }
         if let SegmentKind::Block(block) = kind {
-            for event in self.arrivals.before(block, self.progress.block) {
+            for event in self.arrivals.events_before(block, self.progress.block) {
                 self.device.wait(Stream::Compute, event)?;
             }
             self.progress.block = Some(block);

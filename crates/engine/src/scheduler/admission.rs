@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use djinn_memory::PageId;
+use djinn_kv::{Granularity, KvError, PageId, Pager};
 
 use crate::{
     Engine, EngineError, Output, SessionId,
-    pager::{Pace, Pager},
     scheduler::{Limits, PageCommitment, Ready, admitted, decide},
     session::Session,
     session::state::State,
@@ -111,8 +110,8 @@ impl Engine {
         let run: Vec<(SessionId, usize)> = run.collect();
         self.clock = self.clock.max(decision.clock);
         let mut turn = Turn::default();
-        if let Err(error) = self.pager.send_away(&decision.away) {
-            turn.lost = self.lose(&decision.away, &error);
+        if let Err(error) = self.pager.evict(&decision.away) {
+            turn.lost = self.lose(&decision.away, &error.into());
         }
         self.bring(run, now, &mut turn);
         turn
@@ -129,7 +128,7 @@ impl Engine {
                 continue;
             }
             session.turn.get_or_insert(now);
-            match self.with_pages(id, |pager, session| pager.is_there(&session.pages)) {
+            match self.with_pages(id, |pager, session| pager.is_resident(&session.pages)) {
                 Ok(true) => self.take_in(id, rows, turn),
                 Ok(false) => later.push((id, rows)),
                 Err(lost) => turn.lost.push(*lost),
@@ -140,12 +139,12 @@ impl Engine {
         let mut most = self.pages_of_a_pass();
         for (id, rows) in later {
             let awaited = self.pager.awaited(&self.sessions[&id].pages);
-            coming_s += self.pager.seconds_back(awaited);
+            coming_s += self.pager.copy_in_seconds(awaited);
             let joins = turn.run.is_empty() || coming_s <= PATIENCE * pass_s;
             let coming = match joins {
                 true => self.with_pages(id, |pager, session| {
                     let first = session.first_block();
-                    pager.bring_back(session.pages.pages(), Pace::From(first))
+                    pager.copy_in(session.pages.pages(), Granularity::FromBlock(first))
                 }),
                 false => self.bring_some(id, &mut most),
             };
@@ -179,9 +178,9 @@ impl Engine {
         let streams = !self.blueprint.plan().ring.slots.is_empty();
         self.with_pages(id, |pager, _| {
             if streams && !away.is_empty() {
-                pager.after_weights()?;
+                pager.order_after_weights()?;
             }
-            pager.bring_back(&away, Pace::Whole)
+            pager.copy_in(&away, Granularity::WholePage)
         })
     }
 
@@ -189,7 +188,7 @@ impl Engine {
     fn take_in(&mut self, id: SessionId, rows: usize, turn: &mut Turn) {
         let there = self.with_pages(id, |pager, session| {
             let tokens = session.computed..session.computed + rows;
-            pager.write(&mut session.pages, tokens)
+            pager.prepare_write(&mut session.pages, tokens)
         });
         match there {
             Ok(()) => {
@@ -205,10 +204,11 @@ impl Engine {
     pub(crate) fn with_pages<T>(
         &mut self,
         id: SessionId,
-        work: impl FnOnce(&mut Pager, &mut Session) -> Result<T, EngineError>,
+        work: impl FnOnce(&mut Pager, &mut Session) -> Result<T, KvError>,
     ) -> Result<T, Lost> {
         let session = self.sessions.get_mut(&id).expect("an open session");
         work(&mut self.pager, session).map_err(|error| {
+            let error = EngineError::from(error);
             let pages = self.sessions[&id].pages.pages().to_vec();
             let others = self.lose(&pages, &error).into_iter();
             self.untold
@@ -219,7 +219,7 @@ impl Engine {
 
     /// Pages are lost, and so are all sessions that hold one of them.
     pub(crate) fn lose(&mut self, pages: &[PageId], error: &EngineError) -> Vec<Output> {
-        self.pager.settle();
+        self.pager.drain();
         let holds = |session: &&Session| session.pages.pages().iter().any(|p| pages.contains(p));
         let lost = self
             .sessions

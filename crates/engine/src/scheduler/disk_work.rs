@@ -1,6 +1,6 @@
 //! What goes to disk and what comes from there, while passes run.
 
-use djinn_memory::{PageId, PageTable, Pages};
+use djinn_kv::{PageId, PageTable, Pages};
 
 /// Frames of the host that only pages from disk may take where there is one: then whoever
 /// is first can always come back from there, a few pages at a time if need be. `largest` is
@@ -26,22 +26,22 @@ pub(crate) fn disk_work(
     margin: usize,
 ) -> DiskWork {
     let mut work = DiskWork::default();
-    let mut taken = vec![false; pages.numbers()];
-    let mut room = pages.host().free() + pages.copies();
+    let mut taken = vec![false; pages.index_bound()];
+    let mut room = pages.host().free() + pages.host_copies();
     for (number, table) in wanted.iter().enumerate() {
         // The reserve is for the first alone, and the others come only where nothing has to
         // go for it: those that have half each would wait for one another.
         let left = if number == 0 { 0 } else { margin };
         for &page in table.pages() {
-            let can_come = pages.is_on_disk(page) && !pages.is_moving(page);
-            if room > left && can_come && !taken[page.number()] {
-                taken[page.number()] = true;
+            let can_come = pages.is_only_on_disk(page) && !pages.in_disk_transfer(page);
+            if room > left && can_come && !taken[page.index()] {
+                taken[page.index()] = true;
                 work.fetch.push(page);
                 room -= 1;
             }
         }
     }
-    let mut short = margin.saturating_sub(room + pages.leaving());
+    let mut short = margin.saturating_sub(room + pages.spilling());
     let stays = |page: &PageId| wanted.first().is_some_and(|t| t.pages().contains(page));
     for table in idle.iter().chain(wanted.iter().rev()) {
         for &page in table.pages().iter().rev() {
@@ -49,8 +49,8 @@ pub(crate) fn disk_work(
                 return work;
             }
             let is_alone = pages.device_frame(page).is_none() && pages.host_frame(page).is_some();
-            if is_alone && !pages.is_moving(page) && !stays(&page) && !taken[page.number()] {
-                taken[page.number()] = true;
+            if is_alone && !pages.in_disk_transfer(page) && !stays(&page) && !taken[page.index()] {
+                taken[page.index()] = true;
                 work.spill.push(page);
                 short -= 1;
             }

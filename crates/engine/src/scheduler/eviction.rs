@@ -2,9 +2,9 @@
 
 use std::{cmp::Reverse, collections::VecDeque};
 
-use djinn_memory::{PageId, PageTable};
+use djinn_kv::{KvError, PageId, PageTable};
 
-use crate::{Engine, EngineError, SessionId, session::Session, session::state::State};
+use crate::{Engine, SessionId, session::Session, session::state::State};
 
 impl Engine {
     /// The pages of sessions that do not run now, those needed last first.
@@ -18,7 +18,7 @@ impl Engine {
         // not who was away longest: thoughts end, so that one is about to come back. Whose copies
         // are only just being made comes after the others: who takes its place would wait.
         idle.sort_by_cached_key(|(expected, s)| {
-            let is_leaving = self.pager.is_leaving(&s.pages);
+            let is_leaving = self.pager.is_copying_out(&s.pages);
             (is_leaving, expected.is_some(), Reverse(*expected))
         });
         idle.into_iter()
@@ -30,10 +30,10 @@ impl Engine {
     fn in_use(&self, these: &[SessionId]) -> Vec<bool> {
         let runs = |s: &&Session| matches!(s.state, State::Ready | State::Running);
         let these = these.iter().map(|id| &self.sessions[id]);
-        let mut used = vec![false; self.pager.pages().numbers()];
+        let mut used = vec![false; self.pager.pages().index_bound()];
         for session in self.sessions.values().filter(runs).chain(these) {
             let pages = session.pages.pages().iter();
-            pages.for_each(|page| used[page.number()] = true);
+            pages.for_each(|page| used[page.index()] = true);
         }
         used
     }
@@ -42,7 +42,7 @@ impl Engine {
     /// nobody holds them who is about to run.
     fn unused_here(&self, id: SessionId) -> Vec<PageId> {
         let (used, pages) = (self.in_use(&[]), self.pager.pages());
-        let is_here = |&page: &PageId| !used[page.number()] && pages.device_frame(page).is_some();
+        let is_here = |&page: &PageId| !used[page.index()] && pages.device_frame(page).is_some();
         let own = self.sessions[&id].pages.pages().iter().rev().copied();
         own.filter(is_here).collect()
     }
@@ -56,7 +56,7 @@ impl Engine {
     /// Lets as many of these pages go as there is room for on the host.
     fn send_as_many(&mut self, mut pages: Vec<PageId>) {
         // Each takes a place there for good, also what the host has already; that goes first.
-        pages.sort_by_key(|&page| self.pager.pages().is_here_alone(page));
+        pages.sort_by_key(|&page| self.pager.pages().is_only_on_device(page));
         pages.truncate(self.room_elsewhere());
         self.give_up(&pages);
     }
@@ -68,7 +68,7 @@ impl Engine {
         let (own, pages) = (self.unused_here(id), self.pager.pages());
         let new = own
             .iter()
-            .filter(|&&page| pages.is_here_alone(page))
+            .filter(|&&page| pages.is_only_on_device(page))
             .count();
         if new + self.host_margin() > pages.host().free() {
             return self.send_as_many(own);
@@ -83,8 +83,8 @@ impl Engine {
         let mut used = self.in_use(these);
         let mut spare = VecDeque::new();
         for &page in self.idle().into_iter().flat_map(|t| t.pages().iter().rev()) {
-            let is_used = std::mem::replace(&mut used[page.number()], true);
-            if !is_used && self.pager.pages().is_here_and_there(page) {
+            let is_used = std::mem::replace(&mut used[page.index()], true);
+            if !is_used && self.pager.pages().is_on_device_and_host(page) {
                 spare.push_back(page);
             }
         }
@@ -93,15 +93,15 @@ impl Engine {
 
     /// Lets pages go that the host has too, or has room for.
     pub(crate) fn give_up(&mut self, pages: &[PageId]) {
-        let sent = self.pager.send_away(pages);
+        let sent = self.pager.evict(pages);
         self.lose_unless(sent, pages);
     }
 
     /// Where pages could not be moved, those that hold them are over, which the next pass
     /// tells.
-    fn lose_unless(&mut self, moved: Result<(), EngineError>, pages: &[PageId]) {
+    fn lose_unless(&mut self, moved: Result<(), KvError>, pages: &[PageId]) {
         if let Err(error) = moved {
-            let lost = self.lose(pages, &error);
+            let lost = self.lose(pages, &error.into());
             self.untold.extend(lost);
         }
     }

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_memory::PageId;
+use djinn_kv::{Granularity, PageId};
 
 use crate::{
     Engine, EngineError, Finish, Output, SessionId,
-    pager::Pace,
     session::Session,
     session::output::over,
     session::state::{State, Step},
@@ -77,12 +76,18 @@ impl Engine {
         let mut spare = None;
         for &id in &expected {
             let (table, pages) = (&self.sessions[&id].pages, self.pager.pages());
-            if table.pages().iter().any(|&page| pages.is_on_disk(page)) {
+            if table
+                .pages()
+                .iter()
+                .any(|&page| pages.is_only_on_disk(page))
+            {
                 continue;
             }
-            let short = table.away(pages).saturating_sub(pages.device().free());
+            let short = pages
+                .nonresident(table)
+                .saturating_sub(pages.device().free());
             if short > 0 {
-                if pages.copies() < short || self.is_short() {
+                if pages.host_copies() < short || self.is_short() {
                     break;
                 }
                 let spare = spare.get_or_insert_with(|| self.spare(&expected));
@@ -93,7 +98,7 @@ impl Engine {
                 self.give_up(&gone);
             }
             let back = self.with_pages(id, |pager, session| {
-                pager.bring_back(session.pages.pages(), Pace::Whole)
+                pager.copy_in(session.pages.pages(), Granularity::WholePage)
             });
             lost.extend(back.err().map(|lost| *lost));
         }
@@ -103,7 +108,7 @@ impl Engine {
     /// Whether somebody is ready whose pages are not here.
     fn is_short(&self) -> bool {
         let pages = self.pager.pages();
-        let lacks = |session: &Session| session.is_ready() && session.pages.away(pages) > 0;
+        let lacks = |session: &Session| session.is_ready() && pages.nonresident(&session.pages) > 0;
         self.sessions.values().any(lacks)
     }
 

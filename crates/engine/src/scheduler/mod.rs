@@ -18,7 +18,7 @@ pub(crate) mod spill_policy;
 #[cfg(test)]
 mod tests;
 
-use djinn_memory::{PageId, PageTable, Pages};
+use djinn_kv::{PageId, PageTable, Pages};
 
 pub(crate) use disk_work::{disk_work, reserve};
 pub use fair_share::Class;
@@ -79,7 +79,7 @@ impl Room<'_> {
 
     /// Whether a page could make room.
     fn can_go(&self, page: PageId) -> bool {
-        self.is_here(page) && !self.stays[page.number()] && !self.goes[page.number()]
+        self.is_here(page) && !self.stays[page.index()] && !self.goes[page.index()]
     }
 
     /// What somebody has here is not for those behind it.
@@ -87,7 +87,7 @@ impl Room<'_> {
         for &page in table.pages() {
             if self.can_go(page) {
                 self.others -= 1;
-                self.stays[page.number()] = true;
+                self.stays[page.index()] = true;
             }
         }
     }
@@ -95,14 +95,15 @@ impl Room<'_> {
     /// What is away of it comes back.
     fn expect(&mut self, table: &PageTable) {
         for page in table.pages() {
-            self.stays[page.number()] = true;
+            self.stays[page.index()] = true;
         }
     }
 
     /// How many pages of it would have to come, if all can.
     fn coming(&self, table: &PageTable) -> Option<usize> {
-        let can_come = |page: &PageId| !self.goes[page.number()] && !self.pages.is_on_disk(*page);
-        let comes = |page: &&PageId| !self.is_here(**page) && !self.stays[page.number()];
+        let can_come =
+            |page: &PageId| !self.goes[page.index()] && !self.pages.is_only_on_disk(*page);
+        let comes = |page: &&PageId| !self.is_here(**page) && !self.stays[page.index()];
         let all = table.pages();
         all.iter()
             .all(can_come)
@@ -116,7 +117,7 @@ impl Room<'_> {
                 return;
             }
             if self.can_go(page) {
-                self.goes[page.number()] = true;
+                self.goes[page.index()] = true;
                 self.others -= 1;
                 self.elsewhere -= 1;
                 self.free += 1;
@@ -147,8 +148,8 @@ pub(crate) fn decide(
         free: pages.device().free(),
         elsewhere,
         others: pages.device().total() - pages.device().free(),
-        stays: vec![false; pages.numbers()],
-        goes: vec![false; pages.numbers()],
+        stays: vec![false; pages.index_bound()],
+        goes: vec![false; pages.index_bound()],
     };
     // Whose pages make room: the idle, then those whose turn is furthest away.
     let later = order.iter().rev().map(|&i| ready[i].table);
@@ -169,7 +170,7 @@ pub(crate) fn decide(
             continue;
         }
         let tokens = session.computed..session.computed + rows;
-        let needed = coming + pages.needs(session.table, &tokens);
+        let needed = coming + pages.frames_needed(session.table, &tokens);
         let there_is = room.free + room.others.min(room.elsewhere);
         // The first takes what there is, so that what goes makes its way to disk meanwhile.
         if needed > there_is && i != order[0] {

@@ -1,7 +1,7 @@
 //! Everything that schedules, over random sessions: nobody starves, nothing deadlocks, and
 //! no page is anybody else's. A failure prints the numbers it followed from.
 
-use djinn_memory::{PageId, PageTable, Pages};
+use djinn_kv::{PageId, PageTable, Pages};
 use proptest::prelude::*;
 
 use super::{
@@ -34,7 +34,7 @@ impl Simulated {
     /// Pages it may still come to take.
     fn more(&self, pages: &Pages) -> usize {
         let at = self.tokens..self.tokens + 1;
-        let copied = pages.needs(&self.table, &at) - self.table.missing(at.end);
+        let copied = pages.frames_needed(&self.table, &at) - self.table.missing(at.end);
         self.most - self.table.len() + copied
     }
 }
@@ -132,8 +132,8 @@ impl World {
             let at = self.draw(self.moving.len());
             let page = self.moving.swap_remove(at);
             // Writing fails now and then; what is read is there.
-            let is_whole = self.pages.is_on_disk(page) || self.draw(5) > 0;
-            self.pages.arrived(page, is_whole);
+            let is_whole = self.pages.is_only_on_disk(page) || self.draw(5) > 0;
+            self.pages.finish_transfer(page, is_whole);
         }
     }
 
@@ -179,7 +179,7 @@ impl World {
         };
         let ready: Vec<Ready<'_>> = ids.iter().map(of).collect();
         let waiting: Vec<&PageTable> = idle.iter().map(|&i| &self.all[i].table).collect();
-        let room = self.pages.host().free() + self.pages.copies();
+        let room = self.pages.host().free() + self.pages.host_copies();
         let room = room.saturating_sub(self.reserve);
         let decision = decide(&ready, &waiting, &self.pages, room, self.limits);
         let order = |&i: &usize| (ready[i].account.place, ready[i].account.class, i);
@@ -187,7 +187,7 @@ impl World {
         let is_first = decision.run.first().map(|run| run.0) == first;
         self.clock = self.clock.max(decision.clock);
         for page in decision.away {
-            let sent = self.pages.send_away(page);
+            let sent = self.pages.evict(page);
             prop_assert!(sent.is_ok(), "there is room for what goes");
         }
         for &i in &ids {
@@ -196,12 +196,12 @@ impl World {
         for (i, rows) in decision.run {
             let s = &mut self.all[ids[i]];
             for &page in s.table.pages() {
-                self.pages.bring_back(page).expect("room was made");
+                self.pages.copy_in(page).expect("room was made");
             }
             let tokens = s.tokens..s.tokens + rows;
             s.tokens = tokens.end;
             self.pages
-                .write(&mut s.table, tokens)
+                .prepare_write(&mut s.table, tokens)
                 .expect("room was made");
             s.account.ran();
             s.hungry = 0;
@@ -283,7 +283,7 @@ proptest! {
             world.step()?;
         }
         while let Some(page) = world.moving.pop() {
-            world.pages.arrived(page, true);
+            world.pages.finish_transfer(page, true);
         }
         let pages = &world.pages;
         let free = (pages.device().free(), pages.host().free(), pages.disk().free());

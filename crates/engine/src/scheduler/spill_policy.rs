@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use djinn_memory::PageTable;
+use djinn_kv::{DiskDirection, PageTable};
 
 use crate::{
     Engine, EngineError, Output, SessionId,
-    pager::Way,
     scheduler::{disk_work, reserve},
     session::Session,
     session::lifecycle::AHEAD,
@@ -36,7 +35,7 @@ impl Engine {
     /// Pages that can leave the device now: copies make way for those that are nowhere else.
     pub(crate) fn room_elsewhere(&self) -> usize {
         let pages = self.pager.pages();
-        let room = pages.host().free() + pages.copies();
+        let room = pages.host().free() + pages.host_copies();
         room.saturating_sub(self.reserve())
     }
 
@@ -64,13 +63,13 @@ impl Engine {
         let mut lost = Vec::new();
         for page in work.fetch {
             if let Err(error) = self.pager.fetch(page) {
-                lost.extend(self.lose(&[page], &error));
+                lost.extend(self.lose(&[page], &error.into()));
             }
         }
         if self.disk_failure.is_none() {
             for page in work.spill {
                 if let Err(error) = self.pager.spill(page) {
-                    lost.extend(self.lose(&[page], &error));
+                    lost.extend(self.lose(&[page], &error.into()));
                 }
             }
         }
@@ -82,11 +81,11 @@ impl Engine {
     /// over.
     pub(crate) fn take_from_disk(&mut self, wait: bool) -> Vec<Output> {
         let mut lost = Vec::new();
-        for (page, way, error) in self.pager.take_arrived(wait) {
-            let error = EngineError::Store(error);
-            match way {
-                Way::Out => self.disk_failure = Some(error.to_string()),
-                Way::Back => lost.extend(self.lose(&[page], &error)),
+        for failed in self.pager.finish_disk_transfers(wait) {
+            let error = EngineError::Spill(failed.error);
+            match failed.direction {
+                DiskDirection::Spill => self.disk_failure = Some(error.to_string()),
+                DiskDirection::Fetch => lost.extend(self.lose(&[failed.page], &error)),
             }
         }
         lost

@@ -1,4 +1,4 @@
-use djinn_memory::{PageId, PageTable, Pages};
+use djinn_kv::{PageId, PageTable, Pages};
 use proptest::prelude::*;
 
 use super::{Class, FairShare, Limits, PageCommitment, Ready, admitted, decide};
@@ -10,9 +10,11 @@ fn tables(device: usize, host: usize, held: &[(usize, usize)]) -> (Pages, Vec<Pa
     let mut pages = Pages::new(device, host, 0);
     let mut table = |&(here, away): &(usize, usize)| {
         let mut table = PageTable::new(2);
-        pages.write(&mut table, 0..2 * (here + away)).unwrap();
+        pages
+            .prepare_write(&mut table, 0..2 * (here + away))
+            .unwrap();
         for &page in &table.pages()[here..] {
-            pages.send_away(page).unwrap();
+            pages.evict(page).unwrap();
         }
         table
     };
@@ -82,7 +84,7 @@ fn pages_of_several_count_once_and_stay_for_whoever_runs() {
     assert_eq!(counts(&decision.away, &tables), [0, 1, 0]);
     // What the one who runs holds does not go with the idle one that holds it too.
     for &page in tables[0].pages() {
-        pages.bring_back(page).unwrap();
+        pages.copy_in(page).unwrap();
     }
     let all = [ready(1, &tables[0], 5)];
     let idle = [&tables[2], &tables[1]];
@@ -94,15 +96,15 @@ fn pages_of_several_count_once_and_stay_for_whoever_runs() {
 }
 
 #[test]
-fn who_is_on_disk_does_not_run_yet() {
+fn who_is_only_on_disk_does_not_run_yet() {
     let mut pages = Pages::new(4, 4, 4);
     let mut table = PageTable::new(2);
-    pages.write(&mut table, 0..4).unwrap();
+    pages.prepare_write(&mut table, 0..4).unwrap();
     for &page in table.pages() {
-        pages.send_away(page).unwrap();
+        pages.evict(page).unwrap();
     }
     pages.spill(table.pages()[0]).unwrap();
-    pages.arrived(table.pages()[0], true);
+    pages.finish_transfer(table.pages()[0], true);
     let other = PageTable::new(2);
     let all = [ready(1, &table, 1), ready(2, &other, 1)];
     assert_eq!(decide(&all, &[], &pages, 4, limits(8, 8)).run, [(1, 1)]);
@@ -158,8 +160,8 @@ fn run_one(accounts: &mut [FairShare], clock: &mut u64) -> usize {
         (Pages::new(1, 9, 0), Vec::new()),
         |(mut pages, mut tables), _| {
             let mut table = PageTable::new(2);
-            pages.write(&mut table, 0..1).unwrap();
-            pages.send_away(table.pages()[0]).unwrap();
+            pages.prepare_write(&mut table, 0..1).unwrap();
+            pages.evict(table.pages()[0]).unwrap();
             tables.push(table);
             (pages, tables)
         },

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_memory::{OutOfPages, PageTable};
+use djinn_kv::{OutOfPages, PageTable};
 
 use crate::{
     Captured, EditSpec, Engine, EngineError, Finish, Output, Probe, Request, RunUntil, SavedState,

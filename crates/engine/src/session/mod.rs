@@ -13,7 +13,7 @@ use std::{
 };
 
 use djinn_device::Phase;
-use djinn_memory::{PageTable, Pages};
+use djinn_kv::{PageTable, Pages};
 use djinn_model::Site;
 
 use crate::{
@@ -154,7 +154,7 @@ impl Session {
     pub fn copied_pages(&self, pages: &Pages) -> usize {
         let rows = self.checkpoint.as_ref().map_or(1, |at| at.rows);
         let next = self.computed..self.computed + rows;
-        pages.needs(&self.pages, &next) - self.pages.missing(next.end)
+        pages.frames_needed(&self.pages, &next) - self.pages.missing(next.end)
     }
 
     /// Whether a token was given, not generated.

@@ -94,7 +94,7 @@ impl Engine {
             tokens: session.tokens.len(),
             generated: session.generated(),
             pages: session.pages.len(),
-            away: session.pages.away(self.pager.pages()),
+            away: self.pager.pages().nonresident(&session.pages),
         };
         self.sessions.values().filter(wanted).map(info).collect()
     }

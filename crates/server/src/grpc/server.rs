@@ -3,7 +3,7 @@
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use djinn_device::host::rss_bytes;
-use djinn_engine::PagesHeld;
+use djinn_engine::TierUsage;
 use djinn_weights::{Lane, Timeline, TimelineEvent};
 use djinn_wire::v1::{self, server_server::Server};
 use futures_util::stream;
@@ -141,9 +141,9 @@ fn model_status(model: v1::Model, reading: Option<&Reading>) -> v1::ModelStatus 
         };
     };
     let snapshot = &reading.snapshot;
-    let tier = |pages: PagesHeld| {
+    let tier = |pages: TierUsage| {
         Some(v1::TierPages {
-            used: pages.held as u64,
+            used: pages.used as u64,
             total: pages.total as u64,
             page_bytes: reading.page_bytes,
             page_tokens: reading.page_tokens,
@@ -162,8 +162,8 @@ fn model_status(model: v1::Model, reading: Option<&Reading>) -> v1::ModelStatus 
         device: tier(snapshot.pages.device),
         host: tier(snapshot.pages.host),
         disk: tier(snapshot.pages.disk),
-        paged_out_bytes: snapshot.paged.out.bytes,
-        paged_in_bytes: snapshot.paged.back.bytes,
+        paged_out_bytes: snapshot.paged.copied_out.bytes,
+        paged_in_bytes: snapshot.paged.copied_in.bytes,
         sessions: sessions
             .map(|(state, count)| ((*state).to_owned(), *count))
             .collect(),

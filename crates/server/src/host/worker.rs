@@ -11,7 +11,7 @@ use std::{
 };
 
 use djinn_engine::{
-    DuringPass, Engine, EngineError, Finish, KvPages, Output, Paged, Request, SessionId,
+    DuringPass, Engine, EngineError, Finish, KvUsage, Output, PagingStats, Request, SessionId,
 };
 use tokio::sync::{
     mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -138,9 +138,9 @@ pub struct Snapshot {
     /// Sessions that are over.
     pub ended: u64,
     /// Pages of KV by tier.
-    pub pages: KvPages,
+    pub pages: KvUsage,
     /// What paging came to.
-    pub paged: Paged,
+    pub paged: PagingStats,
     /// Sessions by state.
     pub sessions: BTreeMap<&'static str, u64>,
     /// Tokens that were not computed because another session had.
@@ -450,8 +450,8 @@ impl Worker {
             link_s: sums.link_s,
             stalled_s: sums.stalled_s,
             ended: sums.ended,
-            pages: self.engine.kv_pages(),
-            paged: self.engine.paged()?,
+            pages: self.engine.kv_usage(),
+            paged: self.engine.paging_stats()?,
             sessions,
             adopted: self.engine.adopted() as u64,
         })

@@ -187,7 +187,7 @@ impl Bench<'_> {
                 let now = Instant::now();
                 engine.wait(id, Some(now))?;
                 engine.tend(now);
-                engine.paged()?;
+                engine.paging_stats()?;
                 Ok(())
             })?;
             self.engine.resume(id)?;
@@ -241,7 +241,7 @@ impl Bench<'_> {
     /// All pages of a session are on the host alone.
     fn leave(&mut self, id: SessionId) -> Result<(), Failure> {
         self.engine.wait(id, None)?;
-        self.engine.paged()?;
+        self.engine.paging_stats()?;
         Ok(())
     }
 

@@ -81,15 +81,15 @@ fn measure(engine: &mut Engine, id: SessionId, repeat: usize) -> Result<Measured
 
         // Everything first: it is expected, and comes in one go before it is resumed.
         leave(engine, id)?;
-        let (before, start) = (engine.paged()?, Instant::now());
+        let (before, start) = (engine.paging_stats()?, Instant::now());
         engine.wait(id, Some(start))?;
         engine.tend(start);
-        let back = engine.paged()?.back;
+        let back = engine.paging_stats()?.copied_in;
         engine.resume(id)?;
         engine.step()?;
         times[3].push(start.elapsed().as_secs_f64());
-        times[1].push(back.seconds - before.back.seconds);
-        bytes = back.bytes - before.back.bytes;
+        times[1].push(back.seconds - before.copied_in.seconds);
+        bytes = back.bytes - before.copied_in.bytes;
 
         leave(engine, id)?;
         let start = Instant::now();
@@ -110,7 +110,7 @@ fn measure(engine: &mut Engine, id: SessionId, repeat: usize) -> Result<Measured
 /// The session waits, with all its pages on the host alone.
 fn leave(engine: &mut Engine, id: SessionId) -> Result<(), Failure> {
     engine.wait(id, None)?;
-    engine.paged()?;
+    engine.paging_stats()?;
     Ok(())
 }
 

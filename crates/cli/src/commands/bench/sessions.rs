@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Blueprint, Engine, Finish, Output, Paged, Request, SessionId, Settings};
+use djinn_engine::{Blueprint, Engine, Finish, Output, PagingStats, Request, SessionId, Settings};
 use djinn_memory::Size;
 use djinn_model::{Model, program::Program};
 use djinn_report::percentile;
@@ -116,7 +116,7 @@ pub fn sessions(args: &BenchSessionsArgs) -> Result<(), Failure> {
     }
     let mut engine = commands::load(&settled, model, blueprint, &mut Watch::default())?;
     let measured = run(args, &mut engine, &asked)?;
-    let paged = engine.paged()?;
+    let paged = engine.paging_stats()?;
     let mut report = report(args, &settled, &engine, wanted, &measured, paged)?;
     drop(engine);
     let differ = check(args, &settled, &asked, &measured)?;
@@ -381,7 +381,7 @@ fn report(
     engine: &Engine,
     wanted: usize,
     measured: &Measured,
-    paged: Paged,
+    paged: PagingStats,
 ) -> Result<Value, Failure> {
     let (model, blueprint) = (engine.model(), engine.blueprint());
     let (used, link) = match settled.backend().card() {
@@ -392,7 +392,7 @@ fn report(
             (used, Some(link))
         }
     };
-    let over_link = (measured.streamed + paged.back.bytes) as f64;
+    let over_link = (measured.streamed + paged.copied_in.bytes) as f64;
     let tokens = measured.first.len() + measured.next.len() + measured.resumed.len();
     let way = |traffic: djinn_engine::Traffic| {
         json!({
@@ -425,7 +425,7 @@ fn report(
             "kv_bytes": blueprint.disk_page_bytes(), "kv_peak_bytes": paged.disk_peak,
         },
         "shared_tokens": engine.adopted(),
-        "link_gb_per_s": link, "paged_out": way(paged.out), "paged_back": way(paged.back),
+        "link_gb_per_s": link, "paged_out": way(paged.copied_out), "paged_back": way(paged.copied_in),
         "spilled": rate(paged.spilled), "fetched": rate(paged.fetched),
         "streamed_bytes": measured.streamed,
         "link_share": link.map(|link| over_link / measured.busy / link / 1e9),

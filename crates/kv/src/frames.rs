@@ -1,0 +1,101 @@
+//! Frames: the places for pages that one tier has.
+
+use std::collections::BTreeSet;
+
+/// Number of a place for one page within a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Frame(pub u32);
+
+impl Frame {
+    /// Position of the frame in an array with one element for each frame of the tier.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Too few free frames for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{wanted} more KV pages are needed, and {free} of {total} are free")]
+pub struct OutOfPages {
+    /// Number of frames the operation needs.
+    pub wanted: usize,
+    /// Number of free frames.
+    pub free: usize,
+    /// Number of frames of the tier.
+    pub total: usize,
+}
+
+/// All frames of one tier, free or taken.
+#[derive(Clone, Debug)]
+pub struct FramePool {
+    /// Free frames. The lowest is taken first: high frames stay untouched as long as possible,
+    /// and frames taken together are adjacent where possible.
+    free: BTreeSet<Frame>,
+    taken: Vec<bool>,
+}
+
+impl FramePool {
+    /// Creates a pool of `total` free frames.
+    pub fn new(total: usize) -> Self {
+        let total_u32 = u32::try_from(total).expect("a frame number has 32 bits");
+        FramePool {
+            free: (0..total_u32).map(Frame).collect(),
+            taken: vec![false; total],
+        }
+    }
+
+    /// Number of frames, free or taken.
+    pub fn total(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// Number of free frames.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Number of taken frames.
+    pub fn taken(&self) -> usize {
+        self.total() - self.free()
+    }
+
+    /// Takes the lowest free frame.
+    pub(crate) fn take(&mut self) -> Option<Frame> {
+        let frame = self.free.pop_first()?;
+        let was_taken = std::mem::replace(&mut self.taken[frame.index()], true);
+        assert!(!was_taken, "frame {} was free and taken", frame.0);
+        Some(frame)
+    }
+
+    /// Returns a taken frame to the pool.
+    pub(crate) fn give_back(&mut self, frame: Frame) {
+        let was_taken = std::mem::replace(&mut self.taken[frame.index()], false);
+        assert!(was_taken, "frame {} was returned twice", frame.0);
+        self.free.insert(frame);
+    }
+
+    /// Fails unless `wanted` frames are free.
+    pub(crate) fn check(&self, wanted: usize) -> Result<(), OutOfPages> {
+        let (free, total) = (self.free(), self.total());
+        match wanted <= free {
+            true => Ok(()),
+            false => Err(OutOfPages {
+                wanted,
+                free,
+                total,
+            }),
+        }
+    }
+
+    /// Panics unless every frame is either free or listed exactly once in `held`.
+    pub(crate) fn check_integrity(&self, held: impl Iterator<Item = Frame>) {
+        let mut seen = vec![false; self.total()];
+        for frame in held {
+            let twice = std::mem::replace(&mut seen[frame.index()], true);
+            assert!(!twice, "frame {} is held twice", frame.0);
+        }
+        assert_eq!(seen, self.taken, "frames held and frames taken differ");
+        let count = seen.iter().filter(|&&held| held).count();
+        assert_eq!(self.free.len() + count, self.total(), "frames leaked");
+    }
+}

@@ -1,0 +1,245 @@
+//! The pager: moves pages between the device, host memory and disk.
+//!
+//! Between device and host the pager orders copies by events. No page is copied on the compute
+//! stream except for copy-on-write, no pass waits for a copy that it does not need, and a frame
+//! is reused after the copies from or to it are done.
+
+mod copier;
+mod disk;
+mod host;
+mod residency;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod transfers;
+
+use std::{collections::VecDeque, ops::Range, path::PathBuf, sync::Arc};
+
+use djinn_device::{Device, KvLayer, Stream};
+
+pub use self::copier::{DeviceCopier, PageCopier};
+pub use self::disk::FailedDiskTransfer;
+pub use self::host::Granularity;
+pub use self::stats::{KvUsage, PagingStats, TierUsage, Traffic};
+pub use self::transfers::PendingPages;
+use self::transfers::{FrameTransfers, PageTransfer};
+use crate::error::Result;
+use crate::frames::{Frame, FramePool};
+use crate::page_table::PageTable;
+use crate::pages::Pages;
+use crate::prefix_index::PageContent;
+use crate::spill_file::SpillFile;
+use crate::spill_threads::SpillThreads;
+
+/// Assumed rate in bytes per second of copies to the device, before any was measured: the rate
+/// of a slow link.
+const UNMEASURED_RATE: f64 = 10e9;
+
+/// Size and location of the disk tier.
+#[derive(Clone, Debug)]
+pub struct DiskTier {
+    /// Folder of the spill file.
+    pub folder: PathBuf,
+    /// Number of pages that the spill file may hold.
+    pub pages: usize,
+}
+
+/// Moves pages between the device, host memory and disk.
+pub struct Pager<C: PageCopier = DeviceCopier> {
+    copier: C,
+    pages: Pages,
+    spill: Option<SpillThreads>,
+    page_bytes: u64,
+    /// Number of layers of a page.
+    blocks: usize,
+    /// By device frame: the last copy into the frame. Readers of the page wait for it.
+    arriving: FrameTransfers<C::Event>,
+    /// By device frame: the last copy from the frame. The next writer of the frame waits for it.
+    leaving: FrameTransfers<C::Event>,
+    /// By host frame: the last copy from or to the frame.
+    host_transfers: FrameTransfers<C::Event>,
+    stats: PagingStats,
+    /// Event at the start of the running pass on the compute stream.
+    pass_start: Option<C::Event>,
+    /// Copies to host memory whose times have not been read.
+    copies_out: VecDeque<Arc<PageTransfer<C::Event>>>,
+    /// Copies to the device whose times have not been read.
+    copies_in: VecDeque<Arc<PageTransfer<C::Event>>>,
+}
+
+impl Pager {
+    /// Allocates host memory for `host_pages` pages, and creates a spill file if there is a disk
+    /// tier. `kv` is the first layer of the pages in the device's slab, and `blocks` the number
+    /// of layers.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        kv: KvLayer,
+        blocks: usize,
+        host_pages: usize,
+        disk: Option<DiskTier>,
+    ) -> Result<Self> {
+        let copier = DeviceCopier::new(device, kv, blocks, host_pages)?;
+        let page_bytes = copier.page_bytes();
+        let (mut disk_pages, mut spill) = (0, None);
+        if let (Some(disk), Some(host)) = (disk, copier.host_slab())
+            && disk.pages > 0
+        {
+            let file = SpillFile::create(&disk.folder, page_bytes, disk.pages)?;
+            spill = Some(SpillThreads::start(file, Arc::clone(host))?);
+            disk_pages = disk.pages;
+        }
+        let pages = Pages::new(kv.pages, host_pages, disk_pages);
+        Ok(Pager {
+            spill,
+            ..Pager::with(copier, pages, page_bytes, blocks)
+        })
+    }
+}
+
+impl<C: PageCopier> Pager<C> {
+    fn with(copier: C, pages: Pages, page_bytes: u64, blocks: usize) -> Self {
+        Pager {
+            copier,
+            page_bytes,
+            blocks,
+            spill: None,
+            arriving: vec![None; pages.device().total()],
+            leaving: vec![None; pages.device().total()],
+            host_transfers: vec![None; pages.host().total()],
+            pages,
+            stats: PagingStats::default(),
+            pass_start: None,
+            copies_out: VecDeque::new(),
+            copies_in: VecDeque::new(),
+        }
+    }
+
+    /// Frames and holders of every page.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// Statistics since the start. Waits for copies in flight.
+    pub fn stats(&mut self) -> Result<PagingStats> {
+        for transfer in self.copies_out.iter().chain(&self.copies_in) {
+            self.copier.wait_here(transfer.end())?;
+        }
+        self.read_times()?;
+        Ok(self.stats)
+    }
+
+    /// Number of pages in each tier.
+    pub fn usage(&self) -> KvUsage {
+        KvUsage::new(&self.pages)
+    }
+
+    /// Expected seconds to copy `pages` pages to the device, at the rate measured so far.
+    pub fn copy_in_seconds(&self, pages: usize) -> f64 {
+        let bytes = self.page_bytes * pages as u64;
+        match self.stats.copied_in.gb_per_s() {
+            0.0 => bytes as f64 / UNMEASURED_RATE,
+            rate => bytes as f64 / (rate * 1e9),
+        }
+    }
+
+    /// Reads the times of finished transfers.
+    fn read_times(&mut self) -> Result<()> {
+        let directions = [
+            (&mut self.copies_out, &mut self.stats.copied_out),
+            (&mut self.copies_in, &mut self.stats.copied_in),
+        ];
+        for (transfers, traffic) in directions {
+            while let Some(transfer) = transfers.front()
+                && transfer.is_done(&self.copier)?
+            {
+                let (start, end) = (&transfer.start, transfer.end());
+                traffic.seconds += self.copier.seconds_between(start, end)?;
+                traffic.bytes += transfer.bytes;
+                transfers.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Updates the peak use of every tier.
+    fn update_peaks(&mut self) {
+        let used = |frames: &FramePool| self.page_bytes * frames.taken() as u64;
+        let stats = &mut self.stats;
+        stats.device_peak = stats.device_peak.max(used(self.pages.device()));
+        stats.host_peak = stats.host_peak.max(used(self.pages.host()));
+        stats.disk_peak = stats.disk_peak.max(used(self.pages.disk()));
+    }
+
+    /// Prepares the pages of a table for a write to `tokens`: adds frames and makes
+    /// copy-on-write copies, or changes nothing if frames are missing.
+    pub fn prepare_write(&mut self, table: &mut PageTable, tokens: Range<usize>) -> Result<()> {
+        let plan = self.pages.prepare_write(table, tokens)?;
+        for (from, _) in &plan.copies {
+            if let Some(transfer) = self.arriving[from.index()].take() {
+                self.copier.wait(Stream::Compute, transfer.end())?;
+            }
+        }
+        let targets = plan.copies.iter().map(|(_, to)| to);
+        for frame in targets.chain(&plan.new_frames) {
+            for transfer in self.take_frame_transfers(*frame).into_iter().flatten() {
+                self.copier.wait(Stream::Compute, transfer.end())?;
+            }
+        }
+        for (from, to) in plan.copies {
+            self.copier.copy_on_device(from, to)?;
+        }
+        self.update_peaks();
+        Ok(())
+    }
+
+    /// Takes the transfers to wait for before a device frame is reused.
+    fn take_frame_transfers(&mut self, frame: Frame) -> [Option<Arc<PageTransfer<C::Event>>>; 2] {
+        let at = frame.index();
+        [self.arriving[at].take(), self.leaving[at].take()]
+    }
+
+    /// Starts a pass. The pages of the pass do not move until [`Pager::end_pass`].
+    pub fn begin_pass(&mut self) -> Result<()> {
+        self.pass_start = Some(self.copier.record(Stream::Compute)?);
+        Ok(())
+    }
+
+    /// Ends the running pass.
+    pub fn end_pass(&mut self) {
+        self.pass_start = None;
+    }
+
+    /// Waits until nothing is in flight. After a failure this makes every frame reusable.
+    pub fn drain(&mut self) {
+        self.copier.drain();
+        self.arriving.fill(None);
+        self.leaving.fill(None);
+        self.host_transfers.fill(None);
+    }
+
+    /// Creates a second table that holds the same pages.
+    pub fn share(&mut self, table: &PageTable) -> PageTable {
+        self.pages.share(table)
+    }
+
+    /// Looks up a page with this content in the prefix cache and puts it at index `at` of a
+    /// table. Returns whether a page was found.
+    pub fn lookup_prefix(
+        &mut self,
+        table: &mut PageTable,
+        at: usize,
+        content: &PageContent,
+    ) -> bool {
+        self.pages.lookup_prefix(table, at, content)
+    }
+
+    /// Inserts the full page at index `at` of a table into the prefix cache.
+    pub fn insert_prefix(&mut self, table: &mut PageTable, at: usize, content: PageContent) {
+        self.pages.insert_prefix(table, at, content);
+    }
+
+    /// Releases all pages of a table.
+    pub fn release(&mut self, table: &mut PageTable) {
+        self.pages.release(table);
+    }
+}

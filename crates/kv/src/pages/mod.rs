@@ -1,0 +1,255 @@
+//! All pages and the frames of every tier. Pure logic: says what to copy, and copies nothing.
+//!
+//! A page has a frame in one or several tiers; where it has several, their bytes are equal.
+//! Tables with equal prefixes hold the same pages. A page that several tables hold is never
+//! written: a table that writes to it gets its own copy first (copy-on-write).
+
+mod disk;
+mod host;
+mod integrity;
+mod prefix;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use crate::frames::{Frame, FramePool, OutOfPages};
+use crate::page::{PageEntry, PageId};
+use crate::page_table::PageTable;
+use crate::prefix_index::PrefixIndex;
+
+/// Frames that a write uses, and the copies that precede the write.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WritePlan {
+    /// Copy-on-write copies: the frame of a shared page, and the new frame that receives its
+    /// bytes.
+    pub copies: Vec<(Frame, Frame)>,
+    /// New frames without content.
+    pub new_frames: Vec<Frame>,
+}
+
+/// All pages, and the frames of every tier.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    entries: Vec<PageEntry>,
+    unused: Vec<PageId>,
+    device: FramePool,
+    host: FramePool,
+    disk: FramePool,
+    /// Number of pages whose host frame duplicates their device frame.
+    host_copies: usize,
+    /// Index of the page that last lost its spare host frame; the next search starts there.
+    clock_hand: usize,
+    prefixes: PrefixIndex,
+}
+
+impl Pages {
+    /// Creates an empty cache with this number of frames in each tier.
+    pub fn new(device: usize, host: usize, disk: usize) -> Self {
+        Pages {
+            entries: Vec::new(),
+            unused: Vec::new(),
+            device: FramePool::new(device),
+            host: FramePool::new(host),
+            disk: FramePool::new(disk),
+            host_copies: 0,
+            clock_hand: 0,
+            prefixes: PrefixIndex::default(),
+        }
+    }
+
+    /// Frames on the device, where passes run.
+    pub fn device(&self) -> &FramePool {
+        &self.device
+    }
+
+    /// Frames in host memory.
+    pub fn host(&self) -> &FramePool {
+        &self.host
+    }
+
+    /// Frames on disk.
+    pub fn disk(&self) -> &FramePool {
+        &self.disk
+    }
+
+    /// Number of pages that tables hold.
+    pub fn held(&self) -> usize {
+        self.all().count()
+    }
+
+    /// Number of host frames that duplicate a device frame and can be reused at once.
+    pub fn host_copies(&self) -> usize {
+        self.host_copies
+    }
+
+    /// Upper bound of [`PageId::index`], exclusive: the length of an array indexed by page.
+    pub fn index_bound(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Pages that tables hold.
+    pub fn all(&self) -> impl Iterator<Item = PageId> {
+        let ids = (0..).map(PageId).zip(&self.entries);
+        ids.filter(|(_, entry)| entry.holders > 0).map(|(id, _)| id)
+    }
+
+    /// Device frame of a page, if the page is on the device.
+    pub fn device_frame(&self, page: PageId) -> Option<Frame> {
+        self.entry(page).device
+    }
+
+    /// Host frame of a page, if the page is in host memory.
+    pub fn host_frame(&self, page: PageId) -> Option<Frame> {
+        self.entry(page).host
+    }
+
+    /// Whether a page is on the device and not in host memory.
+    pub fn is_only_on_device(&self, page: PageId) -> bool {
+        let entry = self.entry(page);
+        entry.device.is_some() && entry.host.is_none()
+    }
+
+    /// Whether a page is on the device and in host memory.
+    pub fn is_on_device_and_host(&self, page: PageId) -> bool {
+        let entry = self.entry(page);
+        entry.device.is_some() && entry.host.is_some()
+    }
+
+    /// Number of tables that hold a page.
+    #[cfg(test)]
+    fn holders(&self, page: PageId) -> usize {
+        self.entry(page).holders as usize
+    }
+
+    /// Device frames of a table's pages, in order of position. Panics if a page is not on the
+    /// device.
+    pub fn frames(&self, table: &PageTable) -> impl Iterator<Item = Frame> {
+        let frame = |&page: &PageId| self.resident_frame(page);
+        table.pages.iter().map(frame)
+    }
+
+    /// Number of a table's pages that are not on the device.
+    pub fn nonresident(&self, table: &PageTable) -> usize {
+        let is_away = |page: &&PageId| self.device_frame(**page).is_none();
+        table.pages.iter().filter(is_away).count()
+    }
+
+    fn resident_frame(&self, page: PageId) -> Frame {
+        let frame = self.device_frame(page);
+        frame.expect("the pages of a running pass are on the device")
+    }
+
+    fn entry(&self, page: PageId) -> &PageEntry {
+        &self.entries[page.index()]
+    }
+
+    /// Changes the frames of a page, and keeps the number of host copies up to date.
+    fn update<T>(&mut self, page: PageId, change: impl FnOnce(&mut PageEntry) -> T) -> T {
+        let entry = &mut self.entries[page.index()];
+        let before = entry.has_spare_host_frame();
+        let result = change(entry);
+        let after = entry.has_spare_host_frame();
+        self.host_copies = self.host_copies + usize::from(after) - usize::from(before);
+        result
+    }
+
+    /// Creates a page with one holder in a frame of the device.
+    fn new_page(&mut self, device: Frame) -> PageId {
+        let page = self.unused.pop().unwrap_or_else(|| {
+            self.entries.push(PageEntry::default());
+            PageId(u32::try_from(self.entries.len() - 1).expect("frames are fewer"))
+        });
+        self.entries[page.index()] = PageEntry {
+            holders: 1,
+            device: Some(device),
+            ..PageEntry::default()
+        };
+        page
+    }
+
+    /// Number of free device frames that writing a range of tokens needs.
+    pub fn frames_needed(&self, table: &PageTable, tokens: &Range<usize>) -> usize {
+        table.missing(tokens.end) + self.shared(table, tokens).count()
+    }
+
+    /// Indices of the table's pages from the first written token on that other tables hold too.
+    fn shared(&self, table: &PageTable, tokens: &Range<usize>) -> impl Iterator<Item = usize> {
+        let first = table.index_of(tokens.start).unwrap_or(table.len());
+        let is_shared = |&at: &usize| self.entry(table.pages[at]).holders > 1;
+        (first..table.len()).filter(is_shared)
+    }
+
+    /// Takes the frames that writing a range of tokens needs, or none at all. Afterwards the
+    /// pages from the first written token on belong to this table alone, and other tiers have
+    /// no copy of them.
+    pub fn prepare_write(
+        &mut self,
+        table: &mut PageTable,
+        tokens: Range<usize>,
+    ) -> Result<WritePlan, OutOfPages> {
+        self.device.check(self.frames_needed(table, &tokens))?;
+        let mut plan = WritePlan::default();
+        for at in self.shared(table, &tokens).collect::<Vec<_>>() {
+            let old = table.pages[at];
+            let from = self.resident_frame(old);
+            let to = self.device.take().expect("counted above");
+            table.pages[at] = self.new_page(to);
+            self.remove_holder(old);
+            plan.copies.push((from, to));
+        }
+        if let Some(at) = table.index_of(tokens.start) {
+            for page in &table.pages[at..] {
+                self.drop_copies(*page);
+            }
+        }
+        for _ in 0..table.missing(tokens.end) {
+            let frame = self.device.take().expect("counted above");
+            table.pages.push(self.new_page(frame));
+            plan.new_frames.push(frame);
+        }
+        Ok(plan)
+    }
+
+    /// Creates a second table that holds the same pages.
+    pub fn share(&mut self, table: &PageTable) -> PageTable {
+        for page in &table.pages {
+            self.entries[page.index()].holders += 1;
+        }
+        table.clone()
+    }
+
+    /// Releases all pages of a table. A page without holders returns its frames.
+    pub fn release(&mut self, table: &mut PageTable) {
+        for page in table.pages.drain(..).rev() {
+            self.remove_holder(page);
+        }
+    }
+
+    /// Removes one holder of a page, and frees the page after the last.
+    fn remove_holder(&mut self, page: PageId) {
+        let holders = &mut self.entries[page.index()].holders;
+        *holders -= 1;
+        if *holders > 0 {
+            return;
+        }
+        self.prefixes.remove(page);
+        self.drop_copies(page);
+        let device = self.update(page, |entry| entry.device.take());
+        device.into_iter().for_each(|f| self.device.give_back(f));
+        if self.entry(page).transfer.is_none() {
+            self.unused.push(page);
+        }
+    }
+
+    /// Frees the host and disk frames of a page.
+    fn drop_copies(&mut self, page: PageId) {
+        let (host, disk) = self.update(page, PageEntry::take_copies);
+        self.give_back(host, disk);
+    }
+
+    fn give_back(&mut self, host: Option<Frame>, disk: Option<Frame>) {
+        host.into_iter().for_each(|f| self.host.give_back(f));
+        disk.into_iter().for_each(|f| self.disk.give_back(f));
+    }
+}

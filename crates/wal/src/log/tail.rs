@@ -1,0 +1,198 @@
+//! The end of a log's file, where records are appended.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::format::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
+use super::replay::Replay;
+use crate::WalError;
+
+/// A file that ends with a whole record, or takes no more.
+#[derive(Debug)]
+pub(super) struct Tail {
+    file: File,
+    path: PathBuf,
+    generation: u64,
+    records: u64,
+    bytes: u64,
+    poisoned: bool,
+}
+
+/// What a file of this generation is called once it is whole.
+pub(super) fn file_name(generation: u64) -> String {
+    format!("log-{generation:016x}.djinn")
+}
+
+/// What it is called before.
+fn unfinished_name(generation: u64) -> String {
+    format!("log-{generation:016x}.tmp")
+}
+
+impl Tail {
+    /// Writes a new file with these records, and gives it its name when it is on disk. The
+    /// folder is not synced yet.
+    pub(super) fn create(
+        folder: &Path,
+        generation: u64,
+        records: impl IntoIterator<Item = Vec<u8>>,
+    ) -> Result<Tail, WalError> {
+        let unfinished = folder.join(unfinished_name(generation));
+        let path = folder.join(file_name(generation));
+        let filled = Tail::fill(&unfinished, generation, records);
+        let named = filled.and_then(|tail| {
+            fs::rename(&unfinished, &path).map_err(WalError::system("rename", &unfinished))?;
+            Ok(Tail { path, ..tail })
+        });
+        named.inspect_err(|_| {
+            // If it stays it is in nobody's way: the next one is written over it.
+            let _ = fs::remove_file(&unfinished);
+        })
+    }
+
+    fn fill(
+        path: &Path,
+        generation: u64,
+        records: impl IntoIterator<Item = Vec<u8>>,
+    ) -> Result<Tail, WalError> {
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(true).open(path);
+        let file = file.map_err(WalError::system("create", path))?;
+        file.write_all_at(&format::header(generation), 0)
+            .map_err(|source| WalError::write(path, source))?;
+        let mut tail = Tail::new(file, path, generation, 0, HEADER_BYTES as u64);
+        for payload in records {
+            tail.append(&payload)?;
+        }
+        tail.file
+            .sync_all()
+            .map_err(WalError::system("sync", path))?;
+        Ok(tail)
+    }
+
+    /// Goes on where a file was read to, after what a crash left there is gone.
+    pub(super) fn resume(
+        file: File,
+        path: &Path,
+        generation: u64,
+        replay: &Replay,
+    ) -> Result<Tail, WalError> {
+        if replay.torn > 0 {
+            file.set_len(replay.end)
+                .map_err(WalError::system("cut", path))?;
+        }
+        // Whoever gets the records may rely on them, so they must not go with a power cut.
+        file.sync_all().map_err(WalError::system("sync", path))?;
+        let records = replay.records.len() as u64;
+        Ok(Tail::new(file, path, generation, records, replay.end))
+    }
+
+    fn new(file: File, path: &Path, generation: u64, records: u64, bytes: u64) -> Tail {
+        Tail {
+            file,
+            path: path.to_owned(),
+            generation,
+            records,
+            bytes,
+            poisoned: false,
+        }
+    }
+
+    pub(super) fn append(&mut self, payload: &[u8]) -> Result<(), WalError> {
+        self.check()?;
+        let (bytes, limit) = (payload.len() as u64, PAYLOAD_BYTES_MAX);
+        if bytes > limit {
+            return Err(WalError::TooLong { bytes, limit });
+        }
+        let record = format::record(self.generation, self.records, payload);
+        if let Err(source) = self.file.write_all_at(&record, self.bytes) {
+            // Part of a record must not stay: the next would be unreadable behind it.
+            self.poisoned = self.file.set_len(self.bytes).is_err();
+            return Err(WalError::write(&self.path, source));
+        }
+        self.records += 1;
+        self.bytes += record.len() as u64;
+        Ok(())
+    }
+
+    pub(super) fn sync(&mut self) -> Result<(), WalError> {
+        self.check()?;
+        self.file.sync_data().map_err(|source| {
+            // The system may have dropped what it could not write, and would say yes the next
+            // time.
+            self.poisoned = true;
+            WalError::system("sync", &self.path)(source)
+        })
+    }
+
+    /// Takes no more records: another file may have its place.
+    pub(super) fn poison(&mut self) {
+        self.poisoned = true;
+    }
+
+    pub(super) fn check(&self) -> Result<(), WalError> {
+        if self.poisoned {
+            let path = self.path.clone();
+            return Err(WalError::Poisoned { path });
+        }
+        Ok(())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn over(path: &str) -> Tail {
+        let path = Path::new(path);
+        let file = File::options().write(true).open(path).unwrap();
+        Tail::new(file, path, 1, 0, HEADER_BYTES as u64)
+    }
+
+    #[test]
+    fn poisoned_when_it_cannot_be_cut_back() {
+        // Never has space, and cannot be cut.
+        let mut tail = over("/dev/full");
+        let error = tail.append(b"a").unwrap_err();
+        assert!(matches!(error, WalError::NoSpace { .. }), "{error}");
+        let error = tail.append(b"a").unwrap_err();
+        assert!(matches!(error, WalError::Poisoned { .. }), "{error}");
+        assert_eq!(tail.bytes(), HEADER_BYTES as u64);
+    }
+
+    #[test]
+    fn poisoned_when_it_cannot_be_synced() {
+        // Takes everything, and cannot be synced.
+        let mut tail = over("/dev/null");
+        tail.append(b"a").unwrap();
+        let error = tail.sync().unwrap_err();
+        assert!(matches!(error, WalError::System { doing: "sync", .. }));
+        let poisoned = |done: Result<(), WalError>| {
+            assert!(matches!(done, Err(WalError::Poisoned { .. })));
+        };
+        poisoned(tail.sync());
+        poisoned(tail.append(b"b"));
+        poisoned(tail.sync());
+    }
+
+    #[test]
+    fn payloads_have_a_limit() {
+        let mut tail = over("/dev/null");
+        let long = vec![0; PAYLOAD_BYTES_MAX as usize + 1];
+        let error = tail.append(&long).unwrap_err();
+        assert!(matches!(error, WalError::TooLong { .. }), "{error}");
+        tail.append(b"short").unwrap();
+    }
+}

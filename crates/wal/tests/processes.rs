@@ -1,0 +1,140 @@
+//! What is left when the process does not end as it would like to: killed, or out of space.
+//! Each test runs this same program again, as the process that it happens to.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use djinn_wal::{Archive, ArchiveWriter, Log, WalError};
+
+/// Says in which folder a child works; tests that only children run return without it.
+const FOLDER: &str = "DJINN_WAL_TEST_FOLDER";
+
+fn folder_of_child() -> Option<PathBuf> {
+    std::env::var_os(FOLDER).map(PathBuf::from)
+}
+
+/// Runs the test of this name alone, in a process that `shell` prepares.
+fn child(shell: &str, test: &str, folder: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &format!("{shell} exec \"$@\""), "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(FOLDER, folder);
+    command
+}
+
+fn record(number: u64) -> Vec<u8> {
+    number.to_string().repeat(1 + number as usize % 300).into()
+}
+
+#[test]
+fn child_appends_until_killed() {
+    let Some(folder) = folder_of_child() else {
+        return;
+    };
+    let (mut log, mut records) = Log::open(&folder).unwrap();
+    for number in records.len() as u64.. {
+        log.append(&record(number)).unwrap();
+        println!("\nappended {number}");
+        records.push(record(number));
+        if number % 16 == 0 {
+            log.compact(records.iter().cloned()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_appended_survives_a_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    // Every round goes on with what the last one left, and is killed somewhere else.
+    for round in 0..6 {
+        let mut child = child("", "child_appends_until_killed", folder.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut appended = || {
+            let mut numbers = lines.by_ref().map_while(Result::ok);
+            numbers.find_map(|line| line.strip_prefix("appended ")?.parse::<u64>().ok())
+        };
+        let mut last = (0..20 + 37 * round).map(|_| appended().unwrap()).last();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // What it had said before it noticed. The last line may be cut, to a smaller number.
+        while let Some(number) = appended() {
+            last = last.max(Some(number));
+        }
+        let (_, found) = Log::open(folder.path()).unwrap();
+        let reported = last.unwrap() as usize + 1;
+        let count = found.len();
+        assert!(count >= reported, "{count} of {reported}");
+        assert!(count <= reported + 1, "only one can be under way");
+        assert!((0..).map(record).zip(&found).all(|(a, b)| a == *b));
+    }
+}
+
+#[test]
+fn child_runs_out_of_space() {
+    let Some(folder) = folder_of_child() else {
+        return;
+    };
+    let no_space = |error: WalError| {
+        assert!(matches!(error, WalError::NoSpace { .. }), "{error}");
+    };
+    let (mut log, _) = Log::open(&folder).unwrap();
+    let mut count = 0;
+    no_space(
+        (0..)
+            .find_map(|_| {
+                let failed = log.append(&[7; 3000]).err();
+                count += u64::from(failed.is_none());
+                failed
+            })
+            .unwrap(),
+    );
+    assert!(count > 0, "the limit leaves room for some");
+    let file = folder.join("log-0000000000000001.djinn");
+    assert_eq!(file.metadata().unwrap().len(), log.bytes());
+    no_space(log.append(&[7; 3000]).unwrap_err());
+    log.append(b"still fits").unwrap();
+    log.sync().unwrap();
+    no_space(log.compact(vec![vec![1; 3000]; 1000]).unwrap_err());
+    log.append(b"so does this").unwrap();
+
+    let path = folder.join("archive");
+    let mut writer = ArchiveWriter::create(&path, b"{}", 3000, false).unwrap();
+    no_space((0..).find_map(|_| writer.write(&[2; 3000]).err()).unwrap());
+    // What was written until then is an archive all the same.
+    writer.finish().unwrap();
+    println!("\nappended {count}");
+}
+
+#[test]
+fn a_full_disk_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    // A limit on the size of files stands in for a disk's end: the last write is cut in the
+    // same way, and the next fails.
+    let shell = "trap '' XFSZ; ulimit -f 40;";
+    let output = child(shell, "child_runs_out_of_space", folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{error}");
+    let count = said.lines().find_map(|line| line.strip_prefix("appended "));
+    let count: usize = count.unwrap().parse().unwrap();
+    let (log, found) = Log::open(folder.path()).unwrap();
+    assert_eq!((found.len(), log.torn()), (count + 2, 0));
+    assert_eq!(found[count..], [&b"still fits"[..], b"so does this"]);
+    let archive = Archive::open(&folder.path().join("archive")).unwrap();
+    assert!(archive.pages() > 0);
+    archive
+        .read(archive.pages() - 1, &mut vec![0; 3000])
+        .unwrap();
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 3, "lock, log and archive");
+}
