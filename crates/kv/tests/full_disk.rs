@@ -1,0 +1,48 @@
+//! The spill file of a process that runs out of disk space. The test runs its own program again
+//! as the process whose file size is limited.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use djinn_kv::{SpillError, SpillFile};
+
+/// Environment variable with the child's folder; without it the child's test does nothing.
+const FOLDER: &str = "DJINN_KV_TEST_FOLDER";
+
+#[test]
+fn child_runs_out_of_space() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
+        return;
+    };
+    let spill = SpillFile::create(&folder.join("spill"), 4096, 1000).unwrap();
+    spill.write(0, &[1; 4096]).unwrap();
+    let error = spill.write(999, &[1; 4096]).unwrap_err();
+    assert!(matches!(error, SpillError::NoSpace { .. }), "{error}");
+    let to = &mut [0; 4096];
+    spill.read(0, to).unwrap();
+    assert_eq!(*to, [1; 4096]);
+    let error = spill.read(999, to).unwrap_err();
+    assert!(matches!(error, SpillError::SlotEmpty { .. }), "{error}");
+    std::fs::write(folder.join("done"), []).unwrap();
+}
+
+#[test]
+fn a_full_disk_keeps_earlier_slots() {
+    let folder = tempfile::tempdir().unwrap();
+    // A limit on the size of files stands in for a full disk.
+    let shell = "trap '' XFSZ; ulimit -f 40; exec \"$@\"";
+    let output = Command::new("sh")
+        .args(["-c", shell, "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "child_runs_out_of_space", "--nocapture"])
+        .env(FOLDER, folder.path())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert!(folder.path().join("done").exists(), "the child ran");
+    let left = std::fs::read_dir(folder.path().join("spill")).unwrap();
+    assert_eq!(left.count(), 0, "the spill file is removed");
+}
