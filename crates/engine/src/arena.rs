@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 
 use djinn_device::{Draw, KvLayer, View};
-use djinn_memory::Layout;
 use djinn_model::program::{Buf, Op, Program, TensorId};
 use djinn_types::DType;
 
-use crate::Settings;
+use crate::{Settings, slab_layout::SlabLayout};
 
 /// Bytes of the device by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +46,7 @@ impl Footprint {
 }
 
 // What is aligned as a region is aligned as a weight.
-const _: () = assert!(Layout::ALIGN.is_multiple_of(djinn_device::ALIGN));
+const _: () = assert!(SlabLayout::ALIGN.is_multiple_of(djinn_device::ALIGN));
 
 /// Every place a pass touches beside the weights.
 pub(crate) struct Arena {
@@ -123,7 +122,7 @@ impl Arena {
         read: &[TensorId],
         start: u64,
     ) -> Self {
-        let mut layout = Layout::new();
+        let mut layout = SlabLayout::new();
         layout.take(start);
         let kv = carve_kv(program, settings, kv_dtype, &mut layout);
         let kv_bytes = layout.bytes() - start;
@@ -253,7 +252,12 @@ const BUFS: [Buf; 16] = [
     Buf::Logits,
 ];
 
-fn carve_kv(program: &Program, settings: &Settings, dtype: DType, layout: &mut Layout) -> KvLayer {
+fn carve_kv(
+    program: &Program,
+    settings: &Settings,
+    dtype: DType,
+    layout: &mut SlabLayout,
+) -> KvLayer {
     let dims = &program.dims;
     let mut kv = KvLayer {
         offset: 0,
@@ -266,7 +270,7 @@ fn carve_kv(program: &Program, settings: &Settings, dtype: DType, layout: &mut L
     };
     let page_bytes = kv.layer_bytes().saturating_mul(dims.blocks as u64);
     kv.page_bytes = page_bytes
-        .checked_next_multiple_of(Layout::ALIGN)
+        .checked_next_multiple_of(SlabLayout::ALIGN)
         .unwrap_or(u64::MAX);
     kv.offset = layout.take(kv.page_bytes.saturating_mul(settings.pages as u64));
     kv

@@ -20,6 +20,7 @@ mod sampling;
 mod scheduler;
 mod session;
 mod settings;
+mod slab_layout;
 mod tensors;
 
 pub use arena::Footprint;

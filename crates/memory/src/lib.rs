@@ -1,12 +1,5 @@
-//! Where bytes go: sizes, slab layouts, the plan and its ring.
-//!
-//! Pure logic over numbers: nothing here allocates device memory, does I/O or
-//! knows what the bytes mean.
+//! Sizes in bytes; `djinn_types` defines them.
 
 #![forbid(unsafe_code)]
 
-mod layout;
-mod size;
-
-pub use layout::Layout;
-pub use size::{Amount, ParseSizeError, Size};
+pub use djinn_types::{Amount, ParseSizeError, Size};

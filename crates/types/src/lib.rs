@@ -8,10 +8,12 @@
 
 mod dtype;
 mod operation;
+mod size;
 mod tier;
 
 pub use dtype::DType;
 pub use operation::{Activation, NormKind, Order, RopeStyle};
+pub use size::{Amount, ParseSizeError, Size};
 pub use tier::Tier;
 
 /// Identifier of a session, unique within one engine.

@@ -5,7 +5,7 @@
 //! the rest take turns in a ring just large enough to keep the link busy. Nothing
 //! but sizes decides this; rates only predict how fast it will be.
 
-use djinn_memory::Size;
+use djinn_types::Size;
 
 use crate::Ring;
 

@@ -1,34 +1,32 @@
-//! Carving one slab into regions before it exists.
+//! Layout of a slab: regions with offsets, computed before the slab is allocated.
 
-/// Hands out offsets of a slab one after another; at the end it knows how large the
-/// slab must be.
+/// Assigns regions of a slab one after another and sums up the size of the slab.
 #[derive(Clone, Debug, Default)]
-pub struct Layout {
+pub(crate) struct SlabLayout {
     bytes: u64,
 }
 
-impl Layout {
-    /// Regions start at multiples of this: no two share a cache line, and whatever reads
-    /// memory in wide runs finds the start of one.
+impl SlabLayout {
+    /// Alignment of regions: no two regions share a cache line, and wide loads are aligned.
     pub const ALIGN: u64 = 256;
 
-    /// Nothing yet.
+    /// Creates an empty layout.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next region and returns where it starts.
+    /// Appends a region and returns its offset.
     pub fn take(&mut self, bytes: u64) -> u64 {
         let offset = self.bytes;
         let end = offset.saturating_add(bytes);
-        // What cannot be counted cannot be had: the largest number says so.
+        // A sum that overflows becomes the largest number, which no device can allocate.
         self.bytes = end
             .checked_next_multiple_of(Self::ALIGN)
             .unwrap_or(u64::MAX);
         offset
     }
 
-    /// Bytes of all regions.
+    /// Size of the slab: all regions, with alignment.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -38,21 +36,21 @@ impl Layout {
 mod tests {
     use proptest::prelude::*;
 
-    use super::Layout;
+    use super::SlabLayout;
 
     proptest! {
         #[test]
         fn regions_are_aligned_and_apart(sizes in prop::collection::vec(0u64..10_000, 0..50)) {
-            let mut layout = Layout::new();
+            let mut layout = SlabLayout::new();
             let mut end = 0;
             for bytes in sizes {
                 let offset = layout.take(bytes);
                 prop_assert!(offset >= end);
-                prop_assert_eq!(offset % Layout::ALIGN, 0);
+                prop_assert_eq!(offset % SlabLayout::ALIGN, 0);
                 end = offset + bytes;
             }
             prop_assert!(layout.bytes() >= end);
-            prop_assert!(layout.bytes() < end + Layout::ALIGN);
+            prop_assert!(layout.bytes() < end + SlabLayout::ALIGN);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sizes as people write and read them.
+//! Sizes in bytes as people write and read them.
 
 use std::{fmt, str::FromStr};
 
@@ -6,12 +6,24 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
-/// Not a size.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not a size (try 512MB, 16GB or 1.5GiB; where a share will do, 0.5)")]
+/// Error of parsing a [`Size`] or an [`Amount`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseSizeError {
     text: String,
 }
+
+impl fmt::Display for ParseSizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        write!(
+            f,
+            "'{text}' is not a size; write 512MB, 16GB or 1.5GiB, or a share such as 0.5 where \
+             the flag accepts one"
+        )
+    }
+}
+
+impl std::error::Error for ParseSizeError {}
 
 const UNITS: [(&str, u64); 10] = [
     ("kib", 1 << 10),
@@ -36,7 +48,7 @@ impl FromStr for Size {
             .find(|c: char| !c.is_ascii_digit() && c != '.')
             .unwrap_or(lower.len());
         let (number, unit) = (&lower[..digits], lower[digits..].trim());
-        // Nobody means one and a half bytes.
+        // A fraction without a unit would be a fraction of a byte.
         if unit.is_empty() && number.contains('.') {
             return Err(error());
         }
@@ -46,7 +58,7 @@ impl FromStr for Size {
             .find(|(name, _)| *name == unit)
             .ok_or_else(error)?;
         let bytes = number * *factor as f64;
-        // Beyond 2^53 a double no longer counts bytes; nobody has that much.
+        // Above 2^53 an f64 no longer represents every byte count.
         if bytes > (1u64 << 53) as f64 {
             return Err(error());
         }
@@ -67,17 +79,17 @@ impl fmt::Display for Size {
     }
 }
 
-/// How much of something: a number of bytes, or a share of all there is (`0.5`).
+/// Amount of memory: a number of bytes (`16GB`) or a share of all memory (`0.5`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// So much of all there is, above 0 and up to 1.
+    /// Share of all memory, above 0 and at most 1.
     Share(f64),
 }
 
 impl fmt::Display for Amount {
-    /// As it can be read again, to the byte.
+    /// Writes a form that parses back to the same amount.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Amount::Bytes(bytes) => write!(f, "{bytes}B"),
@@ -87,7 +99,7 @@ impl fmt::Display for Amount {
 }
 
 impl Amount {
-    /// In bytes, where there are `all`.
+    /// Returns the number of bytes, given that all memory is `all` bytes.
     pub fn of(self, all: u64) -> u64 {
         match self {
             Amount::Bytes(bytes) => bytes,
@@ -115,7 +127,7 @@ mod tests {
     use super::{Amount, Size};
 
     #[test]
-    fn reads_amounts() {
+    fn parses_amounts() {
         let check = |text: &str, expect: Option<Amount>| {
             assert_eq!(text.parse().ok(), expect, "{text}");
         };
@@ -133,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_sizes() {
+    fn parses_sizes() {
         let check = |text: &str, expect: Option<u64>| {
             assert_eq!(text.parse().ok(), expect.map(Size), "{text}");
         };
@@ -152,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_sizes() {
+    fn displays_sizes() {
         let check = |bytes: u64, expect: &str| assert_eq!(Size(bytes).to_string(), expect);
         check(999, "999 B");
         check(1_500, "1.5 kB");
