@@ -12,8 +12,8 @@ use serde_json::Value;
 pub enum Failure {
     /// What to tell the user.
     Message(String),
-    /// A verdict that standard output has told already.
-    Told,
+    /// A failed check that standard output has reported already.
+    Reported,
     /// Somebody pressed Ctrl-C.
     Interrupted,
     /// Standard output was closed, as by `| head`.

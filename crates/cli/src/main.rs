@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has left: nothing went wrong.
         Err(Failure::ReaderLeft) => ExitCode::SUCCESS,
-        Err(Failure::Told) => ExitCode::from(2),
+        Err(Failure::Reported) => ExitCode::from(2),
         Err(Failure::Interrupted) => {
             eprintln!("djinn: interrupted");
             // As a shell says of who was ended by this signal.

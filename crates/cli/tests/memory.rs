@@ -91,10 +91,7 @@ fn what_cannot_work_is_refused_with_what_would() {
     refused(&["plan", "--context", "1000000"], &["1000000", "context"]);
     let no_link = ["plan", "--link", "0", "--memory", "6MB", "--context", "64"];
     refused(&no_link, &["above 0"]);
-    refused(
-        &["bench", "stream", "--memory", "1GB"],
-        &["give less --memory"],
-    );
+    refused(&["bench", "stream", "--memory", "1GB"], &["lower --memory"]);
 }
 
 #[test]

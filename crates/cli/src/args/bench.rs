@@ -1,8 +1,9 @@
 //! Flags of the benchmarks.
 
-use std::{path::PathBuf, str::FromStr};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use djinn_bench::Between;
 use djinn_engine::{KvMemory, SpillConfig};
 use djinn_memory::Size;
 
@@ -225,28 +226,6 @@ impl BenchSessionsArgs {
                 folder,
                 bytes: self.spill_size.0,
             }),
-        }
-    }
-}
-
-/// A number, or two bounds that one is drawn between.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Between<T> {
-    /// The least.
-    pub from: T,
-    /// The most.
-    pub to: T,
-}
-
-impl<T: FromStr + PartialOrd + Copy> FromStr for Between<T> {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |text: &str| text.parse().ok();
-        let (from, to) = text.split_once("..").unwrap_or((text, text));
-        match (number(from), number(to)) {
-            (Some(from), Some(to)) if from <= to => Ok(Between { from, to }),
-            _ => Err("expected a number, or two like 16..64, the lower first".to_owned()),
         }
     }
 }

@@ -25,8 +25,6 @@ mod grid;
 mod interrupt;
 mod kept;
 mod prompt;
-mod rates;
-mod spawned;
 mod traced;
 mod watch;
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use djinn_bench::rates;
 use djinn_device::host;
 use djinn_engine::{Blueprint, Footprint, Settings, kv_dtype};
 use djinn_memory::Size;
@@ -9,7 +10,7 @@ use djinn_model::{Model, program::SegmentKind};
 use djinn_weights::{Bound, PiecePlace, PlannedPiece, Prediction, Rates};
 use serde_json::{Value, json};
 
-use super::{rates, remote, unused_flags};
+use super::{remote, unused_flags};
 use crate::{
     args::PlanArgs,
     bundled,
@@ -69,7 +70,7 @@ fn report(args: &PlanArgs) -> Result<Report, Failure> {
     let link = match args.link {
         Some(link) => link.0 as f64,
         None if !blueprint.plan().streams() => f64::INFINITY,
-        None => rates::link(&settled, &model, &blueprint, MEASURE, 0.5)? * 1e9,
+        None => rates::link(backend, &model, &blueprint, MEASURE, 0.5)? * 1e9,
     };
     let compute = match args.compute {
         Some(compute) => compute.0 as f64,

@@ -41,7 +41,7 @@ pub fn report(args: &ReportArgs) -> Result<(), Failure> {
     say(&text)?;
     match written.pass {
         true => Ok(()),
-        false => Err(Failure::Told),
+        false => Err(Failure::Reported),
     }
 }
 

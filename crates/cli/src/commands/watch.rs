@@ -2,13 +2,13 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use djinn_bench::rates;
 use djinn_engine::{Blueprint, Engine, check_writable};
 use djinn_memory::Size;
 use djinn_model::Model;
 use djinn_weights::PassStats;
 use serde_json::{Value, json};
 
-use super::rates;
 use crate::{
     args::{Settled, WatchArgs},
     failure::Failure,
@@ -50,7 +50,13 @@ impl Watch {
         blueprint: &Blueprint,
     ) -> Result<(), Failure> {
         if self.stats {
-            self.link = Some(rates::link(settled, model, blueprint, MEASURE, 0.0)?);
+            self.link = Some(rates::link(
+                settled.backend(),
+                model,
+                blueprint,
+                MEASURE,
+                0.0,
+            )?);
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use djinn_bench::ServerProcess;
 use djinn_client::Options;
 use djinn_eval::{Config, Place};
 use djinn_report::{Experiment, Outcome, ResultFile, summarize};
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     args::EvalAllArgs,
-    commands::{interrupt::Interrupt, spawned::Spawned},
+    commands::interrupt::Interrupt,
     failure::{Failure, say},
     style::{Colour, coloured, table},
 };
@@ -43,7 +44,7 @@ const FULL: &[Listed] = &[
 /// Where all of them are made.
 enum Workplace {
     /// A server that was started for them.
-    Server(Spawned),
+    Server(ServerProcess),
     /// This process.
     Here(Devices),
 }
@@ -85,13 +86,13 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
     say(&told(&results))?;
     let results: Vec<ResultFile> = results.into_iter().map(|(result, _)| result).collect();
     match failed {
-        true => Err(Failure::Told),
+        true => Err(Failure::Reported),
         false => verdict(&results),
     }
 }
 
 /// A server for all of them, which has nothing of its own but what it must have.
-fn serve(args: &EvalAllArgs, pushed: &Path) -> Result<Spawned, Failure> {
+fn serve(args: &EvalAllArgs, pushed: &Path) -> Result<ServerProcess, Failure> {
     let mut flags = vec![
         "--device=cpu".to_owned(),
         "--memory=1GB".to_owned(),
@@ -104,7 +105,7 @@ fn serve(args: &EvalAllArgs, pushed: &Path) -> Result<Spawned, Failure> {
             .threads
             .map(|threads| format!("--threads={threads}")),
     );
-    Spawned::start(&flags)
+    Ok(ServerProcess::start(&std::env::current_exe()?, &flags)?)
 }
 
 fn one(

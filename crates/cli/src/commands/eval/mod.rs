@@ -246,7 +246,7 @@ fn told(result: &ResultFile, output: &Path, config: &Config) -> String {
 fn verdict(results: &[ResultFile]) -> Result<(), Failure> {
     match results.iter().all(|result| result.summary.pass) {
         true => Ok(()),
-        false => Err(Failure::Told),
+        false => Err(Failure::Reported),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What goes over the protocol: owners that are away, and models that are pushed.
+//! Calls over gRPC: announcing that a session waits, and pushing a model.
 
 use std::{path::Path, time::Duration};
 
@@ -6,16 +6,20 @@ use djinn_client::{Client, Options};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::{median, process::Server, tokens};
-use crate::{args::BenchServeArgs, failure::Failure};
+use super::{options::ServeOptions, process::ServedProcess};
+use crate::{BenchError, sample::median};
 
-/// Times an owner says that it is away.
+/// Number of announcements.
 const SIGNALS: usize = 40;
-/// Until pages that were called back are there.
+/// Time for prefetched pages to arrive.
 const BACK: Duration = Duration::from_millis(120);
 
-/// Measures both.
-pub fn run(args: &BenchServeArgs, server: &Server, prompt: &[u32]) -> Result<Value, Failure> {
+/// Measures announcements, alone and beside another session, and a push.
+pub fn run(
+    args: &ServeOptions,
+    server: &ServedProcess,
+    prompt: &[u32],
+) -> Result<Value, BenchError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -33,14 +37,14 @@ pub fn run(args: &BenchServeArgs, server: &Server, prompt: &[u32]) -> Result<Val
     })
 }
 
-/// Seconds from when the server has the signal to when pages begin to leave: of one session alone, or
-/// beside another that generates.
+/// Measures the seconds from an announcement to the first page copied out, with no other session or
+/// beside one that generates.
 async fn signals(
-    args: &BenchServeArgs,
+    args: &ServeOptions,
     client: &Client,
     prompt: &[u32],
     beside: bool,
-) -> Result<Value, Failure> {
+) -> Result<Value, BenchError> {
     let model = client.model("");
     let session = model
         .session()
@@ -50,7 +54,7 @@ async fn signals(
         .keep();
     let turn = session.open().await?.collect().await?;
     let session = client.session(turn.opened.session.clone());
-    // With tokens of its own: pages that both hold would stay.
+    // The other session has different tokens, since shared pages would stay.
     let others = prompt.iter().rev().copied().collect();
     let other = beside.then(|| generate(args, client.clone(), others));
     let (mut times, mut moved) = (Vec::new(), Vec::new());
@@ -72,9 +76,9 @@ async fn signals(
     }))
 }
 
-/// A session that generates, again and again.
-fn generate(args: &BenchServeArgs, client: Client, prompt: Vec<u32>) -> JoinHandle<()> {
-    let most = tokens(args) as u64;
+/// Starts a task that generates one session after another.
+fn generate(args: &ServeOptions, client: Client, prompt: Vec<u32>) -> JoinHandle<()> {
+    let most = args.timed_tokens() as u64;
     tokio::spawn(async move {
         loop {
             let session = client
@@ -91,8 +95,8 @@ fn generate(args: &BenchServeArgs, client: Client, prompt: Vec<u32>) -> JoinHand
     })
 }
 
-/// Sends a folder, twice: the second time there is nothing to send.
-async fn push(client: &Client, folder: &Path) -> Result<Value, Failure> {
+/// Pushes a folder twice. The second push sends nothing.
+async fn push(client: &Client, folder: &Path) -> Result<Value, BenchError> {
     let clock = std::time::Instant::now();
     let first = client.push(folder, |_| {}).await?;
     let seconds = clock.elapsed().as_secs_f64();
@@ -105,16 +109,16 @@ async fn push(client: &Client, folder: &Path) -> Result<Value, Failure> {
     }))
 }
 
-/// As people read it.
+/// Rows of the report's table.
 pub fn rows(wire: &Value) -> Vec<Vec<String>> {
     let us = |value: &Value| {
         value
             .as_f64()
             .map_or("-".to_owned(), |s| format!("{:.0} µs", s * 1e6))
     };
-    let signal = |what: &str, told: &Value| {
-        let times = format!("{} · {}", us(&told["median_s"]), us(&told["most_s"]));
-        vec![what.to_owned(), times, format!("{} pages", told["pages"])]
+    let signal = |what: &str, times: &Value| {
+        let both = format!("{} · {}", us(&times["median_s"]), us(&times["most_s"]));
+        vec![what.to_owned(), both, format!("{} pages", times["pages"])]
     };
     let mut rows = vec![
         signal("away, nobody else runs", &wire["signal_alone"]),

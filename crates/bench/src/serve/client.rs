@@ -1,4 +1,4 @@
-//! Clients that cost little: a connection and a buffer each.
+//! Minimal HTTP clients: a connection and a buffer each.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -8,20 +8,20 @@ use std::{
 
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::BenchError;
 
-/// Longer than any token takes.
+/// Read timeout, longer than any token takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A completion that streams.
-pub struct Stream {
+/// Completion that streams over HTTP.
+pub struct CompletionStream {
     from: BufReader<TcpStream>,
     line: Vec<u8>,
 }
 
-impl Stream {
-    /// Asks for one.
-    pub fn open(port: u16, body: &Value) -> Result<Self, Failure> {
+impl CompletionStream {
+    /// Sends the request and checks the status line.
+    pub fn open(port: u16, body: &Value) -> Result<Self, BenchError> {
         let mut to = TcpStream::connect(("127.0.0.1", port))?;
         to.set_nodelay(true)?;
         to.set_read_timeout(Some(PATIENCE))?;
@@ -32,7 +32,7 @@ impl Stream {
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )?;
-        let mut stream = Stream {
+        let mut stream = CompletionStream {
             from: BufReader::new(to),
             line: Vec::new(),
         };
@@ -40,20 +40,20 @@ impl Stream {
         let status = String::from_utf8_lossy(&stream.line).trim().to_owned();
         match status.contains(" 200 ") {
             true => Ok(stream),
-            false => Err(Failure::Message(format!("the server answered {status}"))),
+            false => Err(BenchError::ServerReply(status)),
         }
     }
 
-    fn read_line(&mut self) -> Result<bool, Failure> {
+    fn read_line(&mut self) -> Result<bool, BenchError> {
         self.line.clear();
         Ok(self.from.read_until(b'\n', &mut self.line)? > 0)
     }
 
-    /// Waits for the next token; `false` at the end.
-    pub fn next(&mut self) -> Result<bool, Failure> {
+    /// Waits for the next token; returns `false` at the end.
+    pub fn next(&mut self) -> Result<bool, BenchError> {
         loop {
             if !self.read_line()? {
-                return Err(Failure::Message("the stream broke off".into()));
+                return Err(BenchError::StreamEnded);
             }
             let Some(data) = self.line.strip_prefix(b"data: ") else {
                 continue;
@@ -62,10 +62,11 @@ impl Stream {
                 return Ok(false);
             }
             if data.starts_with(b"{\"error\"") {
-                return Err(Failure::Message(String::from_utf8_lossy(data).into_owned()));
+                let reply = String::from_utf8_lossy(data).into_owned();
+                return Err(BenchError::ServerReply(reply));
             }
-            // The last piece of a choice has no token.
-            if says_why(data) {
+            // The event with the finish reason has no token.
+            if has_finish_reason(data) {
                 continue;
             }
             return Ok(true);
@@ -73,14 +74,14 @@ impl Stream {
     }
 }
 
-/// Whether a piece says why it is the last.
-fn says_why(data: &[u8]) -> bool {
+/// Whether an event carries a finish reason.
+fn has_finish_reason(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     text.contains("\"finish_reason\":\"")
 }
 
-/// Connections that say nothing.
-pub fn silent(port: u16, count: usize) -> Result<Vec<TcpStream>, Failure> {
+/// Opens connections that send nothing.
+pub fn open_silent(port: u16, count: usize) -> Result<Vec<TcpStream>, BenchError> {
     let connect = |_| TcpStream::connect(("127.0.0.1", port));
     Ok((0..count).map(connect).collect::<Result<_, _>>()?)
 }

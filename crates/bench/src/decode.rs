@@ -1,4 +1,4 @@
-//! `djinn bench decode`
+//! Benchmark `decode`: time of a generated token.
 
 use std::{
     collections::BTreeSet,
@@ -12,89 +12,98 @@ use djinn_model::program::{Op, Program, TensorId};
 use djinn_weights::{PassStats, Prediction, Rates};
 use serde_json::{Value, json};
 
-use super::{BANDWIDTH_BYTES, check_context, median, rates, some_tokens, start};
 use crate::{
-    args::{BenchDecodeArgs, Settled},
-    bundled,
-    failure::{Failure, say, say_json},
-    style::seconds,
+    BenchError, BenchReport, BenchTarget, rates,
+    sample::{BANDWIDTH_BYTES, check_context, median, some_tokens},
+    text::seconds,
 };
 
-/// How long the link is measured.
+/// Time for which the link is measured.
 const MEASURE: Duration = Duration::from_millis(500);
 
-/// Everything measured.
-struct Measured {
+/// Options of the benchmark `decode`.
+pub struct DecodeOptions {
+    /// Number of decode passes to time.
+    pub tokens: usize,
+    /// Prompt tokens of each session.
+    pub context: usize,
+    /// Sessions that generate together.
+    pub sessions: usize,
+}
+
+/// Times and rates of the decode passes.
+struct DecodeMeasurement {
     /// Passes in which every session generates a token.
     passes: Vec<PassStats>,
-    /// Until the first session's first token, from the first pass on.
+    /// Seconds from the first pass to the first token of any session.
     first_token_s: f64,
-    /// GB/s of the device's memory, and of the link where something streams.
+    /// Bandwidth of the device's memory in GB/s.
     memory: f64,
+    /// Bandwidth of the link in GB/s, if weights stream.
     link: Option<f64>,
     prediction: Prediction,
-    /// Bytes of the device's memory that are taken, as its driver counts.
+    /// Bytes of the device's memory in use, as its driver counts them.
     used_bytes: Option<u64>,
 }
 
-/// Time of a pass in which every session generates a token.
-pub fn decode(args: &BenchDecodeArgs) -> Result<(), Failure> {
-    let model = bundled::open(args.model.model.as_deref())?;
-    check_context(&model.program, args.context.saturating_add(args.tokens))?;
-    let sessions = usize::from(args.sessions);
-    // Tokens that early sessions generate while the prompts of late ones still run, and
-    // each one's first, which comes out of its prompt.
-    let spare_rows = args.model.rows.saturating_sub(sessions).max(1);
-    let untimed = (sessions * args.context).div_ceil(spare_rows) + 1;
+/// Times passes in which every session generates a token.
+pub fn decode(
+    options: &DecodeOptions,
+    target: &BenchTarget<'_>,
+) -> Result<BenchReport, BenchError> {
+    let model = target.host.open()?;
+    check_context(
+        &model.program,
+        options.context.saturating_add(options.tokens),
+    )?;
+    let sessions = options.sessions;
+    // Untimed tokens: those that early sessions generate while prompts of late sessions still run, and
+    // the first token of each session, which its prompt yields.
+    let spare_rows = target.rows.saturating_sub(sessions).max(1);
+    let untimed = (sessions * options.context).div_ceil(spare_rows) + 1;
     let read_bytes = bytes_read(&model.program);
     let requests = (0..sessions)
         .map(|i| Request {
-            tokens: some_tokens(&model.program, args.context, i),
-            max_tokens: args.tokens.saturating_add(untimed),
+            tokens: some_tokens(&model.program, options.context, i),
+            max_tokens: options.tokens.saturating_add(untimed),
             ..Request::default()
         })
         .collect();
-    let settled = args.model.settled()?;
-    // Before anything is loaded: a budget leaves no room for it after.
-    let memory = rates::memory(settled.backend(), BANDWIDTH_BYTES)?;
-    let (mut engine, _) = start(&settled, model, requests)?;
-    let measured = measure(&settled, &mut engine, sessions, args.tokens, memory)?;
-    let report = report(args, &engine, read_bytes, &measured);
-    if args.json {
-        return say_json(&report);
-    }
-    say(&text(&settled, &engine, &report))
+    // Memory is measured before loading: a tight budget leaves no room for the buffer afterwards.
+    let memory = rates::memory(target.backend, BANDWIDTH_BYTES)?;
+    let (mut engine, _) = target.start(model, requests)?;
+    let measured = measure(target, &mut engine, sessions, options.tokens, memory)?;
+    let json = report(options, &engine, read_bytes, &measured);
+    Ok(BenchReport::new(text(target, &engine, &json), json))
 }
 
 fn measure(
-    settled: &Settled<'_>,
+    target: &BenchTarget<'_>,
     engine: &mut Engine,
     sessions: usize,
     count: usize,
     memory: f64,
-) -> Result<Measured, Failure> {
+) -> Result<DecodeMeasurement, BenchError> {
     let (first_token_s, passes) = timed_passes(engine, sessions, count)?;
     if passes.is_empty() {
-        return Err(Failure::Message(
-            "no pass had every session generating: the context is too short for that".into(),
-        ));
+        return Err(BenchError::NoDecodePass);
     }
-    let used_bytes = match settled.backend().card() {
+    let used_bytes = match target.backend.card() {
         None => None,
         Some(card) => card.used(),
     };
     let (model, blueprint) = (engine.model(), engine.blueprint());
     let link = match blueprint.plan().streams() {
-        true => Some(rates::link(settled, model, blueprint, MEASURE, 0.0)?),
+        true => Some(rates::link(target.backend, model, blueprint, MEASURE, 0.0)?),
         false => None,
     };
     let rates = Rates {
         link: link.unwrap_or(f64::INFINITY) * 1e9,
         compute: memory * 1e9,
-        shared: rates::shared(settled.backend(), model),
+        shared: rates::shared(target.backend, model),
     };
-    let work = blueprint.work(model, kv_dtype(settled.backend(), &model.program));
-    Ok(Measured {
+    let work = blueprint.work(model, kv_dtype(target.backend, &model.program));
+    Ok(DecodeMeasurement {
         prediction: blueprint.plan().predict(&work, &rates),
         passes,
         first_token_s,
@@ -104,13 +113,13 @@ fn measure(
     })
 }
 
-/// Seconds until the first token, and the first passes that give every session one,
-/// prompts done before.
+/// Runs until `count` passes gave every session a token. Returns the seconds to the first token and
+/// those passes.
 fn timed_passes(
     engine: &mut Engine,
     sessions: usize,
     count: usize,
-) -> Result<(f64, Vec<PassStats>), Failure> {
+) -> Result<(f64, Vec<PassStats>), BenchError> {
     let mut started = BTreeSet::new();
     let mut passes = Vec::new();
     let (begun, mut first) = (Instant::now(), None);
@@ -139,7 +148,12 @@ fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
     median(&mut passes.iter().map(of).collect::<Vec<_>>())
 }
 
-fn report(args: &BenchDecodeArgs, engine: &Engine, read_bytes: u64, measured: &Measured) -> Value {
+fn report(
+    options: &DecodeOptions,
+    engine: &Engine,
+    read_bytes: u64,
+    measured: &DecodeMeasurement,
+) -> Value {
     let passes = &measured.passes;
     let pass = middle(passes, |p| p.seconds);
     let fastest = passes
@@ -150,12 +164,12 @@ fn report(args: &BenchDecodeArgs, engine: &Engine, read_bytes: u64, measured: &M
     let weights = engine.model().program.weight_bytes();
     let mut report = json!({
         "model": engine.model().name, "device": engine.device().detail,
-        "sessions": args.sessions, "context": args.context, "passes": passes.len(),
+        "sessions": options.sessions, "context": options.context, "passes": passes.len(),
         "first_token_s": measured.first_token_s,
         "pass_s": pass, "fastest_pass_s": fastest,
         "predicted_pass_s": measured.prediction.pass_s,
         "prediction_off": measured.prediction.pass_s / pass - 1.0,
-        "tokens_per_s": f64::from(args.sessions) / pass,
+        "tokens_per_s": options.sessions as f64 / pass,
         "weights_bytes": weights, "weights_bytes_per_pass": read_bytes, "weights_gb_per_s": rate,
         "memory_gb_per_s": measured.memory, "share_of_memory": rate / measured.memory,
         "budget_bytes": engine.blueprint().memory().budget,
@@ -164,7 +178,7 @@ fn report(args: &BenchDecodeArgs, engine: &Engine, read_bytes: u64, measured: &M
     });
     if let Some(link) = measured.link {
         let streamed = middle(passes, |p| p.link_bytes as f64);
-        // Over the whole pass: time in which nothing is under way counts against it.
+        // The rate is over the whole pass, so time without a copy in flight lowers it.
         let through = streamed / pass / 1e9;
         report["link"] = json!({
             "gb_per_s": link, "bytes_per_pass": streamed, "through_gb_per_s": through,
@@ -176,10 +190,10 @@ fn report(args: &BenchDecodeArgs, engine: &Engine, read_bytes: u64, measured: &M
     report
 }
 
-fn text(settled: &Settled<'_>, engine: &Engine, report: &Value) -> String {
+fn text(target: &BenchTarget<'_>, engine: &Engine, report: &Value) -> String {
     let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
     let size = |key: &str| Size(number(key) as u64);
-    let how = match settled.backend().card() {
+    let how = match target.backend.card() {
         None => "same threads",
         Some(_) => "a copy on the card, read plus written",
     };
@@ -223,8 +237,8 @@ fn text(settled: &Settled<'_>, engine: &Engine, report: &Value) -> String {
     text
 }
 
-/// Bytes of weights a pass over one token reads: all but the rows of tables it skips,
-/// and of experts those it chooses.
+/// Bytes of weights that a pass over one token reads: every dense tensor except embedding tables, and
+/// the chosen experts.
 fn bytes_read(program: &Program) -> u64 {
     let mut dense: BTreeSet<TensorId> = BTreeSet::new();
     let mut routed = 0;

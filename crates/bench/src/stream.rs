@@ -1,4 +1,4 @@
-//! `djinn bench stream`
+//! Benchmark `stream`: a model that does not fit in memory.
 
 use std::time::Duration;
 
@@ -8,53 +8,63 @@ use djinn_model::Model;
 use djinn_weights::{MemorySettings, PassStats, PlanError};
 use serde_json::{Value, json};
 
-use super::{check_context, median, rates, some_tokens};
 use crate::{
-    args::{BenchStreamArgs, Settled},
-    bundled,
-    commands::{self, watch::Watch},
-    failure::{Failure, say, say_json},
-    style::seconds,
+    BenchError, BenchReport, BenchTarget, rates,
+    sample::{check_context, median, some_tokens},
+    text::seconds,
 };
 
-/// How long the link is measured in each round.
+/// Time for which the link is measured in each round.
 const MEASURE: Duration = Duration::from_secs(1);
-/// Without --memory: a model of four times the budget.
+/// Without --memory, the budget is the weights divided by this number.
 const SHARE: u64 = 4;
-/// The same passes, with prefetch and without, and the link between them.
-struct Bench<'a> {
-    settled: Settled<'a>,
+
+/// Options of the benchmark `stream`.
+pub struct StreamOptions {
+    /// Number of rounds; the medians count.
+    pub repeat: usize,
+    /// Tokens of the prompt; by default as many as compute for as long as the weights are read.
+    pub tokens: Option<usize>,
+}
+
+/// Two engines with the same layout, one with prefetch and one without.
+struct StreamBench<'a> {
+    target: &'a BenchTarget<'a>,
     with: Engine,
     without: Engine,
-    /// The longest prompt they have room for.
+    /// Tokens of the longest prompt that fits in the layout.
     longest: usize,
 }
 
-/// Everything measured, in seconds and GB/s.
+/// Measurements of all rounds: the link in GB/s, and passes.
 #[derive(Default)]
-struct Measured {
+struct StreamMeasurement {
     link: Vec<f64>,
     token: Vec<PassStats>,
     prompt: Vec<PassStats>,
     prompt_without: Vec<PassStats>,
 }
 
-/// Measures a model that does not fit.
-pub fn stream(args: &BenchStreamArgs) -> Result<(), Failure> {
-    let settled = args.model.settled()?;
-    if !settled.memory.prefetch {
-        return Err(Failure::Message(
-            "--prefetch off: both are measured, with and without".into(),
-        ));
+/// Measures a model that does not fit in memory: the link alone, a token, and a prompt with and without
+/// prefetch.
+pub fn stream(
+    options: &StreamOptions,
+    target: &BenchTarget<'_>,
+) -> Result<BenchReport, BenchError> {
+    if !target.memory.prefetch {
+        return Err(BenchError::Option {
+            option: "--prefetch off",
+            limit: "this benchmark measures both, with and without prefetch".to_owned(),
+        });
     }
-    let mut bench = Bench::new(args, settled)?;
-    let tokens = match args.tokens {
+    let mut bench = StreamBench::new(options, target)?;
+    let tokens = match options.tokens {
         Some(tokens) => tokens,
         None => bench.balanced_tokens()?,
     };
-    let mut measured = Measured::default();
-    for round in 0..args.repeat {
-        let start = round as f64 / args.repeat as f64;
+    let mut measured = StreamMeasurement::default();
+    for round in 0..options.repeat {
+        let start = round as f64 / options.repeat as f64;
         measured.link.push(bench.link(start)?);
         measured.token.push(pass(&mut bench.with, 1)?);
         measured.prompt.push(pass(&mut bench.with, tokens)?);
@@ -62,49 +72,44 @@ pub fn stream(args: &BenchStreamArgs) -> Result<(), Failure> {
             .prompt_without
             .push(pass(&mut bench.without, tokens)?);
     }
-    let report = report(&bench, tokens, &mut measured);
-    if args.json {
-        return say_json(&report);
-    }
-    say(&text(&bench, tokens, &report))
+    let json = report(&bench, tokens, &mut measured);
+    Ok(BenchReport::new(text(&bench, tokens, &json), json))
 }
 
-impl<'a> Bench<'a> {
-    fn new(args: &BenchStreamArgs, settled: Settled<'a>) -> Result<Self, Failure> {
-        let name = args.model.model.as_deref();
-        let model = bundled::open(name)?;
+impl<'a> StreamBench<'a> {
+    fn new(options: &StreamOptions, target: &'a BenchTarget<'a>) -> Result<Self, BenchError> {
+        let model = target.host.open()?;
         let context = model.program.dims.context;
-        let longest = args.tokens.unwrap_or(args.model.rows.min(context));
+        let longest = options.tokens.unwrap_or(target.rows.min(context));
         check_context(&model.program, longest)?;
-        let memory = budget(&settled, &model, longest)?;
-        let load = |model: Model, prefetch: bool| -> Result<Engine, Failure> {
+        let memory = budget(target, &model, longest)?;
+        let load = |model: Model, prefetch: bool| -> Result<Engine, BenchError> {
             let memory = MemorySettings { prefetch, ..memory };
-            let blueprint = draw(&settled, &model, longest, memory)?;
+            let blueprint = draw(target, &model, longest, memory)?;
             if !blueprint.plan().streams() {
-                return Err(Failure::Message(format!(
-                    "{}: {}; give less --memory",
-                    model.name,
-                    blueprint.reason()
-                )));
+                return Err(BenchError::NothingStreams {
+                    reason: blueprint.reason(),
+                    model: model.name,
+                });
             }
-            commands::load(&settled, model, blueprint, &mut Watch::default())
+            target.host.load(model, blueprint)
         };
-        Ok(Bench {
+        Ok(StreamBench {
             with: load(model, true)?,
-            without: load(bundled::open(name)?, false)?,
+            without: load(target.host.open()?, false)?,
             longest,
-            settled,
+            target,
         })
     }
 
-    /// GB/s of reading alone.
-    fn link(&self, start: f64) -> Result<f64, Failure> {
+    /// Bandwidth of the link alone in GB/s.
+    fn link(&self, start: f64) -> Result<f64, BenchError> {
         let (model, blueprint) = (self.with.model(), self.with.blueprint());
-        rates::link(&self.settled, model, blueprint, MEASURE, start)
+        rates::link(self.target.backend, model, blueprint, MEASURE, start)
     }
 
-    /// A prompt that computes for about as long as its weights are read.
-    fn balanced_tokens(&mut self) -> Result<usize, Failure> {
+    /// Tokens of a prompt that computes for about as long as the weights are read.
+    fn balanced_tokens(&mut self) -> Result<usize, BenchError> {
         pass(&mut self.without, 1)?;
         let mut tokens = 32.min(self.longest);
         for _ in 0..3 {
@@ -119,26 +124,30 @@ impl<'a> Bench<'a> {
 }
 
 fn draw(
-    settled: &Settled<'_>,
+    target: &BenchTarget<'_>,
     model: &Model,
     longest: usize,
     memory: MemorySettings,
 ) -> Result<Blueprint, EngineError> {
     let settings = Settings::for_sessions(&model.program, 1, longest, longest)?;
-    Blueprint::draw(model, settled.backend(), settings, memory)
+    Blueprint::draw(model, target.backend, settings, memory)
 }
 
-/// What the flags say, or a quarter of the weights, or the least that works.
-fn budget(settled: &Settled<'_>, model: &Model, longest: usize) -> Result<MemorySettings, Failure> {
-    let memory = settled.memory;
-    if settled.args.memory.memory.is_some() {
+/// Memory from --memory, or a quarter of the weights, or the least that works.
+fn budget(
+    target: &BenchTarget<'_>,
+    model: &Model,
+    longest: usize,
+) -> Result<MemorySettings, BenchError> {
+    let memory = target.memory;
+    if target.has_budget {
         return Ok(memory);
     }
     let quarter = MemorySettings {
         budget: model.program.weight_bytes() / SHARE,
         ..memory
     };
-    match draw(settled, model, longest, quarter) {
+    match draw(target, model, longest, quarter) {
         Err(EngineError::Plan(PlanError::Budget { least, .. })) => Ok(MemorySettings {
             budget: least,
             ..memory
@@ -147,8 +156,8 @@ fn budget(settled: &Settled<'_>, model: &Model, longest: usize) -> Result<Memory
     }
 }
 
-/// One pass over a prompt of so many tokens, with the ring as the last pass left it.
-fn pass(engine: &mut Engine, tokens: usize) -> Result<PassStats, Failure> {
+/// Runs one pass over a prompt. The ring holds what the last pass left in it.
+fn pass(engine: &mut Engine, tokens: usize) -> Result<PassStats, BenchError> {
     let request = Request {
         tokens: some_tokens(&engine.model().program, tokens, tokens),
         max_tokens: 1,
@@ -164,7 +173,7 @@ fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
     median(&mut passes.iter().map(of).collect::<Vec<_>>())
 }
 
-fn report(bench: &Bench<'_>, tokens: usize, measured: &mut Measured) -> Value {
+fn report(bench: &StreamBench<'_>, tokens: usize, measured: &mut StreamMeasurement) -> Value {
     let blueprint = bench.with.blueprint();
     let link = median(&mut measured.link);
     let read_bytes = middle(&measured.prompt_without, |pass| pass.link_bytes as f64);
@@ -178,7 +187,7 @@ fn report(bench: &Bench<'_>, tokens: usize, measured: &mut Measured) -> Value {
     json!({
         "model": bench.with.model().name,
         "device": bench.with.device().detail,
-        "source": rates::source(bench.settled.backend(), bench.with.model()),
+        "source": rates::source(bench.target.backend, bench.with.model()),
         "weights_bytes": bench.with.model().program.weight_bytes(),
         "budget_bytes": blueprint.memory().budget,
         "streamed_bytes_per_token": middle(token, |pass| pass.link_bytes as f64),
@@ -208,7 +217,7 @@ fn report(bench: &Bench<'_>, tokens: usize, measured: &mut Measured) -> Value {
     })
 }
 
-fn text(bench: &Bench<'_>, tokens: usize, report: &Value) -> String {
+fn text(bench: &StreamBench<'_>, tokens: usize, report: &Value) -> String {
     let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
     let size = |key: &str| Size(number(key) as u64);
     format!(

@@ -1,54 +1,42 @@
-//! The server under test: a process of its own, so that its time and memory are its own.
+//! The server under test, and its processor time and memory.
 
 use std::{fs, path::PathBuf};
 
-use crate::{args::BenchServeArgs, commands::spawned::Spawned, failure::Failure};
+use super::options::ServeOptions;
+use crate::{BenchError, ServerProcess};
 
-/// A server that runs.
-pub struct Server {
-    spawned: Spawned,
-    /// Where it keeps what is pushed.
+/// The server under test.
+pub struct ServedProcess {
+    process: ServerProcess,
+    /// Folder for pushed models.
     pushed: PathBuf,
-    /// Where it listens.
+    /// Port of 127.0.0.1 that the server listens on.
     pub port: u16,
 }
 
-/// Time of the processor that a process has taken, in seconds.
+/// Processor time of a process in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuTime {
-    /// By the threads that compute, read weights and move pages.
+    /// Time of threads that compute, read weights and move pages.
     pub engine: f64,
-    /// By all others.
+    /// Time of all other threads.
     pub outside: f64,
 }
 
-/// Ticks of the kernel's clock in a second.
+/// Clock ticks a second in /proc.
 const TICKS: f64 = 100.0;
 
-impl Server {
-    /// Starts one, and waits until it is ready.
-    pub fn start(args: &BenchServeArgs) -> Result<Self, Failure> {
+impl ServedProcess {
+    /// Starts the server and waits until it is ready.
+    pub fn start(args: &ServeOptions) -> Result<Self, BenchError> {
         let pushed = std::env::temp_dir().join(format!("djinn-bench-{}", std::process::id()));
-        let mut flags = Vec::new();
+        let mut flags = args.device_flags.clone();
         let mut flag = |name: &str, value: Option<String>| {
             flags.extend(value.map(|value| format!("--{name}={value}")));
         };
-        let model = &args.model;
-        flag(
-            "model",
-            model.model.as_ref().map(|model| format!("bench={model}")),
-        );
-        flag("device", Some(model.device.device.to_string()));
-        flag("threads", model.device.threads.map(|n| n.to_string()));
-        flag(
-            "memory",
-            model.memory.memory.map(|amount| amount.to_string()),
-        );
-        flag(
-            "host-memory",
-            model.memory.host_memory.map(|amount| amount.to_string()),
-        );
-        flag("rows", Some(model.rows.to_string()));
+        let model = args.model.as_ref();
+        flag("model", model.map(|model| format!("bench={model}")));
+        flag("rows", Some(args.rows.to_string()));
         flag("context", Some(args.context.to_string()));
         flag("batch", Some(args.batch.to_string()));
         flag("sessions", Some(args.clients.max(args.batch).to_string()));
@@ -62,32 +50,32 @@ impl Server {
             "max-connections",
             Some((args.silent + args.clients + 64).to_string()),
         );
-        let spawned = Spawned::start(&flags)?;
-        Ok(Server {
-            port: spawned.port,
-            spawned,
+        let process = ServerProcess::start(&args.program, &flags)?;
+        Ok(ServedProcess {
+            port: process.port,
+            process,
             pushed,
         })
     }
 
-    /// Bytes of memory it holds.
+    /// Resident memory in bytes.
     pub fn rss(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.spawned.id()));
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()));
         let status = status.unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
         kib.unwrap_or(0) << 10
     }
 
-    /// Time of the processor that it has taken.
+    /// Processor time so far.
     pub fn cpu(&self) -> CpuTime {
         let mut time = CpuTime::default();
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.spawned.id()));
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id()));
         for task in tasks.into_iter().flatten().flatten() {
             let Ok(stat) = fs::read_to_string(task.path().join("stat")) else {
                 continue;
             };
-            // The name is in brackets, and may have spaces.
+            // The thread's name is in brackets and may contain spaces.
             let Some((before, after)) = stat.rsplit_once(')') else {
                 continue;
             };
@@ -108,9 +96,9 @@ impl Server {
         time
     }
 
-    /// Tells it to stop, and waits.
-    pub fn stop(self) -> Result<(), Failure> {
-        let stopped = self.spawned.stop();
+    /// Stops the server and removes pushed models.
+    pub fn stop(self) -> Result<(), BenchError> {
+        let stopped = self.process.stop();
         let _ = fs::remove_dir_all(&self.pushed);
         stopped
     }

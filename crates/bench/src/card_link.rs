@@ -1,4 +1,4 @@
-//! `djinn bench link --device cuda:N`
+//! Benchmark `link` on a card: copies between host memory and the card.
 
 use std::{
     sync::Arc,
@@ -8,62 +8,70 @@ use std::{
 use djinn_device::cuda::{Card, Direction, HostMemory, LinkBench, Transfer};
 use serde_json::{Value, json};
 
-use super::{
-    link::{binary, conclude, range},
-    median,
+use crate::{
+    BenchError, BenchReport, LinkOptions,
+    link_report::{binary, conclude, range},
+    sample::median,
+    text::table,
 };
-use crate::{args::BenchLinkArgs, failure::Failure, progress::Doing, style::table};
 
-/// Moved in all, where there is room.
+/// Bytes moved in a measurement, as far as memory allows.
 const SIZES: [u64; 3] = [64 << 20, 1 << 30, 4 << 30];
-/// Moved at a time where nobody says.
+/// Chunk sizes that are measured by default.
 const CHUNKS: [u64; 6] = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 512 << 20];
-/// Less is a matter of the driver's calls, not of the link.
+/// Smallest chunk: smaller ones measure driver calls, not the link.
 const CHUNK_LEAST: u64 = 64 << 10;
-/// Pageable memory is slow: more of it only takes longer.
+/// Most bytes moved from pageable memory, which is slow.
 const PAGEABLE_MOST: u64 = 1 << 30;
-/// An idle card takes a moment to wake up.
+/// Time of copies before the first measurement, in which an idle card raises its clocks.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 const DIRECTIONS: [Direction; 3] = [Direction::In, Direction::Out, Direction::Both];
 
-/// A transfer and its rates in GB/s.
-struct Measured {
+/// Rates of a transfer in GB/s.
+struct TransferRates {
     how: Transfer,
     rates: Vec<f64>,
 }
 
-/// How fast bytes reach a card and leave it.
-pub fn card_link(args: &BenchLinkArgs, card: &Arc<Card>) -> Result<(), Failure> {
+/// Measures how fast bytes are copied to and from a card.
+pub fn card_link(
+    options: &LinkOptions,
+    card: &Arc<Card>,
+    progress: &dyn Fn(&str),
+) -> Result<BenchReport, BenchError> {
     let most = SIZES.into_iter().max().unwrap_or(0);
     let room = LinkBench::room(card, most)?;
-    let chunk = args.chunk.map(|chunk| chunk.0);
+    let chunk = options.chunk;
     if chunk.is_some_and(|chunk| !(CHUNK_LEAST..=room / 2).contains(&chunk)) {
-        return Err(Failure::Message(format!(
-            "--chunk: from {} to {}, half of what is moved",
-            binary(CHUNK_LEAST),
-            binary(room / 2)
-        )));
+        let (least, most) = (binary(CHUNK_LEAST), binary(room / 2));
+        return Err(BenchError::Option {
+            option: "--chunk",
+            limit: format!("from {least} to {most}, half of the bytes moved"),
+        });
     }
     let mut measured = settings(room, chunk);
-    let doing = Doing::new(&format!("pinning {} of host memory", binary(room)));
+    progress(&format!("pinning {} of host memory", binary(room)));
     let mut bench = LinkBench::new(card, room)?;
     warm_up(&mut bench, measured[0].how)?;
-    // In turns, so that a slow minute of the machine is everybody's.
-    for round in 1..=args.repeat {
+    // Rounds visit every setting, so that a slow minute of the machine affects all of them.
+    for round in 1..=options.repeat {
         for setting in &mut measured {
             let how = setting.how;
-            doing.now(format!("round {round} of {}: {}", args.repeat, told(how)));
+            progress(&format!(
+                "round {round} of {}: {}",
+                options.repeat,
+                label(how)
+            ));
             let seconds = bench.measure(how)?;
             setting.rates.push(how.bytes as f64 / seconds / 1e9);
         }
     }
-    drop(doing);
-    report(args, card, &mut measured)
+    Ok(report(options, card, &mut measured))
 }
 
-/// Everything that is measured with so much memory.
-fn settings(room: u64, chunk: Option<u64>) -> Vec<Measured> {
+/// Transfers to measure with this much memory.
+fn settings(room: u64, chunk: Option<u64>) -> Vec<TransferRates> {
     let mut sizes = SIZES.map(|size| size.min(room)).to_vec();
     sizes.dedup();
     let chunks = chunk.map_or(CHUNKS.to_vec(), |chunk| vec![chunk]);
@@ -79,7 +87,7 @@ fn settings(room: u64, chunk: Option<u64>) -> Vec<Measured> {
                         chunk,
                     };
                     let rates = Vec::new();
-                    all.push(Measured { how, rates });
+                    all.push(TransferRates { how, rates });
                 }
             }
         }
@@ -91,7 +99,7 @@ fn fits(memory: HostMemory, bytes: u64) -> bool {
     memory == HostMemory::Pinned || bytes <= PAGEABLE_MOST
 }
 
-/// Bytes that go each way.
+/// Bytes copied in each direction.
 fn lane(direction: Direction, bytes: u64) -> u64 {
     match direction {
         Direction::In | Direction::Out => bytes,
@@ -99,7 +107,7 @@ fn lane(direction: Direction, bytes: u64) -> u64 {
     }
 }
 
-fn warm_up(bench: &mut LinkBench, how: Transfer) -> Result<(), Failure> {
+fn warm_up(bench: &mut LinkBench, how: Transfer) -> Result<(), BenchError> {
     let start = Instant::now();
     while start.elapsed() < WARM_UP {
         bench.measure(how)?;
@@ -122,7 +130,7 @@ fn memory(how: Transfer) -> &'static str {
     }
 }
 
-fn told(how: Transfer) -> String {
+fn label(how: Transfer) -> String {
     format!(
         "{}, {}, {} in copies of {}",
         direction(how),
@@ -132,7 +140,7 @@ fn told(how: Transfer) -> String {
     )
 }
 
-fn report(args: &BenchLinkArgs, card: &Card, measured: &mut [Measured]) -> Result<(), Failure> {
+fn report(options: &LinkOptions, card: &Card, measured: &mut [TransferRates]) -> BenchReport {
     let medians: Vec<f64> = measured.iter_mut().map(|m| median(&mut m.rates)).collect();
     let lines = || measured.iter().zip(&medians);
     let best = |direction: Direction| {
@@ -170,12 +178,12 @@ fn report(args: &BenchLinkArgs, card: &Card, measured: &mut [Measured]) -> Resul
         table(&header, &rows)
     );
     let json = json!({
-        "device": card.label(), "device_detail": card.name(), "repeat": args.repeat,
+        "device": card.label(), "device_detail": card.name(), "repeat": options.repeat,
         "in_gb_per_s": inwards, "out_gb_per_s": outwards, "both_gb_per_s": both,
         "link": list,
     });
     let what = format!("from pinned memory to {}", card.label());
-    conclude(args, json, &text, inwards, &what)
+    conclude(options, json, text, inwards, &what)
 }
 
 #[cfg(test)]
@@ -183,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sweep_has_what_fits() {
+    fn transfers_fit_in_memory() {
         let all = settings(4 << 30, None);
         let of = |memory, bytes| {
             let there = all

@@ -1,7 +1,8 @@
-//! `djinn bench serve`
+//! Benchmark `serve`: a server under load, and what serving adds to a token.
 
 mod client;
 mod load;
+mod options;
 mod process;
 mod wire;
 
@@ -11,24 +12,21 @@ use djinn_engine::{Engine, KvMemory, Request};
 use djinn_server::Layout;
 use serde_json::{Value, json};
 
-use self::{client::Stream, load::Load, process::Server};
-use super::{median, some_tokens};
+use self::{client::CompletionStream, load::LoadResult, process::ServedProcess};
 use crate::{
-    args::BenchServeArgs,
-    bundled,
-    failure::{Failure, say, say_json},
-    style::{seconds, table},
+    BenchError, BenchReport, BenchTarget,
+    sample::{median, some_tokens},
+    text::{seconds, table},
 };
 
-/// Tokens of one session that are timed.
-const TOKENS: usize = 128;
+pub use options::ServeOptions;
 
-/// A server under load.
-pub fn serve(args: &BenchServeArgs) -> Result<(), Failure> {
-    let (in_process, prompt) = in_process(args)?;
-    let server = Server::start(args)?;
+/// Measures a server in a process of its own: one session, silent connections, and many clients.
+pub fn serve(args: &ServeOptions, target: &BenchTarget<'_>) -> Result<BenchReport, BenchError> {
+    let (in_process, prompt) = in_process(args, target)?;
+    let server = ServedProcess::start(args)?;
     let alone = streamed(args, &server, &prompt)?;
-    let silent = client::silent(server.port, args.silent)?;
+    let silent = client::open_silent(server.port, args.silent)?;
     let beside_silent = match args.silent {
         0 => None,
         _ => Some(streamed(args, &server, &prompt)?),
@@ -42,34 +40,33 @@ pub fn serve(args: &BenchServeArgs) -> Result<(), Failure> {
     let mut report = report(args, in_process, alone, beside_silent, load.as_ref());
     report["wire"] = wire;
     server.stop()?;
-    match args.json {
-        true => say_json(&report)?,
-        false => say(&text(&report))?,
-    }
-    match load.is_some_and(|load| load.errors > 0) {
-        true => Err(Failure::Told),
-        false => Ok(()),
-    }
+    Ok(BenchReport {
+        passed: load.is_none_or(|load| load.errors == 0),
+        ..BenchReport::new(text(&report), report)
+    })
 }
 
-/// Seconds from token to token with nobody between, in an engine laid out as the server's is.
-fn in_process(args: &BenchServeArgs) -> Result<(f64, Vec<u32>), Failure> {
-    let model = bundled::open(args.model.model.as_deref())?;
-    let settled = args.model.settled()?;
+/// Seconds from token to token in an engine of this process, laid out as the server's. Also returns the
+/// prompt.
+fn in_process(
+    args: &ServeOptions,
+    target: &BenchTarget<'_>,
+) -> Result<(f64, Vec<u32>), BenchError> {
+    let model = target.host.open()?;
     let layout = Layout {
         context: Some(args.context),
         batch: Some(args.batch),
-        rows: Some(args.model.rows),
+        rows: Some(target.rows),
         sessions: Some(args.clients.max(args.batch)),
         ..Layout::default()
     };
     let kv = KvMemory::default();
-    let blueprint = djinn_server::draw(&model, settled.backend(), layout, settled.memory, &kv)?;
+    let blueprint = djinn_server::draw(&model, target.backend, layout, target.memory, &kv)?;
     let prompt = some_tokens(&model.program, args.context / 4, 1);
-    let mut engine = Engine::load(model, settled.backend(), blueprint, &mut |_| {})?;
+    let mut engine = Engine::load(model, target.backend, blueprint, &mut |_| {})?;
     engine.open(Request {
         tokens: prompt.clone(),
-        max_tokens: tokens(args),
+        max_tokens: args.timed_tokens(),
         ..Request::default()
     })?;
     let (mut times, mut last) = (Vec::new(), None::<Instant>);
@@ -85,18 +82,17 @@ fn in_process(args: &BenchServeArgs) -> Result<(f64, Vec<u32>), Failure> {
     Ok((median(&mut times), prompt))
 }
 
-/// Tokens of the session that is timed.
-fn tokens(args: &BenchServeArgs) -> usize {
-    TOKENS.min(args.context - args.context / 4)
-}
-
-/// The same over HTTP.
-fn streamed(args: &BenchServeArgs, server: &Server, prompt: &[u32]) -> Result<f64, Failure> {
+/// Seconds from token to token of one session over HTTP.
+fn streamed(
+    args: &ServeOptions,
+    server: &ServedProcess,
+    prompt: &[u32],
+) -> Result<f64, BenchError> {
     let body = json!({
-        "prompt": prompt, "max_tokens": tokens(args), "temperature": 0, "stream": true,
+        "prompt": prompt, "max_tokens": args.timed_tokens(), "temperature": 0, "stream": true,
         "ignore_eos": true, "return_token_ids": true,
     });
-    let mut stream = Stream::open(server.port, &body)?;
+    let mut stream = CompletionStream::open(server.port, &body)?;
     let (mut times, mut last) = (Vec::new(), None::<Instant>);
     while stream.next()? {
         let now = Instant::now();
@@ -104,28 +100,28 @@ fn streamed(args: &BenchServeArgs, server: &Server, prompt: &[u32]) -> Result<f6
         last = Some(now);
     }
     match times.is_empty() {
-        true => Err(Failure::Message("the server sent no tokens".into())),
+        true => Err(BenchError::StreamEnded),
         false => Ok(median(&mut times)),
     }
 }
 
 fn report(
-    args: &BenchServeArgs,
+    args: &ServeOptions,
     in_process: f64,
     alone: f64,
     beside_silent: Option<f64>,
-    load: Option<&Load>,
+    load: Option<&LoadResult>,
 ) -> Value {
     let added = |time: f64| time / in_process - 1.0;
     json!({
-        "model": args.model.model,
+        "model": args.model,
         "token_in_process_s": in_process,
         "token_served_s": alone,
         "added": added(alone),
         "silent": args.silent,
         "token_beside_silent_s": beside_silent,
         "added_beside_silent": beside_silent.map(added),
-        "load": load.map(Load::report),
+        "load": load.map(LoadResult::report),
     })
 }
 

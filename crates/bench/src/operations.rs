@@ -1,29 +1,31 @@
-//! `djinn bench operations`
+//! Benchmark `operations`: every operation at the shapes of a model.
 
 use djinn_device::{
-    ALIGN, Attention, Device, DeviceError, Draw, KvLayer, PassLimits, Phase, Rows, Span, Stream,
-    View, Weight,
+    ALIGN, Attention, Backend, Device, DeviceError, Draw, KvLayer, PassLimits, Phase, Rows, Span,
+    Stream, View, Weight,
 };
-use djinn_model::program::Dims;
+use djinn_model::{Model, program::Dims};
 use djinn_types::{Activation, DType, NormKind, Order};
 use serde_json::json;
 
-use super::median;
-use crate::{
-    args::BenchOperationsArgs,
-    bundled,
-    failure::{Failure, say, say_json},
-    style::table,
-};
+use crate::{BenchError, BenchReport, sample::median, text::table};
 
-/// Bytes that operands take turns in: more than a card's cache holds.
+/// Bytes over which operands rotate: more than a card's cache holds.
 const SPREAD: u64 = 1 << 30;
-/// Times each is measured.
+/// Number of measurements of each operation.
 const REPEATS: usize = 5;
 const PAGE_TOKENS: usize = 16;
 
-/// One operation at one shape.
-struct Measured {
+/// Options of the benchmark `operations`.
+pub struct OperationOptions {
+    /// Numbers of rows to measure each operation with.
+    pub rows: Vec<usize>,
+    /// Keys that each generated token attends to.
+    pub context: usize,
+}
+
+/// Time of one operation at one shape.
+struct OperationMeasurement {
     what: String,
     seconds: f64,
     bytes: f64,
@@ -31,34 +33,34 @@ struct Measured {
 }
 
 /// Times operations at the shapes of a model.
-pub fn operations(args: &BenchOperationsArgs) -> Result<(), Failure> {
-    let model = bundled::open(args.model.as_deref())?;
+pub fn operations(
+    options: &OperationOptions,
+    backend: &dyn Backend,
+    model: &Model,
+) -> Result<BenchReport, BenchError> {
     let dims = &model.program.dims;
     let dtype = model.program.tensors.iter().map(|t| t.dtype).next();
-    let bench = Bench::new(args, dims, dtype.unwrap_or(DType::F16))?;
+    let bench = OperationBench::new(options, backend, dims, dtype.unwrap_or(DType::F16))?;
     let mut measured = Vec::new();
-    for &rows in &args.rows {
+    for &rows in &options.rows {
         let phase = if rows > 64 {
             Phase::Prompt
         } else {
             Phase::Generated
         };
         measured.extend(bench.products(dims, rows, phase)?);
-        measured.push(bench.attention(dims, rows, args.context, phase)?);
+        measured.push(bench.attention(dims, rows, options.context, phase)?);
         measured.extend(bench.elementwise(dims, rows)?);
     }
-    // Last, since logits lie where weights did.
-    for &rows in args.rows.iter().filter(|rows| **rows <= 64) {
+    // Sampling runs last, since its logits overwrite the weights.
+    for &rows in options.rows.iter().filter(|rows| **rows <= 64) {
         measured.extend(bench.sampling(dims, rows)?);
     }
-    if args.json {
-        let rows: Vec<_> = measured
-            .iter()
-            .map(|m| json!({"what": m.what, "seconds": m.seconds, "bytes": m.bytes, "flops": m.flops}))
-            .collect();
-        return say_json(&json!({"device": bench.device.info().detail, "operations": rows}));
-    }
-    let line = |m: &Measured| {
+    let json: Vec<_> = measured
+        .iter()
+        .map(|m| json!({"what": m.what, "seconds": m.seconds, "bytes": m.bytes, "flops": m.flops}))
+        .collect();
+    let line = |m: &OperationMeasurement| {
         vec![
             m.what.clone(),
             format!("{:.1} µs", m.seconds * 1e6),
@@ -68,14 +70,15 @@ pub fn operations(args: &BenchOperationsArgs) -> Result<(), Failure> {
     };
     let lines: Vec<Vec<String>> = measured.iter().map(line).collect();
     let head = ["operation", "time", "memory", "arithmetic"];
-    say(&format!(
-        "{}\n{}",
-        bench.device.info().detail,
-        table(&head, &lines)
+    let device = bench.device.info().detail;
+    let text = format!("{device}\n{}", table(&head, &lines));
+    Ok(BenchReport::new(
+        text,
+        json!({"device": device, "operations": json}),
     ))
 }
 
-/// In the prefix that cards are measured in, or the one below it.
+/// Rate in units of 10⁹ or 10¹².
 fn rate(per_s: f64, unit: &str) -> String {
     match per_s {
         rate if rate < 1e12 => format!("{:.1} G{unit}", rate / 1e9),
@@ -83,18 +86,23 @@ fn rate(per_s: f64, unit: &str) -> String {
     }
 }
 
-/// A device with room for operands of every shape.
-struct Bench {
+/// Device with memory for operands of every shape.
+struct OperationBench {
     device: std::sync::Arc<dyn Device>,
     dtype: DType,
-    /// Where operands that take turns begin.
+    /// Offset of the operands that rotate.
     weights: u64,
 }
 
-impl Bench {
-    fn new(args: &BenchOperationsArgs, dims: &Dims, dtype: DType) -> Result<Self, Failure> {
-        let rows = args.rows.iter().copied().max().unwrap_or(1);
-        let context = args.context.max(rows).next_multiple_of(PAGE_TOKENS);
+impl OperationBench {
+    fn new(
+        options: &OperationOptions,
+        backend: &dyn Backend,
+        dims: &Dims,
+        dtype: DType,
+    ) -> Result<Self, BenchError> {
+        let rows = options.rows.iter().copied().max().unwrap_or(1);
+        let context = options.context.max(rows).next_multiple_of(PAGE_TOKENS);
         let width = dims.d_mlp.max(dims.d_model);
         let scratch = PassLimits {
             rows,
@@ -108,8 +116,8 @@ impl Bench {
         let weights = activations.next_multiple_of(ALIGN) + (1 << 20);
         let pages = (rows.min(64) * context * 2 * dims.kv_heads * dims.d_head * 2) as u64;
         let slab = weights + SPREAD + (2 * width * width * 2) as u64 + pages;
-        let device = args.device.choose()?.backend.open(slab, scratch)?;
-        let bench = Bench {
+        let device = backend.open(slab, scratch)?;
+        let bench = OperationBench {
             device,
             dtype,
             weights,
@@ -118,8 +126,8 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Numbers of an ordinary size everywhere: what is multiplied matters to the clock.
-    fn fill(&self, bytes: u64) -> Result<(), Failure> {
+    /// Fills memory with numbers near one: a card's clock depends on the values it multiplies.
+    fn fill(&self, bytes: u64) -> Result<(), BenchError> {
         let chunk = 64u64 << 20;
         let mut state = 1u32;
         for offset in (0..bytes).step_by(chunk as usize) {
@@ -130,7 +138,7 @@ impl Bench {
             self.device.load(span, &mut |bytes| {
                 for pair in bytes.chunks_exact_mut(2) {
                     state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    // Exponents of numbers about one, in either type.
+                    // These exponents are of numbers near one in f16 and in bf16.
                     let bits = (state >> 16) as u16 & 0x83ff | 0x2c00;
                     pair.copy_from_slice(&bits.to_le_bytes());
                 }
@@ -140,7 +148,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A matrix of activations, by number.
+    /// Matrix of activations with this index.
     fn activation(&self, number: u64, rows: usize, cols: usize) -> View {
         let bytes = (rows * cols * 4) as u64;
         View::new(
@@ -151,14 +159,14 @@ impl Bench {
         )
     }
 
-    /// The median time of one launch of many.
+    /// Measures the median time of one launch of many.
     fn time(
         &self,
         what: String,
         bytes: f64,
         flops: f64,
         mut run: impl FnMut(u64) -> Result<(), DeviceError>,
-    ) -> Result<Measured, Failure> {
+    ) -> Result<OperationMeasurement, BenchError> {
         let launches = ((2e10 / bytes.max(1.0)) as u64).clamp(4, 200);
         let mut times = Vec::new();
         for turn in 0..=REPEATS as u64 {
@@ -170,16 +178,21 @@ impl Bench {
             self.device.wait_here(&to)?;
             times.push(self.device.seconds_between(&from, &to)? / launches as f64);
         }
-        Ok(Measured {
+        Ok(OperationMeasurement {
             what,
-            // The first warms up.
+            // The first measurement warms up.
             seconds: median(&mut times[1..].to_vec()),
             bytes,
             flops,
         })
     }
 
-    fn products(&self, dims: &Dims, rows: usize, phase: Phase) -> Result<Vec<Measured>, Failure> {
+    fn products(
+        &self,
+        dims: &Dims,
+        rows: usize,
+        phase: Phase,
+    ) -> Result<Vec<OperationMeasurement>, BenchError> {
         let shapes = [
             (dims.d_model, dims.d_model),
             (dims.d_model, dims.d_mlp),
@@ -213,7 +226,7 @@ impl Bench {
         rows: usize,
         context: usize,
         phase: Phase,
-    ) -> Result<Measured, Failure> {
+    ) -> Result<OperationMeasurement, BenchError> {
         let prompt = phase == Phase::Prompt;
         let keys = if prompt { rows } else { context };
         let (sessions, pages) = (if prompt { 1 } else { rows }, keys.div_ceil(PAGE_TOKENS));
@@ -228,7 +241,7 @@ impl Bench {
             dtype: self.dtype,
         };
         kv.page_bytes = kv.layer_bytes();
-        let ids = |number: u64, cols: usize, ids: Vec<i32>| -> Result<View, Failure> {
+        let ids = |number: u64, cols: usize, ids: Vec<i32>| -> Result<View, BenchError> {
             let view = View::new(
                 self.activation(7, rows, dims.d_mlp).offset + number * (1 << 18),
                 DType::I32,
@@ -262,8 +275,8 @@ impl Bench {
         })
     }
 
-    /// The largest of each row, one by chance, and one of those that filters leave.
-    fn sampling(&self, dims: &Dims, rows: usize) -> Result<Vec<Measured>, Failure> {
+    /// Times greedy sampling, sampling from all tokens, and sampling with filters.
+    fn sampling(&self, dims: &Dims, rows: usize) -> Result<Vec<OperationMeasurement>, BenchError> {
         let logits = View::new(self.weights, DType::F32, rows, dims.vocab);
         let mut state = 1u64;
         let mut uniform = || {
@@ -272,7 +285,7 @@ impl Bench {
                 .wrapping_add(1);
             (state >> 40) as f32 / (1 << 24) as f32
         };
-        // Spread about as a model's are.
+        // The values are spread as a model's logits are.
         let numbers = (0..rows * dims.vocab)
             .flat_map(|_| (12.0 * (uniform() + uniform() + uniform() - 1.5)).to_le_bytes());
         let bytes: Vec<u8> = numbers.collect();
@@ -303,7 +316,11 @@ impl Bench {
         ways.into_iter().map(one).collect()
     }
 
-    fn elementwise(&self, dims: &Dims, rows: usize) -> Result<Vec<Measured>, Failure> {
+    fn elementwise(
+        &self,
+        dims: &Dims,
+        rows: usize,
+    ) -> Result<Vec<OperationMeasurement>, BenchError> {
         let [x, y, out] = [0, 1, 2].map(|i| self.activation(i, rows, dims.d_model));
         let [gate, up, post] = [0, 1, 2].map(|i| self.activation(i, rows, dims.d_mlp));
         let weight = View::new(self.weights, self.dtype, 1, dims.d_model);

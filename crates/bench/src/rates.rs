@@ -1,4 +1,4 @@
-//! What this machine gives: a device's memory to those who compute, and the link.
+//! Bandwidth of a device's memory and of the link that weights stream over.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use djinn_engine::Blueprint;
 use djinn_model::{Model, Origin};
 use djinn_weights::measure_link;
 
-use crate::{args::Settled, failure::Failure};
+use crate::BenchError;
 
-/// GB/s of reading the device's memory: for processors with their number of threads and
-/// `bytes` to read through, for cards as a copy within their memory finds it.
-pub fn memory(backend: &dyn Backend, bytes: u64) -> Result<f64, Failure> {
+/// Bandwidth of the device's memory in GB/s. A processor reads `bytes` with its number of threads; a
+/// card copies within its memory.
+pub fn memory(backend: &dyn Backend, bytes: u64) -> Result<f64, BenchError> {
     Ok(backend.measure_bandwidth(bytes)? / 1e9)
 }
 
-/// GB/s over the link: for processors of reading a model's weights as a blueprint does,
-/// from a share of the whole on; for cards from pinned memory.
+/// Bandwidth of the link in GB/s. A processor reads the model's weights as the blueprint does, beginning
+/// at the share `start` of all bytes; a card copies from pinned memory.
 pub fn link(
-    settled: &Settled<'_>,
+    backend: &dyn Backend,
     model: &Model,
     blueprint: &Blueprint,
     time: Duration,
     start: f64,
-) -> Result<f64, Failure> {
-    if let Some(card) = settled.backend().card() {
+) -> Result<f64, BenchError> {
+    if let Some(card) = backend.card() {
         return Ok(cuda::measure_link(card, blueprint.link().chunk, time)? / 1e9);
     }
     let (chunk, workers) = (blueprint.weights().link_chunk(), blueprint.link().workers);
@@ -32,7 +32,7 @@ pub fn link(
     Ok(rate.bytes_per_s() / 1e9)
 }
 
-/// What is at the link's other end, as its rate is measured.
+/// Source of the bytes when the link's rate is measured.
 pub fn source(backend: &dyn Backend, model: &Model) -> &'static str {
     match backend.card() {
         None => model.weights.origin().describe(),
@@ -40,7 +40,7 @@ pub fn source(backend: &dyn Backend, model: &Model) -> &'static str {
     }
 }
 
-/// Whether the link's work is done by what computes, so that they add up.
+/// Whether the same threads compute and produce weights, so that both times add up.
 pub fn shared(backend: &dyn Backend, model: &Model) -> bool {
     let processor = backend.card().is_none();
     processor && model.weights.origin() == Origin::Generated

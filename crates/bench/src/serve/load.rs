@@ -1,4 +1,4 @@
-//! Many clients that stream at once.
+//! Many clients that stream at the same time.
 
 use std::{
     sync::{
@@ -12,36 +12,39 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    client::Stream,
-    process::{CpuTime, Server},
+    client::CompletionStream,
+    options::ServeOptions,
+    process::{CpuTime, ServedProcess},
 };
 use crate::{
-    args::BenchServeArgs,
-    failure::Failure,
-    style::{seconds, table},
+    BenchError,
+    text::{seconds, table},
 };
 
-/// Until memory is counted: buffers grow to what they need first.
+/// Time before memory is counted, in which buffers grow to their size.
 const WARM: Duration = Duration::from_secs(10);
 
-/// What it came to.
-pub struct Load {
+/// Result of the load.
+pub struct LoadResult {
     clients: usize,
     seconds: f64,
     requests: usize,
     tokens: usize,
+    /// Number of failed requests.
     pub errors: usize,
     first_error: Option<String>,
-    /// Seconds from asking to the first token, and from one to the next.
+    /// Seconds from each request to its first token.
     first: Vec<f64>,
+    /// Seconds from each token to the next.
     next: Vec<f64>,
-    /// Bytes of memory once it was warm, and at the end.
+    /// Resident memory of the server in bytes, after warming up and at the end.
     rss: (u64, u64),
     cpu: CpuTime,
 }
 
+/// Counters that all client threads add to.
 #[derive(Default)]
-struct Sums {
+struct LoadCounters {
     requests: AtomicUsize,
     tokens: AtomicUsize,
     errors: AtomicUsize,
@@ -49,9 +52,9 @@ struct Sums {
     times: Mutex<(Vec<f64>, Vec<f64>)>,
 }
 
-/// Lets clients ask one completion after another.
-pub fn run(args: &BenchServeArgs, server: &Server) -> Result<Load, Failure> {
-    let (sums, stop) = (Sums::default(), AtomicBool::new(false));
+/// Runs clients that each request one completion after another.
+pub fn run(args: &ServeOptions, server: &ServedProcess) -> Result<LoadResult, BenchError> {
+    let (sums, stop) = (LoadCounters::default(), AtomicBool::new(false));
     let length = Duration::from_secs(args.seconds);
     let before = server.cpu();
     let started = Instant::now();
@@ -59,12 +62,12 @@ pub fn run(args: &BenchServeArgs, server: &Server) -> Result<Load, Failure> {
     thread::scope(|scope| {
         for number in 0..args.clients {
             let (sums, stop) = (&sums, &stop);
-            let one = move || client(args, server.port, number, sums, stop);
+            let one = move || request_until_stopped(args, server.port, number, sums, stop);
             let spawned = thread::Builder::new()
                 .stack_size(256 << 10)
                 .spawn_scoped(scope, one);
             if let Err(error) = spawned {
-                sums.fail(&Failure::from(error));
+                sums.fail(&BenchError::from(error));
             }
         }
         let warm = WARM.min(length / 2);
@@ -82,7 +85,7 @@ pub fn run(args: &BenchServeArgs, server: &Server) -> Result<Load, Failure> {
         .first_error
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    Ok(Load {
+    Ok(LoadResult {
         clients: args.clients,
         seconds: started.elapsed().as_secs_f64(),
         requests: sums.requests.into_inner(),
@@ -99,23 +102,29 @@ pub fn run(args: &BenchServeArgs, server: &Server) -> Result<Load, Failure> {
     })
 }
 
-impl Sums {
-    fn fail(&self, failure: &Failure) {
+impl LoadCounters {
+    fn fail(&self, failure: &BenchError) {
         self.errors.fetch_add(1, Ordering::Relaxed);
         let mut first = self
             .first_error
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        first.get_or_insert_with(|| format!("{failure:?}"));
+        first.get_or_insert_with(|| failure.to_string());
     }
 }
 
-fn client(args: &BenchServeArgs, port: u16, number: usize, sums: &Sums, stop: &AtomicBool) {
+fn request_until_stopped(
+    args: &ServeOptions,
+    port: u16,
+    number: usize,
+    sums: &LoadCounters,
+    stop: &AtomicBool,
+) {
     let (mut first, mut next) = (Vec::new(), Vec::new());
     let mut turn = 0;
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
-        if let Err(failure) = one(
+        if let Err(failure) = request(
             args,
             port,
             number * 7919 + turn,
@@ -131,13 +140,13 @@ fn client(args: &BenchServeArgs, port: u16, number: usize, sums: &Sums, stop: &A
     all.1.append(&mut next);
 }
 
-fn one(
-    args: &BenchServeArgs,
+fn request(
+    args: &ServeOptions,
     port: u16,
     seed: usize,
-    sums: &Sums,
+    sums: &LoadCounters,
     (first, next): (&mut Vec<f64>, &mut Vec<f64>),
-) -> Result<(), Failure> {
+) -> Result<(), BenchError> {
     let prompt: Vec<usize> = (0..args.context / 4)
         .map(|i| 1 + (i * 31 + seed * 17) % 900)
         .collect();
@@ -146,7 +155,7 @@ fn one(
         "ignore_eos": true, "return_token_ids": true,
     });
     let mut last = Instant::now();
-    let mut stream = Stream::open(port, &body)?;
+    let mut stream = CompletionStream::open(port, &body)?;
     let mut count = 0;
     while stream.next()? {
         let now = Instant::now();
@@ -170,8 +179,8 @@ fn percentile(times: &[f64], share: f64) -> Option<f64> {
         .copied()
 }
 
-impl Load {
-    /// As JSON.
+impl LoadResult {
+    /// Report as JSON.
     pub fn report(&self) -> Value {
         let CpuTime { engine, outside } = self.cpu;
         json!({
@@ -195,7 +204,7 @@ impl Load {
     }
 }
 
-/// As people read it.
+/// Report as text.
 pub fn text(load: &Value) -> String {
     let number = |name: &str| load[name].as_f64().unwrap_or(0.0);
     let time = |name: &str| load[name].as_f64().map_or("-".to_owned(), seconds);

@@ -1,4 +1,4 @@
-//! `djinn bench prefill`
+//! Benchmark `prefill`: speed of a prompt.
 
 use std::time::Instant;
 
@@ -7,31 +7,39 @@ use djinn_engine::Request;
 use djinn_model::program::{Op, Program};
 use serde_json::json;
 
-use super::{check_context, median, some_tokens, start};
 use crate::{
-    args::BenchPrefillArgs,
-    bundled,
-    failure::{Failure, say, say_json},
-    style::seconds,
+    BenchError, BenchReport, BenchTarget,
+    sample::{check_context, median, some_tokens},
+    text::seconds,
 };
 
-/// Time of a prompt; on a processor, beside the `gemm` crate on the same products.
-pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
-    let model = bundled::open(args.model.model.as_deref())?;
-    check_context(&model.program, args.tokens)?;
+/// Options of the benchmark `prefill`.
+pub struct PrefillOptions {
+    /// Tokens of the prompt.
+    pub tokens: usize,
+    /// Number of runs; the median counts.
+    pub repeat: usize,
+}
+
+/// Times a prompt. On a processor, also times the `gemm` crate on the same matrix products.
+pub fn prefill(
+    options: &PrefillOptions,
+    target: &BenchTarget<'_>,
+) -> Result<BenchReport, BenchError> {
+    let model = target.host.open()?;
+    check_context(&model.program, options.tokens)?;
     let shapes = products(&model.program);
     let name = model.name.clone();
     let request = Request {
-        tokens: some_tokens(&model.program, args.tokens, 0),
+        tokens: some_tokens(&model.program, options.tokens, 0),
         max_tokens: 1,
         ..Request::default()
     };
-    let settled = args.model.settled()?;
-    let (mut engine, ids) = start(&settled, model, vec![request.clone()])?;
+    let (mut engine, ids) = target.start(model, vec![request.clone()])?;
     let mut id = ids[0];
     let mut times = Vec::new();
-    // The first run touches memory for the first time and does not count.
-    for run in 0..=args.repeat {
+    // The first run warms up memory and does not count.
+    for run in 0..=options.repeat {
         let started = Instant::now();
         while !engine.is_idle() {
             engine.step()?;
@@ -40,30 +48,27 @@ pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
             times.push(started.elapsed().as_secs_f64());
         }
         engine.close(id);
-        if run < args.repeat {
+        if run < options.repeat {
             id = engine.open(request.clone())?;
         }
     }
     let time = median(&mut times);
-    let flops: f64 = shapes.iter().map(|s| s.flops(args.tokens)).sum();
-    // A yardstick of processors: a card is not held against it.
-    let gemm = match settled.backend().card() {
-        None => Some(gemm_time(&shapes, args.tokens, settled.args.device.threads)),
+    let flops: f64 = shapes.iter().map(|s| s.flops(options.tokens)).sum();
+    // The `gemm` crate runs on processors only.
+    let gemm = match target.backend.card() {
+        None => Some(gemm_time(&shapes, options.tokens, target.threads)),
         Some(_) => None,
     };
     let ours = flops / time / 1e9;
-    let tokens = args.tokens as f64 / time;
+    let tokens = options.tokens as f64 / time;
     let device = engine.device();
-    if args.json {
-        let mut report = json!({
-            "model": name, "device": device.detail, "tokens": args.tokens,
-            "prefill_s": time, "tokens_per_s": tokens, "gflop_per_s": ours,
-        });
-        if let Some(gemm) = gemm {
-            report["gemm_gflop_per_s"] = json!(flops / gemm / 1e9);
-            report["share_of_gemm"] = json!(gemm / time);
-        }
-        return say_json(&report);
+    let mut report = json!({
+        "model": name, "device": device.detail, "tokens": options.tokens,
+        "prefill_s": time, "tokens_per_s": tokens, "gflop_per_s": ours,
+    });
+    if let Some(gemm) = gemm {
+        report["gemm_gflop_per_s"] = json!(flops / gemm / 1e9);
+        report["share_of_gemm"] = json!(gemm / time);
     }
     let beside = gemm.map_or(String::new(), |gemm| {
         format!(
@@ -73,20 +78,21 @@ pub fn prefill(args: &BenchPrefillArgs) -> Result<(), Failure> {
             gemm / time * 100.0
         )
     });
-    say(&format!(
+    let text = format!(
         "{name} on {}, {} tokens\n\
          \x20 prefill         {} (median of {})\n\
          \x20 tokens          {tokens:.1}/s\n\
          \x20 products        {}, all else counted as lost time\n{beside}",
         device.detail,
-        args.tokens,
+        options.tokens,
         seconds(time),
         times.len(),
         products_rate(ours),
-    ))
+    );
+    Ok(BenchReport::new(text, report))
 }
 
-/// A rate of products, from GFLOP/s.
+/// Rate of matrix products in GFLOP/s or TFLOP/s.
 fn products_rate(gflop_per_s: f64) -> String {
     match gflop_per_s {
         rate if rate < 1e4 => format!("{rate:.1} GFLOP/s"),
@@ -94,28 +100,28 @@ fn products_rate(gflop_per_s: f64) -> String {
     }
 }
 
-/// A matrix product of the pass, and how often it comes.
+/// Shape of a matrix product, and how often a pass computes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Product {
+struct ProductShape {
     inputs: usize,
     outputs: usize,
     count: usize,
 }
 
-impl Product {
+impl ProductShape {
     fn flops(&self, rows: usize) -> f64 {
         2.0 * (rows * self.inputs * self.outputs * self.count) as f64
     }
 }
 
-/// The products of all blocks; the head runs for one row only and does not count.
-fn products(program: &Program) -> Vec<Product> {
-    let mut all: Vec<Product> = Vec::new();
+/// Matrix products of all blocks. The head runs for one row only and does not count.
+fn products(program: &Program) -> Vec<ProductShape> {
+    let mut all: Vec<ProductShape> = Vec::new();
     let mut count = |inputs: usize, outputs: usize, times: usize| {
-        let same = |p: &&mut Product| p.inputs == inputs && p.outputs == outputs;
+        let same = |p: &&mut ProductShape| p.inputs == inputs && p.outputs == outputs;
         match all.iter_mut().find(same) {
             Some(product) => product.count += times,
-            None => all.push(Product {
+            None => all.push(ProductShape {
                 inputs,
                 outputs,
                 count: times,
@@ -136,10 +142,10 @@ fn products(program: &Program) -> Vec<Product> {
     all
 }
 
-/// Seconds the `gemm` crate takes for all products in f32, with the same threads.
-fn gemm_time(shapes: &[Product], rows: usize, threads: Option<usize>) -> f64 {
+/// Seconds that the `gemm` crate takes for all products in f32 with the same threads.
+fn gemm_time(shapes: &[ProductShape], rows: usize, threads: Option<usize>) -> f64 {
     let threads = threads.unwrap_or_else(host::cores);
-    let one = |shape: &Product| {
+    let one = |shape: &ProductShape| {
         let mut product = Gemm::new(rows, shape.outputs, shape.inputs, threads);
         let mut times: Vec<f64> = (0..5).map(|_| product.run().as_secs_f64()).collect();
         median(&mut times) * shape.count as f64

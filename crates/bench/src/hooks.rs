@@ -1,4 +1,4 @@
-//! `djinn bench hooks`
+//! Benchmark `hooks`: cost of captures, edits and breakpoints.
 
 use std::time::Instant;
 
@@ -9,38 +9,48 @@ use djinn_engine::{
 use djinn_model::program::Program;
 use serde_json::{Value, json};
 
-use super::{check_context, median, some_tokens};
 use crate::{
-    args::BenchHooksArgs,
-    bundled, commands,
-    commands::watch::Watch,
-    failure::{Failure, say, say_json},
-    style::{seconds, table},
+    BenchError, BenchReport, BenchTarget,
+    sample::{check_context, median, some_tokens},
+    text::{seconds, table},
 };
 
-/// Tokens before those that are timed: what a device records is recorded then.
+/// Untimed tokens at the start, in which a card captures its graphs.
 const WARM: usize = 4;
 
-/// What reading, changing and stopping cost.
-pub fn hooks(args: &BenchHooksArgs) -> Result<(), Failure> {
-    let model = bundled::open(args.model.model.as_deref())?;
+/// Options of the benchmark `hooks`.
+pub struct HookOptions {
+    /// Prompt tokens of the session.
+    pub context: usize,
+    /// Blocks after which the session stops, counted from 1; five of them by default.
+    pub blocks: Vec<usize>,
+    /// Tokens to time with each kind of capture and edit.
+    pub tokens: usize,
+    /// Number of measurements of each stop; the median counts.
+    pub repeat: usize,
+}
+
+/// Measures what captures, edits and breakpoints cost.
+pub fn hooks(options: &HookOptions, target: &BenchTarget<'_>) -> Result<BenchReport, BenchError> {
+    let model = target.host.open()?;
     let count = model.program.dims.blocks;
-    let blocks = match &args.blocks[..] {
+    let blocks = match &options.blocks[..] {
         [] => [1, count / 4, count / 2, 3 * count / 4, count]
             .map(|block| block.max(1))
             .to_vec(),
         some => some.to_vec(),
     };
     if let Some(block) = blocks.iter().find(|block| !(1..=count).contains(*block)) {
-        let message = format!("block {block}: the model has 1 to {count}");
-        return Err(Failure::Message(message));
+        return Err(BenchError::Option {
+            option: "--blocks",
+            limit: format!("block {block} does not exist; the model has blocks 1 to {count}"),
+        });
     }
-    let steps = args.tokens.max(3 * args.repeat) + 2 * WARM;
-    let context = args.context.saturating_add(steps);
+    let steps = options.tokens.max(3 * options.repeat) + 2 * WARM;
+    let context = options.context.saturating_add(steps);
     check_context(&model.program, context)?;
-    let settled = args.model.settled()?;
-    // Pages for three, of which the device holds two and the host one.
-    let one = Settings::for_sessions(&model.program, 1, context, args.model.rows)?;
+    // There are pages for three sessions: two on the device, one on the host.
+    let one = Settings::for_sessions(&model.program, 1, context, target.rows)?;
     let settings = Settings {
         open: 3,
         pages: 3 * one.pages,
@@ -50,18 +60,17 @@ pub fn hooks(args: &BenchHooksArgs) -> Result<(), Failure> {
         },
         ..one
     };
-    let bytes = djinn_engine::kv_dtype(settled.backend(), &model.program);
+    let bytes = djinn_engine::kv_dtype(target.backend, &model.program);
     let bytes = model.program.kv_bytes_per_token(bytes);
     let kv = KvMemory {
         device: Some(2 * context.next_multiple_of(settings.page_tokens) as u64 * bytes),
         spill: None,
     };
-    let blueprint =
-        Blueprint::for_sessions(&model, settled.backend(), settings, settled.memory, &kv)?;
-    let mut engine = commands::load(&settled, model, blueprint, &mut Watch::default())?;
-    let mut bench = Bench {
+    let blueprint = Blueprint::for_sessions(&model, target.backend, settings, target.memory, &kv)?;
+    let mut engine = target.host.load(model, blueprint)?;
+    let mut bench = HookBench {
         engine: &mut engine,
-        args,
+        options,
         salt: 0,
     };
     let tokens = bench.tokens()?;
@@ -71,22 +80,19 @@ pub fn hooks(args: &BenchHooksArgs) -> Result<(), Failure> {
     }
     let report = json!({
         "model": engine.model().name, "device": engine.device().detail,
-        "context": args.context, "tokens": tokens, "stops": stops,
+        "context": options.context, "tokens": tokens, "stops": stops,
     });
-    match args.json {
-        true => say_json(&report),
-        false => say(&text(&report)),
-    }
+    Ok(BenchReport::new(text(&report), report))
 }
 
-struct Bench<'a> {
+struct HookBench<'a> {
     engine: &'a mut Engine,
-    args: &'a BenchHooksArgs,
-    /// No two prompts are alike, or one would take the other's pages.
+    options: &'a HookOptions,
+    /// Number that makes each prompt unique, so that none reuses another's pages.
     salt: usize,
 }
 
-impl Bench<'_> {
+impl HookBench<'_> {
     fn program(&self) -> &Program {
         &self.engine.model().program
     }
@@ -94,15 +100,15 @@ impl Bench<'_> {
     fn request(&mut self, probe: Probe, tokens: usize) -> Request {
         self.salt += 1;
         Request {
-            tokens: some_tokens(self.program(), self.args.context, self.salt),
+            tokens: some_tokens(self.program(), self.options.context, self.salt),
             max_tokens: tokens,
             probe,
             ..Request::default()
         }
     }
 
-    /// A token, read and changed in several ways.
-    fn tokens(&mut self) -> Result<Vec<Value>, Failure> {
+    /// Times a token with several kinds of captures and edits.
+    fn tokens(&mut self) -> Result<Vec<Value>, BenchError> {
         let dims = self.program().dims;
         let middle = format!("blocks.{}.hook_resid_post", dims.blocks / 2);
         let vector = vec!["0.001"; dims.d_model].join(",");
@@ -125,8 +131,7 @@ impl Bench<'_> {
         let mut rows = Vec::new();
         for (name, captures, edit) in ways {
             let edits: Result<Vec<EditSpec>, _> = edit.iter().map(|edit| edit.parse()).collect();
-            let edits = edits.map_err(|error| Failure::Message(error.to_string()))?;
-            let probe = Probe::new(self.program(), captures, Positions::Generated, &edits)?;
+            let probe = Probe::new(self.program(), captures, Positions::Generated, &edits?)?;
             let seconds = self.token(probe)?;
             if name == "plain" {
                 plain = seconds;
@@ -138,9 +143,9 @@ impl Bench<'_> {
         Ok(rows)
     }
 
-    /// Seconds of a generated token.
-    fn token(&mut self, probe: Probe) -> Result<f64, Failure> {
-        let count = self.args.tokens + WARM;
+    /// Median seconds of a generated token.
+    fn token(&mut self, probe: Probe) -> Result<f64, BenchError> {
+        let count = self.options.tokens + WARM;
         let request = self.request(probe, count + 1);
         let id = self.engine.open(request)?;
         while self
@@ -159,19 +164,17 @@ impl Bench<'_> {
         Ok(median(&mut times[WARM..]))
     }
 
-    /// A session that stops behind a block, whenever it generates a token.
-    fn stops(&mut self, block: usize) -> Result<Value, Failure> {
+    /// Times a session that stops after a block at every generated token.
+    fn stops(&mut self, block: usize) -> Result<Value, BenchError> {
         let hook = format!("blocks.{}.hook_resid_post", block - 1);
-        let spec = |at: &str| -> Result<BreakSpec, Failure> {
-            let parsed = format!("{hook}{at}").parse();
-            parsed.map_err(|error: djinn_engine::ParseError| Failure::Message(error.to_string()))
-        };
+        let spec =
+            |at: &str| -> Result<BreakSpec, BenchError> { Ok(format!("{hook}{at}").parse()?) };
         let generated = Probe::default().with_breaks(self.program(), &[spec("@generated")?])?;
-        let request = self.request(generated, 3 * self.args.repeat + WARM);
+        let request = self.request(generated, 3 * self.options.repeat + WARM);
         let id = self.engine.open(request)?;
         let mut times = [const { Vec::new() }; 4];
         let [taken, here, away, first] = &mut times;
-        for round in 0..=self.args.repeat {
+        for round in 0..=self.options.repeat {
             let mut one = [0.0; 4];
             self.run_to_stop()?;
             one[0] = self.engine.stop_seconds();
@@ -191,7 +194,7 @@ impl Bench<'_> {
                 Ok(())
             })?;
             self.engine.resume(id)?;
-            // The first time everything is taken for the first time.
+            // The first round warms up.
             if round > 0 {
                 taken.push(one[0]);
                 here.push(one[1]);
@@ -208,8 +211,8 @@ impl Bench<'_> {
         }))
     }
 
-    /// Runs until a session stops.
-    fn run_to_stop(&mut self) -> Result<(), Failure> {
+    /// Runs until a session stops at a breakpoint.
+    fn run_to_stop(&mut self) -> Result<(), BenchError> {
         loop {
             let outputs = self.engine.step()?;
             if outputs.iter().any(|output| output.paused.is_some()) {
@@ -218,19 +221,18 @@ impl Bench<'_> {
             if let Some(ended) = outputs.into_iter().find(|output| output.finish.is_some()) {
                 let why = ended
                     .failure
-                    .unwrap_or_else(|| "a session ended too soon".into());
-                return Err(Failure::Message(why));
+                    .unwrap_or_else(|| "no breakpoint was reached".into());
+                return Err(BenchError::SessionEnded(why));
             }
         }
     }
 
-    /// Seconds until a session that stopped has come to the next hook, which is where the next
-    /// block begins.
+    /// Seconds from a stopped session to the next hook, where the next block begins.
     fn next_block(
         &mut self,
         id: SessionId,
-        before: impl FnOnce(&mut Engine) -> Result<(), Failure>,
-    ) -> Result<f64, Failure> {
+        before: impl FnOnce(&mut Engine) -> Result<(), BenchError>,
+    ) -> Result<f64, BenchError> {
         let start = Instant::now();
         before(self.engine)?;
         self.engine.go_on_from(id, &[], RunUntil::Hook)?;
@@ -238,17 +240,17 @@ impl Bench<'_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// All pages of a session are on the host alone.
-    fn leave(&mut self, id: SessionId) -> Result<(), Failure> {
+    /// Moves all pages of a session to the host.
+    fn leave(&mut self, id: SessionId) -> Result<(), BenchError> {
         self.engine.wait(id, None)?;
         self.engine.paging_stats()?;
         Ok(())
     }
 
-    /// Seconds until a session that has nothing has come behind a block.
-    fn recompute(&mut self, spec: &BreakSpec) -> Result<f64, Failure> {
-        let mut times = Vec::with_capacity(self.args.repeat);
-        for _ in 0..self.args.repeat {
+    /// Seconds until a new session reaches the breakpoint.
+    fn recompute(&mut self, spec: &BreakSpec) -> Result<f64, BenchError> {
+        let mut times = Vec::with_capacity(self.options.repeat);
+        for _ in 0..self.options.repeat {
             let probe = Probe::default().with_breaks(self.program(), std::slice::from_ref(spec))?;
             let request = self.request(probe, 1);
             let start = Instant::now();

@@ -1,75 +1,83 @@
-//! `djinn bench restore`
+//! Benchmark `restore`: a session whose KV returns from host memory.
 
 use std::time::{Duration, Instant};
 
-use djinn_engine::{Blueprint, Engine, KvMemory, Request, SessionId, Settings, kv_dtype};
+use djinn_engine::{Blueprint, Engine, KvMemory, Request, SessionId, Settings};
 use djinn_memory::Size;
 use serde_json::{Value, json};
 
-use super::{check_context, median, rates, some_tokens};
 use crate::{
-    args::{BenchRestoreArgs, Settled},
-    bundled, commands,
-    commands::watch::Watch,
-    failure::{Failure, say, say_json},
-    style::{seconds, table},
+    BenchError, BenchReport, BenchTarget, rates,
+    sample::{check_context, median, some_tokens},
+    text::{seconds, table},
 };
 
-/// How long the link is measured.
+/// Time for which the link is measured.
 const MEASURE: Duration = Duration::from_millis(500);
 
-/// Seconds, each the median of several times.
-struct Measured {
-    /// A token whose session's pages are all there.
+/// Options of the benchmark `restore`.
+pub struct RestoreOptions {
+    /// Tokens of the session.
+    pub context: usize,
+    /// Number of measurements; the median counts.
+    pub repeat: usize,
+}
+
+/// Medians in seconds, and bytes.
+struct RestoreMeasurement {
+    /// Time of a token when all pages are on the device.
     compute: f64,
-    /// Its pages on their way back, and their bytes.
+    /// Time of copying the pages to the device.
     page_in: f64,
+    /// Bytes of these pages.
     bytes: u64,
-    /// From resume to the next token: block after block as pages arrive, and with all of
-    /// them first.
+    /// Time from resume to the next token when blocks compute as their pages arrive.
     staged: f64,
+    /// Time from resume to the next token when all pages are copied first.
     whole: f64,
 }
 
-/// A session that comes back, beside what its parts take alone.
-pub fn restore(args: &BenchRestoreArgs) -> Result<(), Failure> {
-    let model = bundled::open(args.model.model.as_deref())?;
-    let steps = 4 * args.repeat + 4;
-    let context = args.context.saturating_add(steps);
+/// Measures a session whose KV returns from host memory, and the copy and the token alone.
+pub fn restore(
+    options: &RestoreOptions,
+    target: &BenchTarget<'_>,
+) -> Result<BenchReport, BenchError> {
+    let model = target.host.open()?;
+    let steps = 4 * options.repeat + 4;
+    let context = options.context.saturating_add(steps);
     check_context(&model.program, context)?;
-    let settled = args.model.settled()?;
     let request = Request {
-        tokens: some_tokens(&model.program, args.context, 0),
+        tokens: some_tokens(&model.program, options.context, 0),
         max_tokens: steps,
         ..Request::default()
     };
-    // Pages for two, of which the host takes one.
-    let one = Settings::for_sessions(&model.program, 1, context, args.model.rows)?;
+    // There are pages for two sessions: one on the device, one on the host.
+    let one = Settings::for_sessions(&model.program, 1, context, target.rows)?;
     let settings = Settings {
         pages: 2 * one.pages,
         ..one
     };
     let bytes = model
         .program
-        .kv_bytes_per_token(kv_dtype(settled.backend(), &model.program));
+        .kv_bytes_per_token(djinn_engine::kv_dtype(target.backend, &model.program));
     let kv = KvMemory {
         device: Some(context.next_multiple_of(settings.page_tokens) as u64 * bytes),
         spill: None,
     };
-    let blueprint =
-        Blueprint::for_sessions(&model, settled.backend(), settings, settled.memory, &kv)?;
-    let mut engine = commands::load(&settled, model, blueprint, &mut Watch::default())?;
+    let blueprint = Blueprint::for_sessions(&model, target.backend, settings, target.memory, &kv)?;
+    let mut engine = target.host.load(model, blueprint)?;
     let id = engine.open(request)?;
-    let measured = measure(&mut engine, id, args.repeat)?;
-    let report = report(args, &settled, &engine, &measured)?;
-    match args.json {
-        true => say_json(&report),
-        false => say(&text(&report)),
-    }
+    let measured = measure(&mut engine, id, options.repeat)?;
+    let json = report(options, target, &engine, &measured)?;
+    Ok(BenchReport::new(text(&json), json))
 }
 
-fn measure(engine: &mut Engine, id: SessionId, repeat: usize) -> Result<Measured, Failure> {
-    // The prompt, and a token to warm up.
+fn measure(
+    engine: &mut Engine,
+    id: SessionId,
+    repeat: usize,
+) -> Result<RestoreMeasurement, BenchError> {
+    // The prompt and one token warm up the engine.
     while engine.step()?.iter().all(|output| output.token.is_none()) {}
     engine.step()?;
     let mut times = [const { Vec::new() }; 4];
@@ -79,7 +87,7 @@ fn measure(engine: &mut Engine, id: SessionId, repeat: usize) -> Result<Measured
         engine.step()?;
         times[0].push(start.elapsed().as_secs_f64());
 
-        // Everything first: it is expected, and comes in one go before it is resumed.
+        // All pages first: announcing the return prefetches every page before the session resumes.
         leave(engine, id)?;
         let (before, start) = (engine.paging_stats()?, Instant::now());
         engine.wait(id, Some(start))?;
@@ -98,7 +106,7 @@ fn measure(engine: &mut Engine, id: SessionId, repeat: usize) -> Result<Measured
         times[2].push(start.elapsed().as_secs_f64());
     }
     let [compute, page_in, staged, whole] = times.map(|mut times| median(&mut times));
-    Ok(Measured {
+    Ok(RestoreMeasurement {
         compute,
         page_in,
         bytes,
@@ -107,27 +115,27 @@ fn measure(engine: &mut Engine, id: SessionId, repeat: usize) -> Result<Measured
     })
 }
 
-/// The session waits, with all its pages on the host alone.
-fn leave(engine: &mut Engine, id: SessionId) -> Result<(), Failure> {
+/// Marks the session as waiting and moves all its pages to the host.
+fn leave(engine: &mut Engine, id: SessionId) -> Result<(), BenchError> {
     engine.wait(id, None)?;
     engine.paging_stats()?;
     Ok(())
 }
 
 fn report(
-    args: &BenchRestoreArgs,
-    settled: &Settled<'_>,
+    options: &RestoreOptions,
+    target: &BenchTarget<'_>,
     engine: &Engine,
-    measured: &Measured,
-) -> Result<Value, Failure> {
+    measured: &RestoreMeasurement,
+) -> Result<Value, BenchError> {
     let (model, blueprint) = (engine.model(), engine.blueprint());
-    let link = match settled.backend().card() {
+    let link = match target.backend.card() {
         None => None,
-        Some(_) => Some(rates::link(settled, model, blueprint, MEASURE, 0.0)?),
+        Some(_) => Some(rates::link(target.backend, model, blueprint, MEASURE, 0.0)?),
     };
     let rate = measured.bytes as f64 / measured.page_in / 1e9;
     Ok(json!({
-        "model": model.name, "device": engine.device().detail, "context": args.context,
+        "model": model.name, "device": engine.device().detail, "context": options.context,
         "bytes": measured.bytes, "page_in_s": measured.page_in, "gb_per_s": rate,
         "link_gb_per_s": link, "share_of_link": link.map(|link| rate / link),
         "compute_s": measured.compute,

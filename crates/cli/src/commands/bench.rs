@@ -1,0 +1,261 @@
+//! `djinn bench`: flags in, a report of the library `djinn-bench` out.
+
+use std::cell::OnceCell;
+
+use djinn_bench::{
+    BenchError, BenchHost, BenchReport, BenchTarget, DecodeOptions, HookOptions, LinkOptions,
+    OperationOptions, PrefillOptions, RestoreOptions, ServeOptions, SessionLoadOptions,
+    StreamOptions,
+};
+use djinn_engine::{Blueprint, Engine};
+use djinn_model::Model;
+
+use super::watch::Watch;
+use crate::{
+    args::{
+        Bench, BenchArgs, BenchLinkArgs, BenchMemoryArgs, BenchOperationsArgs, BenchServeArgs,
+        BenchSessionsArgs, DeviceName, ModelArgs, Settled,
+    },
+    bundled,
+    failure::{Failure, say, say_json},
+    progress::Doing,
+};
+
+/// Runs a benchmark and prints its report.
+pub fn bench(args: BenchArgs) -> Result<(), Failure> {
+    match args.what {
+        Bench::Memory(args) => print(memory(&args)?, args.json),
+        Bench::Link(args) => print(link(&args)?, args.json),
+        Bench::Operations(args) => print(operations(&args)?, args.json),
+        Bench::Decode(args) => {
+            let options = DecodeOptions {
+                tokens: args.tokens,
+                context: args.context,
+                sessions: usize::from(args.sessions),
+            };
+            let report = on_target(&args.model, |target| djinn_bench::decode(&options, target))?;
+            print(report, args.json)
+        }
+        Bench::Prefill(args) => {
+            let options = PrefillOptions {
+                tokens: args.tokens,
+                repeat: args.repeat,
+            };
+            let report = on_target(&args.model, |target| djinn_bench::prefill(&options, target))?;
+            print(report, args.json)
+        }
+        Bench::Stream(args) => {
+            let options = StreamOptions {
+                repeat: args.repeat,
+                tokens: args.tokens,
+            };
+            let report = on_target(&args.model, |target| djinn_bench::stream(&options, target))?;
+            print(report, args.json)
+        }
+        Bench::Restore(args) => {
+            let options = RestoreOptions {
+                context: args.context,
+                repeat: args.repeat,
+            };
+            let report = on_target(&args.model, |target| djinn_bench::restore(&options, target))?;
+            print(report, args.json)
+        }
+        Bench::Hooks(args) => {
+            let options = HookOptions {
+                context: args.context,
+                blocks: args.blocks,
+                tokens: args.tokens,
+                repeat: args.repeat,
+            };
+            let report = on_target(&args.model, |target| djinn_bench::hooks(&options, target))?;
+            print(report, args.json)
+        }
+        Bench::Sessions(args) => {
+            let options = session_options(&args);
+            let report = on_target(&args.model, |target| {
+                djinn_bench::sessions(&options, target)
+            })?;
+            print(report, args.json)
+        }
+        Bench::Serve(args) => {
+            let options = serve_options(&args)?;
+            let report = on_target(&args.model, |target| djinn_bench::serve(&options, target))?;
+            print(report, args.json)
+        }
+    }
+}
+
+/// Prints a report. A failed check ends the command with exit status 2.
+fn print(report: BenchReport, json: bool) -> Result<(), Failure> {
+    match json {
+        true => say_json(&report.json)?,
+        false => say(&report.text)?,
+    }
+    match (report.passed, json, report.verdict) {
+        (false, true, Some(verdict)) => return Err(Failure::Message(verdict)),
+        (_, false, Some(verdict)) => say(&format!("{verdict}\n"))?,
+        _ => {}
+    }
+    match report.passed {
+        true => Ok(()),
+        false => Err(Failure::Reported),
+    }
+}
+
+/// Runs a benchmark on the model, device and memory that flags name.
+fn on_target(
+    args: &ModelArgs,
+    run: impl FnOnce(&BenchTarget<'_>) -> Result<BenchReport, BenchError>,
+) -> Result<BenchReport, Failure> {
+    let settled = args.settled()?;
+    let host = TerminalHost {
+        settled: &settled,
+        doing: OnceCell::new(),
+    };
+    let target = BenchTarget {
+        backend: settled.backend(),
+        threads: args.device.threads,
+        memory: settled.memory,
+        has_budget: args.memory.memory.is_some(),
+        rows: args.rows,
+        host: &host,
+    };
+    Ok(run(&target)?)
+}
+
+/// Opens and loads models for benchmarks, and shows progress on standard error.
+struct TerminalHost<'a> {
+    settled: &'a Settled<'a>,
+    doing: OnceCell<Doing>,
+}
+
+impl BenchHost for TerminalHost<'_> {
+    fn open(&self) -> Result<Model, BenchError> {
+        bundled::open(self.settled.args.model.as_deref()).map_err(host_error)
+    }
+
+    fn load(&self, model: Model, blueprint: Blueprint) -> Result<Engine, BenchError> {
+        super::load(self.settled, model, blueprint, &mut Watch::default()).map_err(host_error)
+    }
+
+    fn progress(&self, text: &str) {
+        let doing = self.doing.get_or_init(|| Doing::new(text));
+        doing.now(text.to_owned());
+    }
+
+    fn note(&self, text: &str) {
+        eprintln!("{text}");
+    }
+}
+
+fn host_error(failure: Failure) -> BenchError {
+    match failure {
+        Failure::Message(message) => BenchError::Host(message),
+        other => BenchError::Host(format!("{other:?}")),
+    }
+}
+
+fn memory(args: &BenchMemoryArgs) -> Result<BenchReport, Failure> {
+    let chosen = args.device.choose()?;
+    let device = chosen.to_string();
+    if chosen.backend.card().is_some() {
+        if args.device.threads.is_some() {
+            eprintln!("note: the card computes, so --threads is not used");
+        }
+        if args.size.is_some() {
+            eprintln!(
+                "note: a card's memory is measured by copies of 2 GiB, so --size is not used"
+            );
+        }
+        return Ok(djinn_bench::card_memory(&*chosen.backend, &device)?);
+    }
+    let report = djinn_bench::processor_memory(&device, args.device.threads, args.size)?;
+    chosen.say();
+    Ok(report)
+}
+
+fn link(args: &BenchLinkArgs) -> Result<BenchReport, Failure> {
+    let of_files = args.model.is_some() || args.workers.is_some() || args.seconds.is_some();
+    let device = match args.device {
+        DeviceName::Auto if of_files => DeviceName::Cpu,
+        device => device,
+    };
+    let options = LinkOptions {
+        workers: args.workers,
+        chunk: args.chunk.map(|size| size.0),
+        seconds: args.seconds,
+        repeat: args.repeat,
+        threshold: args.threshold,
+    };
+    let chosen = device.choose(None)?;
+    match chosen.backend.card() {
+        None => {
+            let model = bundled::open(args.model.as_deref())?;
+            let report = djinn_bench::file_link(&options, &model)?;
+            chosen.say();
+            Ok(report)
+        }
+        Some(_) if of_files => Err(Failure::Message(format!(
+            "--model, --workers and --seconds measure reading files, which {device} does not do; leave \
+             them out, or use --device cpu"
+        ))),
+        Some(card) => {
+            let doing = Doing::new("");
+            let progress = |text: &str| doing.now(text.to_owned());
+            Ok(djinn_bench::card_link(&options, card, &progress)?)
+        }
+    }
+}
+
+fn operations(args: &BenchOperationsArgs) -> Result<BenchReport, Failure> {
+    let model = bundled::open(args.model.as_deref())?;
+    let options = OperationOptions {
+        rows: args.rows.clone(),
+        context: args.context,
+    };
+    let backend = args.device.choose()?.backend;
+    Ok(djinn_bench::operations(&options, &*backend, &model)?)
+}
+
+fn session_options(args: &BenchSessionsArgs) -> SessionLoadOptions {
+    SessionLoadOptions {
+        sessions: args.sessions,
+        batch: args.batch,
+        arrivals: args.arrivals,
+        prompt: args.prompt,
+        prefix: args.prefix,
+        output: args.output,
+        answer: args.answer,
+        turns: args.turns,
+        think: args.think,
+        announce: args.announce,
+        kv: args.kv(),
+        check: args.check,
+        seed: args.seed,
+    }
+}
+
+fn serve_options(args: &BenchServeArgs) -> Result<ServeOptions, Failure> {
+    let ModelArgs { device, memory, .. } = &args.model;
+    let flags = [
+        Some(format!("--device={}", device.device)),
+        device.threads.map(|n| format!("--threads={n}")),
+        memory.memory.map(|amount| format!("--memory={amount}")),
+        memory
+            .host_memory
+            .map(|amount| format!("--host-memory={amount}")),
+    ];
+    Ok(ServeOptions {
+        program: std::env::current_exe()?,
+        device_flags: flags.into_iter().flatten().collect(),
+        model: args.model.model.clone(),
+        rows: args.model.rows,
+        context: args.context,
+        batch: args.batch,
+        clients: args.clients,
+        seconds: args.seconds,
+        silent: args.silent,
+        kv: args.kv,
+        push: args.push.clone(),
+    })
+}
