@@ -1,12 +1,12 @@
-//! Archive: a header and pages of equal size in one file, for other machines to read.
+//! Archive: a header and pages of equal size in one portable file.
 //!
-//! The bytes of the file, all numbers little-endian:
+//! File format, all numbers little-endian:
 //!
 //! ```text
 //! "djinnarc"  version u32  header length u64  page length u64  pages u64
-//! header's checksum u64  checksum u64 of all before it
+//! checksum u64 of the header  checksum u64 of all bytes before
 //! header
-//! for each page: its bytes, and their checksum u64, seeded with the page's number
+//! for each page: its bytes, and their checksum u64 with the page number as seed
 //! ```
 
 mod writer;
@@ -20,23 +20,23 @@ use crate::{WalError, disk};
 
 const MAGIC: [u8; 8] = *b"djinnarc";
 const VERSION: u32 = 1;
-/// Bytes before the header.
-const FRONT_BYTES: usize = 52;
-/// Bytes behind every page.
+/// Number of bytes before the header.
+const PREAMBLE_BYTES: usize = 52;
+/// Number of bytes after every page.
 const CHECKSUM_BYTES: u64 = 8;
 
-/// What a file says of itself, before the header.
+/// Sizes and header checksum, stored before the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Front {
+struct Preamble {
     header_bytes: u64,
     page_bytes: u64,
     pages: u64,
     header_checksum: u64,
 }
 
-impl Front {
-    fn to_bytes(self) -> [u8; FRONT_BYTES] {
-        let mut bytes = [0; FRONT_BYTES];
+impl Preamble {
+    fn to_bytes(self) -> [u8; PREAMBLE_BYTES] {
+        let mut bytes = [0; PREAMBLE_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..20].copy_from_slice(&self.header_bytes.to_le_bytes());
@@ -48,77 +48,77 @@ impl Front {
         bytes
     }
 
-    fn parse(bytes: &[u8; FRONT_BYTES]) -> Option<Front> {
+    fn parse(bytes: &[u8; PREAMBLE_BYTES]) -> Option<Preamble> {
         let number = |at: usize| {
             let bytes = bytes[at..at + 8].try_into().expect("eight bytes");
             u64::from_le_bytes(bytes)
         };
-        let front = Front {
+        let preamble = Preamble {
             header_bytes: number(12),
             page_bytes: number(20),
             pages: number(28),
             header_checksum: number(36),
         };
-        (front.to_bytes() == *bytes).then_some(front)
+        (preamble.to_bytes() == *bytes).then_some(preamble)
     }
 
-    /// Where a page begins; the file's end for the one after the last. None where no file
-    /// reaches.
+    /// Offset of a page, or of the end of the file for the page after the last. `None` if the offset
+    /// overflows.
     fn offset(&self, page: u64) -> Option<u64> {
-        let first = self.header_bytes.checked_add(FRONT_BYTES as u64)?;
+        let first = self.header_bytes.checked_add(PREAMBLE_BYTES as u64)?;
         let stride = self.page_bytes.checked_add(CHECKSUM_BYTES)?;
         first.checked_add(page.checked_mul(stride)?)
     }
 }
 
-/// An archive that is being read. Several threads may read pages at once.
+/// Archive opened for reading. Several threads may read pages at once.
 #[derive(Debug)]
 pub struct Archive {
     file: File,
     path: PathBuf,
-    front: Front,
+    preamble: Preamble,
     header: Vec<u8>,
 }
 
 impl Archive {
-    /// Opens an archive and checks all of it but the pages, which are checked as they are
-    /// read.
+    /// Opens an archive and checks everything except the pages; [`Archive::read`] checks those.
     pub fn open(path: &Path) -> Result<Archive, WalError> {
         let file = File::open(path).map_err(WalError::system("open", path))?;
         let bytes = disk::size(&file, path)?;
-        let front = read_front(&file, path, bytes)?;
-        check_size(&front, path, bytes)?;
-        let mut header = vec![0; front.header_bytes as usize];
-        disk::read_at(&file, path, &mut header, FRONT_BYTES as u64)?;
+        let preamble = read_preamble(&file, path, bytes)?;
+        check_size(&preamble, path, bytes)?;
+        let mut header = vec![0; preamble.header_bytes as usize];
+        disk::read_at(&file, path, &mut header, PREAMBLE_BYTES as u64)?;
         let path = path.to_owned();
-        if checksum(0, &header) != front.header_checksum {
+        if checksum(0, &header) != preamble.header_checksum {
             return Err(WalError::HeaderDamaged { path });
         }
         Ok(Archive {
             file,
             path,
-            front,
+            preamble,
             header,
         })
     }
 
-    /// What the writer put before the pages.
+    /// Header bytes that the writer chose.
     pub fn header(&self) -> &[u8] {
         &self.header
     }
 
-    /// How many bytes each page has. Where there are no pages this is only what the file says.
+    /// Number of bytes of a page. For an archive without pages this value is not verified.
     pub fn page_bytes(&self) -> u64 {
-        self.front.page_bytes
+        self.preamble.page_bytes
     }
 
-    /// How many pages there are.
+    /// Number of pages.
     pub fn pages(&self) -> usize {
-        // Each takes at least eight bytes of a file that is there.
-        self.front.pages as usize
+        // The file has at least eight bytes for each page, so the number fits.
+        self.preamble.pages as usize
     }
 
-    /// Reads a page, into as many bytes as it has. If that fails, `to` holds nothing of use.
+    /// Reads a page into a buffer of the page's size. After a failure the content of `to` is
+    /// undefined.
     pub fn read(&self, page: usize, to: &mut [u8]) -> Result<(), WalError> {
         let path = || self.path.clone();
         let pages = self.pages();
@@ -126,7 +126,7 @@ impl Archive {
             let path = path();
             return Err(WalError::NoSuchPage { path, page, pages });
         }
-        let (page_bytes, given) = (self.front.page_bytes, to.len() as u64);
+        let (page_bytes, given) = (self.preamble.page_bytes, to.len() as u64);
         if given != page_bytes {
             return Err(WalError::PageSize {
                 path: path(),
@@ -134,7 +134,10 @@ impl Archive {
                 given,
             });
         }
-        let offset = self.front.offset(page as u64).expect("within the file");
+        let offset = self
+            .preamble
+            .offset(page as u64)
+            .expect("checked when opened");
         let mut expected = [0; CHECKSUM_BYTES as usize];
         disk::read_at(&self.file, &self.path, to, offset)?;
         disk::read_at(&self.file, &self.path, &mut expected, offset + page_bytes)?;
@@ -145,21 +148,21 @@ impl Archive {
     }
 }
 
-/// What a file of so many bytes says of itself, if it is an archive.
-fn read_front(file: &File, path: &Path, bytes: u64) -> Result<Front, WalError> {
-    let mut front = [0; FRONT_BYTES];
-    let there = bytes.min(FRONT_BYTES as u64) as usize;
-    disk::read_at(file, path, &mut front[..there], 0)?;
+/// Reads and checks the preamble of a file of `bytes` bytes.
+fn read_preamble(file: &File, path: &Path, bytes: u64) -> Result<Preamble, WalError> {
+    let mut preamble = [0; PREAMBLE_BYTES];
+    let there = bytes.min(PREAMBLE_BYTES as u64) as usize;
+    disk::read_at(file, path, &mut preamble[..there], 0)?;
     let magic = there.min(MAGIC.len());
-    // An empty file may have been anything.
-    if magic == 0 || front[..magic] != MAGIC[..magic] {
-        let (path, what) = (path.to_owned(), "an archive of djinn");
-        return Err(WalError::NotOne { path, what });
+    // An empty file has no recognizable format.
+    if magic == 0 || preamble[..magic] != MAGIC[..magic] {
+        let (path, format) = (path.to_owned(), "djinn archive");
+        return Err(WalError::WrongFormat { path, format });
     }
-    if there < FRONT_BYTES {
-        return Err(cut_short(path, bytes, FRONT_BYTES as u64));
+    if there < PREAMBLE_BYTES {
+        return Err(cut_short(path, bytes, PREAMBLE_BYTES as u64));
     }
-    let found = u32::from_le_bytes(front[8..12].try_into().expect("four bytes"));
+    let found = u32::from_le_bytes(preamble[8..12].try_into().expect("four bytes"));
     if found > VERSION {
         let (path, known) = (path.to_owned(), VERSION);
         return Err(WalError::Newer { path, found, known });
@@ -167,13 +170,14 @@ fn read_front(file: &File, path: &Path, bytes: u64) -> Result<Front, WalError> {
     let damaged = || WalError::HeaderDamaged {
         path: path.to_owned(),
     };
-    Front::parse(&front).ok_or_else(damaged)
+    Preamble::parse(&preamble).ok_or_else(damaged)
 }
 
-/// Whether the file is as long as it says. So the header's memory is at most the file's size.
-fn check_size(front: &Front, path: &Path, bytes: u64) -> Result<(), WalError> {
+/// Fails unless the file has the size that its preamble says. Afterwards memory allocated for the
+/// header is at most the size of the file.
+fn check_size(preamble: &Preamble, path: &Path, bytes: u64) -> Result<(), WalError> {
     let owned = path.to_owned();
-    match front.offset(front.pages) {
+    match preamble.offset(preamble.pages) {
         None => Err(WalError::HeaderDamaged { path: owned }),
         Some(expected) if bytes < expected => Err(cut_short(path, bytes, expected)),
         Some(expected) if bytes > expected => Err(WalError::TooLarge {

@@ -1,15 +1,15 @@
-//! The one checksum all files use: xxh3, 64 bits.
+//! The checksum of all files: xxh3 with 64 bits.
 
 use std::hash::Hasher;
 
 use twox_hash::XxHash3_64;
 
-/// Of these bytes. The seed says where they belong.
+/// Computes the checksum of bytes. The seed identifies the position that the bytes belong to.
 pub(crate) fn checksum(seed: u64, bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(seed, bytes)
 }
 
-/// Of these bytes one after another, as if they lay in one run.
+/// Computes the checksum of several parts, as if they were concatenated.
 pub(crate) fn checksum_parts(seed: u64, parts: &[&[u8]]) -> u64 {
     let mut hasher = XxHash3_64::with_seed(seed);
     for part in parts {

@@ -1,4 +1,4 @@
-//! What the files share: folders that stay, locks, and reads that notice a file's end.
+//! File helpers: durable folders, folder locks, and reads that detect the end of a file.
 
 use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::WalError;
 
-/// A number no other caller in this process gets, for names of files.
+/// Returns a number that is unique within this process, for file names.
 pub(crate) fn unique() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The folder that a file or folder is in.
+/// Returns the parent folder of a path.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -23,7 +23,7 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Makes a folder, and those it is in, so that it is still there after a power cut.
+/// Creates a folder and its parents so that they survive a power cut.
 pub(crate) fn create_folder(folder: &Path) -> Result<(), WalError> {
     if folder.is_dir() {
         return Ok(());
@@ -33,21 +33,21 @@ pub(crate) fn create_folder(folder: &Path) -> Result<(), WalError> {
         create_folder(parent)?;
     }
     match fs::create_dir(folder) {
-        // Somebody else was faster.
+        // Another process created it meanwhile.
         Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => {}
         made => made.map_err(WalError::system("create the folder", folder))?,
     }
     sync_folder(parent)
 }
 
-/// Waits until the names in a folder are on disk: syncing a file does not do that.
+/// Waits until the file names in a folder are on disk. Syncing a file does not sync its name.
 pub(crate) fn sync_folder(folder: &Path) -> Result<(), WalError> {
     File::open(folder)
         .and_then(|opened| opened.sync_all())
         .map_err(WalError::system("sync the folder", folder))
 }
 
-/// Fills `to` from a file, and says so when the file ends before it is full.
+/// Fills `to` from a file, and fails with [`WalError::CutShort`] if the file ends before.
 pub(crate) fn read_at(
     file: &File,
     path: &Path,
@@ -64,18 +64,18 @@ pub(crate) fn read_at(
     }
 }
 
-/// How long a file is now.
+/// Returns the size of a file in bytes.
 pub(crate) fn size(file: &File, path: &Path) -> Result<u64, WalError> {
     let metadata = file.metadata().map_err(WalError::read(path))?;
     Ok(metadata.len())
 }
 
-/// A folder that only the holder of this uses.
+/// Exclusive lock on a folder.
 #[derive(Debug)]
 pub(crate) struct FolderLock(File);
 
 impl FolderLock {
-    /// Locks a folder by a file in it, or says that somebody else has.
+    /// Locks a folder by the file `lock` in it, and fails if another process has locked it.
     pub(crate) fn take(folder: &Path) -> Result<FolderLock, WalError> {
         let path = folder.join("lock");
         let file = File::options()
@@ -96,8 +96,8 @@ impl FolderLock {
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // Closing is not enough: a process that is being started elsewhere in this one may
-        // hold a copy of the file for a moment. If this fails the lock ends with that copy.
+        // Closing the file is not enough: a child process that is just being started may hold a
+        // copy of the descriptor. If unlocking fails, the lock ends with that copy.
         let _ = self.0.unlock();
     }
 }
@@ -108,7 +108,7 @@ mod tests {
     use crate::WalError;
 
     #[test]
-    fn a_lock_ends_with_its_holder_and_not_with_copies_of_the_file() {
+    fn dropping_the_lock_unlocks_despite_descriptor_copies() {
         let folder = tempfile::tempdir().unwrap();
         let lock = FolderLock::take(folder.path()).unwrap();
         let _copy = lock.0.try_clone().unwrap();

@@ -1,186 +1,186 @@
-//! What can go wrong with a file.
+//! Errors of logs and archives.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// A file that could not be written, or not be read back as it was written.
+/// Failure to write a log or an archive, or to read back what was written.
 #[derive(Debug, thiserror::Error)]
 pub enum WalError {
-    /// The disk, the quota or the limit on a file's size is used up.
+    /// The disk, the quota or the file size limit is used up.
     #[error(
-        "no space left for {path}: {source}; free some, or use a folder on another disk",
+        "no space left for {path}: {source}; free some space, or use a folder on another disk",
         path = path.display()
     )]
     NoSpace {
-        /// What was written to.
+        /// Path of the file.
         path: PathBuf,
-        /// As the system put it.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Bytes did not go to a file, for another reason than space.
+    /// A write failed for a reason other than space.
     #[error("cannot write to {path}: {source}", path = path.display())]
     Write {
-        /// What was written to.
+        /// Path of the file.
         path: PathBuf,
-        /// As the system put it.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Bytes did not come from a file.
+    /// A read failed.
     #[error("cannot read {path}: {source}", path = path.display())]
     Read {
-        /// What was read.
+        /// Path of the file.
         path: PathBuf,
-        /// As the system put it.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Something else about a file or a folder that the system would not do.
-    #[error("cannot {doing} {path}: {source}", path = path.display())]
+    /// The operating system refused another action on a file or folder.
+    #[error("cannot {action} {path}: {source}", path = path.display())]
     System {
-        /// What was asked of it: `open`, `lock`, `rename`.
-        doing: &'static str,
-        /// With which file or folder.
+        /// Action that failed: `open`, `lock`, `rename`.
+        action: &'static str,
+        /// Path of the file or folder.
         path: PathBuf,
-        /// As the system put it.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A folder that another process, or another part of this one, has open.
+    /// Another process, or another part of this one, has the folder open.
     #[error(
-        "another process uses the folder {folder}: end it, or use another folder",
+        "another process uses the folder {folder}: stop that process, or use another folder",
         folder = folder.display()
     )]
     InUse {
-        /// Which folder.
+        /// Path of the folder.
         folder: PathBuf,
     },
-    /// A file with fewer bytes than were written to it.
+    /// The file is shorter than what was written to it.
     #[error(
-        "{path} is cut short: it has {bytes} of at least {expected} bytes that were written",
+        "{path} is truncated: it has {bytes} bytes, and at least {expected} were written",
         path = path.display()
     )]
     CutShort {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// It has.
+        /// Size of the file in bytes.
         bytes: u64,
-        /// It should have, as far as could be told.
+        /// Smallest size that the content requires.
         expected: u64,
     },
 
-    /// Larger than a record of a log may be.
-    #[error("a record of {bytes} bytes is too long for a log: {limit} is the most")]
+    /// The record exceeds the limit for one record.
+    #[error("a log record of {bytes} bytes is too large: the limit is {limit} bytes")]
     TooLong {
-        /// The record's.
+        /// Size of the record in bytes.
         bytes: u64,
-        /// The most.
+        /// Largest size of a record in bytes.
         limit: u64,
     },
-    /// A log that is used after a failure which leaves unknown what is on disk.
+    /// An earlier failure left the state on disk unknown, so the log accepts no more records.
     #[error(
-        "{path} takes no more records: after an earlier failure it is unknown what is on disk; \
-         start again to go on from what is",
+        "{path} accepts no more records: after an earlier failure the state on disk is unknown; \
+         restart the process to continue from what is on disk",
         path = path.display()
     )]
     Poisoned {
-        /// The log's file.
+        /// Path of the log's file.
         path: PathBuf,
     },
-    /// A bad record in a log, with good ones behind it: no crash does that.
+    /// A damaged record is followed by a valid one. A crash cannot cause that.
     #[error(
-        "{path} is damaged at byte {offset}, and the record at byte {next} is whole again: \
-         nothing was changed; restore the file from a copy, or move it away to start without it",
+        "{path} is damaged at byte {offset}, and the record at byte {next} is valid again: the \
+         file was not changed; restore it from a backup, or move it away to start without it",
         path = path.display()
     )]
     RecordDamaged {
-        /// The log's file.
+        /// Path of the log's file.
         path: PathBuf,
-        /// Where the bad record begins.
+        /// Offset of the damaged record.
         offset: u64,
-        /// Where a later, good one begins.
+        /// Offset of the first valid record after the damaged one.
         next: u64,
     },
 
-    /// A file that is something else altogether.
-    #[error("{path} is not {what}", path = path.display())]
-    NotOne {
-        /// Which file.
+    /// The file has another format.
+    #[error("{path} is not a {format}", path = path.display())]
+    WrongFormat {
+        /// Path of the file.
         path: PathBuf,
-        /// What it should be.
-        what: &'static str,
+        /// Expected format: `djinn log` or `djinn archive`.
+        format: &'static str,
     },
-    /// A file of a version of the format that does not exist yet.
+    /// The file has a version of the format that this program does not know.
     #[error(
-        "{path} was written by a newer djinn: its format is {found}, and {known} is the newest \
-         this one reads; update djinn",
+        "{path} was written by a newer djinn: it has format version {found}, and this djinn reads \
+         versions up to {known}; update djinn",
         path = path.display()
     )]
     Newer {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The version it says.
+        /// Version of the file.
         found: u32,
-        /// The newest one known.
+        /// Newest version that this program reads.
         known: u32,
     },
-    /// A file whose first bytes, which say how to read the others, are not as written.
-    #[error("{path} is damaged in its header: restore it from a copy", path = path.display())]
+    /// The header, which describes the rest of the file, differs from the one written.
+    #[error("the header of {path} is damaged: restore the file from a backup", path = path.display())]
     HeaderDamaged {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// An archive with something behind its end.
+    /// The archive has extra bytes after its end.
     #[error(
-        "{path} is damaged: {bytes} bytes, {expected} were written; copy it again",
+        "{path} is damaged: it has {bytes} bytes, and {expected} were written; copy the file again",
         path = path.display()
     )]
     TooLarge {
-        /// Which file.
+        /// Path of the archive.
         path: PathBuf,
-        /// It has.
+        /// Size of the archive in bytes.
         bytes: u64,
-        /// It should have.
+        /// Size according to the header.
         expected: u64,
     },
-    /// A page of an archive that is not as written.
-    #[error("{path} is damaged at page {page}: copy it again", path = path.display())]
+    /// A page of an archive differs from the one written.
+    #[error("page {page} of {path} is damaged: copy the file again", path = path.display())]
     PageDamaged {
-        /// Which file.
+        /// Path of the archive.
         path: PathBuf,
-        /// Which page.
+        /// Number of the damaged page.
         page: usize,
     },
-    /// A page that an archive does not have.
-    #[error("{path} has no page {page}: it has {pages}", path = path.display())]
+    /// The archive has fewer pages than requested.
+    #[error("{path} has no page {page}: it has {pages} pages", path = path.display())]
     NoSuchPage {
-        /// Which file.
+        /// Path of the archive.
         path: PathBuf,
-        /// Asked for.
+        /// Number of the requested page.
         page: usize,
-        /// How many there are.
+        /// Number of pages of the archive.
         pages: usize,
     },
-    /// A page of another size than the archive's.
+    /// The buffer does not have the size of the archive's pages.
     #[error(
-        "the pages of {path} are of {page_bytes} bytes, not of {given}",
+        "a page of {path} has {page_bytes} bytes, and the buffer has {given}",
         path = path.display()
     )]
     PageSize {
-        /// Which file.
+        /// Path of the archive.
         path: PathBuf,
-        /// The archive's.
+        /// Size of a page in bytes.
         page_bytes: u64,
-        /// Given, or asked for.
+        /// Size of the buffer in bytes.
         given: u64,
     },
-    /// A file in the place where an archive should go.
+    /// The path of a new archive is taken.
     #[error("{path} exists: remove it, or use another name", path = path.display())]
     Exists {
-        /// Which file.
+        /// Path of the existing file.
         path: PathBuf,
     },
 }
 
 impl WalError {
-    /// A failed write: of no space, or of something else.
+    /// Classifies a failed write: no space, or another reason.
     pub(crate) fn write(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -191,7 +191,7 @@ impl WalError {
         }
     }
 
-    /// What to make of a failed read.
+    /// Wraps the error of a failed read.
     pub(crate) fn read(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| WalError::Read {
             path: path.to_owned(),
@@ -199,11 +199,11 @@ impl WalError {
         }
     }
 
-    /// What to make of something else that failed. A full disk can fail anything.
-    pub(crate) fn system(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    /// Wraps the error of another failed action. A full disk can make any action fail.
+    pub(crate) fn system(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| match WalError::write(path, source) {
             WalError::Write { path, source } => WalError::System {
-                doing,
+                action,
                 path,
                 source,
             },

@@ -1,26 +1,22 @@
-//! Files that survive what happens to them: crashes, full disks, changed and missing bytes.
+//! Durable files: a write-ahead log, archives and atomic writes.
 //!
-//! [`Spill`] holds pages of KV that left host memory: slots of one size in one file, written
-//! and read by several threads at once. It is of no use to anybody after its process has
-//! ended, so nothing is synced, and what a killed process left is removed by the next one.
+//! [`Log`] is an append-only log in a folder of its own: records appended to it are read back in
+//! order when the folder is opened again. A record that a crash cut off at the end is dropped;
+//! any other damage is an error. [`Log::compact`] replaces a long log by a shorter one.
 //!
-//! [`Log`] remembers what happened, in order: records are appended to a file in a folder of
-//! its own and are there again when the folder is opened next. What a crash tore off at the
-//! end is dropped; anything else that is wrong is an error. When a log has grown long,
-//! [`Log::compact`] puts a shorter one in its place.
+//! [`Archive`] is a portable file: a header of bytes that the writer chooses, and pages of equal
+//! size. [`ArchiveWriter`] creates an archive, which appears under its name when it is complete.
 //!
-//! [`Archive`] is one thing in one file that another machine can read: a header of bytes the
-//! writer chooses, and pages of equal size. [`ArchiveWriter`] makes it, and it appears under
-//! its name only when it is whole.
+//! [`write_atomically`] replaces a file by new content in one step.
 //!
-//! What holds for all three:
-//! - Bytes that come back are the bytes that went in, or there is an error: every run of
-//!   bytes has its checksum, and the checksum covers where the run belongs.
-//! - A failed write undoes itself. The slot is as if never written, the log ends with its last
-//!   whole record, the archive does not appear.
-//! - Nothing is replaced or removed before what takes its place is on disk.
-//! - A number read from a file is compared with the file's size before memory is taken for it.
-//! - Checksums find accidents, not forgeries: they are fast and hold no secret.
+//! Log and archive give the same guarantees:
+//! - Bytes read are the bytes written, or there is an error: every run of bytes has a checksum,
+//!   which also covers the position of the run.
+//! - A failed write has no effect. The log ends with its last complete record, and the archive
+//!   does not appear.
+//! - Nothing is replaced or removed before its replacement is on disk.
+//! - A length read from a file is checked against the file's size before memory is allocated.
+//! - Checksums detect accidents, not forgeries: they are fast and use no secret.
 
 #![forbid(unsafe_code)]
 

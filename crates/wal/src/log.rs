@@ -1,4 +1,4 @@
-//! Log: records in the order they came, in a folder, across crashes.
+//! Write-ahead log: records in order, in a folder, across crashes.
 
 mod format;
 mod replay;
@@ -15,28 +15,28 @@ use self::tail::Tail;
 use crate::disk::FolderLock;
 use crate::{WalError, disk};
 
-/// A write-ahead log: what was appended and synced is there when it is opened again.
+/// Write-ahead log: records that were appended and synced are read back at the next open.
 ///
-/// The folder holds one file, `log-GENERATION.djinn`, and `lock`, by which one process at a
-/// time has it. Each compaction makes a file of the next generation; while the older one is
-/// still there the newer one counts, since it got its name when it was whole.
+/// The folder contains one file, `log-GENERATION.djinn`, and the file `lock`, which gives one
+/// process at a time exclusive access. Each compaction creates a file of the next generation. If
+/// two generations exist, the newer one is valid, since it got its name when it was complete.
 ///
-/// A record is safe from a crash of the process once [`append`](Log::append) returned, and
-/// from a crash of the machine once [`sync`](Log::sync) did. Opening ends at the first record
-/// that is not whole, if no whole one follows. If one does, opening fails and the file stays
-/// as it is. A power cut can cause that too, on filesystems that write later bytes before
-/// earlier ones: then it concerns records after the last sync.
+/// A record survives a crash of the process once [`append`](Log::append) has returned, and a
+/// crash of the machine once [`sync`](Log::sync) has returned. Opening drops an incomplete record
+/// at the end of the file. If a valid record follows an invalid one, opening fails and leaves the
+/// file unchanged. A power cut can cause that too, on filesystems that write later bytes before
+/// earlier ones; it then affects only records after the last sync.
 #[derive(Debug)]
 pub struct Log {
     folder: PathBuf,
     tail: Tail,
     torn: u64,
-    /// Last, so that the files are closed before others may open them.
+    /// Lock on the folder. The last field: files are closed before the folder is unlocked.
     _lock: FolderLock,
 }
 
 impl Log {
-    /// Whether a folder holds a log. Changes nothing there.
+    /// Whether a folder contains a log. Does not change the folder.
     pub fn is_in(folder: &Path) -> bool {
         let Ok(entries) = fs::read_dir(folder) else {
             return false;
@@ -47,18 +47,18 @@ impl Log {
             .any(|name| parse(&name.to_string_lossy(), ".djinn").is_some())
     }
 
-    /// Opens the log in `folder`, which is made where it is missing, and gives back its
-    /// records in order. They are on disk by then.
+    /// Opens the log in `folder`, and creates the folder if it is missing. Returns the records in
+    /// order; they are synced to disk.
     pub fn open(folder: &Path) -> Result<(Log, Vec<Vec<u8>>), WalError> {
         disk::create_folder(folder)?;
         let lock = FolderLock::take(folder)?;
         let generations = generations(folder)?;
         let (tail, records, torn) = newest(folder, &generations)?;
-        // A crash may have come between the new file's name and this.
+        // A crash may have happened between renaming the newest file and syncing the folder.
         disk::sync_folder(folder)?;
         for generation in generations {
             if generation != tail.generation() {
-                // Where this fails the next opening tries again.
+                // After a failure the next open tries again.
                 let _ = fs::remove_file(folder.join(tail::file_name(generation)));
             }
         }
@@ -71,45 +71,46 @@ impl Log {
         Ok((log, records))
     }
 
-    /// Appends a record of up to [`PAYLOAD_BYTES_MAX`] bytes, with one write. It is on disk
-    /// after the next [`sync`](Log::sync). If it fails the log is as before; if even that
-    /// cannot be brought about, every later call fails with [`WalError::Poisoned`].
+    /// Appends a record of up to [`PAYLOAD_BYTES_MAX`] bytes with one write. The record is on disk
+    /// after the next [`sync`](Log::sync). A failed append is undone; if that fails too, every
+    /// later call fails with [`WalError::Poisoned`].
     pub fn append(&mut self, payload: &[u8]) -> Result<(), WalError> {
         self.tail.append(payload)
     }
 
-    /// Waits until all records are on disk. If that fails it is unknown which are and no later
-    /// attempt would tell, so every later call fails with [`WalError::Poisoned`].
+    /// Waits until all records are on disk. After a failure it is unknown which records are on
+    /// disk, and another attempt cannot tell, so every later call fails with
+    /// [`WalError::Poisoned`].
     pub fn sync(&mut self) -> Result<(), WalError> {
         self.tail.sync()
     }
 
-    /// Puts these records in place of all there are. They are on disk when it returns, and a
-    /// crash before that leaves either the old ones or these. If it fails the old log goes on;
-    /// only if the folder cannot be synced once the new file has its name, it is unknown which
-    /// of both would be found, and every later call fails with [`WalError::Poisoned`].
+    /// Replaces all records. The new records are on disk when this returns; a crash before that
+    /// leaves either the old records or the new ones. After a failure the old log stays in use.
+    /// Only if the folder cannot be synced after the new file got its name, it is unknown which
+    /// file the next open finds, and every later call fails with [`WalError::Poisoned`].
     pub fn compact(&mut self, records: impl IntoIterator<Item = Vec<u8>>) -> Result<(), WalError> {
         self.tail.check()?;
         let next = Tail::create(&self.folder, self.tail.generation() + 1, records)?;
         disk::sync_folder(&self.folder).inspect_err(|_| self.tail.poison())?;
         let old = std::mem::replace(&mut self.tail, next);
-        // Where this fails the next opening tries again.
+        // After a failure the next open tries again.
         let _ = fs::remove_file(old.path());
         Ok(())
     }
 
-    /// How long the file is now.
+    /// Size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.tail.bytes()
     }
 
-    /// How many bytes a crash had left of a record when the log was opened; they are gone.
+    /// Number of bytes of an incomplete record that opening removed.
     pub fn torn(&self) -> u64 {
         self.torn
     }
 }
 
-/// The newest file's records, where to append to it, and how many torn bytes were dropped.
+/// Reads the newest file. Returns its tail, its records, and the number of torn bytes dropped.
 fn newest(folder: &Path, generations: &[u64]) -> Result<(Tail, Vec<Vec<u8>>, u64), WalError> {
     let mut torn = 0;
     for &generation in generations.iter().rev() {
@@ -118,7 +119,7 @@ fn newest(folder: &Path, generations: &[u64]) -> Result<(Tail, Vec<Vec<u8>>, u64
         let opened = options.read(true).write(true).open(&path);
         let file = opened.map_err(WalError::system("open", &path))?;
         let bytes = disk::size(&file, &path)?;
-        // Without a whole header it never had a record, or lost all: an older one is better.
+        // A file without a complete header has no records: an older generation is better.
         if bytes < format::HEADER_BYTES as u64 {
             torn += bytes;
             continue;
@@ -131,7 +132,7 @@ fn newest(folder: &Path, generations: &[u64]) -> Result<(Tail, Vec<Vec<u8>>, u64
     Ok((Tail::create(folder, next, [])?, Vec::new(), torn))
 }
 
-/// Which generations there are, the oldest first. Unfinished ones are removed.
+/// Lists the generations in a folder, the oldest first, and removes incomplete files.
 fn generations(folder: &Path) -> Result<Vec<u64>, WalError> {
     let list = || WalError::system("list the folder", folder);
     let mut generations = Vec::new();
@@ -142,7 +143,7 @@ fn generations(folder: &Path) -> Result<Vec<u64>, WalError> {
         if let Some(generation) = parse(&name, ".djinn") {
             generations.push(generation);
         } else if parse(&name, ".tmp").is_some() {
-            // If it stays it is in nobody's way.
+            // A leftover file does no harm.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -150,7 +151,8 @@ fn generations(folder: &Path) -> Result<Vec<u64>, WalError> {
     Ok(generations)
 }
 
-/// The generation in a file's name, if it is one that another can follow.
+/// Parses the generation in a file name. The largest generation is invalid: no other could
+/// follow it.
 fn parse(name: &str, ending: &str) -> Option<u64> {
     let digits = name.strip_prefix("log-")?.strip_suffix(ending)?;
     let generation = u64::from_str_radix(digits, 16).ok()?;

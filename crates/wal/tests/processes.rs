@@ -1,5 +1,5 @@
-//! What is left when the process does not end as it would like to: killed, or out of space.
-//! Each test runs this same program again, as the process that it happens to.
+//! Logs and archives of processes that are killed or run out of disk space. Each test runs its own
+//! program again as a child process.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -9,14 +9,14 @@ use std::process::{Command, Stdio};
 
 use djinn_wal::{Archive, ArchiveWriter, Log, WalError};
 
-/// Says in which folder a child works; tests that only children run return without it.
+/// Environment variable with the child's folder; without it the child's tests do nothing.
 const FOLDER: &str = "DJINN_WAL_TEST_FOLDER";
 
 fn folder_of_child() -> Option<PathBuf> {
     std::env::var_os(FOLDER).map(PathBuf::from)
 }
 
-/// Runs the test of this name alone, in a process that `shell` prepares.
+/// Runs one test of this program in a process that `shell` prepares.
 fn child(shell: &str, test: &str, folder: &Path) -> Command {
     let mut command = Command::new("sh");
     command
@@ -48,9 +48,9 @@ fn child_appends_until_killed() {
 }
 
 #[test]
-fn what_was_appended_survives_a_kill() {
+fn appended_records_survive_a_kill() {
     let folder = tempfile::tempdir().unwrap();
-    // Every round goes on with what the last one left, and is killed somewhere else.
+    // Every round continues the log of the last one, and is killed at another point.
     for round in 0..6 {
         let mut child = child("", "child_appends_until_killed", folder.path())
             .stdout(Stdio::piped())
@@ -64,7 +64,7 @@ fn what_was_appended_survives_a_kill() {
         let mut last = (0..20 + 37 * round).map(|_| appended().unwrap()).last();
         child.kill().unwrap();
         child.wait().unwrap();
-        // What it had said before it noticed. The last line may be cut, to a smaller number.
+        // Lines printed before the kill took effect. The last line may be cut to a smaller number.
         while let Some(number) = appended() {
             last = last.max(Some(number));
         }
@@ -72,7 +72,7 @@ fn what_was_appended_survives_a_kill() {
         let reported = last.unwrap() as usize + 1;
         let count = found.len();
         assert!(count >= reported, "{count} of {reported}");
-        assert!(count <= reported + 1, "only one can be under way");
+        assert!(count <= reported + 1, "at most one record was in flight");
         assert!((0..).map(record).zip(&found).all(|(a, b)| a == *b));
     }
 }
@@ -96,7 +96,7 @@ fn child_runs_out_of_space() {
             })
             .unwrap(),
     );
-    assert!(count > 0, "the limit leaves room for some");
+    assert!(count > 0, "the limit leaves room for some records");
     let file = folder.join("log-0000000000000001.djinn");
     assert_eq!(file.metadata().unwrap().len(), log.bytes());
     no_space(log.append(&[7; 3000]).unwrap_err());
@@ -108,16 +108,16 @@ fn child_runs_out_of_space() {
     let path = folder.join("archive");
     let mut writer = ArchiveWriter::create(&path, b"{}", 3000, false).unwrap();
     no_space((0..).find_map(|_| writer.write(&[2; 3000]).err()).unwrap());
-    // What was written until then is an archive all the same.
+    // The pages written before the failure form a valid archive.
     writer.finish().unwrap();
     println!("\nappended {count}");
 }
 
 #[test]
-fn a_full_disk_loses_nothing() {
+fn a_full_disk_loses_no_record() {
     let folder = tempfile::tempdir().unwrap();
-    // A limit on the size of files stands in for a disk's end: the last write is cut in the
-    // same way, and the next fails.
+    // A limit on the size of files stands in for a full disk: the last write is cut in the same
+    // way, and the next one fails.
     let shell = "trap '' XFSZ; ulimit -f 40;";
     let output = child(shell, "child_runs_out_of_space", folder.path())
         .output()

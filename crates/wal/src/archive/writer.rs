@@ -1,4 +1,4 @@
-//! Writing an archive: beside its place until it is whole.
+//! Archive writer: writes a temporary file that gets the archive's name when it is complete.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -6,26 +6,26 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::{FRONT_BYTES, Front};
+use super::{PREAMBLE_BYTES, Preamble};
 use crate::checksum::checksum;
 use crate::{WalError, disk};
 
-/// An archive that is being written. Dropped before it is finished it leaves nothing behind;
-/// a process that is killed leaves `NAME.PID-N.tmp` beside the archive's place.
+/// Archive being written. Dropping the writer before [`ArchiveWriter::finish`] removes the temporary
+/// file; a killed process leaves `NAME.PID-N.tmp` in the archive's folder.
 #[derive(Debug)]
 pub struct ArchiveWriter {
     file: File,
     unfinished: PathBuf,
     path: PathBuf,
     replace: bool,
-    front: Front,
-    /// Where the next page goes.
+    preamble: Preamble,
+    /// Offset of the next page.
     end: u64,
 }
 
 impl ArchiveWriter {
-    /// Begins an archive that will be at `path`, in a folder that exists. A file that is there
-    /// is replaced, when all is written, if `replace` says so.
+    /// Starts an archive with the final name `path`, in an existing folder. With `replace`,
+    /// [`ArchiveWriter::finish`] replaces a file of that name; otherwise such a file is an error.
     pub fn create(
         path: &Path,
         header: &[u8],
@@ -43,22 +43,22 @@ impl ArchiveWriter {
             unfinished,
             path: path.to_owned(),
             replace,
-            front: Front {
+            preamble: Preamble {
                 header_bytes: header.len() as u64,
                 page_bytes,
                 pages: 0,
                 header_checksum: checksum(0, header),
             },
-            end: (FRONT_BYTES + header.len()) as u64,
+            end: (PREAMBLE_BYTES + header.len()) as u64,
         };
-        // What comes before the header is written last: without it this is no archive.
-        writer.write_at(header, FRONT_BYTES as u64)?;
+        // The preamble is written last: without it the file is not an archive.
+        writer.write_at(header, PREAMBLE_BYTES as u64)?;
         Ok(writer)
     }
 
-    /// Writes the next page. If that fails it may be tried again.
+    /// Writes the next page. A failed write can be repeated.
     pub fn write(&mut self, page: &[u8]) -> Result<(), WalError> {
-        let (page_bytes, given) = (self.front.page_bytes, page.len() as u64);
+        let (page_bytes, given) = (self.preamble.page_bytes, page.len() as u64);
         if given != page_bytes {
             return Err(WalError::PageSize {
                 path: self.path.clone(),
@@ -66,35 +66,35 @@ impl ArchiveWriter {
                 given,
             });
         }
-        let sum = checksum(self.front.pages, page).to_le_bytes();
+        let sum = checksum(self.preamble.pages, page).to_le_bytes();
         self.write_at(page, self.end)?;
         self.write_at(&sum, self.end + page_bytes)?;
-        self.front.pages += 1;
+        self.preamble.pages += 1;
         self.end += page_bytes + sum.len() as u64;
         Ok(())
     }
 
-    /// Puts the archive in its place, once it is on disk.
+    /// Completes the archive, syncs it, and renames it to its final name.
     pub fn finish(self) -> Result<(), WalError> {
-        self.write_at(&self.front.to_bytes(), 0)?;
-        // A page that failed and was not tried again may have left some of its bytes.
+        self.write_at(&self.preamble.to_bytes(), 0)?;
+        // A failed write that was not repeated may have left bytes after the last page.
         self.file
             .set_len(self.end)
             .and_then(|()| self.file.sync_all())
             .map_err(WalError::system("sync", &self.unfinished))?;
-        self.put_in_place()?;
+        self.rename_to_final()?;
         disk::sync_folder(disk::folder_of(&self.path))
     }
 
-    fn put_in_place(&self) -> Result<(), WalError> {
+    fn rename_to_final(&self) -> Result<(), WalError> {
         if !self.replace {
-            // Unlike renaming this fails where there is a file, even one that came just now.
+            // Unlike a rename, a hard link fails if the name exists, even if it is new.
             if fs::hard_link(&self.unfinished, &self.path).is_ok() {
-                // Dropping tries again.
+                // After a failure, drop tries again.
                 let _ = fs::remove_file(&self.unfinished);
                 return Ok(());
             }
-            // Or the filesystem has no links, like those of most memory sticks.
+            // The name exists, or the filesystem has no hard links.
             refuse_existing(&self.path)?;
         }
         fs::rename(&self.unfinished, &self.path)
@@ -109,23 +109,24 @@ impl ArchiveWriter {
 
 impl Drop for ArchiveWriter {
     fn drop(&mut self) {
-        // After renaming there is nothing under this name, and nobody else uses it.
+        // After the rename no file has this name, and no other writer uses it.
         let _ = fs::remove_file(&self.unfinished);
     }
 }
 
+/// Fails if a file or a link exists at `path`.
 fn refuse_existing(path: &Path) -> Result<(), WalError> {
-    // A link that leads nowhere is in the way too.
+    // A dangling symbolic link counts as existing.
     match fs::symlink_metadata(path) {
         Ok(_) => Err(WalError::Exists {
             path: path.to_owned(),
         }),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(WalError::system("look at", path)(error)),
+        Err(error) => Err(WalError::system("inspect", path)(error)),
     }
 }
 
-/// Beside the archive's place, so that renaming stays on one filesystem.
+/// Returns a temporary name in the same folder, so that the rename stays on one filesystem.
 fn unfinished_name(path: &Path) -> PathBuf {
     let mut name = path.file_name().map_or_else(OsString::new, OsString::from);
     let (pid, number) = (std::process::id(), disk::unique());

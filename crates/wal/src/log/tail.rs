@@ -1,4 +1,4 @@
-//! The end of a log's file, where records are appended.
+//! Tail of a log: the file that records are appended to.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use super::format::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use super::replay::Replay;
 use crate::WalError;
 
-/// A file that ends with a whole record, or takes no more.
+/// File that ends with a complete record, or accepts no more records.
 #[derive(Debug)]
 pub(super) struct Tail {
     file: File,
@@ -19,19 +19,19 @@ pub(super) struct Tail {
     poisoned: bool,
 }
 
-/// What a file of this generation is called once it is whole.
+/// Name of the complete file of a generation.
 pub(super) fn file_name(generation: u64) -> String {
     format!("log-{generation:016x}.djinn")
 }
 
-/// What it is called before.
+/// Name of the file of a generation while it is being created.
 fn unfinished_name(generation: u64) -> String {
     format!("log-{generation:016x}.tmp")
 }
 
 impl Tail {
-    /// Writes a new file with these records, and gives it its name when it is on disk. The
-    /// folder is not synced yet.
+    /// Creates a file with these records, and renames it to its final name when it is on disk. The
+    /// caller syncs the folder.
     pub(super) fn create(
         folder: &Path,
         generation: u64,
@@ -45,7 +45,7 @@ impl Tail {
             Ok(Tail { path, ..tail })
         });
         named.inspect_err(|_| {
-            // If it stays it is in nobody's way: the next one is written over it.
+            // A leftover file does no harm: the next attempt overwrites it.
             let _ = fs::remove_file(&unfinished);
         })
     }
@@ -70,7 +70,7 @@ impl Tail {
         Ok(tail)
     }
 
-    /// Goes on where a file was read to, after what a crash left there is gone.
+    /// Continues a file that was read back, after removing an incomplete record at its end.
     pub(super) fn resume(
         file: File,
         path: &Path,
@@ -81,7 +81,7 @@ impl Tail {
             file.set_len(replay.end)
                 .map_err(WalError::system("cut", path))?;
         }
-        // Whoever gets the records may rely on them, so they must not go with a power cut.
+        // The caller relies on the records, so they must survive a power cut.
         file.sync_all().map_err(WalError::system("sync", path))?;
         let records = replay.records.len() as u64;
         Ok(Tail::new(file, path, generation, records, replay.end))
@@ -106,7 +106,7 @@ impl Tail {
         }
         let record = format::record(self.generation, self.records, payload);
         if let Err(source) = self.file.write_all_at(&record, self.bytes) {
-            // Part of a record must not stay: the next would be unreadable behind it.
+            // Part of a record must not stay: records after it would be unreadable.
             self.poisoned = self.file.set_len(self.bytes).is_err();
             return Err(WalError::write(&self.path, source));
         }
@@ -118,14 +118,14 @@ impl Tail {
     pub(super) fn sync(&mut self) -> Result<(), WalError> {
         self.check()?;
         self.file.sync_data().map_err(|source| {
-            // The system may have dropped what it could not write, and would say yes the next
-            // time.
+            // The operating system may have dropped what it could not write, and would report
+            // success the next time.
             self.poisoned = true;
             WalError::system("sync", &self.path)(source)
         })
     }
 
-    /// Takes no more records: another file may have its place.
+    /// Rejects all further records, because another file may have replaced this one.
     pub(super) fn poison(&mut self) {
         self.poisoned = true;
     }
@@ -162,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn poisoned_when_it_cannot_be_cut_back() {
-        // Never has space, and cannot be cut.
+    fn poisoned_when_a_failed_append_cannot_be_undone() {
+        // This device never has space and cannot be truncated.
         let mut tail = over("/dev/full");
         let error = tail.append(b"a").unwrap_err();
         assert!(matches!(error, WalError::NoSpace { .. }), "{error}");
@@ -174,11 +174,11 @@ mod tests {
 
     #[test]
     fn poisoned_when_it_cannot_be_synced() {
-        // Takes everything, and cannot be synced.
+        // This device accepts every write and cannot be synced.
         let mut tail = over("/dev/null");
         tail.append(b"a").unwrap();
         let error = tail.sync().unwrap_err();
-        assert!(matches!(error, WalError::System { doing: "sync", .. }));
+        assert!(matches!(error, WalError::System { action: "sync", .. }));
         let poisoned = |done: Result<(), WalError>| {
             assert!(matches!(done, Err(WalError::Poisoned { .. })));
         };
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_have_a_limit() {
+    fn payloads_over_the_limit_are_rejected() {
         let mut tail = over("/dev/null");
         let long = vec![0; PAYLOAD_BYTES_MAX as usize + 1];
         let error = tail.append(&long).unwrap_err();
