@@ -11,7 +11,7 @@ use common::{
     server::{Server, place},
     stdout,
 };
-use djinn_client::{Edit, Event, Events, Resume, Tensor, Turn, v1};
+use djinn_client::{EventStream, HookEdit, Resume, TensorData, TurnEvent, TurnOutput, v1};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ async fn tokens_are_those_of_one_process() {
     let edit = format!("{HERE}:scale=0.7");
     let expect = local(&["--edit", &edit]);
     assert_ne!(expect, local(&[]));
-    for edit in [Edit::text(edit), Edit::scale(HERE, 0.7)] {
+    for edit in [HookEdit::text(edit), HookEdit::scale(HERE, 0.7)] {
         let turn = asked().edit(edit).open().await.unwrap();
         assert_eq!(turn.collect().await.unwrap().tokens, expect);
     }
@@ -92,7 +92,7 @@ async fn tensors_are_those_of_one_process() {
     for hook in hooks {
         asked = asked.capture(hook);
     }
-    let edit = Edit::scale("blocks.1.hook_mlp_out", 1.5).at("2..5");
+    let edit = HookEdit::scale("blocks.1.hook_mlp_out", 1.5).at("2..5");
     let asked = asked.capture_positions("prompt").ignore_eos().edit(edit);
     let turn = asked.open().await.unwrap().collect().await.unwrap();
 
@@ -119,7 +119,10 @@ async fn tensors_are_those_of_one_process() {
 }
 
 /// Goes on to the end, as it is, and gives all tokens.
-async fn to_the_end(mut turn: Turn, session: &djinn_client::Session) -> (Vec<u32>, usize) {
+async fn to_the_end(
+    mut turn: TurnOutput,
+    session: &djinn_client::SessionHandle,
+) -> (Vec<u32>, usize) {
     let (mut tokens, mut stops) = (turn.tokens.clone(), 0);
     while turn.paused().is_some() {
         turn = session
@@ -163,11 +166,12 @@ async fn stopping_changes_no_bit() {
         .unwrap();
     let session = events.session().clone();
     let mut turn = events.collect().await.unwrap();
-    let at = |turn: &Turn| turn.paused().unwrap().hook.clone();
+    let at = |turn: &TurnOutput| turn.paused().unwrap().hook.clone();
     assert_eq!(at(&turn), HERE);
     assert_eq!(turn.tokens, whole[..3]);
-    let go =
-        async |how: Resume| -> Turn { session.resume(how).await.unwrap().collect().await.unwrap() };
+    let go = async |how: Resume| -> TurnOutput {
+        session.resume(how).await.unwrap().collect().await.unwrap()
+    };
     let mut tokens = turn.tokens.clone();
     for (how, expect) in [
         (Resume::new().to_next_hook(), "blocks.4.hook_resid_pre"),
@@ -200,7 +204,7 @@ async fn stopping_changes_no_bit() {
 }
 
 /// What comes of a session that stopped, changed or not.
-async fn ends(events: Events) -> Vec<u32> {
+async fn ends(events: EventStream) -> Vec<u32> {
     events.collect().await.unwrap().tokens
 }
 
@@ -230,16 +234,16 @@ async fn branches_are_what_they_branched_from() {
     let same = branches[0].resume(Resume::new()).await.unwrap();
     assert_eq!(ends(same).await, whole);
     // What is there put in its own place changes nothing; the opposite does, and as scaling would.
-    let put = |tensor: &Tensor| Resume::new().edit(Edit::replace(HERE, tensor));
+    let put = |tensor: &TensorData| Resume::new().edit(HookEdit::replace(HERE, tensor));
     let same = branches[1].resume(put(&here)).await.unwrap();
     assert_eq!(ends(same).await, whole);
-    let opposite = Tensor {
+    let opposite = TensorData {
         data: here.data.iter().map(|x| -x).collect(),
         ..here.clone()
     };
     let turned = ends(branches[2].resume(put(&opposite)).await.unwrap()).await;
     assert_ne!(turned, whole);
-    let scaled = Resume::new().edit(Edit::scale(HERE, -1.0));
+    let scaled = Resume::new().edit(HookEdit::scale(HERE, -1.0));
     let other = &session.branch(1).await.unwrap()[0];
     assert_eq!(ends(other.resume(scaled).await.unwrap()).await, turned);
 
@@ -270,19 +274,19 @@ async fn events_come_as_they_happen() {
     let mut kinds = Vec::new();
     while let Some(event) = events.next().await.unwrap() {
         kinds.push(match event {
-            Event::Token(token) => {
+            TurnEvent::Token(token) => {
                 assert_eq!(token.index, kinds.len() as u64);
                 "token"
             }
-            Event::Captured(name, tensor) => {
+            TurnEvent::Captured(name, tensor) => {
                 assert_eq!(
                     (name.as_str(), tensor.shape[0]),
                     ("blocks.0.hook_resid_pre", 1)
                 );
                 "captured"
             }
-            Event::Paused(_) => "paused",
-            Event::Finished(_) => "finished",
+            TurnEvent::Paused(_) => "paused",
+            TurnEvent::Finished(_) => "finished",
         });
     }
     assert_eq!(
@@ -293,5 +297,5 @@ async fn events_come_as_they_happen() {
     );
     // One that is not kept is over with its turn.
     let gone = events.session().info().await.unwrap_err();
-    assert_eq!(gone.kind(), djinn_client::Kind::NotFound);
+    assert_eq!(gone.code(), djinn_client::ErrorCode::NotFound);
 }

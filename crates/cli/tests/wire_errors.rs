@@ -6,7 +6,7 @@ mod common;
 
 use common::server::Server;
 use djinn_client::{
-    Client, Create, Edit, Error, Generate, Kind, Options, Register, Resume, Tensor,
+    Client, Create, Error, ErrorCode, Generate, HookEdit, Options, Register, Resume, TensorData,
 };
 
 const HERE: &str = "blocks.3.hook_resid_post";
@@ -16,8 +16,8 @@ async fn refused(asked: Create) -> Error {
 }
 
 /// An error of this kind with these words.
-fn check(error: &Error, kind: Kind, words: &[&str]) {
-    assert_eq!(error.kind(), kind, "{error}");
+fn check(error: &Error, kind: ErrorCode, words: &[&str]) {
+    assert_eq!(error.code(), kind, "{error}");
     let told = error.to_string();
     for word in words {
         assert!(told.contains(word), "'{word}' is not in '{told}'");
@@ -29,30 +29,30 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
     let server = Server::start(&[]);
     let client = server.client().await;
     let asked = || client.model("").session().text("The cat").max_tokens(4);
-    let row = |data: Vec<f32>| Tensor::row(data);
+    let row = |data: Vec<f32>| TensorData::row(data);
     for (asked, words) in [
         (
             asked().capture("blocks.99.hook_resid_post"),
             vec!["blocks.99.hook_resid_post"],
         ),
         (
-            asked().edit(Edit::scale("blocks.3.hook_nothing", 0.5)),
+            asked().edit(HookEdit::scale("blocks.3.hook_nothing", 0.5)),
             vec!["hook_nothing"],
         ),
         (
-            asked().edit(Edit::replace(HERE, &row(vec![0.5; 7]))),
+            asked().edit(HookEdit::replace(HERE, &row(vec![0.5; 7]))),
             vec!["[7]", "numbers a position"],
         ),
         (
-            asked().edit(Edit::add(HERE, &row(vec![f32::NAN; 256]), 1.0)),
+            asked().edit(HookEdit::add(HERE, &row(vec![f32::NAN; 256]), 1.0)),
             vec!["not finite"],
         ),
         (
-            asked().edit(Edit::scale(HERE, f32::INFINITY)),
+            asked().edit(HookEdit::scale(HERE, f32::INFINITY)),
             vec!["not finite"],
         ),
         (
-            asked().edit(Edit::text(format!("{HERE}:add=/etc/x.safetensors"))),
+            asked().edit(HookEdit::text(format!("{HERE}:add=/etc/x.safetensors"))),
             vec!["files"],
         ),
         (
@@ -63,22 +63,22 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
         (asked().text("boat ".repeat(2000)), vec!["context 512"]),
         (asked().stop(""), vec!["stop"]),
     ] {
-        check(&refused(asked).await, Kind::Refused, &words);
+        check(&refused(asked).await, ErrorCode::Invalid, &words);
     }
     let missing = client.model("nobody").session().text("x");
     check(
         &refused(missing).await,
-        Kind::NotFound,
+        ErrorCode::NotFound,
         &["nobody", "stories-7m"],
     );
     let register = client.register(Register::new("/etc"), |_| {}).await;
     check(
         &register.unwrap_err(),
-        Kind::NotFound,
+        ErrorCode::NotFound,
         &["/etc", "--model-dir"],
     );
     let hooks = client.model("").hooks("nothing.*").await;
-    check(&hooks.unwrap_err(), Kind::Refused, &["nothing.*"]);
+    check(&hooks.unwrap_err(), ErrorCode::Invalid, &["nothing.*"]);
     // None of it left anything behind.
     assert!(client.sessions(None).await.unwrap().is_empty());
 }
@@ -99,36 +99,36 @@ async fn a_session_does_what_its_state_allows() {
     let waits = events.session().clone();
     events.collect().await.unwrap();
     let resumed = waits.resume(Resume::new()).await.map(drop);
-    check(&resumed.unwrap_err(), Kind::WrongState, &[]);
+    check(&resumed.unwrap_err(), ErrorCode::Conflict, &[]);
     let read = waits.activation("", "").await;
-    check(&read.unwrap_err(), Kind::WrongState, &[]);
+    check(&read.unwrap_err(), ErrorCode::Conflict, &[]);
     let branched = waits.branch(1).await.map(drop);
-    check(&branched.unwrap_err(), Kind::WrongState, &[]);
+    check(&branched.unwrap_err(), ErrorCode::Conflict, &[]);
 
     let events = asked().breakpoint(HERE).open().await.unwrap();
     let stopped = events.session().clone();
     events.collect().await.unwrap();
     let more = stopped.generate(Generate::new()).await.map(drop);
-    check(&more.unwrap_err(), Kind::WrongState, &[]);
+    check(&more.unwrap_err(), ErrorCode::Conflict, &[]);
     // What does not fit is refused, and the session stands where it stood.
-    let short = Resume::new().edit(Edit::replace(HERE, &Tensor::row(vec![1.0; 3])));
+    let short = Resume::new().edit(HookEdit::replace(HERE, &TensorData::row(vec![1.0; 3])));
     let resumed = stopped.resume(short).await.map(drop);
-    check(&resumed.unwrap_err(), Kind::Refused, &["[3]"]);
-    let elsewhere = Resume::new().edit(Edit::scale("blocks.5.hook_resid_post", 2.0));
+    check(&resumed.unwrap_err(), ErrorCode::Invalid, &["[3]"]);
+    let elsewhere = Resume::new().edit(HookEdit::scale("blocks.5.hook_resid_post", 2.0));
     let resumed = stopped.resume(elsewhere).await.map(drop);
     check(
         &resumed.unwrap_err(),
-        Kind::Refused,
+        ErrorCode::Invalid,
         &["blocks.5.hook_resid_post"],
     );
     let beyond = stopped.activation("[0..9999]", "-1").await;
-    check(&beyond.unwrap_err(), Kind::Refused, &[]);
+    check(&beyond.unwrap_err(), ErrorCode::Invalid, &[]);
     assert_eq!(stopped.info().await.unwrap().state, "paused");
     let many = stopped.branch(100_000).await.map(drop);
-    check(&many.unwrap_err(), Kind::TooLarge, &["100000"]);
+    check(&many.unwrap_err(), ErrorCode::TooLarge, &["100000"]);
     for name in ["stories-7m:9999", "nobody:0", "stories-7m:x", "", ":"] {
         let found = client.session(name).info().await;
-        check(&found.unwrap_err(), Kind::NotFound, &["session"]);
+        check(&found.unwrap_err(), ErrorCode::NotFound, &["session"]);
     }
     // Who follows takes over from who did.
     let asked = asked().ignore_eos().max_tokens(400);
@@ -141,7 +141,7 @@ async fn a_session_does_what_its_state_allows() {
             Err(error) => break error,
         }
     };
-    check(&replaced, Kind::Replaced, &["elsewhere"]);
+    check(&replaced, ErrorCode::Replaced, &["elsewhere"]);
     assert_eq!(second.collect().await.unwrap().tokens.len(), 400);
 }
 
@@ -164,9 +164,9 @@ async fn keys_open_what_is_their_owners() {
         server.client_with("nobody-has-this-key").await,
     ] {
         let told = client.models().await.map(drop).unwrap_err();
-        check(&told, Kind::Unauthenticated, &["key"]);
+        check(&told, ErrorCode::Unauthenticated, &["key"]);
         let told = refused(client.model("").session().text("x")).await;
-        check(&told, Kind::Unauthenticated, &["key"]);
+        check(&told, ErrorCode::Unauthenticated, &["key"]);
     }
 
     let asked = anns
@@ -195,11 +195,11 @@ async fn keys_open_what_is_their_owners() {
     ];
     for (number, attempt) in attempts.into_iter().enumerate() {
         let told = attempt.unwrap_err();
-        assert_eq!(told.kind(), Kind::NotFound, "attempt {number}: {told}");
+        assert_eq!(told.code(), ErrorCode::NotFound, "attempt {number}: {told}");
     }
     assert_eq!(session.info().await.unwrap().state, "paused");
     let unload = bobs.model("stories-7m").unload(true, true).await;
-    check(&unload.unwrap_err(), Kind::Forbidden, &["bob"]);
+    check(&unload.unwrap_err(), ErrorCode::Forbidden, &["bob"]);
 }
 
 #[tokio::test]
@@ -207,15 +207,15 @@ async fn where_nobody_is_that_is_said() {
     let nobody = Client::connect("127.0.0.1:1", Options::default()).await;
     check(
         &nobody.unwrap_err(),
-        Kind::Unavailable,
+        ErrorCode::Unavailable,
         &["127.0.0.1:1", "no server answers"],
     );
     let nowhere = Client::connect("http://", Options::default()).await;
-    check(&nowhere.unwrap_err(), Kind::Local, &["no address"]);
+    check(&nowhere.unwrap_err(), ErrorCode::Local, &["no address"]);
     let key = Options {
         key: Some("two\nlines".to_owned()),
         ..Options::default()
     };
     let wrong = Client::connect("127.0.0.1:1", key).await;
-    check(&wrong.unwrap_err(), Kind::Local, &["key"]);
+    check(&wrong.unwrap_err(), ErrorCode::Local, &["key"]);
 }

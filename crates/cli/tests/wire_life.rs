@@ -7,25 +7,25 @@ mod common;
 use std::time::Duration;
 
 use common::server::{Server, place, until};
-use djinn_client::{Client, End, Generate, Kind, Register, Resume, Session};
+use djinn_client::{Client, ErrorCode, Generate, Register, Resume, SessionHandle, TurnEnd};
 
 const PROMPT: &str = "Tom had a red boat.";
 
 /// A session that is kept after so many tokens.
-async fn kept(client: &Client, tokens: u64) -> (Session, Vec<u32>) {
+async fn kept(client: &Client, tokens: u64) -> (SessionHandle, Vec<u32>) {
     let asked = client.model("").session().text(PROMPT).ignore_eos().keep();
     let events = asked.max_tokens(tokens).open().await.unwrap();
     let session = events.session().clone();
     (session, events.collect().await.unwrap().tokens)
 }
 
-async fn more(session: &Session, tokens: u64) -> Vec<u32> {
+async fn more(session: &SessionHandle, tokens: u64) -> Vec<u32> {
     let asked = Generate::new().max_tokens(tokens);
     let turn = session.generate(asked).await.unwrap();
     turn.collect().await.unwrap().tokens
 }
 
-async fn followed(session: &Session, from: u64) -> (Vec<u32>, Option<End>) {
+async fn followed(session: &SessionHandle, from: u64) -> (Vec<u32>, Option<TurnEnd>) {
     let turn = session.follow(from).await.unwrap().collect().await.unwrap();
     (turn.tokens, turn.end)
 }
@@ -65,10 +65,10 @@ async fn saved_loaded_and_forked_sessions_go_on_alike() {
     assert_eq!(turn.tokens.len(), 6);
     for one in [session, fork, loaded] {
         one.delete().await.unwrap();
-        assert_eq!(one.info().await.unwrap_err().kind(), Kind::NotFound);
+        assert_eq!(one.info().await.unwrap_err().code(), ErrorCode::NotFound);
     }
     let broken = client.model("").load(b"no session".to_vec()).await;
-    assert_eq!(broken.unwrap_err().kind(), Kind::Refused);
+    assert_eq!(broken.unwrap_err().code(), ErrorCode::Invalid);
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn who_lost_the_connection_follows_again() {
     let (tokens, end) = followed(&again, 0).await;
     assert_eq!(tokens, whole);
     assert!(
-        matches!(end, Some(End::Finished(end)) if end.kept),
+        matches!(end, Some(TurnEnd::Finished(end)) if end.kept),
         "it waits for more"
     );
     let (tokens, _) = followed(&again, 50).await;
@@ -129,7 +129,10 @@ async fn a_lease_that_runs_out_gives_its_memory_back() {
         client.sessions(None).await.unwrap().is_empty()
     })
     .await;
-    assert_eq!(session.info().await.unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(
+        session.info().await.unwrap_err().code(),
+        ErrorCode::NotFound
+    );
     assert_eq!(pages(), 0.0);
     let status = client
         .watch(Duration::from_secs(1))
@@ -163,7 +166,7 @@ async fn comes_back(end: fn(Server)) {
     let here = stopped.activation("", "").await.unwrap();
     end(server);
     let gone = session.info().await.unwrap_err();
-    assert_eq!(gone.kind(), Kind::Unavailable, "{gone}");
+    assert_eq!(gone.code(), ErrorCode::Unavailable, "{gone}");
 
     let server = Server::start(&state);
     let client = server.client().await;
@@ -209,12 +212,12 @@ async fn a_turn_that_was_cut_off_goes_on_after_a_restart() {
             Err(error) => break error,
         }
     };
-    assert_eq!(broke.kind(), Kind::Unavailable, "{broke}");
+    assert_eq!(broke.code(), ErrorCode::Unavailable, "{broke}");
     let server = Server::start(&state);
     let session = server.client().await.session(session.name());
     let (tokens, end) = followed(&session, 0).await;
     assert_eq!(tokens, whole);
-    assert!(matches!(end, Some(End::Finished(_))));
+    assert!(matches!(end, Some(TurnEnd::Finished(_))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{proxy::counted, server::Server};
-use djinn_client::{Edit, PushProgress, Register, Resume};
+use djinn_client::{HookEdit, PushProgress, Register, Resume};
 
 const HERE: &str = "blocks.3.hook_resid_post";
 
@@ -54,7 +54,7 @@ async fn a_breakpoint_moves_only_what_is_asked_for() {
     );
 
     // An edit is as long as its numbers.
-    let edit = Edit::replace(HERE, &eight).part("[0..8]").at("-1");
+    let edit = HookEdit::replace(HERE, &eight).part("[0..8]").at("-1");
     let resume = Resume::new().edit(edit).to_next_hook();
     let turn = session
         .resume(resume)

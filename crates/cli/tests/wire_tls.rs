@@ -7,7 +7,7 @@ mod common;
 use std::{fs, path::Path};
 
 use common::{djinn, server::Server, stderr, stdout};
-use djinn_client::{Client, Kind, Options};
+use djinn_client::{Client, ErrorCode, Options};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 /// Writes an authority (`ca.pem`), and certificates it signed for these names, with their keys.
@@ -47,12 +47,12 @@ async fn a_server_is_trusted_by_its_certificate() {
     }
     // One that nobody vouches for, and one that is spoken to in the clear.
     let strange = Client::connect(&secure, Options::default()).await;
-    assert_eq!(strange.unwrap_err().kind(), Kind::Unavailable);
+    assert_eq!(strange.unwrap_err().code(), ErrorCode::Unavailable);
     let clear = match Client::connect(&server.address, Options::default()).await {
         Ok(client) => client.models().await.map(drop),
         Err(error) => Err(error),
     };
-    assert_eq!(clear.unwrap_err().kind(), Kind::Unavailable);
+    assert_eq!(clear.unwrap_err().code(), ErrorCode::Unavailable);
     let output = djinn(&["models", "--server", &secure, "--ca", &ca]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("stories-7m"));
@@ -63,7 +63,7 @@ async fn a_server_is_trusted_by_its_certificate() {
         Ok(client) => client.models().await.map(drop),
         Err(error) => Err(error),
     };
-    assert_eq!(unknown.unwrap_err().kind(), Kind::Unavailable);
+    assert_eq!(unknown.unwrap_err().code(), ErrorCode::Unavailable);
     let known = Options {
         certificate: Some((file("client.pem").into(), file("client.key").into())),
         ..trusting

@@ -1,33 +1,42 @@
 //! A connection to a server.
 
-use std::{future::Future, path::Path, time::Duration};
+use std::{
+    future::{Future, Ready, ready},
+    path::Path,
+    task::{Context, Poll},
+    time::Duration,
+};
 
+use djinn_wire::ErrorCode;
 use djinn_wire::v1::{
     self, models_client::ModelsClient, register_event, server_client::ServerClient,
     sessions_client::SessionsClient, white_box_client::WhiteBoxClient,
 };
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::{
     Request, Response, Status, Streaming,
+    codegen::{Service, http::Uri},
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::Channel,
 };
 
 use crate::{
-    error::{Error, Kind, with_reasons},
-    model::Model,
+    error::{Error, with_reasons},
+    model::ModelHandle,
     options::Options,
     push::{Push, PushProgress},
-    session::Session,
+    session::SessionHandle,
 };
 
 /// How every service is reached.
-pub(crate) type Way = InterceptedService<Channel, Bearer>;
+pub(crate) type AuthChannel = InterceptedService<Channel, Bearer>;
 
 /// A connection to a server, which its copies share. It comes back by itself after the server was away.
 #[derive(Clone, Debug)]
 pub struct Client {
-    way: Way,
+    channel: AuthChannel,
     timeout: Option<Duration>,
 }
 
@@ -50,6 +59,29 @@ impl Interceptor for Bearer {
     }
 }
 
+/// Address that requests to a server in this process carry; no connection is made to it.
+const IN_PROCESS_ADDRESS: &str = "http://in-process";
+
+/// Connector that opens byte streams with a function instead of a network address.
+struct StreamConnector<F>(F);
+
+impl<F, S> Service<Uri> for StreamConnector<F>
+where
+    F: FnMut() -> std::io::Result<S>,
+{
+    type Response = TokioIo<S>;
+    type Error = std::io::Error;
+    type Future = Ready<Result<TokioIo<S>, std::io::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), std::io::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        ready((self.0)().map(TokioIo::new))
+    }
+}
+
 impl Client {
     /// Connects to `HOST:PORT`, `http://…` or `https://…`.
     pub async fn connect(address: &str, options: Options) -> Result<Self, Error> {
@@ -59,12 +91,35 @@ impl Client {
             let text = format!("no server answers at {address}");
             let reason = std::error::Error::source(&error);
             let text = with_reasons(text, reason);
-            Error::new(Kind::Unavailable, text)
+            Error::new(ErrorCode::Unavailable, text)
         })?;
-        Ok(Client {
-            way: InterceptedService::new(channel, Bearer(key)),
+        Ok(Client::over(channel, key, &options))
+    }
+
+    /// Connects to a server in this process. `open` opens one byte stream to it, for example with
+    /// `djinn_server::InProcessConnector::connect`; it runs again when the connection is lost.
+    pub async fn connect_in_process<F, S>(open: F, options: Options) -> Result<Self, Error>
+    where
+        F: FnMut() -> std::io::Result<S> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let endpoint = options.endpoint(IN_PROCESS_ADDRESS)?;
+        let key = options.key.as_deref().map(bearer).transpose()?;
+        let connector = StreamConnector(open);
+        let channel = endpoint.connect_with_connector(connector).await;
+        let channel = channel.map_err(|error| {
+            let text = "cannot connect to the server in this process".to_owned();
+            let text = with_reasons(text, std::error::Error::source(&error));
+            Error::new(ErrorCode::Unavailable, text)
+        })?;
+        Ok(Client::over(channel, key, &options))
+    }
+
+    fn over(channel: Channel, key: Option<MetadataValue<Ascii>>, options: &Options) -> Self {
+        Client {
+            channel: InterceptedService::new(channel, Bearer(key)),
             timeout: options.timeout,
-        })
+        }
     }
 
     /// Connects to the server that the environment names, as [`Options::address`] and
@@ -73,20 +128,20 @@ impl Client {
         Client::connect(&Options::address(), Options::from_env()).await
     }
 
-    pub(crate) fn models_service(&self) -> ModelsClient<Way> {
-        ModelsClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    pub(crate) fn models_service(&self) -> ModelsClient<AuthChannel> {
+        ModelsClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    pub(crate) fn sessions_service(&self) -> SessionsClient<Way> {
-        SessionsClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    pub(crate) fn sessions_service(&self) -> SessionsClient<AuthChannel> {
+        SessionsClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    pub(crate) fn white_box_service(&self) -> WhiteBoxClient<Way> {
-        WhiteBoxClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    pub(crate) fn white_box_service(&self) -> WhiteBoxClient<AuthChannel> {
+        WhiteBoxClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    fn server_service(&self) -> ServerClient<Way> {
-        ServerClient::new(self.way.clone()).max_decoding_message_size(usize::MAX)
+    fn server_service(&self) -> ServerClient<AuthChannel> {
+        ServerClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
     /// One answer, in time.
@@ -100,7 +155,7 @@ impl Client {
                 Ok(answer) => answer,
                 Err(_) => {
                     let text = format!("no answer within {} s", limit.as_secs_f64());
-                    return Err(Error::new(Kind::Timeout, text));
+                    return Err(Error::new(ErrorCode::Timeout, text));
                 }
             },
         };
@@ -114,11 +169,11 @@ impl Client {
     }
 
     /// How it fares, every so often, for as long as it is asked.
-    pub async fn watch(&self, every: Duration) -> Result<Watch, Error> {
+    pub async fn watch(&self, every: Duration) -> Result<StatusStream, Error> {
         let every_s = every.as_secs_f64();
         let asked = v1::WatchRequest { every_s };
         let stream = self.one(self.server_service().watch(asked)).await?;
-        Ok(Watch(stream))
+        Ok(StatusStream(stream))
     }
 
     /// Keeps a record of a model's copies, waits and operations from now on.
@@ -138,8 +193,8 @@ impl Client {
     }
 
     /// A model by its name; the empty name is the server's first one. Nothing is asked yet.
-    pub fn model(&self, name: impl Into<String>) -> Model {
-        Model::new(self.clone(), name.into())
+    pub fn model(&self, name: impl Into<String>) -> ModelHandle {
+        ModelHandle::new(self.clone(), name.into())
     }
 
     /// Every model, loaded or not.
@@ -163,7 +218,7 @@ impl Client {
             }
         }
         let text = "the server stopped telling how the model is loaded";
-        Err(Error::new(Kind::Unavailable, text))
+        Err(Error::new(ErrorCode::Unavailable, text))
     }
 
     /// Where a model's bytes would go. Loads nothing.
@@ -190,8 +245,8 @@ impl Client {
     }
 
     /// A session by its name. Nothing is asked yet.
-    pub fn session(&self, name: impl Into<String>) -> Session {
-        Session::new(self.clone(), name.into())
+    pub fn session(&self, name: impl Into<String>) -> SessionHandle {
+        SessionHandle::new(self.clone(), name.into())
     }
 
     /// The sessions of whoever asks, of one model or of all.
@@ -208,7 +263,7 @@ impl Client {
 fn bearer(key: &str) -> Result<MetadataValue<Ascii>, Error> {
     let mut value: MetadataValue<Ascii> = format!("Bearer {key}").parse().map_err(|_| {
         let text = "a key is of plain characters: this one would not get through";
-        Error::new(Kind::Local, text)
+        Error::new(ErrorCode::Local, text)
     })?;
     value.set_sensitive(true);
     Ok(value)
@@ -242,12 +297,12 @@ impl Register {
 
 /// How a server fares, again and again.
 #[derive(Debug)]
-pub struct Watch(Streaming<v1::Status>);
+pub struct StatusStream(Streaming<v1::Status>);
 
-impl Watch {
+impl StatusStream {
     /// How it fares next.
     pub async fn next(&mut self) -> Result<v1::Status, Error> {
-        let gone = || Error::new(Kind::Unavailable, "the server said no more");
+        let gone = || Error::new(ErrorCode::Unavailable, "the server said no more");
         self.0.message().await?.ok_or_else(gone)
     }
 }

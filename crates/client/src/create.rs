@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use djinn_wire::v1::{self, prompt::What, resume_request::Until};
 
-use crate::{client::Client, edit::Edit, error::Error, events::Events};
+use crate::{client::Client, edit::HookEdit, error::Error, events::EventStream};
 
-/// A session to begin; [`Create::open`] does. Made by [`Model::session`](crate::Model::session).
+/// A session to begin; [`Create::open`] does. Made by [`ModelHandle::session`](crate::ModelHandle::session).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is asked before it is opened"]
 pub struct Create {
@@ -84,13 +84,13 @@ impl Create {
     }
 
     /// Changes something for as long as the session lives. May be said again; they come in order.
-    pub fn edit(mut self, edit: Edit) -> Self {
+    pub fn edit(mut self, edit: HookEdit) -> Self {
         self.asked.edits.push(edit.into());
         self
     }
 
     /// Changes something for the first turn alone, after what lasts. May be said again.
-    pub fn turn_edit(mut self, edit: Edit) -> Self {
+    pub fn turn_edit(mut self, edit: HookEdit) -> Self {
         self.asked.turn_edits.push(edit.into());
         self
     }
@@ -126,9 +126,9 @@ impl Create {
     }
 
     /// Begins it.
-    pub async fn open(self) -> Result<Events, Error> {
+    pub async fn open(self) -> Result<EventStream, Error> {
         let stream = self.client.sessions_service().create(self.asked).await?;
-        Events::open(self.client, stream.into_inner()).await
+        EventStream::open(self.client, stream.into_inner()).await
     }
 }
 
@@ -162,7 +162,7 @@ impl Generate {
     }
 
     /// Changes something for this turn alone. May be said again; they come in order.
-    pub fn edit(mut self, edit: Edit) -> Self {
+    pub fn edit(mut self, edit: HookEdit) -> Self {
         self.0.edits.push(edit.into());
         self
     }
@@ -180,7 +180,7 @@ impl Resume {
     }
 
     /// Changes what is at the hook first. May be said again; they come in order.
-    pub fn edit(mut self, edit: Edit) -> Self {
+    pub fn edit(mut self, edit: HookEdit) -> Self {
         self.0.edits.push(edit.into());
         self
     }

@@ -2,24 +2,24 @@
 
 use djinn_wire::v1::{self, edit::Change};
 
-use crate::tensor::Tensor;
+use crate::tensor::TensorData;
 
-/// A change at a hook: everywhere, until [`Edit::part`] and [`Edit::at`] say otherwise.
+/// A change at a hook: everywhere, until [`HookEdit::part`] and [`HookEdit::at`] say otherwise.
 ///
 /// ```
-/// use djinn_client::{Edit, Tensor};
+/// use djinn_client::{HookEdit, TensorData};
 ///
-/// let quieter = Edit::scale("blocks.*.hook_mlp_out", 0.5).at("generated");
-/// let pushed = Edit::add("blocks.3.hook_resid_post", &Tensor::row(vec![0.1; 4]), 2.0).part("[0..4]");
-/// let typed = Edit::text("blocks.4.hook_resid_post:scale=0.9@-1");
+/// let quieter = HookEdit::scale("blocks.*.hook_mlp_out", 0.5).at("generated");
+/// let pushed = HookEdit::add("blocks.3.hook_resid_post", &TensorData::row(vec![0.1; 4]), 2.0).part("[0..4]");
+/// let typed = HookEdit::text("blocks.4.hook_resid_post:scale=0.9@-1");
 /// # let _ = (quieter, pushed, typed);
 /// ```
 #[derive(Clone, Debug)]
-pub struct Edit(v1::Edit);
+pub struct HookEdit(v1::Edit);
 
-impl Edit {
+impl HookEdit {
     fn new(hook: impl Into<String>, change: Change) -> Self {
-        Edit(v1::Edit {
+        HookEdit(v1::Edit {
             hook: hook.into(),
             change: Some(change),
             ..v1::Edit::default()
@@ -28,42 +28,42 @@ impl Edit {
 
     /// As the command line has it: `HOOK[PART]:CHANGE[@POSITIONS]`. It cannot name files.
     pub fn text(text: impl Into<String>) -> Self {
-        Edit::new("", Change::Text(text.into()))
+        HookEdit::new("", Change::Text(text.into()))
     }
 
     /// Multiplies what is there.
     pub fn scale(hook: impl Into<String>, factor: f32) -> Self {
-        Edit::new(hook, Change::Scale(factor))
+        HookEdit::new(hook, Change::Scale(factor))
     }
 
     /// Sets it to zero.
     pub fn zero(hook: impl Into<String>) -> Self {
-        Edit::new(hook, Change::Zero(true))
+        HookEdit::new(hook, Change::Zero(true))
     }
 
     /// Adds numbers, so many times.
-    pub fn add(hook: impl Into<String>, tensor: &Tensor, factor: f32) -> Self {
-        Edit::new(hook, Change::Add(add(tensor, factor)))
+    pub fn add(hook: impl Into<String>, tensor: &TensorData, factor: f32) -> Self {
+        HookEdit::new(hook, Change::Add(add(tensor, factor)))
     }
 
     /// Adds numbers made as long as what is there, so many times.
-    pub fn add_matched(hook: impl Into<String>, tensor: &Tensor, factor: f32) -> Self {
-        Edit::new(hook, Change::AddMatched(add(tensor, factor)))
+    pub fn add_matched(hook: impl Into<String>, tensor: &TensorData, factor: f32) -> Self {
+        HookEdit::new(hook, Change::AddMatched(add(tensor, factor)))
     }
 
     /// Puts numbers in its place.
-    pub fn replace(hook: impl Into<String>, tensor: &Tensor) -> Self {
-        Edit::new(hook, Change::Replace(tensor.into()))
+    pub fn replace(hook: impl Into<String>, tensor: &TensorData) -> Self {
+        HookEdit::new(hook, Change::Replace(tensor.into()))
     }
 
     /// Takes away what points along a direction.
-    pub fn project_out(hook: impl Into<String>, tensor: &Tensor) -> Self {
-        Edit::new(hook, Change::ProjectOut(tensor.into()))
+    pub fn project_out(hook: impl Into<String>, tensor: &TensorData) -> Self {
+        HookEdit::new(hook, Change::ProjectOut(tensor.into()))
     }
 
     /// Bounds it.
     pub fn clamp(hook: impl Into<String>, low: f32, high: f32) -> Self {
-        Edit::new(hook, Change::Clamp(v1::Clamp { low, high }))
+        HookEdit::new(hook, Change::Clamp(v1::Clamp { low, high }))
     }
 
     /// At some positions alone: `prompt`, `generated`, `0,3,-1`, `2..5`.
@@ -79,15 +79,15 @@ impl Edit {
     }
 }
 
-fn add(tensor: &Tensor, factor: f32) -> v1::AddTensor {
+fn add(tensor: &TensorData, factor: f32) -> v1::AddTensor {
     v1::AddTensor {
         tensor: Some(tensor.into()),
         factor: Some(factor),
     }
 }
 
-impl From<Edit> for v1::Edit {
-    fn from(edit: Edit) -> Self {
+impl From<HookEdit> for v1::Edit {
+    fn from(edit: HookEdit) -> Self {
         edit.0
     }
 }

@@ -2,53 +2,22 @@
 
 use std::{io, path::Path, time::Duration};
 
-use djinn_wire::TensorError;
+use djinn_wire::{ERROR_CODE_METADATA, ErrorCode, TensorError};
 use tonic::{Code, Status};
 
 /// Why a server, or the way to it, did not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    kind: Kind,
+    code: ErrorCode,
     message: String,
     retry_after: Option<Duration>,
 }
 
-/// Whose fault it is, and what helps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Refused: the request has to be another.
-    Refused,
-    /// Known, and not done by this server.
-    Unsupported,
-    /// A key is needed, or another one.
-    Unauthenticated,
-    /// The key does not open this.
-    Forbidden,
-    /// Nothing of that name, for this key.
-    NotFound,
-    /// Not as the session or the model stands.
-    WrongState,
-    /// More at once than is taken.
-    TooLarge,
-    /// More than there is for now: later.
-    Limited,
-    /// It took too long.
-    Timeout,
-    /// Somebody else follows the session now, or has closed it.
-    Replaced,
-    /// The server cannot be reached, or goes down.
-    Unavailable,
-    /// What the server said makes no sense here, or something broke.
-    Internal,
-    /// A file, an address or a certificate of this machine.
-    Local,
-}
-
 impl Error {
-    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Error {
-            kind,
+            code,
             message: message.into(),
             retry_after: None,
         }
@@ -56,12 +25,12 @@ impl Error {
 
     /// Something about a file of this machine.
     pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
-        Error::new(Kind::Local, format!("{}: {error}", path.display()))
+        Error::new(ErrorCode::Local, format!("{}: {error}", path.display()))
     }
 
     /// What kind of reason it is.
-    pub fn kind(&self) -> Kind {
-        self.kind
+    pub fn code(&self) -> ErrorCode {
+        self.code
     }
 
     /// When to ask again, where the server said.
@@ -72,28 +41,19 @@ impl Error {
 
 impl From<Status> for Error {
     fn from(status: Status) -> Self {
-        let kind = match status.code() {
-            Code::InvalidArgument => Kind::Refused,
-            Code::Unimplemented => Kind::Unsupported,
-            Code::Unauthenticated => Kind::Unauthenticated,
-            Code::PermissionDenied => Kind::Forbidden,
-            Code::NotFound => Kind::NotFound,
-            Code::FailedPrecondition | Code::AlreadyExists => Kind::WrongState,
-            Code::OutOfRange => Kind::TooLarge,
-            Code::ResourceExhausted => Kind::Limited,
-            Code::DeadlineExceeded => Kind::Timeout,
-            Code::Aborted => Kind::Replaced,
-            Code::Unavailable | Code::Cancelled => Kind::Unavailable,
-            // A connection that broke has no code of its own, but a reason.
+        let sent = status.metadata().get(ERROR_CODE_METADATA);
+        let sent = sent.and_then(|name| ErrorCode::from_name(name.to_str().ok()?));
+        let code = sent.unwrap_or_else(|| match status.code() {
+            // A broken connection has no status code of its own, only a source.
             Code::Unknown | Code::Internal if std::error::Error::source(&status).is_some() => {
-                Kind::Unavailable
+                ErrorCode::Unavailable
             }
-            _ => Kind::Internal,
-        };
+            code => ErrorCode::from_grpc(code),
+        });
         let retry = status.metadata().get("retry-after");
         let retry = retry.and_then(|seconds| seconds.to_str().ok()?.parse().ok());
         Error {
-            kind,
+            code,
             message: words(&status),
             retry_after: retry.map(Duration::from_secs),
         }
@@ -126,7 +86,7 @@ pub(crate) fn with_reasons(
 
 impl From<TensorError> for Error {
     fn from(error: TensorError) -> Self {
-        Error::new(Kind::Internal, error.to_string())
+        Error::new(ErrorCode::Internal, error.to_string())
     }
 }
 
@@ -136,25 +96,25 @@ mod tests {
 
     use tonic::{Code, Status};
 
-    use super::{Error, Kind};
+    use super::{Error, ErrorCode};
 
     #[test]
     fn kinds_are_those_of_the_server() {
-        let check = |code: Code, expect: Kind| {
+        let check = |code: Code, expect: ErrorCode| {
             let error = Error::from(Status::new(code, "so it is"));
             assert_eq!(
-                (error.kind(), error.to_string().as_str()),
+                (error.code(), error.to_string().as_str()),
                 (expect, "so it is")
             );
         };
-        check(Code::InvalidArgument, Kind::Refused);
-        check(Code::FailedPrecondition, Kind::WrongState);
-        check(Code::NotFound, Kind::NotFound);
-        check(Code::ResourceExhausted, Kind::Limited);
-        check(Code::Unauthenticated, Kind::Unauthenticated);
-        check(Code::Aborted, Kind::Replaced);
-        check(Code::Unavailable, Kind::Unavailable);
-        check(Code::Unknown, Kind::Internal);
+        check(Code::InvalidArgument, ErrorCode::Invalid);
+        check(Code::FailedPrecondition, ErrorCode::Conflict);
+        check(Code::NotFound, ErrorCode::NotFound);
+        check(Code::ResourceExhausted, ErrorCode::Limited);
+        check(Code::Unauthenticated, ErrorCode::Unauthenticated);
+        check(Code::Aborted, ErrorCode::Replaced);
+        check(Code::Unavailable, ErrorCode::Unavailable);
+        check(Code::Unknown, ErrorCode::Internal);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use djinn_wire::{
-    Assembler,
+    Assembler, ErrorCode,
     v1::{self, event::What},
 };
 use tokio_stream::Stream;
@@ -16,36 +16,36 @@ use tonic::Streaming;
 
 use crate::{
     client::Client,
-    error::{Error, Kind},
-    session::Session,
-    tensor::{LARGEST, Tensor},
+    error::Error,
+    session::SessionHandle,
+    tensor::{LARGEST, TensorData},
 };
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum TurnEvent {
     /// A token was generated.
     Token(v1::Token),
     /// What was read at a hook, whole.
-    Captured(String, Tensor),
+    Captured(String, TensorData),
     /// It stopped at a breakpoint. Last.
     Paused(v1::Paused),
     /// Its turn is over, or it is. Last.
     Finished(v1::Finished),
 }
 
-/// What becomes of a session, as it does. A stream that ends without [`Event::Paused`] or
-/// [`Event::Finished`] is an error.
+/// What becomes of a session, as it does. A stream that ends without [`TurnEvent::Paused`] or
+/// [`TurnEvent::Finished`] is an error.
 #[derive(Debug)]
-pub struct Events {
-    session: Session,
+pub struct EventStream {
+    session: SessionHandle,
     opened: v1::Opened,
     stream: Streaming<v1::Event>,
     tensor: Assembler,
     is_over: bool,
 }
 
-impl Events {
+impl EventStream {
     /// Waits for the first message, which says whose events these are.
     pub(crate) async fn open(
         client: Client,
@@ -55,8 +55,8 @@ impl Events {
         let Some(What::Opened(opened)) = first else {
             return Err(senseless("a session that does not say its name"));
         };
-        Ok(Events {
-            session: Session::new(client, opened.session.clone()),
+        Ok(EventStream {
+            session: SessionHandle::new(client, opened.session.clone()),
             opened,
             stream,
             tensor: Assembler::default(),
@@ -65,7 +65,7 @@ impl Events {
     }
 
     /// The session.
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &SessionHandle {
         &self.session
     }
 
@@ -75,33 +75,33 @@ impl Events {
     }
 
     /// The next thing that happens; nothing once the last has.
-    pub async fn next(&mut self) -> Result<Option<Event>, Error> {
+    pub async fn next(&mut self) -> Result<Option<TurnEvent>, Error> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context))
             .await
             .transpose()
     }
 
     /// Everything up to the end of the turn.
-    pub async fn collect(mut self) -> Result<Turn, Error> {
-        let mut turn = Turn::new(self.opened.clone());
+    pub async fn collect(mut self) -> Result<TurnOutput, Error> {
+        let mut turn = TurnOutput::new(self.opened.clone());
         while let Some(event) = self.next().await? {
             turn.take(event);
         }
         Ok(turn)
     }
 
-    fn take(&mut self, event: v1::Event) -> Result<Option<Event>, Error> {
+    fn take(&mut self, event: v1::Event) -> Result<Option<TurnEvent>, Error> {
         Ok(match event.what {
-            Some(What::Token(token)) => Some(Event::Token(token)),
+            Some(What::Token(token)) => Some(TurnEvent::Token(token)),
             Some(What::Captured(part)) => {
                 let whole = self.tensor.push(part, LARGEST)?;
                 match whole {
-                    Some((name, tensor)) => Some(Event::Captured(name, (&tensor).try_into()?)),
+                    Some((name, tensor)) => Some(TurnEvent::Captured(name, (&tensor).try_into()?)),
                     None => None,
                 }
             }
-            Some(What::Paused(paused)) => Some(Event::Paused(paused)),
-            Some(What::Finished(finished)) => Some(Event::Finished(finished)),
+            Some(What::Paused(paused)) => Some(TurnEvent::Paused(paused)),
+            Some(What::Finished(finished)) => Some(TurnEvent::Finished(finished)),
             Some(What::Opened(_)) => return Err(senseless("a session that begins twice")),
             // Something that this client does not know yet.
             None => None,
@@ -109,8 +109,8 @@ impl Events {
     }
 }
 
-impl Stream for Events {
-    type Item = Result<Event, Error>;
+impl Stream for EventStream {
+    type Item = Result<TurnEvent, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
@@ -120,11 +120,14 @@ impl Stream for Events {
             let taken = match ready!(Pin::new(&mut self.stream).poll_next(context)) {
                 Some(Ok(event)) => self.take(event),
                 Some(Err(status)) => Err(status.into()),
-                None => Err(Error::new(Kind::Unavailable, "the server said no more")),
+                None => Err(Error::new(
+                    ErrorCode::Unavailable,
+                    "the server said no more",
+                )),
             };
             self.is_over = matches!(
                 taken,
-                Err(_) | Ok(Some(Event::Paused(_) | Event::Finished(_)))
+                Err(_) | Ok(Some(TurnEvent::Paused(_) | TurnEvent::Finished(_)))
             );
             if let Some(event) = taken.transpose() {
                 return Poll::Ready(Some(event));
@@ -134,12 +137,12 @@ impl Stream for Events {
 }
 
 fn senseless(what: &str) -> Error {
-    Error::new(Kind::Internal, format!("the server tells of {what}"))
+    Error::new(ErrorCode::Internal, format!("the server tells of {what}"))
 }
 
 /// A turn, all of it.
 #[derive(Clone, Debug)]
-pub struct Turn {
+pub struct TurnOutput {
     /// What was said first.
     pub opened: v1::Opened,
     /// What was generated.
@@ -149,24 +152,24 @@ pub struct Turn {
     /// Each token and its alternatives, where they were asked for.
     pub logprobs: Vec<Vec<v1::Logprob>>,
     /// What was read, by hook.
-    pub captured: BTreeMap<String, Tensor>,
+    pub captured: BTreeMap<String, TensorData>,
     /// How it ended.
-    pub end: Option<End>,
+    pub end: Option<TurnEnd>,
 }
 
 /// How a turn ended.
 #[derive(Clone, Debug, PartialEq)]
-pub enum End {
+pub enum TurnEnd {
     /// At a breakpoint.
     Paused(v1::Paused),
     /// As turns do.
     Finished(v1::Finished),
 }
 
-impl Turn {
+impl TurnOutput {
     /// Nothing has happened yet.
     pub fn new(opened: v1::Opened) -> Self {
-        Turn {
+        TurnOutput {
             opened,
             tokens: Vec::new(),
             text: String::new(),
@@ -177,20 +180,20 @@ impl Turn {
     }
 
     /// Adds what happened.
-    pub fn take(&mut self, event: Event) {
+    pub fn take(&mut self, event: TurnEvent) {
         match event {
-            Event::Token(token) => {
+            TurnEvent::Token(token) => {
                 self.tokens.push(token.id);
                 self.text += &token.text;
                 if !token.logprobs.is_empty() {
                     self.logprobs.push(token.logprobs);
                 }
             }
-            Event::Captured(name, tensor) => drop(self.captured.insert(name, tensor)),
-            Event::Paused(paused) => self.end = Some(End::Paused(paused)),
-            Event::Finished(finished) => {
+            TurnEvent::Captured(name, tensor) => drop(self.captured.insert(name, tensor)),
+            TurnEvent::Paused(paused) => self.end = Some(TurnEnd::Paused(paused)),
+            TurnEvent::Finished(finished) => {
                 self.text += &finished.text;
-                self.end = Some(End::Finished(finished));
+                self.end = Some(TurnEnd::Finished(finished));
             }
         }
     }
@@ -198,7 +201,7 @@ impl Turn {
     /// Where it stopped, if it did.
     pub fn paused(&self) -> Option<&v1::Paused> {
         match &self.end {
-            Some(End::Paused(paused)) => Some(paused),
+            Some(TurnEnd::Paused(paused)) => Some(paused),
             _ => None,
         }
     }
@@ -206,7 +209,7 @@ impl Turn {
     /// How it finished, if it did.
     pub fn finished(&self) -> Option<&v1::Finished> {
         match &self.end {
-            Some(End::Finished(finished)) => Some(finished),
+            Some(TurnEnd::Finished(finished)) => Some(finished),
             _ => None,
         }
     }

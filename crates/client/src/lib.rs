@@ -1,18 +1,18 @@
 //! A client of Djinn's server: its models, its sessions, and the inside of a model from anywhere.
 //!
-//! Start at [`Client::connect`]. A [`Model`] is one that the server knows by a name; what a session is
-//! begun with is said to the [`Create`] it gives, and what becomes of the session comes as [`Events`].
-//! A [`Session`] outlives the connection where it is kept: it is found again by its name.
+//! Start at [`Client::connect`]. A [`ModelHandle`] is one that the server knows by a name; what a session is
+//! begun with is said to the [`Create`] it gives, and what becomes of the session comes as [`EventStream`].
+//! A [`SessionHandle`] outlives the connection where it is kept: it is found again by its name.
 //!
 //! ```no_run
 //! # async fn story() -> Result<(), djinn_client::Error> {
-//! use djinn_client::{Client, Event, Options};
+//! use djinn_client::{Client, TurnEvent, Options};
 //!
 //! let client = Client::connect("127.0.0.1:5556", Options::default()).await?;
 //! let model = client.model("stories-7m");
 //! let mut events = model.session().text("Once upon a time").max_tokens(40).open().await?;
 //! while let Some(event) = events.next().await? {
-//!     if let Event::Token(token) = event {
+//!     if let TurnEvent::Token(token) = event {
 //!         print!("{}", token.text);
 //!     }
 //! }
@@ -24,7 +24,7 @@
 //!
 //! ```no_run
 //! # async fn look(client: djinn_client::Client) -> Result<(), djinn_client::Error> {
-//! use djinn_client::{Edit, Resume};
+//! use djinn_client::{HookEdit, Resume};
 //!
 //! let asked = client.model("").session().text("The cat sat").max_tokens(8).keep();
 //! let asked = asked.breakpoint("blocks.3.hook_resid_post@-1");
@@ -34,7 +34,7 @@
 //! println!("stopped at {}", turn.paused().map_or("nothing", |at| &at.hook));
 //! let eight = session.activation("[0..8]", "-1").await?;
 //! println!("{:?}", eight.data);
-//! let halved = Resume::new().edit(Edit::scale("blocks.3.hook_resid_post", 0.5).at("-1"));
+//! let halved = Resume::new().edit(HookEdit::scale("blocks.3.hook_resid_post", 0.5).at("-1"));
 //! let turn = session.resume(halved).await?.collect().await?;
 //! println!("{}", turn.text);
 //! # Ok(())
@@ -56,14 +56,14 @@ mod push;
 mod session;
 mod tensor;
 
-pub use client::{Client, Register, Watch};
+pub use client::{Client, Register, StatusStream};
 pub use create::{Create, Generate, Resume};
-pub use djinn_wire::v1;
-pub use edit::Edit;
-pub use error::{Error, Kind};
-pub use events::{End, Event, Events, Turn};
-pub use model::Model;
+pub use djinn_wire::{ErrorCode, v1};
+pub use edit::HookEdit;
+pub use error::Error;
+pub use events::{EventStream, TurnEnd, TurnEvent, TurnOutput};
+pub use model::ModelHandle;
 pub use options::Options;
 pub use push::{Push, PushProgress};
-pub use session::Session;
-pub use tensor::Tensor;
+pub use session::SessionHandle;
+pub use tensor::TensorData;

@@ -2,25 +2,26 @@
 
 use std::path::Path;
 
+use djinn_wire::ErrorCode;
 use djinn_wire::v1::{self, tokenize_request::Input};
 
 use crate::{
     client::Client,
     create::{Create, chat},
-    error::{Error, Kind},
-    session::{self, Session},
+    error::Error,
+    session::{self, SessionHandle},
 };
 
 /// A model by its name, which the server loads when it is asked for something.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct ModelHandle {
     client: Client,
     name: String,
 }
 
-impl Model {
+impl ModelHandle {
     pub(crate) fn new(client: Client, name: String) -> Self {
-        Model { client, name }
+        ModelHandle { client, name }
     }
 
     /// Its name; empty for the server's first one.
@@ -40,7 +41,7 @@ impl Model {
                 false => names.join(", "),
             };
             let text = format!("there is no model '{}' here, only {there}", self.name);
-            Error::new(Kind::NotFound, text)
+            Error::new(ErrorCode::NotFound, text)
         })
     }
 
@@ -125,12 +126,12 @@ impl Model {
     }
 
     /// A session that was saved, under a name of its own.
-    pub async fn load(&self, saved: Vec<u8>) -> Result<Session, Error> {
+    pub async fn load(&self, saved: Vec<u8>) -> Result<SessionHandle, Error> {
         session::load(&self.client, &self.name, saved).await
     }
 
     /// The same from a file.
-    pub async fn load_from(&self, path: &Path) -> Result<Session, Error> {
+    pub async fn load_from(&self, path: &Path) -> Result<SessionHandle, Error> {
         let read = tokio::fs::read(path).await;
         self.load(read.map_err(|error| Error::file(path, &error))?)
             .await

@@ -4,7 +4,9 @@ use std::{env, path::PathBuf, time::Duration};
 
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use crate::error::{Error, Kind};
+use djinn_wire::ErrorCode;
+
+use crate::error::Error;
 
 /// Where a server is that nobody named.
 const ADDRESS: &str = "127.0.0.1:5556";
@@ -51,7 +53,7 @@ impl Options {
         let uri = self.uri(address);
         let wrong = || {
             let text = format!("'{address}' is no address: HOST:PORT, or https://HOST:PORT");
-            Error::new(Kind::Local, text)
+            Error::new(ErrorCode::Local, text)
         };
         let endpoint = Endpoint::from_shared(uri.clone()).map_err(|_| wrong())?;
         if endpoint.uri().host().is_none_or(str::is_empty) || endpoint.uri().path().len() > 1 {
@@ -68,7 +70,7 @@ impl Options {
             return Ok(endpoint);
         }
         let tls = endpoint.tls_config(self.tls()?);
-        tls.map_err(|error| Error::new(Kind::Local, format!("{address}: {error}")))
+        tls.map_err(|error| Error::new(ErrorCode::Local, format!("{address}: {error}")))
     }
 
     /// An address with how it is spoken to: in the clear, unless it says otherwise or a certificate

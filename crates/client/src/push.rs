@@ -10,14 +10,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use djinn_wire::v1;
+use djinn_wire::{ErrorCode, v1};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 
-use crate::{
-    client::Client,
-    error::{Error, Kind},
-};
+use crate::{client::Client, error::Error};
 
 /// Bytes that travel together.
 const PART: usize = 1 << 20;
@@ -68,7 +65,7 @@ pub(crate) async fn push(
     for (path, bytes) in paths {
         progress(PushProgress::Hashing(hashed, total));
         let source = tokio::task::spawn_blocking(move || hash(path, bytes)).await;
-        sources.push(source.map_err(|error| Error::new(Kind::Internal, error.to_string()))??);
+        sources.push(source.map_err(|error| Error::new(ErrorCode::Internal, error.to_string()))??);
         hashed += bytes;
     }
     progress(PushProgress::Hashing(total, total));
@@ -79,7 +76,7 @@ pub(crate) async fn push(
     let offer = client.one(client.models_service().offer(asked)).await?;
     if offer.have.len() != files {
         let text = "the server does not say what it has of every file";
-        return Err(Error::new(Kind::Internal, text));
+        return Err(Error::new(ErrorCode::Internal, text));
     }
     let done = |sent| Push {
         reference: format!("pushed:{}", offer.push),
@@ -121,7 +118,7 @@ async fn send(
     };
     // What could not be read here is the reason for whatever the server says.
     let read = reader.await;
-    read.map_err(|error| Error::new(Kind::Internal, error.to_string()))??;
+    read.map_err(|error| Error::new(ErrorCode::Internal, error.to_string()))??;
     let received = answer?.into_inner().received_bytes;
     progress(PushProgress::Sending(missing, missing));
     Ok(received)
@@ -168,7 +165,7 @@ fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>, Error> {
     match found.is_empty() {
         true => {
             let text = format!("{} has no file of a model", folder.display());
-            Err(Error::new(Kind::Local, text))
+            Err(Error::new(ErrorCode::Local, text))
         }
         false => Ok(found),
     }
@@ -214,7 +211,7 @@ fn read(
             let read = (&mut file).take(wanted).read_to_end(&mut data);
             if read.map_err(broken)? as u64 != wanted {
                 let text = format!("{} became shorter", source.path.display());
-                return Err(Error::new(Kind::Local, text));
+                return Err(Error::new(ErrorCode::Local, text));
             }
             let part = v1::PushPart {
                 push: push.to_owned(),

@@ -4,16 +4,16 @@ use std::{path::Path, time::Duration};
 
 use bytes::Bytes;
 use djinn_wire::{
-    Assembler,
+    Assembler, ErrorCode,
     v1::{self, signal_request::Signal},
 };
 
 use crate::{
     client::Client,
     create::{Generate, Resume},
-    error::{Error, Kind},
-    events::Events,
-    tensor::{LARGEST, Tensor},
+    error::Error,
+    events::EventStream,
+    tensor::{LARGEST, TensorData},
 };
 
 /// Bytes of a saved session that travel together.
@@ -21,14 +21,14 @@ const PIECE: usize = 512 << 10;
 
 /// A session by its name. It is there for its owner alone, whichever connection asks.
 #[derive(Clone, Debug)]
-pub struct Session {
+pub struct SessionHandle {
     client: Client,
     name: String,
 }
 
-impl Session {
+impl SessionHandle {
     pub(crate) fn new(client: Client, name: String) -> Self {
-        Session { client, name }
+        SessionHandle { client, name }
     }
 
     /// Its name.
@@ -49,19 +49,19 @@ impl Session {
     }
 
     /// Tells it more, and lets it generate.
-    pub async fn generate(&self, told: Generate) -> Result<Events, Error> {
+    pub async fn generate(&self, told: Generate) -> Result<EventStream, Error> {
         let mut asked = told.0;
         asked.session.clone_from(&self.name);
         let stream = self.client.sessions_service().generate(asked).await?;
-        Events::open(self.client.clone(), stream.into_inner()).await
+        EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 
     /// What it has generated from some token on, and goes on to.
-    pub async fn follow(&self, from: u64) -> Result<Events, Error> {
+    pub async fn follow(&self, from: u64) -> Result<EventStream, Error> {
         let session = self.name.clone();
         let asked = v1::FollowRequest { session, from };
         let stream = self.client.sessions_service().follow(asked).await?;
-        Events::open(self.client.clone(), stream.into_inner()).await
+        EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 
     /// Nobody needs it for a while: its pages make way for others who need their room, or, where
@@ -93,14 +93,14 @@ impl Session {
     }
 
     /// Another that goes on from where this one waits, choosing as it does unless told.
-    pub async fn fork(&self, sampling: Option<v1::Sampling>) -> Result<Session, Error> {
+    pub async fn fork(&self, sampling: Option<v1::Sampling>) -> Result<SessionHandle, Error> {
         let asked = v1::ForkRequest {
             session: self.name.clone(),
             sampling,
         };
         let mut service = self.client.sessions_service();
         let fork = self.client.one(service.fork(asked)).await?;
-        Ok(Session::new(self.client.clone(), fork.session))
+        Ok(SessionHandle::new(self.client.clone(), fork.session))
     }
 
     /// The session as bytes, which any server with its model can load.
@@ -129,7 +129,7 @@ impl Session {
 
     /// What is at the hook where it stopped: some heads or elements (`[0..64]`) and positions (`-1`), or
     /// all where those are empty. Nothing else travels.
-    pub async fn activation(&self, part: &str, positions: &str) -> Result<Tensor, Error> {
+    pub async fn activation(&self, part: &str, positions: &str) -> Result<TensorData, Error> {
         let asked = v1::ActivationRequest {
             session: self.name.clone(),
             part: part.to_owned(),
@@ -143,15 +143,15 @@ impl Session {
             }
         }
         let text = "the server ended in the middle of a tensor";
-        Err(Error::new(Kind::Unavailable, text))
+        Err(Error::new(ErrorCode::Unavailable, text))
     }
 
     /// Lets it go on from where it stopped. Nothing before that is computed again.
-    pub async fn resume(&self, how: Resume) -> Result<Events, Error> {
+    pub async fn resume(&self, how: Resume) -> Result<EventStream, Error> {
         let mut asked = how.0;
         asked.session.clone_from(&self.name);
         let stream = self.client.white_box_service().resume(asked).await?;
-        Events::open(self.client.clone(), stream.into_inner()).await
+        EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 
     /// Sets its breakpoints, in place of those it had.
@@ -171,12 +171,12 @@ impl Session {
     }
 
     /// Several that stand where it stopped, and share all that lies before.
-    pub async fn branch(&self, count: u32) -> Result<Vec<Session>, Error> {
+    pub async fn branch(&self, count: u32) -> Result<Vec<SessionHandle>, Error> {
         let session = self.name.clone();
         let asked = v1::BranchRequest { session, count };
         let mut service = self.client.white_box_service();
         let branches = self.client.one(service.branch(asked)).await?.sessions;
-        let of = |name| Session::new(self.client.clone(), name);
+        let of = |name| SessionHandle::new(self.client.clone(), name);
         Ok(branches.into_iter().map(of).collect())
     }
 
@@ -185,8 +185,8 @@ impl Session {
         &self,
         hook: impl Into<String>,
         position: u64,
-        residual: &Tensor,
-    ) -> Result<Session, Error> {
+        residual: &TensorData,
+    ) -> Result<SessionHandle, Error> {
         let asked = v1::BranchBackRequest {
             session: self.name.clone(),
             hook: hook.into(),
@@ -195,18 +195,22 @@ impl Session {
         };
         let mut service = self.client.white_box_service();
         let branch = self.client.one(service.branch_back(asked)).await?;
-        Ok(Session::new(self.client.clone(), branch.session))
+        Ok(SessionHandle::new(self.client.clone(), branch.session))
     }
 
     /// Brings one that was taken back after a restart to where it had stopped.
-    pub async fn recall(&self) -> Result<Events, Error> {
+    pub async fn recall(&self) -> Result<EventStream, Error> {
         let stream = self.client.white_box_service().recall(self.asked()).await?;
-        Events::open(self.client.clone(), stream.into_inner()).await
+        EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 }
 
 /// Takes a saved session to a model of a server.
-pub(crate) async fn load(client: &Client, model: &str, saved: Vec<u8>) -> Result<Session, Error> {
+pub(crate) async fn load(
+    client: &Client,
+    model: &str,
+    saved: Vec<u8>,
+) -> Result<SessionHandle, Error> {
     let saved = Bytes::from(saved);
     let piece = |at: usize| v1::SavedPart {
         model: model.to_owned(),
@@ -217,5 +221,5 @@ pub(crate) async fn load(client: &Client, model: &str, saved: Vec<u8>) -> Result
     let pieces: Vec<v1::SavedPart> = starts.map(piece).collect();
     let mut service = client.sessions_service();
     let loaded = client.one(service.load(tokio_stream::iter(pieces))).await?;
-    Ok(Session::new(client.clone(), loaded.session))
+    Ok(SessionHandle::new(client.clone(), loaded.session))
 }

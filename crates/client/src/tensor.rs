@@ -7,34 +7,34 @@ pub(crate) const LARGEST: u64 = 64 << 30;
 
 /// Numbers in some shape, the last dimension first.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tensor {
+pub struct TensorData {
     /// How many along each dimension.
     pub shape: Vec<usize>,
     /// All of them.
     pub data: Vec<f32>,
 }
 
-impl Tensor {
+impl TensorData {
     /// One row.
     pub fn row(data: Vec<f32>) -> Self {
-        Tensor {
+        TensorData {
             shape: vec![data.len()],
             data,
         }
     }
 }
 
-impl TryFrom<&v1::Tensor> for Tensor {
+impl TryFrom<&v1::Tensor> for TensorData {
     type Error = TensorError;
 
     fn try_from(wire: &v1::Tensor) -> Result<Self, TensorError> {
         let (shape, data) = numbers(wire)?;
-        Ok(Tensor { shape, data })
+        Ok(TensorData { shape, data })
     }
 }
 
-impl From<&Tensor> for v1::Tensor {
-    fn from(from: &Tensor) -> Self {
+impl From<&TensorData> for v1::Tensor {
+    fn from(from: &TensorData) -> Self {
         tensor(&from.shape, &from.data)
     }
 }

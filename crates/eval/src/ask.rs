@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use djinn_client::{Create, Event, Events, Model, Session, Turn, v1};
+use djinn_client::{Create, EventStream, ModelHandle, SessionHandle, TurnEvent, TurnOutput, v1};
 
 use crate::{Config, EvalError};
 
@@ -12,7 +12,7 @@ pub const LOGITS: &str = "logits@-1";
 /// A turn with its times.
 pub struct Timed {
     /// What came of it.
-    pub turn: Turn,
+    pub turn: TurnOutput,
     /// Milliseconds from asking to the first token, where there was one.
     pub first_ms: Option<f64>,
     /// From one token to the next.
@@ -30,11 +30,11 @@ impl Timed {
 }
 
 /// Follows a turn that was asked for at `begin` to its end.
-pub async fn timed(mut events: Events, begin: Instant) -> Result<Timed, EvalError> {
-    let mut turn = Turn::new(events.opened().clone());
+pub async fn timed(mut events: EventStream, begin: Instant) -> Result<Timed, EvalError> {
+    let mut turn = TurnOutput::new(events.opened().clone());
     let (mut first_ms, mut gaps_ms, mut last) = (None, Vec::new(), begin);
     while let Some(event) = events.next().await? {
-        if let Event::Token(_) = event {
+        if let TurnEvent::Token(_) = event {
             let now = Instant::now();
             let gap = (now - last).as_secs_f64() * 1e3;
             match first_ms {
@@ -54,7 +54,7 @@ pub async fn timed(mut events: Events, begin: Instant) -> Result<Timed, EvalErro
 }
 
 /// A session that generates as the configuration says, and goes on past what ends a text.
-pub fn session(config: &Config, model: &Model, tokens: Vec<u32>, count: u64) -> Create {
+pub fn session(config: &Config, model: &ModelHandle, tokens: Vec<u32>, count: u64) -> Create {
     let asked = model
         .session()
         .tokens(tokens)
@@ -82,7 +82,7 @@ pub fn some_tokens(vocab: u64, count: u64, number: u64) -> Vec<u32> {
 }
 
 /// Refuses a turn that did not generate all it was to: what is cut short is never the same as anything.
-pub fn whole(turn: &Turn) -> Result<(), EvalError> {
+pub fn whole(turn: &TurnOutput) -> Result<(), EvalError> {
     match turn.finished() {
         Some(finished) if finished.why == "length" => Ok(()),
         Some(finished) if finished.failure.is_empty() => {
@@ -94,7 +94,7 @@ pub fn whole(turn: &Turn) -> Result<(), EvalError> {
 }
 
 /// Ends a session whatever became of it, so that the next has its place; what went wrong first is told.
-pub async fn ended<T>(session: &Session, came: Result<T, EvalError>) -> Result<T, EvalError> {
+pub async fn ended<T>(session: &SessionHandle, came: Result<T, EvalError>) -> Result<T, EvalError> {
     let deleted = session.delete().await;
     let came = came?;
     deleted?;

@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use djinn_client::{Client, Model, Options, Register, v1};
+use djinn_client::{Client, ModelHandle, Options, Register, v1};
 use djinn_report::Environment;
-use djinn_server::{Config as ServerConfig, Limits, Running, ServeError};
+use djinn_server::{Running, ServeError, ServerConfig, ServerLimits};
 use tempfile::TempDir;
 use tokio::{runtime::Handle, task::JoinError};
 
@@ -84,7 +84,7 @@ pub struct Lab {
 /// A model that was loaded for some runs.
 pub struct Loaded {
     /// It.
-    pub model: Model,
+    pub model: ModelHandle,
     /// What the server says of it.
     pub told: v1::Model,
     /// Its sizes.
@@ -289,9 +289,9 @@ async fn start(config: ServerConfig, serving: &Handle) -> Result<Running, EvalEr
     Ok(started.await.map_err(broke)??)
 }
 
-fn limits() -> Limits {
-    Limits {
+fn limits() -> ServerLimits {
+    ServerLimits {
         lease: LEASE,
-        ..Limits::default()
+        ..ServerLimits::default()
     }
 }

@@ -1,4 +1,4 @@
-//! What every request sees: the server as a whole.
+//! State that all requests of a server share.
 
 use std::{
     sync::{
@@ -12,64 +12,34 @@ use djinn_engine::SessionId;
 
 use crate::{
     ServeError,
-    config::Config,
-    host::{Host, Worker},
-    keys::{Keys, Owner, Permit},
-    metrics::{Metrics, Reading},
-    models::Registry,
+    auth::KeyStore,
+    config::ServerConfig,
+    engine_thread::{LoadedModel, Worker},
+    metrics::{Metrics, ModelReading},
+    registry::Registry,
 };
 
-/// A server.
+/// Shared state of a server.
 pub struct App {
-    /// As it was settled.
-    pub config: Arc<Config>,
-    /// Who may come in.
-    pub keys: Arc<Keys>,
-    /// The models.
+    /// Configuration of the server.
+    pub config: Arc<ServerConfig>,
+    /// API keys and rate limits.
+    pub keys: Arc<KeyStore>,
+    /// Models of the server.
     pub models: Arc<Registry>,
-    /// What is counted.
+    /// Metrics of the server.
     pub metrics: Arc<Metrics>,
-    /// Since when.
+    /// Time of the server's start.
     pub started: Instant,
     ready: AtomicBool,
     draining: AtomicBool,
 }
 
-/// Whoever sent a request, for as long as it is under way.
-#[derive(Clone)]
-pub struct Caller {
-    /// Who.
-    pub owner: Arc<Owner>,
-    /// Counts as under way until the last copy is gone.
-    _permit: Arc<Permit>,
-}
-
-impl Caller {
-    /// Lets a request in.
-    pub fn new(owner: Arc<Owner>, permit: Permit) -> Self {
-        Caller {
-            owner,
-            _permit: Arc::new(permit),
-        }
-    }
-
-    /// An error unless it may load and unload models.
-    pub fn check_admin(&self) -> Result<(), ServeError> {
-        match self.owner.admin {
-            true => Ok(()),
-            false => Err(ServeError::Forbidden(format!(
-                "{} may not load, push or unload models: its key is no admin's",
-                self.owner.name
-            ))),
-        }
-    }
-}
-
 impl App {
-    /// A server with nothing loaded yet.
-    pub fn new(config: Config) -> Result<Arc<Self>, ServeError> {
+    /// Creates the state of a server that has no model loaded yet.
+    pub fn new(config: ServerConfig) -> Result<Arc<Self>, ServeError> {
         let config = Arc::new(config);
-        let keys = Keys::open(config.keys.as_deref()).map_err(ServeError::Invalid)?;
+        let keys = KeyStore::open(config.keys.as_deref())?;
         let (keys, metrics) = (Arc::new(keys), Metrics::new());
         Ok(Arc::new(App {
             models: Registry::new(&config, &keys, &metrics)?,
@@ -82,71 +52,69 @@ impl App {
         }))
     }
 
-    /// The models that were asked for at the start are there.
+    /// Reports the server as ready: the models of the configuration are loaded.
     pub fn set_ready(&self) {
         self.ready.store(true, Ordering::Release);
     }
 
-    /// Whether new requests are welcome.
+    /// Whether the server is ready and not shutting down.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire) && !self.is_draining()
     }
 
-    /// No new turns from now on.
+    /// Rejects new turns from now on.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Whether the server goes down.
+    /// Whether the server is shutting down.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Refuses to begin anything while the server goes down.
+    /// Returns an error while the server is shutting down.
     pub fn check_serving(&self) -> Result<(), ServeError> {
         match self.is_draining() {
             true => Err(ServeError::Unavailable(
-                "this server goes down: sessions that are kept can be followed once it is back"
-                    .to_owned(),
+                "The server is shutting down; kept sessions continue after its restart".to_owned(),
             )),
             false => Ok(()),
         }
     }
 
-    /// The model of a session's name, and its number there.
-    pub async fn session(&self, name: &str) -> Result<(Arc<Host>, SessionId), ServeError> {
-        let missing =
-            || ServeError::NotFound(format!("there is no session '{}'", name.escape_debug()));
+    /// Resolves a session's name (`MODEL:NUMBER`) to its model and its id there.
+    pub async fn session(&self, name: &str) -> Result<(Arc<LoadedModel>, SessionId), ServeError> {
+        let missing = || ServeError::NotFound(format!("No session '{}'", name.escape_debug()));
         let (model, number) = name.rsplit_once(':').ok_or_else(missing)?;
         let number = number.parse().map_err(|_| missing())?;
         match self.models.get(model).await {
-            Ok(host) => Ok((host, SessionId(number))),
+            Ok(found) => Ok((found, SessionId(number))),
             Err(ServeError::NotFound(_)) => Err(missing()),
             Err(error) => Err(error),
         }
     }
 
-    /// How every loaded model stands. One whose pass takes long is left out of it.
-    pub async fn readings(&self) -> Vec<Reading> {
+    /// State of every loaded model. A model that is being unloaded is left out.
+    pub async fn readings(&self) -> Vec<ModelReading> {
         let mut readings = Vec::new();
-        for host in self.models.hosts() {
-            let Ok(snapshot) = host.call(Worker::snapshot).await else {
+        for model in self.models.loaded() {
+            let Ok(snapshot) = model.call(Worker::snapshot).await else {
                 continue;
             };
-            readings.push(Reading {
-                model: host.name.clone(),
+            readings.push(ModelReading {
+                model: model.name.clone(),
                 snapshot,
-                ring_bytes: host.facts.memory.ring_bytes,
-                link_ceiling: host.facts.link_ceiling,
-                page_bytes: host.facts.page_bytes,
-                page_tokens: host.facts.page_tokens,
+                ring_bytes: model.facts.memory.ring_bytes,
+                link_ceiling: model.facts.link_ceiling,
+                page_bytes: model.facts.page_bytes,
+                page_tokens: model.facts.page_tokens,
             });
         }
         readings
     }
 }
 
-/// What a session is called outside of its model.
-pub fn session_name(host: &Host, id: SessionId) -> String {
-    format!("{}:{}", host.name, id.0)
+/// Name of a session on the server: `MODEL:NUMBER`.
+pub fn session_name(model: &LoadedModel, id: SessionId) -> String {
+    format!("{}:{}", model.name, id.0)
 }

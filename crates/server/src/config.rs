@@ -1,4 +1,4 @@
-//! Everything a server is told before it starts, settled: no flags, no files, no environment.
+//! Configuration of a server, fully resolved: no flags, no files, no environment variables.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -6,133 +6,139 @@ use djinn_device::Backend;
 use djinn_engine::KvMemory;
 use djinn_weights::MemorySettings;
 
-/// How a server runs.
+use crate::ServeError;
+
+/// Configuration of a server.
 #[derive(Clone, Debug)]
-pub struct Config {
-    /// Where it listens; all of them speak the same.
+pub struct ServerConfig {
+    /// Addresses to listen on. Every address serves HTTP and gRPC; none at all starts a server that is
+    /// reachable only inside the process.
     pub listen: Vec<SocketAddr>,
-    /// What this server is called among others.
+    /// Name of this server in traces and capabilities.
     pub node: String,
-    /// Where models run.
+    /// Device that models run on.
     pub backend: Arc<dyn Backend>,
-    /// What all models may take together, and how weights come in.
+    /// Memory that all models share, and how weights reach the device.
     pub memory: MemorySettings,
-    /// Where pages of KV may be.
+    /// Memory for KV pages by tier.
     pub kv: KvMemory,
-    /// Models that are loaded at the start.
-    pub models: Vec<ModelConfig>,
-    /// What a model is laid out for that does not say.
-    pub layout: Layout,
-    /// Folders that clients may name models in; beside those, hub ids and shapes.
+    /// Models to load at the start.
+    pub models: Vec<ServedModel>,
+    /// Load options of models that do not set their own.
+    pub layout: LoadOptions,
+    /// Folders from which clients may register models, beside hub ids and synthetic shapes.
     pub model_dirs: Vec<PathBuf>,
-    /// Where pushed models are kept.
+    /// Folder that stores pushed models.
     pub pushed: PathBuf,
-    /// Where sessions are kept, if they are.
+    /// Folder that stores sessions durably; `None` keeps sessions in memory only.
     pub state: Option<PathBuf>,
-    /// The file of keys, if there is one.
+    /// File of API keys; `None` accepts every request.
     pub keys: Option<PathBuf>,
-    /// TLS, if it is spoken.
-    pub tls: Option<Tls>,
-    /// What is taken from whom.
-    pub limits: Limits,
-    /// How long turns may go on once the server is told to stop.
+    /// TLS files; `None` serves plain text.
+    pub tls: Option<TlsFiles>,
+    /// Limits on what clients may send and ask for.
+    pub limits: ServerLimits,
+    /// Time that requests in flight have to finish on shutdown.
     pub drain: Duration,
-    /// Whether strangers may come in from everywhere.
+    /// Whether a server without keys may listen on addresses that other machines can reach.
     pub insecure: bool,
-    /// The commit this was built from, where that is known.
+    /// Git commit of this build; empty where unknown.
     pub commit: String,
 }
 
-/// A model to serve.
+/// A model that the server offers.
 #[derive(Clone, Debug)]
-pub struct ModelConfig {
-    /// What it is called.
+pub struct ServedModel {
+    /// Name of the model on this server.
     pub name: String,
-    /// A folder, a hub id, a shape, or one that was pushed.
+    /// Folder, hub id, `shape:NAME` or `pushed:HASH`.
     pub reference: String,
-    /// What it is laid out for.
-    pub layout: Layout,
+    /// Load options of this model.
+    pub layout: LoadOptions,
 }
 
-/// What a model is laid out for; nothing where it does not say.
+/// Options for loading a model; `None` takes the server's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
-    /// Bytes of the device.
+pub struct LoadOptions {
+    /// Device memory in bytes.
     pub memory: Option<u64>,
-    /// Positions of its longest session.
+    /// Context length: tokens of the longest session.
     pub context: Option<usize>,
-    /// Sessions in one pass.
+    /// Sessions that one pass may combine.
     pub batch: Option<usize>,
-    /// Sessions open at once.
+    /// Sessions that may be open at once.
     pub sessions: Option<usize>,
-    /// Tokens that go through together while a prompt runs.
+    /// Rows of a pass: tokens of all its sessions together.
     pub rows: Option<usize>,
-    /// Whether weights that stream are brought ahead of their use.
+    /// Whether streamed weights are prefetched ahead of their use.
     pub prefetch: Option<bool>,
-    /// Bytes of weights that stay on the device at most.
+    /// Limit in bytes on weights that stay resident on the device.
     pub resident: Option<u64>,
 }
 
-impl Layout {
-    /// The same with what it does not say from another.
-    pub fn or(self, other: Layout) -> Layout {
-        Layout {
-            memory: self.memory.or(other.memory),
-            context: self.context.or(other.context),
-            batch: self.batch.or(other.batch),
-            sessions: self.sessions.or(other.sessions),
-            rows: self.rows.or(other.rows),
-            prefetch: self.prefetch.or(other.prefetch),
-            resident: self.resident.or(other.resident),
+impl LoadOptions {
+    /// Fills unset options from `defaults`.
+    pub fn or(self, defaults: LoadOptions) -> LoadOptions {
+        LoadOptions {
+            memory: self.memory.or(defaults.memory),
+            context: self.context.or(defaults.context),
+            batch: self.batch.or(defaults.batch),
+            sessions: self.sessions.or(defaults.sessions),
+            rows: self.rows.or(defaults.rows),
+            prefetch: self.prefetch.or(defaults.prefetch),
+            resident: self.resident.or(defaults.resident),
         }
     }
 }
 
-/// Files of TLS.
+/// PEM files for TLS.
 #[derive(Clone, Debug)]
-pub struct Tls {
-    /// The server's certificate and those it stands on.
+pub struct TlsFiles {
+    /// Certificate chain of the server.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of the server.
     pub key: PathBuf,
-    /// Who signs for clients: those without a certificate of theirs are not let in.
+    /// CA of client certificates; when set, clients without a certificate are rejected.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What is taken from clients.
+/// Limits on what clients may send and ask for.
 #[derive(Clone, Debug)]
-pub struct Limits {
-    /// Connections at once.
+pub struct ServerLimits {
+    /// Open connections.
     pub connections: usize,
-    /// Bytes of a request over HTTP, and of a message over gRPC.
+    /// Bytes of an HTTP request body.
     pub body_bytes: usize,
-    /// Those.
+    /// Bytes of a gRPC message.
     pub message_bytes: usize,
     /// Bytes of a pushed model.
     pub upload_bytes: u64,
-    /// Bytes that a session may read at hooks.
+    /// Bytes that a session may capture in one turn.
     pub capture_bytes: u64,
-    /// Sessions that a request may begin: prompts times choices, or branches.
+    /// Sessions that one request may open: prompts times choices, or branches.
     pub batch: usize,
-    /// Until a connection has said something, and until a request has come whole.
+    /// Requests that may wait for one model's engine.
+    pub jobs: usize,
+    /// Time that a client has to send the first bytes of a connection, and a whole request.
     pub patience: Duration,
-    /// How long a request may take.
+    /// Longest run time of a request.
     pub deadline: Duration,
-    /// How long a session stays unused unless it says, and at most.
+    /// Lease of an unused session that does not ask for another one.
     pub lease: Duration,
-    /// That.
+    /// Longest lease that a session may ask for.
     pub longest_lease: Duration,
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     fn default() -> Self {
-        Limits {
+        ServerLimits {
             connections: 4096,
             body_bytes: 8 << 20,
             message_bytes: 64 << 20,
             upload_bytes: 1 << 40,
             capture_bytes: 1 << 30,
             batch: 128,
+            jobs: 16_384,
             patience: Duration::from_secs(15),
             deadline: Duration::from_secs(3600),
             lease: Duration::from_secs(900),
@@ -141,19 +147,32 @@ impl Default for Limits {
     }
 }
 
-impl Config {
-    /// Refuses to let strangers in from everywhere, unless that was said.
-    pub fn check(&self) -> Result<(), String> {
-        let world = self
+impl ServerLimits {
+    /// Returns an error if a turn would capture more bytes than the limit.
+    pub fn check_captured(&self, bytes: u64) -> Result<(), ServeError> {
+        let limit = self.capture_bytes;
+        match bytes > limit {
+            true => Err(ServeError::TooLarge(format!(
+                "Captures of this turn take up to {bytes} bytes, but the limit is {limit}: capture fewer \
+                 positions, a part of the width, or a reduction"
+            ))),
+            false => Ok(()),
+        }
+    }
+}
+
+impl ServerConfig {
+    /// Returns an error if other machines can reach a server that has neither keys nor client certificates.
+    pub fn check(&self) -> Result<(), ServeError> {
+        let public = self
             .listen
             .iter()
             .find(|address| !address.ip().is_loopback());
         let certified = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-        match world {
-            Some(address) if self.keys.is_none() && !certified && !self.insecure => Err(format!(
-                "{address} can be reached from other machines, and there are no keys: give --keys FILE \
-                 (see docs/serving.md), listen on 127.0.0.1, or say --insecure if everybody may come in"
-            )),
+        match public {
+            Some(address) if self.keys.is_none() && !certified && !self.insecure => {
+                Err(ServeError::Insecure(*address))
+            }
             _ => Ok(()),
         }
     }

@@ -1,171 +1,110 @@
-//! What a client is told that did not get what it asked for: one error, in the words of gRPC, of HTTP and
-//! of metrics.
+//! Errors of the server. Each has an [`ErrorCode`], which selects the gRPC status, the HTTP status and the
+//! label in metrics.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use djinn_engine::EngineError;
 use djinn_hub::HubError;
 use djinn_model::ModelError;
 use djinn_weights::WeightsError;
-use djinn_wire::TensorError;
-use tonic::Code;
+use djinn_wire::{ERROR_CODE_METADATA, ErrorCode, TensorError};
 
-/// Why something was not done.
+use crate::auth::KeyFileError;
+
+/// Error of a request or of the server's start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The engine refused, or failed.
+    /// The engine rejected a request or failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A checkpoint that cannot be used.
+    /// A checkpoint cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A model that is not at hand.
+    /// A model cannot be found or downloaded.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// A tensor that lies.
+    /// A tensor in a message is inconsistent.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// What was asked for makes no sense.
+    /// The key file is rejected.
+    #[error(transparent)]
+    Keys(#[from] KeyFileError),
+    /// A request is malformed or asks for something impossible.
     #[error("{0}")]
     Invalid(String),
-    /// It is known, and not done here.
+    /// A request is valid, but asks for something that this server does not implement.
     #[error("{0}")]
     Unsupported(String),
-    /// No key, or one that nobody has.
-    #[error("a key is needed: send 'authorization: Bearer KEY' with one that this server knows")]
+    /// A server without keys would be reachable from other machines.
+    #[error(
+        "Refusing to listen on {0} without keys: other machines can reach it. Pass --keys FILE (see \
+         docs/serving.md), listen on 127.0.0.1, or pass --insecure to accept every client"
+    )]
+    Insecure(SocketAddr),
+    /// A request has no API key, or an unknown one.
+    #[error("API key required: send the header 'authorization: Bearer KEY' with a valid key")]
     Unauthenticated,
-    /// A key that does not open this.
+    /// An API key lacks the permission for an operation.
     #[error("{0}")]
     Forbidden(String),
-    /// Nothing of that name.
+    /// No model, session or path of the given name exists.
     #[error("{0}")]
     NotFound(String),
-    /// Not as things stand.
+    /// An operation conflicts with the current state of a session or a model.
     #[error("{0}")]
     Conflict(String),
-    /// More than is taken.
+    /// A request exceeds a size limit.
     #[error("{0}")]
     TooLarge(String),
-    /// An owner that asks too often.
-    #[error("too many requests: try again in {} s", .retry.as_secs_f64().ceil())]
+    /// An owner exceeds its rate limit.
+    #[error("Too many requests: retry in {} s", .retry.as_secs_f64().ceil())]
     Rate {
-        /// When the next one is taken.
+        /// Time until the next request is accepted.
         retry: Duration,
     },
-    /// As much is under way as may be.
+    /// A queue or the number of concurrent requests is at its limit.
     #[error("{0}")]
     Busy(String),
-    /// It took too long.
+    /// A deadline passed.
     #[error("{0}")]
     Timeout(String),
-    /// The server goes down, or the model did.
+    /// Another client follows the session, or the session was closed.
+    #[error("The session was closed, or another client follows it now")]
+    Replaced,
+    /// The server is shutting down, or a model is gone.
     #[error("{0}")]
     Unavailable(String),
-    /// Something broke.
+    /// The server failed.
     #[error("{0}")]
     Internal(String),
 }
 
-/// What kind of error it is: whose fault, and what to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// The request has to be another.
-    Invalid,
-    /// Known, and not done here.
-    Unsupported,
-    /// A key is needed.
-    Unauthenticated,
-    /// Another key is needed.
-    Forbidden,
-    /// Nothing of that name.
-    NotFound,
-    /// Not as things stand.
-    Conflict,
-    /// Too much at once.
-    TooLarge,
-    /// Too much for now.
-    Limited,
-    /// Too long.
-    Timeout,
-    /// Later, or elsewhere.
-    Unavailable,
-    /// The server's fault.
-    Internal,
-}
-
-impl Kind {
-    /// As metrics call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Invalid => "invalid",
-            Kind::Unsupported => "unsupported",
-            Kind::Unauthenticated => "unauthenticated",
-            Kind::Forbidden => "forbidden",
-            Kind::NotFound => "not-found",
-            Kind::Conflict => "conflict",
-            Kind::TooLarge => "too-large",
-            Kind::Limited => "limited",
-            Kind::Timeout => "timeout",
-            Kind::Unavailable => "unavailable",
-            Kind::Internal => "internal",
-        }
-    }
-
-    /// As gRPC does.
-    pub fn code(self) -> Code {
-        match self {
-            Kind::Invalid => Code::InvalidArgument,
-            Kind::Unsupported => Code::Unimplemented,
-            Kind::Unauthenticated => Code::Unauthenticated,
-            Kind::Forbidden => Code::PermissionDenied,
-            Kind::NotFound => Code::NotFound,
-            Kind::Conflict => Code::FailedPrecondition,
-            Kind::TooLarge => Code::OutOfRange,
-            Kind::Limited => Code::ResourceExhausted,
-            Kind::Timeout => Code::DeadlineExceeded,
-            Kind::Unavailable => Code::Unavailable,
-            Kind::Internal => Code::Internal,
-        }
-    }
-
-    /// As HTTP does.
-    pub fn status(self) -> u16 {
-        match self {
-            Kind::Invalid | Kind::Unsupported => 400,
-            Kind::Unauthenticated => 401,
-            Kind::Forbidden => 403,
-            Kind::NotFound => 404,
-            Kind::Conflict => 409,
-            Kind::TooLarge => 413,
-            Kind::Limited => 429,
-            Kind::Internal => 500,
-            Kind::Unavailable => 503,
-            Kind::Timeout => 504,
-        }
-    }
-}
-
 impl ServeError {
-    /// What kind of error it is.
-    pub fn kind(&self) -> Kind {
+    /// Machine-readable class of the error.
+    pub fn code(&self) -> ErrorCode {
         match self {
-            ServeError::Engine(error) => kind_of(error),
-            ServeError::Model(_) | ServeError::Tensor(_) | ServeError::Invalid(_) => Kind::Invalid,
-            ServeError::Hub(_) | ServeError::NotFound(_) => Kind::NotFound,
-            ServeError::Unsupported(_) => Kind::Unsupported,
-            ServeError::Unauthenticated => Kind::Unauthenticated,
-            ServeError::Forbidden(_) => Kind::Forbidden,
-            ServeError::Conflict(_) => Kind::Conflict,
-            ServeError::TooLarge(_) => Kind::TooLarge,
-            ServeError::Rate { .. } | ServeError::Busy(_) => Kind::Limited,
-            ServeError::Timeout(_) => Kind::Timeout,
-            ServeError::Unavailable(_) => Kind::Unavailable,
-            ServeError::Internal(_) => Kind::Internal,
+            ServeError::Engine(error) => engine_code(error),
+            ServeError::Model(_)
+            | ServeError::Tensor(_)
+            | ServeError::Keys(_)
+            | ServeError::Invalid(_)
+            | ServeError::Insecure(_) => ErrorCode::Invalid,
+            ServeError::Hub(_) | ServeError::NotFound(_) => ErrorCode::NotFound,
+            ServeError::Unsupported(_) => ErrorCode::Unsupported,
+            ServeError::Unauthenticated => ErrorCode::Unauthenticated,
+            ServeError::Forbidden(_) => ErrorCode::Forbidden,
+            ServeError::Conflict(_) => ErrorCode::Conflict,
+            ServeError::TooLarge(_) => ErrorCode::TooLarge,
+            ServeError::Rate { .. } | ServeError::Busy(_) => ErrorCode::Limited,
+            ServeError::Timeout(_) => ErrorCode::Timeout,
+            ServeError::Replaced => ErrorCode::Replaced,
+            ServeError::Unavailable(_) => ErrorCode::Unavailable,
+            ServeError::Internal(_) => ErrorCode::Internal,
         }
     }
 }
 
-fn kind_of(error: &EngineError) -> Kind {
+fn engine_code(error: &EngineError) -> ErrorCode {
     use EngineError as E;
     match error {
         E::Hook(_)
@@ -180,8 +119,8 @@ fn kind_of(error: &EngineError) -> Kind {
         | E::NoTokenizer { .. }
         | E::NotRead(_)
         | E::Weights(WeightsError::WorkerCount { .. })
-        | E::File { .. } => Kind::Invalid,
-        E::NoSession(_) => Kind::NotFound,
+        | E::File { .. } => ErrorCode::Invalid,
+        E::NoSession(_) => ErrorCode::NotFound,
         E::NotKept(_)
         | E::NotThere(_)
         | E::NothingToRun(_)
@@ -190,30 +129,34 @@ fn kind_of(error: &EngineError) -> Kind {
         | E::Plan(_)
         | E::HostBudget { .. }
         | E::HostMemory { .. }
-        | E::SpillNeedsHost { .. } => Kind::Conflict,
-        E::Limit { what, .. } if *what != "sessions" => Kind::Invalid,
+        | E::SpillNeedsHost { .. } => ErrorCode::Conflict,
+        E::Limit { what, .. } if *what != "sessions" => ErrorCode::Invalid,
         E::Quota { .. }
         | E::Limit { .. }
         | E::OutOfPages(_)
         | E::NoRoom(_)
-        | E::NoRoomToFork(_) => Kind::Limited,
+        | E::NoRoomToFork(_) => ErrorCode::Limited,
         E::Device(_)
         | E::Spill(_)
         | E::Wal(_)
         | E::NotWritten(_)
         | E::Workers { .. }
-        | E::Weights(_) => Kind::Internal,
+        | E::Weights(_) => ErrorCode::Internal,
     }
 }
 
 impl From<ServeError> for tonic::Status {
     fn from(error: ServeError) -> Self {
-        let kind = error.kind();
-        let mut status = tonic::Status::new(kind.code(), error.to_string());
+        let code = error.code();
+        let mut status = tonic::Status::new(code.grpc(), error.to_string());
+        let metadata = status.metadata_mut();
+        if let Ok(name) = code.name().parse() {
+            metadata.insert(ERROR_CODE_METADATA, name);
+        }
         if let ServeError::Rate { retry } = error {
             let seconds = retry.as_secs_f64().ceil().to_string();
             if let Ok(seconds) = seconds.parse() {
-                status.metadata_mut().insert("retry-after", seconds);
+                metadata.insert("retry-after", seconds);
             }
         }
         status

@@ -1,29 +1,32 @@
-//! The server: gRPC and HTTP on one port, over engines that each have a thread of their own.
+//! The server: gRPC and HTTP on one port, over engines that run on one thread each.
 //!
-//! A request goes `net` → `front` → `grpc` or `http` → `host` → the engine. What it may ask is
-//! in `keys`, which model it means in `models`, what a session is asked in `ask`. Nothing here
-//! computes, and nothing of the engine knows of HTTP.
+//! A request passes `net` → `middleware` → `http` or `grpc` → `engine_thread` → the engine. `auth` decides
+//! who may ask, `registry` which models exist, and `request` turns what a client asks into the engine's
+//! request. The server computes nothing, and the engine does not know of HTTP.
 
 #![forbid(unsafe_code)]
 
 mod app;
-mod ask;
+mod auth;
+mod capabilities;
 mod config;
+mod engine_thread;
 mod error;
-mod front;
 mod grpc;
-mod host;
 mod http;
-mod keys;
-mod machine;
+mod lifecycle;
 mod metrics;
-mod models;
+mod middleware;
 mod net;
-mod run;
+mod registry;
+mod request;
 mod traces;
 
-pub use config::{Config, Layout, Limits, ModelConfig, Tls};
-pub use error::{Kind, ServeError};
-pub use models::{check_name, default_name, draw};
-pub use run::{Running, start};
-pub use traces::Traces;
+pub use auth::KeyFileError;
+pub use config::{LoadOptions, ServedModel, ServerConfig, ServerLimits, TlsFiles};
+pub use djinn_wire::ErrorCode;
+pub use error::ServeError;
+pub use lifecycle::{Running, start};
+pub use net::InProcessConnector;
+pub use registry::{check_name, default_name, draw};
+pub use traces::TraceExporter;

@@ -1,5 +1,5 @@
-//! Traces by OpenTelemetry, for who asks for them: a span for every request, and one for every turn in it.
-//! Neither has a prompt, a text or a key.
+//! OpenTelemetry traces: one span per request and one per turn. No span contains a prompt, generated text
+//! or a key.
 
 use axum::http::HeaderMap;
 use opentelemetry::{
@@ -15,13 +15,13 @@ use tracing::Span;
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Where traces go.
-pub struct Traces {
+/// Exporter of traces to an OpenTelemetry collector.
+pub struct TraceExporter {
     provider: SdkTracerProvider,
 }
 
-impl Traces {
-    /// To a collector that speaks OTLP over gRPC. Has to be made where tokio runs.
+impl TraceExporter {
+    /// Creates an exporter to an OTLP/gRPC collector. Must be called on a tokio runtime.
     pub fn to(url: &str, node: &str) -> Result<Self, String> {
         let exporter = SpanExporter::builder()
             .with_tonic()
@@ -35,10 +35,10 @@ impl Traces {
             .with_batch_exporter(exporter.map_err(|error| error.to_string())?)
             .with_resource(resource)
             .build();
-        Ok(Traces { provider })
+        Ok(TraceExporter { provider })
     }
 
-    /// What turns spans into traces.
+    /// Layer for `tracing-subscriber` that turns spans into traces.
     pub fn layer<S>(&self) -> OpenTelemetryLayer<S, SdkTracer>
     where
         S: tracing::Subscriber + for<'span> LookupSpan<'span>,
@@ -46,17 +46,18 @@ impl Traces {
         tracing_opentelemetry::layer().with_tracer(self.provider.tracer("djinn"))
     }
 
-    /// Sends what is left.
+    /// Sends the remaining spans and stops.
     pub fn end(self) {
         if let Err(error) = self.provider.shutdown() {
-            tracing::debug!(%error, "the last traces were not sent");
+            tracing::debug!(%error, "sending the last traces failed");
         }
     }
 }
 
-struct Headers<'h>(&'h HeaderMap);
+/// Reads trace context from HTTP headers.
+struct HeaderExtractor<'h>(&'h HeaderMap);
 
-impl Extractor for Headers<'_> {
+impl Extractor for HeaderExtractor<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key)?.to_str().ok()
     }
@@ -66,11 +67,11 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// Makes a request's span part of its client's trace, where that says so (`traceparent`).
+/// Makes a request's span a child of the client's span, if the `traceparent` header names one.
 pub fn adopt(span: &Span, headers: &HeaderMap) {
     if headers.contains_key("traceparent") {
-        let parent = TraceContextPropagator::new().extract(&Headers(headers));
-        // Where nobody keeps traces there is nothing to be part of.
+        let parent = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
+        // Fails where no layer records traces, which is fine.
         let _ = span.set_parent(parent);
     }
 }

@@ -105,7 +105,7 @@ fn log_probabilities() {
 }
 
 /// The story model with a template.
-fn chatty() -> (tempfile::TempDir, djinn_server::ModelConfig) {
+fn chatty() -> (tempfile::TempDir, djinn_server::ServedModel) {
     let home = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(folder("models/stories-7m")).unwrap() {
         let file = file.unwrap();
@@ -114,10 +114,10 @@ fn chatty() -> (tempfile::TempDir, djinn_server::ModelConfig) {
     let template = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
                     {% if add_generation_prompt %}assistant:{% endif %}";
     std::fs::write(home.path().join("chat_template.jinja"), template).unwrap();
-    let model = djinn_server::ModelConfig {
+    let model = djinn_server::ServedModel {
         name: "stories".to_owned(),
         reference: home.path().to_string_lossy().into_owned(),
-        layout: djinn_server::Layout::default(),
+        layout: djinn_server::LoadOptions::default(),
     };
     (home, model)
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Server, model};
-use djinn_server::Layout;
+use djinn_server::LoadOptions;
 use djinn_wire::v1::{self, models_client::ModelsClient};
 use serde_json::{Value, json};
 use tonic::{Code, transport::Channel};
@@ -13,11 +13,11 @@ use tonic::{Code, transport::Channel};
 /// Two models that do not fit beside each other.
 fn crowded(state: bool) -> Server {
     Server::with(|config| {
-        let layout = Layout {
+        let layout = LoadOptions {
             memory: Some(65_000_000),
-            ..Layout::default()
+            ..LoadOptions::default()
         };
-        let named = |name: &str| djinn_server::ModelConfig {
+        let named = |name: &str| djinn_server::ServedModel {
             layout,
             ..model(name, "models/stories-7m")
         };

@@ -5,8 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod error;
 mod tensor;
 
+pub use error::{ERROR_CODE_METADATA, ErrorCode};
 pub use tensor::{Assembler, PART_BYTES, TensorError, elements, numbers, parts, tensor};
 
 /// The protocol, version 1.

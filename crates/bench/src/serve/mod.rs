@@ -9,7 +9,7 @@ mod wire;
 use std::time::Instant;
 
 use djinn_engine::{Engine, KvMemory, Request};
-use djinn_server::Layout;
+use djinn_server::LoadOptions;
 use serde_json::{Value, json};
 
 use self::{client::CompletionStream, load::LoadResult, process::ServedProcess};
@@ -53,12 +53,12 @@ fn in_process(
     target: &BenchTarget<'_>,
 ) -> Result<(f64, Vec<u32>), BenchError> {
     let model = target.host.open()?;
-    let layout = Layout {
+    let layout = LoadOptions {
         context: Some(args.context),
         batch: Some(args.batch),
         rows: Some(target.rows),
         sessions: Some(args.clients.max(args.batch)),
-        ..Layout::default()
+        ..LoadOptions::default()
     };
     let kv = KvMemory::default();
     let blueprint = djinn_server::draw(&model, target.backend, layout, target.memory, &kv)?;

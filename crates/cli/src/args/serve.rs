@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
 use djinn_memory::Size;
-use djinn_server::{Layout, ModelConfig, check_name, default_name};
+use djinn_server::{LoadOptions, ServedModel, check_name, default_name};
 
 use super::{DeviceArgs, MemoryArgs, at_least_one};
 
@@ -222,7 +222,7 @@ pub struct ServeArgs {
 
 /// A model and what it is laid out for, as a flag says it.
 #[derive(Clone, Debug)]
-pub struct ModelFlag(pub ModelConfig);
+pub struct ModelFlag(pub ServedModel);
 
 impl FromStr for ModelFlag {
     type Err = String;
@@ -238,7 +238,7 @@ impl FromStr for ModelFlag {
             return Err(format!("'{text}' names no model"));
         }
         check_name(&name).map_err(|error| error.to_string())?;
-        let mut layout = Layout::default();
+        let mut layout = LoadOptions::default();
         for part in parts {
             let wrong =
                 || format!("'{part}' is none of memory=SIZE, context=N, batch=N and sessions=N");
@@ -254,7 +254,7 @@ impl FromStr for ModelFlag {
                 _ => return Err(wrong()),
             }
         }
-        Ok(ModelFlag(ModelConfig {
+        Ok(ModelFlag(ServedModel {
             name,
             reference: reference.to_owned(),
             layout,

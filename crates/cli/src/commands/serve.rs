@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use djinn_engine::{KvMemory, SpillConfig};
 use djinn_memory::Size;
-use djinn_server::{Config, Layout, Limits, ModelConfig, Running, Tls, Traces};
+use djinn_server::{
+    LoadOptions, Running, ServedModel, ServerConfig, ServerLimits, TlsFiles, TraceExporter,
+};
 
 use crate::{
     args::{DeviceName, ServeArgs, Setting, settle_serve},
@@ -32,7 +34,7 @@ pub fn serve() -> Result<(), Failure> {
         let traces = args
             .otlp
             .as_ref()
-            .map(|url| Traces::to(url, &args.node_id))
+            .map(|url| TraceExporter::to(url, &args.node_id))
             .transpose();
         let traces = traces.map_err(|error| Failure::Message(format!("--otlp: {error}")))?;
         start_log(args.log_level, traces.as_ref());
@@ -44,12 +46,12 @@ pub fn serve() -> Result<(), Failure> {
     })
 }
 
-async fn run(config: Config) -> Result<(), Failure> {
+async fn run(config: ServerConfig) -> Result<(), Failure> {
     let speaks_tls = config.tls.is_some();
     let running = djinn_server::start(config).await?;
     // Whoever closed standard output does not want to hear of it.
     let ready = |running: &Running| drop(say(&ready(running, speaks_tls)));
-    Ok(running.until_told(ready).await?)
+    Ok(running.run_until_signal(ready).await?)
 }
 
 /// The line that says where: whoever started this waits for it.
@@ -65,7 +67,7 @@ fn ready(running: &Running, speaks_tls: bool) -> String {
     text
 }
 
-fn start_log(level: tracing::Level, traces: Option<&Traces>) {
+fn start_log(level: tracing::Level, traces: Option<&TraceExporter>) {
     use tracing_subscriber::{
         Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt,
     };
@@ -106,7 +108,7 @@ fn shown(settings: &[Setting]) -> String {
     settings.iter().map(line).collect()
 }
 
-fn config(args: ServeArgs) -> Result<Config, Failure> {
+fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
     let mut device = args.device.clone();
     if args.gpus.len() > 1 {
         return Err(Failure::Message(
@@ -133,7 +135,7 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
         }
     }
     let home = || djinn_hub::Places::from_env().map(|places| places.home);
-    Ok(Config {
+    Ok(ServerConfig {
         listen,
         node: args.node_id,
         backend: chosen.backend,
@@ -152,12 +154,12 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
                 models.collect::<Result<_, Failure>>()?
             }
         },
-        layout: Layout {
+        layout: LoadOptions {
             context: args.context,
             batch: args.batch,
             sessions: args.sessions,
             rows: Some(args.rows),
-            ..Layout::default()
+            ..LoadOptions::default()
         },
         model_dirs: args.model_dir,
         pushed: match args.push_dir {
@@ -169,12 +171,12 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
         tls: args
             .tls_cert
             .zip(args.tls_key)
-            .map(|(certificate, key)| Tls {
+            .map(|(certificate, key)| TlsFiles {
                 certificate,
                 key,
                 client_ca: args.tls_client_ca,
             }),
-        limits: Limits {
+        limits: ServerLimits {
             connections: args.max_connections,
             body_bytes: args.max_body.0 as usize,
             message_bytes: args.max_message.0 as usize,
@@ -193,7 +195,7 @@ fn config(args: ServeArgs) -> Result<Config, Failure> {
 }
 
 /// A model, where `bundled` stands for the one that ships with Djinn.
-fn named(model: ModelConfig) -> Result<ModelConfig, Failure> {
+fn named(model: ServedModel) -> Result<ServedModel, Failure> {
     if model.reference != BUNDLED {
         return Ok(model);
     }
@@ -202,7 +204,7 @@ fn named(model: ModelConfig) -> Result<ModelConfig, Failure> {
         BUNDLED => bundled.name,
         _ => model.name,
     };
-    Ok(ModelConfig {
+    Ok(ServedModel {
         name,
         reference: bundled.reference,
         layout: model.layout,
@@ -210,11 +212,11 @@ fn named(model: ModelConfig) -> Result<ModelConfig, Failure> {
 }
 
 /// The model that ships with Djinn.
-fn bundled_model() -> Result<ModelConfig, Failure> {
+fn bundled_model() -> Result<ServedModel, Failure> {
     let folder = bundled::bundled()?.to_string_lossy().into_owned();
-    Ok(ModelConfig {
+    Ok(ServedModel {
         name: djinn_server::default_name(&folder),
         reference: folder,
-        layout: Layout::default(),
+        layout: LoadOptions::default(),
     })
 }

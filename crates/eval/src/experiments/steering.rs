@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use djinn_client::{Edit, Events, Resume, Session, Turn};
+use djinn_client::{EventStream, HookEdit, Resume, SessionHandle, TurnOutput};
 use djinn_report::{Run, percentile};
 
 use super::{Outcome, limits, model_size_gb, repeat};
@@ -139,11 +139,11 @@ impl Bench<'_> {
         })
     }
 
-    fn scale(&self, factor: f32) -> Edit {
-        Edit::scale(&self.hook, factor)
+    fn scale(&self, factor: f32) -> HookEdit {
+        HookEdit::scale(&self.hook, factor)
     }
 
-    async fn generate(&self, edit: Option<Edit>) -> Result<Timed, EvalError> {
+    async fn generate(&self, edit: Option<HookEdit>) -> Result<Timed, EvalError> {
         let count = self.config.experiment.inference.generation_length;
         let asked = session(self.config, &self.loaded.model, self.prompt.clone(), count);
         let asked = asked.capture(LOGITS);
@@ -158,7 +158,7 @@ impl Bench<'_> {
     }
 
     /// The prompt stops at the hook, is changed there, and goes on.
-    async fn stopped(&self) -> Result<Turn, EvalError> {
+    async fn stopped(&self) -> Result<TurnOutput, EvalError> {
         let count = self.config.experiment.inference.generation_length;
         let asked = session(self.config, &self.loaded.model, self.prompt.clone(), count);
         let asked = asked
@@ -170,7 +170,11 @@ impl Bench<'_> {
         ended(&session, turn).await
     }
 
-    async fn changed_at_stops(&self, session: &Session, events: Events) -> Result<Turn, EvalError> {
+    async fn changed_at_stops(
+        &self,
+        session: &SessionHandle,
+        events: EventStream,
+    ) -> Result<TurnOutput, EvalError> {
         let mut turn = events.collect().await?;
         // A long prompt comes in several parts.
         while turn.paused().is_some() {

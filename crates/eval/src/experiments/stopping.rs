@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_client::{Create, Resume, Session, Turn};
+use djinn_client::{Create, Resume, SessionHandle, TurnOutput};
 
 use crate::{
     EvalError,
@@ -40,8 +40,8 @@ pub struct Stopping {
     /// Everything it generated.
     pub tokens: Vec<u32>,
     /// The session, which whoever opened it has to end.
-    pub session: Session,
-    turn: Turn,
+    pub session: SessionHandle,
+    turn: TurnOutput,
 }
 
 impl Stopping {
@@ -138,7 +138,7 @@ impl Stopping {
     }
 }
 
-fn is_stopped(turn: &Turn) -> Result<(), EvalError> {
+fn is_stopped(turn: &TurnOutput) -> Result<(), EvalError> {
     match (turn.paused(), turn.finished()) {
         (Some(_), _) => Ok(()),
         (None, Some(finished)) => Err(EvalError::Asked(format!(

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_client::{Events, Generate, Model, Session};
+use djinn_client::{EventStream, Generate, ModelHandle, SessionHandle};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -27,7 +27,7 @@ pub enum Style {
 #[derive(Clone)]
 struct Plan {
     config: Config,
-    model: Model,
+    model: ModelHandle,
     vocab: u64,
     number: u64,
     style: Style,
@@ -143,8 +143,8 @@ impl Plan {
     /// All turns of a session that is kept.
     async fn turns(
         &self,
-        kept: &Session,
-        events: Events,
+        kept: &SessionHandle,
+        events: EventStream,
         begin: Instant,
     ) -> Result<Told, EvalError> {
         let mut told = Told::default();

@@ -1,4 +1,4 @@
-//! What becomes of a session, as a stream of messages.
+//! Events of a session as a stream of messages.
 
 use std::{
     collections::VecDeque,
@@ -12,118 +12,113 @@ use futures_util::Stream;
 use tonic::Status;
 
 use crate::{
-    app::Caller,
-    host::{Told, Turn, Words},
+    ServeError,
+    auth::Caller,
+    engine_thread::{ChatTokenizer, SessionEvent, TurnStream},
 };
 
-/// A turn as messages, for as long as somebody listens.
-pub struct Events {
-    turn: Option<Turn>,
-    words: Words,
-    next: VecDeque<v1::Event>,
-    /// Under way until the last message is out.
+/// Message stream of one turn.
+pub struct EventMessages {
+    turn: Option<TurnStream>,
+    tokenizer: ChatTokenizer,
+    /// Messages that are ready to send.
+    pending: VecDeque<v1::Event>,
+    /// Counts the request as in flight until the stream ends.
     _caller: Caller,
 }
 
-impl Events {
-    /// Begins with some, and goes on with what the turn comes to.
+impl EventMessages {
+    /// Creates a stream that begins with `first` and continues with the events of `turn`.
     pub fn new(
         first: impl IntoIterator<Item = v1::Event>,
-        turn: Option<Turn>,
-        words: Words,
+        turn: Option<TurnStream>,
+        tokenizer: ChatTokenizer,
         caller: Caller,
     ) -> Self {
-        Events {
+        EventMessages {
             turn,
-            words,
-            next: first.into_iter().collect(),
+            tokenizer,
+            pending: first.into_iter().collect(),
             _caller: caller,
         }
     }
 
-    fn take(&mut self, told: Told) -> Result<(), Status> {
-        match told {
-            Told::Token {
+    fn add(&mut self, event: SessionEvent) -> Result<(), ServeError> {
+        match event {
+            SessionEvent::Token {
                 token,
                 text,
                 index,
                 logprobs,
             } => {
-                let logprobs = logprobs.iter().map(|l| logprob(&self.words, l)).collect();
-                self.next.push_back(event(v1::event::What::Token(v1::Token {
-                    id: token,
-                    text,
-                    index: index as u64,
-                    logprobs,
-                })));
+                let logprobs = logprobs.iter().map(|l| logprob(&self.tokenizer, l));
+                self.pending
+                    .push_back(message(v1::event::What::Token(v1::Token {
+                        id: token,
+                        text,
+                        index: index as u64,
+                        logprobs: logprobs.collect(),
+                    })));
             }
-            Told::Captured(name, tensor) => {
+            SessionEvent::Captured(name, tensor) => {
                 let parts = parts(&name, &tensor.shape, &tensor.data);
-                self.next
-                    .extend(parts.map(|part| event(v1::event::What::Captured(part))));
+                let messages = parts.map(|part| message(v1::event::What::Captured(part)));
+                self.pending.extend(messages);
             }
-            Told::Paused { at, shape, took } => {
+            SessionEvent::Paused { at, shape, took } => {
                 let paused = v1::Paused {
                     took_us: Some(took.as_micros() as u64),
                     ..paused(&at, &shape)
                 };
-                self.next.push_back(event(v1::event::What::Paused(paused)));
+                self.pending
+                    .push_back(message(v1::event::What::Paused(paused)));
             }
-            Told::Finished {
+            SessionEvent::Finished {
                 finish,
                 failure,
                 text,
                 generated,
                 kept,
             } => self
-                .next
+                .pending
                 .push_back(finished(Some(finish), failure, text, generated, kept)),
-            Told::Replaced => {
-                return Err(Status::aborted(
-                    "the session was closed, or is followed from elsewhere now",
-                ));
-            }
+            SessionEvent::Replaced => return Err(ServeError::Replaced),
         }
         Ok(())
     }
 }
 
-impl Stream for Events {
+impl Stream for EventMessages {
     type Item = Result<v1::Event, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(event) = self.next.pop_front() {
-                return Poll::Ready(Some(Ok(event)));
+            if let Some(message) = self.pending.pop_front() {
+                return Poll::Ready(Some(Ok(message)));
             }
             let Some(turn) = &mut self.turn else {
                 return Poll::Ready(None);
             };
             let was_over = turn.is_over();
-            match ready!(Pin::new(&mut *turn).poll_next(context)) {
-                Some(told) => {
-                    if let Err(status) = self.take(told) {
-                        self.turn = None;
-                        return Poll::Ready(Some(Err(status)));
-                    }
-                }
+            let added = match ready!(Pin::new(&mut *turn).poll_next(context)) {
+                Some(event) => self.add(event),
                 None if was_over => return Poll::Ready(None),
-                None => {
-                    let gone = turn.host.gone();
-                    self.turn = None;
-                    return Poll::Ready(Some(Err(gone.into())));
-                }
+                None => Err(turn.model.gone()),
+            };
+            if let Err(error) = added {
+                self.turn = None;
+                return Poll::Ready(Some(Err(error.into())));
             }
         }
     }
 }
 
-/// One thing that happened.
-pub fn event(what: v1::event::What) -> v1::Event {
+/// Wraps the content of an event.
+pub fn message(what: v1::event::What) -> v1::Event {
     v1::Event { what: Some(what) }
 }
 
-/// The end of a turn.
+/// Message for the end of a turn.
 pub fn finished(
     finish: Option<Finish>,
     failure: Option<String>,
@@ -131,7 +126,7 @@ pub fn finished(
     generated: usize,
     kept: bool,
 ) -> v1::Event {
-    event(v1::event::What::Finished(v1::Finished {
+    message(v1::event::What::Finished(v1::Finished {
         why: finish.map(|finish| finish.to_string()).unwrap_or_default(),
         failure: failure.unwrap_or_default(),
         text,
@@ -140,7 +135,7 @@ pub fn finished(
     }))
 }
 
-/// Where a session stands.
+/// Message for a stop at a breakpoint.
 pub fn paused(at: &Paused, shape: &[usize]) -> v1::Paused {
     v1::Paused {
         hook: at.site.to_string(),
@@ -151,10 +146,10 @@ pub fn paused(at: &Paused, shape: &[usize]) -> v1::Paused {
     }
 }
 
-fn logprob(words: &Words, logprob: &Logprob) -> v1::Logprob {
+fn logprob(tokenizer: &ChatTokenizer, logprob: &Logprob) -> v1::Logprob {
     v1::Logprob {
         id: logprob.token,
         logprob: logprob.logprob,
-        text: words.piece(logprob.token),
+        text: tokenizer.piece(logprob.token),
     }
 }

@@ -1,55 +1,38 @@
-//! The protocol over gRPC: a file for each service.
+//! gRPC: one file for each service of the protocol.
 
 mod events;
-mod models;
-mod server;
+mod models_service;
+mod server_service;
+mod service;
+mod session_info;
+mod sessions_service;
+mod white_box_service;
 
-mod sessions;
-mod whitebox;
-
-use std::{pin::Pin, sync::Arc};
+use std::{sync::Arc, time::Duration};
 
 use djinn_wire::{DESCRIPTORS, v1};
-use futures_util::Stream;
-use tonic::{Request, Status, service::Routes};
+use tonic::service::Routes;
 
-use crate::{
-    ServeError,
-    app::{App, Caller},
-};
+use self::service::GrpcService;
+use crate::{ServeError, app::App};
 
-/// What every service is made of.
-#[derive(Clone)]
-pub struct Grpc(Arc<App>);
+/// Interval at which the health service copies the server's readiness.
+const HEALTH_POLL: Duration = Duration::from_millis(200);
 
-pub use server::capabilities;
-
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-impl Grpc {
-    /// Whoever sent this.
-    fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
-        let caller = request.extensions().get::<Caller>().cloned();
-        caller.ok_or_else(|| ServeError::Unauthenticated.into())
-    }
-}
-
-/// Every service, with reflection and health.
+/// Routes of all services, with reflection and health checks.
 pub fn routes(app: &Arc<App>) -> Result<Routes, ServeError> {
-    let grpc = Grpc(Arc::clone(app));
-    let most = app.config.limits.message_bytes;
+    let service = GrpcService(Arc::clone(app));
+    let message_bytes = app.config.limits.message_bytes;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let broken = |error: tonic_reflection::server::Error| ServeError::Internal(error.to_string());
-    // Older clients know it by its first name.
-    let (now, before) = (
-        reflection().build_v1().map_err(broken)?,
-        reflection().build_v1alpha().map_err(broken)?,
-    );
-    let (health, service) = tonic_health::server::health_reporter();
+    let failed = |error: tonic_reflection::server::Error| ServeError::Internal(error.to_string());
+    let reflection_v1 = reflection().build_v1().map_err(failed)?;
+    // Older clients look for reflection under its first name.
+    let reflection_alpha = reflection().build_v1alpha().map_err(failed)?;
+    let (health, health_service) = tonic_health::server::health_reporter();
     let watched = Arc::clone(app);
     tokio::spawn(async move {
         loop {
@@ -58,23 +41,20 @@ pub fn routes(app: &Arc<App>) -> Result<Routes, ServeError> {
                 false => tonic_health::ServingStatus::NotServing,
             };
             health.set_service_status("", status).await;
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            tokio::time::sleep(HEALTH_POLL).await;
         }
     });
+    let models = v1::models_server::ModelsServer::new(service.clone());
+    let sessions = v1::sessions_server::SessionsServer::new(service.clone());
+    let white_box = v1::white_box_server::WhiteBoxServer::new(service.clone());
     let mut routes = Routes::builder();
     routes
-        .add_service(now)
-        .add_service(before)
-        .add_service(service)
-        .add_service(
-            v1::models_server::ModelsServer::new(grpc.clone()).max_decoding_message_size(most),
-        )
-        .add_service(
-            v1::sessions_server::SessionsServer::new(grpc.clone()).max_decoding_message_size(most),
-        )
-        .add_service(
-            v1::white_box_server::WhiteBoxServer::new(grpc.clone()).max_decoding_message_size(most),
-        )
-        .add_service(v1::server_server::ServerServer::new(grpc));
+        .add_service(reflection_v1)
+        .add_service(reflection_alpha)
+        .add_service(health_service)
+        .add_service(models.max_decoding_message_size(message_bytes))
+        .add_service(sessions.max_decoding_message_size(message_bytes))
+        .add_service(white_box.max_decoding_message_size(message_bytes))
+        .add_service(v1::server_server::ServerServer::new(service));
     Ok(routes.routes())
 }

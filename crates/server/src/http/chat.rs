@@ -6,105 +6,98 @@ use axum::extract::{Extension, Request, State};
 use serde_json::{Map, Value};
 
 use super::{
-    Reply,
-    completions::LOGPROBS,
-    generate::{Job, Way, answer},
-    read,
-    types::ChatRequest,
+    answer::ApiKind,
+    body::read_json,
+    error::HttpResult,
+    generate::{GenerationJob, generate},
+    types::{ChatRequest, TOP_LOGPROBS_MAX},
 };
-use crate::{
-    ServeError,
-    app::{App, Caller},
-};
+use crate::{ServeError, app::App, auth::Caller};
 
-/// An answer to a chat, through the model's own template.
+/// Answers a chat with the model's chat template.
 #[utoipa::path(post, path = "/v1/chat/completions", request_body = ChatRequest,
-    responses((status = 200, description = "As OpenAI's, with `djinn` where it was asked for something; \
-                                            server-sent events with `stream`")))]
+    responses((status = 200, description = "Answer in OpenAI's format, with a `djinn` object if the request had one; \
+                                            server-sent events if `stream` is true")))]
 pub async fn chat(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     request: Request,
-) -> Reply {
-    let asked: ChatRequest = read(&app, request).await?;
-    asked.common.check()?;
-    let host = app.models.get(asked.common.model()).await?;
-    let messages: Vec<Value> = asked
+) -> HttpResult {
+    let request: ChatRequest = read_json(&app.config.limits, request).await?;
+    request.common.check()?;
+    let model = app.models.get(request.common.model()).await?;
+    let messages: Vec<Value> = request
         .messages
         .into_iter()
-        .map(plain)
+        .map(flatten_message)
         .collect::<Result<_, _>>()?;
     if messages.is_empty() {
-        return Err(ServeError::Invalid("messages are missing".to_owned()).into());
+        return Err(ServeError::Invalid("messages is empty; send at least one".to_owned()).into());
     }
-    let variables = asked.chat_template_kwargs.unwrap_or_default();
-    let tokens = host.words.encode_chat(&messages, variables)?;
-    let logprobs = match (asked.logprobs.unwrap_or(false), asked.top_logprobs) {
+    let variables = request.chat_template_kwargs.unwrap_or_default();
+    let tokens = model.tokenizer.encode_chat(&messages, variables)?;
+    let logprobs = match (request.logprobs.unwrap_or(false), request.top_logprobs) {
         (false, Some(_)) => {
             return Err(
-                ServeError::Invalid("top_logprobs wants logprobs to be true".to_owned()).into(),
+                ServeError::Invalid("top_logprobs requires logprobs: true".to_owned()).into(),
             );
         }
         (false, None) => None,
-        (true, top) if top > Some(LOGPROBS) => {
-            return Err(ServeError::TooLarge(format!("top_logprobs: {LOGPROBS} at most")).into());
+        (true, Some(top)) if top > TOP_LOGPROBS_MAX => {
+            return Err(ServeError::TooLarge(format!(
+                "top_logprobs is {top}, but the limit is {TOP_LOGPROBS_MAX}"
+            ))
+            .into());
         }
         (true, top) => Some(top.unwrap_or(0)),
     };
-    let job = Job {
-        way: Way::Chat,
-        host,
+    let job = GenerationJob {
+        api: ApiKind::Chat,
+        model,
         prompts: vec![tokens],
         echo: Vec::new(),
         logprobs,
-        common: asked.common,
+        common: request.common,
     };
-    answer(&app, caller, job).await
+    generate(&app, caller, job).await
 }
 
-/// A message whose content is text: parts are put together.
-fn plain(message: Value) -> Result<Value, ServeError> {
+/// Checks a message and joins the text parts of its content.
+fn flatten_message(message: Value) -> Result<Value, ServeError> {
+    let invalid = |problem: &str| ServeError::Invalid(format!("Invalid message: {problem}"));
     let Value::Object(mut message) = message else {
-        return Err(ServeError::Invalid(
-            "a message is an object with role and content".to_owned(),
-        ));
+        return Err(invalid("expected an object with role and content"));
     };
     if !message.get("role").is_some_and(Value::is_string) {
-        return Err(ServeError::Invalid("a message has no role".to_owned()));
+        return Err(invalid("role is missing"));
     }
     let content = match message.remove("content") {
         Some(Value::Array(parts)) => parts
             .iter()
-            .map(text)
+            .map(part_text)
             .collect::<Result<String, _>>()?
             .into(),
         Some(content @ Value::String(_)) => content,
-        // An assistant that called tools may have said nothing.
+        // An assistant message that called tools may have no content.
         None | Some(Value::Null) if message["role"] == "assistant" => Value::String(String::new()),
-        None | Some(Value::Null) => {
-            return Err(ServeError::Invalid("a message has no content".to_owned()));
-        }
-        Some(_) => {
-            return Err(ServeError::Invalid(
-                "a message's content is text, or parts of type text".to_owned(),
-            ));
-        }
+        None | Some(Value::Null) => return Err(invalid("content is missing")),
+        Some(_) => return Err(invalid("content must be text or a list of text parts")),
     };
-    let mut plain = Map::new();
-    plain.insert(
+    let mut flat = Map::new();
+    flat.insert(
         "role".to_owned(),
         message.remove("role").unwrap_or_default(),
     );
-    plain.insert("content".to_owned(), content);
-    plain.extend(message);
-    Ok(Value::Object(plain))
+    flat.insert("content".to_owned(), content);
+    flat.extend(message);
+    Ok(Value::Object(flat))
 }
 
-fn text(part: &Value) -> Result<&str, ServeError> {
+fn part_text(part: &Value) -> Result<&str, ServeError> {
     match (part["type"].as_str(), part["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text),
         (kind, _) => Err(ServeError::Unsupported(format!(
-            "parts of type '{}' are not supported: text only",
+            "Content parts of type '{}' are not supported; send parts of type 'text'",
             kind.unwrap_or("none").escape_debug()
         ))),
     }

@@ -5,94 +5,91 @@ use std::sync::Arc;
 use axum::extract::{Extension, Request, State};
 
 use super::{
-    Reply,
-    generate::{Job, Way, answer},
-    read,
-    types::{CompletionRequest, Prompt},
+    answer::ApiKind,
+    body::read_json,
+    error::HttpResult,
+    generate::{GenerationJob, generate},
+    types::{CompletionRequest, PromptInput, TOP_LOGPROBS_MAX},
 };
-use crate::{
-    ServeError,
-    app::{App, Caller},
-    host::Words,
-};
+use crate::{ServeError, app::App, auth::Caller, engine_thread::ChatTokenizer};
 
-/// Alternatives of a token at most.
-pub const LOGPROBS: usize = 20;
-
-/// Text that goes on from a prompt.
+/// Continues one or more prompts.
 #[utoipa::path(post, path = "/v1/completions", request_body = CompletionRequest,
-    responses((status = 200, description = "As OpenAI's, with `djinn` where it was asked for something; \
-                                            server-sent events with `stream`")))]
+    responses((status = 200, description = "Answer in OpenAI's format, with a `djinn` object if the request had one; \
+                                            server-sent events if `stream` is true")))]
 pub async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     request: Request,
-) -> Reply {
-    let asked: CompletionRequest = read(&app, request).await?;
-    asked.common.check()?;
-    let host = app.models.get(asked.common.model()).await?;
-    let goes_on = asked
-        .common
-        .djinn
-        .as_ref()
-        .is_some_and(|fields| fields.session.is_some());
-    let prompts = prompts(&host.words, asked.prompt.clone(), goes_on)?;
-    if asked.logprobs > Some(LOGPROBS) {
-        return Err(
-            ServeError::TooLarge(format!("logprobs: {LOGPROBS} alternatives at most")).into(),
-        );
+) -> HttpResult {
+    let request: CompletionRequest = read_json(&app.config.limits, request).await?;
+    request.common.check()?;
+    let model = app.models.get(request.common.model()).await?;
+    let continues_session = request.common.session().is_some();
+    let prompts = prompt_tokens(&model.tokenizer, &request.prompt, continues_session)?;
+    if let Some(count) = request.logprobs
+        && count > TOP_LOGPROBS_MAX
+    {
+        return Err(ServeError::TooLarge(format!(
+            "logprobs is {count}, but the limit is {TOP_LOGPROBS_MAX}"
+        ))
+        .into());
     }
-    let echo = match asked.echo.unwrap_or(false) {
-        true if asked.logprobs.is_some() => {
+    let echo = match request.echo.unwrap_or(false) {
+        true if request.logprobs.is_some() => {
             return Err(ServeError::Unsupported(
-                "echo with logprobs: those of a prompt are not told; capture logits instead"
+                "echo with logprobs: prompt log-probabilities are not available; capture `logits` instead"
                     .to_owned(),
             )
             .into());
         }
-        true => texts(&host.words, asked.prompt)?,
+        true => prompt_texts(&model.tokenizer, request.prompt)?,
         false => Vec::new(),
     };
-    let job = Job {
-        way: Way::Text,
-        host,
+    let job = GenerationJob {
+        api: ApiKind::Completion,
+        model,
         prompts,
         echo,
-        logprobs: asked.logprobs,
-        common: asked.common,
+        logprobs: request.logprobs,
+        common: request.common,
     };
-    answer(&app, caller, job).await
+    generate(&app, caller, job).await
 }
 
-fn prompts(words: &Words, prompt: Prompt, goes_on: bool) -> Result<Vec<Vec<u32>>, ServeError> {
-    let encode = |text: &String| match goes_on {
-        true => words.encode_more(text),
-        false => words.encode(text),
+fn prompt_tokens(
+    tokenizer: &ChatTokenizer,
+    prompt: &PromptInput,
+    continues_session: bool,
+) -> Result<Vec<Vec<u32>>, ServeError> {
+    let encode = |text: &String| match continues_session {
+        true => tokenizer.encode_more(text),
+        false => tokenizer.encode(text),
     };
     let prompts = match prompt {
-        Prompt::Text(text) => vec![encode(&text)?],
-        Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
-        Prompt::Tokens(tokens) => vec![tokens],
-        Prompt::TokenLists(lists) => lists,
+        PromptInput::Text(text) => vec![encode(text)?],
+        PromptInput::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
+        PromptInput::Tokens(tokens) => vec![tokens.clone()],
+        PromptInput::TokenLists(lists) => lists.clone(),
     };
     match prompts.is_empty() {
-        true => Err(ServeError::Invalid("the prompt is empty".to_owned())),
+        true => Err(ServeError::Invalid(
+            "prompt is an empty list; send at least one prompt".to_owned(),
+        )),
         false => Ok(prompts),
     }
 }
 
-/// The prompts as text.
-fn texts(words: &Words, prompt: Prompt) -> Result<Vec<String>, ServeError> {
+/// Text of every prompt, for `echo`.
+fn prompt_texts(tokenizer: &ChatTokenizer, prompt: PromptInput) -> Result<Vec<String>, ServeError> {
     let decode = |tokens: &Vec<u32>| {
-        words
-            .tokenizer()?
-            .decode(tokens, true)
-            .map_err(ServeError::from)
+        let text = tokenizer.tokenizer()?.decode(tokens, true);
+        text.map_err(ServeError::from)
     };
     match prompt {
-        Prompt::Text(text) => Ok(vec![text]),
-        Prompt::Texts(texts) => Ok(texts),
-        Prompt::Tokens(tokens) => Ok(vec![decode(&tokens)?]),
-        Prompt::TokenLists(lists) => lists.iter().map(decode).collect(),
+        PromptInput::Text(text) => Ok(vec![text]),
+        PromptInput::Texts(texts) => Ok(texts),
+        PromptInput::Tokens(tokens) => Ok(vec![decode(&tokens)?]),
+        PromptInput::TokenLists(lists) => lists.iter().map(decode).collect(),
     }
 }

@@ -1,4 +1,4 @@
-//! Djinn's own fields: sessions, steering, captures.
+//! Djinn's additional fields: sessions, edits, steering, captures.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,51 +11,51 @@ use utoipa::ToSchema;
 
 use crate::{
     ServeError,
-    ask::{self, MOST},
+    request::{self, EDITS_MAX},
 };
 
-/// What only Djinn does; `extra_body={"djinn": {…}}` in OpenAI's Python client.
+/// Fields that only Djinn has; `extra_body={"djinn": {…}}` in OpenAI's Python client.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DjinnFields {
-    /// Goes on with this session: a prompt is what it is told, and messages are those it had and new
-    /// ones.
+    /// Session to continue. A completion's prompt is appended to the session; a chat's messages are all
+    /// messages so far, of which the new ones are appended.
     pub session: Option<String>,
-    /// Keeps the session for more; its name comes with the answer.
+    /// Whether to keep the session for more turns. The answer contains its name.
     pub keep: bool,
-    /// Seconds it stays while nobody uses it.
+    /// Seconds that an unused session stays open. Default: the server's lease.
     pub lease_s: Option<f64>,
-    /// Changes on the way, as on the command line: `blocks.4.hook_resid_post:scale=0.9`.
+    /// Edits in the syntax of the command line, for example `blocks.4.hook_resid_post:scale=0.9`.
     pub edits: Vec<String>,
-    /// Directions that are added behind blocks.
-    pub steer: Vec<Steer>,
-    /// Hooks to read, `HOOK[PART][@POSITIONS][|REDUCTION]`; they come with the answer, as base64.
+    /// Steering vectors that are added to the residual stream.
+    pub steer: Vec<SteeringVector>,
+    /// Hooks to capture, `HOOK[PART][@POSITIONS][|REDUCTION]`. The answer contains them as base64.
     pub captures: Vec<String>,
 }
 
-/// A direction behind a block.
+/// A vector that is added to the residual stream after a block.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Steer {
-    /// Which block.
+pub struct SteeringVector {
+    /// Index of the block.
     pub layer: usize,
-    /// As many numbers as the residual is wide.
+    /// The vector, as long as the residual stream is wide.
     pub vector: Vec<f32>,
-    /// How often it is added; once when not said.
+    /// Factor that multiplies the vector. Default: 1.
     pub factor: Option<f32>,
 }
 
 impl DjinnFields {
-    /// All that is changed on the way.
-    pub fn changes(&self) -> Result<Vec<EditSpec>, ServeError> {
-        if self.edits.len() + self.steer.len() > MOST {
-            return Err(ServeError::TooLarge(format!("{MOST} edits at most")));
+    /// All edits of the request, steering vectors included.
+    pub fn all_edits(&self) -> Result<Vec<EditSpec>, ServeError> {
+        let count = self.edits.len() + self.steer.len();
+        if count > EDITS_MAX {
+            return Err(ServeError::TooLarge(format!(
+                "The request has {count} edits, but the limit is {EDITS_MAX}"
+            )));
         }
-        let mut edits: Vec<EditSpec> = self
-            .edits
-            .iter()
-            .map(|text| ask::edit_text(text))
-            .collect::<Result<_, _>>()?;
+        let edits = self.edits.iter().map(|text| request::edit_text(text));
+        let mut edits: Vec<EditSpec> = edits.collect::<Result<_, _>>()?;
         for steer in &self.steer {
             let operand = Operand::Tensor(Arc::new(Tensor {
                 shape: vec![steer.vector.len()],
@@ -71,26 +71,26 @@ impl DjinnFields {
     }
 }
 
-/// What came of them, with the answer.
-pub fn told(session: Option<String>, captured: &BTreeMap<String, Tensor>) -> Option<Value> {
+/// The `djinn` object of an answer: session and captures; `None` if there is neither.
+pub fn reply_fields(session: Option<String>, captured: &BTreeMap<String, Tensor>) -> Option<Value> {
     if session.is_none() && captured.is_empty() {
         return None;
     }
-    let mut told = Map::new();
+    let mut fields = Map::new();
     if let Some(session) = session {
-        told.insert("session".to_owned(), session.into());
+        fields.insert("session".to_owned(), session.into());
     }
     if !captured.is_empty() {
-        let captures: Map<String, Value> = captured
-            .iter()
-            .map(|(name, tensor)| (name.clone(), as_json(tensor)))
+        let captures = captured.iter();
+        let captures: Map<String, Value> = captures
+            .map(|(name, tensor)| (name.clone(), tensor_json(tensor)))
             .collect();
-        told.insert("captures".to_owned(), captures.into());
+        fields.insert("captures".to_owned(), captures.into());
     }
-    Some(told.into())
+    Some(fields.into())
 }
 
-fn as_json(tensor: &Tensor) -> Value {
+fn tensor_json(tensor: &Tensor) -> Value {
     let bytes: Vec<u8> = tensor.data.iter().flat_map(|x| x.to_le_bytes()).collect();
     json!({ "dtype": "f32", "shape": tensor.shape, "base64": STANDARD.encode(bytes) })
 }

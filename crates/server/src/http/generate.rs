@@ -1,234 +1,99 @@
-//! From a request to turns, and from turns to an answer: what completions and chats share.
+//! Starts the turns of a completion or chat request and answers it.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Instant};
 
-use axum::{Json, response::IntoResponse};
 use djinn_engine::SessionId;
-use futures_util::future::try_join_all;
-use serde_json::{Value, json};
 
 use super::{
-    Reply,
-    choices::{Choice, reason},
-    djinn::{self, DjinnFields},
-    logprobs::{self, Shape},
+    answer::{AnswerHead, ApiKind, PendingAnswer},
+    djinn::DjinnFields,
+    error::HttpResult,
     stream,
-    types::Common,
+    types::CommonFields,
 };
 use crate::{
     ServeError,
-    app::{App, Caller, session_name},
-    ask::{Ask, MAX_TOKENS, seconds},
-    host::{Host, Turn},
+    app::{App, session_name},
+    auth::Caller,
+    engine_thread::{ChatTokenizer, LoadedModel, TurnStream},
+    request::{MAX_TOKENS_DEFAULT, SessionSpec, seconds},
 };
 
-/// Which of the two it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// `/v1/completions`
-    Text,
-    /// `/v1/chat/completions`
-    Chat,
-}
-
-impl Way {
-    /// What an answer is called.
-    pub fn object(self, streams: bool) -> &'static str {
-        match (self, streams) {
-            (Way::Text, _) => "text_completion",
-            (Way::Chat, false) => "chat.completion",
-            (Way::Chat, true) => "chat.completion.chunk",
-        }
-    }
-
-    /// How log-probabilities are told.
-    pub fn logprobs(self) -> Shape {
-        match self {
-            Way::Text => Shape::Lists,
-            Way::Chat => Shape::Content,
-        }
-    }
-}
-
-/// What is asked, settled.
-pub struct Job {
-    /// Which of the two it is.
-    pub way: Way,
-    /// The model.
-    pub host: Arc<Host>,
-    /// What each prompt is.
+/// A parsed and tokenized request.
+pub struct GenerationJob {
+    /// API of the request.
+    pub api: ApiKind,
+    /// Model of the request.
+    pub model: Arc<LoadedModel>,
+    /// Tokens of each prompt.
     pub prompts: Vec<Vec<u32>>,
-    /// The text of each, where it is to be told again.
+    /// Text of each prompt, for `echo`; empty otherwise.
     pub echo: Vec<String>,
-    /// Alternatives of each token, where they are wanted.
+    /// Number of alternatives to report with each token, if requested.
     pub logprobs: Option<usize>,
-    /// The rest.
-    pub common: Common,
+    /// Remaining fields of the request.
+    pub common: CommonFields,
 }
 
-/// Names and numbers of an answer.
-pub struct Head {
-    /// Its name.
-    pub id: String,
-    /// When.
-    pub created: u64,
-    /// By which model.
-    pub model: String,
-    /// Which of the two it is.
-    pub way: Way,
-}
-
-/// An answer under way.
-pub struct Answer {
-    /// What it is called.
-    pub head: Head,
-    /// Each choice.
-    pub turns: Vec<Turn>,
-    /// What comes before each.
-    pub echo: Vec<String>,
-    /// Tokens of the prompts.
-    pub prompt_tokens: usize,
-    /// Whether log-probabilities are told, and ids.
-    pub logprobs: bool,
-    /// Those.
-    pub token_ids: bool,
-    /// The session, where it is kept.
-    pub session: Option<String>,
-    /// Whoever asked.
-    pub caller: Caller,
-}
-
-/// Runs it, and answers as it was asked to.
-pub async fn answer(app: &Arc<App>, caller: Caller, job: Job) -> Reply {
+/// Starts all turns of a request, and answers with a stream or in one piece.
+pub async fn generate(app: &App, caller: Caller, job: GenerationJob) -> HttpResult {
     app.check_serving()?;
-    job.common.check()?;
-    let (streams, usage) = (job.common.stream.unwrap_or(false), job.common.wants_usage());
-    let answer = begin(app, caller, job).await?;
-    match streams {
-        true => Ok(stream::respond(answer, usage)),
-        false => whole(answer).await,
-    }
-}
-
-async fn begin(app: &Arc<App>, caller: Caller, job: Job) -> Result<Answer, ServeError> {
-    let n = job.common.n.unwrap_or(1);
-    let (count, most) = (job.prompts.len().saturating_mul(n), app.config.limits.batch);
-    if count > most {
+    let choices = job.common.n.unwrap_or(1);
+    let (count, limit) = (
+        job.prompts.len().saturating_mul(choices),
+        app.config.limits.batch,
+    );
+    if count > limit {
         return Err(ServeError::TooLarge(format!(
-            "{count} choices, of which {most} are made at once: send fewer prompts, or a smaller n"
-        )));
+            "The request asks for {count} choices, but the limit is {limit}: send fewer prompts or a smaller n"
+        ))
+        .into());
     }
     let fields = job.common.djinn.clone().unwrap_or_default();
     let kept = fields.keep || fields.session.is_some();
     if kept && count != 1 {
         return Err(ServeError::Invalid(
-            "a session has one prompt and one choice".to_owned(),
-        ));
+            "A kept session needs exactly one prompt and n = 1".to_owned(),
+        )
+        .into());
     }
-    let prompt_tokens = job.prompts.iter().map(Vec::len).sum();
-    let head = Head::new(&job.host, job.way);
     let turns = match &fields.session {
-        Some(session) => vec![go_on(app, &caller, &job, session, &fields).await?],
-        None => open_all(app, &caller, &job, &fields).await?,
+        Some(session) => vec![continue_session(app, &caller, &job, session, &fields).await?],
+        None => open_sessions(app, &caller, &job, &fields).await?,
     };
-    let session = kept.then(|| session_name(&turns[0].host, turns[0].id));
-    let echo = job
-        .echo
-        .iter()
-        .flat_map(|text| vec![text.clone(); n])
-        .collect();
-    Ok(Answer {
-        head,
+    let repeat = |text: &String| vec![text.clone(); choices];
+    let answer = PendingAnswer {
+        head: AnswerHead::new(&job.model.name, job.api),
+        session: kept.then(|| session_name(&turns[0].model, turns[0].id)),
         turns,
-        echo,
-        prompt_tokens,
+        echo: job.echo.iter().flat_map(repeat).collect(),
+        prompt_tokens: job.prompts.iter().map(Vec::len).sum(),
         logprobs: job.logprobs.is_some(),
         token_ids: job.common.return_token_ids.unwrap_or(false),
-        session,
         caller,
-    })
-}
-
-impl Head {
-    fn new(host: &Host, way: Way) -> Self {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let kind = match way {
-            Way::Text => "cmpl",
-            Way::Chat => "chatcmpl",
-        };
-        Head {
-            id: format!("{kind}-{:x}", now.as_nanos()),
-            created: now.as_secs(),
-            model: host.name.clone(),
-            way,
-        }
-    }
-
-    /// An answer, or a piece of one.
-    pub fn json(&self, streams: bool, choices: Value) -> Value {
-        json!({
-            "id": self.id,
-            "object": self.way.object(streams),
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        })
-    }
-}
-
-/// A session for every choice of every prompt.
-async fn open_all(
-    app: &Arc<App>,
-    caller: &Caller,
-    job: &Job,
-    fields: &DjinnFields,
-) -> Result<Vec<Turn>, ServeError> {
-    let n = job.common.n.unwrap_or(1);
-    let mut sampling = job.common.sampling()?;
-    sampling.logprobs = job.logprobs;
-    let template = Ask {
-        max_tokens: job.common.max_completion_tokens.or(job.common.max_tokens),
-        stop: job.common.stop(),
-        ignore_eos: job.common.ignore_eos.unwrap_or(false),
-        captures: fields.captures.clone(),
-        edits: fields.changes()?,
-        keep: fields.keep,
-        lease: fields.lease_s.map(|s| seconds("lease_s", s)).transpose()?,
-        ..Ask::default()
     };
-    let seed = sampling.settle(&job.host.words.generation).seed;
-    let mut asks = Vec::new();
-    for prompt in &job.prompts {
-        for choice in 0..n {
-            // Choices of one prompt differ by their seeds.
-            sampling.seed = Some(seed.wrapping_add(choice as u64));
-            asks.push(Ask {
-                tokens: prompt.clone(),
-                sampling: sampling.clone(),
-                ..template.clone()
-            });
-        }
+    match job.common.stream.unwrap_or(false) {
+        true => Ok(stream::respond(answer, job.common.wants_usage())),
+        false => answer.collect().await,
     }
-    let (limits, owner, keep) = (
-        app.config.limits.clone(),
-        caller.owner.name.clone(),
-        fields.keep,
-    );
-    let model = Arc::clone(&job.host);
-    let opened = job.host.call(move |worker| {
+}
+
+/// Opens a session for every choice of every prompt: all of them, or none.
+async fn open_sessions(
+    app: &App,
+    caller: &Caller,
+    job: &GenerationJob,
+    fields: &DjinnFields,
+) -> Result<Vec<TurnStream>, ServeError> {
+    let specs = session_specs(job, fields)?;
+    let (limits, keep) = (app.config.limits.clone(), fields.keep);
+    let (owner, model) = (caller.owner.name.clone(), Arc::clone(&job.model));
+    let opened = job.model.call(move |worker| {
         let mut opened: Vec<(SessionId, _)> = Vec::new();
-        for ask in asks {
-            let request = ask.request(&worker.engine, &limits);
-            let one = request.and_then(|request| worker.open(&owner, request));
-            match one {
+        for spec in specs {
+            let request = spec.into_request(&worker.engine, &limits);
+            match request.and_then(|request| worker.open(&owner, request)) {
                 Ok(one) => opened.push(one),
-                // All of them, or none.
                 Err(error) => {
                     for (id, _) in opened {
                         let _ = worker.close(&owner, id);
@@ -237,170 +102,125 @@ async fn open_all(
                 }
             }
         }
-        let turn = |(id, told)| Turn::new(Arc::clone(&model), id, keep, told).new_born();
+        let turn = |(id, events)| TurnStream::of_new_session(Arc::clone(&model), id, keep, events);
         Ok(opened.into_iter().map(turn).collect())
     });
     opened.await
 }
 
-/// Tells a session that is kept more.
-async fn go_on(
-    app: &Arc<App>,
+fn session_specs(
+    job: &GenerationJob,
+    fields: &DjinnFields,
+) -> Result<Vec<SessionSpec>, ServeError> {
+    let mut sampling = job.common.sampling()?;
+    sampling.logprobs = job.logprobs;
+    let template = SessionSpec {
+        max_tokens: job.common.max_tokens(),
+        stop: job.common.stop(),
+        ignore_eos: job.common.ignore_eos.unwrap_or(false),
+        captures: fields.captures.clone(),
+        edits: fields.all_edits()?,
+        keep: fields.keep,
+        lease: fields.lease_s.map(|s| seconds("lease_s", s)).transpose()?,
+        ..SessionSpec::default()
+    };
+    let seed = sampling.resolve(&job.model.tokenizer.generation).seed;
+    let mut specs = Vec::new();
+    for prompt in &job.prompts {
+        for choice in 0..job.common.n.unwrap_or(1) {
+            // Choices of one prompt differ by their seeds.
+            sampling.seed = Some(seed.wrapping_add(choice as u64));
+            specs.push(SessionSpec {
+                tokens: prompt.clone(),
+                sampling: sampling.clone(),
+                ..template.clone()
+            });
+        }
+    }
+    Ok(specs)
+}
+
+/// Starts another turn of a kept session.
+async fn continue_session(
+    app: &App,
     caller: &Caller,
-    job: &Job,
+    job: &GenerationJob,
     session: &str,
     fields: &DjinnFields,
-) -> Result<Turn, ServeError> {
-    let (host, id) = app.session(session).await?;
-    if host.name != job.host.name {
+) -> Result<TurnStream, ServeError> {
+    let (model, id) = app.session(session).await?;
+    if model.name != job.model.name {
         return Err(ServeError::Invalid(format!(
-            "session {session} is of {}, not of {}",
-            host.name, job.host.name
+            "Session {session} belongs to the model {}, not to {}",
+            model.name, job.model.name
         )));
     }
     if !fields.captures.is_empty() {
-        return Err(ServeError::Unsupported(
-            "captures are chosen when a session begins: they come with every turn of it".to_owned(),
-        ));
+        return Err(fixed_at_start("captures"));
     }
     if fields.lease_s.is_some() {
-        return Err(settled("lease_s"));
+        return Err(fixed_at_start("lease_s"));
     }
-    let (sampling, stop) = (job.common.sampling()?, job.common.stop());
-    let logprobs = job.logprobs;
-    let (tokens, way, words) = (job.prompts[0].clone(), job.way, host.words.clone());
-    let most = job.common.max_completion_tokens.or(job.common.max_tokens);
-    let most = most
-        .or(words.generation.max_new_tokens)
-        .unwrap_or(MAX_TOKENS);
-    let (owner, edits) = (caller.owner.name.clone(), fields.changes()?);
-    let limit = app.config.limits.capture_bytes;
-    let said = host.call(move |worker| {
+    let (sampling, stop, logprobs) = (job.common.sampling()?, job.common.stop(), job.logprobs);
+    let (tokens, api, tokenizer) = (job.prompts[0].clone(), job.api, model.tokenizer.clone());
+    let recommended = tokenizer.generation.max_new_tokens;
+    let max_tokens = job.common.max_tokens().or(recommended);
+    let max_tokens = max_tokens.unwrap_or(MAX_TOKENS_DEFAULT);
+    let (owner, edits) = (caller.owner.name.clone(), fields.all_edits()?);
+    let limits = app.config.limits.clone();
+    let events = model.call(move |worker| {
         let since = Instant::now();
         worker.engine.as_owner(&owner).renew(id)?;
         if let Some(own) = worker.engine.sampling(id) {
-            let differs = sampling
-                .differs(own)
-                .or((logprobs != own.logprobs).then_some("logprobs"));
-            if let Some(name) = differs {
-                return Err(settled(name));
+            let other_logprobs = (logprobs != own.logprobs).then_some("logprobs");
+            if let Some(name) = sampling.first_difference(own).or(other_logprobs) {
+                return Err(fixed_at_start(name));
             }
         }
         if !stop.is_empty() && worker.engine.export(id)?.session.stop != stop {
-            return Err(settled("stop"));
+            return Err(fixed_at_start("stop"));
         }
-        let tokens = match way {
-            Way::Text => tokens,
-            Way::Chat => rest_of_chat(
-                &words,
-                worker.engine.tokens(id).unwrap_or_default(),
-                &tokens,
-            )?,
+        let tokens = match api {
+            ApiKind::Completion => tokens,
+            ApiKind::Chat => {
+                let seen = worker.engine.tokens(id).unwrap_or_default();
+                new_chat_tokens(&tokenizer, seen, &tokens)?
+            }
         };
-        worker.check_captures(&owner, id, tokens.len() + most, limit)?;
-        worker
-            .engine
-            .as_owner(&owner)
-            .say_with(id, &tokens, most, &edits)?;
-        Ok(worker.listen(id, since))
+        worker.check_captures(&owner, id, tokens.len() + max_tokens, &limits)?;
+        let mut owned = worker.engine.as_owner(&owner);
+        owned.say_with(id, &tokens, max_tokens, &edits)?;
+        Ok(worker.subscribe(id, since))
     });
-    Ok(Turn::new(Arc::clone(&host), id, true, said.await?))
+    let events = events.await?;
+    Ok(TurnStream::new(model, id, true, events))
 }
 
-fn settled(name: &str) -> ServeError {
+fn fixed_at_start(field: &str) -> ServeError {
     ServeError::Unsupported(format!(
-        "'{name}' is settled when a session begins: leave it out, or say the same again"
+        "'{field}' is fixed when a session begins: leave it out, or repeat the same value"
     ))
 }
 
-/// What a chat has beyond what its session has seen.
-fn rest_of_chat(
-    words: &crate::host::Words,
+/// Tokens of a chat beyond those that its session has seen.
+fn new_chat_tokens(
+    tokenizer: &ChatTokenizer,
     seen: &[u32],
     whole: &[u32],
 ) -> Result<Vec<u32>, ServeError> {
     if let Some(rest) = whole.strip_prefix(seen) {
         return Ok(rest.to_vec());
     }
-    // What was generated may be read as other tokens of the same text.
+    // The tokenizer may split generated text differently than the model generated it: compare texts.
     let text = |tokens: &[u32]| {
-        words
-            .tokenizer()?
-            .decode(tokens, false)
-            .map_err(ServeError::from)
+        let text = tokenizer.tokenizer()?.decode(tokens, false);
+        text.map_err(ServeError::from)
     };
     let (seen, whole) = (text(seen)?, text(whole)?);
     let rest = whole.strip_prefix(seen.as_str()).ok_or_else(|| {
         ServeError::Conflict(
-            "the messages do not begin with what the session has seen: begin another session"
-                .to_owned(),
+            "The messages do not begin with those of the session: open another session".to_owned(),
         )
     })?;
-    words.encode_more(rest)
-}
-
-async fn whole(answer: Answer) -> Reply {
-    let Answer {
-        head,
-        turns,
-        echo,
-        prompt_tokens,
-        session,
-        logprobs,
-        token_ids,
-        caller: _caller,
-    } = answer;
-    let words = turns[0].host.words.clone();
-    let mut choices = try_join_all(turns.into_iter().map(Choice::of)).await?;
-    let completion_tokens: usize = choices.iter().map(|choice| choice.tokens.len()).sum();
-    let captured = match &mut choices[..] {
-        [only] => std::mem::take(&mut only.captured),
-        _ => BTreeMap::new(),
-    };
-    let told: Vec<Value> = choices
-        .iter()
-        .enumerate()
-        .map(|(index, choice)| {
-            let before = echo.get(index).map_or("", String::as_str);
-            let text = format!("{before}{}", choice.text);
-            let shape = head.way.logprobs();
-            let offset = before.chars().count();
-            let logprobs =
-                logprobs.then(|| logprobs::told(shape, &words, &choice.logprobs, offset));
-            let mut told = json!({
-                "index": index,
-                "logprobs": logprobs,
-                "finish_reason": choice.finish.map(reason),
-            });
-            if let Some(read) = djinn::told(None, &choice.captured) {
-                told["djinn"] = read;
-            }
-            if token_ids {
-                told["token_ids"] = json!(choice.tokens);
-            }
-            match head.way {
-                Way::Text => told["text"] = text.into(),
-                Way::Chat => {
-                    told["message"] =
-                        json!({ "role": "assistant", "content": text, "refusal": null });
-                }
-            }
-            told
-        })
-        .collect();
-    let mut reply = head.json(false, told.into());
-    reply["usage"] = usage(prompt_tokens, completion_tokens);
-    if let Some(told) = djinn::told(session, &captured) {
-        reply["djinn"] = told;
-    }
-    Ok(Json(reply).into_response())
-}
-
-/// How many tokens there were.
-pub fn usage(prompt: usize, completion: usize) -> Value {
-    json!({
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    })
+    tokenizer.encode_more(rest)
 }

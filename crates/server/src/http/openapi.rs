@@ -1,33 +1,33 @@
-//! The HTTP interface, described for machines: made from the types that read requests.
+//! OpenAPI document of the HTTP interface, generated from the request types.
 
 use axum::Json;
 use utoipa::OpenApi;
 
-use super::{chat, completions};
+use super::{chat, completions, info};
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Djinn",
-        description = "OpenAI's completions and chats over models of any size, with sessions that are kept, \
-                       steering and captures."
+        description = "OpenAI's completions and chats, with kept sessions, steering and captures, for models \
+                       larger than device memory."
     ),
     paths(
         completions::completions,
         chat::chat,
-        super::models,
-        super::model,
-        super::capabilities,
-        super::healthz,
-        super::readyz,
-        super::metrics
+        info::models,
+        info::model,
+        info::capabilities,
+        info::healthz,
+        info::readyz,
+        info::metrics
     )
 )]
-struct Described;
+struct ApiDocument;
 
-/// The document.
+/// Returns the document.
 pub async fn document() -> Json<utoipa::openapi::OpenApi> {
-    Json(Described::openapi())
+    Json(ApiDocument::openapi())
 }
 
 #[cfg(test)]
@@ -38,9 +38,9 @@ mod tests {
     use serde_json::{Value, json};
     use utoipa::OpenApi;
 
-    use super::Described;
+    use super::ApiDocument;
 
-    /// The type of a field, as people read it.
+    /// Type of a field in readable form.
     fn kind(schema: &Value) -> String {
         if let Some(name) = schema["$ref"].as_str() {
             let name = name.rsplit('/').next().unwrap();
@@ -76,7 +76,12 @@ mod tests {
         for part in schema["allOf"].as_array().into_iter().flatten() {
             match part["$ref"].as_str() {
                 Some(name) => {
-                    writeln!(text, "Everything of {}.\n", kind(&json!({ "$ref": name }))).unwrap();
+                    writeln!(
+                        text,
+                        "Contains all fields of {}.\n",
+                        kind(&json!({ "$ref": name }))
+                    )
+                    .unwrap();
                 }
                 None => fields(text, part),
             }
@@ -84,7 +89,7 @@ mod tests {
         let Some(all) = schema["properties"].as_object() else {
             return;
         };
-        text.push_str("| field | | |\n|---|---|---|\n");
+        text.push_str("| Field | Type | Description |\n|---|---|---|\n");
         for (name, field) in all {
             let about = field["description"]
                 .as_str()
@@ -96,10 +101,11 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_is_the_document() {
-        let document = serde_json::to_value(Described::openapi()).unwrap();
+    fn the_http_reference_is_up_to_date() {
+        let document = serde_json::to_value(ApiDocument::openapi()).unwrap();
         let mut text =
-            "# HTTP\n\nMade from what a server answers at `/openapi.json`.\n\n".to_owned();
+            "# HTTP\n\nGenerated from the document that a server returns at `/openapi.json`.\n\n"
+                .to_owned();
         for (path, methods) in document["paths"].as_object().unwrap() {
             for (method, call) in methods.as_object().unwrap() {
                 let about = call["summary"]
@@ -109,7 +115,7 @@ mod tests {
                 let body = &call["requestBody"]["content"]["application/json"]["schema"];
                 writeln!(text, "## {} {path}\n\n{about}\n", method.to_uppercase()).unwrap();
                 if !body.is_null() {
-                    writeln!(text, "Takes {}.\n", kind(body)).unwrap();
+                    writeln!(text, "Request body: {}.\n", kind(body)).unwrap();
                 }
                 for (status, answer) in call["responses"].as_object().unwrap() {
                     writeln!(
@@ -138,7 +144,7 @@ mod tests {
         let found = fs::read_to_string(&path).unwrap_or_default();
         assert!(
             found == text,
-            "http.md is not as the code is: UPDATE_REFERENCE=1 cargo test writes it again"
+            "docs/reference/http.md is out of date: run the tests with UPDATE_REFERENCE=1"
         );
     }
 }

@@ -1,9 +1,10 @@
-//! An answer as it comes: server-sent events.
+//! An answer as server-sent events, one chunk for each token.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     convert::Infallible,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -20,96 +21,93 @@ use futures_util::{
 use serde_json::{Value, json};
 
 use super::{
-    choices::{check, reason},
+    answer::{AnswerHead, ApiKind, PendingAnswer, usage},
+    choice::{check_finish, finish_reason, paused_error},
     djinn,
-    generate::{Answer, Head, Way, usage},
-    logprobs, reply,
+    error::error_json,
 };
 use crate::{
     ServeError,
-    app::Caller,
-    host::{Host, Told, Words},
+    auth::Caller,
+    engine_thread::{LoadedModel, SessionEvent, TurnStream},
 };
-use std::sync::Arc;
 
-/// How often a client that waits is told that it is not forgotten.
-const PULSE: Duration = Duration::from_secs(15);
+/// Interval of keep-alive comments while a client waits for a token.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Answers piece by piece.
-pub fn respond(answer: Answer, wants_usage: bool) -> Response {
-    let host = Arc::clone(&answer.turns[0].host);
-    let left = answer.turns.len();
-    let mut next = VecDeque::new();
-    // First, so that whoever leaves early finds it again.
-    if let Some(told) = djinn::told(answer.session, &BTreeMap::new()) {
+/// Answers with server-sent events.
+pub fn respond(answer: PendingAnswer, wants_usage: bool) -> Response {
+    let count = answer.turns.len();
+    let mut pending = VecDeque::new();
+    // The session's name comes first, so that a client that disconnects can find the session again.
+    if let Some(fields) = djinn::reply_fields(answer.session, &BTreeMap::new()) {
         let mut first = answer.head.json(true, json!([]));
-        first["djinn"] = told;
-        next.push_back(data(&first));
+        first["djinn"] = fields;
+        pending.push_back(data(&first));
     }
-    for index in 0..left {
-        let before = answer.echo.get(index).cloned().unwrap_or_default();
-        let first = match answer.head.way {
-            Way::Chat => json!({ "role": "assistant", "content": "" }),
-            Way::Text if before.is_empty() => continue,
-            Way::Text => before.into(),
+    for index in 0..count {
+        let echo = answer.echo.get(index).cloned().unwrap_or_default();
+        let first = match answer.head.api {
+            ApiKind::Chat => json!({ "role": "assistant", "content": "" }),
+            ApiKind::Completion if echo.is_empty() => continue,
+            ApiKind::Completion => echo.into(),
         };
-        next.push_back(data(&piece(&answer.head, index, first, None, None)));
+        pending.push_back(data(&chunk(&answer.head, index, first, None, None)));
     }
-    let tagged =
-        |(index, turn): (usize, crate::host::Turn)| turn.map(move |told| (index, told)).boxed();
-    let pieces = Pieces {
-        words: host.words.clone(),
-        host,
+    let tagged = |(index, turn): (usize, TurnStream)| turn.map(move |event| (index, event)).boxed();
+    let stream = SseStream {
+        model: Arc::clone(&answer.turns[0].model),
         head: answer.head,
         turns: answer.turns.into_iter().enumerate().map(tagged).collect(),
-        left,
-        tells_logprobs: answer.logprobs,
-        tells_ids: answer.token_ids,
+        unfinished: count,
+        logprobs: answer.logprobs,
+        token_ids: answer.token_ids,
         wants_usage,
         prompt_tokens: answer.prompt_tokens,
         completion_tokens: 0,
-        captured: vec![BTreeMap::new(); left],
-        next,
+        captured: vec![BTreeMap::new(); count],
+        pending,
         is_over: false,
         _caller: answer.caller,
     };
-    let alive = KeepAlive::new().interval(PULSE);
-    Sse::new(pieces).keep_alive(alive).into_response()
+    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+    Sse::new(stream).keep_alive(keep_alive).into_response()
 }
 
-/// What goes out, in order.
-struct Pieces {
-    host: Arc<Host>,
-    words: Words,
-    head: Head,
-    turns: SelectAll<BoxStream<'static, (usize, Told)>>,
-    /// Choices that are not over.
-    left: usize,
-    tells_logprobs: bool,
-    tells_ids: bool,
+/// Stream of server-sent events of one answer.
+struct SseStream {
+    model: Arc<LoadedModel>,
+    head: AnswerHead,
+    /// Events of all choices, each with the choice's index.
+    turns: SelectAll<BoxStream<'static, (usize, SessionEvent)>>,
+    /// Number of choices that are not finished.
+    unfinished: usize,
+    logprobs: bool,
+    token_ids: bool,
     wants_usage: bool,
     prompt_tokens: usize,
     completion_tokens: usize,
-    /// What each choice read.
+    /// Captures of each choice.
     captured: Vec<BTreeMap<String, Tensor>>,
-    next: VecDeque<Event>,
+    /// Events that are ready to send.
+    pending: VecDeque<Event>,
     is_over: bool,
     _caller: Caller,
 }
 
-/// A piece of one choice.
-fn piece(
-    head: &Head,
+/// JSON of one chunk of one choice.
+fn chunk(
+    head: &AnswerHead,
     index: usize,
     text: Value,
     logprobs: Option<Value>,
     finish: Option<&str>,
 ) -> Value {
     let mut choice = json!({ "index": index, "logprobs": logprobs, "finish_reason": finish });
-    match (head.way, text) {
-        (Way::Text, text) => choice["text"] = text,
-        (Way::Chat, Value::String(text)) => choice["delta"] = json!({ "content": text }),
-        (Way::Chat, delta) => choice["delta"] = delta,
+    match (head.api, text) {
+        (ApiKind::Completion, text) => choice["text"] = text,
+        (ApiKind::Chat, Value::String(text)) => choice["delta"] = json!({ "content": text }),
+        (ApiKind::Chat, delta) => choice["delta"] = delta,
     }
     head.json(true, json!([choice]))
 }
@@ -118,122 +116,115 @@ fn data(value: &Value) -> Event {
     Event::default().data(value.to_string())
 }
 
-impl Pieces {
-    fn hear(&mut self, index: usize, told: Told) -> Result<(), ServeError> {
-        match told {
-            Told::Token {
+impl SseStream {
+    /// Turns a session's event into chunks.
+    fn add(&mut self, index: usize, event: SessionEvent) -> Result<(), ServeError> {
+        match event {
+            SessionEvent::Token {
                 token,
                 text,
                 logprobs,
                 ..
-            } => {
-                self.completion_tokens += 1;
-                if !text.is_empty() || self.tells_logprobs || self.tells_ids {
-                    let logprobs = self.logprobs(logprobs);
-                    let mut piece = piece(&self.head, index, text.into(), logprobs, None);
-                    if self.tells_ids {
-                        piece["choices"][0]["token_ids"] = json!([token]);
-                    }
-                    self.next.push_back(data(&piece));
-                }
+            } => self.add_token(index, token, text, logprobs),
+            SessionEvent::Captured(name, tensor) => {
+                self.captured[index].insert(name, tensor);
             }
-            Told::Captured(name, tensor) => drop(self.captured[index].insert(name, tensor)),
-            Told::Finished {
+            SessionEvent::Finished {
                 finish,
                 failure,
                 text,
                 ..
             } => {
-                check(finish, failure)?;
-                let rest = match (self.head.way, text.is_empty()) {
-                    (Way::Chat, true) => json!({}),
+                check_finish(finish, failure)?;
+                let rest = match (self.head.api, text.is_empty()) {
+                    (ApiKind::Chat, true) => json!({}),
                     _ => text.into(),
                 };
-                let reason = Some(reason(finish));
-                let last = piece(&self.head, index, rest, None, reason);
-                self.next.push_back(data(&last));
-                self.left -= 1;
-                if self.left == 0 {
+                let last = chunk(&self.head, index, rest, None, Some(finish_reason(finish)));
+                self.pending.push_back(data(&last));
+                self.unfinished -= 1;
+                if self.unfinished == 0 {
                     self.end();
                 }
             }
-            Told::Paused { at, .. } => {
-                return Err(ServeError::Conflict(format!(
-                    "the session stopped at {}",
-                    at.site
-                )));
-            }
-            Told::Replaced => {
-                return Err(ServeError::Conflict(
-                    "the session is followed from elsewhere now".to_owned(),
-                ));
-            }
+            SessionEvent::Paused { at, .. } => return Err(paused_error(&at)),
+            SessionEvent::Replaced => return Err(ServeError::Replaced),
         }
         Ok(())
     }
 
-    fn logprobs(&self, logprobs: Vec<Logprob>) -> Option<Value> {
-        let wanted = self.tells_logprobs && !logprobs.is_empty();
-        let shape = self.head.way.logprobs();
-        wanted.then(|| logprobs::told(shape, &self.words, &[logprobs], 0))
+    fn add_token(&mut self, index: usize, token: u32, text: String, logprobs: Vec<Logprob>) {
+        self.completion_tokens += 1;
+        if text.is_empty() && !self.logprobs && !self.token_ids {
+            return;
+        }
+        let logprobs = (self.logprobs && !logprobs.is_empty()).then(|| {
+            let tokenizer = &self.model.tokenizer;
+            self.head.api.logprobs(tokenizer, &[logprobs], 0)
+        });
+        let mut chunk = chunk(&self.head, index, text.into(), logprobs, None);
+        if self.token_ids {
+            chunk["choices"][0]["token_ids"] = json!([token]);
+        }
+        self.pending.push_back(data(&chunk));
     }
 
-    /// What comes after the last choice.
+    /// Queues captures, usage and the end mark after the last choice.
     fn end(&mut self) {
         let captured = std::mem::take(&mut self.captured);
         let is_only = captured.len() == 1;
-        for (index, read) in captured.iter().enumerate() {
-            let Some(told) = djinn::told(None, read) else {
+        for (index, captured) in captured.iter().enumerate() {
+            let Some(fields) = djinn::reply_fields(None, captured) else {
                 continue;
             };
-            let mut last = match is_only {
-                true => self.head.json(true, json!([])),
-                false => piece(&self.head, index, "".into(), None, None),
+            let last = match is_only {
+                true => {
+                    let mut last = self.head.json(true, json!([]));
+                    last["djinn"] = fields;
+                    last
+                }
+                false => {
+                    let mut last = chunk(&self.head, index, "".into(), None, None);
+                    last["choices"][0]["djinn"] = fields;
+                    last
+                }
             };
-            match is_only {
-                true => last["djinn"] = told,
-                false => last["choices"][0]["djinn"] = told,
-            }
-            self.next.push_back(data(&last));
+            self.pending.push_back(data(&last));
         }
         if self.wants_usage {
             let mut last = self.head.json(true, json!([]));
             last["usage"] = usage(self.prompt_tokens, self.completion_tokens);
-            self.next.push_back(data(&last));
+            self.pending.push_back(data(&last));
         }
-        self.next.push_back(Event::default().data("[DONE]"));
+        self.pending.push_back(Event::default().data("[DONE]"));
         self.is_over = true;
     }
 
-    /// What went wrong, in place of the rest.
+    /// Queues an error in place of the rest of the answer.
     fn fail(&mut self, error: &ServeError) {
         self.turns = SelectAll::new();
-        self.next.push_back(data(&reply::told(error)));
+        self.pending.push_back(data(&error_json(error)));
         self.is_over = true;
     }
 }
 
-impl Stream for Pieces {
+impl Stream for SseStream {
     type Item = Result<Event, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(event) = self.next.pop_front() {
+            if let Some(event) = self.pending.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
             if self.is_over {
                 return Poll::Ready(None);
             }
-            match ready!(self.turns.poll_next_unpin(context)) {
-                Some((index, told)) => {
-                    if let Err(error) = self.hear(index, told) {
-                        self.fail(&error);
-                    }
-                }
-                None => {
-                    let gone = self.host.gone();
-                    self.fail(&gone);
-                }
+            let added = match ready!(self.turns.poll_next_unpin(context)) {
+                Some((index, event)) => self.add(index, event),
+                None => Err(self.model.gone()),
+            };
+            if let Err(error) = added {
+                self.fail(&error);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Requests as OpenAI's clients write them, with Djinn's own fields.
+//! Requests in OpenAI's format, with Djinn's additional fields.
 
 use std::collections::BTreeMap;
 
@@ -9,123 +9,126 @@ use utoipa::ToSchema;
 use super::djinn::DjinnFields;
 use crate::{
     ServeError,
-    ask::{STOPS, SamplingAsk},
+    request::{STOP_STRINGS_MAX, SamplingSpec, check_stop_strings},
 };
 
-/// What both ways of asking have in common.
+/// Largest number of alternatives that a request may ask for with each token.
+pub const TOP_LOGPROBS_MAX: usize = 20;
+
+/// Fields that completions and chats have in common.
 #[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
-pub struct Common {
-    /// The model's name; the first there is when not said.
+pub struct CommonFields {
+    /// Name of the model. Default: the server's first model.
     pub model: String,
-    /// Tokens to generate at most.
+    /// Limit of tokens to generate. Default: the model's recommendation, or 256.
     pub max_tokens: Option<usize>,
-    /// The same, as newer clients call it.
+    /// Limit of tokens to generate; takes precedence over `max_tokens`.
     pub max_completion_tokens: Option<usize>,
-    /// 0 takes the likeliest token. Not said: as the model recommends, or 1.
+    /// Sampling temperature; 0 always takes the most likely token. Default: the model's recommendation, or 1.
     pub temperature: Option<f32>,
-    /// Choose among the likeliest whose probabilities reach this.
+    /// Samples from the most likely tokens whose probabilities sum to this value.
     pub top_p: Option<f32>,
-    /// Choose among so many of the likeliest.
+    /// Samples from this many most likely tokens.
     pub top_k: Option<usize>,
-    /// Leave out what is less likely than this share of the likeliest.
+    /// Leaves out tokens whose probability is below this share of the most likely token's.
     pub min_p: Option<f32>,
-    /// Make tokens that are there less likely, prompt included.
+    /// Divides the logits of tokens that occur in the prompt or in the generated text.
     pub repetition_penalty: Option<f32>,
-    /// Subtract from the logits of tokens already generated.
+    /// Value subtracted from the logits of tokens that were generated.
     pub presence_penalty: Option<f32>,
-    /// The same, as often as they were.
+    /// Value subtracted from the logits of generated tokens, once for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// Add to the logits of tokens, by id.
+    /// Values added to the logits of tokens, by token id.
     pub logit_bias: Option<BTreeMap<String, f32>>,
-    /// The same seed gives the same text.
+    /// Seed of the sampler. The same seed gives the same text.
     pub seed: Option<i64>,
-    /// Choices for each prompt.
+    /// Number of choices for each prompt. Default: 1.
     pub n: Option<usize>,
-    /// Texts that end it.
-    pub stop: Option<OneOrMore>,
-    /// Tokens as they come, as server-sent events.
+    /// Texts that end the answer; at most 16.
+    pub stop: Option<StopStrings>,
+    /// Whether to send tokens as server-sent events while they are generated.
     pub stream: Option<bool>,
-    /// What a stream tells beside them.
+    /// Options of a streamed answer.
     pub stream_options: Option<StreamOptions>,
-    /// Go on past the tokens that end a text.
+    /// Whether to continue past end-of-text tokens.
     pub ignore_eos: Option<bool>,
-    /// Tell the ids of tokens too, as `token_ids` of each choice.
+    /// Whether to return token ids as `token_ids` of each choice.
     pub return_token_ids: Option<bool>,
-    /// What only Djinn does.
+    /// Fields that only Djinn has: sessions, edits, captures.
     pub djinn: Option<DjinnFields>,
-    /// Everything else.
+    /// Unknown fields, kept so that they can be rejected by name.
     #[serde(flatten)]
     #[schema(ignore)]
     pub rest: Map<String, Value>,
 }
 
-/// `POST /v1/completions`
+/// Request body of `POST /v1/completions`.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct CompletionRequest {
-    /// A text, several, token ids, or several lists of those.
-    pub prompt: Prompt,
-    /// Of each token its log-probability, and so many alternatives.
+    /// One prompt or several, as text or as token ids.
+    pub prompt: PromptInput,
+    /// Number of alternatives to return with the log-probability of each token; at most 20.
     pub logprobs: Option<usize>,
-    /// The prompt before what was generated.
+    /// Whether the answer repeats the prompt before the generated text.
     pub echo: Option<bool>,
-    /// The rest.
+    /// Fields that completions and chats have in common.
     #[serde(flatten)]
-    pub common: Common,
+    pub common: CommonFields,
 }
 
-/// `POST /v1/chat/completions`
+/// Request body of `POST /v1/chat/completions`.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 pub struct ChatRequest {
-    /// The chat so far.
+    /// Messages of the chat, oldest first.
     #[schema(value_type = Vec<Object>)]
     pub messages: Vec<Value>,
-    /// Whether to tell log-probabilities.
+    /// Whether to return log-probabilities.
     pub logprobs: Option<bool>,
-    /// Of so many alternatives.
+    /// Number of alternatives to return with each token; at most 20. Requires `logprobs`.
     pub top_logprobs: Option<usize>,
-    /// Variables of the model's template, as `enable_thinking`.
+    /// Variables for the model's chat template, for example `enable_thinking`.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// The rest.
+    /// Fields that completions and chats have in common.
     #[serde(flatten)]
-    pub common: Common,
+    pub common: CommonFields,
 }
 
-/// A text, or several.
+/// One stop string or several.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum OneOrMore {
-    /// One.
+pub enum StopStrings {
+    /// One stop string.
     One(String),
-    /// Several.
-    More(Vec<String>),
+    /// Several stop strings.
+    Many(Vec<String>),
 }
 
-/// What a prompt can be.
+/// One prompt or several, as text or as token ids.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum Prompt {
-    /// A text.
+pub enum PromptInput {
+    /// One prompt as text.
     Text(String),
-    /// Token ids.
+    /// One prompt as token ids.
     Tokens(Vec<u32>),
-    /// Several texts.
+    /// Several prompts as text.
     Texts(Vec<String>),
-    /// Several lists of token ids.
+    /// Several prompts as token ids.
     TokenLists(Vec<Vec<u32>>),
 }
 
-/// What a stream tells beside tokens.
+/// Options of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
 pub struct StreamOptions {
-    /// At the end, how many tokens there were.
+    /// Whether the last chunk reports the number of tokens.
     pub include_usage: bool,
 }
 
-/// Fields of OpenAI's that ask for nothing that matters here.
-const HARMLESS: &[&str] = &[
+/// Fields of OpenAI's API that have no effect on the answer and are accepted.
+const IGNORED_FIELDS: &[&str] = &[
     "user",
     "metadata",
     "store",
@@ -137,8 +140,8 @@ const HARMLESS: &[&str] = &[
     "tool_choice",
 ];
 
-impl Common {
-    /// Refuses what is not done here: nothing is ignored that was asked for.
+impl CommonFields {
+    /// Rejects unsupported fields by name: the server ignores nothing that could change the answer.
     pub fn check(&self) -> Result<(), ServeError> {
         for (name, value) in &self.rest {
             let is_empty = value.is_null()
@@ -146,70 +149,74 @@ impl Common {
                 || name == "response_format" && value["type"] == "text"
                 || name == "modalities" && value == &serde_json::json!(["text"])
                 || name == "suffix" && value == "";
-            let same = name == "best_of" && value.as_u64() > Some(self.n.unwrap_or(1) as u64);
-            if !is_empty && (same || !HARMLESS.contains(&name.as_str())) {
+            let has_effect = name == "best_of" && value.as_u64() > Some(self.n.unwrap_or(1) as u64);
+            if !is_empty && (has_effect || !IGNORED_FIELDS.contains(&name.as_str())) {
                 let name = name.escape_debug();
                 return Err(ServeError::Unsupported(format!(
-                    "'{name}' is not supported by this server"
+                    "The field '{name}' is not supported by this server; leave it out"
                 )));
             }
         }
-        if self.stop().iter().any(String::is_empty) {
-            return Err(ServeError::Invalid(
-                "an empty stop string would stop nothing".to_owned(),
-            ));
-        }
-        if self.stop().len() > STOPS {
+        let stop = self.stop();
+        check_stop_strings(&stop)?;
+        if stop.len() > STOP_STRINGS_MAX {
             return Err(ServeError::TooLarge(format!(
-                "{STOPS} stop strings at most"
+                "The request has {} stop strings, but the limit is {STOP_STRINGS_MAX}",
+                stop.len()
             )));
         }
         if self.n == Some(0) {
-            return Err(ServeError::Invalid("n is at least 1".to_owned()));
+            return Err(ServeError::Invalid(
+                "n is 0, but must be at least 1".to_owned(),
+            ));
         }
         Ok(())
     }
 
-    /// The model's name: a session says which it is.
+    /// Name of the session that the request continues, if any.
+    pub fn session(&self) -> Option<&str> {
+        self.djinn.as_ref()?.session.as_deref()
+    }
+
+    /// Name of the model: from `model`, or from the session's name.
     pub fn model(&self) -> &str {
-        let session = self
-            .djinn
-            .as_ref()
-            .and_then(|fields| fields.session.as_deref());
-        match (
-            self.model.as_str(),
-            session.and_then(|name| name.rsplit_once(':')),
-        ) {
+        let session = self.session().and_then(|name| name.rsplit_once(':'));
+        match (self.model.as_str(), session) {
             ("", Some((model, _))) => model,
             (model, _) => model,
         }
     }
 
-    /// Texts that end it.
+    /// Limit of tokens to generate, if set.
+    pub fn max_tokens(&self) -> Option<usize> {
+        self.max_completion_tokens.or(self.max_tokens)
+    }
+
+    /// Stop strings.
     pub fn stop(&self) -> Vec<String> {
         match &self.stop {
             None => Vec::new(),
-            Some(OneOrMore::One(stop)) => vec![stop.clone()],
-            Some(OneOrMore::More(stops)) => stops.clone(),
+            Some(StopStrings::One(stop)) => vec![stop.clone()],
+            Some(StopStrings::Many(stops)) => stops.clone(),
         }
     }
 
-    /// How tokens are chosen.
-    pub fn sampling(&self) -> Result<SamplingAsk, ServeError> {
+    /// Sampling parameters.
+    pub fn sampling(&self) -> Result<SamplingSpec, ServeError> {
         let bias = |(token, bias): (&String, &f32)| {
-            let error = || {
+            let invalid = || {
                 ServeError::Invalid(format!(
-                    "logit_bias: '{}' is not a token id",
+                    "logit_bias: the key '{}' is not a token id",
                     token.escape_debug()
                 ))
             };
-            Ok((token.parse().map_err(|_| error())?, *bias))
+            Ok((token.parse().map_err(|_| invalid())?, *bias))
         };
         let logit_bias: Result<Vec<(u32, f32)>, ServeError> =
             self.logit_bias.iter().flatten().map(bias).collect();
-        Ok(SamplingAsk {
+        Ok(SamplingSpec {
             temperature: self.temperature,
-            unsaid_temperature: 1.0,
+            default_temperature: 1.0,
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
@@ -222,7 +229,7 @@ impl Common {
         })
     }
 
-    /// Whether a stream ends with how many tokens there were.
+    /// Whether a streamed answer ends with token counts.
     pub fn wants_usage(&self) -> bool {
         self.stream_options
             .is_some_and(|options| options.include_usage)

@@ -1,4 +1,4 @@
-//! TLS by rustls, with certificates of clients where they are wanted.
+//! TLS with rustls, and client certificates where the configuration names a CA for them.
 
 use std::{path::Path, sync::Arc};
 
@@ -9,10 +9,10 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::Tls;
+use crate::config::TlsFiles;
 
-/// What speaks TLS with these files.
-pub fn acceptor(tls: &Tls) -> Result<TlsAcceptor, String> {
+/// Creates a TLS acceptor from certificate and key files.
+pub fn acceptor(tls: &TlsFiles) -> Result<TlsAcceptor, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -48,7 +48,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
         .map_err(error)?
         .collect();
     match all.map_err(error)? {
-        all if all.is_empty() => Err(format!("{} has no certificate", path.display())),
+        all if all.is_empty() => Err(format!("{} contains no certificate", path.display())),
         all => Ok(all),
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use djinn_device::cpu::CpuBackend;
 use djinn_engine::KvMemory;
-use djinn_server::{Config, Layout, Limits, ModelConfig};
+use djinn_server::{LoadOptions, ServedModel, ServerConfig, ServerLimits};
 use djinn_weights::MemorySettings;
 use serde_json::Value;
 
@@ -25,25 +25,25 @@ pub fn folder(path: &str) -> PathBuf {
 }
 
 /// The story model.
-pub fn stories() -> ModelConfig {
+pub fn stories() -> ServedModel {
     model("stories", "models/stories-7m")
 }
 
-pub fn model(name: &str, path: &str) -> ModelConfig {
-    ModelConfig {
+pub fn model(name: &str, path: &str) -> ServedModel {
+    ServedModel {
         name: name.to_owned(),
         reference: folder(path).to_string_lossy().into_owned(),
-        layout: Layout::default(),
+        layout: LoadOptions::default(),
     }
 }
 
 /// A small server of the story model.
-pub fn config(home: &Path) -> Config {
+pub fn config(home: &Path) -> ServerConfig {
     let backend = Arc::new(CpuBackend {
         threads: Some(2),
         isa: None,
     });
-    Config {
+    ServerConfig {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
         node: "test".to_owned(),
         backend,
@@ -54,21 +54,21 @@ pub fn config(home: &Path) -> Config {
         },
         kv: KvMemory::default(),
         models: vec![stories()],
-        layout: Layout {
+        layout: LoadOptions {
             context: Some(256),
             batch: Some(8),
             sessions: Some(16),
             rows: Some(128),
-            ..Layout::default()
+            ..LoadOptions::default()
         },
         model_dirs: Vec::new(),
         pushed: home.join("pushed"),
         state: None,
         keys: None,
         tls: None,
-        limits: Limits {
+        limits: ServerLimits {
             patience: Duration::from_secs(2),
-            ..Limits::default()
+            ..ServerLimits::default()
         },
         drain: Duration::from_secs(5),
         insecure: false,
@@ -89,7 +89,7 @@ impl Server {
         Self::with(|_| {})
     }
 
-    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+    pub fn with(change: impl FnOnce(&mut ServerConfig)) -> Self {
         let home = tempfile::tempdir().unwrap();
         let mut config = config(home.path());
         change(&mut config);

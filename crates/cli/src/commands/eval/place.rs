@@ -7,7 +7,7 @@ use djinn_device::{Backend, host};
 use djinn_engine::KvMemory;
 use djinn_eval::{Config, Place};
 use djinn_memory::Amount;
-use djinn_server::{Config as ServerConfig, Layout, Limits};
+use djinn_server::{LoadOptions, ServerConfig, ServerLimits};
 use djinn_weights::{MemorySettings, Overrides};
 
 use crate::{
@@ -103,13 +103,13 @@ pub fn in_process(
         memory,
         kv: KvMemory::default(),
         models: Vec::new(),
-        layout: Layout::default(),
+        layout: LoadOptions::default(),
         model_dirs: Vec::new(),
         pushed: PathBuf::new(),
         state: None,
         keys: None,
         tls: None,
-        limits: Limits::default(),
+        limits: ServerLimits::default(),
         drain: Duration::from_secs(5),
         insecure: false,
         commit: COMMIT.to_owned(),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_client::{Event, Events, Generate, Model, Session, v1};
+use djinn_client::{EventStream, Generate, ModelHandle, SessionHandle, TurnEvent, v1};
 use djinn_model::Message;
 use tokio::runtime::Runtime;
 
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A model of a server, and a session of it for each conversation.
 pub struct Remote {
     runtime: Runtime,
-    model: Model,
+    model: ModelHandle,
     told: v1::Model,
     sessions: HashMap<usize, Open>,
 }
@@ -33,7 +33,7 @@ pub struct Remote {
 /// A conversation's session, what it has been told and said, and how it chooses.
 #[derive(Clone)]
 struct Open {
-    session: Session,
+    session: SessionHandle,
     has: Vec<u32>,
     version: usize,
 }
@@ -59,7 +59,7 @@ impl Remote {
     }
 
     /// Tells a conversation's session what it has not been told, or begins one.
-    fn told(&mut self, talk: usize, tokens: &[u32], how: &How) -> Result<Events, Failure> {
+    fn told(&mut self, talk: usize, tokens: &[u32], how: &How) -> Result<EventStream, Failure> {
         let most = how.max_tokens.unwrap_or(ANSWER) as u64;
         if let Some(open) = self.sessions.remove(&talk) {
             let rest = untold(&open.has, tokens).filter(|_| open.version == how.version);
@@ -147,19 +147,19 @@ impl Voice for Remote {
                 continue;
             };
             match event? {
-                Some(Event::Token(token)) => {
+                Some(TurnEvent::Token(token)) => {
                     answer.tokens += 1;
                     tell(&token.text)?;
                     answer.text += &token.text;
                 }
-                Some(Event::Finished(end)) if end.failure.is_empty() => {
+                Some(TurnEvent::Finished(end)) if end.failure.is_empty() => {
                     tell(&end.text)?;
                     answer.text += &end.text;
                     answer.cut = cut(&end.why);
                     self.note(talk);
                     break;
                 }
-                Some(Event::Finished(end)) => {
+                Some(TurnEvent::Finished(end)) => {
                     self.forget(talk);
                     return Err(Failure::Message(end.failure));
                 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use djinn_client::{Client, Create, Edit, Event, Events, Model, Resume, Session, v1};
+use djinn_client::{
+    Client, Create, EventStream, HookEdit, ModelHandle, Resume, SessionHandle, TurnEvent, v1,
+};
 use djinn_engine::{BreakSpec, EditSpec, Tensor};
 use djinn_model::Site;
 use tokio::runtime::Runtime;
@@ -27,7 +29,7 @@ const UNBORN: u64 = u64::MAX;
 pub struct Remote {
     runtime: Runtime,
     client: Client,
-    model: Model,
+    model: ModelHandle,
     name: String,
     has_text: bool,
     /// What the first session begins with, until it has.
@@ -61,7 +63,7 @@ impl Remote {
         Ok(remote)
     }
 
-    fn session(&self, id: u64) -> Session {
+    fn session(&self, id: u64) -> SessionHandle {
         self.client.session(format!("{}:{id}", self.name))
     }
 
@@ -87,7 +89,7 @@ impl Remote {
         Ok(self.runtime.block_on(self.session(id).info())?)
     }
 
-    fn edits(&self, edits: &[EditSpec]) -> Result<Vec<Edit>, Failure> {
+    fn edits(&self, edits: &[EditSpec]) -> Result<Vec<HookEdit>, Failure> {
         let mut all = Vec::new();
         for spec in edits {
             all.extend(self.runtime.block_on(sent(&self.model, spec.clone()))?);
@@ -97,17 +99,17 @@ impl Remote {
 }
 
 /// Everything that becomes of a session until it stops or ends.
-async fn hear(mut events: Events) -> Result<Vec<Heard>, Failure> {
+async fn hear(mut events: EventStream) -> Result<Vec<Heard>, Failure> {
     let mut heard = Vec::new();
     while let Some(event) = events.next().await? {
         match event {
-            Event::Token(token) => heard.push(Heard::Token(token.id)),
-            Event::Paused(at) => heard.push(Heard::Stopped(place(&at))),
-            Event::Finished(end) if !end.failure.is_empty() => {
+            TurnEvent::Token(token) => heard.push(Heard::Token(token.id)),
+            TurnEvent::Paused(at) => heard.push(Heard::Stopped(place(&at))),
+            TurnEvent::Finished(end) if !end.failure.is_empty() => {
                 return Err(Failure::Message(end.failure));
             }
-            Event::Finished(end) => heard.push(Heard::Over(end.why)),
-            Event::Captured(..) => {}
+            TurnEvent::Finished(end) => heard.push(Heard::Over(end.why)),
+            TurnEvent::Captured(..) => {}
         }
     }
     Ok(heard)

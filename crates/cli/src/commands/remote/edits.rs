@@ -1,12 +1,12 @@
 //! Changes as flags say them, as a server takes them: files are read here, and their numbers sent.
 
-use djinn_client::{Edit, Model, Tensor, v1};
+use djinn_client::{HookEdit, ModelHandle, TensorData, v1};
 use djinn_engine::{Change, EditSpec, Operand, read_tensors};
 
 use crate::{args::ChangeArgs, commands::steer::changes_of, failure::Failure};
 
 /// Everything that flags change on the way, in order.
-pub async fn edits(model: &Model, args: &ChangeArgs) -> Result<Vec<Edit>, Failure> {
+pub async fn edits(model: &ModelHandle, args: &ChangeArgs) -> Result<Vec<HookEdit>, Failure> {
     if args.edit.is_empty() && args.steer.is_empty() {
         return Ok(Vec::new());
     }
@@ -21,7 +21,7 @@ pub async fn edits(model: &Model, args: &ChangeArgs) -> Result<Vec<Edit>, Failur
 }
 
 /// One change, or one for each hook where each takes the tensor of its name.
-pub async fn sent(model: &Model, spec: EditSpec) -> Result<Vec<Edit>, Failure> {
+pub async fn sent(model: &ModelHandle, spec: EditSpec) -> Result<Vec<HookEdit>, Failure> {
     let takes_its_own = matches!(
         spec.change.operand(),
         Some(Operand::File { name: None, .. })
@@ -37,28 +37,28 @@ pub async fn sent(model: &Model, spec: EditSpec) -> Result<Vec<Edit>, Failure> {
     hooks.into_iter().map(|hook| edit(&at(hook))).collect()
 }
 
-fn edit(spec: &EditSpec) -> Result<Edit, Failure> {
+fn edit(spec: &EditSpec) -> Result<HookEdit, Failure> {
     let hook = spec.hook.as_str();
     let numbers = |operand: &Operand| numbers(operand, hook);
     let edit = match &spec.change {
-        Change::Scale(factor) => Edit::scale(hook, *factor),
-        Change::Zero => Edit::zero(hook),
-        Change::Add { operand, factor } => Edit::add(hook, &numbers(operand)?, *factor),
+        Change::Scale(factor) => HookEdit::scale(hook, *factor),
+        Change::Zero => HookEdit::zero(hook),
+        Change::Add { operand, factor } => HookEdit::add(hook, &numbers(operand)?, *factor),
         Change::AddMatched { operand, factor } => {
-            Edit::add_matched(hook, &numbers(operand)?, *factor)
+            HookEdit::add_matched(hook, &numbers(operand)?, *factor)
         }
-        Change::Replace(operand) => Edit::replace(hook, &numbers(operand)?),
-        Change::ProjectOut(operand) => Edit::project_out(hook, &numbers(operand)?),
-        Change::Clamp { low, high } => Edit::clamp(hook, *low, *high),
+        Change::Replace(operand) => HookEdit::replace(hook, &numbers(operand)?),
+        Change::ProjectOut(operand) => HookEdit::project_out(hook, &numbers(operand)?),
+        Change::Clamp { low, high } => HookEdit::clamp(hook, *low, *high),
     };
     let positions = spec.positions.to_string();
     Ok(edit.at(positions).part(spec.part.to_string()))
 }
 
 /// The numbers of an operand: of a file the tensor that is named, or the only one, or the hook's.
-fn numbers(operand: &Operand, hook: &str) -> Result<Tensor, Failure> {
+fn numbers(operand: &Operand, hook: &str) -> Result<TensorData, Failure> {
     let tensor = match operand {
-        Operand::Inline(numbers) => return Ok(Tensor::row(numbers.clone())),
+        Operand::Inline(numbers) => return Ok(TensorData::row(numbers.clone())),
         Operand::Tensor(tensor) => (**tensor).clone(),
         Operand::File { path, name } => {
             let mut tensors = read_tensors(path)?;
@@ -73,7 +73,7 @@ fn numbers(operand: &Operand, hook: &str) -> Result<Tensor, Failure> {
             })?
         }
     };
-    Ok(Tensor {
+    Ok(TensorData {
         shape: tensor.shape,
         data: tensor.data,
     })

@@ -1,6 +1,6 @@
 //! `djinn lens --server`
 
-use djinn_client::Model;
+use djinn_client::ModelHandle;
 
 use super::{on, prompt, tensor};
 use crate::{
@@ -20,7 +20,11 @@ pub fn lens(args: &LensArgs) -> Result<(), Failure> {
 }
 
 /// The grid of some tokens.
-pub(super) async fn look(model: &Model, tokens: Vec<u32>, top: usize) -> Result<Grid, Failure> {
+pub(super) async fn look(
+    model: &ModelHandle,
+    tokens: Vec<u32>,
+    top: usize,
+) -> Result<Grid, Failure> {
     let asked = model.session().tokens(tokens.clone()).max_tokens(0);
     let turn = asked.capture(capture(top)).open().await?;
     let seen = turn.collect().await?.captured.into_iter();
@@ -35,7 +39,7 @@ pub(super) async fn look(model: &Model, tokens: Vec<u32>, top: usize) -> Result<
 
 /// Tokens as people read them.
 pub(super) async fn names(
-    model: &Model,
+    model: &ModelHandle,
     has_text: bool,
     tokens: &[u32],
 ) -> Result<Vec<String>, Failure> {

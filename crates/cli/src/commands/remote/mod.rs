@@ -60,7 +60,7 @@ fn greedy() -> v1::Sampling {
 }
 
 /// Numbers as the engine has them.
-fn tensor(from: djinn_client::Tensor) -> djinn_engine::Tensor {
+fn tensor(from: djinn_client::TensorData) -> djinn_engine::Tensor {
     djinn_engine::Tensor {
         shape: from.shape,
         data: from.data,

@@ -1,11 +1,11 @@
 //! From prompt flags to token ids, in the words of a server's model.
 
-use djinn_client::Model;
+use djinn_client::ModelHandle;
 
 use crate::{args::PromptArgs, commands::prompt::said, failure::Failure};
 
 /// The token ids a command starts from.
-pub async fn tokens(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
+pub async fn tokens(model: &ModelHandle, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
     if let Some(tokens) = &args.tokens {
         return Ok(tokens.clone());
     }
@@ -24,7 +24,7 @@ pub async fn tokens(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failur
 }
 
 /// What a session is told that goes on.
-pub async fn more(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
+pub async fn more(model: &ModelHandle, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
     match (&args.tokens, said(args)?) {
         (Some(tokens), _) => Ok(tokens.clone()),
         (None, Some(prompt)) => Ok(model.tokenize_more(prompt).await?),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use djinn_client::{Client, Event, Events, Generate, Model, Turn, v1};
+use djinn_client::{Client, EventStream, Generate, ModelHandle, TurnEvent, TurnOutput, v1};
 use djinn_memory::Size;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ struct Ran {
     model: v1::Model,
     server: v1::CapabilitiesReply,
     prompt: Vec<u32>,
-    turn: Turn,
+    turn: TurnOutput,
     timing: Timing,
 }
 
@@ -60,9 +60,9 @@ async fn run_on(client: &Client, args: &RunArgs) -> Result<(), Failure> {
 /// Begins a session, or goes on with one.
 async fn open(
     client: &Client,
-    model: &Model,
+    model: &ModelHandle,
     args: &RunArgs,
-) -> Result<(Events, Vec<u32>), Failure> {
+) -> Result<(EventStream, Vec<u32>), Failure> {
     if let Some(session) = &args.session {
         let tokens = prompt::more(model, &args.prompt).await?;
         let mut told = Generate::new().tokens(tokens.clone());
@@ -113,19 +113,19 @@ pub fn sampling(args: &SamplingArgs) -> v1::Sampling {
 
 /// Hears a turn to its end. Where there is a prompt to show, text streams after it.
 async fn listen(
-    mut events: Events,
+    mut events: EventStream,
     prompt: Option<String>,
     (load, asked): (f64, Instant),
-) -> Result<(Turn, Timing), Failure> {
+) -> Result<(TurnOutput, Timing), Failure> {
     let stream = prompt.is_some();
     say(&prompt.unwrap_or_default())?;
-    let mut turn = Turn::new(events.opened().clone());
+    let mut turn = TurnOutput::new(events.opened().clone());
     let mut first_token = None;
     while let Some(event) = events.next().await? {
         first_token.get_or_insert_with(|| asked.elapsed().as_secs_f64());
         match &event {
-            Event::Token(token) if stream => say(&token.text)?,
-            Event::Finished(finished) if stream => say(&finished.text)?,
+            TurnEvent::Token(token) if stream => say(&token.text)?,
+            TurnEvent::Finished(finished) if stream => say(&finished.text)?,
             _ => {}
         }
         turn.take(event);

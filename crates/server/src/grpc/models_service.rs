@@ -1,0 +1,269 @@
+//! The service `Models`: register, plan, unload and push models; tokenize.
+
+use std::sync::Arc;
+
+use djinn_engine::LoadProgress;
+use djinn_wire::v1::{self, models_server::Models, register_event, tokenize_request::Input};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::service::{GrpcResult, GrpcService, GrpcStream};
+use crate::{
+    ServeError,
+    config::{LoadOptions, ServedModel},
+    registry::{FileOffer, PushStore, PushWriter, default_name},
+    request,
+};
+
+/// Parts of a push that may wait to be written.
+const QUEUED_PARTS_MAX: usize = 8;
+
+#[tonic::async_trait]
+impl Models for GrpcService {
+    type RegisterStream = GrpcStream<v1::RegisterEvent>;
+
+    async fn register(
+        &self,
+        request: Request<v1::RegisterRequest>,
+    ) -> GrpcResult<Self::RegisterStream> {
+        let caller = self.caller(&request)?;
+        caller.check_admin()?;
+        self.0.check_serving()?;
+        let request = request.into_inner();
+        let model = ServedModel {
+            name: match request.name.as_str() {
+                "" => default_name(&request.reference),
+                name => name.to_owned(),
+            },
+            layout: layout(request.limits),
+            reference: request.reference,
+        };
+        // A reference that cannot be found must not take a name.
+        self.0.models.sources().resolve(&model.reference, false)?;
+        let name = model.name.clone();
+        self.0.models.add(model, false)?;
+        let (events, received) = mpsc::channel(16);
+        let (app, progress) = (Arc::clone(&self.0), events.clone());
+        tokio::spawn(async move {
+            let _in_flight = caller;
+            let report = move |p: LoadProgress| {
+                let loading = v1::LoadProgress {
+                    loaded_bytes: p.loaded,
+                    total_bytes: p.total,
+                };
+                let what = Some(register_event::What::Loading(loading));
+                // A slow client misses some progress messages.
+                let _ = progress.try_send(Ok(v1::RegisterEvent { what }));
+            };
+            let loaded = app.models.get_with(&name, report).await;
+            let last = match loaded {
+                Ok(_) => app.models.describe(&name).await,
+                Err(error) => Err(error),
+            };
+            let last = last.map(|model| v1::RegisterEvent {
+                what: Some(register_event::What::Ready(model)),
+            });
+            let _ = events.send(last.map_err(Status::from)).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(received))))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListModelsRequest>,
+    ) -> GrpcResult<v1::ListModelsReply> {
+        self.caller(&request)?;
+        let models = self.0.models.list().await;
+        Ok(Response::new(v1::ListModelsReply { models }))
+    }
+
+    async fn plan(&self, request: Request<v1::PlanRequest>) -> GrpcResult<v1::PlanReply> {
+        self.caller(&request)?.check_admin()?;
+        let request = request.into_inner();
+        let plan = self
+            .0
+            .models
+            .plan(&request.reference, layout(request.limits), false)
+            .await?;
+        Ok(Response::new(plan))
+    }
+
+    async fn unload(&self, request: Request<v1::UnloadRequest>) -> GrpcResult<v1::UnloadReply> {
+        self.caller(&request)?.check_admin()?;
+        let request = request.into_inner();
+        self.0
+            .models
+            .unload(&request.name, request.force, request.forget)
+            .await?;
+        Ok(Response::new(v1::UnloadReply {}))
+    }
+
+    async fn offer(&self, request: Request<v1::OfferRequest>) -> GrpcResult<v1::OfferReply> {
+        self.caller(&request)?.check_admin()?;
+        let files = request.into_inner().files;
+        let files: Result<Vec<FileOffer>, ServeError> = files.into_iter().map(file_offer).collect();
+        let files = files?;
+        let lengths: Vec<u64> = files.iter().map(|file| file.bytes).collect();
+        let offer = self.0.models.pushed.offer(files)?;
+        let complete = offer.have == lengths;
+        if complete {
+            self.0
+                .models
+                .pushed
+                .finish(&self.0.models.pushed.offered(&offer.push)?)?;
+        }
+        Ok(Response::new(v1::OfferReply {
+            push: offer.push,
+            have: offer.have,
+            complete,
+        }))
+    }
+
+    async fn push(&self, request: Request<Streaming<v1::PushPart>>) -> GrpcResult<v1::PushReply> {
+        self.caller(&request)?.check_admin()?;
+        self.0.check_serving()?;
+        let patience = self.0.config.limits.patience;
+        let mut parts = request.into_inner();
+        let (to_disk, queue) = mpsc::channel(QUEUED_PARTS_MAX);
+        let store = Arc::clone(&self.0.models.pushed);
+        let writer = tokio::task::spawn_blocking(move || write(&store, queue));
+        let late = || {
+            ServeError::Timeout(format!(
+                "The next part of the push did not arrive within {} s",
+                patience.as_secs_f64()
+            ))
+        };
+        loop {
+            let part = tokio::time::timeout(patience, parts.message())
+                .await
+                .map_err(|_| late())?;
+            let Some(part) = part? else { break };
+            // A writer that failed returns its error below.
+            if to_disk.send(part).await.is_err() {
+                break;
+            }
+        }
+        drop(to_disk);
+        let written = writer
+            .await
+            .map_err(|error| ServeError::Internal(error.to_string()))?;
+        let (push, received_bytes) = written?;
+        let reference = format!("pushed:{push}");
+        Ok(Response::new(v1::PushReply {
+            reference,
+            received_bytes,
+        }))
+    }
+
+    async fn tokenize(
+        &self,
+        request: Request<v1::TokenizeRequest>,
+    ) -> GrpcResult<v1::TokenizeReply> {
+        self.caller(&request)?;
+        let request = request.into_inner();
+        let model = self.0.models.get(&request.model).await?;
+        let tokens = match request.input {
+            Some(Input::Text(text)) if request.plain => model.tokenizer.encode_more(&text)?,
+            Some(Input::Text(text)) => model.tokenizer.encode(&text)?,
+            Some(Input::Chat(chat)) => model
+                .tokenizer
+                .encode_chat(&request::chat_messages(&chat), Default::default())?,
+            None => {
+                return Err(
+                    ServeError::Invalid("input is missing: send text or chat".to_owned()).into(),
+                );
+            }
+        };
+        Ok(Response::new(v1::TokenizeReply { tokens }))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> GrpcResult<v1::DetokenizeReply> {
+        self.caller(&request)?;
+        let request = request.into_inner();
+        let model = self.0.models.get(&request.model).await?;
+        let text = model
+            .tokenizer
+            .tokenizer()?
+            .decode(&request.tokens, !request.special);
+        let text = text.map_err(ServeError::from)?;
+        let pieces = match request.each {
+            true => request
+                .tokens
+                .iter()
+                .map(|&token| model.tokenizer.piece(token))
+                .collect(),
+            false => Vec::new(),
+        };
+        Ok(Response::new(v1::DetokenizeReply { text, pieces }))
+    }
+}
+
+fn layout(limits: Option<v1::ModelLimits>) -> LoadOptions {
+    let limits = limits.unwrap_or_default();
+    let set = |n: u64| (n > 0).then_some(n as usize);
+    LoadOptions {
+        memory: (limits.memory_bytes > 0).then_some(limits.memory_bytes),
+        context: set(limits.context),
+        batch: set(limits.batch),
+        sessions: set(limits.sessions),
+        rows: set(limits.rows),
+        prefetch: limits.no_prefetch.then_some(false),
+        resident: (limits.resident_bytes > 0).then_some(limits.resident_bytes),
+    }
+}
+
+fn file_offer(file: v1::PushFile) -> Result<FileOffer, ServeError> {
+    let hash = <[u8; 32]>::try_from(&file.hash[..]).map_err(|_| {
+        ServeError::Invalid(format!(
+            "The hash of {} is not 32 bytes long",
+            file.name.escape_debug()
+        ))
+    })?;
+    Ok(FileOffer {
+        name: file.name,
+        bytes: file.bytes,
+        hash,
+    })
+}
+
+/// Writes the parts of a push, and returns the model's id and the number of bytes received.
+fn write(
+    store: &Arc<PushStore>,
+    mut parts: mpsc::Receiver<v1::PushPart>,
+) -> Result<(String, u64), ServeError> {
+    let mut files = None;
+    let mut current: Option<(u32, PushWriter)> = None;
+    let mut received = 0;
+    while let Some(part) = parts.blocking_recv() {
+        let files = match &files {
+            Some(files) => files,
+            None => files.insert(store.offered(&part.push)?),
+        };
+        if current.as_ref().is_none_or(|(file, _)| *file != part.file) {
+            if let Some((_, before)) = current.take() {
+                before.finish()?;
+            }
+            let file = files.get(part.file as usize);
+            let file = file.ok_or_else(|| {
+                ServeError::Invalid(format!(
+                    "The part belongs to file {}, but {} files were offered",
+                    part.file,
+                    files.len()
+                ))
+            })?;
+            current = Some((part.file, PushWriter::open(store, file)?));
+        }
+        let (_, writing) = current.as_mut().expect("a file is open");
+        writing.take(part.offset, &part.data)?;
+        received += part.data.len() as u64;
+    }
+    if let Some((_, last)) = current {
+        last.finish()?;
+    }
+    let files = files.ok_or_else(|| ServeError::Invalid("The push has no parts".to_owned()))?;
+    Ok((store.finish(&files)?, received))
+}

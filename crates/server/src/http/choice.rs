@@ -1,0 +1,105 @@
+//! One choice of an answer, collected from a turn's events.
+
+use std::collections::BTreeMap;
+
+use djinn_engine::{Finish, Logprob, Tensor};
+
+use crate::{
+    ServeError,
+    engine_thread::{SessionEvent, TurnStream},
+};
+
+/// One choice of an answer.
+#[derive(Default)]
+pub struct AnswerChoice {
+    /// Generated text.
+    pub text: String,
+    /// Generated tokens.
+    pub tokens: Vec<u32>,
+    /// Log-probabilities of each token and its alternatives, if requested.
+    pub logprobs: Vec<Vec<Logprob>>,
+    /// Reason for the end of the turn; `None` until it ends.
+    pub finish: Option<Finish>,
+    /// Captures by hook.
+    pub captured: BTreeMap<String, Tensor>,
+}
+
+impl AnswerChoice {
+    /// Collects a turn to its end.
+    pub async fn collect(mut turn: TurnStream) -> Result<Self, ServeError> {
+        let mut choice = AnswerChoice::default();
+        while let Some(event) = turn.next().await {
+            choice.add(event)?;
+        }
+        match choice.finish {
+            Some(_) => Ok(choice),
+            None => Err(turn.model.gone()),
+        }
+    }
+
+    fn add(&mut self, event: SessionEvent) -> Result<(), ServeError> {
+        match event {
+            SessionEvent::Token {
+                token,
+                text,
+                logprobs,
+                ..
+            } => {
+                self.text.push_str(&text);
+                self.tokens.push(token);
+                if !logprobs.is_empty() {
+                    self.logprobs.push(logprobs);
+                }
+            }
+            SessionEvent::Captured(name, tensor) => drop(self.captured.insert(name, tensor)),
+            SessionEvent::Finished {
+                finish,
+                failure,
+                text,
+                ..
+            } => {
+                check_finish(finish, failure)?;
+                self.text.push_str(&text);
+                self.finish = Some(finish);
+            }
+            SessionEvent::Paused { at, .. } => return Err(paused_error(&at)),
+            SessionEvent::Replaced => return Err(ServeError::Replaced),
+        }
+        Ok(())
+    }
+}
+
+/// Error of an HTTP request whose session stopped at a breakpoint.
+pub fn paused_error(at: &djinn_engine::Paused) -> ServeError {
+    ServeError::Conflict(format!(
+        "The session stopped at the breakpoint {}; resume it over gRPC",
+        at.site
+    ))
+}
+
+/// Returns an error if a turn ended for any reason but length, end of text or a stop string.
+pub fn check_finish(finish: Finish, failure: Option<String>) -> Result<(), ServeError> {
+    match finish {
+        Finish::Length | Finish::Context | Finish::Eos | Finish::Stop => Ok(()),
+        Finish::Deadline => Err(ServeError::Timeout(
+            "The session reached its deadline".to_owned(),
+        )),
+        Finish::Lease => Err(ServeError::Conflict(
+            "The session's lease expired".to_owned(),
+        )),
+        Finish::NotANumber => Err(ServeError::Internal(
+            "The model computed NaN: its weights or the session's edits are invalid".to_owned(),
+        )),
+        Finish::Failed => Err(ServeError::Internal(
+            failure.unwrap_or_else(|| "The pass failed".to_owned()),
+        )),
+    }
+}
+
+/// Reason for the end of a turn in OpenAI's terms.
+pub fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos | Finish::Stop => "stop",
+        _ => "length",
+    }
+}

@@ -1,0 +1,76 @@
+//! Counters and gauges of an engine at one moment.
+
+use std::collections::BTreeMap;
+
+use djinn_engine::{KvUsage, PagingStats};
+use djinn_weights::PassStats;
+
+/// Totals over all passes since the model was loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PassTotals {
+    /// Number of passes.
+    pub passes: u64,
+    /// Rows (tokens) that went through the model.
+    pub rows: u64,
+    /// Tokens generated.
+    pub tokens: u64,
+    /// Seconds in which passes ran.
+    pub busy_s: f64,
+    /// Bytes of weights that came over the link.
+    pub link_bytes: u64,
+    /// Seconds in which weights were in transfer.
+    pub link_s: f64,
+    /// Seconds in which passes waited for weights.
+    pub stalled_s: f64,
+    /// Number of sessions that ended.
+    pub ended: u64,
+}
+
+impl PassTotals {
+    /// Adds one pass.
+    pub fn add(&mut self, pass: &PassStats) {
+        self.passes += 1;
+        self.rows += pass.rows as u64;
+        self.busy_s += pass.seconds;
+        self.link_bytes += pass.link_bytes;
+        self.link_s += pass.link_s;
+        self.stalled_s += pass.stall_s;
+    }
+}
+
+/// State of an engine.
+#[derive(Clone, Debug, Default)]
+pub struct EngineSnapshot {
+    /// Totals over all passes.
+    pub totals: PassTotals,
+    /// KV pages by memory tier.
+    pub pages: KvUsage,
+    /// Traffic of KV pages between tiers.
+    pub paged: PagingStats,
+    /// Number of sessions by state.
+    pub sessions: BTreeMap<&'static str, u64>,
+    /// Prompt tokens taken from the prefix cache instead of being computed.
+    pub adopted: u64,
+}
+
+/// State of a loaded model, for metrics and status streams.
+pub struct ModelReading {
+    /// Name of the model.
+    pub model: String,
+    /// State of its engine.
+    pub snapshot: EngineSnapshot,
+    /// Bytes of the ring that weights stream through.
+    pub ring_bytes: u64,
+    /// Measured bandwidth of the link in bytes per second; 0 where no weights stream.
+    pub link_ceiling: f64,
+    /// Bytes of a KV page.
+    pub page_bytes: u64,
+    /// Tokens per KV page.
+    pub page_tokens: u64,
+}
+
+impl std::fmt::Debug for ModelReading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.model)
+    }
+}

@@ -1,0 +1,81 @@
+//! Entry of a model in the registry, and its description for clients.
+
+use std::sync::Arc;
+
+use djinn_engine::LoadProgress;
+use djinn_wire::v1;
+use tokio::sync::watch;
+
+use crate::{
+    config::ServedModel,
+    engine_thread::{LoadedModel, facts},
+};
+
+/// A model that the server knows.
+#[derive(Clone)]
+pub struct ModelEntry {
+    /// Name, reference and load options.
+    pub config: ServedModel,
+    /// Whether the operator configured the model; a client registered it otherwise.
+    pub trusted: bool,
+    /// Whether the model is loaded.
+    pub state: LoadState,
+}
+
+/// Load state of a model.
+#[derive(Clone)]
+pub enum LoadState {
+    /// The model is known and not loaded.
+    Unloaded,
+    /// The model is being loaded; the channel has its progress.
+    Loading(watch::Receiver<LoadProgress>),
+    /// The model is loaded.
+    Ready(Arc<LoadedModel>),
+    /// Loading failed, or the engine did, with this message.
+    Failed(String),
+}
+
+impl ModelEntry {
+    /// Describes the model for clients.
+    pub async fn describe(self) -> v1::Model {
+        let mut model = v1::Model {
+            name: self.config.name,
+            reference: self.config.reference,
+            ..v1::Model::default()
+        };
+        let state = match self.state {
+            LoadState::Unloaded => v1::ModelState::Unloaded,
+            LoadState::Loading(progress) => {
+                let LoadProgress { loaded, total } = *progress.borrow();
+                model.routing = format!("loading: {loaded} of {total} bytes");
+                v1::ModelState::Loading
+            }
+            LoadState::Failed(failure) => {
+                model.routing = failure;
+                v1::ModelState::Failed
+            }
+            LoadState::Ready(loaded) => {
+                describe_loaded(&mut model, &loaded);
+                let open = loaded.call(|worker| Ok(worker.engine.list(None).len()));
+                model.sessions = open.await.unwrap_or(0) as u64;
+                v1::ModelState::Ready
+            }
+        };
+        model.state = state.into();
+        model
+    }
+}
+
+fn describe_loaded(model: &mut v1::Model, loaded: &LoadedModel) {
+    let (facts, tokenizer) = (&loaded.facts, &loaded.tokenizer);
+    model.family = facts.family.to_owned();
+    model.routing.clone_from(&facts.routing);
+    model.dims = Some(facts::dims(&facts.dims));
+    model.memory = Some(facts.memory);
+    model.limits = Some(facts.limits);
+    model.has_text = tokenizer.text.is_some();
+    model.has_chat = tokenizer.chat.is_some();
+    model.idle_s = loaded.last_used().elapsed().as_secs_f64();
+    model.eos.clone_from(&tokenizer.generation.eos);
+    model.max_new_tokens = tokenizer.generation.max_new_tokens.unwrap_or(0) as u64;
+}

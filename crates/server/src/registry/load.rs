@@ -1,0 +1,236 @@
+//! Loads one model: opens its files, plans its memory, creates the engine and restores its sessions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use djinn_device::{Backend, cuda};
+use djinn_engine::{
+    Blueprint, Engine, EngineError, KvMemory, LoadProgress, ProbeLimits, RestoreScope, Settings,
+    StateFolder,
+};
+use djinn_model::Model;
+use djinn_weights::{Keep, MemorySettings, Overrides, measure_link};
+use djinn_wire::v1;
+
+use super::name::as_folder;
+use crate::{
+    ServeError,
+    config::{LoadOptions, ServerConfig},
+    engine_thread::{LoadedEngine, LoadedModel, facts},
+    metrics::Metrics,
+};
+
+/// Default context length in tokens, unless the model's is shorter.
+const CONTEXT_DEFAULT: usize = 4096;
+/// Default number of sessions in one pass.
+const BATCH_DEFAULT: usize = 32;
+/// Default number of open sessions.
+const SESSIONS_DEFAULT: usize = 256;
+/// Duration of one bandwidth measurement of the link.
+const MEASURE_TIME: Duration = Duration::from_millis(300);
+/// Largest number of bandwidth measurements.
+const MEASUREMENTS_MAX: usize = 8;
+
+/// A model to load, with everything that loading needs.
+#[derive(Clone)]
+pub(super) struct ModelLoader {
+    /// Name of the model on this server.
+    pub name: String,
+    /// Folder or shape, as resolved.
+    pub reference: String,
+    /// Load options.
+    pub layout: LoadOptions,
+    /// Bytes of device memory that other models have reserved.
+    pub taken: u64,
+    /// Number of models that share the free device memory.
+    pub sharers: usize,
+    /// Configuration of the server.
+    pub config: Arc<ServerConfig>,
+    /// Metrics of the server.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Whether loading failed only for lack of memory.
+pub(super) fn is_memory_shortage(error: &ServeError) -> bool {
+    let ServeError::Engine(error) = error else {
+        return false;
+    };
+    matches!(
+        error,
+        EngineError::Plan(_)
+            | EngineError::HostBudget { .. }
+            | EngineError::HostMemory { .. }
+            | EngineError::SpillNeedsHost { .. }
+            | EngineError::OutOfPages(_)
+    )
+}
+
+impl ModelLoader {
+    /// Loads the model on a new engine thread.
+    pub fn start(
+        self,
+        progress: impl FnMut(LoadProgress) + Send + 'static,
+    ) -> Result<Arc<LoadedModel>, ServeError> {
+        LoadedModel::start(
+            self.name.clone(),
+            Arc::clone(&self.metrics),
+            self.config.limits.jobs,
+            move |progress| self.load(progress),
+            progress,
+        )
+    }
+
+    fn load(self, progress: &mut dyn FnMut(LoadProgress)) -> Result<LoadedEngine, ServeError> {
+        let model = Model::open(&self.reference)?;
+        let blueprint = self.draw(&model)?;
+        tracing::debug!(model = self.name, plan = blueprint.reason(), "loading");
+        if self.config.memory.overrides.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
+            tracing::warn!(
+                model = self.name,
+                "--ring has no effect: all weights are resident"
+            );
+        }
+        let backend = &*self.config.backend;
+        let link_ceiling = link_ceiling(backend, &model, &blueprint);
+        let mut engine = Engine::load(model, backend, blueprint, progress)?;
+        if let Some(folder) = &self.config.state {
+            let folder = folder.join(as_folder(&self.name));
+            let state = StateFolder::open(&folder)?;
+            let restored = engine.keep_state(state, RestoreScope::All)?;
+            for (id, error) in &restored.refused {
+                tracing::warn!(model = self.name, session = id.0, %error, "session not restored");
+            }
+            if !restored.sessions.is_empty() {
+                let count = restored.sessions.len();
+                tracing::info!(model = self.name, count, "sessions restored");
+            }
+        }
+        Ok(LoadedEngine {
+            engine,
+            link_ceiling,
+        })
+    }
+
+    /// Plans the model's memory without loading it.
+    pub fn plan(self) -> Result<v1::PlanReply, ServeError> {
+        let model = Model::open(&self.reference)?;
+        let blueprint = self.draw(&model)?;
+        let settings = blueprint.settings();
+        let pages = settings.context.div_ceil(settings.page_tokens) as u64;
+        let link = link_ceiling(&*self.config.backend, &model, &blueprint);
+        let streamed = blueprint.plan().ring.streamed_bytes() as f64;
+        Ok(v1::PlanReply {
+            routing: blueprint.reason(),
+            dims: Some(facts::dims(&model.program.dims)),
+            memory: Some(facts::memory(&blueprint)),
+            session_kv_bytes: pages * blueprint.page_bytes(),
+            limits: Some(facts::limits(&blueprint)),
+            link_bytes_per_s: link,
+            pass_s: if link > 0.0 { streamed / link } else { 0.0 },
+        })
+    }
+
+    fn draw(&self, model: &Model) -> Result<Blueprint, ServeError> {
+        let left = self.config.memory.budget.saturating_sub(self.taken);
+        let budget = self.layout.memory.unwrap_or(left / self.sharers as u64);
+        let all = self.config.memory;
+        let memory = MemorySettings {
+            budget: budget.min(left),
+            prefetch: self.layout.prefetch.unwrap_or(all.prefetch),
+            overrides: Overrides {
+                keep: self
+                    .layout
+                    .resident
+                    .map_or(all.overrides.keep, Keep::AtMost),
+                ..all.overrides
+            },
+            ..all
+        };
+        draw(
+            model,
+            &*self.config.backend,
+            self.layout,
+            memory,
+            &self.config.kv,
+        )
+    }
+}
+
+/// Plans how a server lays out a model: which weights stay resident and which stream.
+pub fn draw(
+    model: &Model,
+    backend: &dyn Backend,
+    layout: LoadOptions,
+    memory: MemorySettings,
+    kv: &KvMemory,
+) -> Result<Blueprint, ServeError> {
+    let program = &model.program;
+    let context = layout
+        .context
+        .unwrap_or(CONTEXT_DEFAULT)
+        .min(program.dims.context);
+    let batch = layout.batch.unwrap_or(BATCH_DEFAULT).max(1);
+    let open = layout.sessions.unwrap_or(SESSIONS_DEFAULT).max(1);
+    let rows = layout.rows.unwrap_or(Settings::ROWS);
+    let one = Settings::for_sessions(program, 1, context, rows)?;
+    let rows = rows.max(batch);
+    let settings = Settings {
+        rows,
+        sessions: batch,
+        open,
+        pages: open.saturating_mul(one.pages),
+        // Any row may be captured after the last block.
+        logit_rows: rows,
+        probe_limits: ProbeLimits::anything(program, context),
+        ..one
+    };
+    let blueprint = Blueprint::for_sessions(model, backend, settings, memory, kv)?;
+    blueprint.check(backend)?;
+    Ok(blueprint)
+}
+
+/// Measures the link's bandwidth in bytes per second; 0 where no weights stream.
+fn link_ceiling(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> f64 {
+    if !blueprint.plan().streams() {
+        return 0.0;
+    }
+    if let Some(card) = backend.card() {
+        return best_of(|| {
+            cuda::measure_link(card, blueprint.link().chunk, MEASURE_TIME).unwrap_or(0.0)
+        });
+    }
+    let (chunk, workers) = (blueprint.weights().link_chunk(), blueprint.link().workers);
+    let rate = measure_link(&*model.weights, chunk, workers, MEASURE_TIME, 0.0);
+    rate.map_or(0.0, |rate| rate.bytes_per_s())
+}
+
+/// Repeats a measurement until it stops improving: an idle link is slow at first.
+fn best_of(mut measure: impl FnMut() -> f64) -> f64 {
+    let mut most: f64 = 0.0;
+    for _ in 0..MEASUREMENTS_MAX {
+        let rate = measure();
+        let has_settled = rate <= most * 1.01;
+        most = most.max(rate);
+        if has_settled {
+            break;
+        }
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::best_of;
+
+    #[test]
+    fn the_link_is_measured_until_its_rate_stops_improving() {
+        let check = |rates: &[f64], expect: f64| {
+            let mut rates = rates.iter().copied();
+            assert_eq!(best_of(|| rates.next().unwrap_or(f64::NAN)), expect);
+        };
+        check(&[55.0, 55.1], 55.1);
+        check(&[29.0, 40.0, 55.0, 55.2], 55.2);
+        check(&[55.0, 30.0], 55.0);
+        check(&[0.0, 0.0], 0.0);
+    }
+}

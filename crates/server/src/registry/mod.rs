@@ -1,0 +1,449 @@
+//! The models of a server: registered by name, loaded on demand, unloaded when others need their memory.
+
+mod entry;
+mod load;
+mod name;
+mod push_writer;
+mod pushed;
+mod resolve;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use djinn_engine::LoadProgress;
+use djinn_wire::v1;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+
+use self::{
+    entry::{LoadState, ModelEntry},
+    load::ModelLoader,
+    resolve::ModelSources,
+};
+use crate::{
+    ServeError,
+    auth::KeyStore,
+    config::{LoadOptions, ServedModel, ServerConfig},
+    engine_thread::LoadedModel,
+    metrics::Metrics,
+};
+
+pub use load::draw;
+pub use name::{check_name, default_name};
+pub use push_writer::PushWriter;
+pub use pushed::{FileOffer, PushStore};
+
+/// Models of a server.
+pub struct Registry {
+    config: Arc<ServerConfig>,
+    keys: Arc<KeyStore>,
+    metrics: Arc<Metrics>,
+    /// Models that clients pushed.
+    pub pushed: Arc<PushStore>,
+    entries: Mutex<BTreeMap<String, ModelEntry>>,
+    /// Model of requests that name none.
+    default: Mutex<Option<String>>,
+    /// Serializes loading and unloading.
+    loading: AsyncMutex<()>,
+}
+
+impl Registry {
+    /// Registers the models of the configuration without loading them.
+    pub fn new(
+        config: &Arc<ServerConfig>,
+        keys: &Arc<KeyStore>,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Arc<Self>, ServeError> {
+        let registry = Registry {
+            pushed: Arc::new(PushStore::new(&config.pushed, config.limits.upload_bytes)),
+            config: Arc::clone(config),
+            keys: Arc::clone(keys),
+            metrics: Arc::clone(metrics),
+            entries: Mutex::default(),
+            default: Mutex::default(),
+            loading: AsyncMutex::default(),
+        };
+        for model in &config.models {
+            registry.add(model.clone(), true)?;
+        }
+        Ok(Arc::new(registry))
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, ModelEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers a model. Repeating a registration changes nothing; another model of the same name is an
+    /// error.
+    pub fn add(&self, model: ServedModel, trusted: bool) -> Result<(), ServeError> {
+        check_name(&model.name)?;
+        let mut entries = self.entries();
+        match entries.get(&model.name) {
+            Some(known) if known.config.reference == model.reference => return Ok(()),
+            Some(known) => {
+                return Err(ServeError::Conflict(format!(
+                    "The name '{}' is taken by {}: choose another name, or unload that model with forget",
+                    model.name, known.config.reference
+                )));
+            }
+            None => {}
+        }
+        let name = model.name.clone();
+        let entry = ModelEntry {
+            config: model,
+            trusted,
+            state: LoadState::Unloaded,
+        };
+        entries.insert(name.clone(), entry);
+        drop(entries);
+        let mut default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
+        default.get_or_insert(name);
+        Ok(())
+    }
+
+    /// Returns a loaded model, and loads it first if necessary. The empty name means the first registered
+    /// model.
+    pub async fn get(self: &Arc<Self>, name: &str) -> Result<Arc<LoadedModel>, ServeError> {
+        self.get_with(name, |_| {}).await
+    }
+
+    /// Returns a loaded model like [`Registry::get`], and reports the progress of loading.
+    pub async fn get_with(
+        self: &Arc<Self>,
+        name: &str,
+        progress: impl Fn(LoadProgress) + Send + 'static,
+    ) -> Result<Arc<LoadedModel>, ServeError> {
+        let name = self.known(name)?;
+        if let Some(model) = self.ready(&name) {
+            return Ok(model);
+        }
+        let registry = Arc::clone(self);
+        // A task of its own: a client that disconnects must not abort a load halfway.
+        let loaded = tokio::spawn(async move {
+            let _one_at_a_time = registry.loading.lock().await;
+            match registry.ready(&name) {
+                Some(model) => Ok(model),
+                None => registry.load(&name, progress).await,
+            }
+        });
+        loaded
+            .await
+            .map_err(|error| ServeError::Internal(error.to_string()))?
+    }
+
+    /// Returns the full name of a registered model, or an error that lists all models.
+    fn known(&self, name: &str) -> Result<String, ServeError> {
+        let default = self.default_name();
+        let name = match (name, &default) {
+            ("", Some(default)) => default.as_str(),
+            (name, _) => name,
+        };
+        let entries = self.entries();
+        if entries.contains_key(name) {
+            return Ok(name.to_owned());
+        }
+        let names: Vec<&str> = entries.keys().map(String::as_str).collect();
+        let names = match names.is_empty() {
+            true => "none".to_owned(),
+            false => names.join(", "),
+        };
+        Err(ServeError::NotFound(format!(
+            "No model '{name}' on this server; registered models: {names}"
+        )))
+    }
+
+    /// Model of requests that name none. Holds no lock afterwards.
+    fn default_name(&self) -> Option<String> {
+        let default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
+        default.clone()
+    }
+
+    /// Returns a model if it is loaded, and marks one whose engine failed.
+    fn ready(&self, name: &str) -> Option<Arc<LoadedModel>> {
+        let mut entries = self.entries();
+        let entry = entries.get_mut(name)?;
+        match &entry.state {
+            LoadState::Ready(model) if model.is_alive() => {
+                model.touch();
+                Some(Arc::clone(model))
+            }
+            LoadState::Ready(_) => {
+                entry.state = LoadState::Failed("the engine failed".to_owned());
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn set_state(&self, name: &str, state: LoadState) {
+        if let Some(entry) = self.entries().get_mut(name) {
+            entry.state = state;
+        }
+    }
+
+    fn entry(&self, name: &str) -> Result<ModelEntry, ServeError> {
+        let entry = self.entries().get(name).cloned();
+        entry.ok_or_else(|| ServeError::NotFound(format!("Model '{name}' was forgotten")))
+    }
+
+    /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`.
+    async fn load(
+        self: &Arc<Self>,
+        name: &str,
+        progress: impl Fn(LoadProgress) + Send + 'static,
+    ) -> Result<Arc<LoadedModel>, ServeError> {
+        let entry = self.entry(name)?;
+        let (reported, watched) = watch::channel(LoadProgress {
+            loaded: 0,
+            total: 0,
+        });
+        self.set_state(name, LoadState::Loading(watched));
+        let progress = Arc::new(Mutex::new(move |p: LoadProgress| {
+            reported.send_replace(p);
+            progress(p);
+        }));
+        let loaded = self.load_with_eviction(name, &entry, &progress).await;
+        match &loaded {
+            Ok(model) => {
+                tracing::info!(model = name, routing = model.facts.routing, "model loaded");
+                self.set_quotas(model);
+                self.set_state(name, LoadState::Ready(Arc::clone(model)));
+            }
+            // The model fits once others are unloaded: nothing is wrong with it.
+            Err(error) if load::is_memory_shortage(error) => {
+                self.set_state(name, LoadState::Unloaded);
+            }
+            Err(error) => {
+                tracing::warn!(model = name, %error, "loading a model failed");
+                self.set_state(name, LoadState::Failed(error.to_string()));
+            }
+        }
+        loaded.map_err(|error| match load::is_memory_shortage(&error) {
+            true => self.with_memory_users(error),
+            false => error,
+        })
+    }
+
+    /// Loads a model into the free memory; unloads idle models, least recently used first, until it fits.
+    async fn load_with_eviction(
+        &self,
+        name: &str,
+        entry: &ModelEntry,
+        progress: &Arc<Mutex<impl Fn(LoadProgress) + Send + 'static>>,
+    ) -> Result<Arc<LoadedModel>, ServeError> {
+        loop {
+            let loader = ModelLoader {
+                name: name.to_owned(),
+                reference: self
+                    .sources()
+                    .resolve(&entry.config.reference, entry.trusted)?,
+                layout: entry.config.layout.or(self.config.layout),
+                taken: self.device_bytes(),
+                sharers: self.waiting_to_load(),
+                config: Arc::clone(&self.config),
+                metrics: Arc::clone(&self.metrics),
+            };
+            let alone = ModelLoader {
+                taken: 0,
+                sharers: 1,
+                ..loader.clone()
+            };
+            let progress = Arc::clone(progress);
+            let loaded = tokio::task::spawn_blocking(move || {
+                loader.start(move |p| (progress.lock().unwrap_or_else(PoisonError::into_inner))(p))
+            });
+            let loaded = loaded
+                .await
+                .map_err(|error| ServeError::Internal(error.to_string()))?;
+            match loaded {
+                Err(error) if load::is_memory_shortage(&error) => {
+                    // Evict others only for a model that fits an empty device.
+                    let fits = tokio::task::spawn_blocking(move || alone.plan().is_ok()).await;
+                    if !fits.unwrap_or(false) || !self.evict_idle(name).await {
+                        return Err(error);
+                    }
+                }
+                loaded => return loaded,
+            }
+        }
+    }
+
+    /// Adds to an out-of-memory error which models hold the memory.
+    fn with_memory_users(&self, error: ServeError) -> ServeError {
+        let loaded = self.loaded();
+        let holds = |model: &Arc<LoadedModel>| {
+            let bytes = djinn_types::Size(model.facts.memory.total_bytes);
+            format!("{} holds {bytes}", model.name)
+        };
+        match loaded.is_empty() {
+            true => error,
+            false => ServeError::Conflict(format!(
+                "{error}; of {} in total, {}: unload a model, or lower its memory limit (memory=)",
+                djinn_types::Size(self.config.memory.budget),
+                loaded.iter().map(holds).collect::<Vec<_>>().join(", ")
+            )),
+        }
+    }
+
+    /// Unloads the least recently used idle model to free memory for `name`. Returns whether one was
+    /// unloaded.
+    async fn evict_idle(&self, name: &str) -> bool {
+        let durable = self.config.state.is_some();
+        let mut idle: Vec<(Instant, Arc<LoadedModel>)> = Vec::new();
+        for model in self.loaded() {
+            let can_unload = model.call(move |worker| Ok(worker.can_unload(durable)));
+            if model.name != name && can_unload.await.unwrap_or(false) {
+                idle.push((model.last_used(), model));
+            }
+        }
+        idle.sort_by_key(|(used, _)| *used);
+        for (_, model) in idle {
+            // The model may have become busy since: ask again, and reject further jobs if not.
+            let closed = model.call(move |worker| Ok(worker.close_for_unload(durable)));
+            if closed.await.unwrap_or(false) {
+                tracing::info!(model = model.name, for_model = name, "idle model unloaded");
+                self.stop(model).await;
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn stop(&self, model: Arc<LoadedModel>) {
+        self.set_state(&model.name, LoadState::Unloaded);
+        let _ = tokio::task::spawn_blocking(move || model.stop()).await;
+    }
+
+    /// Unloads a model. Fails without `force` if open sessions would be lost. `forget` also removes the
+    /// model from the registry.
+    pub async fn unload(&self, name: &str, force: bool, forget: bool) -> Result<(), ServeError> {
+        let name = self.known(name)?;
+        let _one_at_a_time = self.loading.lock().await;
+        if let Some(model) = self.ready(&name) {
+            let open = model.call(|worker| Ok(worker.engine.list(None).len()));
+            let open = open.await?;
+            if open > 0 && self.config.state.is_none() && !force {
+                return Err(ServeError::Conflict(format!(
+                    "Unloading {name} would lose {open} open sessions: close them, or pass force"
+                )));
+            }
+            self.stop(model).await;
+        }
+        if !forget {
+            self.set_state(&name, LoadState::Unloaded);
+            return Ok(());
+        }
+        let next = {
+            let mut entries = self.entries();
+            entries.remove(&name);
+            entries.keys().next().cloned()
+        };
+        let mut default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
+        if default.as_ref() == Some(&name) {
+            *default = next;
+        }
+        Ok(())
+    }
+
+    /// Models that are loaded.
+    pub fn loaded(&self) -> Vec<Arc<LoadedModel>> {
+        let entries = self.entries();
+        let ready = |entry: &ModelEntry| match &entry.state {
+            LoadState::Ready(model) if model.is_alive() => Some(Arc::clone(model)),
+            _ => None,
+        };
+        entries.values().filter_map(ready).collect()
+    }
+
+    /// Bytes of device memory that loaded models have reserved.
+    pub fn device_bytes(&self) -> u64 {
+        let bytes = |model: &Arc<LoadedModel>| model.facts.memory.total_bytes;
+        self.loaded().iter().map(bytes).sum()
+    }
+
+    /// Number of configured models that are not loaded yet and share the free memory; at least 1.
+    fn waiting_to_load(&self) -> usize {
+        let entries = self.entries();
+        let waits =
+            |entry: &&ModelEntry| entry.trusted && !matches!(entry.state, LoadState::Ready(_));
+        entries.values().filter(waits).count().max(1)
+    }
+
+    /// Sets the quotas of all key owners on a model's engine.
+    pub fn set_quotas(&self, model: &LoadedModel) {
+        let owners = self.keys.owners();
+        model.post(move |worker| {
+            for owner in owners {
+                worker.engine.set_quota_of(&owner.name, Some(owner.quota));
+            }
+        });
+    }
+
+    /// Describes every model, the default one first.
+    pub async fn list(&self) -> Vec<v1::Model> {
+        let mut entries: Vec<ModelEntry> = self.entries().values().cloned().collect();
+        let default = self.default_name();
+        entries.sort_by_key(|entry| Some(&entry.config.name) != default.as_ref());
+        let mut models = Vec::with_capacity(entries.len());
+        for entry in entries {
+            models.push(entry.describe().await);
+        }
+        models
+    }
+
+    /// Describes one model.
+    pub async fn describe(&self, name: &str) -> Result<v1::Model, ServeError> {
+        Ok(self.entry(&self.known(name)?)?.describe().await)
+    }
+
+    /// Places in which references of models are looked up.
+    pub fn sources(&self) -> ModelSources<'_> {
+        ModelSources {
+            pushed: &self.pushed,
+            model_dirs: &self.config.model_dirs,
+        }
+    }
+
+    /// Plans how a model would be laid out in memory now, without loading it. `reference` may be the name
+    /// of a registered model.
+    pub async fn plan(
+        &self,
+        reference: &str,
+        layout: LoadOptions,
+        trusted: bool,
+    ) -> Result<v1::PlanReply, ServeError> {
+        let known = self.entries().get(reference).cloned();
+        // A loaded model could reuse its own memory.
+        let own_bytes = match &known {
+            Some(ModelEntry {
+                state: LoadState::Ready(model),
+                ..
+            }) => model.facts.memory.total_bytes,
+            _ => 0,
+        };
+        let (reference, trusted, own_layout) = match known {
+            Some(entry) => (entry.config.reference, entry.trusted, entry.config.layout),
+            None => (reference.to_owned(), trusted, LoadOptions::default()),
+        };
+        let loader = ModelLoader {
+            name: reference.clone(),
+            reference: self.sources().resolve(&reference, trusted)?,
+            layout: layout.or(own_layout).or(self.config.layout),
+            taken: self.device_bytes().saturating_sub(own_bytes),
+            sharers: 1,
+            config: Arc::clone(&self.config),
+            metrics: Arc::clone(&self.metrics),
+        };
+        let planned = tokio::task::spawn_blocking(move || loader.plan()).await;
+        planned.map_err(|error| ServeError::Internal(error.to_string()))?
+    }
+
+    /// Unloads every model, on shutdown.
+    pub async fn stop_all(&self) {
+        for model in self.loaded() {
+            self.stop(model).await;
+        }
+    }
+}
