@@ -187,6 +187,7 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
             deadline: args.timeout,
             lease: args.lease.min(args.max_lease),
             longest_lease: args.max_lease,
+            ..ServerLimits::default()
         },
         drain: args.drain,
         insecure: args.insecure,
