@@ -1,6 +1,6 @@
-//! The same session gives the same bits whatever the memory: from the least budget to
-//! everything, with and without prefetch, whatever the chunks and workers, from files and
-//! from host memory.
+//! A session gives the same bits in any amount of memory: from the minimum to the whole model, with
+//! and without prefetch, for every chunk size and number of workers, from files and from host
+//! memory.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -14,7 +14,7 @@ use djinn_engine::{
 };
 use djinn_model::Model;
 use djinn_types::Tier;
-use djinn_weights::{Keep, Lane, MemorySettings, Overrides, PlanError};
+use djinn_weights::{Keep, Lane, MemorySettings, Overrides, PlanError, WeightsError};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -44,7 +44,7 @@ fn from_host(budget: u64) -> MemorySettings {
     }
 }
 
-/// The least budget, as the refusal of none names it, and what holds everything.
+/// Returns the minimum budget, and the budget that holds the whole model.
 fn range(folder: &Path, requests: &[Request]) -> (u64, u64) {
     range_of(folder, requests, with_budget)
 }
@@ -53,14 +53,14 @@ fn range_of(folder: &Path, requests: &[Request], memory: fn(u64) -> MemorySettin
     let least = match draw(folder, requests, memory(0)) {
         Err(EngineError::Plan(PlanError::Budget { least, .. })) => least,
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("{folder:?} runs in no memory"),
+        Ok(_) => panic!("{folder:?}: a budget of 0 was accepted"),
     };
     let all = draw(folder, requests, memory(u64::MAX)).unwrap();
     assert!(!all.plan().streams());
     (least, all.footprint().total())
 }
 
-/// A prompt, every hook of it, and some tokens.
+/// Creates a request that captures every hook and generates some tokens.
 fn asked(folder: &Path) -> Request {
     let golden = golden(folder);
     let tokens = golden
@@ -69,8 +69,9 @@ fn asked(folder: &Path) -> Request {
     request(folder, &ids(tokens), &["*"], 5)
 }
 
-/// From the least memory to all, each with all of these ways to bring weights in.
-fn check_every_budget(folder: &Path, memory: fn(u64) -> MemorySettings, ways: &[(u64, usize)]) {
+/// Checks budgets from the minimum to the whole model, each with these chunk sizes and numbers of
+/// workers.
+fn check_every_budget(folder: &Path, memory: fn(u64) -> MemorySettings, links: &[(u64, usize)]) {
     let ask = || vec![asked(folder)];
     let expect = bits(&run(folder, ask(), How::default())[0]);
     let (least, all) = range_of(folder, &ask(), memory);
@@ -89,7 +90,7 @@ fn check_every_budget(folder: &Path, memory: fn(u64) -> MemorySettings, ways: &[
             "{folder:?} in {budget}"
         );
         for prefetch in [true, false] {
-            for &(chunk, workers) in ways {
+            for &(chunk, workers) in links {
                 let memory = MemorySettings {
                     chunk: Some(chunk),
                     workers: Some(workers),
@@ -110,10 +111,10 @@ fn check_every_budget(folder: &Path, memory: fn(u64) -> MemorySettings, ways: &[
 
 fn check_both_tiers(folder: &Path) {
     let chunks = [16 * KIB, 64 * KIB, 64 * MIB];
-    let ways = chunks.map(|chunk| [1, 2, 3, 4].map(|workers| (chunk, workers)));
-    check_every_budget(folder, with_budget, ways.as_flattened());
-    let ways = [(16 * KIB, 1), (20 * KIB, 3), (64 * MIB, 2)];
-    check_every_budget(folder, from_host, &ways);
+    let links = chunks.map(|chunk| [1, 2, 3, 4].map(|workers| (chunk, workers)));
+    check_every_budget(folder, with_budget, links.as_flattened());
+    let links = [(16 * KIB, 1), (20 * KIB, 3), (64 * MIB, 2)];
+    check_every_budget(folder, from_host, &links);
 }
 
 macro_rules! every_budget {
@@ -124,7 +125,7 @@ macro_rules! every_budget {
         })*
 
         #[test]
-        fn every_family_is_here() {
+        fn every_family_is_tested() {
             assert_eq!([$(stringify!($name)),*], FAMILIES);
         }
     };
@@ -139,14 +140,14 @@ fn bundled() {
     check_both_tiers(&stories());
 }
 
-/// A family whose head is tied, one with experts, one whose matrices cannot be cut.
-fn some() -> Vec<PathBuf> {
+/// Returns a family with a tied head, one with experts, and one whose matrices cannot be cut.
+fn some_families() -> Vec<PathBuf> {
     ["llama3", "mixtral", "gpt2"].map(family).to_vec()
 }
 
 #[test]
-fn whatever_the_user_decides() {
-    for folder in some() {
+fn bits_do_not_depend_on_plan_overrides() {
+    for folder in some_families() {
         let ask = || vec![asked(&folder)];
         let expect = bits(&run(&folder, ask(), How::default())[0]);
         let rings = [None, Some(400_000), Some(u64::MAX / 2)];
@@ -175,15 +176,15 @@ fn whatever_the_user_decides() {
     }
 }
 
-/// Three sessions of which one ends after the other, and whose tokens nobody reads on the
-/// way: what a card replays. Of one every alternative's bits are reported.
-fn unwatched(folder: &Path) -> Vec<Request> {
+/// Creates three requests without captures that end at different passes, so that a GPU replays
+/// graphs. One request reports log-probabilities.
+fn without_captures(folder: &Path) -> Vec<Request> {
     let golden = golden(folder);
     let tokens = golden
         .get("input_ids")
         .unwrap_or_else(|| &golden["cat.input_ids"]);
     let tokens = ids(tokens);
-    let ways = [
+    let samplings = [
         Sampling::default(),
         Sampling {
             logprobs: Some(3),
@@ -200,41 +201,41 @@ fn unwatched(folder: &Path) -> Vec<Request> {
         sampling,
         ..request(folder, &tokens[i..], &[], 6 + 5 * i)
     };
-    ways.into_iter().enumerate().map(ask).collect()
+    samplings.into_iter().enumerate().map(ask).collect()
 }
 
 #[test]
-fn tokens_that_nobody_watches() {
-    type Told = Vec<(Vec<u32>, Vec<u32>)>;
-    let told = |folder: &Path, how: How| -> Told {
+fn replayed_tokens_do_not_depend_on_the_budget() {
+    type TokensAndLogprobs = Vec<(Vec<u32>, Vec<u32>)>;
+    let results = |folder: &Path, how: How| -> TokensAndLogprobs {
         let of = |transcript: &Transcript| {
             let logprobs = transcript.logprobs.iter().flatten();
             let bits = logprobs.flat_map(|l| [l.token, l.logprob.to_bits()]);
             (transcript.generated.clone(), bits.collect())
         };
-        let transcripts = run(folder, unwatched(folder), how);
+        let transcripts = run(folder, without_captures(folder), how);
         transcripts.iter().map(of).collect()
     };
     for folder in FAMILIES.map(family).into_iter().chain([stories()]) {
-        let expect = told(&folder, How::default());
+        let expect = results(&folder, How::default());
         assert!(expect[1].1.len() > 8, "{folder:?}");
         for memory in [with_budget, from_host] {
-            let (least, all) = range_of(&folder, &unwatched(&folder), memory);
+            let (least, all) = range_of(&folder, &without_captures(&folder), memory);
             for step in 0..BUDGETS {
                 let budget = least + (all - least) * step / (BUDGETS - 1);
                 let how = How {
                     memory: memory(budget),
                     ..How::default()
                 };
-                assert!(told(&folder, how) == expect, "{folder:?} in {budget}");
+                assert!(results(&folder, how) == expect, "{folder:?} in {budget}");
             }
         }
     }
 }
 
 #[test]
-fn many_sessions_whose_prompts_come_in_pieces() {
-    for folder in some() {
+fn chunked_prompts_do_not_depend_on_the_budget() {
+    for folder in some_families() {
         let tokens = ids(&golden(&folder)["input_ids"]);
         let asked: Vec<Request> = (1..6)
             .map(|i| {
@@ -250,7 +251,7 @@ fn many_sessions_whose_prompts_come_in_pieces() {
             .iter()
             .map(bits)
             .collect();
-        // Few rows a pass: most passes end before the head, which is then passed over.
+        // With few rows most passes skip the head.
         for memory in [with_budget, from_host] {
             let (least, all) = range_of(&folder, &asked, memory);
             for (budget, rows) in [(least, 5), ((least + all) / 2, 6), (least, 100)] {
@@ -269,15 +270,19 @@ fn many_sessions_whose_prompts_come_in_pieces() {
 }
 
 #[test]
-fn budgets_that_cannot_work_name_the_least_that_would() {
+fn too_small_budgets_report_the_minimum() {
     let folder = stories();
     let ask = [asked(&folder)];
     let (least, all) = range(&folder, &ask);
-    // Of a card's memory a context takes more than this model.
+    // On a GPU the context takes more memory than this model.
     assert!(least * 3 < all || card().is_some(), "{least} of {all}");
     let error = draw(&folder, &ask, with_budget(least - 1)).err().unwrap();
-    let named = djinn_memory::Size(least).to_string();
-    assert!(error.to_string().contains(&named), "{error}");
+    let is_expected = matches!(
+        error,
+        EngineError::Plan(PlanError::Budget { budget, least: found, .. })
+            if (budget, found) == (least - 1, least)
+    );
+    assert!(is_expected, "{error}");
     let memory = MemorySettings {
         overrides: Overrides {
             keep: Keep::All,
@@ -285,27 +290,34 @@ fn budgets_that_cannot_work_name_the_least_that_would() {
         },
         ..with_budget(all - 1)
     };
-    assert!(draw(&folder, &ask, memory).is_err());
+    let error = draw(&folder, &ask, memory).err().unwrap();
+    let is_expected = matches!(error, EngineError::Plan(PlanError::NotAll { .. }));
+    assert!(is_expected, "{error}");
     for workers in [0, 65] {
         let memory = MemorySettings {
             workers: Some(workers),
             ..MemorySettings::default()
         };
-        assert!(draw(&folder, &ask, memory).is_err());
+        let error = draw(&folder, &ask, memory).err().unwrap();
+        let is_expected = matches!(
+            error,
+            EngineError::Weights(WeightsError::WorkerCount { asked }) if asked == workers
+        );
+        assert!(is_expected, "{error}");
     }
 }
 
 #[test]
-fn a_pass_streams_what_does_not_stay() {
+fn a_pass_streams_the_pieces_that_are_not_resident() {
     let folders = [family("llama2"), family("gpt2"), stories()];
-    let ways = [
+    let cases = [
         (with_budget as fn(u64) -> MemorySettings, false),
         (from_host, false),
         (from_host, true),
     ];
     for (folder, (memory, prefetch)) in folders
         .iter()
-        .flat_map(|folder| ways.map(|way| (folder, way)))
+        .flat_map(|folder| cases.map(|case| (folder, case)))
     {
         let ask = || {
             let golden = golden(folder);
@@ -335,7 +347,7 @@ fn a_pass_streams_what_does_not_stay() {
             engine.step().unwrap();
             let stats = engine.last_pass().unwrap();
             let dims = &engine.model().program.dims;
-            // Beside the pieces only rows of tables, at most two of each token.
+            // Besides the pieces a pass reads rows of tables, at most two for each token.
             let rows = (2 * 4 * stats.rows * dims.d_model) as u64;
             assert!(stats.link_bytes >= streamed, "{folder:?}");
             assert!(stats.link_bytes <= streamed + rows, "{folder:?}");
@@ -346,7 +358,7 @@ fn a_pass_streams_what_does_not_stay() {
 }
 
 #[test]
-fn what_streams_from_the_host_must_fit_there() {
+fn weights_that_stream_from_host_memory_must_fit_there() {
     let folder = family("llama2");
     let ask = [asked(&folder)];
     let (least, all) = range_of(&folder, &ask, from_host);
@@ -361,13 +373,10 @@ fn what_streams_from_the_host_must_fit_there() {
         draw(&folder, &ask, memory).map(|_| ())
     };
     within(least, needed).unwrap();
-    let error = within(least, needed - 1).unwrap_err().to_string();
-    let named = djinn_memory::Size(needed).to_string();
-    assert!(
-        error.contains(&named) && error.contains("--memory"),
-        "{error}"
-    );
-    // With more memory less streams, and what stays needs no copy.
+    let error = within(least, needed - 1).unwrap_err();
+    let is_expected = matches!(error, EngineError::HostBudget { needed: n, .. } if n == needed);
+    assert!(is_expected, "{error}");
+    // With more memory fewer bytes stream, and resident bytes need no host copy.
     let half = draw(&folder, &ask, from_host((least + all) / 2)).unwrap();
     assert!(half.plan().ring.streamed_bytes() < model_bytes);
     let whole = draw(&folder, &ask, from_host(all)).unwrap();
@@ -379,7 +388,7 @@ fn what_streams_from_the_host_must_fit_there() {
 }
 
 #[test]
-fn the_record_of_the_host_tier_is_in_order() {
+fn the_timeline_of_the_host_tier_is_ordered() {
     let folder = family("llama2");
     let ask = [asked(&folder)];
     let (least, _) = range_of(&folder, &ask, from_host);
@@ -405,7 +414,7 @@ fn the_record_of_the_host_tier_is_in_order() {
     }
 }
 
-/// A pass of one token through the mixture, in memory for so many experts.
+/// Loads the model with experts in memory for `slots` experts, and opens a session of one token.
 fn mixture(slots: u64, memory: fn(u64) -> MemorySettings) -> (djinn_engine::Engine, u64) {
     let folder = family("mixtral");
     let tokens = ids(&golden(&folder)["input_ids"]);
@@ -432,14 +441,14 @@ fn mixture(slots: u64, memory: fn(u64) -> MemorySettings) -> (djinn_engine::Engi
 }
 
 #[test]
-fn a_pass_brings_only_the_experts_its_tokens_chose() {
+fn a_pass_loads_only_the_selected_experts() {
     for memory in [with_budget, from_host] {
         let (mut engine, expert) = mixture(2, memory);
         let dims = engine.model().program.dims;
         while !engine.is_idle() {
             engine.step().unwrap();
             let stats = engine.last_pass().unwrap();
-            // One token goes through two experts of each block; and reads its own row.
+            // One token uses two experts of each block and one row of the embedding.
             let most = 2 * dims.blocks as u64 * expert + 4 * dims.d_model as u64;
             assert!(stats.link_bytes <= most, "{stats:?}");
         }
@@ -447,36 +456,35 @@ fn a_pass_brings_only_the_experts_its_tokens_chose() {
 }
 
 #[test]
-fn experts_in_use_stay_when_they_can() {
-    // All that a token's pass needs fits: the same token again needs nothing new.
+fn experts_in_use_stay_in_memory() {
+    // All experts of a token fit in memory: the same token again loads nothing.
     let folder = family("mixtral");
     let token = ids(&golden(&folder)["input_ids"])[0];
     let blocks = open(&folder).program.dims.blocks as u64;
     for memory in [with_budget, from_host] {
         let (mut engine, expert) = mixture(2 * blocks, memory);
-        let mut brought = Vec::new();
+        let mut loaded = Vec::new();
         for _ in 0..4 {
             while !engine.is_idle() {
                 engine.step().unwrap();
             }
             let again = request(&folder, &[token], &[], 1);
-            for id in 0..brought.len() as u64 + 1 {
+            for id in 0..loaded.len() as u64 + 1 {
                 engine.close(djinn_engine::SessionId(id));
             }
             engine.open(again).unwrap();
             engine.step().unwrap();
-            brought.push(engine.last_pass().unwrap().link_bytes);
+            loaded.push(engine.last_pass().unwrap().link_bytes);
         }
-        // What the first session used most may still be in the way of the first pass or
-        // two.
-        assert!(brought[3] < expert, "{brought:?} of {expert}");
+        // Experts that the first session used often may stay for the first passes.
+        assert!(loaded[3] < expert, "{loaded:?} of {expert}");
     }
 }
 
-/// On a card a model that takes seconds to load and most of which streams: what is loaded first
-/// is there to the end.
+/// On a GPU this model takes seconds to load and mostly streams, so bytes loaded first must stay
+/// intact until the end.
 #[test]
-fn a_shape_gives_the_same_bits_in_any_memory() {
+fn a_synthetic_model_gives_the_same_bits_in_any_memory() {
     let (shape, budget) = match card() {
         Some(_) => ("shape:llama-2-13b?dtype=f16", 16_000 * MIB),
         None => ("shape:gpt2?layers=2&dtype=f16", 80 * MIB),
@@ -508,7 +516,7 @@ fn a_shape_gives_the_same_bits_in_any_memory() {
     let (little, all) = (run(budget), run(u64::MAX));
     assert!(
         little.0 && !all.0,
-        "some memory is too little, and some enough"
+        "the small budget streams, and the large one does not"
     );
     assert!(little.1 == all.1 && little.2 == all.2);
 }

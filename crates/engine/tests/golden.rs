@@ -1,5 +1,5 @@
-//! Every family against what transformers computed: activations, logits, greedy
-//! tokens, and logits under an edit.
+//! Every family against the results of transformers: activations, logits, greedy tokens, and
+//! logits under an edit.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -14,8 +14,8 @@ use djinn_engine::Tensor;
 
 const ABSOLUTE: f32 = 2e-3;
 const RELATIVE: f32 = 1e-3;
-/// Of weights of two bytes on a card, which rounds what they meet to their type: a share of
-/// the largest number of its kind.
+/// Tolerance for 16-bit weights on a GPU, which rounds inputs to the type of the weights, relative
+/// to the largest value of the tensor.
 const ROUNDED: f32 = 5e-3;
 
 /// Asserts closeness and returns the largest difference.
@@ -38,7 +38,7 @@ fn assert_within(name: &str, found: &Tensor, expect: &Tensor, absolute: f32) -> 
 }
 
 #[test]
-fn captures_logits_and_greedy_tokens() {
+fn captures_logits_and_greedy_tokens_match_transformers() {
     for name in FAMILIES {
         let folder = family(name);
         let golden = golden(&folder);
@@ -58,7 +58,8 @@ fn captures_logits_and_greedy_tokens() {
             }
         }
         assert_eq!(compared, 4 * 4 + 1, "{name}: golden tensors");
-        // Far closer than asked for, so that even the narrowest margin decides.
+        // The difference is far below the narrowest margin between two tokens, so greedy tokens
+        // must agree.
         let margin: f32 = golden_note(&folder, "min_greedy_margin").parse().unwrap();
         assert!(
             2.0 * largest < margin,
@@ -74,7 +75,7 @@ fn prompt_probe(folder: &Path) -> djinn_engine::Probe {
 }
 
 #[test]
-fn steered_logits() {
+fn steered_logits_match_transformers() {
     for name in FAMILIES {
         let folder = family(name);
         let golden = golden(&folder);
@@ -91,7 +92,7 @@ fn steered_logits() {
 }
 
 #[test]
-fn the_bundled_model() {
+fn the_bundled_model_matches_transformers() {
     let folder = common::stories();
     let golden = golden(&folder);
     for prompt in ["cat", "rain", "robot"] {

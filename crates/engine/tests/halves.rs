@@ -1,6 +1,6 @@
-//! Every family with weights of two bytes, which devices have their fastest kernels for:
-//! as close to what transformers computed with whole ones as rounding lets it be, and the
-//! same bits whatever the memory, the chunk and the neighbours.
+//! Every family with 16-bit weights, for which devices have their fastest kernels: results are as
+//! close to those of transformers with 32-bit weights as rounding allows, and do not depend on
+//! memory, chunk size and other sessions of the batch.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use tempfile::TempDir;
 
-/// A family's checkpoint with its weights rounded.
+/// Writes a copy of a family's checkpoint with 16-bit weights.
 fn rounded(name: &str, dtype: DType) -> (TempDir, PathBuf) {
     let temp = TempDir::new().unwrap();
     let folder = temp.path().join(name);
@@ -51,13 +51,13 @@ fn halved(bytes: &[u8], dtype: DType) -> Vec<u8> {
     numbers.flat_map(half).collect()
 }
 
-/// How far logits may be from those of whole weights, of the largest of them.
+/// Largest allowed difference from the logits of 32-bit weights, relative to the largest logit.
 fn bound(name: &str, dtype: DType) -> f32 {
     let whole = match dtype {
         DType::F16 => 5e-3,
         _ => 4e-2,
     };
-    // What another expert gave at one position is seen by all after it.
+    // If rounding selects another expert at one position, all later positions see it.
     if name == "mixtral" {
         4.0 * whole
     } else {
@@ -66,7 +66,7 @@ fn bound(name: &str, dtype: DType) -> f32 {
 }
 
 #[test]
-fn as_close_as_rounding_lets_it_be() {
+fn half_precision_logits_are_close_to_single_precision() {
     for name in FAMILIES {
         let golden = golden(&family(name));
         let expect = &golden["logits"].data;
@@ -83,8 +83,9 @@ fn as_close_as_rounding_lets_it_be() {
     }
 }
 
-/// How far the farthest of all positions is. Rounding may send a position to another expert,
-/// and all its numbers elsewhere: of routed models half may be.
+/// Returns the largest difference over all positions. In a model with experts, rounding may select
+/// another expert at a position and change all its numbers, so the larger half of the positions is
+/// ignored.
 fn off(found: &[f32], expect: &[f32], width: usize, routed: bool) -> f32 {
     let far = |(x, y): (&[f32], &[f32])| {
         let pairs = x.iter().zip(y);
@@ -97,7 +98,8 @@ fn off(found: &[f32], expect: &[f32], width: usize, routed: bool) -> f32 {
     all[last - 1]
 }
 
-/// Sixteen sessions of many lengths; some look probe_limits, the others leave fast ways open.
+/// Creates sixteen requests of different lengths. Some capture logits; the others allow the fast
+/// paths.
 fn unlike(folder: &Path) -> Vec<Request> {
     let session = |i: usize| {
         let prompt: Vec<u32> = (0..3 + 13 * i)
@@ -114,7 +116,7 @@ fn all_bits(folder: &Path, requests: &[Request], how: How) -> Vec<Bits> {
     transcripts.iter().map(bits).collect()
 }
 
-/// From the least memory to nearly all.
+/// Returns memory budgets from the minimum to nearly the whole model.
 fn budgets(folder: &Path, requests: &[Request]) -> Vec<u64> {
     let draw = |budget| {
         let model = common::open(folder);
@@ -127,7 +129,7 @@ fn budgets(folder: &Path, requests: &[Request]) -> Vec<u64> {
         )
     };
     let Err(EngineError::Plan(PlanError::Budget { least, .. })) = draw(0) else {
-        panic!("{folder:?} runs in no memory")
+        panic!("{folder:?}: a budget of 0 was accepted")
     };
     let all = draw(u64::MAX).unwrap().footprint().total();
     (0..5)
@@ -144,7 +146,7 @@ fn from_host(budget: u64) -> MemorySettings {
 }
 
 #[test]
-fn whatever_the_memory_the_chunk_and_the_neighbours() {
+fn bits_do_not_depend_on_memory_chunk_or_batch() {
     for name in FAMILIES {
         for dtype in [DType::F16, DType::Bf16] {
             let (_temp, folder) = rounded(name, dtype);
@@ -160,7 +162,10 @@ fn whatever_the_memory_the_chunk_and_the_neighbours() {
                     ..How::default()
                 };
                 let found = all_bits(&folder, &requests, how);
-                assert!(found == expect, "{name} {dtype}: sixteen in {rows} rows");
+                assert!(
+                    found == expect,
+                    "{name} {dtype}: sixteen sessions in {rows} rows"
+                );
             }
             for budget in budgets(&folder, &requests) {
                 for prefetch in [true, false] {
@@ -173,7 +178,10 @@ fn whatever_the_memory_the_chunk_and_the_neighbours() {
                         ..How::default()
                     };
                     let found = all_bits(&folder, &requests, how);
-                    assert!(found == expect, "{name} {dtype}: in {budget}, {prefetch}");
+                    assert!(
+                        found == expect,
+                        "{name} {dtype}: budget {budget}, prefetch {prefetch}"
+                    );
                 }
             }
         }

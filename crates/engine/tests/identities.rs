@@ -1,4 +1,4 @@
-//! What must hold whatever other programs say: identities between what is read at hooks.
+//! Identities between captured activations, which hold without a reference implementation.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -18,7 +18,7 @@ fn everything(folder: &Path, length: usize) -> BTreeMap<String, Tensor> {
     tensors(&transcript)
 }
 
-/// Sums of a few dozen numbers in another order.
+/// Asserts that two sums of a few dozen numbers in different orders are close.
 fn close(found: &[f32], expect: &[f32], what: &str) {
     assert_eq!(found.len(), expect.len(), "{what}");
     for (found, expect) in found.iter().zip(expect) {
@@ -31,7 +31,7 @@ fn close(found: &[f32], expect: &[f32], what: &str) {
 }
 
 #[test]
-fn parts_make_up_the_residual() {
+fn attention_and_mlp_outputs_sum_to_the_residual() {
     for name in FAMILIES {
         let folder = family(name);
         let all = everything(&folder, 17);
@@ -57,7 +57,7 @@ fn parts_make_up_the_residual() {
 }
 
 #[test]
-fn patterns_mix_the_values() {
+fn attention_patterns_weight_the_values() {
     for name in FAMILIES {
         let folder = family(name);
         let dims = open(&folder).program.dims;
@@ -92,10 +92,10 @@ fn patterns_mix_the_values() {
     }
 }
 
-/// The head applied to the last residual gives the logits: whoever stops there with another's
-/// residual in its place goes on with the other's logits.
+/// The head computes logits from the last residual: a session whose last residual is replaced by
+/// that of another session gets the other session's logits.
 #[test]
-fn the_head_makes_logits_of_the_last_residual() {
+fn replacing_the_last_residual_replaces_the_logits() {
     for name in FAMILIES {
         let folder = family(name);
         let tokens = ids(&golden(&folder)["input_ids"]);
@@ -127,7 +127,7 @@ fn the_head_makes_logits_of_the_last_residual() {
 }
 
 #[test]
-fn edits_that_change_nothing_change_no_bit() {
+fn neutral_edits_at_every_hook_change_no_bit() {
     for name in FAMILIES {
         let folder = family(name);
         let tokens = ids(&golden(&folder)["input_ids"])[..9].to_vec();
@@ -158,7 +158,7 @@ fn edits_that_change_nothing_change_no_bit() {
 }
 
 #[test]
-fn the_lens_behind_the_last_block_sees_the_logits() {
+fn the_lens_after_the_last_block_gives_the_logits() {
     for name in FAMILIES {
         let folder = family(name);
         let tokens = ids(&golden(&folder)["input_ids"]);
@@ -177,7 +177,7 @@ fn the_lens_behind_the_last_block_sees_the_logits() {
         let logits = read(&["logits|likeliest4"], 64);
         assert_eq!(found[&last].shape, [9, 2, 4], "{name}");
         assert!(found[&last].data == logits["logits"].data, "{name}");
-        // Whatever the passes, and how many come together.
+        // The result does not depend on how the rows are divided into passes.
         let few = read(&["blocks.*.hook_resid_post|lens4"], 5);
         assert!(
             found.iter().all(|(hook, seen)| few[hook].data == seen.data),

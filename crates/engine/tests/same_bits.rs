@@ -1,5 +1,5 @@
-//! The same session gives the same bits: whatever the chunking, the neighbours, the
-//! threads and the instruction set.
+//! A session gives the same bits for every chunk size, every batch, any number of threads and every
+//! instruction set.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -11,7 +11,7 @@ use common::{FAMILIES, How, bits, family, golden, ids, request, request_edited, 
 use djinn_device::cpu::Isa;
 use djinn_engine::{Request, Sampling};
 
-/// Every model, with a prompt of its own.
+/// Returns every model with a prompt.
 fn models() -> Vec<(PathBuf, Vec<u32>)> {
     let families = FAMILIES.map(|name| {
         let folder = family(name);
@@ -28,7 +28,7 @@ fn alone(folder: &Path, request: Request) -> common::Bits {
 }
 
 #[test]
-fn whatever_the_chunk() {
+fn bits_do_not_depend_on_the_chunk() {
     for (folder, tokens) in models() {
         let expect = alone(&folder, request(&folder, &tokens, &["*"], 8));
         for rows in [1, 7, 16, tokens.len()] {
@@ -43,7 +43,7 @@ fn whatever_the_chunk() {
     }
 }
 
-/// Sixteen requests that differ in prompt, length and what they do at hooks.
+/// Creates sixteen requests that differ in prompt, length, captures and edits.
 fn unlike(folder: &Path, tokens: &[u32]) -> Vec<Request> {
     (0..16)
         .map(|i| {
@@ -69,7 +69,7 @@ fn unlike(folder: &Path, tokens: &[u32]) -> Vec<Request> {
 }
 
 #[test]
-fn whoever_else_is_in_the_batch() {
+fn bits_do_not_depend_on_the_batch() {
     for (folder, tokens) in models() {
         let requests = unlike(&folder, &tokens);
         for rows in [24, 512] {
@@ -90,7 +90,7 @@ fn whoever_else_is_in_the_batch() {
 }
 
 #[test]
-fn whatever_the_threads_and_instructions() {
+fn bits_do_not_depend_on_threads_and_instruction_set() {
     let most = djinn_device::host::cores();
     let isas = [Isa::Avx512, Isa::Avx2, Isa::Scalar];
     for (folder, tokens) in models() {
@@ -111,7 +111,7 @@ fn whatever_the_threads_and_instructions() {
 }
 
 #[test]
-fn an_edit_that_changes_nothing_changes_no_bit() {
+fn a_neutral_edit_changes_no_bit() {
     for (folder, tokens) in models() {
         let expect = alone(&folder, request(&folder, &tokens, &["*"], 4));
         let edits = ["*:scale=1"];
@@ -120,7 +120,7 @@ fn an_edit_that_changes_nothing_changes_no_bit() {
     }
 }
 
-/// Requests that draw their tokens, each in its own way.
+/// Creates requests with different sampling parameters.
 fn sampled(tokens: &[u32]) -> Vec<Request> {
     (0..6)
         .map(|i| Request {
@@ -142,7 +142,7 @@ fn sampled(tokens: &[u32]) -> Vec<Request> {
 }
 
 #[test]
-fn sampled_sessions_too() {
+fn sampled_tokens_do_not_depend_on_the_batch() {
     let folder = stories();
     let tokens = ids(&golden(&folder)["cat.input_ids"]);
     let together = run(&folder, sampled(&tokens), How::default());
@@ -155,8 +155,8 @@ fn sampled_sessions_too() {
 }
 
 #[test]
-fn the_device_chooses_what_the_host_would() {
-    let way = |temperature, top_k, top_p, min_p, seed| Sampling {
+fn the_device_samples_the_same_tokens_as_the_host() {
+    let sampling = |temperature, top_k, top_p, min_p, seed| Sampling {
         temperature,
         top_k,
         top_p,
@@ -164,30 +164,30 @@ fn the_device_chooses_what_the_host_would() {
         seed,
         ..Sampling::default()
     };
-    let ways = [
+    let samplings = [
         Sampling::default(),
-        way(1.0, 0, 1.0, 0.0, 1),
-        way(1.0, 0, 1.0, 0.0, 2),
-        way(0.7, 5, 1.0, 0.0, 3),
-        way(1.4, 0, 0.8, 0.0, 4),
-        way(0.9, 0, 1.0, 0.3, 5),
-        way(2.0, 50, 0.9, 0.01, 6),
+        sampling(1.0, 0, 1.0, 0.0, 1),
+        sampling(1.0, 0, 1.0, 0.0, 2),
+        sampling(0.7, 5, 1.0, 0.0, 3),
+        sampling(1.4, 0, 0.8, 0.0, 4),
+        sampling(0.9, 0, 1.0, 0.3, 5),
+        sampling(2.0, 50, 0.9, 0.01, 6),
     ];
     for (folder, tokens) in models() {
         let ask = |i: usize, logprobs: Option<usize>| Request {
             sampling: Sampling {
                 logprobs,
-                ..ways[i].clone()
+                ..samplings[i].clone()
             },
             ..request(&folder, &tokens[i % 3..], &[], 8)
         };
-        let all = || 0..ways.len();
+        let all = || 0..samplings.len();
         let together = run(
             &folder,
             all().map(|i| ask(i, None)).collect(),
             How::default(),
         );
-        // Whose alternatives are wanted, that session's logits are read.
+        // With `logprobs` the host reads the logits and samples.
         let read = all().map(|i| ask(i, Some(0))).collect();
         let read = run(&folder, read, How::default());
         for i in all() {
@@ -195,13 +195,13 @@ fn the_device_chooses_what_the_host_would() {
             assert_eq!(together[i].generated, alone.generated, "{folder:?} {i}");
             assert_eq!(together[i].generated, read[i].generated, "{folder:?} {i}");
         }
-        // What two seeds draw is not the same by chance alone.
+        // Different seeds draw different tokens.
         assert_ne!(together[1].generated, together[2].generated, "{folder:?}");
     }
 }
 
 #[test]
-fn sessions_that_come_and_go() {
+fn opening_and_closing_sessions_changes_no_bit() {
     let folder = stories();
     let tokens = ids(&golden(&folder)["cat.input_ids"]);
     let expect = run(
@@ -227,7 +227,7 @@ fn sessions_that_come_and_go() {
         }
         engine.check_integrity();
         if round % 4 == 3 {
-            // Closed in the middle: its pages serve the next.
+            // Closed in the middle; the next session reuses its pages.
             let transcript = engine.close(open.remove(0)).unwrap();
             assert_eq!(transcript.prompt, tokens);
         }

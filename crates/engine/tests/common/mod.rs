@@ -1,4 +1,4 @@
-//! What the whole-engine tests share: golden data and a short way to run a session.
+//! Helpers of the whole-engine tests: golden data, and functions that run sessions.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
@@ -56,7 +56,7 @@ pub fn golden(folder: &Path) -> BTreeMap<String, Tensor> {
     read_tensors(&folder.join("golden.safetensors")).unwrap()
 }
 
-/// A string of the golden file's metadata.
+/// Reads a metadata string of the golden file.
 pub fn golden_note(folder: &Path, key: &str) -> String {
     let bytes = fs::read(folder.join("golden.safetensors")).unwrap();
     let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
@@ -67,7 +67,7 @@ pub fn ids(tensor: &Tensor) -> Vec<u32> {
     tensor.data.iter().map(|&x| x as u32).collect()
 }
 
-/// How to run, apart from what to run.
+/// Settings of a run: rows of a pass, processor settings, memory.
 #[derive(Clone, Copy)]
 pub struct How {
     pub rows: usize,
@@ -88,8 +88,8 @@ impl How {
     }
 }
 
-/// The card that `DJINN_TEST_CARD` names by number, taken once: with it these tests run
-/// there instead of on the processor.
+/// GPU whose number is in `DJINN_TEST_CARD`, opened once. If the variable is set, the tests run on
+/// that GPU instead of the processor.
 pub fn card() -> Option<Arc<dyn Backend>> {
     static CARD: OnceLock<Option<Arc<dyn Backend>>> = OnceLock::new();
     let open = || {
@@ -110,7 +110,7 @@ impl Default for How {
     }
 }
 
-/// An engine for these requests.
+/// Loads an engine with room for these requests.
 pub fn load(model: Model, requests: &[Request], how: How) -> Engine {
     let settings = Settings::for_requests(&model, requests, how.rows).unwrap();
     let backend = how.backend();
@@ -118,7 +118,7 @@ pub fn load(model: Model, requests: &[Request], how: How) -> Engine {
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
-/// Runs all requests together and returns what each came to, in order.
+/// Runs all requests together and returns their transcripts in order.
 pub fn run(folder: &Path, requests: Vec<Request>, how: How) -> Vec<Transcript> {
     let mut engine = load(open(folder), &requests, how);
     let ids: Vec<_> = requests
@@ -134,7 +134,7 @@ pub fn run(folder: &Path, requests: Vec<Request>, how: How) -> Vec<Transcript> {
         .collect()
 }
 
-/// A request that captures `patterns` over the prompt and generates greedily.
+/// Creates a request that captures `patterns` and generates greedily.
 pub fn request(folder: &Path, tokens: &[u32], patterns: &[&str], generate: usize) -> Request {
     request_edited(folder, tokens, patterns, generate, &[])
 }
@@ -160,7 +160,7 @@ pub fn tensors(transcript: &Transcript) -> BTreeMap<String, Tensor> {
     transcript.captured.tensors()
 }
 
-/// Everything a session produced, comparable to the bit.
+/// Generated tokens and captured tensors of a session, comparable bit by bit.
 pub type Bits = (Vec<u32>, BTreeMap<String, Vec<u32>>);
 
 pub fn bits(transcript: &Transcript) -> Bits {
