@@ -1,8 +1,8 @@
 //! Benchmark `operations`: every operation at the shapes of a model.
 
 use djinn_device::{
-    ALIGN, Attention, Backend, Device, DeviceError, Draw, KvLayer, PassLimits, Phase, Rows, Span,
-    Stream, View, Weight,
+    ALIGN, Attention, Backend, Device, DeviceError, Draw, KvLayer, NormParams, PassLimits, Phase,
+    Rows, Span, Stream, View, Weight,
 };
 use djinn_model::{Model, program::Dims};
 use djinn_types::{Activation, DType, NormKind, Order};
@@ -329,8 +329,13 @@ impl OperationBench {
         let gated = format!("gate [{rows}, {}]", dims.d_mlp);
         Ok(vec![
             self.time(norm, bytes(x, 4), 0.0, |_| {
-                self.device.add(y, x)?;
-                self.device.norm(NormKind::Rms, 1e-5, x, weight, None, out)
+                let params = NormParams {
+                    kind: NormKind::Rms,
+                    eps: 1e-5,
+                    weight,
+                    bias: None,
+                };
+                self.device.add_norm(y, x, params, out)
             })?,
             self.time(gated, bytes(gate, 3), 0.0, |_| {
                 self.device.gate(Activation::Silu, gate, up, post)

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use djinn_device::cpu::{CpuDevice, CpuOptions};
 use djinn_device::yardstick::Gemm;
-use djinn_device::{Device, Phase, Span, Stream, View, Weight};
+use djinn_device::{Device, Phase, ProductOps, Span, Stream, Transfers, View, Weight};
 use djinn_types::{DType, Order};
 
 const SLAB: u64 = 1 << 30;
@@ -76,7 +76,7 @@ fn few_rows(device: &CpuDevice, order: Order, rows: usize) {
     let mut read_rate = 0f64;
     let mut seconds = [f64::INFINITY; SHAPES.len()];
     for _ in 0..ROUNDS {
-        read_rate = read_rate.max(device.read_bandwidth(256 << 20).unwrap());
+        read_rate = read_rate.max(device.read_bandwidth(256 << 20).unwrap() / 1e9);
         for ((n, k), seconds) in SHAPES.into_iter().zip(&mut seconds) {
             *seconds = seconds.min(stream(device, order, rows, n, k));
         }

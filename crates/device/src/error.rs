@@ -2,7 +2,10 @@
 
 use crate::Span;
 
-/// An operation that was not done.
+/// Result of a device call.
+pub type Result<T> = std::result::Result<T, DeviceError>;
+
+/// Failure of a device call.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The host would not give the memory.

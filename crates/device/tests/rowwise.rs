@@ -4,7 +4,7 @@
 
 mod support;
 
-use djinn_device::{Edit, View};
+use djinn_device::{Edit, NormParams, Rotation, View};
 use djinn_types::{Activation, DType, NormKind, RopeStyle};
 use proptest::prelude::*;
 use support::{FLOATS, Image, assert_near};
@@ -15,6 +15,23 @@ const ACTIVATIONS: [Activation; 4] = [
     Activation::GeluTanh,
     Activation::Relu,
 ];
+
+fn params(kind: NormKind, eps: f32, weight: View, bias: Option<View>) -> NormParams {
+    NormParams {
+        kind,
+        eps,
+        weight,
+        bias,
+    }
+}
+
+fn rotation(table: View, d_head: usize, style: RopeStyle) -> Rotation {
+    Rotation {
+        table,
+        d_head,
+        style,
+    }
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
@@ -63,7 +80,7 @@ proptest! {
         let bias = FLOATS.get(b).map(|&dtype| image.floats(dtype, 1, cols));
         let out = if in_place { x } else { image.room(DType::F32, rows, cols) };
         let kind = if layer { NormKind::Layer } else { NormKind::Rms };
-        let after = image.after(&[out], |device| device.norm(kind, 1e-3, x, weight, bias, out));
+        let after = image.after(&[out], |device| device.norm(params(kind, 1e-3, weight, bias), x, out));
         for r in 0..rows {
             let row = image.row(x, r);
             let mean = if layer { row.iter().sum::<f64>() / cols as f64 } else { 0.0 };
@@ -148,7 +165,7 @@ proptest! {
             }
         }
         let style = if halves { RopeStyle::Halves } else { RopeStyle::Interleaved };
-        let after = tabled.after(&[x], |device| device.rope(x, table, d_head, style));
+        let after = tabled.after(&[x], |device| device.rope(x, rotation(table, d_head, style)));
         for r in 0..rows {
             for head in 0..heads {
                 for i in 0..n {
@@ -256,7 +273,7 @@ fn large_matrices_are_shared_out_without_changing_bits() {
     let weight = image.floats(DType::Bf16, 1, 2000);
     let out = image.room(DType::F32, 60, 2000);
     image.after(&[out], |device| {
-        device.norm(NormKind::Rms, 1e-5, x, weight, None, out)
+        device.norm(params(NormKind::Rms, 1e-5, weight, None), x, out)
     });
     image.after(&[out], |device| device.gate(Activation::Silu, x, x, out));
 }
@@ -269,7 +286,7 @@ fn nan_is_no_reason_to_crash() {
     let (ids, weights) = (image.room(DType::I32, 3, 5), image.room(DType::F32, 3, 5));
     for device in support::devices().iter() {
         let after = image.on(device, |device| {
-            device.norm(NormKind::Layer, 1e-5, x, unit, None, out)?;
+            device.norm(params(NormKind::Layer, 1e-5, unit, None), x, out)?;
             device.activate(Activation::Gelu, x, x)?;
             device.edit(x, Edit::ProjectOut(unit))?;
             device.route(x, true, ids, weights)
@@ -320,11 +337,11 @@ fn what_does_not_fit_is_refused() {
         ),
         (
             "norm: weight is [4, 8]",
-            image.error(|d| d.norm(NormKind::Rms, 0.0, a, b, None, a)),
+            image.error(|d| d.norm(params(NormKind::Rms, 0.0, b, None), a, a)),
         ),
         (
             "norm: output",
-            image.error(|d| d.norm(NormKind::Rms, 0.0, a, b.rows(0, 1), None, shifted)),
+            image.error(|d| d.norm(params(NormKind::Rms, 0.0, b.rows(0, 1), None), a, shifted)),
         ),
         (
             "activate: out is [3, 8]",
@@ -345,11 +362,11 @@ fn what_does_not_fit_is_refused() {
         ),
         (
             "rope: x has 8 columns",
-            image.error(|d| d.rope(a, b.cols(0, 2), 3, RopeStyle::Halves)),
+            image.error(|d| d.rope(a, rotation(b.cols(0, 2), 3, RopeStyle::Halves))),
         ),
         (
             "rope: a table of 8",
-            image.error(|d| d.rope(a, b, 4, RopeStyle::Halves)),
+            image.error(|d| d.rope(a, rotation(b, 4, RopeStyle::Halves))),
         ),
         (
             "rope_table: positions",

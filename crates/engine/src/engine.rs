@@ -97,9 +97,9 @@ impl Engine {
         streamer.load(weights, &experts, &mut |loaded| {
             progress(LoadProgress { loaded, total });
         })?;
-        device.loaded();
+        device.release_staging();
         for weight in expected(&model.program) {
-            device.expect(weight)?;
+            device.warm_up(weight)?;
         }
         let arena = &blueprint.arena;
         if let Some(rope) = &model.program.rope {

@@ -46,14 +46,14 @@ impl Mat<i32> {
 
 /// An operation that is being checked.
 #[derive(Clone, Copy)]
-pub(crate) struct Op {
+pub(crate) struct OpCheck {
     pub(crate) name: &'static str,
     /// Where the slab starts, in whichever memory it is.
     pub(crate) base: *mut u8,
     pub(crate) slab_bytes: u64,
 }
 
-impl Op {
+impl OpCheck {
     /// A shape error.
     pub(crate) fn fail<T>(&self, detail: String) -> Result<T> {
         Err(DeviceError::Shape {
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn sizes_beyond_64_bits_are_out_of_the_slab() {
-        let op = Op {
+        let op = OpCheck {
             name: "test",
             base: std::ptr::without_provenance_mut(1 << 20),
             slab_bytes: 1 << 20,

@@ -1,10 +1,10 @@
 //! Which operands fit together: the same for every backend.
 
-use super::Op;
+use super::OpCheck;
 use crate::{Attention, Draw, Edit, KvLayer, Reduction, Result, Rows, View, Weight};
 use djinn_types::{DType, Order};
 
-impl Op {
+impl OpCheck {
     pub(crate) fn gather(&self, table: View, ids: View, out: View) -> Result<()> {
         self.shape("ids", ids, out.rows, 1)?;
         self.shape("table", table, table.rows, out.cols)?;

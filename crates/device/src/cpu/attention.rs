@@ -8,53 +8,17 @@
 
 use std::ops::Range;
 
-use crate::{Attention, KvLayer, Result, Rows, View};
+use crate::{Attention, AttentionOps, KvLayer, Result, Rows, View};
 
 use super::CpuDevice;
-use super::attention_tile::{Goal, Tile, TileKernel};
+use super::attention_tile::{AttentionJob, Goal, Tile, TileKernel, seen};
 use super::element::{Element, with_element};
-use crate::check::{Mat, Op};
+use crate::check::{Mat, OpCheck};
 
 /// Queries that share a pass over the keys, at most and at least.
 const TILE_QUERIES: std::ops::RangeInclusive<usize> = 6..=48;
 /// Scores of a tile: they should stay in the second-level cache.
 const TILE_SCORES: usize = 128 << 10;
-
-/// What every task of an operation shares.
-#[derive(Clone, Copy)]
-pub(super) struct Job {
-    pub(super) kv: KvLayer,
-    /// The layer's keys in page 0.
-    pub(super) pages: *const u8,
-    pub(super) tables: Mat<i32>,
-    pub(super) positions: Mat<i32>,
-    pub(super) how: Attention,
-    pub(super) goal: Goal,
-}
-
-// SAFETY: places in the slab; see `Mat`.
-unsafe impl Send for Job {}
-// SAFETY: as above.
-unsafe impl Sync for Job {}
-
-impl Job {
-    /// Query heads to a key-value head.
-    pub(super) fn group(&self) -> usize {
-        self.how.heads / self.kv.kv_heads
-    }
-
-    /// The keys a row sees.
-    pub(super) fn keys(&self, row: usize) -> Range<usize> {
-        // SAFETY: positions were checked when the runs were made.
-        let position = unsafe { self.positions.row(row).read_unaligned() } as usize;
-        seen(position, &self.how)
-    }
-}
-
-fn seen(position: usize, how: &Attention) -> Range<usize> {
-    let end = position + 1;
-    end - how.window.unwrap_or(end).min(end)..end
-}
 
 /// Consecutive rows of one session.
 struct Run {
@@ -64,15 +28,8 @@ struct Run {
     keys: Range<usize>,
 }
 
-impl CpuDevice {
-    pub(super) fn do_attend(
-        &self,
-        q: View,
-        rows: Rows,
-        kv: KvLayer,
-        how: Attention,
-        out: View,
-    ) -> Result<()> {
+impl AttentionOps for CpuDevice {
+    fn attend(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
         let op = self.op("attend");
         op.attend(q, rows, &kv, how, out)?;
         let goal = Goal::Attend {
@@ -82,14 +39,7 @@ impl CpuDevice {
         self.attention(op, rows, kv, how, goal, usize::MAX)
     }
 
-    pub(super) fn do_pattern(
-        &self,
-        q: View,
-        rows: Rows,
-        kv: KvLayer,
-        how: Attention,
-        out: View,
-    ) -> Result<()> {
+    fn pattern(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
         let op = self.op("pattern");
         op.pattern(q, rows, &kv, how, out)?;
         let goal = Goal::Pattern {
@@ -99,14 +49,7 @@ impl CpuDevice {
         self.attention(op, rows, kv, how, goal, out.cols)
     }
 
-    pub(super) fn do_mix(
-        &self,
-        pattern: View,
-        rows: Rows,
-        kv: KvLayer,
-        how: Attention,
-        out: View,
-    ) -> Result<()> {
+    fn mix(&self, pattern: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
         let op = self.op("mix");
         op.mix(pattern, rows, &kv, how, out)?;
         let goal = Goal::Mix {
@@ -116,63 +59,7 @@ impl CpuDevice {
         self.attention(op, rows, kv, how, goal, pattern.cols)
     }
 
-    fn attention(
-        &self,
-        op: Op,
-        rows: Rows,
-        kv: KvLayer,
-        how: Attention,
-        goal: Goal,
-        keys_max: usize,
-    ) -> Result<()> {
-        let count = match goal {
-            Goal::Attend { q, .. } | Goal::Pattern { q, .. } => q.rows,
-            Goal::Mix { out, .. } => out.rows,
-        };
-        let placed = Placed::check(&op, rows, count)?;
-        let runs = placed.runs(&op, &kv, &how, keys_max)?;
-        let job = Job {
-            kv,
-            pages: op.base.wrapping_add(kv.offset as usize),
-            tables: placed.tables,
-            positions: placed.positions,
-            how,
-            goal,
-        };
-        self.run_tiles(&job, &runs);
-        Ok(())
-    }
-
-    fn run_tiles(&self, job: &Job, runs: &[Run]) {
-        let (group, kv_heads) = (job.group(), job.kv.kv_heads);
-        let mut tiles = Vec::new();
-        for run in runs {
-            let queries = TILE_SCORES / run.keys.len().max(1);
-            let queries = queries.clamp(*TILE_QUERIES.start(), *TILE_QUERIES.end());
-            let tile_rows = (queries / group).max(1);
-            for start in run.rows.clone().step_by(tile_rows) {
-                tiles.push((run.sequence, start..(start + tile_rows).min(run.rows.end)));
-            }
-        }
-        // Too few tasks for the threads: query heads go on their own.
-        let few = tiles.len() * kv_heads < 3 * self.threads() && self.threads() > 1;
-        let heads_each = if few { 1 } else { group };
-        let parts = group.div_ceil(heads_each);
-        self.pool
-            .run(tiles.len() * kv_heads * parts, &|thread, chunk| {
-                // The last rows see the most keys: they start first, so threads end together.
-                let (sequence, rows) = tiles[tiles.len() - 1 - chunk / (kv_heads * parts)].clone();
-                let kv_head = chunk / parts % kv_heads;
-                let first_head = kv_head * group + chunk % parts * heads_each;
-                let heads = first_head..(first_head + heads_each).min((kv_head + 1) * group);
-                let tile = Tile::new(job, sequence, rows, kv_head, heads);
-                let mut scratch = self.scratch(thread);
-                let scratch = scratch.floats(tile.floats());
-                self.engine.run(TileKernel::new(job, tile, scratch));
-            });
-    }
-
-    pub(super) fn do_append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
+    fn append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
         let op = self.op("append");
         let width = kv.kv_heads.saturating_mul(kv.d_head);
         op.append(k, v, rows, &kv)?;
@@ -199,6 +86,64 @@ impl CpuDevice {
             self.pool.run(2 * kv.kv_heads, &|_, chunk| run(chunk));
         }
         Ok(())
+    }
+}
+
+impl CpuDevice {
+    fn attention(
+        &self,
+        op: OpCheck,
+        rows: Rows,
+        kv: KvLayer,
+        how: Attention,
+        goal: Goal,
+        keys_max: usize,
+    ) -> Result<()> {
+        let count = match goal {
+            Goal::Attend { q, .. } | Goal::Pattern { q, .. } => q.rows,
+            Goal::Mix { out, .. } => out.rows,
+        };
+        let placed = Placed::check(&op, rows, count)?;
+        let runs = placed.runs(&op, &kv, &how, keys_max)?;
+        let job = AttentionJob {
+            kv,
+            pages: op.base.wrapping_add(kv.offset as usize),
+            tables: placed.tables,
+            positions: placed.positions,
+            how,
+            goal,
+        };
+        self.run_tiles(&job, &runs);
+        Ok(())
+    }
+
+    fn run_tiles(&self, job: &AttentionJob, runs: &[Run]) {
+        let (group, kv_heads) = (job.group(), job.kv.kv_heads);
+        let mut tiles = Vec::new();
+        for run in runs {
+            let queries = TILE_SCORES / run.keys.len().max(1);
+            let queries = queries.clamp(*TILE_QUERIES.start(), *TILE_QUERIES.end());
+            let tile_rows = (queries / group).max(1);
+            for start in run.rows.clone().step_by(tile_rows) {
+                tiles.push((run.sequence, start..(start + tile_rows).min(run.rows.end)));
+            }
+        }
+        // Too few tasks for the threads: query heads go on their own.
+        let few = tiles.len() * kv_heads < 3 * self.threads() && self.threads() > 1;
+        let heads_each = if few { 1 } else { group };
+        let parts = group.div_ceil(heads_each);
+        self.pool
+            .run(tiles.len() * kv_heads * parts, &|thread, chunk| {
+                // The last rows see the most keys: they start first, so threads end together.
+                let (sequence, rows) = tiles[tiles.len() - 1 - chunk / (kv_heads * parts)].clone();
+                let kv_head = chunk / parts % kv_heads;
+                let first_head = kv_head * group + chunk % parts * heads_each;
+                let heads = first_head..(first_head + heads_each).min((kv_head + 1) * group);
+                let tile = Tile::new(job, sequence, rows, kv_head, heads);
+                let mut scratch = self.scratch(thread);
+                let scratch = scratch.floats(tile.floats());
+                self.engine.run(TileKernel::new(job, tile, scratch));
+            });
     }
 }
 
@@ -236,7 +181,7 @@ struct Placed {
 }
 
 impl Placed {
-    fn check(op: &Op, rows: Rows, count: usize) -> Result<Self> {
+    fn check(op: &OpCheck, rows: Rows, count: usize) -> Result<Self> {
         op.shape("positions", rows.positions, count, 1)?;
         op.shape("sequences", rows.sequences, count, 1)?;
         Ok(Placed {
@@ -247,7 +192,7 @@ impl Placed {
     }
 
     /// A row's session and position.
-    fn row(&self, op: &Op, kv: &KvLayer, row: usize) -> Result<(usize, usize)> {
+    fn row(&self, op: &OpCheck, kv: &KvLayer, row: usize) -> Result<(usize, usize)> {
         let Some(sequence) = self.sequences.index(row, 0, self.tables.rows) else {
             return op.fail(format!(
                 "row {row} is of no session among {}",
@@ -263,7 +208,7 @@ impl Placed {
         Ok((sequence, position))
     }
 
-    fn page(&self, op: &Op, kv: &KvLayer, sequence: usize, index: usize) -> Result<usize> {
+    fn page(&self, op: &OpCheck, kv: &KvLayer, sequence: usize, index: usize) -> Result<usize> {
         match self.tables.index(sequence, index, kv.pages) {
             Some(page) => Ok(page),
             None => op.fail(format!(
@@ -274,7 +219,7 @@ impl Placed {
     }
 
     /// Where each row's key and value go: page, and token in it.
-    fn slots(&self, op: &Op, kv: &KvLayer) -> Result<Vec<(usize, usize)>> {
+    fn slots(&self, op: &OpCheck, kv: &KvLayer) -> Result<Vec<(usize, usize)>> {
         (0..self.positions.rows)
             .map(|row| {
                 let (sequence, position) = self.row(op, kv, row)?;
@@ -285,7 +230,13 @@ impl Placed {
     }
 
     /// Rows by session; every page that any of them looks at is checked, once.
-    fn runs(&self, op: &Op, kv: &KvLayer, how: &Attention, keys_max: usize) -> Result<Vec<Run>> {
+    fn runs(
+        &self,
+        op: &OpCheck,
+        kv: &KvLayer,
+        how: &Attention,
+        keys_max: usize,
+    ) -> Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
         for row in 0..self.positions.rows {
             let (sequence, position) = self.row(op, kv, row)?;

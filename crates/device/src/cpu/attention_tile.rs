@@ -4,14 +4,49 @@ use std::ops::Range;
 
 use djinn_types::DType;
 
-use super::attention::Job;
 use super::chain::Chains;
 use super::dot::{Products, Rows, Sink};
 use super::element::{Convert, with_element};
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 use super::softmax::softmax;
 use crate::check::Mat;
+use crate::{Attention, KvLayer};
+
+/// What every task of an operation shares.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionJob {
+    pub(super) kv: KvLayer,
+    /// The layer's keys in page 0.
+    pub(super) pages: *const u8,
+    pub(super) tables: Mat<i32>,
+    pub(super) positions: Mat<i32>,
+    pub(super) how: Attention,
+    pub(super) goal: Goal,
+}
+
+// SAFETY: places in the slab; see `Mat`.
+unsafe impl Send for AttentionJob {}
+// SAFETY: as above.
+unsafe impl Sync for AttentionJob {}
+
+impl AttentionJob {
+    /// Query heads to a key-value head.
+    pub(super) fn group(&self) -> usize {
+        self.how.heads / self.kv.kv_heads
+    }
+
+    /// The keys a row sees.
+    pub(super) fn keys(&self, row: usize) -> Range<usize> {
+        // SAFETY: positions were checked when the runs were made.
+        let position = unsafe { self.positions.row(row).read_unaligned() } as usize;
+        seen(position, &self.how)
+    }
+}
+
+pub(super) fn seen(position: usize, how: &Attention) -> Range<usize> {
+    let end = position + 1;
+    end - how.window.unwrap_or(end).min(end)..end
+}
 
 /// What an operation reads besides the pages, and what it writes.
 #[derive(Clone, Copy)]
@@ -71,7 +106,7 @@ struct Layout {
 
 impl Tile {
     pub(super) fn new(
-        job: &Job,
+        job: &AttentionJob,
         sequence: usize,
         rows: Range<usize>,
         kv_head: usize,
@@ -130,14 +165,14 @@ impl Tile {
 
 /// The task, for pages of one element type.
 pub(super) struct TileKernel<'a> {
-    job: &'a Job,
+    job: &'a AttentionJob,
     tile: Tile,
     scratch: *mut f32,
 }
 
 impl<'a> TileKernel<'a> {
     /// `scratch` must have room for [`Tile::floats`].
-    pub(super) fn new(job: &'a Job, tile: Tile, scratch: *mut f32) -> Self {
+    pub(super) fn new(job: &'a AttentionJob, tile: Tile, scratch: *mut f32) -> Self {
         TileKernel { job, tile, scratch }
     }
 }

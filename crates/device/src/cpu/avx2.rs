@@ -2,8 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::isa::Kernel;
-use super::lanes::{Simd, first};
+use super::lanes::{Kernel, Simd, first};
 
 /// Proof that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]

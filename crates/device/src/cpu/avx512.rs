@@ -2,8 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::isa::Kernel;
-use super::lanes::Simd;
+use super::lanes::{Kernel, Simd};
 
 /// Proof that the machine has AVX-512 F, BW, VL and DQ.
 #[derive(Clone, Copy)]

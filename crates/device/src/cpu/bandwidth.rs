@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use super::CpuDevice;
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 use super::slab::Slab;
 use crate::Result;
 

@@ -5,8 +5,7 @@
 
 use super::dot::Rows;
 use super::element::Element;
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 
 /// The most rows in a tile.
 pub(super) const TILE_ROWS: usize = 6;

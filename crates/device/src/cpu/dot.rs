@@ -5,8 +5,7 @@
 //! [`Simd::sum`]. How many rows share a pass changes the speed, never the bits.
 
 use super::element::Element;
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 
 /// Rows of weights so short that the machine's own prefetching, which starts anew on
 /// each, comes too late.

@@ -1,18 +1,18 @@
-//! Changes to activations, and routing.
+//! Edits of activations.
 
 use std::ops::Range;
 
-use crate::{Edit, Result, View};
+use crate::{Edit, ProbeOps, Reduction, Result, View};
 
 use super::CpuDevice;
 use super::dot::dot;
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
+use super::reduce::reduce;
 use super::row::{add_scaled, part, store};
 use crate::check::Mat;
 
-impl CpuDevice {
-    pub(super) fn do_edit(&self, x: View, edit: Edit) -> Result<()> {
+impl ProbeOps for CpuDevice {
+    fn edit(&self, x: View, edit: Edit) -> Result<()> {
         let op = self.op("edit");
         let operand = op.operand(x, edit)?;
         let operand = operand.map(|view| op.f32("operand", view)).transpose()?;
@@ -28,6 +28,13 @@ impl CpuDevice {
                 });
             });
         });
+        Ok(())
+    }
+
+    fn reduce(&self, x: View, how: Reduction, out: View) -> Result<()> {
+        let op = self.op("reduce");
+        op.reduce(x, how, out)?;
+        reduce(self, op.f32("x", x)?, how, op.out("out", out)?);
         Ok(())
     }
 }

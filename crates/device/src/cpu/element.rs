@@ -2,8 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 
 /// A stored float type. Every value of it is exactly an f32.
 pub(super) trait Element: Copy + Send + Sync {

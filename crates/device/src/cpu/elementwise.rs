@@ -1,19 +1,56 @@
-//! Activations and sums, element by element.
+//! Norms, activations and sums.
 
 use std::ops::Range;
 
-use crate::{Result, View};
-use djinn_types::Activation;
+use crate::{ElementwiseOps, NormParams, Result, View};
+use djinn_types::{Activation, DType, NormKind};
 
 use super::CpuDevice;
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::element::{Convert, with_element};
+use super::lanes::{Kernel, LANES, Simd};
 use super::math;
 use super::row::{self, part, store};
 use crate::check::Mat;
 
-impl CpuDevice {
-    pub(super) fn do_activate(&self, f: Activation, x: View, out: View) -> Result<()> {
+impl ElementwiseOps for CpuDevice {
+    fn norm(&self, params: NormParams, x: View, out: View) -> Result<()> {
+        let NormParams {
+            kind,
+            eps,
+            weight,
+            bias,
+        } = params;
+        let op = self.op("norm");
+        op.norm(x, weight, bias, out)?;
+        let mut parameters = vec![(weight.dtype, op.floats("weight", weight)?)];
+        if let Some(bias) = bias {
+            parameters.push((bias.dtype, op.floats("bias", bias)?));
+        }
+        let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
+        self.by_rows(x.rows, x.cols, &|thread, rows| {
+            let width = x.cols.next_multiple_of(LANES);
+            self.with_scratch(thread, 2 * width, |scratch| {
+                let row = |i: usize| -> Option<*const f32> {
+                    let (dtype, row) = *parameters.get(i)?;
+                    Some(self.as_f32(dtype, row, scratch.wrapping_add(i * width)))
+                };
+                let (weight, bias) = (row(0), row(1));
+                let weight = weight.unwrap_or(scratch);
+                self.engine.run(NormRows {
+                    kind,
+                    eps,
+                    x,
+                    weight,
+                    bias,
+                    out,
+                    rows,
+                });
+            });
+        });
+        Ok(())
+    }
+
+    fn activate(&self, f: Activation, x: View, out: View) -> Result<()> {
         let op = self.op("activate");
         op.activate(x, out)?;
         let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
@@ -29,7 +66,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    pub(super) fn do_gate(&self, f: Activation, gate: View, up: View, out: View) -> Result<()> {
+    fn gate(&self, f: Activation, gate: View, up: View, out: View) -> Result<()> {
         let op = self.op("gate");
         op.gate(gate, up, out)?;
         let (x, up) = (op.f32("gate", gate)?, op.f32("up", up)?);
@@ -46,7 +83,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    pub(super) fn do_add(&self, x: View, out: View) -> Result<()> {
+    fn add(&self, x: View, out: View) -> Result<()> {
         let op = self.op("add");
         op.add(x, out)?;
         let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
@@ -54,6 +91,20 @@ impl CpuDevice {
             self.engine.run(Add { x, out, rows });
         });
         Ok(())
+    }
+}
+
+impl CpuDevice {
+    /// A row as f32: itself, or converted into `scratch`, which has room for it.
+    fn as_f32(&self, dtype: DType, row: Mat<u8>, scratch: *mut f32) -> *const f32 {
+        if dtype == DType::F32 {
+            return row.row(0).cast_const().cast();
+        }
+        with_element!(dtype, E => {
+            let from = row.row(0).cast_const().cast::<E>();
+            self.engine.run(Convert { from, n: row.cols, to: scratch, ahead: 0 });
+        });
+        scratch
     }
 }
 
@@ -114,4 +165,94 @@ impl Kernel for Add {
             unsafe { row::add(s, self.out.row(row), self.x.row(row), self.x.cols) };
         }
     }
+}
+
+struct NormRows {
+    kind: NormKind,
+    eps: f32,
+    x: Mat<f32>,
+    weight: *const f32,
+    bias: Option<*const f32>,
+    out: Mat<f32>,
+    rows: Range<usize>,
+}
+
+impl Kernel for NormRows {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let n = self.x.cols;
+        for row in self.rows.clone() {
+            let x = self.x.row(row).cast_const();
+            // SAFETY: checked rows of `n` elements; `out` is `x` or apart, and each
+            // element is read before it is written.
+            unsafe {
+                let mean = match self.kind {
+                    NormKind::Rms => 0.0,
+                    NormKind::Layer => mean(s, x, n),
+                };
+                let scale = 1.0 / (mean_square(s, x, mean, n) + self.eps).sqrt();
+                for i in (0..n).step_by(LANES) {
+                    self.write(s, row, i, n - i, mean, scale);
+                }
+            }
+        }
+    }
+}
+
+impl NormRows {
+    /// Up to sixteen of the `n` elements from `i` on.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, s: S, row: usize, i: usize, n: usize, mean: f32, scale: f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            let v = part(s, self.x.row(row).cast_const().wrapping_add(i), n);
+            let v = s.mul(s.sub(v, s.splat(mean)), s.splat(scale));
+            let weight = part(s, self.weight.wrapping_add(i), n);
+            let v = match self.bias {
+                None => s.mul(v, weight),
+                Some(bias) => s.fma(v, weight, part(s, bias.wrapping_add(i), n)),
+            };
+            store(s, v, self.out.row(row).wrapping_add(i), n);
+        }
+    }
+}
+
+/// The mean of `n` elements.
+///
+/// # Safety
+/// They must be readable.
+#[inline(always)]
+unsafe fn mean<S: Simd>(s: S, x: *const f32, n: usize) -> f32 {
+    let mut acc = s.splat(0.0);
+    for i in (0..n).step_by(LANES) {
+        // SAFETY: the caller's.
+        acc = s.add(acc, unsafe { part(s, x.wrapping_add(i), n - i) });
+    }
+    s.sum(acc) / n as f32
+}
+
+/// The mean of `(x - centre)²` of `n` elements.
+///
+/// # Safety
+/// They must be readable.
+#[inline(always)]
+unsafe fn mean_square<S: Simd>(s: S, x: *const f32, centre: f32, n: usize) -> f32 {
+    let mut acc = s.splat(0.0);
+    let full = n / LANES * LANES;
+    // SAFETY: the caller's.
+    unsafe {
+        for i in (0..full).step_by(LANES) {
+            let d = s.sub(s.load(x.add(i)), s.splat(centre));
+            acc = s.fma(d, d, acc);
+        }
+        if full < n {
+            // Lanes past the end must count as zero, not as `-centre`.
+            let mut tail = [0.0; LANES];
+            let d = s.sub(s.load_part(x.add(full), n - full), s.splat(centre));
+            s.store_part(d, tail.as_mut_ptr(), n - full);
+            let d = s.load(tail.as_ptr());
+            acc = s.fma(d, d, acc);
+        }
+    }
+    s.sum(acc) / n as f32
 }

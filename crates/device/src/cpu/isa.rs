@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::lanes::{Scalar, Simd};
+use super::lanes::{Kernel, Scalar, Simd};
 
 /// The instructions the kernels are compiled for. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,24 +77,14 @@ impl FromStr for Isa {
     }
 }
 
-/// Work written once for all instruction sets.
-///
-/// `run` must be `#[inline(always)]`, as must everything it calls with the token:
-/// only what ends up inside an entry function ([`Simd::call`]) is compiled for its
-/// instruction set.
-pub(super) trait Kernel {
-    /// Does it.
-    fn run<S: Simd>(self, simd: S);
-}
-
 /// An instruction set this machine has: the proof that its kernels may be run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Engine(Isa);
+pub(super) struct SimdEngine(Isa);
 
-impl Engine {
+impl SimdEngine {
     /// `None` if this machine lacks it.
     pub(super) fn new(isa: Isa) -> Option<Self> {
-        isa.is_available().then_some(Engine(isa))
+        isa.is_available().then_some(SimdEngine(isa))
     }
 
     pub(super) fn isa(self) -> Isa {
@@ -106,7 +96,7 @@ impl Engine {
     pub(super) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `Engine` exists only for instructions the machine has.
+            // SAFETY: an `SimdEngine` exists only for instructions the machine has.
             Isa::Avx512 => unsafe { super::avx512::enter(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.

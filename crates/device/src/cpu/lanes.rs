@@ -4,10 +4,18 @@
 //! same bits on each of them: plain operations are IEEE's, `fma` rounds once, and
 //! sums of lanes follow one tree.
 
-use super::isa::Kernel;
-
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;
+
+/// Work written once for all instruction sets.
+///
+/// `run` must be `#[inline(always)]`, as must everything it calls with the token:
+/// only what ends up inside an entry function ([`Simd::call`]) is compiled for its
+/// instruction set.
+pub(super) trait Kernel {
+    /// Does it.
+    fn run<S: Simd>(self, simd: S);
+}
 
 /// Sixteen lanes at a time, on one instruction set.
 pub(super) trait Simd: Copy {

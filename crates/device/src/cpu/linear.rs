@@ -3,15 +3,14 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::{Result, View, Weight};
+use crate::{Phase, ProductOps, Result, View, Weight};
 use djinn_types::{DType, Order};
 
 use super::CpuDevice;
 use super::chain::{Chains, TILE_ROWS};
 use super::dot::{Products, Rows, Sink};
 use super::element::{Convert, Element, with_element};
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 use super::panel;
 use super::row;
 use super::split::Split;
@@ -30,13 +29,14 @@ struct Job {
     out: Mat<f32>,
 }
 
-impl CpuDevice {
-    pub(super) fn do_linear(
+impl ProductOps for CpuDevice {
+    fn linear(
         &self,
         x: View,
         weight: Weight,
         bias: Option<View>,
         out: View,
+        _: Phase,
     ) -> Result<()> {
         let op = self.op("linear");
         op.linear(x, weight, bias, out)?;
@@ -55,7 +55,9 @@ impl CpuDevice {
         });
         Ok(())
     }
+}
 
+impl CpuDevice {
     fn out_in<E: Element>(&self, job: Job) {
         let (rows, cols, k) = (job.x.rows, job.out.cols, job.x.cols);
         let few = rows <= FEW_ROWS;

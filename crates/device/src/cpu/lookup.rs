@@ -3,23 +3,16 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::{Result, View};
+use crate::{LookupOps, Result, View};
 
 use super::CpuDevice;
 use super::element::{Element, with_element};
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 use super::row::add_scaled;
 use crate::check::Mat;
 
-impl CpuDevice {
-    pub(super) fn do_gather(
-        &self,
-        table: View,
-        ids: View,
-        out: View,
-        accumulate: bool,
-    ) -> Result<()> {
+impl LookupOps for CpuDevice {
+    fn gather(&self, table: View, ids: View, out: View, accumulate: bool) -> Result<()> {
         let op = self.op("gather");
         op.gather(table, ids, out)?;
         let (dtype, table) = (table.dtype, op.floats("table", table)?);
@@ -33,13 +26,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    pub(super) fn do_scatter_add(
-        &self,
-        src: View,
-        ids: View,
-        weights: View,
-        out: View,
-    ) -> Result<()> {
+    fn scatter_add(&self, src: View, ids: View, weights: View, out: View) -> Result<()> {
         let op = self.op("scatter_add");
         op.scatter_add(src, ids, weights, out)?;
         let (src, ids) = (op.f32("src", src)?, op.i32("ids", ids)?);
@@ -58,33 +45,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Ids as row numbers of something, or an error that names the bad one.
-    pub(super) fn indices(
-        &self,
-        op: &'static str,
-        of: &str,
-        ids: Mat<i32>,
-        limit: usize,
-    ) -> Result<Vec<usize>> {
-        let op = self.op(op);
-        (0..ids.rows)
-            .map(|row| match ids.index(row, 0, limit) {
-                Some(index) => Ok(index),
-                None => op.fail(format!(
-                    "id of row {row} is not among the {limit} rows of {of}"
-                )),
-            })
-            .collect()
-    }
-
-    pub(super) fn do_split(
-        &self,
-        x: View,
-        first: usize,
-        stride: usize,
-        width: usize,
-        out: View,
-    ) -> Result<()> {
+    fn split(&self, x: View, first: usize, stride: usize, width: usize, out: View) -> Result<()> {
         let op = self.op("split");
         op.split(x, first, stride, width, out)?;
         let groups = out.cols / width;
@@ -103,6 +64,27 @@ impl CpuDevice {
             }
         });
         Ok(())
+    }
+}
+
+impl CpuDevice {
+    /// Ids as row numbers of something, or an error that names the bad one.
+    pub(super) fn indices(
+        &self,
+        op: &'static str,
+        of: &str,
+        ids: Mat<i32>,
+        limit: usize,
+    ) -> Result<Vec<usize>> {
+        let op = self.op(op);
+        (0..ids.rows)
+            .map(|row| match ids.index(row, 0, limit) {
+                Some(index) => Ok(index),
+                None => op.fail(format!(
+                    "id of row {row} is not among the {limit} rows of {of}"
+                )),
+            })
+            .collect()
     }
 }
 

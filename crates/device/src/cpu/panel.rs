@@ -7,8 +7,7 @@
 
 use super::dot::{Products, Rows, Sink, accumulate, finish};
 use super::element::{Convert, Element};
-use super::isa::Kernel;
-use super::lanes::{LANES, Simd};
+use super::lanes::{Kernel, LANES, Simd};
 
 /// Floats of a panel: half of a common second-level cache.
 const PANEL_FLOATS: usize = 160 << 10;

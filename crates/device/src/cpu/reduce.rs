@@ -1,43 +1,38 @@
-//! Less made of rows: lengths, sums, the largest elements.
+//! Reductions of rows: lengths, sums, the largest elements.
 
-use crate::{Reduction, Result, View, check::Mat};
+use crate::{Reduction, check::Mat};
 
 use super::CpuDevice;
 
 /// Sums side by side, so that several elements are added at a time.
 const SIDE: usize = 8;
 
-impl CpuDevice {
-    pub(super) fn do_reduce(&self, x: View, how: Reduction, out: View) -> Result<()> {
-        let op = self.op("reduce");
-        op.reduce(x, how, out)?;
-        let (x, out) = (op.f32("x", x)?, op.out("out", out)?);
-        match how {
-            Reduction::Sum => self.by_columns(x.cols, x.rows, &|_, cols| {
-                for col in cols {
-                    // SAFETY: checked matrices; nobody else has this column.
-                    unsafe { add_up(x, col, out) };
-                }
-            }),
-            Reduction::Norm => self.by_rows(x.rows, x.cols, &|_, rows| {
-                for row in rows {
-                    // SAFETY: checked rows; nobody else writes this one.
-                    unsafe { out.row(row).write_unaligned(length(&numbers(x, row))) };
-                }
-            }),
-            Reduction::Largest | Reduction::Likeliest => {
-                self.by_rows(x.rows, x.cols, &|_, rows| {
-                    for row in rows {
-                        let found = largest(&numbers(x, row), how, out.cols / 2);
-                        for (col, number) in found.into_iter().enumerate() {
-                            // SAFETY: checked rows; nobody else writes this one.
-                            unsafe { out.row(row).add(col).write_unaligned(number) };
-                        }
-                    }
-                });
+/// Reduces the rows of a checked matrix.
+pub(super) fn reduce(device: &CpuDevice, x: Mat<f32>, how: Reduction, out: Mat<f32>) {
+    match how {
+        Reduction::Sum => device.by_columns(x.cols, x.rows, &|_, cols| {
+            for col in cols {
+                // SAFETY: checked matrices; nobody else has this column.
+                unsafe { add_up(x, col, out) };
             }
+        }),
+        Reduction::Norm => device.by_rows(x.rows, x.cols, &|_, rows| {
+            for row in rows {
+                // SAFETY: checked rows; nobody else writes this one.
+                unsafe { out.row(row).write_unaligned(length(&numbers(x, row))) };
+            }
+        }),
+        Reduction::Largest | Reduction::Likeliest => {
+            device.by_rows(x.rows, x.cols, &|_, rows| {
+                for row in rows {
+                    let found = largest(&numbers(x, row), how, out.cols / 2);
+                    for (col, number) in found.into_iter().enumerate() {
+                        // SAFETY: checked rows; nobody else writes this one.
+                        unsafe { out.row(row).add(col).write_unaligned(number) };
+                    }
+                }
+            });
         }
-        Ok(())
     }
 }
 

@@ -2,24 +2,17 @@
 
 use std::ops::Range;
 
-use crate::{Result, View};
+use crate::{Result, RopeOps, Rotation, View};
 use djinn_types::RopeStyle;
 
 use super::CpuDevice;
 use super::element::{Element, with_element};
-use super::isa::Kernel;
-use super::lanes::{LANES, Scalar, Simd};
+use super::lanes::{Kernel, LANES, Scalar, Simd};
 use super::row::{part, store};
 use crate::check::Mat;
 
-impl CpuDevice {
-    pub(super) fn do_rope_table(
-        &self,
-        positions: View,
-        frequencies: View,
-        scale: f32,
-        out: View,
-    ) -> Result<()> {
+impl RopeOps for CpuDevice {
+    fn rope_table(&self, positions: View, frequencies: View, scale: f32, out: View) -> Result<()> {
         let op = self.op("rope_table");
         let n = frequencies.cols;
         op.rope_table(positions, frequencies, out)?;
@@ -52,13 +45,12 @@ impl CpuDevice {
         Ok(())
     }
 
-    pub(super) fn do_rope(
-        &self,
-        x: View,
-        table: View,
-        d_head: usize,
-        style: RopeStyle,
-    ) -> Result<()> {
+    fn rope(&self, x: View, rotation: Rotation) -> Result<()> {
+        let Rotation {
+            table,
+            d_head,
+            style,
+        } = rotation;
         let op = self.op("rope");
         op.rope(x, table, d_head)?;
         let (x, table) = (op.out("x", x)?, op.f32("table", table)?);

@@ -53,7 +53,7 @@ impl Slab {
         self.bytes as u64
     }
 
-    /// Where a byte lies. Offsets come checked by [`crate::check::Op`].
+    /// Where a byte lies. Offsets come checked by [`crate::check::OpCheck`].
     pub(super) fn at(&self, offset: u64) -> *mut u8 {
         self.base.wrapping_add(offset as usize)
     }
@@ -66,11 +66,11 @@ struct Line([f32; 16]);
 
 /// Working memory of one thread. Grows to the largest operation, then stays.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct ScratchFloats {
     lines: Vec<Line>,
 }
 
-impl Scratch {
+impl ScratchFloats {
     /// At least `floats` floats, aligned to a cache line, with anything in them.
     pub(super) fn floats(&mut self, floats: usize) -> *mut f32 {
         let lines = floats.div_ceil(16);

@@ -140,16 +140,16 @@ pub(super) struct UnitsArg {
 /// rotated.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct FreshArg {
+pub(super) struct RotateArg {
     pub(super) keys: MatArg,
     pub(super) values: MatArg,
     pub(super) table: MatArg,
     pub(super) interleaved: i32,
 }
 
-impl FreshArg {
+impl RotateArg {
     /// All that is done.
-    pub(super) const NONE: FreshArg = FreshArg {
+    pub(super) const NONE: RotateArg = RotateArg {
         keys: MatArg::NONE,
         values: MatArg::NONE,
         table: MatArg::NONE,
@@ -160,7 +160,7 @@ impl FreshArg {
 /// One of several matrices that meet the same inputs.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub(super) struct PartArg {
+pub(super) struct GemvPartArg {
     pub(super) weights: u64,
     pub(super) bias: u64,
     pub(super) out: u64,
@@ -173,16 +173,16 @@ pub(super) struct PartArg {
 /// A product of few rows.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct FewArg {
+pub(super) struct GemvArg {
     pub(super) x: u64,
     pub(super) x_stride: i64,
     pub(super) rows: i32,
     pub(super) inputs: i32,
     pub(super) parts: i32,
-    pub(super) part: [PartArg; FewArg::PARTS],
+    pub(super) part: [GemvPartArg; GemvArg::PARTS],
 }
 
-impl FewArg {
+impl GemvArg {
     /// Matrices of one launch at most.
     pub(super) const PARTS: usize = 3;
 }

@@ -1,27 +1,79 @@
-//! Attention: which kernel takes which. Type, head and phase decide, never the number of
-//! rows.
+//! Attention, and the choice of its kernel. The type of the keys, the width of a head and
+//! the phase decide, never the number of rows.
 
-use super::args::{AttendArg, FreshArg, KvArg, MatArg, UnitsArg};
-use super::kernels::Size;
-use super::scratch::UNIT_KEYS;
-use super::work::{Fresh, Pending, THREADS, Turn, Work, columns, elements, launch};
-use super::{Card, CudaDevice};
-use crate::check::{Op, overlap};
-use crate::{Attention, KvLayer, Phase, Result, Rows, View};
 use djinn_types::DType;
 
-/// Threads of a block of the fast kernels, query heads that one shares keys with, and rows
-/// of a prompt it takes, as the sources have it.
+use super::CudaDevice;
+use super::args::{AttendArg, KvArg, MatArg, RotateArg, UnitsArg};
+use super::card::Card;
+use super::kernels::Size;
+use super::launch::{THREADS, columns, elements, launch};
+use super::row_ops::interleaved;
+use super::scratch::UNIT_KEYS;
+use super::shadow::LaunchState;
+use crate::check::{OpCheck, overlap};
+use crate::{Attention, AttentionOps, KvLayer, Phase, Qkv, Result, Rotation, Rows, View};
+
+/// Threads of a block of the fast kernels, as in the CUDA sources.
 const FAST_THREADS: usize = 128;
-const ONE_HEADS: usize = 8;
-const MANY_ROWS: usize = 64;
+/// Query heads that share the keys of a decode block, as in the CUDA sources.
+const DECODE_HEADS: usize = 8;
+/// Rows of a prefill block, as in the CUDA sources.
+const PREFILL_ROWS: usize = 64;
 /// Pairs that a thread rotates.
 const ROPE_PAIRS: usize = 4;
-/// Tiles of keys and of values, two of each, of so many tokens.
-const MANY_TILES: usize = 4 * 64;
+/// Tokens in the tiles of a prefill block: two tiles of keys and two of values.
+const PREFILL_TILES: usize = 4 * 64;
+
+impl AttentionOps for CudaDevice {
+    fn append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
+        let op = self.op("append");
+        op.append(k, v, rows, &kv)?;
+        let state = &mut *self.state();
+        let (keys, values) = (self.f32(op, "k", k)?, self.f32(op, "v", v)?);
+        let [positions, sequences, tables] = self.row_args(op, rows)?;
+        let pages = KvArg::new(self.slab.address, &kv);
+        launch!(self, state, "append", elements(k); keys, values, positions, sequences, tables,
+                pages, self.fault.start)
+    }
+
+    fn attend(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
+        self.attend_with(&mut self.state(), q, (rows, kv, how), out, None)
+    }
+
+    fn pattern(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
+        let op = self.op("pattern");
+        op.pattern(q, rows, &kv, how, out)?;
+        let size = self.with_scores(op, how.heads, q.rows, out.cols)?;
+        self.simple_attention(&mut self.state(), op, size, q, (rows, kv, how), out)
+    }
+
+    fn mix(&self, pattern: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
+        let op = self.op("mix");
+        op.mix(pattern, rows, &kv, how, out)?;
+        let size = Size {
+            blocks: [how.heads, out.rows, 1],
+            threads: THREADS,
+            shared: 0,
+        };
+        self.simple_attention(&mut self.state(), op, size, pattern, (rows, kv, how), out)
+    }
+}
+
+/// Queries and keys that are still to be rotated, and keys and values that are still to be
+/// written into their pages.
+pub(super) struct Unrotated {
+    qkv: Qkv,
+    rotation: Rotation,
+    rows: Rows,
+    kv: KvLayer,
+    q: MatArg,
+    arg: RotateArg,
+    row_args: [MatArg; 3],
+}
 
 impl CudaDevice {
-    fn whose(&self, op: Op, rows: Rows) -> Result<[MatArg; 3]> {
+    fn row_args(&self, op: OpCheck, rows: Rows) -> Result<[MatArg; 3]> {
         Ok([
             self.i32(op, "positions", rows.positions)?,
             self.i32(op, "sequences", rows.sequences)?,
@@ -29,98 +81,121 @@ impl CudaDevice {
         ])
     }
 
-    pub(super) fn do_append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
-        let op = self.op("append");
-        op.append(k, v, rows, &kv)?;
-        let work = &mut *self.lock();
-        let (keys, values) = (self.f32(op, "k", k)?, self.f32(op, "v", v)?);
-        let whose @ [positions, sequences, tables] = self.whose(op, rows)?;
-        if let Some(turn) = turn_with(work, k, v, &kv) {
-            work.pending = Pending::Fresh(Box::new(Fresh {
-                turn,
-                keys: (k, keys),
-                values: (v, values),
-                rows: (rows, whose),
-                kv,
-            }));
-            return Ok(());
-        }
-        self.put_pending(work)?;
-        let pages = KvArg::new(self.slab.address, &kv);
-        launch!(self, work, "append", elements(k); keys, values, positions, sequences, tables,
-                pages, self.fault.start)
-    }
-
-    /// Rotates queries and keys and puts those into their pages.
-    pub(super) fn put_fresh(&self, work: &mut Work, fresh: &Fresh) -> Result<()> {
-        let (turn, [positions, sequences, tables]) = (fresh.turn, fresh.rows.1);
-        let pages = KvArg::new(self.slab.address, &fresh.kv);
-        // Few blocks a row: each looks up where the row's page lies.
-        let pairs = (turn.x.0.cols + 2 * fresh.keys.0.cols) / 2;
-        let size = columns(pairs.div_ceil(ROPE_PAIRS), turn.x.0.rows);
-        launch!(self, work, "rope_append", size; turn.x.1, fresh.keys.1, fresh.values.1, turn.table.1,
-                turn.interleaved, positions, sequences, tables, pages, self.fault.start)
-    }
-
-    pub(super) fn do_attend(
+    /// Checks the operands of rotations with an append, and returns them if one kernel can
+    /// do all of it.
+    pub(super) fn unrotated(
         &self,
-        q: View,
+        state: &mut LaunchState,
+        qkv: Qkv,
+        rotation: Rotation,
         rows: Rows,
         kv: KvLayer,
-        how: Attention,
+    ) -> Result<Option<Unrotated>> {
+        let Qkv { q, k, v } = qkv;
+        let apart = [(q, k), (q, v), (k, v)];
+        let apart = apart.into_iter().all(|(a, b)| !overlap(a, b));
+        let heads = rotation.d_head == kv.d_head && kv.d_head.is_multiple_of(2);
+        if !(apart && heads && q.rows == k.rows) {
+            return Ok(None);
+        }
+        let op = self.op("rope");
+        for x in [q, k] {
+            op.rope(x, rotation.table, rotation.d_head)?;
+        }
+        self.op("append").append(k, v, rows, &kv)?;
+        let table = self.f32(op, "table", rotation.table)?;
+        let (q, keys) = (self.out(state, op, "q", q)?, self.out(state, op, "k", k)?);
+        let arg = RotateArg {
+            keys,
+            values: self.f32(op, "v", v)?,
+            table,
+            interleaved: interleaved(rotation),
+        };
+        Ok(Some(Unrotated {
+            qkv,
+            rotation,
+            rows,
+            kv,
+            q,
+            arg,
+            row_args: self.row_args(op, rows)?,
+        }))
+    }
+
+    /// Launches the kernel that rotates queries and keys and appends keys and values.
+    pub(super) fn rotate_and_append(
+        &self,
+        state: &mut LaunchState,
+        unrotated: &Unrotated,
+    ) -> Result<()> {
+        let (arg, [positions, sequences, tables]) = (unrotated.arg, unrotated.row_args);
+        let Qkv { q, k, .. } = unrotated.qkv;
+        let pages = KvArg::new(self.slab.address, &unrotated.kv);
+        // Few blocks a row, because each looks up the page of its row.
+        let pairs = (q.cols + 2 * k.cols) / 2;
+        let size = columns(pairs.div_ceil(ROPE_PAIRS), q.rows);
+        launch!(self, state, "rope_append", size; unrotated.q, arg.keys, arg.values, arg.table,
+                arg.interleaved, positions, sequences, tables, pages, self.fault.start)
+    }
+
+    /// Launches attention. The decode kernel also rotates and appends, if it is given
+    /// something to rotate.
+    pub(super) fn attend_with(
+        &self,
+        state: &mut LaunchState,
+        q: View,
+        (rows, kv, how): (Rows, KvLayer, Attention),
         out: View,
+        rotate: Option<RotateArg>,
     ) -> Result<()> {
         let op = self.op("attend");
         op.attend(q, rows, &kv, how, out)?;
-        let work = &mut *self.lock();
-        let fresh = fresh_for(work, q, rows, &kv, how, out);
-        if fresh.is_none() {
-            self.put_pending(work)?;
-        }
         let Some(kernel) = fast(&kv) else {
             let keys = rows.tables.cols.saturating_mul(kv.page_tokens);
             let size = self.with_scores(op, how.heads, q.rows, keys)?;
-            return self.simple_attention(work, op, size, q, (rows, kv, how), out);
+            return self.simple_attention(state, op, size, q, (rows, kv, how), out);
         };
-        let [positions, sequences, tables] = self.whose(op, rows)?;
+        let [positions, sequences, tables] = self.row_args(op, rows)?;
         let from = self.f32(op, "q", q)?;
-        let (to, shadow) = self.out_with_shadow(work, op, out)?;
+        let to = self.out(state, op, "out", out)?;
+        let shadow = self.shadow_for(state, out);
         let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
         if rows.phase == Phase::Prompt {
             let size = Size {
-                blocks: [how.heads, q.rows.div_ceil(MANY_ROWS), 1],
+                blocks: [how.heads, q.rows.div_ceil(PREFILL_ROWS), 1],
                 threads: FAST_THREADS,
-                shared: MANY_TILES * kernel.width * 2,
+                shared: PREFILL_TILES * kernel.width * 2,
             };
             let name = format!("attend_many_{}", kernel.name);
-            return launch!(self, work, &name, size; from, positions, sequences, tables, pages,
+            return launch!(self, state, &name, size; from, positions, sequences, tables, pages,
                            attend, to, shadow, self.fault.start);
         }
-        let groups = kv.kv_heads * (how.heads / kv.kv_heads).div_ceil(ONE_HEADS);
+        let groups = kv.kv_heads * (how.heads / kv.kv_heads).div_ceil(DECODE_HEADS);
         let units = self.units(op, groups, q.rows, rows, &kv, how)?;
         let size = Size {
             blocks: [units.count as usize, groups, q.rows],
             threads: FAST_THREADS,
             shared: 0,
         };
-        if work.put_keys {
-            // It reads keys of earlier tokens before it waits for the kernel before it.
-            work.interrupted();
+        if state.wrote_keys {
+            // The decode kernel reads keys of earlier tokens before it waits for the kernel
+            // ahead of it, which has just written some.
+            state.interrupt();
         }
-        work.pending = Pending::Nothing;
-        let puts_keys = fresh.is_some();
-        let fresh = fresh.unwrap_or(FreshArg::NONE);
+        let writes_keys = rotate.is_some();
+        let rotate = rotate.unwrap_or(RotateArg::NONE);
         let name = format!("attend_one_{}", kernel.name);
-        launch!(self, work, &name, size; from, positions, sequences, tables, pages, attend, fresh,
+        launch!(self, state, &name, size; from, positions, sequences, tables, pages, attend, rotate,
                 to, units, shadow, self.fault.start)?;
-        work.put_keys = puts_keys;
+        state.wrote_keys = writes_keys;
         Ok(())
     }
 
-    /// Where what the units of a context give is left until the last of them is done.
+    /// Scratch memory for the partial results of a context's units, which the last unit
+    /// combines.
     fn units(
         &self,
-        op: Op,
+        op: OpCheck,
         groups: usize,
         count: usize,
         rows: Rows,
@@ -133,7 +208,9 @@ impl CudaDevice {
         let counters = (4 * count * groups) as u64;
         let fits = bytes <= finished - parts && counters <= self.scratch.bytes() - finished;
         op.ensure(fits, || {
-            format!("{count} rows of {units} units are more than was said to come")
+            format!(
+                "{count} rows of {units} units exceed the pass limits that the device was opened with"
+            )
         })?;
         Ok(UnitsArg {
             parts: self.scratch_at(parts),
@@ -142,64 +219,31 @@ impl CudaDevice {
         })
     }
 
-    pub(super) fn do_pattern(
-        &self,
-        q: View,
-        rows: Rows,
-        kv: KvLayer,
-        how: Attention,
-        out: View,
-    ) -> Result<()> {
-        let op = self.op("pattern");
-        op.pattern(q, rows, &kv, how, out)?;
-        let size = self.with_scores(op, how.heads, q.rows, out.cols)?;
-        let work = &mut *self.ready()?;
-        self.simple_attention(work, op, size, q, (rows, kv, how), out)
-    }
-
-    pub(super) fn do_mix(
-        &self,
-        pattern: View,
-        rows: Rows,
-        kv: KvLayer,
-        how: Attention,
-        out: View,
-    ) -> Result<()> {
-        let op = self.op("mix");
-        op.mix(pattern, rows, &kv, how, out)?;
-        let size = Size {
-            blocks: [how.heads, out.rows, 1],
-            threads: THREADS,
-            shared: 0,
-        };
-        let work = &mut *self.ready()?;
-        self.simple_attention(work, op, size, pattern, (rows, kv, how), out)
-    }
-
-    /// The simple kernel with the name of the operation: queries or a pattern in, values or
-    /// a pattern out.
+    /// Launches the simple kernel with the name of the operation, from queries or a pattern
+    /// to values or a pattern.
     fn simple_attention(
         &self,
-        work: &mut Work,
-        op: Op,
+        state: &mut LaunchState,
+        op: OpCheck,
         size: Size,
         from: View,
         (rows, kv, how): (Rows, KvLayer, Attention),
         out: View,
     ) -> Result<()> {
-        let [positions, sequences, tables] = self.whose(op, rows)?;
+        let [positions, sequences, tables] = self.row_args(op, rows)?;
         let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
         let from = self.f32(op, "from", from)?;
-        let to = self.out(work, op, "out", out)?;
-        launch!(self, work, op.name, size; from, positions, sequences, tables, pages, attend, to,
+        let to = self.out(state, op, "out", out)?;
+        launch!(self, state, op.name, size; from, positions, sequences, tables, pages, attend, to,
                 self.fault.start)
     }
 
-    /// A block for every row and head, with room for the score of every key a row could see.
-    fn with_scores(&self, op: Op, heads: usize, count: usize, keys: usize) -> Result<Size> {
+    /// Launch size with a block for every row and head, and shared memory for the score of
+    /// every key that a row may see.
+    fn with_scores(&self, op: OpCheck, heads: usize, count: usize, keys: usize) -> Result<Size> {
         let most = self.card.scores_max();
         op.ensure(keys <= most, || {
-            format!("contexts of {keys} keys; this card holds the scores of {most}")
+            format!("a context of {keys} keys exceeds this card's limit of {most}")
         })?;
         Ok(Size {
             blocks: [heads, count, 1],
@@ -210,8 +254,8 @@ impl CudaDevice {
 }
 
 impl Card {
-    /// Keys that a row can see at most, of this type and in heads of this width: without
-    /// fast kernels a row's scores are kept.
+    /// Largest number of keys that a row can attend to, for keys of this type and heads of
+    /// this width. Without a fast kernel a block keeps the scores of all keys.
     pub fn keys_max(&self, dtype: DType, d_head: usize) -> usize {
         match fast_for(dtype, d_head) {
             Some(_) => usize::MAX,
@@ -219,69 +263,46 @@ impl Card {
         }
     }
 
-    /// Keys of a row whose scores are kept: where no fast kernel is, and of every pattern
-    /// that is looked at.
+    /// Largest number of keys whose scores fit into a block's shared memory.
     pub fn scores_max(&self) -> usize {
         self.kernels().shared_max / 4
     }
 }
 
-/// The rotation of queries that is held back with that of keys, if those are these keys.
-fn turn_with(work: &Work, k: View, v: View, kv: &KvLayer) -> Option<Turn> {
-    let Pending::Turns(turns) = &work.pending else {
-        return None;
-    };
-    let [a, b] = turns[..] else { return None };
-    let (q, key) = if b.x.0 == k { (a, b) } else { (b, a) };
-    let same = q.table.0 == key.table.0 && q.interleaved == key.interleaved;
-    let heads = q.d_head == kv.d_head && key.d_head == kv.d_head && kv.d_head.is_multiple_of(2);
-    let rows = key.x.0 == k && q.x.0.rows == k.rows;
-    let apart = [(q.x.0, k), (q.x.0, v), (k, v)];
-    let apart = apart.into_iter().all(|(a, b)| !overlap(a, b));
-    (same && heads && rows && apart).then_some(q)
-}
-
-/// The rotations and keys that are held back, if the kernel that attends can see to them:
-/// queries of generated tokens, with a block for all that share a head of keys.
-fn fresh_for(
-    work: &Work,
-    q: View,
-    rows: Rows,
-    kv: &KvLayer,
+/// Returns the rotation that the decode kernel can do on its own: for generated tokens, with
+/// one block for all queries that share a head of keys.
+pub(super) fn rotated_by_decode(
+    unrotated: &Unrotated,
     how: Attention,
     out: View,
-) -> Option<FreshArg> {
-    let Pending::Fresh(fresh) = &work.pending else {
-        return None;
-    };
-    let theirs = fresh.turn.x.0 == q && fresh.rows.0 == rows && fresh.kv == *kv;
-    let read = [fresh.keys.0, fresh.values.0, fresh.turn.table.0];
+) -> Option<RotateArg> {
+    let Unrotated {
+        qkv, rotation, kv, ..
+    } = unrotated;
+    let read = [qkv.k, qkv.v, rotation.table];
     let apart = read.into_iter().all(|view| !overlap(view, out));
-    let one = rows.phase == Phase::Generated && how.heads / kv.kv_heads <= ONE_HEADS;
-    (theirs && apart && one && fast(kv).is_some()).then_some(FreshArg {
-        keys: fresh.keys.1,
-        values: fresh.values.1,
-        table: fresh.turn.table.1,
-        interleaved: fresh.turn.interleaved,
-    })
+    let decode =
+        unrotated.rows.phase == Phase::Generated && how.heads / kv.kv_heads <= DECODE_HEADS;
+    (apart && decode && fast(kv).is_some()).then_some(unrotated.arg)
 }
 
-/// A kernel for a type and a width of heads.
-struct Fast {
+/// A fast kernel for a type of keys and a width of heads.
+struct FastKernel {
+    /// Suffix of the kernel's name.
     name: &'static str,
-    /// Elements of a head at most.
+    /// Largest number of elements of a head.
     width: usize,
 }
 
-/// The fast kernels for these pages, if there are any.
-fn fast(kv: &KvLayer) -> Option<Fast> {
+/// Fast kernel for these pages, if there is one.
+fn fast(kv: &KvLayer) -> Option<FastKernel> {
     let aligned = kv.offset.is_multiple_of(16) && kv.page_bytes.is_multiple_of(16);
     let fits = aligned && kv.page_tokens.is_power_of_two();
     fast_for(kv.dtype, kv.d_head).filter(|_| fits)
 }
 
-/// The fast kernels for keys of this type and heads of this width, if there are any.
-fn fast_for(dtype: DType, d_head: usize) -> Option<Fast> {
+/// Fast kernel for keys of this type and heads of this width, if there is one.
+fn fast_for(dtype: DType, d_head: usize) -> Option<FastKernel> {
     if !d_head.is_multiple_of(8) {
         return None;
     }
@@ -292,5 +313,5 @@ fn fast_for(dtype: DType, d_head: usize) -> Option<Fast> {
         (DType::Bf16, ..=128) => ("bf16_128", 128),
         _ => return None,
     };
-    Some(Fast { name, width })
+    Some(FastKernel { name, width })
 }

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::card::{Card, Said};
+use super::card::Card;
+use super::driver::DriverContext;
 use crate::Result;
 
 /// Events nobody holds any more.
@@ -48,7 +49,7 @@ impl Events {
             Some(handle) => handle,
             None => {
                 let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-                Handle(result::event::create(flags).said("making an event")?)
+                Handle(result::event::create(flags).context("making an event")?)
             }
         };
         let home = Arc::clone(self);

@@ -1,71 +1,36 @@
-//! What there is of CUDA on this machine, and where a card sits in it. Only asks: no card
-//! is taken for it.
+//! Facts about CUDA on this machine, and about a card's place in it. Queries only: no card is
+//! opened.
 
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
 use cudarc::driver::sys;
 use libloading::Library;
 
-use super::card::{Card, Said};
+use super::card::Card;
+use super::driver::{DriverContext, Version};
 use super::nvml::Nvml;
 use crate::Result;
 
-/// A version of CUDA, or what a card can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// Before the point.
-    pub major: u32,
-    /// After it.
-    pub minor: u32,
-}
-
-impl Version {
-    /// What the bindings are written for and the kernels' text asks for; a driver that
-    /// supports a newer one does as well.
-    pub const DRIVER_NEEDED: Version = Version {
-        major: 13,
-        minor: 0,
-    };
-    /// The least a card must be able to do for the kernels to run there.
-    pub const CAPABILITY_NEEDED: Version = Version { major: 8, minor: 0 };
-
-    /// From 13000 for 13.0.
-    fn from_number(number: i32) -> Self {
-        let number = number.max(0) as u32;
-        Version {
-            major: number / 1000,
-            minor: number % 1000 / 10,
-        }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
-/// Whether the driver's library is found.
+/// Returns whether the driver's library is found.
 pub fn driver_present() -> bool {
     // SAFETY: only looks for the library.
     unsafe { sys::is_culib_present() }
 }
 
-/// The newest CUDA that the driver supports; `None` where there is no driver.
+/// Newest CUDA version that the driver supports; `None` without a driver.
 pub fn driver_version() -> Option<Result<Version>> {
     if !driver_present() {
         return None;
     }
     let mut number = 0;
-    // SAFETY: the library is there, and the number lives through the call.
+    // SAFETY: the library is loaded, and the number lives through the call.
     let asked = unsafe { sys::cuDriverGetVersion(&raw mut number) };
-    let asked = asked.result().said("asking the driver's version");
+    let asked = asked.result().context("reading the driver's version");
     Some(asked.map(|()| Version::from_number(number)))
 }
 
-/// Whether one of CUDA's libraries (`cublasLt`) is found, under any name it goes by.
+/// Returns whether one of CUDA's libraries (`cublasLt`) is found under any of its file names.
 pub fn library_present(name: &str) -> bool {
     let names = cudarc::get_lib_name_candidates(name);
     // SAFETY: libraries of CUDA, whose initialisers have no other effect.
@@ -73,41 +38,41 @@ pub fn library_present(name: &str) -> bool {
     names.iter().any(opens)
 }
 
-/// Whether the driver's management library is found and starts.
+/// Returns whether the driver's management library (NVML) is found and starts.
 pub fn management_present() -> bool {
     Nvml::get().is_some()
 }
 
-/// What can be said of a card beside its name and memory.
+/// Facts about a card beside its name and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardFacts {
-    /// What its processors can do.
+    /// Compute capability.
     pub capability: Version,
-    /// Where it sits, as `/sys/bus/pci/devices` has it.
+    /// PCI address, as in `/sys/bus/pci/devices`.
     pub bus_id: String,
-    /// Processes that compute there, this one among them, where the system says.
+    /// Number of processes that compute on the card, including this one, if the system says.
     pub processes: Option<usize>,
-    /// How it is connected, where the system says.
+    /// PCIe link of the card, if the system says.
     pub link: Option<PciLink>,
-    /// The NUMA node it is near to, where there are several.
+    /// NUMA node that the card is attached to, if there are several.
     pub node: Option<usize>,
 }
 
-/// A connection as it is, and as it could be.
+/// PCIe link of a card: current and maximum values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciLink {
-    /// Now: `32.0 GT/s PCIe`. Less than the most while the card is idle.
+    /// Current speed, such as `32.0 GT/s PCIe`. Lower than the maximum while the card is idle.
     pub speed: String,
-    /// Lanes now.
+    /// Current number of lanes.
     pub width: u32,
-    /// The most the card can have.
+    /// Maximum speed.
     pub speed_max: String,
-    /// Lanes it can have.
+    /// Maximum number of lanes.
     pub width_max: u32,
 }
 
 impl Card {
-    /// Asks the driver and the system about this card.
+    /// Queries the driver and the system about this card.
     pub fn facts(&self) -> Result<CardFacts> {
         let bus_id = self.bus_id().to_lowercase();
         let folder = Path::new("/sys/bus/pci/devices").join(&bus_id);
@@ -115,7 +80,7 @@ impl Card {
             capability: self.capability()?,
             processes: Nvml::get().and_then(|nvml| nvml.processes(self.bus_id())),
             link: pci_link(&folder),
-            // −1 stands for no node in particular.
+            // −1 means no node; it does not parse.
             node: read(&folder, "numa_node").and_then(|text| text.parse().ok()),
             bus_id,
         })
@@ -141,20 +106,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_compared_and_told() {
-        assert_eq!(Version::from_number(13000), Version::DRIVER_NEEDED);
-        assert_eq!(Version::from_number(12080).to_string(), "12.8");
-        assert!(Version::from_number(12080) < Version::DRIVER_NEEDED);
-        assert!(Version { major: 9, minor: 0 } > Version::CAPABILITY_NEEDED);
-    }
-
-    #[test]
-    fn a_library_nobody_has_is_not_found() {
+    fn a_missing_library_is_not_found() {
         assert!(!library_present("djinn-has-no-such-library"));
     }
 
     #[test]
-    fn a_link_is_read_or_nothing_is_said_of_it() {
+    fn a_link_is_read_completely_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("current_link_speed", "2.5 GT/s PCIe\n");

@@ -1,39 +1,39 @@
-//! Operations that are put on the card again without asking for each.
+//! CUDA graphs: recorded operations that run again as one launch.
 
 use std::collections::HashMap;
 
 use cudarc::driver::{result, sys};
 
-use super::card::Said;
+use super::driver::DriverContext;
 use crate::Result;
 
-/// What was recorded, by number.
+/// Recordings by number.
 #[derive(Default)]
 pub(super) struct Graphs {
-    /// Each with the time of its last use.
-    known: HashMap<u64, (Known, u64)>,
-    /// Uses so far.
+    /// State of each number, with the time of its last use.
+    known: HashMap<u64, (GraphState, u64)>,
+    /// Number of uses so far.
     time: u64,
 }
 
-/// How far a number has come.
-enum Known {
-    /// It ran once: everything it needs is compiled and loaded.
+/// State of a number.
+enum GraphState {
+    /// The operations ran once: every kernel is compiled and loaded.
     Ran,
-    /// It can be run again.
+    /// The operations are recorded.
     Recorded(Graph),
-    /// It could not be recorded, and is run as it is.
-    Never,
+    /// The operations cannot be recorded and always run as they are.
+    Unrecordable,
 }
 
-/// What to do about a number.
-pub(super) enum Next {
-    /// Run it as it is.
+/// What the caller has to do for a number.
+pub(super) enum ReplayStep {
+    /// Run the operations.
     Run,
-    /// Run it under a recorder.
+    /// Record the operations.
     Record,
-    /// It was put on the stream again.
-    Done,
+    /// Nothing: the recording is on the stream.
+    Replayed,
 }
 
 struct Graph(sys::CUgraphExec);
@@ -41,32 +41,32 @@ struct Graph(sys::CUgraphExec);
 // SAFETY: a handle of the driver.
 unsafe impl Send for Graph {}
 
-/// Numbers that are remembered at most, those used last: each takes some memory of the
-/// driver's. A pass that streams has one for every stretch between arrivals.
+/// Largest number of recordings; the least recently used ones are dropped. Each takes driver
+/// memory. A pass that streams weights has one for every region between arrivals.
 const MOST: usize = 128;
 
 impl Graphs {
-    /// Says what is to be done, or does it.
-    pub(super) fn next(&mut self, number: u64, stream: sys::CUstream) -> Result<Next> {
+    /// Replays a recording, or says what the caller has to do instead.
+    pub(super) fn next(&mut self, number: u64, stream: sys::CUstream) -> Result<ReplayStep> {
         self.time += 1;
         let Some((known, used)) = self.known.get_mut(&number) else {
-            return Ok(Next::Run);
+            return Ok(ReplayStep::Run);
         };
         *used = self.time;
         match known {
-            Known::Recorded(graph) => {
-                // SAFETY: a graph of this device; what it works on is the slab, which
-                // outlives it.
-                unsafe { result::graph::launch(graph.0, stream) }.said("replaying")?;
-                Ok(Next::Done)
+            GraphState::Recorded(graph) => {
+                // SAFETY: a graph of this device. It works on the slab, which outlives it.
+                unsafe { result::graph::launch(graph.0, stream) }
+                    .context("replaying recorded operations")?;
+                Ok(ReplayStep::Replayed)
             }
-            Known::Ran => Ok(Next::Record),
-            Known::Never => Ok(Next::Run),
+            GraphState::Ran => Ok(ReplayStep::Record),
+            GraphState::Unrecordable => Ok(ReplayStep::Run),
         }
     }
 
-    /// A number was run as it is. It takes the place of the one that was not used for
-    /// longest; the driver keeps what of that is still under way.
+    /// Notes that the operations of a number ran. Drops the least recently used recording if
+    /// there are too many; the driver keeps it until it has ended.
     pub(super) fn ran(&mut self, number: u64) {
         if self.known.contains_key(&number) {
             return;
@@ -76,24 +76,24 @@ impl Graphs {
             let oldest = oldest.map(|(number, _)| *number);
             oldest.and_then(|number| self.known.remove(&number));
         }
-        self.know(number, Known::Ran);
+        self.know(number, GraphState::Ran);
     }
 
-    fn know(&mut self, number: u64, known: Known) {
+    fn know(&mut self, number: u64, known: GraphState) {
         self.known.insert(number, (known, self.time));
     }
 
-    /// Records what `work` puts on a stream, and puts it there. `false` where that cannot be
-    /// recorded, now or later; nothing was put there then.
+    /// Records the operations that `work` puts on a stream, and runs the recording. Returns
+    /// `false`, without running anything, if they cannot be recorded.
     pub(super) fn record(
         &mut self,
         number: u64,
         stream: sys::CUstream,
-        work: impl FnOnce() -> Result<()>,
+        work: &mut dyn FnMut() -> Result<()>,
     ) -> Result<bool> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: a stream of this device, on which nothing is being recorded.
-        unsafe { result::stream::begin_capture(stream, mode) }.said("beginning to record")?;
+        // SAFETY: a stream of this device that is not recording.
+        unsafe { result::stream::begin_capture(stream, mode) }.context("recording operations")?;
         let worked = work();
         // SAFETY: the same stream, which has been recording since.
         let drawn = unsafe { result::stream::end_capture(stream) };
@@ -101,25 +101,26 @@ impl Graphs {
             let flags = sys::CUgraphInstantiate_flags(0);
             // SAFETY: a graph just recorded.
             let made = unsafe { result::graph::instantiate(graph, flags) }.map(Graph);
-            // SAFETY: no longer needed, instantiated or not.
+            // SAFETY: not used afterwards, instantiated or not.
             let _ = unsafe { result::graph::destroy(graph) };
             made
         });
         worked?;
         let Ok(graph) = made else {
-            self.know(number, Known::Never);
+            self.know(number, GraphState::Unrecordable);
             return Ok(false);
         };
         // SAFETY: as in `next`.
-        unsafe { result::graph::launch(graph.0, stream) }.said("replaying")?;
-        self.know(number, Known::Recorded(graph));
+        unsafe { result::graph::launch(graph.0, stream) }
+            .context("replaying recorded operations")?;
+        self.know(number, GraphState::Recorded(graph));
         Ok(true)
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made once; what of it is under way the driver keeps until it has ended.
+        // SAFETY: created once; the driver keeps it until a running replay has ended.
         let _ = unsafe { result::graph::exec_destroy(self.0) };
     }
 }

@@ -6,8 +6,8 @@ use std::ffi::{CString, c_void};
 use cudarc::driver::{result, sys};
 use djinn_kernels::{ROOMS, Room};
 
-use super::card::{Card, Said};
-use super::facts::Version;
+use super::context::CardContext;
+use super::driver::{DriverContext, Version};
 use crate::{DeviceError, Result};
 
 /// A launch's size: blocks, threads of a block, shared bytes.
@@ -60,7 +60,7 @@ const SHARED_OTHER: usize = 1024;
 impl Kernels {
     /// Has the driver compile them, room by room side by side; it keeps the result for
     /// the next time.
-    pub(super) fn load(card: &Card) -> Result<Self> {
+    pub(super) fn load(card: &CardContext) -> Result<Self> {
         let capability = card.capability()?;
         if capability < Version::CAPABILITY_NEEDED {
             return Err(DeviceError::Setup(format!(
@@ -156,7 +156,7 @@ impl Kernels {
             )
         }
         .result()
-        .said("putting a kernel on the card")
+        .context("putting a kernel on the card")
         .map(|()| true)
         .map_err(|error| failed(error.to_string()))
     }
@@ -176,18 +176,18 @@ fn fitting(capability: u32) -> Vec<Room> {
     rooms.into_values().collect()
 }
 
-fn compile(card: &Card, room: Room) -> Result<Loaded> {
+fn compile(card: &CardContext, room: Room) -> Result<Loaded> {
     card.enter()?;
     let text = CString::new(room.ptx).expect("PTX is text");
     // SAFETY: text that ends with a zero, as the driver wants it.
     let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
-        .said("compiling the kernels for this card")?;
+        .context("compiling the kernels for this card")?;
     let function = |name: &'static str| {
         let text = CString::new(name).expect("names are text");
         // SAFETY: a module just loaded.
         let handle = unsafe { result::module::get_function(module, text) };
         let function = Function {
-            handle: handle.said("finding a kernel")?,
+            handle: handle.context("finding a kernel")?,
             follows: room.capability >= FOLLOWS,
         };
         Ok((name, function))
@@ -202,11 +202,11 @@ fn allow_shared(function: Function, most: usize) -> Result<()> {
     let taken = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
     // SAFETY: a function of a loaded module.
     let taken = unsafe { result::function::get_function_attribute(function.handle, taken) };
-    let bytes = most as i32 - taken.said("asking for shared memory")?;
+    let bytes = most as i32 - taken.context("asking for shared memory")?;
     let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: a function of a loaded module.
     unsafe { result::function::set_function_attribute(function.handle, attribute, bytes) }
-        .said("asking for shared memory")
+        .context("asking for shared memory")
 }
 
 impl Drop for Module {

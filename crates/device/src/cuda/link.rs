@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
 
-use super::card::{Card, Memory, Queue, Said};
+use super::card::Card;
+use super::driver::DriverContext;
 use super::event::{Events, Mark};
+use super::memory::{DeviceMemory, Queue};
 use super::pinned::Pinned;
 use crate::host::{self, Buffer};
 use crate::{DeviceError, Result};
@@ -46,15 +48,15 @@ pub struct Transfer {
     pub chunk: u64,
 }
 
-/// Memory on both sides of a link, and what measures it.
+/// DeviceMemory on both sides of a link, and what measures it.
 pub struct LinkBench {
     // In the order in which they are given back.
     clock: Clock,
-    there: Memory,
+    there: DeviceMemory,
     pinned: Pinned,
     /// Taken when it is first asked for.
     pageable: Option<Buffer>,
-    /// Memory on it lives no longer than its context.
+    /// DeviceMemory on it lives no longer than its context.
     _card: Arc<Card>,
 }
 
@@ -79,7 +81,7 @@ impl LinkBench {
     pub fn new(card: &Arc<Card>, bytes: u64) -> Result<Self> {
         card.enter()?;
         Ok(LinkBench {
-            there: Memory::new(card, bytes)?,
+            there: DeviceMemory::new(card, bytes)?,
             pinned: Pinned::new(bytes as usize)?,
             pageable: None,
             clock: Clock::new(card)?,
@@ -123,7 +125,7 @@ impl LinkBench {
         })
     }
 
-    /// Memory that was not pinned, of at least so many bytes.
+    /// DeviceMemory that was not pinned, of at least so many bytes.
     fn pageable(&mut self, bytes: u64) -> Result<*mut u8> {
         let bytes = bytes as usize;
         if let Some(buffer) = &mut self.pageable
@@ -169,7 +171,7 @@ impl Lane {
                 false => sys::cuMemcpyDtoHAsync_v2(here, there, bytes, self.stream),
             }
         };
-        queued.result().said("copying over the link")
+        queued.result().context("copying over the link")
     }
 }
 
@@ -234,25 +236,25 @@ impl Clock {
             let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
             result::stream::wait_event(first.stream, joined.event(), flags)
         };
-        joining.said("waiting for another stream")?;
+        joining.context("waiting for another stream")?;
         let end = self.mark(first)?;
         first.wait()?;
         // SAFETY: both have been recorded, and are past now.
         let ms = unsafe { result::event::elapsed(start.event(), end.event()) };
-        Ok(f64::from(ms.said("asking for the time")?) / 1e3)
+        Ok(f64::from(ms.context("asking for the time")?) / 1e3)
     }
 
     fn mark(&self, queue: &Queue) -> Result<Mark> {
         let mark = self.events.take()?;
         // SAFETY: an event and a queue of this card.
-        unsafe { result::event::record(mark.event(), queue.stream) }.said("marking a stream")?;
+        unsafe { result::event::record(mark.event(), queue.stream) }.context("marking a stream")?;
         Ok(mark)
     }
 }
 
 impl Drop for Clock {
     fn drop(&mut self) {
-        // Memory is given back after this, and nothing may still be copied then.
+        // DeviceMemory is given back after this, and nothing may still be copied then.
         let _ = self.card.enter();
         let _ = self.queues.iter().try_for_each(Queue::wait);
     }
@@ -289,7 +291,10 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
     if bytes < MEMORY_BYTES_LEAST {
         return Err(card.too_little(4 * MEMORY_BYTES_LEAST, free));
     }
-    let (from, to) = (Memory::new(card, bytes)?, Memory::new(card, bytes)?);
+    let (from, to) = (
+        DeviceMemory::new(card, bytes)?,
+        DeviceMemory::new(card, bytes)?,
+    );
     // Dropped before the memory: it waits for the last copy.
     let clock = Clock::new(card)?;
     let stream = clock.queues[0].stream;
@@ -297,7 +302,7 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
         // SAFETY: both have so many bytes, and outlive the clock.
         let queued =
             unsafe { result::memcpy_dtod_async(to.address, from.address, bytes as usize, stream) };
-        queued.said("copying on the card")
+        queued.context("copying on the card")
     };
     let seconds = repeated(Duration::from_millis(100), || clock.time(copy))?;
     Ok(2.0 * bytes as f64 / seconds)

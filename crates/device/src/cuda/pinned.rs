@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::card::{Card, Said};
+use super::card::Card;
+use super::driver::DriverContext;
 use crate::host::Keeper;
 use crate::{Result, Span};
 
@@ -35,7 +36,7 @@ impl Pinned {
                 sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP,
             )
         }
-        .said("pinning host memory")?;
+        .context("pinning host memory")?;
         let mut pinned = Pinned {
             start: start.cast(),
             bytes,
@@ -107,7 +108,7 @@ impl Registered {
         // SAFETY: memory of this length that stays until this is dropped.
         unsafe { sys::cuMemHostRegister_v2(at, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }
             .result()
-            .said("pinning host memory")?;
+            .context("pinning host memory")?;
         self.lock().push(granule);
         Ok(())
     }

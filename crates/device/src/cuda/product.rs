@@ -1,36 +1,45 @@
-//! Products: which kernel takes which.
+//! Matrix products, and the choice of their kernel.
 //!
-//! What decides is the weights' type and shape and the rows' phase, never how many rows
-//! or outputs there are: a matrix that is cut into pieces gives the bits it gives whole.
+//! The weight's type and shape and the rows' phase decide, never the number of rows or
+//! outputs: a matrix that is cut into pieces gives the same bits as the whole matrix.
 
-use super::CudaDevice;
-use super::args::{FewArg, GateArg, MatArg, PartArg, activation_arg};
-use super::blas::{ALIGNED, Operands, Product};
-use super::kernels::Size;
-use super::work::{Pending, THREADS, Work, elements, launch};
-use crate::check::Op;
-use crate::{Phase, Result, View, Weight};
 use djinn_types::{Activation, DType, Order};
 
-/// Outputs of a block where a warp takes four, or one.
+use super::CudaDevice;
+use super::args::{GateArg, GemvArg, GemvPartArg, activation_arg};
+use super::blas::{ALIGNED, Operands, Product};
+use super::kernels::Size;
+use super::launch::{THREADS, elements, launch};
+use super::shadow::LaunchState;
+use crate::check::OpCheck;
+use crate::{Phase, ProductOps, Projection, Result, View, Weight};
+
+/// Outputs of a block whose warps compute four outputs each.
 const BY_FOUR: usize = THREADS / 32 * 4;
+/// Outputs of a block whose warps compute one output each.
 const BY_ONE: usize = THREADS / 32;
-/// Rows that share a read of f32 weights.
+/// Rows that share one read of f32 weights.
 const ROWS: usize = 8;
 
-/// Which kernel.
+/// Kernel of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ProductKernel {
     /// Few rows, at the speed of memory.
-    Few,
-    /// Many rows, by the library.
-    Many,
-    /// Whatever the shape.
+    Gemv,
+    /// Many rows, by cuBLASLt.
+    Library,
+    /// Any shape.
     Simple,
 }
 
-impl CudaDevice {
-    pub(super) fn do_linear(
+/// Products of the same inputs that share one launch.
+pub(super) struct GemvGroup {
+    arg: GemvArg,
+    dtype: DType,
+}
+
+impl ProductOps for CudaDevice {
+    fn linear(
         &self,
         x: View,
         weight: Weight,
@@ -38,20 +47,12 @@ impl CudaDevice {
         out: View,
         phase: Phase,
     ) -> Result<()> {
-        let op = self.op("linear");
-        op.linear(x, weight, bias, out)?;
-        if x.rows == 0 || out.cols == 0 {
-            return Ok(());
-        }
-        match way(weight, x, out, phase, self.card.blas.is_some()) {
-            Way::Few => self.few(op, x, weight.view, bias, out),
-            Way::Many => self.many(op, x, weight, bias, out),
-            Way::Simple => self.simple(op, x, weight, bias, out),
-        }
+        let part = Projection { weight, bias, out };
+        self.products(&mut self.state(), x, &[part], phase)
     }
 
-    /// Chooses an algorithm for prompts now, and has the library load it.
-    pub(super) fn do_expect(&self, weight: Weight) -> Result<()> {
+    /// Chooses the algorithm for prompts now, and has the library load it.
+    fn warm_up(&self, weight: Weight) -> Result<()> {
         let (Some(blas), DType::F16 | DType::Bf16) = (&self.card.blas, weight.view.dtype) else {
             return Ok(());
         };
@@ -61,10 +62,10 @@ impl CudaDevice {
         };
         let x = View::new(0, DType::F32, 1, inputs);
         let out = View::new(0, DType::F32, 1, outputs);
-        // A product of what lies behind the slab's end with itself, where there is room.
+        // A product of scratch memory with itself, if there is enough.
         let (lines, least) = (8, 8 * inputs as u64);
-        let is_many = way(weight, x, out, Phase::Prompt, true) == Way::Many;
-        if !is_many || self.scratch.bytes() < 3 * 4 * least {
+        let by_library = kernel_for(weight, x, out, Phase::Prompt, true) == ProductKernel::Library;
+        if !by_library || self.scratch.bytes() < 3 * 4 * least {
             return Ok(());
         }
         let product = Product {
@@ -86,154 +87,214 @@ impl CudaDevice {
             weights: self.scratch_at(2 * least),
             out: self.scratch_at(4 * least),
         };
-        self.forget()?;
+        self.state().forget();
         self.card.enter()?;
-        // SAFETY: places behind the slab's end, which outlive the stream.
+        // SAFETY: addresses in the scratch memory, which outlives the stream.
         unsafe { blas.run(product, at, self.compute.stream.cast()) }
     }
+}
 
-    /// Joins others of the same inputs, or waits for them.
-    fn few(&self, op: Op, x: View, weight: View, bias: Option<View>, out: View) -> Result<()> {
-        // Distances within the inputs are numbers of four bytes.
+impl CudaDevice {
+    /// Launches products of the same inputs, together where one kernel takes several.
+    pub(super) fn products(
+        &self,
+        state: &mut LaunchState,
+        x: View,
+        parts: &[Projection],
+        phase: Phase,
+    ) -> Result<()> {
+        let last = self.open_products(state, x, parts, phase)?;
+        self.launch_group(state, last)
+    }
+
+    /// Launches products of the same inputs, except the last group that could take more.
+    pub(super) fn open_products(
+        &self,
+        state: &mut LaunchState,
+        x: View,
+        parts: &[Projection],
+        phase: Phase,
+    ) -> Result<Option<GemvGroup>> {
+        let mut group = None;
+        for &part in parts {
+            let op = self.op("linear");
+            op.linear(x, part.weight, part.bias, part.out)?;
+            if x.rows == 0 || part.out.cols == 0 {
+                continue;
+            }
+            match kernel_for(part.weight, x, part.out, phase, self.card.blas.is_some()) {
+                ProductKernel::Gemv => self.join(state, &mut group, op, x, part)?,
+                ProductKernel::Library => {
+                    self.launch_group(state, group.take())?;
+                    self.library(state, op, x, part)?;
+                }
+                ProductKernel::Simple => {
+                    self.launch_group(state, group.take())?;
+                    self.simple(state, op, x, part)?;
+                }
+            }
+        }
+        Ok(group)
+    }
+
+    /// Adds a product to a group, or launches the group and starts another.
+    fn join(
+        &self,
+        state: &mut LaunchState,
+        group: &mut Option<GemvGroup>,
+        op: OpCheck,
+        x: View,
+        part: Projection,
+    ) -> Result<()> {
+        // Kernels count the elements of the inputs in 32 bits.
         op.ensure(2 * x.rows * x.cols <= i32::MAX as usize, || {
-            format!("[{}, {}] inputs at once", x.rows, x.cols)
+            format!(
+                "inputs of [{}, {}] have more than {} bytes",
+                x.rows,
+                x.cols,
+                i32::MAX
+            )
         })?;
+        let weight = part.weight.view;
         let (w, _) = self.floats(op, "weight", weight)?;
-        let (b, bias_dtype, _) = self.bias(op, bias)?;
-        let work = &mut *self.lock();
+        let (b, bias_dtype, _) = self.bias(op, part.bias)?;
         let inputs = self.f32(op, "x", x)?;
-        let part = |to: u64| PartArg {
+        if !group
+            .as_ref()
+            .is_some_and(|group| group.takes(state, x, weight.dtype))
+        {
+            self.launch_group(state, group.take())?;
+        }
+        let at = match group {
+            Some(group) => group.arg.x,
+            None => self.narrowed(state, x, weight.dtype)?,
+        };
+        let to = self.out(state, op, "out", part.out)?;
+        let group = group.get_or_insert(GemvGroup {
+            arg: GemvArg {
+                x: at,
+                x_stride: x.cols as i64,
+                rows: inputs.rows,
+                inputs: inputs.cols,
+                parts: 0,
+                part: [GemvPartArg::default(); GemvArg::PARTS],
+            },
+            dtype: weight.dtype,
+        });
+        group.arg.part[group.arg.parts as usize] = GemvPartArg {
             weights: w.at,
             bias: b.at,
-            out: to,
+            out: to.at,
             weight_stride: w.stride,
-            out_stride: out.stride as i64,
+            out_stride: part.out.stride as i64,
             outputs: w.rows,
             bias_dtype,
         };
-        if !self.joins(work, x, weight.dtype) {
-            self.put_pending(work)?;
-        }
-        let at = match work.pending {
-            Pending::Products(few, _) => few.x,
-            _ => self.shadow_of(work, x, weight.dtype)?,
-        };
-        let to = self.out(work, op, "out", out)?;
-        match &mut work.pending {
-            Pending::Products(few, _) => {
-                few.part[few.parts as usize] = part(to.at);
-                few.parts += 1;
-            }
-            pending => {
-                let mut few = FewArg {
-                    x: at,
-                    x_stride: x.cols as i64,
-                    rows: inputs.rows,
-                    inputs: inputs.cols,
-                    parts: 1,
-                    part: [PartArg::default(); FewArg::PARTS],
-                };
-                few.part[0] = part(to.at);
-                *pending = Pending::Products(few, weight.dtype);
-            }
-        }
+        group.arg.parts += 1;
         Ok(())
     }
 
-    /// Whether products that wait are of the same inputs, and there is room for another.
-    fn joins(&self, work: &Work, x: View, dtype: DType) -> bool {
-        let Pending::Products(few, theirs) = work.pending else {
-            return false;
+    /// Launches a group of products, if there is one.
+    pub(super) fn launch_group(
+        &self,
+        state: &mut LaunchState,
+        group: Option<GemvGroup>,
+    ) -> Result<()> {
+        let Some(GemvGroup { arg, dtype }) = group else {
+            return Ok(());
         };
-        let same = (few.rows as usize, few.inputs as usize, theirs) == (x.rows, x.cols, dtype);
-        let room = (few.parts as usize) < FewArg::PARTS;
-        same && room && Self::is_shadow(work, x, dtype, few.x)
-    }
-
-    pub(super) fn put_few(&self, work: &mut Work, few: FewArg, dtype: DType) -> Result<()> {
-        let shape = FewShape::of(few.rows as usize);
-        let parts = &few.part[..few.parts as usize];
+        let shape = GemvShape::of(arg.rows as usize);
+        let parts = &arg.part[..arg.parts as usize];
         let tiles = parts
             .iter()
             .map(|p| (p.outputs as usize).div_ceil(shape.outputs));
-        let size = shape.size(&few, tiles.sum());
-        launch!(self, work, &shape.name("few", dtype), size; few)
+        let size = shape.size(&arg, tiles.sum());
+        launch!(self, state, &shape.name("few", dtype), size; arg)
     }
 
-    /// Puts two products that wait on the stream together with the gate of them, if that is
-    /// what they are for.
-    pub(super) fn gated(
+    /// Returns whether one kernel can compute a group and the gate of its two products: the
+    /// copy of its output must not lie where the kernel reads its inputs.
+    pub(super) fn can_gate(&self, group: &GemvGroup) -> bool {
+        let second = self.scratch_at(self.scratch.second_at());
+        group.arg.parts == 2 && group.arg.x < second
+    }
+
+    /// Launches a group of two products together with the gate of them.
+    pub(super) fn launch_gated(
         &self,
-        work: &mut Work,
+        state: &mut LaunchState,
+        group: &GemvGroup,
         f: Activation,
-        gate: MatArg,
-        up: MatArg,
         out: View,
-    ) -> Result<bool> {
-        let Pending::Products(few, dtype) = work.pending else {
-            return Ok(false);
-        };
-        let [first, second, _] = few.part;
-        let is = |part: PartArg, mat: MatArg| {
-            (part.out, part.out_stride, part.outputs, few.rows)
-                == (mat.at, mat.stride, mat.cols, mat.rows)
-        };
-        // The copy of what comes out must not lie where the inputs are read.
-        let read = few.x >= self.scratch_at(self.scratch.second_at());
-        if few.parts != 2 || !is(first, gate) || !is(second, up) || read {
-            return Ok(false);
-        }
-        work.pending = Pending::Nothing;
-        let to = self.out(work, self.op("gate"), "out", out)?;
+    ) -> Result<()> {
+        let GemvGroup { arg, dtype } = *group;
+        let to = self.out(state, self.op("gate"), "out", out)?;
         let gate = GateArg {
             out: to.at,
             stride: to.stride,
             f: activation_arg(f),
-            shadow: self.second_shadow_for(work, out),
+            shadow: self.second_shadow_for(state, out),
         };
-        let shape = FewShape::of(few.rows as usize);
-        let size = shape.size(&few, (first.outputs as usize).div_ceil(shape.outputs / 2));
-        launch!(self, work, &shape.name("few_gated", dtype), size; few, gate)?;
-        Ok(true)
+        let shape = GemvShape::of(arg.rows as usize);
+        let outputs = arg.part[0].outputs as usize;
+        let size = shape.size(&arg, outputs.div_ceil(shape.outputs / 2));
+        launch!(self, state, &shape.name("few_gated", dtype), size; arg, gate)
     }
 
-    fn many(&self, op: Op, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()> {
-        let blas = self.card.blas.as_ref().expect("chosen where it is there");
+    fn library(
+        &self,
+        state: &mut LaunchState,
+        op: OpCheck,
+        x: View,
+        part: Projection,
+    ) -> Result<()> {
+        let Projection { weight, bias, out } = part;
+        let blas = self
+            .card
+            .blas
+            .as_ref()
+            .expect("chosen only if the library is loaded");
         let w = weight.view;
         let (weights, _) = self.floats(op, "weight", w)?;
         let (b, bias_dtype, has_bias) = self.bias(op, bias)?;
-        let work = &mut *self.ready()?;
         let product = Product {
             dtype: w.dtype,
             order: weight.order,
             rows: x.rows,
             inputs: x.cols,
             outputs: out.cols,
-            // Parts of a matrix have their outputs side by side in rows of the whole.
+            // Pieces of a matrix write side by side into rows of the whole output.
             of: out.stride,
             x_stride: x.cols,
             weight_stride: w.stride,
             out_stride: out.stride,
         };
-        let inputs = self.shadow_of(work, x, w.dtype)?;
-        let to = self.out(work, op, "out", out)?;
+        let inputs = self.narrowed(state, x, w.dtype)?;
+        let to = self.out(state, op, "out", out)?;
         let at = Operands {
             x: inputs,
             weights: weights.at,
             out: to.at,
         };
         self.card.enter()?;
-        // SAFETY: checked places in the slab and behind its end, which outlive the stream.
+        // SAFETY: checked addresses in the slab and its scratch memory, which outlive the
+        // stream.
         unsafe { blas.run(product, at, self.compute.stream.cast()) }?;
-        work.interrupted();
+        state.interrupt();
         if has_bias == 1 {
-            launch!(self, work, "add_bias", elements(out); b, bias_dtype, to)?;
+            launch!(self, state, "add_bias", elements(out); b, bias_dtype, to)?;
         }
         Ok(())
     }
 
-    fn simple(&self, op: Op, x: View, weight: Weight, bias: Option<View>, out: View) -> Result<()> {
-        let work = &mut *self.ready()?;
+    fn simple(
+        &self,
+        state: &mut LaunchState,
+        op: OpCheck,
+        x: View,
+        part: Projection,
+    ) -> Result<()> {
+        let Projection { weight, bias, out } = part;
         let (name, per_block, tile) = match (weight.order, weight.view.dtype, x.rows) {
             (Order::OutIn, DType::F16, _) => ("linear_any_f16", BY_ONE, 1),
             (Order::OutIn, DType::Bf16, _) => ("linear_any_bf16", BY_ONE, 1),
@@ -250,19 +311,29 @@ impl CudaDevice {
         };
         let (bias, bias_dtype, has_bias) = self.bias(op, bias)?;
         let (w, _) = self.floats(op, "weight", weight.view)?;
-        let (x, to) = (self.f32(op, "x", x)?, self.out(work, op, "out", out)?);
-        launch!(self, work, name, size; x, w, bias, bias_dtype, has_bias, to)
+        let (x, to) = (self.f32(op, "x", x)?, self.out(state, op, "out", out)?);
+        launch!(self, state, name, size; x, w, bias, bias_dtype, has_bias, to)
     }
 }
 
-/// What a block of the kernels for few rows takes; all sum alike.
-struct FewShape {
+impl GemvGroup {
+    /// Returns whether a product of `x` fits into the launch.
+    fn takes(&self, state: &LaunchState, x: View, dtype: DType) -> bool {
+        let shape = (self.arg.rows as usize, self.arg.inputs as usize);
+        let same = shape == (x.rows, x.cols) && self.dtype == dtype;
+        let room = (self.arg.parts as usize) < GemvArg::PARTS;
+        same && room && state.copy_of(x, dtype) == Some(self.arg.x)
+    }
+}
+
+/// Outputs and rows of a block of the GEMV kernels; all shapes sum in the same order.
+struct GemvShape {
     outputs: usize,
     rows: usize,
 }
 
-impl FewShape {
-    /// The more rows, the more outputs, as the sources say.
+impl GemvShape {
+    /// Shape for a number of rows, as in the CUDA sources.
     fn of(rows: usize) -> Self {
         let (outputs, rows) = match rows {
             0..=4 => (16, 8),
@@ -270,50 +341,50 @@ impl FewShape {
             9..=16 => (32, 16),
             17.. => (32, 32),
         };
-        FewShape { outputs, rows }
+        GemvShape { outputs, rows }
     }
 
     fn name(&self, kernel: &str, dtype: DType) -> String {
         format!("{kernel}_{dtype}_{}_{}", self.outputs, self.rows)
     }
 
-    fn size(&self, few: &FewArg, tiles: usize) -> Size {
+    fn size(&self, arg: &GemvArg, tiles: usize) -> Size {
         Size {
-            blocks: [tiles, (few.rows as usize).div_ceil(self.rows), 1],
+            blocks: [tiles, (arg.rows as usize).div_ceil(self.rows), 1],
             threads: THREADS,
             shared: 0,
         }
     }
 }
 
-/// By type, shape and phase. Pieces of a matrix have its inputs, and their outputs lie in
-/// rows of the same length.
-fn way(weight: Weight, x: View, out: View, phase: Phase, library: bool) -> Way {
+/// Chooses the kernel of a product by type, shape and phase. The pieces of a matrix get the
+/// kernel of the whole: they have its inputs, and their outputs have its stride.
+fn kernel_for(weight: Weight, x: View, out: View, phase: Phase, library: bool) -> ProductKernel {
     let w = weight.view;
     let bytes = w.dtype.bytes() as u64;
     let whole = |n: usize| n.is_multiple_of(8);
     let aligned =
         w.offset.is_multiple_of(ALIGNED) && (w.stride as u64 * bytes).is_multiple_of(ALIGNED);
     if bytes != 2 || !aligned || !whole(x.cols) {
-        return Way::Simple;
+        return ProductKernel::Simple;
     }
     let many = out.stride.is_multiple_of(4) && out.offset.is_multiple_of(ALIGNED);
     match (weight.order, phase) {
-        (Order::OutIn, Phase::Prompt) if library && many => Way::Many,
-        (Order::OutIn, _) => Way::Few,
-        (Order::InOut, Phase::Prompt) if library && many && whole(w.cols) => Way::Many,
-        (Order::InOut, _) => Way::Simple,
+        (Order::OutIn, Phase::Prompt) if library && many => ProductKernel::Library,
+        (Order::OutIn, _) => ProductKernel::Gemv,
+        (Order::InOut, Phase::Prompt) if library && many && whole(w.cols) => ProductKernel::Library,
+        (Order::InOut, _) => ProductKernel::Simple,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Way, way};
+    use super::{ProductKernel, kernel_for};
     use crate::{Phase, View, Weight};
     use djinn_types::{DType, Order};
 
     #[test]
-    fn pieces_go_the_way_of_the_whole() {
+    fn pieces_get_the_kernel_of_the_whole() {
         let x = View::new(0, DType::F32, 3, 64);
         let out = View::new(4096, DType::F32, 3, 200);
         for (dtype, order) in [(DType::F16, Order::OutIn), (DType::F32, Order::OutIn)] {
@@ -325,7 +396,7 @@ mod tests {
                         order,
                     };
                     let (x, out) = (x.rows(0, rows), out.rows(0, rows).cols(first, count));
-                    way(weight, x, out, phase, true)
+                    kernel_for(weight, x, out, phase, true)
                 };
                 let whole = of(0, 200, 3);
                 assert_eq!([of(0, 64, 3), of(64, 64, 1), of(128, 72, 2)], [whole; 3]);
@@ -334,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_shapes_are_not_for_vectors() {
+    fn odd_shapes_get_the_simple_kernel() {
         let weight = |offset, dtype, cols| Weight {
             view: View::new(offset, dtype, 16, cols),
             order: Order::OutIn,
@@ -342,11 +413,11 @@ mod tests {
         let of = |weight: Weight| {
             let x = View::new(0, DType::F32, 1, weight.view.cols);
             let out = View::new(1 << 20, DType::F32, 1, 16);
-            way(weight, x, out, Phase::Generated, false)
+            kernel_for(weight, x, out, Phase::Generated, false)
         };
-        assert_eq!(of(weight(1024, DType::Bf16, 64)), Way::Few);
-        assert_eq!(of(weight(1024, DType::Bf16, 60)), Way::Simple);
-        assert_eq!(of(weight(1026, DType::F16, 64)), Way::Simple);
-        assert_eq!(of(weight(1024, DType::F32, 64)), Way::Simple);
+        assert_eq!(of(weight(1024, DType::Bf16, 64)), ProductKernel::Gemv);
+        assert_eq!(of(weight(1024, DType::Bf16, 60)), ProductKernel::Simple);
+        assert_eq!(of(weight(1026, DType::F16, 64)), ProductKernel::Simple);
+        assert_eq!(of(weight(1024, DType::F32, 64)), ProductKernel::Simple);
     }
 }

@@ -3,15 +3,15 @@
 use std::path::Path;
 
 mod buffer;
-mod room;
+mod huge_pages;
 mod rows;
 mod slab;
 
 pub use buffer::Buffer;
-pub use room::room_for;
+pub use huge_pages::vec_in_huge_pages;
 pub use rows::HostRows;
-pub use slab::HostSlab;
-pub(crate) use slab::{Keeper, Plain};
+pub use slab::{Fill, HostSlab};
+pub(crate) use slab::{Keeper, PlainMemory};
 
 /// How many threads this process can really run at once: the CPUs it may run on,
 /// bounded by a container's quota.

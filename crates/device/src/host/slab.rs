@@ -2,8 +2,11 @@
 
 use std::any::Any;
 
-use super::Buffer;
-use crate::{DeviceError, Fill, Result, Span, check::Op};
+use super::buffer::Buffer;
+use crate::{DeviceError, Result, Span, check::OpCheck};
+
+/// Fills a span of memory with its bytes.
+pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>;
 
 /// A run of host memory. A device makes it
 /// ([`Device::host_slab`](crate::Device::host_slab)) so that copies run at full speed. Many
@@ -24,10 +27,10 @@ pub(crate) trait Keeper: Any + Send + Sync {
     fn sealed(&self) -> Result<()>;
 }
 
-/// Plain memory.
-pub(crate) struct Plain;
+/// PlainMemory memory.
+pub(crate) struct PlainMemory;
 
-impl Keeper for Plain {
+impl Keeper for PlainMemory {
     fn filled(&self, _: Span) -> Result<()> {
         Ok(())
     }
@@ -109,7 +112,7 @@ impl HostSlab {
 
     /// Where a span lies.
     pub(crate) fn place(&self, name: &'static str, span: Span) -> Result<*mut u8> {
-        let op = Op {
+        let op = OpCheck {
             name,
             base: self.base,
             slab_bytes: self.bytes,
@@ -120,12 +123,12 @@ impl HostSlab {
 
 #[cfg(test)]
 mod tests {
-    use super::{HostSlab, Plain};
+    use super::{HostSlab, PlainMemory};
     use crate::Span;
 
     #[test]
     fn what_was_filled_is_read_and_nothing_beyond_is() {
-        let slab = HostSlab::new(100, |_| Ok(Box::new(Plain))).unwrap();
+        let slab = HostSlab::new(100, |_| Ok(Box::new(PlainMemory))).unwrap();
         let span = |offset, bytes| Span { offset, bytes };
         let seven = &mut |bytes: &mut [u8]| {
             bytes.fill(7);

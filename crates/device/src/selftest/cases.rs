@@ -1,13 +1,13 @@
 //! Each operation by itself, in every dtype and awkward shape.
 
-use super::{FLOATS, Pair, Report, Test};
+use super::pair::{CaseFn, FLOATS, Pair, Report};
 use crate::{
-    Attention, Device, Draw, Edit, HostRows, KvLayer, Phase, Reduction, Result, Rows, Stream,
-    Weight,
+    Attention, Device, Draw, Edit, HostRows, KvLayer, NormParams, Phase, Reduction, Result,
+    Rotation, Rows, Stream, Weight,
 };
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
-pub(super) const ALL: [Test; 11] = [
+pub(super) const ALL: [CaseFn; 11] = [
     lookups,
     norms,
     products,
@@ -71,8 +71,14 @@ fn norms(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 for bias in [None, Some(bias)] {
                     let out = pair.poisoned(rows, cols, 1)?;
                     let what = format!("{kind:?} {dtype} [{rows}, {cols}] bias {}", bias.is_some());
+                    let params = NormParams {
+                        kind,
+                        eps: 1e-5,
+                        weight,
+                        bias,
+                    };
                     pair.check("norm", what, out, report, |device| {
-                        device.norm(kind, 1e-5, x, weight, bias, out)
+                        device.norm(params, x, out)
                     })?;
                 }
             }
@@ -130,16 +136,19 @@ fn ropes(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             })?;
             let x = pair.floats(DType::F32, rows, heads * d_head, 4)?;
             let what = format!("{style:?} [{rows}, {heads} x {d_head}] {pairs} pairs");
-            pair.check("rope", what, x, report, |device| {
-                device.rope(x, table, d_head, style)
-            })?;
+            let rotation = Rotation {
+                table,
+                d_head,
+                style,
+            };
+            pair.check("rope", what, x, report, |device| device.rope(x, rotation))?;
         }
     }
     Ok(())
 }
 
 /// Rows of two sessions at some positions, and how they attend.
-struct Attending {
+struct TwoSessions {
     rows: Rows,
     kv: KvLayer,
     how: Attention,
@@ -147,7 +156,7 @@ struct Attending {
     keys: usize,
 }
 
-fn attending(pair: &mut Pair<'_>, dtype: DType, shape: [usize; 4]) -> Result<Attending> {
+fn attending(pair: &mut Pair<'_>, dtype: DType, shape: [usize; 4]) -> Result<TwoSessions> {
     let [heads, kv_heads, d_head, keys] = shape;
     let (page_tokens, window) = (16, keys / 2 + 1);
     let table_pages = keys.div_ceil(page_tokens);
@@ -181,7 +190,7 @@ fn attending(pair: &mut Pair<'_>, dtype: DType, shape: [usize; 4]) -> Result<Att
         scale: 0.3,
         window: (!keys.is_multiple_of(2)).then_some(window),
     };
-    Ok(Attending {
+    Ok(TwoSessions {
         rows,
         kv,
         how,
@@ -199,7 +208,7 @@ fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             [8, 8, 128, 701],
         ] {
             pair.start();
-            let Attending {
+            let TwoSessions {
                 rows,
                 kv,
                 how,
@@ -359,18 +368,18 @@ fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
         let x = pair.floats(DType::F32, rows, cols, 0)?;
         let span = x.span();
         let what = format!("{} bytes", span.bytes);
-        pair.check("send and bring", what, x, report, |device| {
+        pair.check("copy out and in", what, x, report, |device| {
             let host = device.host_slab(3 * span.bytes)?;
             host.seal()?;
             let written = device.record(Stream::Compute)?;
             device.wait(Stream::PageOut, &written)?;
-            device.send(Stream::PageOut, span, &host, span.bytes)?;
+            device.copy_out(Stream::PageOut, span, &host, span.bytes)?;
             let sent = device.record(Stream::PageOut)?;
             device.wait(Stream::Compute, &sent)?;
             device.edit(x, Edit::Zero)?;
             let erased = device.record(Stream::Compute)?;
             device.wait(Stream::PageIn, &erased)?;
-            device.bring(Stream::PageIn, &host, span.bytes, span)?;
+            device.copy_in(Stream::PageIn, &host, span.bytes, span)?;
             let back = device.record(Stream::PageIn)?;
             // The host's memory goes with this.
             device.wait_here(&back)
@@ -386,7 +395,7 @@ fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             let written = device.record(Stream::Compute)?;
             device.wait(Stream::PageOut, &written)?;
             for (at, part) in (0..).zip((0..rows).map(|at| from.rows(at, 1).span())) {
-                device.send(Stream::PageOut, part, &host, 2 * at * row.bytes)?;
+                device.copy_out(Stream::PageOut, part, &host, 2 * at * row.bytes)?;
             }
             let sent = device.record(Stream::PageOut)?;
             device.wait(Stream::PageIn, &sent)?;
@@ -396,7 +405,7 @@ fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 stride: 2 * row.bytes,
                 count: rows,
             };
-            device.bring_rows(Stream::PageIn, &host, all)?;
+            device.copy_in_rows(Stream::PageIn, &host, all)?;
             let back = device.record(Stream::PageIn)?;
             device.wait(Stream::Compute, &back)?;
             for at in 0..rows {

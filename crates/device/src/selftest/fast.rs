@@ -2,19 +2,19 @@
 //! real models, operations that go together in one launch, and rows whose bits must not
 //! depend on those beside them.
 
-use super::{Case, Pair, Report, Test};
-use crate::{Attention, Device, Edit, KvLayer, Phase, Result, Rows, Stream, View, Weight};
-use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
+use super::pair::{Case, CaseFn, Pair, Report, difference};
+use crate::{Attention, Edit, KvLayer, NormParams, Phase, Result, Rows, View, Weight};
+use djinn_types::{DType, NormKind, Order};
 
-pub(super) const ALL: [Test; 6] = [products, attention, together, rotated, rows_alone, replayed];
+pub(super) const ALL: [CaseFn; 4] = [products, attention, rows_alone, replayed];
 
 /// Sums of products on tensor cores, which drop bits of what is far smaller than the sum.
 const TENSOR: f64 = 1e-5;
-const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
-const PHASES: [Phase; 2] = [Phase::Prompt, Phase::Generated];
+pub(super) const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
+pub(super) const PHASES: [Phase; 2] = [Phase::Prompt, Phase::Generated];
 
 /// Queries and probabilities rounded to the type that keys are stored in.
-fn rounded(dtype: DType) -> f64 {
+pub(super) fn rounded(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 1e-3,
         _ => 8e-3,
@@ -37,7 +37,12 @@ fn exact(pair: &mut Pair<'_>, dtype: DType, rows: usize, cols: usize) -> Result<
     Ok(view)
 }
 
-fn weight(pair: &mut Pair<'_>, dtype: DType, order: Order, shape: [usize; 2]) -> Result<Weight> {
+pub(super) fn weight(
+    pair: &mut Pair<'_>,
+    dtype: DType,
+    order: Order,
+    shape: [usize; 2],
+) -> Result<Weight> {
     let [inputs, outputs] = shape;
     let view = match order {
         Order::OutIn => pair.floats(dtype, outputs, inputs, 0)?,
@@ -84,16 +89,21 @@ fn products(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
 }
 
 /// Rows of three sessions: the first with much behind it, one that begins, one between.
-struct Attending {
-    rows: Rows,
-    kv: KvLayer,
-    how: Attention,
-    count: usize,
+pub(super) struct ThreeSessions {
+    pub(super) rows: Rows,
+    pub(super) kv: KvLayer,
+    pub(super) how: Attention,
+    pub(super) count: usize,
 }
 
-impl Attending {
+impl ThreeSessions {
     /// `shape` is heads, key heads, elements of a head, keys of the longest.
-    fn new(pair: &mut Pair<'_>, dtype: DType, phase: Phase, shape: [usize; 4]) -> Result<Self> {
+    pub(super) fn new(
+        pair: &mut Pair<'_>,
+        dtype: DType,
+        phase: Phase,
+        shape: [usize; 4],
+    ) -> Result<Self> {
         let [heads, kv_heads, d_head, keys] = shape;
         let (page_tokens, sessions) = (16, 3);
         let table_pages = keys.div_ceil(page_tokens);
@@ -135,7 +145,7 @@ impl Attending {
             scale: 1.0 / (d_head as f32).sqrt(),
             window: (!keys.is_multiple_of(2)).then_some(keys / 2 + 1),
         };
-        Ok(Attending {
+        Ok(ThreeSessions {
             rows,
             kv,
             how,
@@ -161,12 +171,12 @@ fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                     Phase::Generated => TENSOR,
                 };
                 pair.start_aligned(limit);
-                let Attending {
+                let ThreeSessions {
                     rows,
                     kv,
                     how,
                     count,
-                } = Attending::new(pair, dtype, phase, shape)?;
+                } = ThreeSessions::new(pair, dtype, phase, shape)?;
                 let [heads, kv_heads, d_head, keys] = shape;
                 let width = heads * d_head;
                 let k = pair.floats(DType::F32, count, kv_heads * d_head, 0)?;
@@ -181,143 +191,6 @@ fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                     device.append(k, v, rows, kv)?;
                     device.attend(q, rows, kv, how, out)
                 })?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// What a block of a model does, with nothing in between to keep operations apart.
-fn together(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
-    for dtype in HALVES {
-        for phase in PHASES {
-            pair.start_aligned(6.0 * rounded(dtype));
-            let shape @ [heads, kv_heads, d_head, _] = [8, 4, 64, 300];
-            let Attending {
-                rows,
-                kv,
-                how,
-                count,
-            } = Attending::new(pair, dtype, phase, shape)?;
-            let (wide, narrow, hidden) = (heads * d_head, kv_heads * d_head, 1000);
-            let start = pair.floats(DType::F32, count, wide, 0)?;
-            let (resid, first) = (
-                pair.poisoned(count, wide, 0)?,
-                pair.poisoned(count, wide, 0)?,
-            );
-            let mut place = |cols| pair.poisoned(count, cols, 0);
-            let (norm, z, sum) = (place(wide)?, place(wide)?, place(wide)?);
-            let (q, k, v) = (place(wide)?, place(narrow)?, place(narrow)?);
-            let (gate, up, down) = (place(hidden)?, place(hidden)?, place(wide)?);
-            let scale = pair.floats(dtype, 1, wide, 0)?;
-            let table = pair.floats(DType::F32, count, d_head / 2, 0)?;
-            let mut matrix = |inputs, outputs| weight(pair, dtype, Order::OutIn, [inputs, outputs]);
-            let (wq, wk, wv) = (
-                matrix(wide, wide)?,
-                matrix(wide, narrow)?,
-                matrix(wide, narrow)?,
-            );
-            let (wo, wg, wu) = (
-                matrix(wide, wide)?,
-                matrix(wide, hidden)?,
-                matrix(wide, hidden)?,
-            );
-            let wd = matrix(hidden, wide)?;
-            let block = |device: &dyn Device, between: &dyn Fn() -> Result<()>| {
-                let then = |done: Result<()>| done.and_then(|()| between());
-                device.edit(resid, Edit::Replace(start))?;
-                then(device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm))?;
-                then(device.linear(norm, wq, None, q, phase))?;
-                then(device.linear(norm, wk, None, k, phase))?;
-                then(device.linear(norm, wv, None, v, phase))?;
-                then(device.rope(q, table, d_head, RopeStyle::Halves))?;
-                then(device.rope(k, table, d_head, RopeStyle::Halves))?;
-                then(device.append(k, v, rows, kv))?;
-                then(device.attend(q, rows, kv, how, z))?;
-                then(device.linear(z, wo, None, sum, phase))?;
-                then(device.add(sum, resid))?;
-                then(device.norm(NormKind::Rms, 1e-5, resid, scale, None, norm))?;
-                then(device.linear(norm, wg, None, gate, phase))?;
-                then(device.linear(norm, wu, None, up, phase))?;
-                then(device.gate(Activation::Silu, gate, up, gate))?;
-                then(device.linear(gate, wd, None, down, phase))?;
-                then(device.add(down, resid))
-            };
-            let nothing = || Ok(());
-            let what = format!("{phase:?} {dtype}");
-            pair.check("a block", what.clone(), resid, report, |device| {
-                block(device, &nothing)
-            })?;
-            // Kept apart, operations give the bits they give together.
-            let device = pair.both[1];
-            device.edit(first, Edit::Replace(resid))?;
-            block(device, &|| device.synchronize(Stream::Compute))?;
-            same(pair, "apart", what, [first, resid], report)?;
-        }
-    }
-    Ok(())
-}
-
-/// Rotations, keys on their way into their pages and attention, in one go and one by one:
-/// what comes out, queries and keys that are left, and pages that are left.
-fn rotated(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
-    let shapes = [
-        [1, 1, 8, 2],
-        [4, 2, 32, 37],
-        [12, 1, 64, 130],
-        [8, 8, 128, 701],
-        [16, 2, 128, 1500],
-    ];
-    for dtype in HALVES {
-        for style in [RopeStyle::Halves, RopeStyle::Interleaved] {
-            for shape @ [heads, kv_heads, d_head, keys] in shapes {
-                pair.start_aligned(0.0);
-                let Attending {
-                    rows,
-                    kv,
-                    how,
-                    count,
-                } = Attending::new(pair, dtype, Phase::Generated, shape)?;
-                let (wide, narrow) = (heads * d_head, kv_heads * d_head);
-                let raw = [
-                    pair.floats(DType::F32, count, wide, 0)?,
-                    pair.floats(DType::F32, count, narrow, 0)?,
-                ];
-                let v = pair.floats(DType::F32, count, narrow, 0)?;
-                // Of some heads all is rotated, of others half.
-                let turned = if keys.is_multiple_of(2) {
-                    d_head
-                } else {
-                    d_head / 2
-                };
-                let table = pair.floats(DType::F32, count, turned, 0)?;
-                let mut place = |cols| -> Result<[View; 2]> {
-                    let mut one = || pair.poisoned(count, cols, 0);
-                    Ok([one()?, one()?])
-                };
-                let (q, k, z, again) = (place(wide)?, place(narrow)?, place(wide)?, place(wide)?);
-                let device = pair.both[1];
-                let run = |at: usize, between: &dyn Fn() -> Result<()>| {
-                    device.edit(q[at], Edit::Replace(raw[0]))?;
-                    device.edit(k[at], Edit::Replace(raw[1]))?;
-                    device.rope(q[at], table, d_head, style)?;
-                    device.rope(k[at], table, d_head, style)?;
-                    between()?;
-                    device.append(k[at], v, rows, kv)?;
-                    between()?;
-                    device.attend(q[at], rows, kv, how, z[at])?;
-                    // Once more from the pages alone.
-                    device.synchronize(Stream::Compute)?;
-                    device.attend(q[at], rows, kv, how, again[at])
-                };
-                run(0, &|| Ok(()))?;
-                run(1, &|| device.synchronize(Stream::Compute))?;
-                let what = format!("{style:?} {dtype} {heads}/{kv_heads} x {d_head}, {keys} keys");
-                let kinds = [("values", z), ("queries", q), ("keys", k), ("pages", again)];
-                for (kind, both) in kinds {
-                    let what = format!("{kind}, {what}");
-                    same(pair, "rotated", what, both, report)?;
-                }
             }
         }
     }
@@ -359,12 +232,12 @@ fn rows_alone(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             )?;
 
             let shape = [8, 4, 128, 400];
-            let Attending {
+            let ThreeSessions {
                 rows,
                 kv,
                 how,
                 count,
-            } = Attending::new(pair, dtype, phase, shape)?;
+            } = ThreeSessions::new(pair, dtype, phase, shape)?;
             let q = pair.floats(DType::F32, count, 8 * 128, 0)?;
             let all = pair.poisoned(count, 8 * 128, 0)?;
             let alone = pair.poisoned(count, 8 * 128, 0)?;
@@ -405,9 +278,15 @@ fn replayed(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             pair.poisoned(rows, width, 0)?,
         );
         let again = pair.poisoned(rows, width, 0)?;
+        let params = NormParams {
+            kind: NormKind::Rms,
+            eps: 1e-5,
+            weight: scale,
+            bias: None,
+        };
         let device = pair.both[1];
         let work = |out: View| {
-            device.norm(NormKind::Rms, 1e-5, x, scale, None, norm)?;
+            device.norm(params, x, norm)?;
             device.linear(norm, matrix, None, out, Phase::Generated)
         };
         work(first)?;
@@ -422,7 +301,7 @@ fn replayed(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
 }
 
 /// Reports whether two matrices of the device are equal to the bit.
-fn same(
+pub(super) fn same(
     pair: &Pair<'_>,
     op: &'static str,
     what: String,
@@ -436,7 +315,7 @@ fn same(
     }
     let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let same = bits(&found[0]) == bits(&found[1]);
-    let off = super::difference(&found[0], &found[1]);
+    let off = difference(&found[0], &found[1]);
     report(Case {
         op,
         what,

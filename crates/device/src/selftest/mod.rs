@@ -1,16 +1,15 @@
 //! Every operation of one device against another, on fresh random input of awkward
 //! shapes: what a new backend, a new card or a new driver has to pass.
 
-use half::{bf16, f16};
-
 mod cases;
 mod fast;
+mod fused;
+mod pair;
 
-use crate::{ALIGN, Device, PassLimits, Result, Span, Stream, View};
-use djinn_types::DType;
+pub use pair::{Case, SLAB_BYTES};
 
-/// Bytes of slab a self-test needs of each device.
-pub const SLAB_BYTES: u64 = 64 << 20;
+use crate::{Device, PassLimits, Result};
+use pair::{LIMIT, Pair};
 
 /// Limits of the passes that a self-test runs.
 pub const LIMITS: PassLimits = PassLimits {
@@ -21,43 +20,6 @@ pub const LIMITS: PassLimits = PassLimits {
     d_head: 128,
     keys: 2048,
 };
-
-/// How one case went.
-#[derive(Clone, Debug)]
-pub struct Case {
-    /// The operation.
-    pub op: &'static str,
-    /// Dtype, shape and whatever else was special.
-    pub what: String,
-    /// `‖found − expected‖ / ‖expected‖`, the latter a thousandth at least; infinite where
-    /// something is not a number.
-    pub error: f64,
-    /// The largest error that passes.
-    pub limit: f64,
-}
-
-impl Case {
-    /// One where nothing but the same will do.
-    fn exact(op: &'static str, what: String, same: bool) -> Self {
-        Case {
-            op,
-            what,
-            error: if same { 0.0 } else { f64::INFINITY },
-            limit: 0.0,
-        }
-    }
-
-    /// Whether it passed.
-    pub fn passed(&self) -> bool {
-        self.error <= self.limit
-    }
-}
-
-/// Sums of f32 in another order, exponentials of another library.
-const LIMIT: f64 = 2e-6;
-/// What is smaller than this counts as large as this: nearly nought may be nought.
-const SMALL: f64 = 1e-3;
-const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
 /// Runs every case and reports each as it ends.
 pub fn selftest(
@@ -73,190 +35,10 @@ pub fn selftest(
         aligned: false,
         limit: LIMIT,
     };
-    for test in cases::ALL.into_iter().chain(fast::ALL) {
+    for test in cases::ALL.into_iter().chain(fast::ALL).chain(fused::ALL) {
         test(&mut pair, report)?;
     }
     Ok(())
-}
-
-type Report<'a> = &'a mut dyn FnMut(Case);
-type Test = fn(&mut Pair<'_>, Report<'_>) -> Result<()>;
-
-/// Two devices with the same bytes in their slabs.
-struct Pair<'a> {
-    both: [&'a dyn Device; 2],
-    random: u64,
-    /// Bytes of the slab in use by this case.
-    end: u64,
-    /// Whether matrices start where a device reads them at full speed.
-    aligned: bool,
-    /// How far the device may be off.
-    limit: f64,
-}
-
-impl Pair<'_> {
-    /// The next case may use the whole slab again.
-    fn start(&mut self) {
-        (self.end, self.aligned, self.limit) = (0, false, LIMIT);
-    }
-
-    /// The same, with everything where a device reads it at full speed.
-    fn start_aligned(&mut self, limit: f64) {
-        (self.end, self.aligned, self.limit) = (0, true, limit);
-    }
-
-    fn number(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.random;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    /// Between −1 and 1.
-    fn float(&mut self) -> f32 {
-        (self.number() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    fn below(&mut self, limit: usize) -> i32 {
-        (self.number() % limit as u64) as i32
-    }
-
-    /// A place for a matrix, off any alignment but its elements' own unless asked for, with
-    /// gaps between rows where `gap` says so.
-    fn place(&mut self, dtype: DType, rows: usize, cols: usize, gap: usize) -> View {
-        let size = dtype.bytes() as u64;
-        let off = if self.aligned { 0 } else { size };
-        let offset = self.end.next_multiple_of(ALIGN) + off;
-        let view = View {
-            offset,
-            dtype,
-            rows,
-            cols,
-            stride: cols + gap,
-        };
-        self.end = offset + (rows * (cols + gap)) as u64 * size;
-        assert!(self.end <= SLAB_BYTES, "a case fits the slab");
-        view
-    }
-
-    fn upload(&self, view: View, bytes: &[u8]) -> Result<()> {
-        let span = Span {
-            offset: view.offset,
-            bytes: bytes.len() as u64,
-        };
-        self.both
-            .iter()
-            .try_for_each(|device| device.upload(Stream::Compute, span, bytes))
-    }
-
-    /// Random numbers, in every element and gap.
-    fn floats(&mut self, dtype: DType, rows: usize, cols: usize, gap: usize) -> Result<View> {
-        let view = self.place(dtype, rows, cols, gap);
-        let mut bytes = Vec::new();
-        for _ in 0..rows * view.stride {
-            let x = self.float();
-            match dtype {
-                DType::F16 => bytes.extend(f16::from_f32(x).to_le_bytes()),
-                DType::Bf16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
-                _ => bytes.extend(x.to_le_bytes()),
-            }
-        }
-        self.upload(view, &bytes)?;
-        Ok(view)
-    }
-
-    fn ids(&mut self, rows: usize, cols: usize, ids: &[i32]) -> Result<View> {
-        let view = self.place(DType::I32, rows, cols, 0);
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.upload(view, &bytes)?;
-        Ok(view)
-    }
-
-    /// An output full of what must not be left there.
-    fn poisoned(&mut self, rows: usize, cols: usize, gap: usize) -> Result<View> {
-        let view = self.place(DType::F32, rows, cols, gap);
-        let poison = f32::NAN.to_le_bytes().repeat(rows * view.stride);
-        self.upload(view, &poison)?;
-        Ok(view)
-    }
-
-    /// Runs an operation on both and reads what each left in a view.
-    fn left<T: Clone + Default>(
-        &self,
-        out: View,
-        run: impl Fn(&dyn Device) -> Result<()>,
-        read: impl Fn(&dyn Device, &mut [T]) -> Result<()>,
-    ) -> Result<[Vec<T>; 2]> {
-        let mut left = [const { Vec::new() }; 2];
-        for (device, left) in self.both.iter().zip(&mut left) {
-            run(*device)?;
-            *left = vec![T::default(); out.rows * out.cols];
-            read(*device, left)?;
-        }
-        Ok(left)
-    }
-
-    /// Runs an operation on both and compares what they left in a view.
-    fn check(
-        &self,
-        op: &'static str,
-        what: String,
-        out: View,
-        report: Report<'_>,
-        run: impl Fn(&dyn Device) -> Result<()>,
-    ) -> Result<()> {
-        let [expect, found] = self.left(out, run, |device, to| device.download(out, to))?;
-        let error = difference(&expect, &found);
-        let limit = self.limit;
-        report(Case {
-            op,
-            what,
-            error,
-            limit,
-        });
-        Ok(())
-    }
-
-    /// The same for ids, which have to be equal.
-    fn check_ids(
-        &self,
-        op: &'static str,
-        what: String,
-        out: View,
-        report: Report<'_>,
-        run: impl Fn(&dyn Device) -> Result<()>,
-    ) -> Result<()> {
-        let [expect, found] = self.left(out, run, |device, to| device.download_ids(out, to))?;
-        report(Case::exact(op, what, expect == found));
-        Ok(())
-    }
-
-    /// The same for numbers that have to be equal.
-    fn check_bits(
-        &self,
-        op: &'static str,
-        what: String,
-        out: View,
-        report: Report<'_>,
-        run: impl Fn(&dyn Device) -> Result<()>,
-    ) -> Result<()> {
-        let both = self.left(out, run, |device, to| device.download(out, to))?;
-        let [expect, found] = both.map(|all| all.into_iter().map(f32::to_bits).collect::<Vec<_>>());
-        report(Case::exact(op, what, expect == found));
-        Ok(())
-    }
-}
-
-fn difference(expect: &[f32], found: &[f32]) -> f64 {
-    let wide = |x: &f32| f64::from(*x);
-    let pairs = || expect.iter().map(wide).zip(found.iter().map(wide));
-    if !pairs().all(|(a, b)| a.is_finite() && b.is_finite()) {
-        return f64::INFINITY;
-    }
-    let off: f64 = pairs().map(|(a, b)| (a - b).powi(2)).sum();
-    let all: f64 = pairs().map(|(a, _)| a.powi(2)).sum();
-    off.sqrt() / all.sqrt().max(SMALL)
 }
 
 #[cfg(test)]

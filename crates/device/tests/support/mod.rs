@@ -5,7 +5,7 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use djinn_device::cpu::{CpuDevice, CpuOptions, Isa};
-use djinn_device::{Device, Result, Span, View};
+use djinn_device::{Device, Result, Span, Transfers, View};
 use djinn_types::DType;
 use half::{bf16, f16};
 

@@ -1,6 +1,6 @@
 //! One operation of the program as calls of the device.
 
-use djinn_device::{View, Weight};
+use djinn_device::{NormParams, Rotation, View, Weight};
 use djinn_model::program::{Op, TensorId};
 use djinn_types::Order;
 use djinn_weights::Home;
@@ -35,7 +35,13 @@ impl Pass<'_, '_> {
                 to,
             } => {
                 let (from, to) = (view(from).reshaped(width), view(to).reshaped(width));
-                device.norm(kind, eps, from, weight(w), bias.map(weight), to)?;
+                let params = NormParams {
+                    kind,
+                    eps,
+                    weight: weight(w),
+                    bias: bias.map(weight),
+                };
+                device.norm(params, from, to)?;
             }
             Op::Linear {
                 weight: w,
@@ -58,7 +64,12 @@ impl Pass<'_, '_> {
                 let rope = self.program.rope.as_ref();
                 let style = rope.expect("a program that rotates has a rope").style;
                 let table = self.arena.rope.rows(0, stage.rows);
-                device.rope(view(buf), table, self.program.dims.d_head, style)?;
+                let rotation = Rotation {
+                    table,
+                    d_head: self.program.dims.d_head,
+                    style,
+                };
+                device.rope(view(buf), rotation)?;
             }
             Op::Attend {
                 block,

@@ -217,7 +217,7 @@ impl Pass<'_, '_> {
             let numbers = |sent: Vec<StagedRead>| {
                 let parts = sent.into_iter().map(|sent| self.staging.read(sent));
                 let parts: Vec<&[f32]> = parts.collect();
-                let mut all = host::room_for(parts.iter().map(|part| part.len()).sum());
+                let mut all = host::vec_in_huge_pages(parts.iter().map(|part| part.len()).sum());
                 parts.iter().for_each(|part| all.extend_from_slice(part));
                 all
             };

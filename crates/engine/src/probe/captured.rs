@@ -51,7 +51,7 @@ impl Captured {
         };
         rows.count += data.len() / each;
         if rows.data.is_empty() {
-            rows.data = host::room_for(data.len());
+            rows.data = host::vec_in_huge_pages(data.len());
         }
         rows.data.extend(data);
     }

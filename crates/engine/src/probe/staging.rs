@@ -35,7 +35,7 @@ impl Staging {
         };
         for part in parts(rows.span()) {
             let to = self.take(device, part.bytes)?;
-            device.send(Stream::Compute, part, self.slab(), to)?;
+            device.copy_out(Stream::Compute, part, self.slab(), to)?;
         }
         Ok(sent)
     }
@@ -60,7 +60,7 @@ impl Staging {
                     to.copy_from_slice(&number.to_le_bytes());
                 }
             })?;
-            device.bring(Stream::Compute, self.slab(), from, part)?;
+            device.copy_in(Stream::Compute, self.slab(), from, part)?;
             left = later;
         }
         Ok(())

@@ -127,7 +127,9 @@ impl PageCopier for DeviceCopier {
 
     fn copy_out(&self, page: PageCopy) -> Result<()> {
         let (from, to) = (self.span(page.from), self.host_offset(page.to));
-        Ok(self.device.send(Stream::PageOut, from, self.host(), to)?)
+        Ok(self
+            .device
+            .copy_out(Stream::PageOut, from, self.host(), to)?)
     }
 
     fn copy_in(&self, pages: &[PageCopy], blocks: Range<usize>) -> Result<()> {
@@ -147,7 +149,8 @@ impl PageCopier for DeviceCopier {
                 stride: self.page_bytes,
                 count: run.len(),
             };
-            self.device.bring_rows(Stream::PageIn, self.host(), rows)?;
+            self.device
+                .copy_in_rows(Stream::PageIn, self.host(), rows)?;
         }
         Ok(())
     }

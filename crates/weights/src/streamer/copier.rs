@@ -47,7 +47,7 @@ impl Copier {
                 bytes: self.chunk.min(trip.to.bytes - done),
             };
             self.device
-                .bring(Stream::Copy, &self.slab, trip.from + done, part)?;
+                .copy_in(Stream::Copy, &self.slab, trip.from + done, part)?;
             done += part.bytes;
         }
         Ok(Copied {

@@ -1,23 +1,16 @@
-//! Choosing experts.
+//! Choices among the elements of rows: experts and tokens.
 
 use std::ops::Range;
 
-use crate::{Result, View};
+use crate::{ChoiceOps, Draw, Result, View};
 
 use super::CpuDevice;
-use super::isa::Kernel;
-use super::lanes::Simd;
+use super::lanes::{Kernel, Simd};
 use super::softmax::softmax;
 use crate::check::Mat;
 
-impl CpuDevice {
-    pub(super) fn do_route(
-        &self,
-        logits: View,
-        renormalise: bool,
-        ids: View,
-        weights: View,
-    ) -> Result<()> {
+impl ChoiceOps for CpuDevice {
+    fn route(&self, logits: View, renormalise: bool, ids: View, weights: View) -> Result<()> {
         let op = self.op("route");
         let k = ids.cols;
         op.route(logits, ids, weights)?;
@@ -35,6 +28,27 @@ impl CpuDevice {
                     scores,
                 });
             });
+        });
+        Ok(())
+    }
+
+    fn sample(&self, x: View, draws: View, ids: View) -> Result<()> {
+        let op = self.op("sample");
+        op.sample(x, draws, ids)?;
+        let (x, draws) = (op.f32("x", x)?, op.i32("draws", draws)?);
+        let ids = op.out_ids("ids", ids)?;
+        self.by_rows(x.rows, x.cols, &|_, rows| {
+            for row in rows {
+                // SAFETY: checked rows; nobody else writes this id.
+                unsafe {
+                    let word = |i: usize| draws.row(row).add(i).read_unaligned();
+                    let draw = Draw::from_words(std::array::from_fn(word));
+                    let at = |col: usize| x.row(row).add(col).read_unaligned();
+                    let numbers: Vec<f32> = (0..x.cols).map(at).collect();
+                    let chosen = draw.choose(&numbers).map_or(-1, u32::cast_signed);
+                    ids.row(row).write_unaligned(chosen);
+                }
+            }
         });
         Ok(())
     }

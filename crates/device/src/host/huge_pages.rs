@@ -2,7 +2,7 @@
 
 /// Room for so many numbers. What is large is asked for in huge pages: most of what copying into new
 /// memory takes is the kernel handing out pages one by one.
-pub fn room_for(count: usize) -> Vec<f32> {
+pub fn vec_in_huge_pages(count: usize) -> Vec<f32> {
     let mut room = Vec::with_capacity(count);
     in_huge_pages(&mut room);
     room
@@ -27,13 +27,13 @@ fn in_huge_pages(_: &mut Vec<f32>) {}
 
 #[cfg(test)]
 mod tests {
-    use super::room_for;
+    use super::vec_in_huge_pages;
 
     #[test]
     fn what_is_put_there_is_there() {
         for count in [0, 1, 1000, 3 << 20] {
             let numbers: Vec<f32> = (0..count).map(|i| i as f32).collect();
-            let mut room = room_for(count);
+            let mut room = vec_in_huge_pages(count);
             let at = room.as_ptr();
             room.extend_from_slice(&numbers);
             assert!(room == numbers && (count == 0 || room.as_ptr() == at));

@@ -1,0 +1,99 @@
+//! A card as a device: its slab, its streams, and the state of its launches.
+
+use std::sync::{Arc, Mutex};
+
+use super::card::Card;
+use super::event::Events;
+use super::graph::Graphs;
+use super::memory::{DeviceMemory, Queue};
+use super::pinned::Pinned;
+use super::scratch::Scratch;
+use super::shadow::LaunchState;
+use crate::check::OpCheck;
+use crate::{ALIGN, Device, DeviceInfo, PassLimits, Result, Stream};
+
+/// A card as a device.
+pub struct CudaDevice {
+    // Fields are dropped in this order.
+    pub(super) graphs: Mutex<Graphs>,
+    pub(super) slab: DeviceMemory,
+    /// Bytes of `slab` that belong to the caller. Scratch memory follows them.
+    pub(super) slab_bytes: u64,
+    pub(super) scratch: Scratch,
+    /// Pinned word in which kernels note faults.
+    pub(super) fault: Pinned,
+    pub(super) compute: Queue,
+    pub(super) copy: Queue,
+    pub(super) page_in: Queue,
+    pub(super) page_out: Queue,
+    /// Pinned staging buffers of loads and downloads, one for each concurrent caller.
+    pub(super) staging: Mutex<Vec<Pinned>>,
+    pub(super) events: Arc<Events>,
+    pub(super) launches: Mutex<LaunchState>,
+    pub(super) card: Arc<Card>,
+}
+
+impl CudaDevice {
+    /// Allocates a slab of the card's memory, followed by the scratch memory of operations.
+    pub fn new(card: &Arc<Card>, slab_bytes: u64, limits: PassLimits) -> Result<Self> {
+        let scratch = Scratch(limits);
+        let slab_end = slab_bytes.next_multiple_of(ALIGN);
+        Ok(CudaDevice {
+            graphs: Mutex::default(),
+            slab: DeviceMemory::new(card, slab_end + scratch.bytes())?,
+            slab_bytes,
+            scratch,
+            fault: Pinned::new(4)?,
+            compute: Queue::new(card, false)?,
+            copy: Queue::new(card, true)?,
+            page_in: Queue::new(card, false)?,
+            page_out: Queue::new(card, false)?,
+            staging: Mutex::default(),
+            events: Events::new(card),
+            launches: Mutex::default(),
+            card: Arc::clone(card),
+        })
+    }
+
+    pub(super) fn op(&self, name: &'static str) -> OpCheck {
+        OpCheck {
+            name,
+            base: std::ptr::without_provenance_mut(self.slab.address as usize),
+            slab_bytes: self.slab_bytes,
+        }
+    }
+
+    pub(super) fn queue(&self, stream: Stream) -> &Queue {
+        match stream {
+            Stream::Compute => &self.compute,
+            Stream::Copy => &self.copy,
+            Stream::PageIn => &self.page_in,
+            Stream::PageOut => &self.page_out,
+        }
+    }
+
+    /// Address of a byte of the scratch memory behind the slab.
+    pub(super) fn scratch_at(&self, offset: u64) -> u64 {
+        self.slab.address + self.slab_bytes.next_multiple_of(ALIGN) + offset
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.card.label(),
+            detail: self.card.name().to_owned(),
+            slab_bytes: self.slab_bytes,
+        }
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // No work may still use the memory that is about to be freed.
+        let _ = self.card.enter();
+        for queue in [&self.compute, &self.copy, &self.page_in, &self.page_out] {
+            let _ = queue.wait();
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Memory and streams of a card.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use super::card::Card;
+use super::driver::DriverContext;
+use super::memory_ledger::MemoryLedger;
+use crate::Result;
+
+/// Memory on a card, zeroed when it is allocated.
+pub(super) struct DeviceMemory {
+    pub(super) address: sys::CUdeviceptr,
+    pub(super) bytes: u64,
+    ledger: Arc<MemoryLedger>,
+}
+
+impl DeviceMemory {
+    pub(super) fn new(card: &Card, bytes: u64) -> Result<Self> {
+        card.enter()?;
+        let (free, _) = card.memory()?;
+        if bytes > free {
+            return Err(card.too_little(bytes, free));
+        }
+        // SAFETY: plain memory, freed on drop.
+        let allocate = || unsafe { result::malloc_sync(bytes.max(1) as usize) };
+        let memory = DeviceMemory {
+            address: card
+                .ledger
+                .allocate(bytes, allocate)
+                .context("allocating device memory")?,
+            bytes,
+            ledger: Arc::clone(&card.ledger),
+        };
+        // SAFETY: the memory just allocated.
+        unsafe { result::memset_d8_sync(memory.address, 0, bytes as usize) }
+            .context("clearing device memory")?;
+        // Despite its name the call clears on a stream of the driver that our streams do not
+        // wait for; without this, early loads would be cleared afterwards.
+        result::ctx::synchronize().context("clearing device memory")?;
+        Ok(memory)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        self.ledger.free(self.bytes, || {
+            // SAFETY: allocated once; the owner has waited for all work that uses it.
+            let _ = unsafe { result::free_sync(self.address) };
+        });
+    }
+}
+
+/// A stream of the driver.
+pub(super) struct Queue {
+    pub(super) stream: sys::CUstream,
+}
+
+// SAFETY: a handle of the driver.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+impl Queue {
+    /// Creates a stream of the highest (`first`) or the lowest priority.
+    pub(super) fn new(card: &Card, first: bool) -> Result<Self> {
+        card.enter()?;
+        let kind = result::stream::StreamKind::NonBlocking;
+        let (least, greatest) =
+            result::stream::get_priority_range().context("reading stream priorities")?;
+        let priority = if first { greatest } else { least };
+        let stream = result::stream::create_with_priority(kind, priority);
+        Ok(Queue {
+            stream: stream.context("creating a stream")?,
+        })
+    }
+
+    /// Blocks the caller until the stream is idle.
+    pub(super) fn wait(&self) -> Result<()> {
+        // SAFETY: a stream of this device.
+        unsafe { result::stream::synchronize(self.stream) }.context("waiting for the card")
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: created once; its owner has waited for its work.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}

@@ -1,0 +1,108 @@
+//! Accounts of a card's memory: bytes that this process allocated, and bytes that the driver
+//! keeps for itself. The latter can be measured only while nothing is allocated.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Accounts of one card.
+pub(super) struct MemoryLedger(Mutex<Balance>);
+
+struct Balance {
+    /// Bytes of context, kernels and libraries, as last measured.
+    driver: u64,
+    /// Bytes that are allocated.
+    allocated: u64,
+}
+
+impl MemoryLedger {
+    pub(super) fn new(driver: u64) -> Self {
+        MemoryLedger(Mutex::new(Balance {
+            driver,
+            allocated: 0,
+        }))
+    }
+
+    /// Bytes that the driver keeps: measured now if nothing is allocated, else as last
+    /// measured.
+    pub(super) fn driver_bytes(&self, measure: impl FnOnce() -> Option<u64>) -> u64 {
+        let mut balance = self.lock();
+        if balance.allocated == 0
+            && let Some(driver) = measure()
+        {
+            balance.driver = driver;
+        }
+        balance.driver
+    }
+
+    /// Runs an allocation, and notes its bytes if it succeeds.
+    pub(super) fn allocate<T, E>(
+        &self,
+        bytes: u64,
+        allocate: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut balance = self.lock();
+        let allocated = allocate()?;
+        balance.allocated += bytes;
+        Ok(allocated)
+    }
+
+    /// Runs a deallocation, and notes its bytes.
+    pub(super) fn free(&self, bytes: u64, free: impl FnOnce()) {
+        let mut balance = self.lock();
+        free();
+        balance.allocated -= bytes;
+    }
+
+    /// Held during every allocation, so that no measurement sees half of one.
+    fn lock(&self) -> MutexGuard<'_, Balance> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::MemoryLedger;
+
+    #[test]
+    fn the_driver_is_measured_only_while_nothing_is_allocated() {
+        let ledger = MemoryLedger::new(300);
+        let no = ledger.allocate(50, || Err::<(), _>("no memory"));
+        assert_eq!(no, Err("no memory"));
+        assert_eq!(ledger.driver_bytes(|| Some(334)), 334);
+        assert_eq!(ledger.driver_bytes(|| None), 334);
+        let address = ledger.allocate(50, || Ok::<_, ()>(7)).unwrap();
+        assert_eq!(address, 7);
+        assert_eq!(ledger.driver_bytes(|| panic!("not measured now")), 334);
+        ledger.free(50, || ());
+        assert_eq!(ledger.driver_bytes(|| Some(340)), 340);
+    }
+
+    #[test]
+    fn no_measurement_sees_half_an_allocation() {
+        let (ledger, used) = (MemoryLedger::new(0), AtomicU64::new(0));
+        let allocate = || {
+            for bytes in 1..=2000 {
+                let take = || {
+                    used.fetch_add(bytes, Ordering::Relaxed);
+                    Ok::<_, ()>(())
+                };
+                ledger.allocate(bytes, take).unwrap();
+                ledger.free(bytes, || {
+                    used.fetch_sub(bytes, Ordering::Relaxed);
+                });
+            }
+        };
+        let measure = || {
+            for _ in 0..2000 {
+                let seen = ledger.driver_bytes(|| Some(used.load(Ordering::Relaxed)));
+                assert_eq!(seen, 0);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(allocate);
+            scope.spawn(allocate);
+            scope.spawn(measure);
+        });
+    }
+}

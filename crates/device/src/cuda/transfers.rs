@@ -1,0 +1,282 @@
+//! Copies to the card and back.
+
+use std::sync::PoisonError;
+
+use cudarc::driver::{result, sys};
+
+use super::CudaDevice;
+use super::driver::DriverContext;
+use super::pinned::{GRANULE, Pinned, Registered};
+use crate::check::Mat;
+use crate::{
+    DeviceError, Fill, HostRows, HostSlab, Result, Span, Stream, Streams, Transfers, View,
+};
+
+impl Transfers for CudaDevice {
+    fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
+        let to = self.op("load").span(dst)?.addr() as u64;
+        let bytes = dst.bytes as usize;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.card.enter()?;
+        let mut pinned = self.take_staging(bytes)?;
+        let filled = &mut pinned.bytes()[..bytes];
+        fill(filled)?;
+        // SAFETY: a checked span of the slab; the buffer lives until the copy is done.
+        unsafe { result::memcpy_htod_async(to, filled, self.copy.stream) }
+            .context("copying between host and card")?;
+        let done = self.record(Stream::Copy)?;
+        self.wait_here(&done)?;
+        self.give_staging(pinned);
+        Ok(())
+    }
+
+    fn release_staging(&self) {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.clear();
+    }
+
+    fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
+        let keeper = |base| Ok(Box::new(Registered::new(&self.card, base, bytes)) as _);
+        HostSlab::new(bytes, keeper)
+    }
+
+    fn copy_in(&self, stream: Stream, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
+        let to = self.op("copy_in").span(dst)?.addr() as u64;
+        if stream == Stream::Compute {
+            self.state().forget();
+        }
+        self.card.enter()?;
+        let stream = self.queue(stream).stream;
+        for (at, done) in in_granules(from, dst.bytes) {
+            let source = src.place("copy_in", at)?;
+            // SAFETY: checked spans on both sides, which live until the copy is done: the
+            // device waits for its streams before it frees anything.
+            let source = unsafe { std::slice::from_raw_parts(source, at.bytes as usize) };
+            // SAFETY: as above.
+            unsafe { result::memcpy_htod_async(to + done, source, stream) }
+                .context("copying between host and card")?;
+        }
+        Ok(())
+    }
+
+    fn copy_in_rows(&self, stream: Stream, src: &HostSlab, rows: HostRows) -> Result<()> {
+        for run in rows.in_granules(GRANULE) {
+            if run.count == 1 {
+                self.copy_in(stream, src, run.from, run.first)?;
+                continue;
+            }
+            let (from, to) = run.spans();
+            let source = src.place("copy_in", from)?;
+            let target = self.op("copy_in").span(to)?;
+            let copy = sys::CUDA_MEMCPY2D {
+                srcXInBytes: 0,
+                srcY: 0,
+                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+                srcHost: source.cast_const().cast(),
+                srcDevice: 0,
+                srcArray: std::ptr::null_mut(),
+                srcPitch: run.stride as usize,
+                dstXInBytes: 0,
+                dstY: 0,
+                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                dstHost: std::ptr::null_mut(),
+                dstDevice: target.addr() as u64,
+                dstArray: std::ptr::null_mut(),
+                dstPitch: run.stride as usize,
+                WidthInBytes: run.first.bytes as usize,
+                Height: run.count,
+            };
+            self.card.enter()?;
+            // SAFETY: checked spans on both sides, as in `copy_in`.
+            unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.queue(stream).stream) }
+                .result()
+                .context("copying between host and card")?;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, src: Span, dst: Span) -> Result<()> {
+        let op = self.op("copy");
+        op.spans_apart(src, dst)?;
+        let (from, to) = (op.span(src)?.addr() as u64, op.span(dst)?.addr() as u64);
+        self.state().interrupt();
+        self.card.enter()?;
+        let stream = self.queue(Stream::Compute).stream;
+        // SAFETY: checked spans of the slab that do not overlap.
+        unsafe { result::memcpy_dtod_async(to, from, src.bytes as usize, stream) }
+            .context("copying between host and card")
+    }
+
+    fn copy_out(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
+        let from = self.op("copy_out").span(src)?.addr() as u64;
+        if stream == Stream::Compute {
+            self.state().interrupt();
+        }
+        self.card.enter()?;
+        let stream = self.queue(stream).stream;
+        for (at, done) in in_granules(to, src.bytes) {
+            let place = dst.place("copy_out", at)?.cast();
+            // SAFETY: checked spans on both sides, as in `copy_in`; by contract
+            // nothing else uses the host's side.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(place, from + done, at.bytes as usize, stream) }
+                .result()
+                .context("copying between host and card")?;
+        }
+        Ok(())
+    }
+
+    fn upload(&self, stream: Stream, dst: Span, src: &[u8]) -> Result<()> {
+        let op = self.op("upload");
+        let to = op.span(dst)?.addr() as u64;
+        op.ensure(dst.bytes == src.len() as u64, || {
+            format!("got {} bytes for a span of {} bytes", src.len(), dst.bytes)
+        })?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        // The upload may overwrite a view whose copy is in the scratch memory.
+        self.state().forget();
+        self.card.enter()?;
+        let stream = self.queue(stream).stream;
+        // SAFETY: a checked span; the driver reads the bytes of pageable memory before it
+        // returns.
+        unsafe { result::memcpy_htod_async(to, src, stream) }.context("uploading to the card")
+    }
+
+    fn download(&self, src: View, dst: &mut [f32]) -> Result<()> {
+        let src = self.op("download").f32("src", src)?;
+        self.read_back("download", src, dst)
+    }
+
+    fn download_ids(&self, src: View, dst: &mut [i32]) -> Result<()> {
+        let src = self.op("download_ids").i32("src", src)?;
+        self.read_back("download_ids", src, dst)
+    }
+}
+
+impl CudaDevice {
+    /// Waits for all operations, and returns the fault that a kernel noted, if any.
+    pub(super) fn finish(&self) -> Result<()> {
+        self.state().interrupt();
+        self.card.enter()?;
+        self.compute.wait()?;
+        // SAFETY: four bytes of pinned memory, which no kernel writes now.
+        let fault = unsafe { self.fault.start.cast::<i32>().replace(0) };
+        let (op, what) = match fault {
+            0 => return Ok(()),
+            1 => ("gather", "an id is not a row of the table"),
+            2 => ("scatter_add", "an id is not a row of the output"),
+            _ => ("attention", "a page table names a page that does not exist"),
+        };
+        let detail = what.to_owned();
+        Err(DeviceError::Shape { op, detail })
+    }
+
+    fn read_back<T>(&self, op: &'static str, src: Mat<T>, dst: &mut [T]) -> Result<()> {
+        let elements = src.rows.checked_mul(src.cols);
+        self.op(op).ensure(elements == Some(dst.len()), || {
+            let (rows, cols, filled) = (src.rows, src.cols, dst.len());
+            format!("[{rows}, {cols}] does not fill {filled} elements")
+        })?;
+        if dst.is_empty() {
+            return self.finish();
+        }
+        self.state().interrupt();
+        self.card.enter()?;
+        let width = src.cols * size_of::<T>();
+        let bytes = src.rows * width;
+        let mut pinned = self.take_staging(bytes)?;
+        self.enqueue_rows(&src, width, pinned.start)?;
+        let settled = self.finish();
+        // SAFETY: elements of plain numbers, as many bytes as were just copied.
+        let to = unsafe { std::slice::from_raw_parts_mut(dst.as_mut_ptr().cast::<u8>(), bytes) };
+        to.copy_from_slice(&pinned.bytes()[..bytes]);
+        self.give_staging(pinned);
+        settled
+    }
+
+    /// Enqueues a copy of a checked matrix, without gaps between rows, on the compute stream.
+    /// `to` must stay valid until the caller has waited for the stream.
+    fn enqueue_rows<T>(&self, src: &Mat<T>, width: usize, to: *mut u8) -> Result<()> {
+        let stream = self.compute.stream;
+        let copied = if src.rows == 1 || src.stride == src.cols {
+            let bytes = src.rows * width;
+            // SAFETY: both sides have `bytes` bytes.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), src.address(), bytes, stream) }
+        } else {
+            let copy = sys::CUDA_MEMCPY2D {
+                srcXInBytes: 0,
+                srcY: 0,
+                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                srcHost: std::ptr::null(),
+                srcDevice: src.address(),
+                srcArray: std::ptr::null_mut(),
+                srcPitch: src.stride * size_of::<T>(),
+                dstXInBytes: 0,
+                dstY: 0,
+                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+                dstHost: to.cast(),
+                dstDevice: 0,
+                dstArray: std::ptr::null_mut(),
+                dstPitch: width,
+                WidthInBytes: width,
+                Height: src.rows,
+            };
+            // SAFETY: as above, row by row.
+            unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) }
+        };
+        copied.result().context("downloading from the card")
+    }
+
+    /// Takes or allocates a pinned buffer of at least `bytes`.
+    fn take_staging(&self, bytes: usize) -> Result<Pinned> {
+        let spare = {
+            let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits = staging.iter().position(|pinned| pinned.bytes >= bytes);
+            fits.map(|at| staging.swap_remove(at))
+        };
+        match spare {
+            Some(pinned) => Ok(pinned),
+            // In powers of two, so that slowly growing sizes do not pin a new buffer each time.
+            None => Pinned::new(bytes.next_power_of_two()),
+        }
+    }
+
+    fn give_staging(&self, pinned: Pinned) {
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        staging.push(pinned);
+    }
+}
+
+/// Splits a range of host memory at the granules that the driver has registered. Each part
+/// comes with the number of bytes before it.
+fn in_granules(from: u64, bytes: u64) -> impl Iterator<Item = (Span, u64)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let offset = from + done;
+        let bytes = (GRANULE - offset % GRANULE).min(bytes - done);
+        let part = (Span { offset, bytes }, done);
+        done += bytes;
+        (bytes > 0).then_some(part)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GRANULE, in_granules};
+
+    #[test]
+    fn parts_cover_the_range_and_stay_in_their_granule() {
+        for (from, bytes) in [(0, 0), (5, 7), (0, GRANULE), (GRANULE - 1, 2 * GRANULE + 3)] {
+            let mut end = from;
+            for (part, done) in in_granules(from, bytes) {
+                assert_eq!((part.offset, done), (end, end - from));
+                assert_eq!(part.offset / GRANULE, (part.end() - 1) / GRANULE);
+                end = part.end();
+            }
+            assert_eq!(end, from + bytes);
+        }
+    }
+}

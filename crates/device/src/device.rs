@@ -1,0 +1,35 @@
+//! The device as a whole.
+
+use crate::{Ops, Streams, Transfers};
+
+/// Description of an opened device.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Name in flags and reports: `cpu`, `cuda:0`.
+    pub name: String,
+    /// Instruction set and threads of a CPU, or product name of a card.
+    pub detail: String,
+    /// Bytes of the slab.
+    pub slab_bytes: u64,
+}
+
+/// An opened device: a slab, streams, and the operations that a model is made of.
+///
+/// Operations are enqueued on [`Stream::Compute`](crate::Stream::Compute) and run in the
+/// order of the calls. Activations are f32, weights are read as stored, and sums are
+/// accumulated in f32.
+///
+/// **Invariant.** Every output element is reduced in an order that depends only on its own
+/// inputs and the [`Phase`](crate::Phase) of its row: never on the number of rows, on
+/// chunking, on the number of threads, or on the operands' places in the slab, as long as
+/// weights start at multiples of [`ALIGN`](crate::ALIGN).
+///
+/// **Contract.** Views must lie in the slab and have the stated shapes; a violation returns
+/// [`DeviceError::Shape`](crate::DeviceError::Shape) or
+/// [`DeviceError::OutOfSlab`](crate::DeviceError::OutOfSlab). An output must not overlap an
+/// input unless the operation allows it. The caller orders work on different streams with
+/// events.
+pub trait Device: Transfers + Streams + Ops {
+    /// Describes this device.
+    fn info(&self) -> DeviceInfo;
+}
