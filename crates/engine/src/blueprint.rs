@@ -15,8 +15,8 @@ use djinn_model::{
 };
 use djinn_types::DType;
 use djinn_weights::{
-    Keep, LayoutOptions, LinkSettings, MemorySettings, Pieces, PlacedWeights, Plan, WeightLayout,
-    Work,
+    Keep, LayoutOptions, LinkSettings, MemorySettings, PassWork, Pieces, Plan, TensorPlacements,
+    WeightLayout,
 };
 
 use crate::{
@@ -61,7 +61,7 @@ impl Blueprint {
         memory: MemorySettings,
     ) -> Result<Self, EngineError> {
         check_settings(backend, &model.program, &settings)?;
-        let link = LinkSettings::settle(&memory, backend.tier())?;
+        let link = LinkSettings::resolve(&memory, backend.tier())?;
         let (program, slow) = (&model.program, &*model.weights);
         let kv_dtype = kv_dtype(backend, program);
         let limits = pass_limits(program, &settings);
@@ -169,7 +169,7 @@ impl Blueprint {
     }
 
     /// Where every tensor lies in the slab.
-    pub(crate) fn tensors(&self) -> &PlacedWeights {
+    pub(crate) fn tensors(&self) -> &TensorPlacements {
         self.weights.tensors()
     }
 
@@ -237,7 +237,7 @@ impl Blueprint {
 
     /// What a pass in which every session generates a token does with the weights,
     /// all of them at the end of their context.
-    pub fn work(&self, model: &Model, kv_dtype: DType) -> Work {
+    pub fn work(&self, model: &Model, kv_dtype: DType) -> PassWork {
         let program = &model.program;
         let dims = &program.dims;
         let positions = (self.settings.context * self.settings.sessions) as u64;
@@ -251,11 +251,11 @@ impl Blueprint {
             true => (1.0 - touched) * expert_bytes(model),
             false => 0.0,
         };
-        Work {
+        PassWork {
             other_bytes: positions as f64 * program.kv_bytes_per_token(kv_dtype) as f64
                 + self.weights.read_when_whole(program, &*model.weights) as f64
                 - idle,
-            pool_used: touched * experts as f64,
+            experts_used: touched * experts as f64,
             prefetch: self.memory().prefetch,
         }
     }

@@ -92,9 +92,8 @@ impl Engine {
         let weights = blueprint.weights();
         let recorder = Arc::new(Recorder::new(weights.labels()));
         let mut streamer = djinn_weights::start(weights, &device, &model.weights, &recorder)?;
-        let experts = weights.resident_experts(model.program.dims.experts);
         let total = weights.load_bytes();
-        streamer.load(weights, &experts, &mut |loaded| {
+        streamer.load(weights, &mut |loaded| {
             progress(LoadProgress { loaded, total });
         })?;
         device.release_staging();

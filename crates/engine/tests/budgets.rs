@@ -301,7 +301,7 @@ fn too_small_budgets_report_the_minimum() {
         let error = draw(&folder, &ask, memory).err().unwrap();
         let is_expected = matches!(
             error,
-            EngineError::Weights(WeightsError::WorkerCount { asked }) if asked == workers
+            EngineError::Weights(WeightsError::WorkerCount { asked, .. }) if asked == workers
         );
         assert!(is_expected, "{error}");
     }
@@ -341,7 +341,7 @@ fn a_pass_streams_the_pieces_that_are_not_resident() {
         let pieces = engine.blueprint().weights().planned_pieces();
         assert_eq!(
             streamed + stays,
-            pieces.iter().map(|p| p.bytes).sum::<u64>()
+            pieces.iter().map(|p| p.placement.bytes).sum::<u64>()
         );
         while !engine.is_idle() {
             engine.step().unwrap();

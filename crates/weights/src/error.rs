@@ -1,6 +1,6 @@
-//! Errors of setting up the link.
+//! Errors of planning where weights lie and of setting up the link.
 
-use crate::MemorySettings;
+use djinn_types::Size;
 
 /// An error of setting up the link that weights stream over.
 #[derive(Debug, thiserror::Error)]
@@ -8,22 +8,73 @@ pub enum WeightsError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] djinn_device::DeviceError),
-    /// The requested number of worker threads is outside the allowed range.
-    #[error(
-        "{asked} link workers are not possible: the limit is {}; set --workers from 1 to {}",
-        MemorySettings::WORKERS_MAX,
-        MemorySettings::WORKERS_MAX
-    )]
+    /// The requested number of worker threads is 0 or above the limit.
+    #[error("--workers {asked} is out of range: set it from 1 to {limit}")]
     WorkerCount {
         /// Requested number of worker threads.
         asked: usize,
+        /// Largest number of worker threads.
+        limit: usize,
     },
     /// The operating system did not start the worker threads.
-    #[error("the system did not start {count} link workers: {error}; lower --workers")]
+    #[error("the system did not start {count} link workers ({error}); lower --workers")]
     Workers {
         /// Requested number of worker threads.
         count: usize,
         /// Error of the operating system.
         error: std::io::Error,
+    },
+}
+
+/// A memory budget or an override of the plan that is not possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The budget does not hold what must be in memory at once.
+    #[error(
+        "--memory {} is too small: this model needs at least {} ({} for KV, activations and \
+         small tensors, {} to stream weights through); raise --memory or lower --context",
+        Size(*budget), Size(*least), Size(*fixed), Size(least - fixed)
+    )]
+    Budget {
+        /// Bytes of the budget.
+        budget: u64,
+        /// Bytes of the smallest budget that works.
+        least: u64,
+        /// Bytes of `least` that are in use at all times.
+        fixed: u64,
+    },
+    /// The user asked for all weights to stay, and the budget does not hold them.
+    #[error(
+        "--resident all needs {}, but --memory is {}; raise --memory or drop --resident all",
+        Size(*whole), Size(*budget)
+    )]
+    NotAll {
+        /// Bytes of the budget.
+        budget: u64,
+        /// Bytes of the smallest budget in which all weights stay.
+        whole: u64,
+    },
+    /// The requested ring does not hold the largest piece.
+    #[error(
+        "--ring {} is too small: the largest piece of the weights has {}; raise --ring to at \
+         least that",
+        Size(*ring), Size(*least)
+    )]
+    RingTooSmall {
+        /// Bytes of the requested ring.
+        ring: u64,
+        /// Bytes of the smallest ring that works.
+        least: u64,
+    },
+    /// The requested ring does not fit into the budget.
+    #[error(
+        "--ring {} does not fit: --memory leaves {} for the ring; lower --ring or raise --memory",
+        Size(*ring), Size(*most)
+    )]
+    RingTooLarge {
+        /// Bytes of the requested ring.
+        ring: u64,
+        /// Bytes of the largest ring that works.
+        most: u64,
     },
 }

@@ -1,62 +1,55 @@
-//! Host memory that weights stream from: where in it each thing lies.
+//! Layout of host memory that weights stream from.
 
 use std::collections::BTreeMap;
 
-use djinn_device::ALIGN;
-use djinn_model::{
-    Weights,
-    program::{Program, TensorId},
-};
+use djinn_model::program::TensorId;
 
-use crate::{
-    pieces::{Pieces, Run},
-    plan::Plan,
-};
+use crate::{Placement, Region, pieces::Pieces, plan::Plan};
 
-/// Everything that comes over the link during passes. What stays on the device needs no
-/// copy here. A piece lies as it will in the slab, so that it is copied as one.
+/// Location in host memory of all weights that come over the link during passes.
+/// Resident weights have no copy in host memory. A piece has the same layout as in the
+/// slab, so one copy moves all of it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostLayout {
-    /// Where each piece of the ring starts, by slot.
-    pub ring: Vec<u64>,
-    /// Where each expert starts; empty where all of them stay.
-    pub experts: Vec<u64>,
-    /// Where each table starts, and where it comes from.
-    pub tables: BTreeMap<TensorId, (u64, Run)>,
+    /// Location of each piece of the ring, by visit.
+    pub ring: Vec<Placement>,
+    /// Location of each expert; empty if all experts stay on the device.
+    pub experts: Vec<Placement>,
+    /// Location of each table of which a pass reads single rows.
+    pub tables: BTreeMap<TensorId, Placement>,
+    /// Size of the host memory.
     pub bytes: u64,
 }
 
 impl HostLayout {
-    /// Lays out what a plan lets stream.
-    pub fn lay(program: &Program, weights: &dyn Weights, pieces: &Pieces, plan: &Plan) -> Self {
+    /// Lays out the pieces that a plan streams.
+    pub fn new(pieces: &Pieces, plan: &Plan) -> Self {
         let mut host = HostLayout::default();
         for slot in &plan.ring.slots {
-            let at = host.take(slot.bytes);
-            host.ring.push(at);
+            let placement = host.add(slot.placement.bytes);
+            host.ring.push(placement);
         }
         if plan.pool_slots < plan.pool.count {
             for expert in &pieces.experts {
-                let at = host.take(expert.bytes);
-                host.experts.push(at);
+                let placement = host.add(expert.bytes);
+                host.experts.push(placement);
             }
         }
-        for &table in &pieces.tables {
-            let extent = weights.extent(table);
-            let run = Run {
-                file: extent.file,
-                from: extent.offset,
-                to: 0,
-                bytes: program.tensor(table).bytes().next_multiple_of(ALIGN),
-            };
-            let at = host.take(run.bytes);
-            host.tables.insert(table, (at, run));
+        for (&table, extent) in pieces.tables.iter().zip(&pieces.table_extents) {
+            let placement = host.add(extent.bytes);
+            host.tables.insert(table, placement);
         }
         host
     }
 
-    fn take(&mut self, bytes: u64) -> u64 {
-        let at = self.bytes;
+    /// Appends `bytes` bytes.
+    fn add(&mut self, bytes: u64) -> Placement {
+        let offset = self.bytes;
         self.bytes += bytes;
-        at
+        Placement {
+            region: Region::Host,
+            offset,
+            bytes,
+        }
     }
 }

@@ -9,11 +9,11 @@ use djinn_model::{
 use djinn_types::Tier;
 
 use crate::{
-    LinkSettings, MemorySettings, PlacedWeights,
+    LinkSettings, MemorySettings, Placement, PlanError, Region, TensorPlacements,
     host_layout::HostLayout,
-    pieces::{Packing, Piece, Pieces, Run},
-    plan::{Keep, Needs, Place, Plan, PlanError, Pool},
-    streamer::{Copies, MEASURE_RING, RingPiece},
+    packing::Packing,
+    pieces::{Piece, Pieces},
+    plan::{ExpertPool, Keep, Plan, PlanInput},
 };
 
 /// Options that decide how weights are laid out.
@@ -34,10 +34,14 @@ pub struct WeightLayout {
     options: LayoutOptions,
     pieces: Pieces,
     plan: Plan,
-    tensors: PlacedWeights,
+    /// Locations of the pieces that always stay, in order.
+    kept: Vec<Placement>,
+    tensors: TensorPlacements,
     host: HostLayout,
     /// Segments of the program; the first labels stand for these.
     segments: Vec<SegmentKind>,
+    /// Number of experts in a block.
+    block_experts: usize,
     /// Bytes of device memory with which nothing streams.
     whole_bytes: u64,
 }
@@ -49,27 +53,11 @@ pub struct PlannedPiece {
     pub name: String,
     /// Segment of the program that the piece belongs to.
     pub segment: SegmentKind,
-    /// Size in memory.
-    pub bytes: u64,
-    /// Location in memory.
-    pub place: PiecePlace,
-}
-
-/// Location of a piece of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PiecePlace {
-    /// Resident at this offset of the slab.
-    Resident(u64),
-    /// Streamed through the ring.
-    Ring {
-        /// Offset from the start of the ring.
-        offset: u64,
-        /// Number of visits between the piece and the earlier piece that must be out of
-        /// use before this one may arrive.
-        after: usize,
-    },
-    /// Copied into a slot of the expert pool when a router chooses it.
-    Pool,
+    /// Location of the piece. For an expert, the location is the first slot of the pool.
+    pub placement: Placement,
+    /// Number of visits from an earlier piece to this one, for a piece of the ring. The
+    /// earlier piece must be out of use before this one may arrive.
+    pub after: Option<usize>,
 }
 
 impl WeightLayout {
@@ -102,20 +90,23 @@ impl WeightLayout {
         } else {
             Pieces::cut(program, weights, packing, options.piece_bytes)
         };
-        let needs = needs(&pieces, fixed(&pieces), budget, &options.link);
-        let plan = Plan::new(&needs, memory.overrides)?;
+        let input = plan_input(&pieces, fixed(&pieces), budget, &options.link);
+        let plan = Plan::new(&input, memory.overrides)?;
         let host = match options.link.tier {
             Tier::Files => HostLayout::default(),
-            Tier::Host => HostLayout::lay(program, weights, &pieces, &plan),
+            Tier::Host => HostLayout::new(&pieces, &plan),
         };
-        let tensors = PlacedWeights::new(program, &pieces, &plan, plan.bytes());
+        let kept = place_kept(&pieces, plan.bytes());
+        let tensors = TensorPlacements::new(program, &pieces, &plan, &kept);
         Ok(WeightLayout {
             options,
             pieces,
             plan,
+            kept,
             tensors,
             host,
             segments: program.segments.iter().map(|s| s.kind).collect(),
+            block_experts: program.dims.experts,
             whole_bytes,
         })
     }
@@ -141,7 +132,7 @@ impl WeightLayout {
     }
 
     /// Location of every tensor in the slab.
-    pub fn tensors(&self) -> &PlacedWeights {
+    pub fn tensors(&self) -> &TensorPlacements {
         &self.tensors
     }
 
@@ -179,7 +170,7 @@ impl WeightLayout {
         }
     }
 
-    /// Bytes that are read before the first pass.
+    /// Bytes that are read from files before the first pass.
     pub fn load_bytes(&self) -> u64 {
         let pool = match self.host.experts.is_empty() {
             true => self.pool_bytes(),
@@ -194,36 +185,32 @@ impl WeightLayout {
         let link = &self.options.link;
         let pieces = self.pieces.stream.iter().chain(&self.pieces.experts);
         let largest = pieces.map(|piece| piece.bytes).max().unwrap_or(u64::MAX);
-        let measurable = MEASURE_RING / link.workers as u64;
+        let measurable = LinkSettings::MEASURED_BYTES / link.workers as u64;
         link.chunk.min(largest).min(measurable)
     }
 
-    /// Every piece that could stream, in order of use; then the experts.
+    /// Every piece that can stream, in order of use; then the experts.
     pub fn planned_pieces(&self) -> Vec<PlannedPiece> {
-        let ring = |slot: usize| {
-            let slot = &self.plan.ring.slots[slot];
-            PiecePlace::Ring {
-                offset: slot.offset,
-                after: slot.after,
-            }
+        let pool = |piece: &Piece| Placement {
+            region: Region::Pool,
+            offset: self.plan.pool_offset,
+            bytes: piece.bytes,
         };
-        let stream = self.pieces.stream.iter().zip(&self.plan.places);
-        let stream = stream.map(|(piece, place)| PlannedPiece {
-            name: piece.name(),
-            segment: piece.segment,
-            bytes: piece.bytes,
-            place: match *place {
-                Place::Resident(offset) => PiecePlace::Resident(offset),
-                Place::Streamed(slot) => ring(slot),
-            },
-        });
-        let experts = self.pieces.experts.iter().map(|piece| PlannedPiece {
-            name: piece.name(),
-            segment: piece.segment,
-            bytes: piece.bytes,
-            place: PiecePlace::Pool,
-        });
-        stream.chain(experts).collect()
+        let stream = self.pieces.stream.iter().zip(&self.plan.placements);
+        let experts = self.pieces.experts.iter();
+        stream
+            .map(|(piece, &placement)| (piece, placement))
+            .chain(experts.map(|piece| (piece, pool(piece))))
+            .map(|(piece, placement)| PlannedPiece {
+                name: piece.name(),
+                segment: piece.segment,
+                placement,
+                after: match placement.region {
+                    Region::Ring(visit) => Some(self.plan.ring.slots[visit].after),
+                    _ => None,
+                },
+            })
+            .collect()
     }
 
     /// Whether all weights are resident.
@@ -260,104 +247,62 @@ impl WeightLayout {
         at.expect("a segment of the program") as u32
     }
 
-    /// Label of rows that are read from a table.
-    pub(crate) fn rows_label(&self) -> u32 {
-        (self.segments.len() + self.pieces.stream.len() + self.pieces.experts.len()) as u32
+    /// Label of a piece that every pass uses.
+    pub(crate) fn piece_label(&self, number: usize) -> u32 {
+        (self.segments.len() + number) as u32
     }
 
+    /// Label of an expert.
+    pub(crate) fn expert_label(&self, number: usize) -> u32 {
+        self.piece_label(self.pieces.stream.len() + number)
+    }
+
+    /// Label of rows that are read from a table.
+    pub(crate) fn rows_label(&self) -> u32 {
+        self.expert_label(self.pieces.experts.len())
+    }
+
+    /// Location of the weights in host memory.
     pub(crate) fn host(&self) -> &HostLayout {
         &self.host
     }
 
-    /// The ring as the link fills it.
-    pub(crate) fn ring(&self) -> Vec<RingPiece> {
-        let slots = self.plan.ring.slots.iter();
-        slots
-            .map(|slot| RingPiece {
-                copies: self.stream_copies(slot.segment, self.plan.ring_offset + slot.offset),
-                after: slot.after as u64,
-            })
-            .collect()
+    /// Locations of the pieces that always stay, in order.
+    pub(crate) fn kept_placements(&self) -> &[Placement] {
+        &self.kept
     }
 
-    /// How every expert is copied into the first slot.
-    pub(crate) fn experts(&self) -> Vec<Copies> {
-        let first = self.segments.len() + self.pieces.stream.len();
-        let experts = self.pieces.experts.iter().enumerate();
-        experts
-            .map(|(i, piece)| self.copies(piece, self.plan.pool_offset, first + i))
-            .collect()
-    }
-
-    /// How everything that streams is copied into host memory.
-    pub(crate) fn host_copies(&self) -> Vec<Copies> {
-        let (first_piece, rows) = (self.segments.len(), self.rows_label() as usize);
-        let first_expert = first_piece + self.pieces.stream.len();
-        let slots = self.plan.ring.slots.iter().zip(&self.host.ring);
-        let ring = slots.map(|(slot, &at)| {
-            let runs = &self.pieces.stream[slot.segment].runs;
-            (&runs[..], at, first_piece + slot.segment)
-        });
-        let experts = self.pieces.experts.iter().zip(&self.host.experts);
-        let experts = experts
-            .enumerate()
-            .map(|(i, (piece, &at))| (&piece.runs[..], at, first_expert + i));
-        let tables = self.host.tables.values();
-        let tables = tables.map(|(at, run)| (std::slice::from_ref(run), *at, rows));
-        ring.chain(experts)
-            .chain(tables)
-            .map(|(runs, at, label)| self.copy_runs(runs, at, label).for_host())
-            .collect()
-    }
-
-    /// What has to be there before the first pass.
-    pub(crate) fn resident(&self) -> Vec<Copies> {
-        let mut at = self.plan.bytes();
-        let mut all = Vec::new();
-        for piece in &self.pieces.kept {
-            let label = self.segment_label(piece.segment);
-            all.push(self.copies(piece, at, label as usize));
-            at += piece.bytes;
-        }
-        for (number, place) in self.plan.places.iter().enumerate() {
-            if let Place::Resident(offset) = *place {
-                all.push(self.stream_copies(number, offset));
-            }
-        }
-        all
-    }
-
-    /// The experts that are there from the start: as many of each block as of any
-    /// other, where a block has `experts` of them.
-    pub fn resident_experts(&self, experts: usize) -> Vec<usize> {
-        let count = self.pieces.experts.len();
-        let blocks = count.checked_div(experts).unwrap_or(0);
-        let spread = (0..experts).flat_map(|e| (0..blocks).map(move |b| b * experts + e));
+    /// Experts that are copied into the pool before the first pass: equally many of each
+    /// block.
+    pub(crate) fn first_experts(&self) -> Vec<usize> {
+        let (count, of_block) = (self.pieces.experts.len(), self.block_experts);
+        let blocks = count.checked_div(of_block).unwrap_or(0);
+        let spread = (0..of_block).flat_map(|e| (0..blocks).map(move |b| b * of_block + e));
         spread.take(self.plan.pool_slots).collect()
-    }
-
-    fn stream_copies(&self, number: usize, at: u64) -> Copies {
-        let label = self.segments.len() + number;
-        self.copies(&self.pieces.stream[number], at, label)
-    }
-
-    fn copies(&self, piece: &Piece, at: u64, label: usize) -> Copies {
-        self.copy_runs(&piece.runs, at, label)
-    }
-
-    fn copy_runs(&self, runs: &[Run], at: u64, label: usize) -> Copies {
-        Copies::new(runs, at, self.options.link.load_chunk(), label as u32)
     }
 }
 
-fn needs(pieces: &Pieces, fixed: u64, budget: u64, link: &LinkSettings) -> Needs {
-    let segments: Vec<u64> = pieces.stream.iter().map(|piece| piece.bytes).collect();
-    let largest = segments.iter().copied().max().unwrap_or(0);
-    Needs {
+/// Places the pieces that always stay behind `offset`, one after the other.
+fn place_kept(pieces: &Pieces, mut offset: u64) -> Vec<Placement> {
+    let place = |piece: &Piece| {
+        offset += piece.bytes;
+        Placement {
+            region: Region::Resident,
+            offset: offset - piece.bytes,
+            bytes: piece.bytes,
+        }
+    };
+    pieces.kept.iter().map(place).collect()
+}
+
+fn plan_input(pieces: &Pieces, fixed: u64, budget: u64, link: &LinkSettings) -> PlanInput {
+    let sizes: Vec<u64> = pieces.stream.iter().map(|piece| piece.bytes).collect();
+    let largest = sizes.iter().copied().max().unwrap_or(0);
+    PlanInput {
         budget,
         fixed,
-        segments,
-        pool: Pool {
+        pieces: sizes,
+        experts: ExpertPool {
             count: pieces.experts.len(),
             bytes: pieces.experts.first().map_or(0, |piece| piece.bytes),
         },

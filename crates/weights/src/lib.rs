@@ -1,34 +1,42 @@
 //! Weights in memory: how they are cut into pieces, which pieces stay, and how the
 //! others stream through a ring while passes run.
 //!
-//! A weight takes one way through this crate: [`Pieces`] cuts the files' extents,
-//! [`Plan`] decides which pieces stay and places them, [`WeightLayout`] holds both
-//! together, and a [`Streamer`] copies the pieces into place. This crate knows
-//! programs and devices; it does not know sessions.
+//! A weight takes one way through this crate. [`Pieces`] groups the [`Extent`]s of the
+//! model's files, [`Plan`] gives every piece a [`Placement`], [`WeightLayout`] holds both
+//! together with the placement of every tensor, and a [`Streamer`] runs the [`CopyOp`]s
+//! between them. This crate knows programs and devices; it does not know sessions.
+//!
+//! [`Extent`]: djinn_model::Extent
 
 #![forbid(unsafe_code)]
 
-mod cache;
+mod copy_op;
+mod cutter;
 mod error;
+mod expert_cache;
 mod host_layout;
 mod layout;
+mod packing;
 mod pieces;
-mod placed;
+mod placement;
 mod plan;
+mod predict;
 mod ring;
 mod settings;
 mod streamer;
+mod tensors;
 
-pub use cache::Cache;
-pub use error::WeightsError;
-pub use layout::{LayoutOptions, PiecePlace, PlannedPiece, WeightLayout};
-pub use pieces::{Packing, Pieces};
-pub use placed::{Home, PlacedPart, PlacedWeights};
-pub use plan::{
-    Bound, Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Prediction, Rates, Work,
-};
-pub use ring::{Ring, Slot};
+pub use copy_op::CopyOp;
+pub use error::{PlanError, WeightsError};
+pub use layout::{LayoutOptions, PlannedPiece, WeightLayout};
+pub use packing::Packing;
+pub use pieces::{Piece, Pieces};
+pub use placement::{Placement, Region};
+pub use plan::{ExpertPool, Keep, Overrides, Plan, PlanInput};
+pub use predict::{Bound, PassWork, Prediction, Rates};
+pub use ring::{Ring, RingSlot};
 pub use settings::{LinkSettings, MemorySettings, weights_dtype};
 pub use streamer::{
     Lane, LinkRate, PassStats, Recorder, Streamer, Timeline, TimelineEvent, measure_link, start,
 };
+pub use tensors::{PlacedRows, TensorPlacements};

@@ -1,124 +1,108 @@
-//! A model's weights as the link moves them: cut into pieces in order of use.
+//! Weights of a model, cut into pieces in order of use.
 //!
-//! A piece is some matrices of one segment, or some rows of one matrix, in one run of
-//! memory. Every pass uses the pieces one after the other, so a ring moves them. A
-//! matrix can be cut between rows because each output is a product of its own; one
-//! stored the other way round (`Order::InOut`) cannot. Vectors are so small that they
-//! always stay; of tables only the rows a pass needs are read.
+//! A piece is some matrices of one segment, or some rows of one matrix, in one
+//! contiguous range of memory. Every pass uses the pieces one after the other, so a ring
+//! can hold them. Vectors are small and always stay. Of embedding tables a pass reads
+//! only the rows that it needs.
 
 use std::ops::Range;
 
 use djinn_device::ALIGN;
 use djinn_model::{
-    Weights,
+    Extent, Weights,
     program::{Op, Program, SegmentKind, TensorId},
 };
-use djinn_types::{IO_BLOCK, Order};
 
-/// What is moved and placed as one.
+use crate::{
+    cutter::{Cutter, Rows},
+    packing::Packing,
+};
+
+/// A unit of weights that is copied and placed as one.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
-    /// Which of the program's segments it is of.
-    pub segment: SegmentKind,
-    /// Which piece of that segment, and of how many; they count from 0.
-    pub number: usize,
-    pub of: usize,
-    /// Bytes of memory, in whole units of its [`Packing`].
-    pub bytes: u64,
-    pub parts: Vec<Part>,
-    pub runs: Vec<Run>,
+pub struct Piece {
+    /// Segment of the program that the piece belongs to.
+    pub(crate) segment: SegmentKind,
+    /// Number of the piece within its segment, from 0.
+    pub(crate) number: usize,
+    /// Number of pieces of the segment.
+    pub(crate) of: usize,
+    /// Size in memory, in whole units of the [`Packing`].
+    pub(crate) bytes: u64,
+    /// Tensors in the piece.
+    pub(crate) tensors: Vec<TensorRows>,
+    /// Ranges of files that make up the piece, one after the other in memory.
+    pub(crate) extents: Vec<Extent>,
 }
 
-/// Rows of a tensor, and where they lie in their piece.
+/// Rows of a tensor in a piece.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct TensorRows {
     pub tensor: TensorId,
     pub rows: Range<usize>,
+    /// Offset of the first row from the start of the piece.
     pub offset: u64,
 }
 
-/// How parts of tensors lie in a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
-    /// As in their file, in whole blocks: direct reads land in place.
-    Blocks,
-    /// Each at a multiple of [`ALIGN`]: a card reads them at full speed.
-    Tensors,
-}
-
-impl Packing {
-    /// What is read of a file for the bytes from `start` to `end`. What lies between
-    /// parts is never looked at: it may as well hold what comes next in the file.
-    fn around(self, start: u64, end: u64) -> (u64, u64) {
-        match self {
-            Packing::Blocks => (start / IO_BLOCK * IO_BLOCK, end.next_multiple_of(IO_BLOCK)),
-            Packing::Tensors => (start, start + (end - start).next_multiple_of(ALIGN)),
+impl Piece {
+    /// Name for people, for example `block 3, 2 of 5`.
+    pub fn name(&self) -> String {
+        if self.of > 1 {
+            format!("{}, {} of {}", self.segment, self.number + 1, self.of)
+        } else {
+            self.segment.to_string()
         }
     }
 
-    /// Whether what is read from `from` on goes on with what was read up to `end`.
-    fn joins(self, end: u64, from: u64) -> bool {
-        match self {
-            Packing::Blocks => from <= end,
-            Packing::Tensors => from == end,
-        }
+    /// Bytes that are read from files. An expert's slot can be larger.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.bytes).sum()
     }
-
-    /// Rows that stay together where a matrix is cut: a card takes as many at once.
-    fn rows_together(self) -> usize {
-        match self {
-            Packing::Blocks => 1,
-            Packing::Tensors => 64,
-        }
-    }
-}
-
-/// A run of a file, and where it goes in its piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub file: usize,
-    pub from: u64,
-    pub to: u64,
-    pub bytes: u64,
 }
 
 /// All pieces of a model.
 #[derive(Clone, Debug, Default)]
 pub struct Pieces {
-    /// Always in memory.
+    /// Pieces that always stay in memory.
     pub(crate) kept: Vec<Piece>,
-    /// Used by every pass, in this order.
+    /// Pieces that every pass uses, in order of use.
     pub(crate) stream: Vec<Piece>,
-    /// Used when chosen: block by block, each block's in order. All of one size.
+    /// Experts, block by block and in order within a block. All have the same size.
     pub(crate) experts: Vec<Piece>,
-    /// Read row by row.
+    /// Tables of which a pass reads single rows.
     pub(crate) tables: Vec<TensorId>,
+    /// Range of a file that holds each of the tables.
+    pub(crate) table_extents: Vec<Extent>,
 }
 
 impl Pieces {
-    /// Everything always in memory, a piece for each segment.
-    pub fn whole(program: &Program, weights: &dyn Weights, packing: Packing) -> Self {
-        let all = |tensors: &[TensorId]| {
-            let rows = |&id| (id, 0..program.tensor(id).matrix().0);
-            tensors.iter().map(rows).collect::<Vec<_>>()
-        };
-        let segments = program.segments.iter().filter(|s| !s.tensors.is_empty());
-        let tray = Tray {
+    /// Returns one piece for each segment, all of which always stay in memory.
+    pub(crate) fn whole(program: &Program, weights: &dyn Weights, packing: Packing) -> Self {
+        let layouter = Layouter {
             program,
             weights,
             packing,
         };
-        let kept = segments.map(|s| tray.lay(s.kind, all(&s.tensors)));
+        let segments = program.segments.iter().filter(|s| !s.tensors.is_empty());
+        let kept = segments.map(|segment| {
+            let rows = segment.tensors.iter().map(|&id| all_rows(program, id));
+            layouter.lay(segment.kind, rows.collect())
+        });
         Pieces {
             kept: kept.collect(),
             ..Pieces::default()
         }
     }
 
-    /// Everything that can stream in pieces of at most `cap` bytes, where matrices
+    /// Cuts everything that can stream into pieces of at most `cap` bytes, where matrices
     /// can be cut that small.
-    pub fn cut(program: &Program, weights: &dyn Weights, packing: Packing, cap: u64) -> Self {
-        let tray = Tray {
+    pub(crate) fn cut(
+        program: &Program,
+        weights: &dyn Weights,
+        packing: Packing,
+        cap: u64,
+    ) -> Self {
+        let layouter = Layouter {
             program,
             weights,
             packing,
@@ -132,199 +116,157 @@ impl Pieces {
         for (kind, ops) in embed.chain(blocks).chain(head) {
             let mut cutter = Cutter::new(program, packing, cap);
             for op in ops {
-                match op {
-                    Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
-                        pieces.tables.push(*table);
-                    }
-                    Op::Norm { weight, bias, .. } => {
-                        vectors.extend([Some(*weight), *bias].into_iter().flatten());
-                    }
-                    Op::Linear {
-                        weight,
-                        bias,
-                        order,
-                        ..
-                    } => {
-                        vectors.extend(*bias);
-                        cutter.take(*weight, *order);
-                    }
-                    Op::Experts { experts, .. } => {
-                        for (expert, tensors) in experts.iter().enumerate() {
-                            let SegmentKind::Block(block) = kind else {
-                                unreachable!("experts are in blocks")
-                            };
-                            let kind = SegmentKind::Expert { block, expert };
-                            let tensors = [tensors.gate, tensors.up, tensors.down];
-                            let rows = |id| (id, 0..program.tensor(id).matrix().0);
-                            let parts = tensors.map(rows).to_vec();
-                            pieces.experts.push(tray.lay(kind, parts));
-                        }
-                    }
-                    _ => {}
-                }
+                pieces.take_op(op, &layouter, &mut cutter, &mut vectors);
             }
-            let parts = cutter.finish();
-            let of = parts.len();
-            let laid = parts.into_iter().enumerate().map(|(number, parts)| Piece {
+            let cut = cutter.finish();
+            let of = cut.len();
+            let laid = cut.into_iter().enumerate().map(|(number, rows)| Piece {
                 number,
                 of,
-                ..tray.lay(kind, parts)
+                ..layouter.lay(kind, rows)
             });
             pieces.stream.extend(laid);
         }
         let vectors = vectors.into_iter().map(|id| (id, 0..1)).collect();
-        pieces.kept = vec![tray.lay(SegmentKind::Embedding, vectors)];
+        pieces.kept = vec![layouter.lay(SegmentKind::Embedding, vectors)];
         let slot = pieces.experts.iter().map(|e| e.bytes).max().unwrap_or(0);
         pieces.experts.iter_mut().for_each(|e| e.bytes = slot);
         pieces
     }
 
-    /// Tensors of which a pass reads rows one by one.
+    /// Takes the weights of one operation: tables and experts here, matrices into the
+    /// cutter, vectors into their list.
+    fn take_op(
+        &mut self,
+        op: &Op,
+        layouter: &Layouter<'_>,
+        cutter: &mut Cutter<'_>,
+        vectors: &mut Vec<TensorId>,
+    ) {
+        let program = layouter.program;
+        match op {
+            Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
+                let stored = layouter.weights.extent(*table);
+                self.tables.push(*table);
+                self.table_extents.push(Extent {
+                    bytes: program.tensor(*table).bytes().next_multiple_of(ALIGN),
+                    ..stored
+                });
+            }
+            Op::Norm { weight, bias, .. } => {
+                vectors.extend([Some(*weight), *bias].into_iter().flatten());
+            }
+            Op::Linear {
+                weight,
+                bias,
+                order,
+                ..
+            } => {
+                vectors.extend(*bias);
+                cutter.add(*weight, *order);
+            }
+            Op::Experts { block, experts, .. } => {
+                for (expert, tensors) in experts.iter().enumerate() {
+                    let kind = SegmentKind::Expert {
+                        block: *block,
+                        expert,
+                    };
+                    let tensors = [tensors.gate, tensors.up, tensors.down];
+                    let rows = tensors.map(|id| all_rows(program, id));
+                    self.experts.push(layouter.lay(kind, rows.to_vec()));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Tables of which a pass reads single rows.
     pub fn tables(&self) -> &[TensorId] {
         &self.tables
     }
 
-    /// Bytes of what could stream.
+    /// Bytes of all pieces that can stream.
     pub fn stream_bytes(&self) -> u64 {
         let pieces = self.stream.iter().chain(&self.experts);
         pieces.map(|piece| piece.bytes).sum()
     }
 
-    /// Bytes that are always in memory.
+    /// Bytes of the pieces that always stay in memory.
     pub fn kept_bytes(&self) -> u64 {
         self.kept.iter().map(|piece| piece.bytes).sum()
     }
 }
 
-impl Piece {
-    /// As people read it: `block 3, 2 of 5`.
-    pub fn name(&self) -> String {
-        if self.of > 1 {
-            format!("{}, {} of {}", self.segment, self.number + 1, self.of)
-        } else {
-            self.segment.to_string()
-        }
-    }
+fn all_rows(program: &Program, id: TensorId) -> Rows {
+    (id, 0..program.tensor(id).matrix().0)
 }
 
-type Rows = (TensorId, Range<usize>);
-
-/// Cuts one segment's matrices, in order of use.
-struct Cutter<'p> {
-    program: &'p Program,
-    packing: Packing,
-    cap: u64,
-    pieces: Vec<Vec<Rows>>,
-    /// Bytes of the last piece, if more may join it.
-    open: Option<u64>,
-}
-
-impl<'p> Cutter<'p> {
-    fn new(program: &'p Program, packing: Packing, cap: u64) -> Self {
-        Cutter {
-            program,
-            packing,
-            cap,
-            pieces: Vec::new(),
-            open: None,
-        }
-    }
-
-    fn take(&mut self, id: TensorId, order: Order) {
-        let tensor = self.program.tensor(id);
-        let (rows, _) = tensor.matrix();
-        let bytes = tensor.bytes();
-        match self.open.map(|open| open + bytes) {
-            Some(together) if together <= self.cap => {
-                let last = self.pieces.last_mut().expect("one is open");
-                last.push((id, 0..rows));
-                self.open = Some(together);
-            }
-            _ => {
-                let ends = match order {
-                    Order::OutIn => self.cuts(rows, bytes),
-                    Order::InOut => vec![rows],
-                };
-                self.open = (ends.len() == 1).then_some(bytes);
-                let starts = std::iter::once(0).chain(ends.clone());
-                let cut = starts.zip(ends).map(|(start, end)| vec![(id, start..end)]);
-                self.pieces.extend(cut);
-            }
-        }
-    }
-
-    /// Where each piece of a matrix ends: about equally far apart, and at most `cap`
-    /// bytes unless the rows that stay together are more.
-    fn cuts(&self, rows: usize, bytes: u64) -> Vec<usize> {
-        let together = self.packing.rows_together();
-        let units = rows.div_ceil(together).max(1);
-        let unit_bytes = (bytes / rows.max(1) as u64).saturating_mul(together as u64);
-        let units_each = (self.cap / unit_bytes.max(1)).max(1);
-        let count = (units as u64).div_ceil(units_each) as usize;
-        let end = |piece: usize| (units * piece / count * together).min(rows);
-        (1..=count).map(end).collect()
-    }
-
-    fn finish(self) -> Vec<Vec<Rows>> {
-        self.pieces
-    }
-}
-
-/// What pieces are laid out by.
-struct Tray<'a> {
+/// Lays the tensors of pieces out.
+struct Layouter<'a> {
     program: &'a Program,
     weights: &'a dyn Weights,
     packing: Packing,
 }
 
-impl Tray<'_> {
-    /// Puts rows of tensors side by side, in the order of their files: what touches is
-    /// read together.
+impl Layouter<'_> {
+    /// Lays rows of tensors side by side in the order of their files, so that rows which
+    /// touch in a file are read together.
     fn lay(&self, segment: SegmentKind, mut rows: Vec<Rows>) -> Piece {
-        rows.sort_by_key(|part| self.extent(part));
-        let mut runs: Vec<Run> = Vec::new();
-        let mut parts = Vec::with_capacity(rows.len());
+        rows.sort_by_key(|part| {
+            let extent = self.extent(part);
+            (extent.file, extent.offset, extent.bytes)
+        });
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut tensors = Vec::with_capacity(rows.len());
+        // Offset in the piece of the last extent.
+        let mut at = 0;
         for part in rows {
-            let (file, start, end) = self.extent(&part);
-            let (from, until) = self.packing.around(start, end);
-            match runs.last_mut() {
-                Some(run) if run.file == file && self.packing.joins(run.from + run.bytes, from) => {
-                    run.bytes = run.bytes.max(until - run.from);
+            let stored = self.extent(&part);
+            let end = stored.offset + stored.bytes;
+            let (from, until) = self.packing.widen(stored.offset, end);
+            match extents.last_mut() {
+                Some(last)
+                    if last.file == stored.file
+                        && self.packing.joins(last.offset + last.bytes, from) =>
+                {
+                    last.bytes = last.bytes.max(until - last.offset);
                 }
                 last => {
-                    let to = last.map_or(0, |run| run.to + run.bytes);
-                    runs.push(Run {
-                        file,
-                        from,
-                        to,
+                    at += last.map_or(0, |last| last.bytes);
+                    extents.push(Extent {
+                        file: stored.file,
+                        offset: from,
                         bytes: until - from,
                     });
                 }
             }
-            let run = runs.last().expect("there is one by now");
-            parts.push(Part {
+            let last = extents.last().expect("an extent was pushed");
+            tensors.push(TensorRows {
                 tensor: part.0,
                 rows: part.1,
-                offset: run.to + start - run.from,
+                offset: at + stored.offset - last.offset,
             });
         }
         Piece {
             segment,
             number: 0,
             of: 1,
-            bytes: runs.last().map_or(0, |run| run.to + run.bytes),
-            parts,
-            runs,
+            bytes: at + extents.last().map_or(0, |last| last.bytes),
+            tensors,
+            extents,
         }
     }
 
-    /// File, first byte and end of rows of a tensor.
-    fn extent(&self, (id, rows): &Rows) -> (usize, u64, u64) {
+    /// Range of a file that holds rows of a tensor.
+    fn extent(&self, (id, rows): &Rows) -> Extent {
         let tensor = self.program.tensor(*id);
         let row_bytes = tensor.bytes() / tensor.matrix().0.max(1) as u64;
         let whole = self.weights.extent(*id);
-        let start = whole.offset + rows.start as u64 * row_bytes;
-        (whole.file, start, start + rows.len() as u64 * row_bytes)
+        Extent {
+            file: whole.file,
+            offset: whole.offset + rows.start as u64 * row_bytes,
+            bytes: rows.len() as u64 * row_bytes,
+        }
     }
 }
 
@@ -333,6 +275,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use djinn_model::Model;
+    use djinn_types::IO_BLOCK;
     use proptest::prelude::*;
 
     use super::*;
@@ -344,7 +287,7 @@ mod tests {
         Model::open(&format!("{root}{name}")).expect("a golden model")
     }
 
-    /// Reads a piece as the link does, and compares every part with its tensor.
+    /// Reads a piece as the link does and compares all rows with their tensors.
     fn check_content(model: &Model, packing: Packing, piece: &Piece) {
         let unit = match packing {
             Packing::Blocks => IO_BLOCK,
@@ -352,16 +295,18 @@ mod tests {
         };
         assert!(piece.bytes.is_multiple_of(unit));
         let mut memory = vec![0; piece.bytes as usize];
-        for run in &piece.runs {
-            let (to, bytes) = (run.to as usize, run.bytes as usize);
-            assert!(run.to.is_multiple_of(unit));
-            assert!(run.from.is_multiple_of(IO_BLOCK) || packing == Packing::Tensors);
+        let mut to = 0;
+        for extent in &piece.extents {
+            let bytes = extent.bytes as usize;
+            assert!((to as u64).is_multiple_of(unit));
+            assert!(extent.offset.is_multiple_of(IO_BLOCK) || packing == Packing::Tensors);
             model
                 .weights
-                .read(run.file, run.from, &mut memory[to..to + bytes])
+                .read(extent.file, extent.offset, &mut memory[to..to + bytes])
                 .expect("read");
+            to += bytes;
         }
-        for part in &piece.parts {
+        for part in &piece.tensors {
             let tensor = model.program.tensor(part.tensor);
             let row_bytes = tensor.bytes() as usize / tensor.matrix().0;
             let mut expect = vec![0; part.rows.len() * row_bytes];
@@ -377,17 +322,17 @@ mod tests {
         }
     }
 
-    /// How many rows of each tensor are in some piece.
+    /// Counts the rows of each tensor that are in some piece.
     fn rows(pieces: &[Piece]) -> BTreeMap<TensorId, usize> {
         let mut rows = BTreeMap::new();
-        for part in pieces.iter().flat_map(|piece| &piece.parts) {
+        for part in pieces.iter().flat_map(|piece| &piece.tensors) {
             *rows.entry(part.tensor).or_default() += part.rows.len();
         }
         rows
     }
 
     #[test]
-    fn the_whole_is_everything_once() {
+    fn whole_pieces_hold_every_tensor_once() {
         for (name, packing) in ["llama3", "gpt2", "mixtral"]
             .into_iter()
             .flat_map(|name| PACKINGS.map(|packing| (name, packing)))
@@ -407,7 +352,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn cut_pieces_are_everything_but_tables_once(
+        fn cut_pieces_hold_everything_but_tables_once(
             name in prop::sample::select(vec!["llama3", "gpt2", "mixtral", "falcon7b", "qwen2"]),
             packing in prop::sample::select(PACKINGS.to_vec()),
             cap in 1u64..100_000,
@@ -431,12 +376,12 @@ mod tests {
             }
             for piece in &all {
                 check_content(&model, packing, piece);
-                let stored: u64 = piece.parts.iter().map(|part| {
+                let stored: u64 = piece.tensors.iter().map(|part| {
                     let tensor = model.program.tensor(part.tensor);
                     tensor.bytes() / tensor.matrix().0 as u64 * part.rows.len() as u64
                 }).sum();
-                let least = piece.parts.len() == 1
-                    && piece.parts[0].rows.len() <= packing.rows_together();
+                let least = piece.tensors.len() == 1
+                    && piece.tensors[0].rows.len() <= packing.rows_together();
                 let kept = piece.segment == SegmentKind::Embedding;
                 let uncut = matches!(name, "gpt2" | "mixtral") || kept;
                 prop_assert!(least || uncut || stored <= cap, "{}: {} bytes", piece.name(), stored);

@@ -1,5 +1,4 @@
-//! How much memory there is, and how weights come into it: as asked, and as settled for
-//! a device.
+//! Settings of memory budgets and of the link that weights stream over.
 
 use djinn_device::host;
 use djinn_model::program::{Program, Role};
@@ -7,29 +6,28 @@ use djinn_types::{DType, IO_BLOCK, Tier};
 
 use crate::{Overrides, WeightsError};
 
-/// How much memory there is, and how weights come into it.
+/// Memory budgets and settings of the link, as the user gave them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySettings {
-    /// Bytes the engine may take of the device: weights, KV, activations, and what the
-    /// driver takes.
+    /// Bytes of device memory that the engine may use for weights, KV, activations and
+    /// the driver.
     pub budget: u64,
-    /// Bytes of host memory that weights may stream from; all there is when the largest
-    /// number.
+    /// Bytes of host memory that weights may stream from; `u64::MAX` for no limit.
     pub host_budget: u64,
-    /// What the user decided instead of the plan.
+    /// Decisions of the user that replace those of the plan.
     pub overrides: Overrides,
-    /// Where weights stream from; what suits the device when not said.
+    /// Tier that weights stream from. Default: the tier that suits the device.
     pub tier: Option<Tier>,
-    /// Bytes copied at a time; what suits the tier when not said.
+    /// Bytes of one copy. Default: the size that suits the tier.
     pub chunk: Option<u64>,
-    /// Threads that read; what suits the tier when not said.
+    /// Number of threads that read files. Default: the number that suits the tier.
     pub workers: Option<usize>,
-    /// Whether weights are brought ahead of their use.
+    /// Whether weights are copied ahead of their use.
     pub prefetch: bool,
 }
 
 impl MemorySettings {
-    /// More than this many readers no disk is the better for.
+    /// Largest number of threads that read files. No disk gets faster with more.
     pub const WORKERS_MAX: usize = 64;
 }
 
@@ -47,24 +45,28 @@ impl Default for MemorySettings {
     }
 }
 
-/// The link as it was settled for a device.
+/// Settings of the link for a device, with all defaults filled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSettings {
-    /// Where weights stream from.
+    /// Tier that weights stream from.
     pub tier: Tier,
-    /// Bytes copied at a time.
+    /// Bytes of one copy.
     pub chunk: u64,
-    /// Threads that read.
+    /// Number of threads that read files.
     pub workers: usize,
 }
 
 impl LinkSettings {
-    /// Bytes read at a time into host memory: larger ones read no faster, and a card's
-    /// loads pass through as much pinned memory for each worker.
+    /// Bytes of one read into host memory. Larger reads are not faster, and each worker
+    /// needs as much pinned memory to load a GPU.
     const LOAD_CHUNK: u64 = 32 << 20;
 
-    /// What was asked for, with the rest filled in. Chunks are whole blocks.
-    pub fn settle(memory: &MemorySettings, default_tier: Tier) -> Result<Self, WeightsError> {
+    /// Bytes of memory that a measurement of the link reads into, if chunks are not
+    /// larger.
+    pub(crate) const MEASURED_BYTES: u64 = 32 << 20;
+
+    /// Fills in the defaults. Rounds chunks up to whole blocks.
+    pub fn resolve(memory: &MemorySettings, default_tier: Tier) -> Result<Self, WeightsError> {
         let tier = memory.tier.unwrap_or(default_tier);
         let (chunk, workers) = match tier {
             Tier::Files => (1 << 20, 4),
@@ -72,7 +74,10 @@ impl LinkSettings {
         };
         let workers = memory.workers.unwrap_or(workers);
         if workers == 0 || workers > MemorySettings::WORKERS_MAX {
-            return Err(WeightsError::WorkerCount { asked: workers });
+            return Err(WeightsError::WorkerCount {
+                asked: workers,
+                limit: MemorySettings::WORKERS_MAX,
+            });
         }
         let chunk = memory.chunk.unwrap_or(chunk).max(1);
         let chunk = chunk.checked_next_multiple_of(IO_BLOCK);
@@ -83,7 +88,7 @@ impl LinkSettings {
         })
     }
 
-    /// Bytes read at a time while loading.
+    /// Bytes of one read while weights are loaded.
     pub(crate) fn load_chunk(&self) -> u64 {
         match self.tier {
             Tier::Files => self.chunk,
@@ -91,9 +96,10 @@ impl LinkSettings {
         }
     }
 
-    /// Pieces that wait in the ring beside the one in use. Disks stutter, and attention
-    /// comes between products: with two, passes that read and compute for equally long
-    /// took a quarter longer than either. A copy engine does not stutter.
+    /// Number of pieces that wait in the ring beside the one in use. The speed of a disk
+    /// varies, and so does the time between two pieces: with two waiting pieces, passes
+    /// that read and compute for equally long took 25 % longer than either alone. The
+    /// speed of a copy engine does not vary.
     pub(crate) fn waiting(&self) -> u64 {
         match self.tier {
             Tier::Files => 5,
@@ -101,7 +107,7 @@ impl LinkSettings {
         }
     }
 
-    /// Bytes under way at once when pieces are at most so large.
+    /// Bytes in flight at once, given the size of the largest piece.
     pub(crate) fn in_flight(&self, largest: u64) -> u64 {
         match self.tier {
             Tier::Files => self.workers as u64 * self.chunk.min(largest),
@@ -110,7 +116,7 @@ impl LinkSettings {
     }
 }
 
-/// How most of a program's weights are stored.
+/// Element type of most weights of a program.
 pub fn weights_dtype(program: &Program) -> DType {
     let matrix = program.tensors.iter().find(|t| t.role == Role::Matrix);
     matrix.map_or(DType::F32, |tensor| tensor.dtype)

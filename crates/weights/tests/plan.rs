@@ -1,9 +1,9 @@
-//! The plan over random segments and budgets.
+//! Tests of the plan over random pieces and budgets.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use djinn_weights::{
-    Bound, Keep, Needs, Overrides, Place, Plan, PlanError, Pool, Rates, Ring, Work,
+    Bound, ExpertPool, Keep, Overrides, PassWork, Plan, PlanError, PlanInput, Rates, Region, Ring,
 };
 use proptest::prelude::*;
 
@@ -17,24 +17,24 @@ fn fit() -> Overrides {
     Overrides::default()
 }
 
-fn work(pool_used: f64) -> Work {
-    Work {
+fn work(experts_used: f64) -> PassWork {
+    PassWork {
         other_bytes: 50.0,
-        pool_used,
+        experts_used,
         prefetch: true,
     }
 }
 
-fn whole(needs: &Needs) -> u64 {
-    let pool = needs.pool.count as u64 * needs.pool.bytes;
-    needs.fixed + pool + needs.segments.iter().sum::<u64>()
+fn whole(input: &PlanInput) -> u64 {
+    let pool = input.experts.count as u64 * input.experts.bytes;
+    input.fixed + pool + input.pieces.iter().sum::<u64>()
 }
 
-/// The least budget, as the error names it.
-fn least(needs: &Needs) -> u64 {
-    let nothing = Needs {
+/// Returns the smallest budget, as the error names it.
+fn least(input: &PlanInput) -> u64 {
+    let nothing = PlanInput {
         budget: 0,
-        ..needs.clone()
+        ..input.clone()
     };
     match Plan::new(&nothing, fit()) {
         Err(PlanError::Budget { least, .. }) => least,
@@ -43,19 +43,19 @@ fn least(needs: &Needs) -> u64 {
     }
 }
 
-fn any_needs() -> impl Strategy<Value = Needs> {
-    let pool = (0usize..20, 1u64..200).prop_map(|(count, bytes)| Pool { count, bytes });
+fn any_input() -> impl Strategy<Value = PlanInput> {
+    let pool = (0usize..20, 1u64..200).prop_map(|(count, bytes)| ExpertPool { count, bytes });
     (
         0u64..500,
         prop::collection::vec(1u64..100, 0..60),
         pool,
         0u64..400,
     )
-        .prop_map(|(fixed, segments, pool, in_flight)| Needs {
+        .prop_map(|(fixed, pieces, pool, in_flight)| PlanInput {
             budget: 0,
             fixed,
-            segments,
-            pool,
+            pieces,
+            experts: pool,
             in_flight,
             waiting: 5,
         })
@@ -69,50 +69,53 @@ fn any_keep() -> impl Strategy<Value = Keep> {
     ]
 }
 
-/// Every invariant of a plan that was made.
-fn check(needs: &Needs, plan: &Plan) -> Result<(), TestCaseError> {
+/// Checks every invariant of a plan.
+fn check(input: &PlanInput, plan: &Plan) -> Result<(), TestCaseError> {
     prop_assert!(
-        needs.fixed + plan.bytes() <= needs.budget,
+        input.fixed + plan.bytes() <= input.budget,
         "within the budget"
     );
-    // Places of what stays and the ring lie side by side.
+    // Resident pieces, ring and pool lie side by side.
     let mut end = 0;
     let mut streamed = Vec::new();
-    for (number, (place, &bytes)) in plan.places.iter().zip(&needs.segments).enumerate() {
-        match *place {
-            Place::Resident(offset) => {
-                prop_assert_eq!(offset, end);
+    for (number, (place, &bytes)) in plan.placements.iter().zip(&input.pieces).enumerate() {
+        prop_assert_eq!(place.bytes, bytes);
+        match place.region {
+            Region::Resident => {
+                prop_assert_eq!(place.offset, end);
                 end += bytes;
             }
-            Place::Streamed(slot) => {
-                prop_assert_eq!(slot, streamed.len(), "in order of use");
-                prop_assert_eq!(plan.ring.slots[slot].segment, number);
-                prop_assert_eq!(plan.ring.slots[slot].bytes, bytes);
-                prop_assert!(plan.ring.slots[slot].end() <= plan.ring.bytes);
+            Region::Ring(visit) => {
+                prop_assert_eq!(visit, streamed.len(), "in order of use");
+                prop_assert_eq!(plan.ring.slots[visit].piece, number);
+                prop_assert_eq!(plan.ring.slots[visit].placement, *place);
+                prop_assert!(place.offset >= plan.ring_offset);
+                prop_assert!(place.end() <= plan.ring_offset + plan.ring.bytes);
                 streamed.push((number, bytes));
             }
+            region => panic!("a piece is in {region:?}"),
         }
     }
-    prop_assert_eq!(plan.places.len(), needs.segments.len());
+    prop_assert_eq!(plan.placements.len(), input.pieces.len());
     prop_assert_eq!(plan.resident_bytes, end);
     prop_assert_eq!(plan.ring_offset, end);
     prop_assert_eq!(plan.pool_offset, end + plan.ring.bytes);
-    let all: u64 = needs.segments.iter().sum();
+    let all: u64 = input.pieces.iter().sum();
     prop_assert_eq!(
         plan.ring.streamed_bytes(),
         all - end,
-        "all but what stays streams"
+        "all other pieces stream"
     );
     prop_assert_eq!(
         Some(plan.ring.clone()),
-        Ring::lay(plan.ring_limit, &streamed)
+        Ring::lay(plan.ring_offset, plan.ring_limit, &streamed)
     );
-    prop_assert!(plan.pool_slots <= needs.pool.count);
-    prop_assert!(plan.pool_slots >= needs.pool.count.min(1));
+    prop_assert!(plan.pool_slots <= input.experts.count);
+    prop_assert!(plan.pool_slots >= input.experts.count.min(1));
     if plan.resident_bytes > 0 && !streamed.is_empty() {
         prop_assert!(
-            plan.pool_slots >= needs.pool.count.min(2),
-            "one arrives beside another"
+            plan.pool_slots >= input.experts.count.min(2),
+            "one expert can arrive while another is in use"
         );
     }
     Ok(())
@@ -120,18 +123,18 @@ fn check(needs: &Needs, plan: &Plan) -> Result<(), TestCaseError> {
 
 proptest! {
     #[test]
-    fn plans_hold_what_they_promise(
-        needs in any_needs(), extra in 0u64..6000, keep in any_keep(),
+    fn plans_keep_all_invariants(
+        input in any_input(), extra in 0u64..6000, keep in any_keep(),
         ring in prop::option::of(100u64..400),
     ) {
         let overrides = Overrides { ring, keep };
-        let budget = least(&needs) + extra;
-        let needs = Needs { budget, ..needs };
-        match Plan::new(&needs, overrides) {
+        let budget = least(&input) + extra;
+        let input = PlanInput { budget, ..input };
+        match Plan::new(&input, overrides) {
             Ok(plan) => {
-                check(&needs, &plan)?;
-                prop_assert_eq!(&plan, &Plan::new(&needs, overrides).unwrap(), "always the same");
-                let everything = budget >= whole(&needs);
+                check(&input, &plan)?;
+                prop_assert_eq!(&plan, &Plan::new(&input, overrides).unwrap(), "always the same");
+                let everything = budget >= whole(&input);
                 if keep == Keep::Fit {
                     prop_assert_eq!(plan.streams(), !everything);
                 }
@@ -145,34 +148,34 @@ proptest! {
                 };
                 prop_assert!(ring == Some(asked) && most < asked, "{}", error);
                 let overrides = Overrides { ring: Some(most), keep };
-                prop_assert!(Plan::new(&needs, overrides).is_ok(), "what is named works");
+                prop_assert!(Plan::new(&input, overrides).is_ok(), "the ring that the error names works");
             }
         }
     }
 
     #[test]
-    fn the_least_works_and_less_does_not(needs in any_needs()) {
-        let least = least(&needs);
-        let with = |budget| Plan::new(&Needs { budget, ..needs.clone() }, fit());
+    fn the_smallest_budget_works_and_a_smaller_one_does_not(input in any_input()) {
+        let least = least(&input);
+        let with = |budget| Plan::new(&PlanInput { budget, ..input.clone() }, fit());
         prop_assert!(with(least).is_ok());
         if least > 0 {
-            let expect = PlanError::Budget { budget: least - 1, least, fixed: needs.fixed };
+            let expect = PlanError::Budget { budget: least - 1, least, fixed: input.fixed };
             prop_assert_eq!(with(least - 1), Err(expect));
         }
     }
 
     #[test]
     fn more_memory_never_predicts_a_slower_token(
-        needs in any_needs(), steps in prop::collection::vec(0u64..200, 1..60),
+        input in any_input(), steps in prop::collection::vec(0u64..200, 1..60),
         link in 1.0f64..100.0, compute in 1.0f64..100.0, share in 0.0f64..1.0,
         shared in any::<bool>(), prefetch in any::<bool>(),
     ) {
         let rates = Rates { link, compute, shared };
-        let work = Work { prefetch, ..work(share * needs.pool.count as f64) };
-        let mut budget = least(&needs);
+        let work = PassWork { prefetch, ..work(share * input.experts.count as f64) };
+        let mut budget = least(&input);
         let mut before = f64::INFINITY;
         for step in steps {
-            let plan = Plan::new(&Needs { budget, ..needs.clone() }, fit()).unwrap();
+            let plan = Plan::new(&PlanInput { budget, ..input.clone() }, fit()).unwrap();
             let now = plan.predict(&work, &rates).pass_s;
             prop_assert!(now <= before * (1.0 + 1e-12), "{} after {} at {}", now, before, budget);
             before = now;
@@ -181,33 +184,33 @@ proptest! {
     }
 
     #[test]
-    fn what_streams_is_evenly_spread(count in 8usize..200, share in 1u64..9) {
-        let needs = Needs {
+    fn streamed_pieces_are_evenly_spread(count in 8usize..200, share in 1u64..9) {
+        let input = PlanInput {
             budget: 10 * count as u64 * share / 10 + 70,
-            segments: vec![10; count],
+            pieces: vec![10; count],
             waiting: 5,
-            ..Needs::default()
+            ..PlanInput::default()
         };
-        let plan = Plan::new(&needs, fit()).unwrap();
+        let plan = Plan::new(&input, fit()).unwrap();
         let streamed = plan.ring.slots.len();
-        // No stretch holds many more than its share.
+        // No part of the pass has many more streamed pieces than its share.
         for (i, slot) in plan.ring.slots.iter().enumerate() {
-            let expect = (slot.segment as f64 + 0.5) * streamed as f64 / count as f64;
+            let expect = (slot.piece as f64 + 0.5) * streamed as f64 / count as f64;
             prop_assert!((i as f64 + 0.5 - expect).abs() <= 3.0, "{} at {}", i, expect);
         }
     }
 }
 
 #[test]
-fn what_binds() {
-    let needs = Needs {
+fn predictions_name_the_bound() {
+    let input = PlanInput {
         budget: 1400,
         fixed: 100,
-        segments: vec![100; 20],
+        pieces: vec![100; 20],
         waiting: 5,
-        ..Needs::default()
+        ..PlanInput::default()
     };
-    let plan = Plan::new(&needs, fit()).unwrap();
+    let plan = Plan::new(&input, fit()).unwrap();
     assert_eq!((plan.resident_bytes, plan.ring.bytes), (600, 700));
     let found = plan.predict(&work(0.0), &RATES);
     assert_eq!((found.link_bytes, found.link_s), (1400.0, 140.0));
@@ -218,7 +221,7 @@ fn what_binds() {
     };
     let found = plan.predict(&work(0.0), &fast);
     assert_eq!((found.compute_s, found.bound), (20.5, Bound::Compute));
-    let serial = Work {
+    let serial = PassWork {
         prefetch: false,
         ..work(0.0)
     };
@@ -226,64 +229,59 @@ fn what_binds() {
 }
 
 #[test]
-fn refusals_name_what_would_do() {
-    let needs = Needs {
+fn errors_name_the_limit() {
+    let input = PlanInput {
         budget: 1_000_000,
         fixed: 600_000,
-        segments: vec![500_000; 3],
+        pieces: vec![500_000; 3],
         waiting: 5,
-        ..Needs::default()
+        ..PlanInput::default()
     };
-    let check = |needs: &Needs, overrides: Overrides, expect: &str| {
-        let error = Plan::new(needs, overrides).unwrap_err();
-        assert_eq!(error.to_string(), expect);
+    let check = |input: &PlanInput, overrides: Overrides, expect: PlanError| {
+        assert_eq!(Plan::new(input, overrides), Err(expect));
     };
-    check(
-        &needs,
-        fit(),
-        "1.0 MB of memory cannot work: the least is 1.1 MB (600.0 kB at all times, 500.0 kB \
-         to stream through)",
-    );
+    let budget = input.budget;
+    let (fixed, least, whole) = (600_000, 1_100_000, 2_100_000);
+    let error = PlanError::Budget {
+        budget,
+        least,
+        fixed,
+    };
+    check(&input, fit(), error);
     let all = Overrides {
         keep: Keep::All,
         ..fit()
     };
-    check(
-        &needs,
-        all,
-        "not everything stays in 1.0 MB: that takes 2.1 MB",
-    );
-    let small = Overrides {
-        ring: Some(100),
+    check(&input, all, PlanError::NotAll { budget, whole });
+    let with_ring = |ring| Overrides {
+        ring: Some(ring),
         ..fit()
     };
-    let needs = Needs {
+    let input = PlanInput {
         budget: 1_500_000,
-        ..needs
+        ..input
     };
-    let large = Overrides {
-        ring: Some(1_000_000),
-        ..fit()
-    };
+    let (ring, most) = (1_000_000, 900_000);
     check(
-        &needs,
-        large,
-        "a ring of 1.0 MB does not fit: there is room for one of 900.0 kB",
+        &input,
+        with_ring(ring),
+        PlanError::RingTooLarge { ring, most },
     );
+    let (ring, least) = (100, 500_000);
     check(
-        &needs,
-        small,
-        "a ring of 100 B cannot work: the largest piece is 500.0 kB",
+        &input,
+        with_ring(ring),
+        PlanError::RingTooSmall { ring, least },
     );
 }
 
 #[test]
 fn absurd_sizes_are_refused_and_do_not_wrap() {
-    let needs = Needs {
+    let input = PlanInput {
         budget: 1 << 40,
         fixed: u64::MAX - 5,
-        segments: vec![u64::MAX / 2; 3],
-        pool: Pool {
+        pieces: vec![u64::MAX / 2; 3],
+        experts: ExpertPool {
             count: usize::MAX,
             bytes: u64::MAX,
         },
@@ -291,18 +289,18 @@ fn absurd_sizes_are_refused_and_do_not_wrap() {
         waiting: 5,
     };
     assert!(matches!(
-        Plan::new(&needs, fit()),
+        Plan::new(&input, fit()),
         Err(PlanError::Budget { .. })
     ));
     let ring = Overrides {
         ring: Some(u64::MAX),
         keep: Keep::Nothing,
     };
-    let needs = Needs {
+    let input = PlanInput {
         budget: u64::MAX,
-        segments: vec![10; 3],
+        pieces: vec![10; 3],
         waiting: 5,
-        ..Needs::default()
+        ..PlanInput::default()
     };
-    assert_eq!(Plan::new(&needs, ring).unwrap().ring.bytes, 30);
+    assert_eq!(Plan::new(&input, ring).unwrap().ring.bytes, 30);
 }

@@ -7,7 +7,7 @@ use djinn_device::host;
 use djinn_engine::{Blueprint, Footprint, Settings, kv_dtype};
 use djinn_memory::Size;
 use djinn_model::{Model, program::SegmentKind};
-use djinn_weights::{Bound, PiecePlace, PlannedPiece, Prediction, Rates};
+use djinn_weights::{Bound, PlannedPiece, Prediction, Rates, Region};
 use serde_json::{Value, json};
 
 use super::{remote, unused_flags};
@@ -113,10 +113,12 @@ impl Report {
         let budget = self.blueprint.memory().budget;
         let footprint = self.blueprint.footprint();
         let pieces = self.blueprint.weights().planned_pieces();
+        let ring_offset = self.blueprint.plan().ring_offset;
         let rows = if every_piece {
-            pieces.iter().map(piece_row).collect()
+            let row = |piece| piece_row(piece, ring_offset);
+            pieces.iter().map(row).collect()
         } else {
-            shortened(by_segment(&pieces))
+            shortened(by_segment(&pieces, ring_offset))
         };
         let table = match rows.is_empty() {
             true => String::new(),
@@ -192,7 +194,7 @@ impl Report {
             .weights()
             .planned_pieces()
             .iter()
-            .map(piece_json)
+            .map(|piece| piece_json(piece, self.blueprint.plan().ring_offset))
             .collect();
         json!({
             "model": self.model.name,
@@ -280,7 +282,7 @@ struct Line {
     pooled: bool,
 }
 
-fn by_segment(pieces: &[PlannedPiece]) -> Vec<Line> {
+fn by_segment(pieces: &[PlannedPiece], ring_offset: u64) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for piece in pieces {
         if lines
@@ -298,15 +300,16 @@ fn by_segment(pieces: &[PlannedPiece]) -> Vec<Line> {
             });
         }
         let line = lines.last_mut().expect("there is one by now");
-        line.bytes += piece.bytes;
+        let placement = piece.placement;
+        line.bytes += placement.bytes;
         line.pieces += 1;
-        match piece.place {
-            PiecePlace::Resident(_) => line.stays += piece.bytes,
-            PiecePlace::Ring { offset, .. } => {
-                line.streams += piece.bytes;
-                line.offsets.push(offset);
+        match placement.region {
+            Region::Ring(_) => {
+                line.streams += placement.bytes;
+                line.offsets.push(placement.offset - ring_offset);
             }
-            PiecePlace::Pool => line.pooled = true,
+            Region::Pool => line.pooled = true,
+            Region::Resident | Region::Host => line.stays += placement.bytes,
         }
     }
     lines
@@ -346,29 +349,32 @@ fn shortened(lines: Vec<Line>) -> Vec<Vec<String>> {
         .collect()
 }
 
-fn piece_row(piece: &PlannedPiece) -> Vec<String> {
-    let (place, offset, after) = match piece.place {
-        PiecePlace::Resident(offset) => ("stays", offset.to_string(), String::new()),
-        PiecePlace::Ring { offset, after } => ("ring", offset.to_string(), after.to_string()),
-        PiecePlace::Pool => ("when chosen", String::new(), String::new()),
+fn piece_row(piece: &PlannedPiece, ring_offset: u64) -> Vec<String> {
+    let offset = piece.placement.offset;
+    let (place, offset) = match piece.placement.region {
+        Region::Ring(_) => ("ring", (offset - ring_offset).to_string()),
+        Region::Pool => ("when chosen", String::new()),
+        Region::Resident | Region::Host => ("stays", offset.to_string()),
     };
-    let bytes = Size(piece.bytes).to_string();
+    let after = piece.after.map_or(String::new(), |after| after.to_string());
+    let bytes = Size(piece.placement.bytes).to_string();
     vec![piece.name.clone(), bytes, place.to_owned(), offset, after]
 }
 
-fn piece_json(piece: &PlannedPiece) -> Value {
-    let mut value = json!({ "name": piece.name, "bytes": piece.bytes });
-    match piece.place {
-        PiecePlace::Resident(offset) => {
+fn piece_json(piece: &PlannedPiece, ring_offset: u64) -> Value {
+    let offset = piece.placement.offset;
+    let mut value = json!({ "name": piece.name, "bytes": piece.placement.bytes });
+    match piece.placement.region {
+        Region::Ring(_) => {
+            value["place"] = json!("ring");
+            value["offset"] = json!(offset - ring_offset);
+            value["after"] = json!(piece.after);
+        }
+        Region::Pool => value["place"] = json!("when chosen"),
+        Region::Resident | Region::Host => {
             value["place"] = json!("resident");
             value["offset"] = json!(offset);
         }
-        PiecePlace::Ring { offset, after } => {
-            value["place"] = json!("ring");
-            value["offset"] = json!(offset);
-            value["after"] = json!(after);
-        }
-        PiecePlace::Pool => value["place"] = json!("when chosen"),
     }
     value
 }

@@ -3,7 +3,7 @@
 use djinn_device::{Device, DeviceError, Edit, View, Weight};
 use djinn_model::program::{Buf, Expert, Op, TensorId};
 use djinn_types::Order;
-use djinn_weights::{PlacedWeights, Streamer};
+use djinn_weights::{Streamer, TensorPlacements};
 
 use crate::{
     EngineError,
@@ -21,7 +21,7 @@ use crate::{
 pub(crate) fn run(
     device: &dyn Device,
     arena: &Arena,
-    placed: &PlacedWeights,
+    placed: &TensorPlacements,
     streamer: &mut dyn Streamer,
     op: &Op,
     stage: &ActiveRows,
@@ -86,7 +86,7 @@ pub(crate) fn run(
 }
 
 /// An expert's matrix, in a slot so far from the first.
-fn matrix(placed: &PlacedWeights, id: TensorId, shift: u64) -> Weight {
+fn matrix(placed: &TensorPlacements, id: TensorId, shift: u64) -> Weight {
     let view = placed.one(id);
     Weight {
         view: View {

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Range};
 
 use djinn_model::program::{Op, Program};
 
-use djinn_weights::{Home, PlacedWeights};
+use djinn_weights::{Region, TensorPlacements};
 
 /// Operations that follow each other, by their place in the program.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl GraphRegion {
 }
 
 /// All operations of a program.
-pub(crate) fn graph_regions(program: &Program, weights: &PlacedWeights) -> Vec<GraphRegion> {
+pub(crate) fn graph_regions(program: &Program, weights: &TensorPlacements) -> Vec<GraphRegion> {
     let ops: Vec<&Op> = program.ops().collect();
     let mut all: Vec<GraphRegion> = Vec::new();
     for (at, op) in ops.iter().enumerate() {
@@ -62,10 +62,12 @@ pub(crate) fn graph_regions(program: &Program, weights: &PlacedWeights) -> Vec<G
     all
 }
 
-fn is_still(op: &Op, weights: &PlacedWeights) -> bool {
+fn is_still(op: &Op, weights: &TensorPlacements) -> bool {
     let stays = |id| {
         let parts = weights.parts(id);
-        parts.iter().all(|part| part.home == Home::Resident)
+        parts
+            .iter()
+            .all(|part| part.placement.region == Region::Resident)
     };
     match *op {
         Op::Linear { weight, .. } => stays(weight),
@@ -120,7 +122,9 @@ mod tests {
         let ring = |id: &TensorId| {
             let (parts, plan) = (blueprint.tensors().parts(*id), blueprint.plan());
             let ring = plan.ring_offset..plan.ring_offset + plan.ring.bytes;
-            parts.iter().any(|part| ring.contains(&part.view.offset))
+            parts
+                .iter()
+                .any(|part| ring.contains(&part.placement.offset))
         };
         tensors.map(TensorId).filter(ring).collect()
     }

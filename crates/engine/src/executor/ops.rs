@@ -3,7 +3,7 @@
 use djinn_device::{NormParams, Rotation, View, Weight};
 use djinn_model::program::{Op, TensorId};
 use djinn_types::Order;
-use djinn_weights::Home;
+use djinn_weights::Region;
 
 use super::{active_rows::ActiveRows, experts, pass::Pass};
 use crate::EngineError;
@@ -100,11 +100,11 @@ impl Pass<'_, '_> {
         out: View,
     ) -> Result<(), EngineError> {
         for part in self.blueprint.tensors().parts(matrix) {
-            if let Home::Ring(visit) = part.home {
+            if let Region::Ring(visit) = part.placement.region {
                 self.streamer.need(visit)?;
             }
             let weight = Weight {
-                view: part.view,
+                view: part.view(),
                 order,
             };
             let whole = order == Order::InOut;

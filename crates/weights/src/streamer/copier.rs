@@ -1,58 +1,52 @@
-//! Copies from host memory by the device itself, in order with what it computes.
+//! Copies from host memory by the device, ordered with its operations by events.
 
 use std::sync::Arc;
 
-use djinn_device::{Device, Event, HostSlab, Span, Stream};
+use djinn_device::{Device, DeviceError, Event, HostSlab, Stream};
 
-use super::Result;
+use crate::{CopyOp, Placement};
 
-/// A run of host memory and where it goes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Trip {
-    pub from: u64,
-    pub to: Span,
-    /// What to call it in the record.
-    pub label: u32,
-}
-
-/// A trip that was put on the copy stream.
+/// A copy that is enqueued on the copy stream.
 #[derive(Debug)]
-pub(super) struct Copied {
+pub(super) struct EnqueuedCopy {
     pub label: u32,
     pub bytes: u64,
+    /// Event before the copy.
     pub began: Event,
+    /// Event behind the copy.
     pub arrived: Event,
 }
 
-/// The device's copy stream, and the memory it copies from.
+/// The device's copy stream and the host memory that it copies from.
 pub(super) struct Copier {
     pub device: Arc<dyn Device>,
     pub slab: Arc<HostSlab>,
-    /// Bytes copied at a time.
+    /// Largest size of one copy command.
     pub chunk: u64,
 }
 
 impl Copier {
-    /// Puts a trip on the copy stream, to begin after what was there and after a point of
-    /// the compute stream.
-    pub fn send(&self, trip: Trip, after: Option<&Event>) -> Result<Copied> {
+    /// Enqueues a copy on the copy stream. The copy begins after earlier copies, and after
+    /// the event `after` of the compute stream.
+    pub fn enqueue(
+        &self,
+        op: CopyOp<Placement>,
+        after: Option<&Event>,
+    ) -> Result<EnqueuedCopy, DeviceError> {
         if let Some(after) = after {
             self.device.wait(Stream::Copy, after)?;
         }
         let began = self.device.record(Stream::Copy)?;
         let mut done = 0;
-        while done < trip.to.bytes {
-            let part = Span {
-                offset: trip.to.offset + done,
-                bytes: self.chunk.min(trip.to.bytes - done),
-            };
+        while done < op.to.bytes {
+            let part = op.part(done, self.chunk.min(op.to.bytes - done));
             self.device
-                .copy_in(Stream::Copy, &self.slab, trip.from + done, part)?;
-            done += part.bytes;
+                .copy_in(Stream::Copy, &self.slab, part.from.offset, part.to.span())?;
+            done += part.to.bytes;
         }
-        Ok(Copied {
-            label: trip.label,
-            bytes: trip.to.bytes,
+        Ok(EnqueuedCopy {
+            label: op.label,
+            bytes: op.to.bytes,
             began,
             arrived: self.device.record(Stream::Copy)?,
         })
@@ -61,8 +55,8 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // The memory is given back next: nothing may still be copied from it. A device
-        // that failed copies nothing.
+        // The host memory is freed next, so no copy may still read it. A device that failed
+        // runs no copies.
         let _ = self.device.synchronize(Stream::Copy);
     }
 }

@@ -1,100 +1,114 @@
-//! Experts that are brought in when they are chosen.
+//! Experts: copied into the slots of a pool when a router chooses them.
 
-use super::Result;
-use crate::Cache;
+use djinn_device::DeviceError;
 
-/// The pool's slots and who is in them. Experts are numbered over all blocks.
-pub(super) struct ExpertCache {
-    cache: Cache,
+use crate::expert_cache::ExpertCache;
+
+/// Slots of the expert pool. Experts are numbered over all blocks.
+pub(super) struct ExpertSlots {
+    cache: ExpertCache,
     slot_bytes: u64,
 }
 
-/// Where an expert goes.
-pub(super) enum Spot {
-    /// It is there, or on its way.
-    Taken,
-    /// It was given this slot.
-    Given(usize),
-    /// All slots are taken by others that must stay.
-    None,
+/// Answer to the question where an expert goes.
+pub(super) enum SlotChoice {
+    /// The expert is in memory, or a copy of it is in flight.
+    Present,
+    /// The expert was assigned this slot and must be copied there.
+    Assigned(usize),
+    /// All slots hold experts that must stay.
+    Full,
 }
 
-/// What brings experts into slots.
-pub(super) trait Pool {
-    fn cache(&mut self) -> &mut ExpertCache;
-    /// Sets an expert on its way into the slot it was given.
-    fn bring(&mut self, expert: usize, slot: usize) -> Result<()>;
-    /// What comes next uses it.
-    fn arrive(&mut self, expert: usize, slot: usize) -> Result<()>;
-    /// All that uses it has been given to the device.
-    fn used(&mut self, slot: usize) -> Result<()>;
+/// Copies experts into slots and orders the copies with operations.
+pub(super) trait ExpertLoader {
+    /// Slots of the pool.
+    fn slots(&mut self) -> &mut ExpertSlots;
+    /// Starts the copy of an expert into the slot that it was assigned.
+    fn start_copy(&mut self, expert: usize, slot: usize) -> Result<(), DeviceError>;
+    /// Makes an expert available to the next operations: they wait for its copy.
+    fn await_copy(&mut self, expert: usize, slot: usize) -> Result<(), DeviceError>;
+    /// Releases a slot: all operations that use its expert are enqueued.
+    fn release(&mut self, slot: usize) -> Result<(), DeviceError>;
 }
 
-impl ExpertCache {
+impl ExpertSlots {
     pub fn new(slots: usize, slot_bytes: u64, experts: usize) -> Self {
-        ExpertCache {
-            cache: Cache::new(slots, experts),
+        ExpertSlots {
+            cache: ExpertCache::new(slots, experts),
             slot_bytes,
         }
     }
 
-    /// Gives one that is not there a slot, unless those of `secured` take all of them.
-    /// Those of `wanted` go last.
-    pub fn place(&mut self, expert: usize, secured: &[usize], wanted: &[usize]) -> Spot {
-        if self.cache.place(expert).is_some() {
-            return Spot::Taken;
+    /// Assigns a slot to an expert. Experts of `held` must stay; experts of `upcoming` are
+    /// evicted last.
+    pub fn assign(&mut self, expert: usize, held: &[usize], upcoming: &[usize]) -> SlotChoice {
+        if self.cache.slot_of(expert).is_some() {
+            return SlotChoice::Present;
         }
-        let stays = |held| secured.contains(&held);
-        let last = |held| wanted.contains(&held);
+        let stays = |other| held.contains(&other);
+        let last = |other| upcoming.contains(&other);
         let slot = self.cache.admit(expert, stays, last);
-        slot.map_or(Spot::None, Spot::Given)
+        slot.map_or(SlotChoice::Full, SlotChoice::Assigned)
     }
 
-    /// How far a slot is from the first.
-    pub fn shift(&self, slot: usize) -> u64 {
+    /// Assigns slots to the experts that are loaded before the first pass. Returns pairs
+    /// of expert and slot.
+    pub fn assign_first(&mut self, experts: &[usize]) -> Vec<(usize, usize)> {
+        let assign = |&expert: &usize| match self.assign(expert, &[], &[]) {
+            SlotChoice::Assigned(slot) => (expert, slot),
+            _ => unreachable!("there are no more experts than slots, and each comes once"),
+        };
+        experts.iter().map(assign).collect()
+    }
+
+    /// Distance in bytes of a slot from the first slot.
+    pub fn distance(&self, slot: usize) -> u64 {
         slot as u64 * self.slot_bytes
     }
 
-    /// Forgets whoever is in a slot that `gone` says.
-    pub fn forget(&mut self, experts: usize, mut gone: impl FnMut(usize) -> bool) {
+    /// Removes the experts of all slots for which `lost` is true.
+    pub fn remove_lost(&mut self, experts: usize, mut lost: impl FnMut(usize) -> bool) {
         for expert in 0..experts {
-            if self.cache.place(expert).is_some_and(&mut gone) {
-                self.cache.drop_item(expert);
+            if self.cache.slot_of(expert).is_some_and(&mut lost) {
+                self.cache.remove(expert);
             }
         }
     }
 }
 
-/// Runs chosen experts in order. Those that come next are brought ahead of their turn,
-/// as far as slots allow, where that is wanted.
-pub(super) fn serve(
-    pool: &mut impl Pool,
+/// Runs the chosen experts in order. With `prefetch`, copies of the following experts
+/// start as soon as slots are free.
+pub(super) fn run_chosen(
+    loader: &mut impl ExpertLoader,
     chosen: &[usize],
-    ahead: bool,
-    run: &mut dyn FnMut(usize, u64) -> Result<()>,
-) -> Result<()> {
+    prefetch: bool,
+    run: &mut dyn FnMut(usize, u64) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    // Experts before this index of `chosen` are in memory or in flight.
     let mut secured = 0;
     for &expert in chosen {
-        pool.cache().cache.touch(expert);
+        loader.slots().cache.count_use(expert);
     }
-    for (turn, &expert) in chosen.iter().enumerate() {
-        let last = if ahead { chosen.len() } else { turn + 1 };
-        secured = secured.max(turn);
+    for (index, &expert) in chosen.iter().enumerate() {
+        let last = if prefetch { chosen.len() } else { index + 1 };
+        secured = secured.max(index);
         while secured < last {
-            let (held, wanted) = (&chosen[turn..secured], &chosen[secured + 1..]);
+            let (held, upcoming) = (&chosen[index..secured], &chosen[secured + 1..]);
             let next = chosen[secured];
-            match pool.cache().place(next, held, wanted) {
-                Spot::Taken => {}
-                Spot::Given(slot) => pool.bring(next, slot)?,
-                Spot::None => break,
+            match loader.slots().assign(next, held, upcoming) {
+                SlotChoice::Present => {}
+                SlotChoice::Assigned(slot) => loader.start_copy(next, slot)?,
+                SlotChoice::Full => break,
             }
             secured += 1;
         }
-        let slot = pool.cache().cache.place(expert).expect("it was brought");
-        pool.arrive(expert, slot)?;
-        let shift = pool.cache().shift(slot);
-        run(turn, shift)?;
-        pool.used(slot)?;
+        let slot = loader.slots().cache.slot_of(expert);
+        let slot = slot.expect("the expert was assigned a slot");
+        loader.await_copy(expert, slot)?;
+        let distance = loader.slots().distance(slot);
+        run(index, distance)?;
+        loader.release(slot)?;
     }
     Ok(())
 }

@@ -1,74 +1,80 @@
-//! Weights from files: the link's workers read them into the ring, and a pass waits for
-//! those that have not arrived.
+//! Streams weights from files: worker threads read pieces into the ring, and a pass waits
+//! for pieces that have not arrived.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use djinn_device::{Device, Stream, View};
-use djinn_model::{Weights, program::TensorId};
+use djinn_device::{Device, DeviceError, Stream, View};
+use djinn_model::{Extent, Weights, program::TensorId};
+
+use crate::{CopyOp, Placement, Region, WeightLayout, WeightsError};
 
 use super::{
-    PassStats, Result, Streamer,
-    copies::{Chunk, Copies, Target},
-    experts::{ExpertCache, Pool, Spot, serve},
-    link::Link,
-    queue::{Meter, Queue, RingPiece, Ticket},
+    experts::{ExpertLoader, ExpertSlots, run_chosen},
+    interface::Streamer,
+    queue::{CopyQueue, LinkMeter, Ticket},
+    stats::PassStats,
     timeline::{Lane, Recorder},
+    transfers::{self, ChunkedCopy, RingCopy},
+    workers::LinkWorkers,
 };
-use crate::{WeightLayout, WeightsError};
 
-/// Feeds passes from files.
+/// Provides passes with weights from files.
 pub(super) struct FileStreamer {
-    link: Link,
+    link: LinkWorkers,
     device: Arc<dyn Device>,
     weights: Arc<dyn Weights>,
-    ring: Arc<[RingPiece]>,
-    cache: ExpertCache,
-    /// How each expert is copied into the first slot.
-    experts: Vec<Copies>,
-    /// What a slot's expert waits for before it can be used.
+    /// Copies that fill the ring, by visit.
+    ring: Arc<[RingCopy<ChunkedCopy>]>,
+    slots: ExpertSlots,
+    /// Copies of the experts into the first slot.
+    experts: Vec<ChunkedCopy>,
+    /// Copy in flight into each slot.
     arriving: Vec<Option<Ticket>>,
     prefetch: bool,
     recorder: Arc<Recorder>,
     rows_label: u32,
-    /// The first visit of this pass, and how many of its visits have ended.
+    /// First visit of this pass.
     base: u64,
+    /// Number of visits of this pass that are over.
     ended: usize,
-    /// The visit in use.
+    /// Visit in use.
     current: Option<usize>,
-    /// The segment that computes, and since when it has not waited.
+    /// Label of the segment that computes, and the time since which it has not waited.
     computing: Option<(u32, Instant)>,
     began: Instant,
-    meter: Meter,
+    /// Work of the link before this pass.
+    meter: LinkMeter,
     stalled: Duration,
 }
 
 impl FileStreamer {
-    /// Starts the link for a layout.
+    /// Starts the workers for a layout.
     pub fn new(
         layout: &WeightLayout,
         device: &Arc<dyn Device>,
         weights: &Arc<dyn Weights>,
         recorder: &Arc<Recorder>,
-    ) -> std::result::Result<Self, WeightsError> {
-        let ring: Arc<[RingPiece]> = layout.ring().into();
-        let queue = Queue::new(Arc::clone(&ring));
+    ) -> Result<Self, WeightsError> {
+        let ring: Arc<[_]> = transfers::ring_from_files(layout).into();
+        let queue = CopyQueue::new(Arc::clone(&ring));
         let copy = {
             let (device, weights) = (Arc::clone(device), Arc::clone(weights));
-            move |chunk: &Chunk| {
-                device.load(chunk.to, &mut |bytes| {
-                    weights.read(chunk.file, chunk.from, bytes)
+            move |chunk: &CopyOp<Extent>| {
+                let Extent { file, offset, .. } = chunk.from;
+                device.load(chunk.to.span(), &mut |bytes| {
+                    weights.read(file, offset, bytes)
                 })
             }
         };
-        let experts = layout.experts();
+        let experts = transfers::experts_from_files(layout);
         let (slots, slot_bytes) = (layout.plan().pool_slots, layout.plan().pool.bytes);
         Ok(FileStreamer {
-            link: Link::start(queue, layout.link().workers, copy, recorder)?,
+            link: LinkWorkers::start(queue, layout.link().workers, copy, recorder)?,
             device: Arc::clone(device),
             weights: Arc::clone(weights),
             ring,
-            cache: ExpertCache::new(slots, slot_bytes, experts.len()),
+            slots: ExpertSlots::new(slots, slot_bytes, experts.len()),
             experts,
             arriving: vec![None; slots],
             prefetch: layout.memory().prefetch,
@@ -79,15 +85,15 @@ impl FileStreamer {
             current: None,
             computing: None,
             began: Instant::now(),
-            meter: Meter::default(),
+            meter: LinkMeter::default(),
             stalled: Duration::ZERO,
         })
     }
 
-    /// Waits, and counts it as such rather than as computing.
-    fn stall<T>(&mut self, label: u32, wait: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    /// Waits, and counts the time as a stall of the pass.
+    fn stall<T>(&mut self, label: u32, wait: impl FnOnce(&mut Self) -> T) -> T {
         let segment = self.computing.map(|(segment, _)| segment);
-        self.note_segment();
+        self.record_segment();
         let began = Instant::now();
         let waited = wait(self);
         self.stalled += began.elapsed();
@@ -96,15 +102,27 @@ impl FileStreamer {
         waited
     }
 
-    /// Notes what was computed since the last wait.
-    fn note_segment(&mut self) {
+    /// Requests chunks and waits for them.
+    fn fetch_now(
+        &mut self,
+        label: u32,
+        chunks: impl IntoIterator<Item = CopyOp<Extent>>,
+    ) -> Result<(), DeviceError> {
+        self.stall(label, |s| {
+            let ticket = s.link.queue.request(chunks);
+            s.link.queue.wait_for(ticket)
+        })
+    }
+
+    /// Records the computation since the last wait.
+    fn record_segment(&mut self) {
         if let Some((label, since)) = self.computing.take() {
             self.recorder.note(Lane::Compute, label, 0, since);
         }
     }
 
-    /// The piece in use is so no longer, once the device has done what it was given.
-    fn end_current(&mut self) -> Result<()> {
+    /// Waits until the device has finished with the piece in use, and ends its visit.
+    fn end_current(&mut self) -> Result<(), DeviceError> {
         if let Some(visit) = self.current.take() {
             self.device.synchronize(Stream::Compute)?;
             if self.prefetch {
@@ -115,8 +133,8 @@ impl FileStreamer {
         Ok(())
     }
 
-    /// Nobody needs the pieces before this one.
-    fn pass_over(&mut self, visit: usize) -> Result<()> {
+    /// Skips all visits before this one.
+    fn skip_to(&mut self, visit: usize) -> Result<(), DeviceError> {
         assert!(self.ended <= visit, "pieces are used in order");
         if self.prefetch {
             for skipped in self.ended..visit {
@@ -126,79 +144,65 @@ impl FileStreamer {
         self.ended = visit;
         Ok(())
     }
-
-    fn load_experts(&mut self, experts: &[usize], arrived: &mut dyn FnMut(u64)) -> Result<()> {
-        let mut placed = Vec::with_capacity(experts.len());
-        for &expert in experts {
-            let Spot::Given(slot) = self.cache.place(expert, &[], &[]) else {
-                unreachable!("as many as there are slots, each once")
-            };
-            self.bring(expert, slot)?;
-            placed.push((expert, slot));
-        }
-        for (expert, slot) in placed {
-            self.arrive(expert, slot)?;
-            arrived(self.experts[expert].bytes());
-        }
-        Ok(())
-    }
 }
 
 impl Streamer for FileStreamer {
     fn load(
         &mut self,
         layout: &WeightLayout,
-        experts: &[usize],
         progress: &mut dyn FnMut(u64),
-    ) -> std::result::Result<(), WeightsError> {
-        let mut loaded = self.link.fetch(&layout.resident(), progress)?;
-        self.load_experts(experts, &mut |bytes| {
-            loaded += bytes;
+    ) -> Result<(), WeightsError> {
+        let mut loaded = self.link.fetch(&transfers::resident(layout), progress)?;
+        let placed = self.slots.assign_first(&layout.first_experts());
+        for &(expert, slot) in &placed {
+            self.start_copy(expert, slot)?;
+        }
+        for (expert, slot) in placed {
+            self.await_copy(expert, slot)?;
+            loaded += self.experts[expert].bytes();
             progress(loaded);
-        })?;
-        self.link.queue.run_ahead(self.prefetch);
+        }
+        self.link.queue.set_prefetch(self.prefetch);
         Ok(())
     }
 
-    /// Where reading ahead for it has failed meanwhile, it is tried again.
-    fn begin_pass(&mut self) -> Result<()> {
+    fn begin_pass(&mut self) -> Result<(), DeviceError> {
+        // Reading ahead may have failed since the last pass: this pass tries again.
         if self.link.queue.has_failed() {
             self.abort_pass();
         }
-        self.link.queue.run_ahead(self.prefetch);
+        self.link.queue.set_prefetch(self.prefetch);
         self.began = Instant::now();
         self.meter = self.link.queue.meter();
         self.stalled = Duration::ZERO;
         Ok(())
     }
 
-    fn begin_segment(&mut self, label: u32) -> Result<()> {
+    fn begin_segment(&mut self, label: u32) -> Result<(), DeviceError> {
         self.computing = Some((label, Instant::now()));
         Ok(())
     }
 
-    fn end_segment(&mut self) -> Result<()> {
-        self.note_segment();
+    fn end_segment(&mut self) -> Result<(), DeviceError> {
+        self.record_segment();
         Ok(())
     }
 
-    fn need(&mut self, visit: usize) -> Result<()> {
+    fn need(&mut self, visit: usize) -> Result<(), DeviceError> {
         if self.current == Some(visit) {
             return Ok(());
         }
         self.end_current()?;
-        self.pass_over(visit)?;
-        let label = self.ring[visit].copies.label;
+        self.skip_to(visit)?;
+        let ring = Arc::clone(&self.ring);
+        let copy = &ring[visit].copy;
         if self.prefetch {
             let number = self.base + visit as u64;
             if !self.link.queue.has_arrived(number) {
-                self.stall(label, |s| s.link.queue.wait_for_visit(number))?;
+                self.stall(copy.label(), |s| s.link.queue.wait_for_visit(number))?;
             }
         } else {
-            self.stall(label, |s| {
-                let ticket = s.link.queue.demand(s.ring[visit].copies.chunks());
-                s.link.queue.wait_for(ticket)
-            })?;
+            self.fetch_now(copy.label(), copy.chunks())?;
         }
         self.current = Some(visit);
         Ok(())
@@ -207,35 +211,40 @@ impl Streamer for FileStreamer {
     fn experts(
         &mut self,
         chosen: &[usize],
-        run: &mut dyn FnMut(usize, u64) -> Result<()>,
-    ) -> Result<()> {
-        serve(self, chosen, self.prefetch, run)
+        run: &mut dyn FnMut(usize, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        run_chosen(self, chosen, self.prefetch, run)
     }
 
-    fn rows(&mut self, table: TensorId, numbers: &[i32], to: View) -> Result<()> {
-        let extent = self.weights.extent(table);
-        let row_bytes = (to.cols * to.dtype.bytes()) as u64;
-        let chunks = numbers.iter().enumerate().map(|(row, &number)| Chunk {
-            file: extent.file,
-            from: extent.offset + number as u64 * row_bytes,
-            target: Target::Slab,
-            to: to.rows(row, 1).span(),
-            label: self.rows_label,
+    fn rows(&mut self, table: TensorId, numbers: &[i32], to: View) -> Result<(), DeviceError> {
+        let stored = self.weights.extent(table);
+        let bytes = (to.cols * to.dtype.bytes()) as u64;
+        let label = self.rows_label;
+        let chunks = numbers.iter().enumerate().map(|(row, &number)| CopyOp {
+            from: Extent {
+                file: stored.file,
+                offset: stored.offset + number as u64 * bytes,
+                bytes,
+            },
+            to: Placement {
+                region: Region::Resident,
+                offset: to.rows(row, 1).offset,
+                bytes,
+            },
+            label,
         });
-        let chunks: Vec<Chunk> = chunks.collect();
-        // Rows of another table may still be in use there.
+        let chunks: Vec<CopyOp<Extent>> = chunks.collect();
+        // Operations may still read rows of another table there.
         self.device.synchronize(Stream::Compute)?;
-        self.stall(self.rows_label, |s| {
-            let ticket = s.link.queue.demand(chunks);
-            s.link.queue.wait_for(ticket)
-        })
+        self.fetch_now(label, chunks)
     }
 
-    fn end_pass(&mut self, rows: usize) -> Result<PassStats> {
+    fn end_pass(&mut self, rows: usize) -> Result<PassStats, DeviceError> {
         self.end_current()?;
         if self.prefetch {
-            // A piece that nobody needed and that could not be read fails nobody.
-            match self.pass_over(self.ring.len()) {
+            // The pass succeeded, so a failed read of a piece that it did not need is no
+            // error of the pass.
+            match self.skip_to(self.ring.len()) {
                 Ok(()) => self.base += self.ring.len() as u64,
                 Err(_) => self.abort_pass(),
             }
@@ -251,16 +260,15 @@ impl Streamer for FileStreamer {
         })
     }
 
-    /// Nothing is read until the next pass.
     fn abort_pass(&mut self) {
-        // Whatever the device still does with the ring; its own failure was told.
+        // The device may still read the ring. A failure of the device was reported before.
         let _ = self.device.synchronize(Stream::Compute);
         let first = self.base + self.ring.len() as u64;
         self.link.queue.restart(first);
-        // What has not arrived never will.
+        // The restart dropped the copies that had not arrived.
         let arriving = &mut self.arriving;
-        let gone = |slot: usize| arriving[slot].take().is_some();
-        self.cache.forget(self.experts.len(), gone);
+        let lost = |slot: usize| arriving[slot].take().is_some();
+        self.slots.remove_lost(self.experts.len(), lost);
         (self.base, self.ended, self.current) = (first, 0, None);
         self.computing = None;
     }
@@ -270,28 +278,28 @@ impl Streamer for FileStreamer {
     }
 }
 
-impl Pool for FileStreamer {
-    fn cache(&mut self) -> &mut ExpertCache {
-        &mut self.cache
+impl ExpertLoader for FileStreamer {
+    fn slots(&mut self) -> &mut ExpertSlots {
+        &mut self.slots
     }
 
-    fn bring(&mut self, expert: usize, slot: usize) -> Result<()> {
-        let there = self.experts[expert].moved(self.cache.shift(slot));
-        self.arriving[slot] = Some(self.link.queue.demand(there.chunks()));
+    fn start_copy(&mut self, expert: usize, slot: usize) -> Result<(), DeviceError> {
+        let copy = self.experts[expert].shifted(self.slots.distance(slot));
+        self.arriving[slot] = Some(self.link.queue.request(copy.chunks()));
         Ok(())
     }
 
-    fn arrive(&mut self, expert: usize, slot: usize) -> Result<()> {
+    fn await_copy(&mut self, expert: usize, slot: usize) -> Result<(), DeviceError> {
         if let Some(ticket) = self.arriving[slot] {
-            let label = self.experts[expert].label;
+            let label = self.experts[expert].label();
             self.stall(label, |s| s.link.queue.wait_for(ticket))?;
             self.arriving[slot] = None;
         }
         Ok(())
     }
 
-    fn used(&mut self, _: usize) -> Result<()> {
-        // Its slot may be the next one's.
+    fn release(&mut self, _: usize) -> Result<(), DeviceError> {
+        // The next copy may overwrite the slot, so the device must have finished with it.
         self.device.synchronize(Stream::Compute)
     }
 }

@@ -1,92 +1,90 @@
-//! Weights from host memory: the device copies them into the ring by itself, beside what
-//! it computes. Nothing here waits; events say what comes after what.
+//! Streams weights from host memory: the device copies them into the ring beside its
+//! operations. The streamer never waits; events order copies and operations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use djinn_device::{Device, Event, Span, Stream, View};
-use djinn_model::{Weights, program::TensorId};
+use djinn_device::{Device, DeviceError, Event, Span, Stream, View};
+use djinn_model::{Extent, Weights, program::TensorId};
+
+use crate::{CopyOp, Placement, Region, WeightLayout, WeightsError};
 
 use super::{
-    PassStats, Result, Streamer,
-    copier::{Copied, Copier, Trip},
-    copies::{Chunk, Copies, Target},
-    experts::{ExpertCache, Pool, Spot, serve},
-    link::Link,
-    prefetch::{Prefetcher, RingTrip},
-    queue::Queue,
+    copier::{Copier, EnqueuedCopy},
+    experts::{ExpertLoader, ExpertSlots, run_chosen},
+    interface::Streamer,
+    prefetch::Prefetcher,
+    queue::CopyQueue,
+    stats::PassStats,
     timeline::Recorder,
     trace::{PassTrace, StreamInterval},
+    transfers,
+    workers::LinkWorkers,
 };
-use crate::{WeightLayout, WeightsError};
 
-/// Feeds passes from host memory.
+/// Provides passes with weights from host memory.
 pub(super) struct HostStreamer {
     copier: Copier,
     weights: Arc<dyn Weights>,
+    /// Number of threads that load files into memory.
     workers: usize,
-    prefetcher: Prefetcher<Event, Copied>,
+    prefetcher: Prefetcher<Event, EnqueuedCopy>,
     prefetch: bool,
-    cache: ExpertCache,
-    slots: Vec<Slot>,
-    /// How each expert is copied into the first slot.
-    experts: Vec<Trip>,
-    /// Where each table starts in host memory.
-    tables: BTreeMap<TensorId, u64>,
+    slots: ExpertSlots,
+    /// State of each slot of the expert pool.
+    slot_states: Vec<SlotState>,
+    /// Copies of the experts into the first slot; empty if all experts stay.
+    experts: Vec<CopyOp<Placement>>,
+    /// Location of each table in host memory.
+    tables: BTreeMap<TensorId, Placement>,
     recorder: Arc<Recorder>,
-    /// The first visit of this pass, and how many of its visits have ended.
+    /// First visit of this pass.
     base: u64,
+    /// Number of visits of this pass that are over.
     ended: usize,
-    /// The visit in use.
+    /// Visit in use.
     current: Option<usize>,
-    /// The segment that computes, and since when; only for the record.
+    /// Label of the segment that computes, and the event at which it began; only while
+    /// the recorder is on.
     computing: Option<(u32, Event)>,
     began: Instant,
     trace: PassTrace,
 }
 
-/// A slot of the pool.
+/// State of a slot of the expert pool.
 #[derive(Default)]
-struct Slot {
-    /// What its expert waits for before it can be used.
-    arriving: Option<Copied>,
-    /// Where its last use ended.
+struct SlotState {
+    /// Copy that the next use of the slot must wait for.
+    arriving: Option<EnqueuedCopy>,
+    /// End of the last use of the slot.
     used: Option<Event>,
 }
 
 impl HostStreamer {
-    /// Takes the host memory of a layout.
+    /// Allocates the host memory of a layout.
     pub fn new(
         layout: &WeightLayout,
         device: &Arc<dyn Device>,
         weights: &Arc<dyn Weights>,
         recorder: &Arc<Recorder>,
-    ) -> std::result::Result<Self, WeightsError> {
-        let host = layout.host();
-        let ring = layout.ring();
-        let ring = ring.iter().zip(&host.ring).map(|(piece, &from)| RingTrip {
-            trip: trip(&piece.copies, from),
-            after: piece.after,
-        });
-        let experts = layout.experts();
-        let count = experts.len();
-        let experts = experts.iter().zip(&host.experts);
-        let slots = layout.plan().pool_slots;
+    ) -> Result<Self, WeightsError> {
+        let plan = layout.plan();
+        let slots = plan.pool_slots;
         Ok(HostStreamer {
             copier: Copier {
                 device: Arc::clone(device),
-                slab: Arc::new(device.host_slab(host.bytes)?),
+                slab: Arc::new(device.host_slab(layout.host_bytes())?),
                 chunk: layout.link().chunk,
             },
             weights: Arc::clone(weights),
             workers: layout.link().workers,
-            prefetcher: Prefetcher::new(ring.collect()),
+            prefetcher: Prefetcher::new(transfers::ring_from_host(layout)),
             prefetch: layout.memory().prefetch,
-            cache: ExpertCache::new(slots, layout.plan().pool.bytes, count),
-            slots: (0..slots).map(|_| Slot::default()).collect(),
-            experts: experts.map(|(copies, &from)| trip(copies, from)).collect(),
-            tables: host.tables.iter().map(|(&id, &(at, _))| (id, at)).collect(),
+            slots: ExpertSlots::new(slots, plan.pool.bytes, plan.pool.count),
+            slot_states: (0..slots).map(|_| SlotState::default()).collect(),
+            experts: transfers::experts_from_host(layout),
+            tables: layout.host().tables.clone(),
             recorder: Arc::clone(recorder),
             base: 0,
             ended: 0,
@@ -101,83 +99,75 @@ impl HostStreamer {
         &*self.copier.device
     }
 
-    /// Where the compute stream is now.
-    fn here(&self) -> Result<Event> {
+    /// Records an event at the current end of the compute stream.
+    fn record_compute(&self) -> Result<Event, DeviceError> {
         self.device().record(Stream::Compute)
     }
 
-    /// Threads that read files into the slab and into host memory.
-    fn link(&self) -> std::result::Result<Link, WeightsError> {
+    /// Starts threads that read files into the slab and into host memory.
+    fn start_workers(&self) -> Result<LinkWorkers, WeightsError> {
         let device = Arc::clone(&self.copier.device);
         let host = Arc::clone(&self.copier.slab);
         let weights = Arc::clone(&self.weights);
-        let copy = move |chunk: &Chunk| {
-            let mut fill = |bytes: &mut [u8]| weights.read_to_keep(chunk.file, chunk.from, bytes);
-            match chunk.target {
-                Target::Slab => device.load(chunk.to, &mut fill),
-                Target::Host => host.fill(chunk.to, &mut fill),
+        let copy = move |chunk: &CopyOp<Extent>| {
+            let Extent { file, offset, .. } = chunk.from;
+            let mut fill = |bytes: &mut [u8]| weights.read_to_keep(file, offset, bytes);
+            match chunk.to.region {
+                Region::Host => host.fill(chunk.to.span(), &mut fill),
+                _ => device.load(chunk.to.span(), &mut fill),
             }
         };
-        let queue = Queue::new(Arc::new([]));
-        Link::start(queue, self.workers, copy, &self.recorder)
+        let queue = CopyQueue::new(Arc::new([]));
+        LinkWorkers::start(queue, self.workers, copy, &self.recorder)
     }
 
-    /// Sends for all pieces whose places are known to become free.
-    fn run_ahead(&mut self) -> Result<()> {
+    /// Enqueues all copies of the ring that may be enqueued.
+    fn fill_ring(&mut self) -> Result<(), DeviceError> {
         let copier = &self.copier;
-        self.prefetcher.run(|trip, after| copier.send(trip, after))
+        self.prefetcher.run(|op, after| copier.enqueue(op, after))
     }
 
-    /// The piece in use is so no longer where the compute stream is now. Says where that
-    /// is.
-    fn end_current(&mut self) -> Result<Event> {
-        let here = self.here()?;
+    /// Ends the visit in use at the current end of the compute stream. Returns an event at
+    /// that end.
+    fn end_current(&mut self) -> Result<Event, DeviceError> {
+        let here = self.record_compute()?;
         if let Some(visit) = self.current.take() {
             self.ended = visit + 1;
             if self.prefetch {
                 self.prefetcher.finish(self.base + visit as u64, &here);
-                self.run_ahead()?;
+                self.fill_ring()?;
             }
         }
         Ok(here)
     }
 
-    /// Nobody needs the pieces before this one, wherever the compute stream is after `here`.
-    fn pass_over(&mut self, visit: usize, here: &Event) -> Result<()> {
+    /// Skips all visits before this one. `here` is the current end of the compute stream.
+    fn skip_to(&mut self, visit: usize, here: &Event) -> Result<(), DeviceError> {
         assert!(self.ended <= visit, "pieces are used in order");
         if self.prefetch && self.ended < visit {
             self.prefetcher.skip_to(self.base + visit as u64, here);
-            self.run_ahead()?;
+            self.fill_ring()?;
         }
         self.ended = visit;
         Ok(())
     }
 
-    /// Lets the compute stream, which is at `here`, wait for a copy.
-    fn wait_for(&mut self, copied: Copied, here: Event) -> Result<()> {
-        self.device().wait(Stream::Compute, &copied.arrived)?;
-        let after = self.here()?;
+    /// Makes the compute stream, whose current end is `here`, wait for a copy.
+    fn wait_for(&mut self, copy: EnqueuedCopy, here: Event) -> Result<(), DeviceError> {
+        self.device().wait(Stream::Compute, &copy.arrived)?;
+        let after = self.record_compute()?;
         if let Some((label, from)) = self.computing.take() {
             let to = here.clone();
             self.trace.segments.push(StreamInterval { label, from, to });
             self.computing = Some((label, after.clone()));
         }
         self.trace.stalls.push(StreamInterval {
-            label: copied.label,
+            label: copy.label,
             from: here,
             to: after,
         });
-        self.trace.copies.push(copied);
+        self.trace.copies.push(copy);
         Ok(())
-    }
-}
-
-/// How a piece that lies in host memory as it will in the slab is copied.
-fn trip(copies: &Copies, from: u64) -> Trip {
-    Trip {
-        from,
-        to: copies.span(),
-        label: copies.label,
     }
 }
 
@@ -185,72 +175,67 @@ impl Streamer for HostStreamer {
     fn load(
         &mut self,
         layout: &WeightLayout,
-        experts: &[usize],
         progress: &mut dyn FnMut(u64),
-    ) -> std::result::Result<(), WeightsError> {
-        let mut pieces = layout.resident();
-        pieces.extend(layout.host_copies());
-        let copies = layout.experts();
-        let mut slots = Vec::with_capacity(experts.len());
-        for &expert in experts {
-            let Spot::Given(slot) = self.cache.place(expert, &[], &[]) else {
-                unreachable!("as many as there are slots, each once")
+    ) -> Result<(), WeightsError> {
+        let mut copies = transfers::resident(layout);
+        copies.extend(transfers::into_host(layout));
+        let placed = self.slots.assign_first(&layout.first_experts());
+        // Experts that all stay have no copy in host memory.
+        let all_stay = self.experts.is_empty();
+        if all_stay {
+            let experts = transfers::experts_from_files(layout);
+            let shifted = |&(expert, slot): &(usize, usize)| {
+                experts[expert].shifted(self.slots.distance(slot))
             };
-            slots.push((expert, slot));
+            copies.extend(placed.iter().map(shifted));
         }
-        // Experts that all stay are nowhere else.
-        let stay = self.experts.is_empty();
-        if stay {
-            let moved =
-                |&(expert, slot): &(usize, usize)| copies[expert].moved(self.cache.shift(slot));
-            pieces.extend(slots.iter().map(moved));
-        }
-        self.link()?.fetch(&pieces, progress)?;
+        self.start_workers()?.fetch(&copies, progress)?;
         self.copier.slab.seal()?;
-        if !stay {
-            for (expert, slot) in slots {
-                self.bring(expert, slot)?;
+        if !all_stay {
+            for (expert, slot) in placed {
+                self.start_copy(expert, slot)?;
             }
         }
         Ok(())
     }
 
-    fn begin_pass(&mut self) -> Result<()> {
+    fn begin_pass(&mut self) -> Result<(), DeviceError> {
         self.began = Instant::now();
         self.trace = PassTrace::default();
         if self.prefetch {
-            self.run_ahead()?;
+            self.fill_ring()?;
         }
         Ok(())
     }
 
-    fn begin_segment(&mut self, label: u32) -> Result<()> {
+    fn begin_segment(&mut self, label: u32) -> Result<(), DeviceError> {
         if self.recorder.is_on() {
-            self.computing = Some((label, self.here()?));
+            self.computing = Some((label, self.record_compute()?));
         }
         Ok(())
     }
 
-    fn end_segment(&mut self) -> Result<()> {
+    fn end_segment(&mut self) -> Result<(), DeviceError> {
         if let Some((label, from)) = self.computing.take() {
-            let to = self.here()?;
+            let to = self.record_compute()?;
             self.trace.segments.push(StreamInterval { label, from, to });
         }
         Ok(())
     }
 
-    fn need(&mut self, visit: usize) -> Result<()> {
+    fn need(&mut self, visit: usize) -> Result<(), DeviceError> {
         if self.current == Some(visit) {
             return Ok(());
         }
         let here = self.end_current()?;
-        self.pass_over(visit, &here)?;
-        let copied = if self.prefetch {
+        self.skip_to(visit, &here)?;
+        let copy = if self.prefetch {
             self.prefetcher.take(self.base + visit as u64)
         } else {
-            self.copier.send(self.prefetcher.trip(visit), Some(&here))?
+            let op = self.prefetcher.copy(visit);
+            self.copier.enqueue(op, Some(&here))?
         };
-        self.wait_for(copied, here)?;
+        self.wait_for(copy, here)?;
         self.current = Some(visit);
         Ok(())
     }
@@ -258,17 +243,17 @@ impl Streamer for HostStreamer {
     fn experts(
         &mut self,
         chosen: &[usize],
-        run: &mut dyn FnMut(usize, u64) -> Result<()>,
-    ) -> Result<()> {
-        serve(self, chosen, self.prefetch, run)
+        run: &mut dyn FnMut(usize, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        run_chosen(self, chosen, self.prefetch, run)
     }
 
-    fn rows(&mut self, table: TensorId, numbers: &[i32], to: View) -> Result<()> {
+    fn rows(&mut self, table: TensorId, numbers: &[i32], to: View) -> Result<(), DeviceError> {
         let row_bytes = to.cols * to.dtype.bytes();
         let mut rows = vec![0; numbers.len() * row_bytes];
         for (row, &number) in rows.chunks_exact_mut(row_bytes).zip(numbers) {
             let span = Span {
-                offset: self.tables[&table] + number as u64 * row_bytes as u64,
+                offset: self.tables[&table].offset + number as u64 * row_bytes as u64,
                 bytes: row_bytes as u64,
             };
             self.copier.slab.read(span, row)?;
@@ -277,15 +262,15 @@ impl Streamer for HostStreamer {
         self.device().upload(Stream::Compute, to.span(), &rows)
     }
 
-    fn end_pass(&mut self, rows: usize) -> Result<PassStats> {
+    fn end_pass(&mut self, rows: usize) -> Result<PassStats, DeviceError> {
         let end = self.end_current()?;
-        self.pass_over(self.prefetcher.len(), &end)?;
+        self.skip_to(self.prefetcher.len(), &end)?;
         if self.prefetch {
             self.base += self.prefetcher.len() as u64;
         }
         self.ended = 0;
-        // Whatever was sampled has been read back, so this is past or nearly so; and with
-        // it every copy the pass waited for.
+        // The engine has read the sampled tokens back, so this wait is short. All copies
+        // that the pass waited for are past with it.
         self.device().wait_here(&end)?;
         let now = Instant::now();
         let trace = std::mem::take(&mut self.trace);
@@ -300,17 +285,19 @@ impl Streamer for HostStreamer {
     }
 
     fn abort_pass(&mut self) {
-        // Whatever the device still does with ring and pool; its own failure was told.
+        // The device may still use ring and pool. A failure of the device was reported
+        // before.
         for stream in [Stream::Copy, Stream::Compute] {
             let _ = self.device().synchronize(stream);
         }
         let first = self.base + self.prefetcher.len() as u64;
         self.prefetcher.restart(first);
-        // A copy may have failed half-way; what stays is nowhere else, and was not copied.
+        // A copy may have failed half-way. Experts that all stay are not copied in a pass,
+        // and no other copy of them exists.
         if !self.experts.is_empty() {
-            self.cache.forget(self.experts.len(), |_| true);
+            self.slots.remove_lost(self.experts.len(), |_| true);
         }
-        self.slots.fill_with(Slot::default);
+        self.slot_states.fill_with(SlotState::default);
         (self.base, self.ended, self.current) = (first, 0, None);
         self.computing = None;
         self.trace = PassTrace::default();
@@ -323,37 +310,33 @@ impl Streamer for HostStreamer {
     }
 }
 
-impl Pool for HostStreamer {
-    fn cache(&mut self) -> &mut ExpertCache {
-        &mut self.cache
+impl ExpertLoader for HostStreamer {
+    fn slots(&mut self) -> &mut ExpertSlots {
+        &mut self.slots
     }
 
-    fn bring(&mut self, expert: usize, slot: usize) -> Result<()> {
-        let trip = self.experts[expert];
-        let to = Span {
-            offset: trip.to.offset + self.cache.shift(slot),
-            ..trip.to
-        };
+    fn start_copy(&mut self, expert: usize, slot: usize) -> Result<(), DeviceError> {
+        let op = self.experts[expert].shifted(self.slots.distance(slot));
         let after = if self.prefetch {
-            self.slots[slot].used.take()
+            self.slot_states[slot].used.take()
         } else {
-            Some(self.here()?)
+            Some(self.record_compute()?)
         };
-        let copied = self.copier.send(Trip { to, ..trip }, after.as_ref())?;
-        self.slots[slot].arriving = Some(copied);
+        let copy = self.copier.enqueue(op, after.as_ref())?;
+        self.slot_states[slot].arriving = Some(copy);
         Ok(())
     }
 
-    fn arrive(&mut self, _: usize, slot: usize) -> Result<()> {
-        if let Some(copied) = self.slots[slot].arriving.take() {
-            let here = self.here()?;
-            self.wait_for(copied, here)?;
+    fn await_copy(&mut self, _: usize, slot: usize) -> Result<(), DeviceError> {
+        if let Some(copy) = self.slot_states[slot].arriving.take() {
+            let here = self.record_compute()?;
+            self.wait_for(copy, here)?;
         }
         Ok(())
     }
 
-    fn used(&mut self, slot: usize) -> Result<()> {
-        self.slots[slot].used = Some(self.here()?);
+    fn release(&mut self, slot: usize) -> Result<(), DeviceError> {
+        self.slot_states[slot].used = Some(self.record_compute()?);
         Ok(())
     }
 }

@@ -1,60 +1,60 @@
-//! The queue under a model checker: random and prioritised interleavings of workers
-//! and pass, with a memory that knows who wrote it.
+//! Tests of the queue under a model checker: random and prioritised interleavings of
+//! workers and pass, with a memory that remembers which copy wrote each byte.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use djinn_device::{DeviceError, Span};
+use djinn_device::DeviceError;
+use djinn_model::Extent;
 use shuttle::sync::Mutex;
 use shuttle::thread;
 
-use super::copies::{Chunk, Copies, Target};
-use super::link::work;
-use super::queue::{Queue, RingPiece};
-use crate::{Ring, pieces::Run};
+use super::queue::CopyQueue;
+use super::transfers::{ChunkedCopy, RingCopy};
+use super::workers::work;
+use crate::{CopyOp, Placement, Region, Ring};
 
-/// Chunks are of so many bytes, so that there are several a piece.
+/// Size of a chunk: a piece has several.
 const CHUNK: u64 = 4;
 const PASSES: u64 = 2;
 const ITERATIONS: usize = 300;
 
-/// What each byte of the ring holds: the piece it came from, and how often that was
-/// copied to it; `None` while it is being written.
-type Bytes = Mutex<BTreeMap<u64, Option<(u32, u64)>>>;
+/// Content of each byte of the ring: the piece that it belongs to, and how often that
+/// piece was copied there; `None` while a copy writes it.
+type RingBytes = Mutex<BTreeMap<u64, Option<(u32, u64)>>>;
 
-/// How often each byte was copied of each piece.
-type Counts = Mutex<BTreeMap<(u32, u64), u64>>;
+/// Number of copies of each byte of each piece.
+type CopyCounts = Mutex<BTreeMap<(u32, u64), u64>>;
 
-fn pieces(ring_bytes: u64, sizes: &[u64]) -> Vec<RingPiece> {
-    let segments: Vec<(usize, u64)> = sizes.iter().copied().enumerate().collect();
-    let ring = Ring::lay(ring_bytes, &segments).expect("they fit");
+fn pieces(ring_bytes: u64, sizes: &[u64]) -> Vec<RingCopy<ChunkedCopy>> {
+    let pieces: Vec<(usize, u64)> = sizes.iter().copied().enumerate().collect();
+    let ring = Ring::lay(0, ring_bytes, &pieces).expect("the pieces fit");
     ring.slots
         .iter()
         .map(|slot| {
-            let run = Run {
+            let extent = Extent {
                 file: 0,
-                from: 0,
-                to: 0,
-                bytes: slot.bytes,
+                offset: 0,
+                bytes: slot.placement.bytes,
             };
-            RingPiece {
-                copies: Copies::new(&[run], slot.offset, CHUNK, slot.segment as u32),
+            RingCopy {
+                copy: ChunkedCopy::new(&[extent], slot.placement, CHUNK, slot.piece as u32),
                 after: slot.after as u64,
             }
         })
         .collect()
 }
 
-/// A slab that knows who wrote it.
+/// A slab that remembers which copy wrote each byte.
 #[derive(Default)]
 struct TracedMemory {
-    bytes: Bytes,
-    counts: Counts,
+    bytes: RingBytes,
+    counts: CopyCounts,
 }
 
 impl TracedMemory {
-    /// Copies in two steps, with everyone else between them.
-    fn copy(&self, chunk: &Chunk) {
+    /// Copies in two steps, so that other threads run between them.
+    fn copy(&self, chunk: &CopyOp<Extent>) {
         let span = chunk.to.offset..chunk.to.end();
         for at in span.clone() {
             let before = self.bytes.lock().unwrap().insert(at, None);
@@ -70,14 +70,13 @@ impl TracedMemory {
         }
     }
 
-    /// All bytes of a piece are there, of no other, and of this copy of it, where that
-    /// can be said.
-    fn check(&self, piece: &RingPiece, copy: Option<u64>) {
+    /// Panics unless all bytes of a piece are in memory; with `copy`, from that copy of it.
+    fn check(&self, piece: &RingCopy<ChunkedCopy>, copy: Option<u64>) {
         let bytes = self.bytes.lock().unwrap();
-        for chunk in piece.copies.chunks() {
+        for chunk in piece.copy.chunks() {
             for at in chunk.to.offset..chunk.to.end() {
                 let Some(Some((label, count))) = bytes.get(&at) else {
-                    panic!("byte {at} is not there");
+                    panic!("byte {at} is not in memory");
                 };
                 assert_eq!(*label, chunk.label, "byte {at}");
                 assert_eq!(*count, copy.unwrap_or(*count), "byte {at}");
@@ -86,14 +85,14 @@ impl TracedMemory {
     }
 }
 
-/// Runs workers beside a pass, and ends them.
+/// Runs workers beside a pass and stops them afterwards.
 fn beside_workers(
-    pieces: &[RingPiece],
+    pieces: &[RingCopy<ChunkedCopy>],
     workers: usize,
-    copy: impl Fn(&TracedMemory, &Chunk) -> Result<(), DeviceError> + Send + Clone + 'static,
-    pass: impl FnOnce(&Queue, &TracedMemory),
+    copy: impl Fn(&TracedMemory, &CopyOp<Extent>) -> Result<(), DeviceError> + Send + Clone + 'static,
+    pass: impl FnOnce(&CopyQueue, &TracedMemory),
 ) {
-    let queue = Arc::new(Queue::new(pieces.into()));
+    let queue = Arc::new(CopyQueue::new(pieces.into()));
     let memory = Arc::new(TracedMemory::default());
     let threads: Vec<_> = (0..workers)
         .map(|_| {
@@ -121,8 +120,8 @@ const RINGS: [(u64, &[u64]); 4] = [
     (24, &[8, 5, 8]),
 ];
 
-/// A disk that works.
-fn copy(memory: &TracedMemory, chunk: &Chunk) -> Result<(), DeviceError> {
+/// Copies a chunk without failure.
+fn copy(memory: &TracedMemory, chunk: &CopyOp<Extent>) -> Result<(), DeviceError> {
     memory.copy(chunk);
     Ok(())
 }
@@ -133,7 +132,7 @@ fn pieces_are_whole_while_in_use() {
         for (ring, sizes) in RINGS {
             let pieces = pieces(ring, sizes);
             beside_workers(&pieces, 2, copy, |queue, memory| {
-                queue.run_ahead(true);
+                queue.set_prefetch(true);
                 let count = pieces.len() as u64;
                 for visit in 0..PASSES * count {
                     let piece = &pieces[(visit % count) as usize];
@@ -151,29 +150,32 @@ fn pieces_are_whole_while_in_use() {
 }
 
 #[test]
-fn demands_and_skips_beside_the_ring() {
+fn requests_and_skips_work_beside_the_ring() {
     explore(|| {
         let pieces = pieces(14, &[8, 5, 8, 3]);
-        let apart = |label: u32| Chunk {
-            file: 0,
-            from: 0,
-            target: Target::Slab,
-            to: Span {
+        let apart = |label: u32| CopyOp {
+            from: Extent {
+                file: 0,
+                offset: 0,
+                bytes: 4,
+            },
+            to: Placement {
+                region: Region::Pool,
                 offset: 100 + 4 * u64::from(label),
                 bytes: 4,
             },
             label,
         };
         beside_workers(&pieces, 2, copy, |queue, memory| {
-            queue.run_ahead(true);
+            queue.set_prefetch(true);
             let mut base = 0;
             for pass in 0..PASSES {
-                let ticket = queue.demand([apart(7), apart(8)]);
+                let ticket = queue.request([apart(7), apart(8)]);
                 queue.wait_for_visit(base).unwrap();
                 memory.check(&pieces[0], Some(pass + 1));
                 queue.wait_for(ticket).unwrap();
-                let demanded = memory.bytes.lock().unwrap().get(&132).copied();
-                assert_eq!(demanded, Some(Some((8, pass + 1))));
+                let requested = memory.bytes.lock().unwrap().get(&132).copied();
+                assert_eq!(requested, Some(Some((8, pass + 1))));
                 memory.check(&pieces[0], Some(pass + 1));
                 queue.finish_visit(base);
                 for skipped in 1..pieces.len() as u64 {
@@ -192,14 +194,14 @@ fn a_failed_copy_fails_the_pass_and_the_next_one_works() {
         let pieces = pieces(14, &[8, 5, 8, 3]);
         let broken = Arc::new(Mutex::new(true));
         let disk = Arc::clone(&broken);
-        let copy = move |memory: &TracedMemory, chunk: &Chunk| {
+        let copy = move |memory: &TracedMemory, chunk: &CopyOp<Extent>| {
             if chunk.label == 2 && *disk.lock().unwrap() {
                 return Err(std::io::Error::other("unplugged").into());
             }
             copy(memory, chunk)
         };
         beside_workers(&pieces, 2, copy, |queue, memory| {
-            queue.run_ahead(true);
+            queue.set_prefetch(true);
             let count = pieces.len() as u64;
             let failed = (0..count).find_map(|visit| {
                 let error = queue.wait_for_visit(visit).err();
@@ -212,7 +214,7 @@ fn a_failed_copy_fails_the_pass_and_the_next_one_works() {
             assert_eq!(failed.expect("it failed").to_string(), "unplugged");
             *broken.lock().unwrap() = false;
             queue.restart(count);
-            queue.run_ahead(true);
+            queue.set_prefetch(true);
             for visit in count..2 * count {
                 queue.wait_for_visit(visit).unwrap();
                 memory.check(&pieces[(visit - count) as usize], None);

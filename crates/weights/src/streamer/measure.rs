@@ -1,4 +1,4 @@
-//! How fast the slow tier is read by itself, with the link's own settings.
+//! Measures how fast the model's files can be read with the settings of the link.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,30 +9,27 @@ use djinn_device::host::Buffer;
 use djinn_model::Weights;
 use djinn_types::IO_BLOCK;
 
-use crate::MemorySettings;
+use crate::{LinkSettings, MemorySettings};
 
-/// What was read, and how long it took.
+/// Result of a measurement of the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRate {
     /// Bytes read.
     pub bytes: u64,
-    /// Seconds from the first read to the end of the last.
+    /// Seconds from the first read to the end of the last read.
     pub seconds: f64,
 }
 
 impl LinkRate {
-    /// Bytes a second.
+    /// Bytes per second.
     pub fn bytes_per_s(&self) -> f64 {
         self.bytes as f64 / self.seconds.max(1e-9)
     }
 }
 
-/// Bytes that reads take turns in, or one chunk of each worker where that is more.
-pub(crate) const RING: u64 = 32 << 20;
-
-/// Reads chunk after chunk of a model's files with `workers` threads, round and round,
-/// for about so long, starting at a share of the whole. Each chunk is at most as long
-/// as a file.
+/// Reads a model's files in chunks with `workers` threads for about `time`, and starts
+/// over at the end of the files. `start` is the share of all bytes at which it begins. A
+/// chunk is at most as long as a file.
 pub fn measure_link(
     weights: &dyn Weights,
     chunk: u64,
@@ -53,12 +50,14 @@ pub fn measure_link(
         })
         .collect();
     if chunks.is_empty() {
-        return Err(io::Error::other("there are no weights to read"));
+        return Err(io::Error::other(
+            "the model has no weight files, so the link cannot be measured",
+        ));
     }
     let first = (chunks.len() as f64 * start) as u64;
-    // Memory of the slab's kind, and as much as a ring takes: what pages it has, and
-    // whether caches hold it, makes a difference.
-    let turns = (RING / chunk / workers as u64).max(1);
+    // The memory is of the slab's kind and of a ring's size, because page size and CPU
+    // caches change the result.
+    let turns = (LinkSettings::MEASURED_BYTES / chunk / workers as u64).max(1);
     let mut memory = Buffer::new(workers * (turns * chunk) as usize)?;
     memory.bytes().fill(0);
     let (next, bytes) = (AtomicU64::new(first), AtomicU64::new(0));

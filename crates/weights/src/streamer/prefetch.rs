@@ -1,88 +1,86 @@
-//! The ring, filled ahead of the pass by a copy stream.
+//! Fills the ring ahead of the pass by a copy stream.
 //!
-//! A visit's piece may be copied once the visit so many before it (`after`) is no longer
-//! in use. Here *no longer in use* is a point of the compute stream: the copy is put on
-//! its stream as soon as that point is known, and waits there for it.
+//! The copy of a visit may begin once an earlier visit (`after` visits before) is over.
+//! The end of a visit is an event of the compute stream: the copy is enqueued as soon as
+//! that event is known, and the copy stream waits for the event.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Result, copier::Trip};
+use crate::{CopyOp, Placement};
 
-/// One piece of the ring.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RingTrip {
-    pub trip: Trip,
-    /// It may arrive once the visit so many before it is no longer in use.
-    pub after: u64,
-}
+use super::transfers::RingCopy;
 
-/// Which visits were sent for, and where those before them ended: `E` is a point of the
-/// compute stream, `C` a copy that was put on its own.
+/// Visits whose copies are enqueued, and ends of earlier visits. `E` is an event of the
+/// compute stream, `C` an enqueued copy.
 pub(super) struct Prefetcher<E, C> {
-    ring: Vec<RingTrip>,
-    /// The next visit to be sent for.
+    ring: Vec<RingCopy<CopyOp<Placement>>>,
+    /// Next visit whose copy is not enqueued.
     next: u64,
-    /// Visits that are no longer in use once the compute stream is so far.
+    /// Number of visits whose end is known as an event of the compute stream.
     finished: u64,
-    /// Where the last of them ended: as many as a copy may wait for.
+    /// Ends of the last finished visits: as many as a copy may wait for.
     ends: VecDeque<E>,
-    /// Sent for and not yet in use.
-    coming: BTreeMap<u64, C>,
+    /// Enqueued copies of visits that have not begun.
+    enqueued: BTreeMap<u64, C>,
 }
 
 impl<E: Clone, C> Prefetcher<E, C> {
-    pub fn new(ring: Vec<RingTrip>) -> Self {
+    pub fn new(ring: Vec<RingCopy<CopyOp<Placement>>>) -> Self {
         Prefetcher {
             ring,
             next: 0,
             finished: 0,
             ends: VecDeque::new(),
-            coming: BTreeMap::new(),
+            enqueued: BTreeMap::new(),
         }
     }
 
-    /// Visits of a pass.
+    /// Number of visits of a pass.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
 
-    /// What a visit of each pass copies.
-    pub fn trip(&self, visit: usize) -> Trip {
-        self.ring[visit].trip
+    /// Returns the copy of a visit, which is the same in each pass.
+    pub fn copy(&self, visit: usize) -> CopyOp<Placement> {
+        self.ring[visit].copy
     }
 
-    /// Sends for every piece whose place is known to become free.
-    pub fn run(&mut self, mut send: impl FnMut(Trip, Option<&E>) -> Result<C>) -> Result<()> {
-        while let Some(&RingTrip { trip, after }) = self.next_piece() {
+    /// Enqueues the copies of all visits whose part of the ring has a known event after
+    /// which it is free. `enqueue` gets the copy and that event.
+    pub fn run<X>(
+        &mut self,
+        mut enqueue: impl FnMut(CopyOp<Placement>, Option<&E>) -> Result<C, X>,
+    ) -> Result<(), X> {
+        while let Some(&RingCopy { copy, after }) = self.next_copy() {
             let before = self.next.checked_sub(after);
-            let copied = send(trip, before.and_then(|visit| self.end(visit)))?;
-            self.coming.insert(self.next, copied);
+            let enqueued = enqueue(copy, before.and_then(|visit| self.end(visit)))?;
+            self.enqueued.insert(self.next, enqueued);
             self.next += 1;
         }
         Ok(())
     }
 
-    fn next_piece(&self) -> Option<&RingTrip> {
+    fn next_copy(&self) -> Option<&RingCopy<CopyOp<Placement>>> {
         let count = self.ring.len() as u64;
-        let piece = self.ring.get((self.next % count.max(1)) as usize)?;
-        let free = self.next < piece.after || self.next - piece.after < self.finished;
-        free.then_some(piece)
+        let next = self.ring.get((self.next % count.max(1)) as usize)?;
+        let free = self.next < next.after || self.next - next.after < self.finished;
+        free.then_some(next)
     }
 
-    /// Where a visit ended; nothing where that was before everything was waited for.
+    /// Returns the end of a visit; `None` if a restart has waited for it.
     fn end(&self, visit: u64) -> Option<&E> {
         let first = self.finished - self.ends.len() as u64;
         self.ends
             .get(usize::try_from(visit.checked_sub(first)?).ok()?)
     }
 
-    /// The copy of a visit that is used next.
+    /// Takes the enqueued copy of the visit that begins.
     pub fn take(&mut self, visit: u64) -> C {
-        let copied = self.coming.remove(&visit);
-        copied.expect("its place was free when the one before it ended")
+        let copy = self.enqueued.remove(&visit);
+        copy.expect("the copy was enqueued when the previous visit ended")
     }
 
-    /// A visit's last use, and all before it, is past where the compute stream is now.
+    /// Ends a visit: its piece is out of use once the compute stream has passed `end`.
     pub fn finish(&mut self, visit: u64, end: &E) {
         assert_eq!(self.finished, visit, "visits end in order");
         self.finished = visit + 1;
@@ -92,26 +90,26 @@ impl<E: Clone, C> Prefetcher<E, C> {
         }
     }
 
-    /// Passes over all visits before this one: those not yet sent for are not copied.
-    /// One that was is overwritten by a later copy, which comes after it by itself.
+    /// Skips all visits before this one. Copies that are not enqueued are left out. A later
+    /// copy on the same stream overwrites those that are.
     pub fn skip_to(&mut self, visit: u64, end: &E) {
         for skipped in self.finished..visit {
-            self.coming.remove(&skipped);
+            self.enqueued.remove(&skipped);
             self.finish(skipped, end);
         }
         self.next = self.next.max(visit);
     }
 
-    /// Begins again at a visit, with nothing under way.
+    /// Starts again at a visit, with no copy in flight.
     pub fn restart(&mut self, visit: u64) {
         (self.next, self.finished) = (visit, visit);
         self.ends.clear();
-        self.coming.clear();
+        self.enqueued.clear();
     }
 
-    /// Panics unless what was sent for is what is not finished.
+    /// Panics unless the enqueued copies are those of the unfinished visits.
     pub fn check_integrity(&self) {
-        assert!(self.coming.keys().copied().eq(self.finished..self.next));
+        assert!(self.enqueued.keys().copied().eq(self.finished..self.next));
         assert!(self.next - self.finished <= self.ring.len() as u64);
         assert!(self.ends.len() <= self.ring.len());
     }
@@ -119,96 +117,102 @@ impl<E: Clone, C> Prefetcher<E, C> {
 
 #[cfg(test)]
 mod tests {
-    use djinn_device::Span;
+    use std::convert::Infallible;
+
     use proptest::prelude::*;
 
-    use super::{Prefetcher, RingTrip, Trip};
-    use crate::{Ring, Slot};
+    use super::{CopyOp, Placement, Prefetcher, RingCopy};
+    use crate::{Region, Ring, RingSlot};
 
-    fn pieces(ring_bytes: u64, sizes: &[u64]) -> Vec<RingTrip> {
-        let segments: Vec<(usize, u64)> = sizes.iter().copied().enumerate().collect();
-        let ring = Ring::lay(ring_bytes, &segments).expect("they fit");
-        let piece = |slot: &Slot| RingTrip {
-            trip: Trip {
-                from: 0,
-                to: Span {
-                    offset: slot.offset,
-                    bytes: slot.bytes,
+    fn copies(ring_bytes: u64, sizes: &[u64]) -> Vec<RingCopy<CopyOp<Placement>>> {
+        let pieces: Vec<(usize, u64)> = sizes.iter().copied().enumerate().collect();
+        let ring = Ring::lay(0, ring_bytes, &pieces).expect("the pieces fit");
+        let copy = |slot: &RingSlot| RingCopy {
+            copy: CopyOp {
+                from: Placement {
+                    region: Region::Host,
+                    offset: 0,
+                    bytes: slot.placement.bytes,
                 },
-                label: slot.segment as u32,
+                to: slot.placement,
+                label: slot.piece as u32,
             },
             after: slot.after as u64,
         };
-        ring.slots.iter().map(piece).collect()
+        ring.slots.iter().map(copy).collect()
     }
 
-    /// A copy stream that knows how far compute must be before its next copy, and a
-    /// slab that knows until when each byte was in use.
-    struct Streams {
+    /// A simulated copy stream and slab.
+    struct SimulatedStreams {
+        /// Time until which each byte is in use.
         in_use_until: Vec<u64>,
+        /// Time that the copy stream has waited for.
         waited_for: u64,
-        owner: Vec<u64>,
-        sent: u64,
+        /// Number of the copy that wrote each byte.
+        written_by: Vec<u64>,
+        copies: u64,
     }
 
-    impl Streams {
-        fn send(&mut self, trip: Trip, after: Option<&u64>) -> u64 {
+    impl SimulatedStreams {
+        fn enqueue(&mut self, copy: CopyOp<Placement>, after: Option<&u64>) -> u64 {
             self.waited_for = self.waited_for.max(after.copied().unwrap_or(0));
-            self.sent += 1;
-            for at in trip.to.offset..trip.to.end() {
+            self.copies += 1;
+            for at in copy.to.offset..copy.to.end() {
                 let until = self.in_use_until[at as usize];
                 assert!(until <= self.waited_for, "byte {at} is overwritten in use");
-                self.owner[at as usize] = self.sent;
+                self.written_by[at as usize] = self.copies;
             }
-            self.sent
+            self.copies
         }
     }
 
     proptest! {
         #[test]
-        fn copies_wait_for_all_that_they_overwrite(
+        fn copies_wait_for_all_pieces_that_they_overwrite(
             sizes in prop::collection::vec(1u64..40, 1..20),
             extra in 0u64..200,
             passes in prop::collection::vec((0usize..20, prop::bool::weighted(0.2)), 1..6),
         ) {
             let largest = *sizes.iter().max().expect("at least one");
-            let ring = pieces(largest + extra, &sizes);
+            let ring = copies(largest + extra, &sizes);
             let count = ring.len();
             let bytes = (largest + extra) as usize;
-            let mut streams = Streams {
+            let mut streams = SimulatedStreams {
                 in_use_until: vec![0; bytes],
                 waited_for: 0,
-                owner: vec![0; bytes],
-                sent: 0,
+                written_by: vec![0; bytes],
+                copies: 0,
             };
             let mut ahead = Prefetcher::new(ring);
             let (mut clock, mut base) = (0, 0);
             for (skipped, fails) in passes {
                 let uses = count - skipped.min(count - 1);
-                let send = |streams: &mut Streams, ahead: &mut Prefetcher<u64, u64>| {
-                    ahead.run(|trip, after| Ok(streams.send(trip, after))).expect("no error");
+                let fill = |streams: &mut SimulatedStreams, ahead: &mut Prefetcher<u64, u64>| {
+                    let Ok(()) = ahead.run(|copy, after| {
+                        Ok::<_, Infallible>(streams.enqueue(copy, after))
+                    });
                 };
-                send(&mut streams, &mut ahead);
+                fill(&mut streams, &mut ahead);
                 for visit in 0..uses {
                     let number = base + visit as u64;
                     let copy = ahead.take(number);
-                    let to = ahead.trip(visit).to;
+                    let to = ahead.copy(visit).to;
                     let place = to.offset as usize..to.end() as usize;
-                    // Whole, and of this copy, until the compute stream is past it.
-                    prop_assert!(streams.owner[place.clone()].iter().all(|by| *by == copy));
+                    // The piece is whole, and from this copy, while it is in use.
+                    prop_assert!(streams.written_by[place.clone()].iter().all(|by| *by == copy));
                     clock += 1;
                     streams.in_use_until[place].fill(clock);
                     ahead.finish(number, &clock);
-                    send(&mut streams, &mut ahead);
+                    fill(&mut streams, &mut ahead);
                 }
                 base += count as u64;
                 if fails {
-                    // Everything is waited for, and begins again.
+                    // A failed pass waits for everything and starts again.
                     ahead.restart(base);
                     streams.waited_for = clock;
                 } else {
                     ahead.skip_to(base, &clock);
-                    send(&mut streams, &mut ahead);
+                    fill(&mut streams, &mut ahead);
                 }
                 ahead.check_integrity();
             }

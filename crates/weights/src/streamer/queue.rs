@@ -1,164 +1,165 @@
-//! Who copies what, and when: the protocol between the link's workers and the pass.
+//! The protocol between the link's workers and the pass.
 //!
-//! Chunks are handed out in two orders. *Demanded* ones come first: something waits
-//! for them now. The others belong to the ring: piece after piece, pass after pass,
-//! each as soon as the piece it overwrites is no longer in use. A *visit* is one use
-//! of a piece, counted over all passes.
+//! Workers claim chunks from two sources. *Requested* chunks come first, because a pass
+//! waits for them now. The other chunks belong to the ring: piece after piece, pass after
+//! pass, each as soon as the piece that it overwrites is out of use. A *visit* is one use
+//! of a piece of the ring, counted over all passes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use djinn_device::DeviceError;
+use djinn_model::Extent;
+
+use crate::CopyOp;
 
 use super::{
-    copies::{Chunk, Copies},
     sync::{Condvar, Mutex, MutexGuard, wait, wait_for},
+    transfers::{ChunkedCopy, RingCopy},
 };
 
-/// How long nothing may arrive while something is waited for. Disks that have to spin
-/// up, and networks that come back, do so in less.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longest time without any chunk arriving while a pass waits. Disks spin up and networks
+/// recover in less.
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// One piece of the ring.
-#[derive(Clone, Debug)]
-pub(crate) struct RingPiece {
-    pub copies: Copies,
-    /// It may arrive once the visit so many before it is no longer in use.
-    pub after: u64,
-}
-
-/// Something demanded.
+/// Identifier of a request for chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(u64);
+pub(super) struct Ticket(u64);
 
-/// Whose a chunk is.
+/// Reason why a chunk is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
-    Demand(Ticket),
+pub(super) enum CopyReason {
+    /// A request with this ticket.
+    Request(Ticket),
+    /// A visit of the ring.
     Visit(u64),
 }
 
-/// A chunk a worker has taken.
+/// A chunk that a worker claimed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Job {
-    pub chunk: Chunk,
-    pub owner: Owner,
+pub(super) struct CopyJob {
+    pub chunk: CopyOp<Extent>,
+    pub reason: CopyReason,
 }
 
-/// What the link has done so far.
+/// Work of the link since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Meter {
+pub(super) struct LinkMeter {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// Time in which something was under way.
+    /// Time in which at least one chunk was in flight.
     pub busy: Duration,
 }
 
-/// The state that workers and the pass share.
-pub(crate) struct Queue {
-    ring: Arc<[RingPiece]>,
-    state: Mutex<State>,
-    /// Something to copy, or to stop for: workers wait for this.
+/// Queue of chunks that workers and the pass share.
+pub(super) struct CopyQueue {
+    ring: Arc<[RingCopy<ChunkedCopy>]>,
+    state: Mutex<QueueState>,
+    /// Wakes workers: a chunk may be claimed, or the queue stops.
     work: Condvar,
-    /// Something arrived or failed: the pass waits for this.
-    news: Condvar,
+    /// Wakes the pass: a chunk arrived or failed.
+    arrival: Condvar,
 }
 
-struct State {
-    demanded: VecDeque<(Ticket, Chunk)>,
-    /// Chunks each ticket still waits for.
+struct QueueState {
+    requested: VecDeque<(Ticket, CopyOp<Extent>)>,
+    /// Number of chunks that each ticket still waits for.
     tickets: BTreeMap<Ticket, usize>,
     next_ticket: u64,
     /// Whether the ring is filled ahead of its use.
-    ahead: bool,
-    /// The next chunk of the ring: of which visit, and which one.
+    prefetch: bool,
+    /// Visit of the next chunk of the ring.
     visit: u64,
+    /// Number of that chunk within its piece.
     chunk: usize,
-    /// Chunks of each piece of the ring that were handed out, or are yet to be, and have not
-    /// arrived.
+    /// Number of chunks of each piece of the ring that have not arrived, for the visit
+    /// that is being copied.
     missing: Vec<usize>,
-    /// Visits that are no longer in use.
+    /// Number of visits that are over.
     done: u64,
-    under_way: usize,
+    /// Number of chunks that workers are copying.
+    in_flight: usize,
     failed: bool,
+    /// Error of the failed copy, until it is reported.
     failure: Option<DeviceError>,
-    /// A copy did not come back in time; its place may yet be written.
+    /// Whether a copy did not return in time. It may still write to its destination.
     stuck: bool,
     stop: bool,
-    meter: Meter,
+    meter: LinkMeter,
     busy_since: Option<Instant>,
 }
 
-impl Queue {
-    /// Nothing demanded, nothing of the ring under way.
-    pub fn new(ring: Arc<[RingPiece]>) -> Self {
+impl CopyQueue {
+    /// Creates a queue without requests that does not fill the ring yet.
+    pub fn new(ring: Arc<[RingCopy<ChunkedCopy>]>) -> Self {
         assert!(
-            ring.iter().all(|piece| piece.copies.len() > 0),
-            "a piece has something to copy"
+            ring.iter().all(|visit| visit.copy.len() > 0),
+            "a piece has at least one chunk"
         );
-        let state = State {
-            demanded: VecDeque::new(),
+        let state = QueueState {
+            requested: VecDeque::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
-            ahead: false,
+            prefetch: false,
             visit: 0,
             chunk: 0,
             missing: vec![0; ring.len()],
             done: 0,
-            under_way: 0,
+            in_flight: 0,
             failed: false,
             failure: None,
             stuck: false,
             stop: false,
-            meter: Meter::default(),
+            meter: LinkMeter::default(),
             busy_since: None,
         };
-        Queue {
+        CopyQueue {
             ring,
             state: Mutex::new(state),
             work: Condvar::new(),
-            news: Condvar::new(),
+            arrival: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked did so outside: no state is changed while something can.
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        // The state is consistent even if a thread panicked: no change of it can panic.
         self.state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The next chunk to copy; waits for one. `None` when it is time to end.
-    pub(super) fn claim(&self) -> Option<Job> {
+    /// Returns the next chunk to copy, and waits for one if necessary. Returns `None` when
+    /// the queue stops.
+    pub fn claim(&self) -> Option<CopyJob> {
         let mut state = self.lock();
         loop {
             if state.stop {
                 return None;
             }
             if let Some(job) = state.next(&self.ring) {
-                if state.under_way == 0 {
+                if state.in_flight == 0 {
                     state.busy_since = Some(Instant::now());
                 }
-                state.under_way += 1;
+                state.in_flight += 1;
                 return Some(job);
             }
             state = wait(&self.work, state);
         }
     }
 
-    /// Says how a copy went.
-    pub(super) fn complete(&self, job: Job, result: Result<(), DeviceError>) {
+    /// Reports the result of a copy.
+    pub fn complete(&self, job: CopyJob, result: Result<(), DeviceError>) {
         let mut state = self.lock();
-        state.under_way -= 1;
-        let idle = state.under_way == 0;
+        state.in_flight -= 1;
+        let idle = state.in_flight == 0;
         if let Some(since) = state.busy_since.take_if(|_| idle) {
             state.meter.busy += since.elapsed();
         }
         let whole = match result {
             Ok(()) => {
                 state.meter.bytes += job.chunk.to.bytes;
-                state.arrived(job.owner)
+                state.count_arrival(job.reason)
             }
             Err(error) => {
                 state.failed = true;
@@ -167,50 +168,55 @@ impl Queue {
             }
         };
         drop(state);
-        // Whoever waits does so for a whole piece, for a failure, or for silence.
+        // A pass waits for a whole piece or a failure; a restart waits until the link is idle.
         if whole || idle {
-            self.news.notify_all();
+            self.arrival.notify_all();
         }
     }
 
-    /// Demands chunks ahead of everything that is not demanded.
-    pub fn demand(&self, chunks: impl IntoIterator<Item = Chunk>) -> Ticket {
+    /// Requests chunks. They are copied before those of the ring.
+    pub fn request(&self, chunks: impl IntoIterator<Item = CopyOp<Extent>>) -> Ticket {
         let mut state = self.lock();
         let ticket = Ticket(state.next_ticket);
         state.next_ticket += 1;
-        let before = state.demanded.len();
+        let before = state.requested.len();
         state
-            .demanded
+            .requested
             .extend(chunks.into_iter().map(|chunk| (ticket, chunk)));
-        let count = state.demanded.len() - before;
+        let count = state.requested.len() - before;
         state.tickets.insert(ticket, count);
         drop(state);
         self.work.notify_all();
         ticket
     }
 
-    /// Waits until all that was demanded has arrived.
+    /// Waits until all chunks of a request have arrived.
     pub fn wait_for(&self, ticket: Ticket) -> Result<(), DeviceError> {
         let mut state = self.lock();
         loop {
             state.check()?;
             match state.tickets.get(&ticket) {
                 Some(0) | None => break,
-                Some(_) => state = self.wait_for_news(state),
+                Some(_) => state = self.wait_for_arrival(state),
             }
         }
         state.tickets.remove(&ticket);
         Ok(())
     }
 
-    /// Waits for something to arrive or fail. Where nothing does for too long, that is
-    /// a failure.
-    fn wait_for_news<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    /// Waits until a chunk arrives or fails. Counts a timeout as a failure.
+    fn wait_for_arrival<'a>(
+        &'a self,
+        state: MutexGuard<'a, QueueState>,
+    ) -> MutexGuard<'a, QueueState> {
         let before = state.meter.bytes;
-        let (mut state, late) = wait_for(&self.news, state, PATIENCE);
+        let (mut state, late) = wait_for(&self.arrival, state, READ_TIMEOUT);
         if late && state.meter.bytes == before {
-            let seconds = PATIENCE.as_secs();
-            let reason = format!("nothing was read for {seconds} s: is the disk still there?");
+            let seconds = READ_TIMEOUT.as_secs();
+            let reason = format!(
+                "reading weights timed out: no data for {seconds} s; check the disk or network \
+                 that holds the model"
+            );
             let error = std::io::Error::new(std::io::ErrorKind::TimedOut, reason);
             (state.failed, state.stuck) = (true, true);
             state.failure.get_or_insert(error.into());
@@ -219,12 +225,12 @@ impl Queue {
     }
 
     /// Starts or stops filling the ring ahead of its use.
-    pub fn run_ahead(&self, ahead: bool) {
-        self.lock().ahead = ahead;
+    pub fn set_prefetch(&self, prefetch: bool) {
+        self.lock().prefetch = prefetch;
         self.work.notify_all();
     }
 
-    /// Waits until a visit's piece has arrived.
+    /// Waits until the piece of a visit has arrived.
     pub fn wait_for_visit(&self, visit: u64) -> Result<(), DeviceError> {
         let piece = visit as usize % self.ring.len();
         let mut state = self.lock();
@@ -233,17 +239,17 @@ impl Queue {
             if visit < state.visit && state.missing[piece] == 0 {
                 return Ok(());
             }
-            state = self.wait_for_news(state);
+            state = self.wait_for_arrival(state);
         }
     }
 
-    /// Whether a visit's piece has arrived, without waiting.
+    /// Whether the piece of a visit has arrived. Does not wait.
     pub fn has_arrived(&self, visit: u64) -> bool {
         let state = self.lock();
         visit < state.visit && state.missing[visit as usize % self.ring.len()] == 0
     }
 
-    /// Says that a visit's piece is no longer in use: its place may be overwritten.
+    /// Ends a visit: its piece may be overwritten.
     pub fn finish_visit(&self, visit: u64) {
         let mut state = self.lock();
         assert_eq!(state.done, visit, "visits end in order");
@@ -253,7 +259,7 @@ impl Queue {
         self.work.notify_all();
     }
 
-    /// Passes over a visit that is not needed: not copied at all, unless that has
+    /// Skips a visit that no operation needs. Its piece is not copied unless the copy has
     /// begun.
     pub fn skip_visit(&self, visit: u64) -> Result<(), DeviceError> {
         let mut state = self.lock();
@@ -271,24 +277,24 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether a copy has failed since the last restart.
+    /// Whether a copy failed since the last restart.
     pub fn has_failed(&self) -> bool {
         self.lock().failed
     }
 
-    /// Gives up everything under way, waits until nothing is, and is ready to begin
-    /// again at a visit once it is told to run ahead. Where something does not come
-    /// back it stays failed: its place might be written at any time.
+    /// Drops all requests, waits until no chunk is in flight, and sets the next visit. The
+    /// ring is not filled until [`CopyQueue::set_prefetch`]. If a read does not return, the
+    /// queue stays failed, because that read may write to its destination at any time.
     pub fn restart(&self, visit: u64) {
         let mut state = self.lock();
-        state.ahead = false;
-        state.demanded.clear();
+        state.prefetch = false;
+        state.requested.clear();
         state.tickets.clear();
-        while state.under_way > 0 {
+        while state.in_flight > 0 {
             if state.stuck {
                 return;
             }
-            state = self.wait_for_news(state);
+            state = self.wait_for_arrival(state);
         }
         state.stuck = false;
         state.failed = false;
@@ -299,18 +305,18 @@ impl Queue {
         state.done = visit;
     }
 
-    /// Lets the workers end, and says whether they will.
+    /// Stops the workers. Returns whether all of them will end.
     pub fn stop(&self) -> bool {
         let mut state = self.lock();
         state.stop = true;
-        let all_come_back = !state.stuck;
+        let all_end = !state.stuck;
         drop(state);
         self.work.notify_all();
-        all_come_back
+        all_end
     }
 
-    /// What was done so far.
-    pub fn meter(&self) -> Meter {
+    /// Returns the work of the link since the start.
+    pub fn meter(&self) -> LinkMeter {
         let state = self.lock();
         let mut meter = state.meter;
         if let Some(since) = state.busy_since {
@@ -319,51 +325,55 @@ impl Queue {
         meter
     }
 
-    /// Panics unless nothing is demanded and only the ring can be under way.
+    /// Panics unless no request is open and visits are in order.
     pub fn check_integrity(&self) {
         let state = self.lock();
-        assert!(state.demanded.is_empty() && state.tickets.is_empty());
+        assert!(state.requested.is_empty() && state.tickets.is_empty());
         let count = self.ring.len() as u64;
         assert!(state.visit >= state.done && state.visit <= state.done + count);
     }
 }
 
-impl State {
+impl QueueState {
+    /// Reports a failure: the error itself once, then a reminder.
     fn check(&mut self) -> Result<(), DeviceError> {
         if !self.failed {
             return Ok(());
         }
-        // Told once in full; whoever asks again while it lasts is told that it does.
-        let again = || std::io::Error::other("a read has still not come back").into();
+        let again = || {
+            let reason = "reading weights failed before, and a read has still not returned; \
+                          restart the server once the disk responds";
+            std::io::Error::other(reason).into()
+        };
         Err(self.failure.take().unwrap_or_else(again))
     }
 
-    /// Counts a chunk, and says whether it was the last of its piece or ticket.
-    fn arrived(&mut self, owner: Owner) -> bool {
-        let left = match owner {
-            Owner::Demand(ticket) => self.tickets.get_mut(&ticket),
-            Owner::Visit(visit) => {
+    /// Counts a chunk. Returns whether it was the last of its piece or request.
+    fn count_arrival(&mut self, reason: CopyReason) -> bool {
+        let left = match reason {
+            CopyReason::Request(ticket) => self.tickets.get_mut(&ticket),
+            CopyReason::Visit(visit) => {
                 let piece = visit as usize % self.missing.len();
                 self.missing.get_mut(piece)
             }
         };
-        // A ticket nobody waits for any more was given up.
+        // The ticket is missing if a restart dropped the request.
         left.is_some_and(|left| {
             *left -= 1;
             *left == 0
         })
     }
 
-    /// What may be copied now.
-    fn next(&mut self, ring: &[RingPiece]) -> Option<Job> {
+    /// Returns the next chunk that may be copied now.
+    fn next(&mut self, ring: &[RingCopy<ChunkedCopy>]) -> Option<CopyJob> {
         if self.failed {
             return None;
         }
-        if let Some((ticket, chunk)) = self.demanded.pop_front() {
-            let owner = Owner::Demand(ticket);
-            return Some(Job { chunk, owner });
+        if let Some((ticket, chunk)) = self.requested.pop_front() {
+            let reason = CopyReason::Request(ticket);
+            return Some(CopyJob { chunk, reason });
         }
-        if !self.ahead || ring.is_empty() {
+        if !self.prefetch || ring.is_empty() {
             return None;
         }
         let number = self.visit as usize % ring.len();
@@ -372,11 +382,11 @@ impl State {
         if !free {
             return None;
         }
-        let job = Job {
-            chunk: piece.copies.chunk(self.chunk),
-            owner: Owner::Visit(self.visit),
+        let job = CopyJob {
+            chunk: piece.copy.chunk(self.chunk),
+            reason: CopyReason::Visit(self.visit),
         };
-        let count = piece.copies.len();
+        let count = piece.copy.len();
         if self.chunk == 0 {
             self.missing[number] = count;
         }

@@ -1,4 +1,4 @@
-//! Locks: the system's, or in this crate's unit tests a model checker's.
+//! Locks of the standard library; in unit tests of this crate, those of a model checker.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -8,28 +8,28 @@ pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(not(test))]
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Waits for a condition, whoever panicked meanwhile.
+/// Waits for a condition. Ignores poisoning by a thread that panicked.
 pub(super) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condition
         .wait(guard)
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same, but not for ever; says whether time ran out. The model checker has no
-/// clock: there time does not run out.
+/// Waits for a condition until a timeout. Returns whether time ran out. The model checker
+/// has no clock, so it never times out.
 pub(super) fn wait_for<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,
-    patience: Duration,
+    timeout: Duration,
 ) -> (MutexGuard<'a, T>, bool) {
     #[cfg(test)]
     {
-        let _ = patience;
+        let _ = timeout;
         (wait(condition, guard), false)
     }
     #[cfg(not(test))]
     {
-        let waited = condition.wait_timeout(guard, patience);
+        let waited = condition.wait_timeout(guard, timeout);
         let (guard, result) = waited.unwrap_or_else(PoisonError::into_inner);
         (guard, result.timed_out())
     }

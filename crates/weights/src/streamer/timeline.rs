@@ -1,59 +1,59 @@
-//! What happened when: copies, waits and products, for those who want to look.
+//! Timeline of copies, waits and computation.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Who was at it.
+/// Activity that an event of the timeline belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
-    /// A segment's operations, as long as they do not wait.
+    /// Operations of a segment, without the time they wait for weights.
     Compute,
-    /// The pass waiting for a piece.
+    /// A pass that waits for weights.
     Wait,
-    /// A worker of the link, copying a chunk; of a copy engine there is one.
+    /// Worker of the link with this number, copying a chunk. A copy engine is worker 0.
     Link(usize),
 }
 
-/// Something that took a while.
+/// One activity with its start and duration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimelineEvent {
-    /// Who.
+    /// Kind of activity.
     pub lane: Lane,
-    /// Which piece or segment.
+    /// Name of the piece or segment.
     pub name: String,
-    /// Seconds since loading began.
+    /// Start, in seconds since loading began.
     pub start_s: f64,
-    /// How long.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Bytes copied; 0 for others.
+    /// Bytes copied; 0 if nothing was copied.
     pub bytes: u64,
 }
 
-/// A record.
+/// Recorded events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// In order of time.
+    /// Events in order of their start.
     pub events: Vec<TimelineEvent>,
-    /// Events that came when there was no more room for them.
+    /// Number of events that were dropped because the record was full.
     pub left_out: u64,
 }
 
-/// Events kept at most: as many as a viewer still opens.
+/// Largest number of events: more than this a viewer does not open.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// Keeps events once it is told to, until there are too many.
+/// Recorder of events. It starts switched off.
 pub struct Recorder {
     on: AtomicBool,
     zero: Instant,
-    /// What labels mean.
+    /// Names of the labels `0..`.
     names: Vec<String>,
-    events: Mutex<Vec<Noted>>,
+    events: Mutex<Vec<RecordedEvent>>,
     left_out: AtomicU64,
 }
 
-struct Noted {
+struct RecordedEvent {
     lane: Lane,
     label: u32,
     bytes: u64,
@@ -62,7 +62,7 @@ struct Noted {
 }
 
 impl Recorder {
-    /// Off, with names for the labels `0..`.
+    /// Creates a recorder that is off, with names for the labels `0..`.
     pub fn new(names: Vec<String>) -> Self {
         Recorder {
             on: AtomicBool::new(false),
@@ -73,13 +73,13 @@ impl Recorder {
         }
     }
 
-    /// Keeps events from now on, and none of before.
+    /// Clears the record and starts recording.
     pub fn turn_on(&self) {
         self.clear();
         self.on.store(true, Ordering::Relaxed);
     }
 
-    /// Keeps no more, and gives what was kept.
+    /// Stops recording and returns the record.
     pub fn turn_off(&self) -> Timeline {
         self.on.store(false, Ordering::Relaxed);
         let timeline = self.timeline();
@@ -93,23 +93,23 @@ impl Recorder {
         self.left_out.store(0, Ordering::Relaxed);
     }
 
-    /// Whether events are kept.
+    /// Whether events are recorded.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Notes something that began then and ends now.
+    /// Records an activity that began at `began` and ends now.
     pub fn note(&self, lane: Lane, label: u32, bytes: u64, began: Instant) {
         self.note_past(lane, label, bytes, began..Instant::now());
     }
 
-    /// Notes something that is over.
+    /// Records an activity of the past.
     pub fn note_past(&self, lane: Lane, label: u32, bytes: u64, time: Range<Instant>) {
         if self.is_on() {
             let (began, ended) = (time.start, time.end);
             let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
             if events.len() < EVENTS_MAX {
-                events.push(Noted {
+                events.push(RecordedEvent {
                     lane,
                     label,
                     bytes,
@@ -122,23 +122,23 @@ impl Recorder {
         }
     }
 
-    /// Everything noted so far, in order of time.
+    /// Returns the events recorded so far.
     pub fn timeline(&self) -> Timeline {
-        let noted = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut events: Vec<TimelineEvent> = noted
+        let recorded = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events: Vec<TimelineEvent> = recorded
             .iter()
-            .map(|noted| TimelineEvent {
-                lane: noted.lane,
-                name: self.names[noted.label as usize].clone(),
-                start_s: noted
+            .map(|event| TimelineEvent {
+                lane: event.lane,
+                name: self.names[event.label as usize].clone(),
+                start_s: event
                     .began
                     .saturating_duration_since(self.zero)
                     .as_secs_f64(),
-                seconds: noted
+                seconds: event
                     .ended
-                    .saturating_duration_since(noted.began)
+                    .saturating_duration_since(event.began)
                     .as_secs_f64(),
-                bytes: noted.bytes,
+                bytes: event.bytes,
             })
             .collect();
         events.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));

@@ -1,17 +1,17 @@
-//! What a device's events tell of a pass, once they are past.
+//! Trace of a pass by events of the device, read once the events are past.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use djinn_device::{Device, Event};
+use djinn_device::{Device, DeviceError, Event};
 
 use super::{
-    PassStats, Result,
-    copier::Copied,
+    copier::EnqueuedCopy,
+    stats::PassStats,
     timeline::{Lane, Recorder},
 };
 
-/// A stretch of the compute stream.
+/// Part of the compute stream between two events.
 #[derive(Debug)]
 pub(super) struct StreamInterval {
     pub label: u32,
@@ -22,18 +22,19 @@ pub(super) struct StreamInterval {
 /// Events of one pass.
 #[derive(Debug, Default)]
 pub(super) struct PassTrace {
-    pub copies: Vec<Copied>,
-    /// Where the compute stream waited for a copy.
+    /// Copies that the pass waited for.
+    pub copies: Vec<EnqueuedCopy>,
+    /// Waits of the compute stream for a copy.
     pub stalls: Vec<StreamInterval>,
-    /// Where it computed; kept only for the record.
+    /// Computation of segments; collected only while the recorder is on.
     pub segments: Vec<StreamInterval>,
-    /// Bytes that came with the pass's own work.
+    /// Bytes of table rows that were uploaded by the pass itself.
     pub row_bytes: u64,
 }
 
 impl PassTrace {
-    /// What the pass cost, with the wall clock's part left open. All events are past.
-    pub fn stats(&self, device: &dyn Device) -> Result<PassStats> {
+    /// Returns the cost of the pass without rows and duration. All events must be past.
+    pub fn stats(&self, device: &dyn Device) -> Result<PassStats, DeviceError> {
         let mut stats = PassStats {
             link_bytes: self.row_bytes,
             ..PassStats::default()
@@ -48,17 +49,16 @@ impl PassTrace {
         Ok(stats)
     }
 
-    /// Puts all of it on the record. `end` comes after everything here, and was passed
-    /// at `at`.
+    /// Records all events. `end` is the last event of the pass, and was reached at `at`.
     pub fn record(
         &self,
         device: &dyn Device,
         recorder: &Recorder,
         end: &Event,
         at: Instant,
-    ) -> Result<()> {
-        let time = |from: &Event, to: &Event| -> Result<Range<Instant>> {
-            let when = |event| -> Result<Instant> {
+    ) -> Result<(), DeviceError> {
+        let time = |from: &Event, to: &Event| -> Result<Range<Instant>, DeviceError> {
+            let when = |event| -> Result<Instant, DeviceError> {
                 let before = device.seconds_between(event, end)?.max(0.0);
                 let before = Duration::try_from_secs_f64(before).unwrap_or_default();
                 Ok(at.checked_sub(before).unwrap_or(at))
@@ -69,11 +69,11 @@ impl PassTrace {
             let time = time(&copy.began, &copy.arrived)?;
             recorder.note_past(Lane::Link(0), copy.label, copy.bytes, time);
         }
-        let stalls = self.stalls.iter().map(|stretch| (Lane::Wait, stretch));
+        let stalls = self.stalls.iter().map(|s| (Lane::Wait, s));
         let segments = self.segments.iter().map(|s| (Lane::Compute, s));
-        for (lane, stretch) in stalls.chain(segments) {
-            let time = time(&stretch.from, &stretch.to)?;
-            recorder.note_past(lane, stretch.label, 0, time);
+        for (lane, interval) in stalls.chain(segments) {
+            let time = time(&interval.from, &interval.to)?;
+            recorder.note_past(lane, interval.label, 0, time);
         }
         Ok(())
     }

@@ -1,0 +1,53 @@
+//! The interface between a pass and a streamer.
+
+use djinn_device::{DeviceError, View};
+use djinn_model::program::TensorId;
+
+use crate::{WeightLayout, WeightsError};
+
+use super::stats::PassStats;
+
+/// Provides passes with weights.
+///
+/// A pass asks for pieces in order ([`Streamer::need`]) and waits only for the piece that
+/// it needs next. Meanwhile the streamer fills the ring; at the end of a pass it continues
+/// with the first pieces of the next pass. Without prefetch, a piece is copied when the
+/// pass asks for it. That mode is the reference for tests of prefetch, and it shows how
+/// much time prefetch saves.
+pub trait Streamer: Send {
+    /// Copies all resident weights and the first experts into place, and lets the ring
+    /// fill. Calls `progress` with the number of bytes copied so far.
+    fn load(
+        &mut self,
+        layout: &WeightLayout,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), WeightsError>;
+
+    /// Begins a pass.
+    fn begin_pass(&mut self) -> Result<(), DeviceError>;
+    /// Begins the operations of a segment; `label` names it in the timeline.
+    fn begin_segment(&mut self, label: u32) -> Result<(), DeviceError>;
+    /// Ends the operations of a segment: all of them are enqueued.
+    fn end_segment(&mut self) -> Result<(), DeviceError>;
+    /// Makes a piece of the ring available to the next operations. Releases the piece
+    /// that was available before.
+    fn need(&mut self, visit: usize) -> Result<(), DeviceError>;
+    /// Copies experts of a block into the pool, some of them ahead of their use. Calls
+    /// `run` for each of `chosen` in order, with its index in `chosen` and the distance in
+    /// bytes of its slot from the first slot.
+    fn experts(
+        &mut self,
+        chosen: &[usize],
+        run: &mut dyn FnMut(usize, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError>;
+    /// Copies rows of a table into a view of the slab, one after the other.
+    fn rows(&mut self, table: TensorId, numbers: &[i32], to: View) -> Result<(), DeviceError>;
+    /// Ends a pass over `rows` rows. Skips the pieces that the pass did not need.
+    fn end_pass(&mut self, rows: usize) -> Result<PassStats, DeviceError>;
+    /// Gives up a failed pass: cancels all copies in flight. The next pass begins with an
+    /// empty ring.
+    fn abort_pass(&mut self);
+
+    /// Panics unless the streamer's state is consistent between two passes.
+    fn check_integrity(&self);
+}

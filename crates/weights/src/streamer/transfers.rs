@@ -1,0 +1,363 @@
+//! Copy operations of a layout: from files into the slab and into host memory, and from
+//! host memory into the slab.
+
+use djinn_model::Extent;
+
+use crate::{CopyOp, Placement, Region, WeightLayout, pieces::Piece};
+
+/// Copies of one piece from files, cut into chunks when asked for. A list of all chunks
+/// of a large model would take gigabytes.
+#[derive(Clone, Debug)]
+pub(super) struct ChunkedCopy {
+    /// Copies of the piece, one for each extent.
+    ops: Vec<CopyOp<Extent>>,
+    /// Largest size of a chunk.
+    chunk: u64,
+}
+
+impl ChunkedCopy {
+    /// Copies extents to `to`, one after the other, in chunks of at most `chunk` bytes.
+    pub fn new(extents: &[Extent], to: Placement, chunk: u64, label: u32) -> Self {
+        assert!(chunk > 0, "a chunk has at least one byte");
+        let mut start = 0;
+        let op = |&from: &Extent| {
+            start += from.bytes;
+            CopyOp {
+                from,
+                to: to.part(start - from.bytes, from.bytes),
+                label,
+            }
+        };
+        ChunkedCopy {
+            ops: extents.iter().map(op).collect(),
+            chunk,
+        }
+    }
+
+    /// Returns the same copies with the destination `distance` bytes further.
+    pub fn shifted(&self, distance: u64) -> Self {
+        ChunkedCopy {
+            ops: self.ops.iter().map(|op| op.shifted(distance)).collect(),
+            chunk: self.chunk,
+        }
+    }
+
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.ops.iter().map(|op| self.chunks_of(op)).sum()
+    }
+
+    /// Bytes of all chunks.
+    pub fn bytes(&self) -> u64 {
+        self.ops.iter().map(|op| op.to.bytes).sum()
+    }
+
+    /// Label of the piece.
+    pub fn label(&self) -> u32 {
+        self.ops.first().map_or(0, |op| op.label)
+    }
+
+    fn chunks_of(&self, op: &CopyOp<Extent>) -> usize {
+        op.to.bytes.div_ceil(self.chunk) as usize
+    }
+
+    /// Returns a chunk by number.
+    pub fn chunk(&self, mut number: usize) -> CopyOp<Extent> {
+        for op in &self.ops {
+            let count = self.chunks_of(op);
+            if number < count {
+                let start = number as u64 * self.chunk;
+                return op.part(start, self.chunk.min(op.to.bytes - start));
+            }
+            number -= count;
+        }
+        unreachable!("there are no more than `len` chunks")
+    }
+
+    /// Returns all chunks in order.
+    pub fn chunks(&self) -> impl Iterator<Item = CopyOp<Extent>> {
+        (0..self.len()).map(|number| self.chunk(number))
+    }
+}
+
+/// Copy of one visit of the ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RingCopy<C> {
+    /// The copy itself.
+    pub copy: C,
+    /// Number of visits from an earlier visit to this one. The earlier visit must be over
+    /// before this copy may begin.
+    pub after: u64,
+}
+
+/// Copies that fill the ring from files, by visit.
+pub(super) fn ring_from_files(layout: &WeightLayout) -> Vec<RingCopy<ChunkedCopy>> {
+    let slots = layout.plan().ring.slots.iter();
+    slots
+        .map(|slot| RingCopy {
+            copy: piece_copy(layout, slot.piece, slot.placement),
+            after: slot.after as u64,
+        })
+        .collect()
+}
+
+/// Copies that fill the ring from host memory, by visit.
+pub(super) fn ring_from_host(layout: &WeightLayout) -> Vec<RingCopy<CopyOp<Placement>>> {
+    let slots = layout.plan().ring.slots.iter();
+    slots
+        .zip(&layout.host().ring)
+        .map(|(slot, &from)| RingCopy {
+            copy: CopyOp {
+                from,
+                to: slot.placement,
+                label: layout.piece_label(slot.piece),
+            },
+            after: slot.after as u64,
+        })
+        .collect()
+}
+
+/// Copies of all experts from files into the first slot of the pool.
+pub(super) fn experts_from_files(layout: &WeightLayout) -> Vec<ChunkedCopy> {
+    let experts = layout.pieces().experts.iter().enumerate();
+    experts
+        .map(|(number, piece)| {
+            let label = layout.expert_label(number);
+            file_copy(layout, piece, pool_slot(layout, piece), label)
+        })
+        .collect()
+}
+
+/// Copies of all experts from host memory into the first slot of the pool; none if all
+/// experts stay on the device.
+pub(super) fn experts_from_host(layout: &WeightLayout) -> Vec<CopyOp<Placement>> {
+    let experts = layout.pieces().experts.iter().zip(&layout.host().experts);
+    experts
+        .enumerate()
+        .map(|(number, (piece, from))| CopyOp {
+            from: from.part(0, piece.read_bytes()),
+            to: pool_slot(layout, piece),
+            label: layout.expert_label(number),
+        })
+        .collect()
+}
+
+/// Copies of all resident weights.
+pub(super) fn resident(layout: &WeightLayout) -> Vec<ChunkedCopy> {
+    let kept = layout.pieces().kept.iter().zip(layout.kept_placements());
+    let kept = kept.map(|(piece, &to)| {
+        let label = layout.segment_label(piece.segment);
+        file_copy(layout, piece, to, label)
+    });
+    let pieces = layout.plan().placements.iter().enumerate();
+    let pieces = pieces.filter(|(_, to)| to.region == Region::Resident);
+    kept.chain(pieces.map(|(number, &to)| piece_copy(layout, number, to)))
+        .collect()
+}
+
+/// Copies from files into host memory of all weights that stream from there.
+pub(super) fn into_host(layout: &WeightLayout) -> Vec<ChunkedCopy> {
+    let (host, pieces) = (layout.host(), layout.pieces());
+    let slots = layout.plan().ring.slots.iter().zip(&host.ring);
+    let ring = slots.map(|(slot, &to)| piece_copy(layout, slot.piece, to));
+    let experts = pieces.experts.iter().zip(&host.experts).enumerate();
+    let experts = experts
+        .map(|(number, (piece, &to))| file_copy(layout, piece, to, layout.expert_label(number)));
+    let tables = pieces.tables.iter().zip(&pieces.table_extents);
+    let tables = tables.map(|(table, &extent)| {
+        let chunk = layout.link().load_chunk();
+        ChunkedCopy::new(&[extent], host.tables[table], chunk, layout.rows_label())
+    });
+    ring.chain(experts).chain(tables).collect()
+}
+
+fn piece_copy(layout: &WeightLayout, number: usize, to: Placement) -> ChunkedCopy {
+    let piece = &layout.pieces().stream[number];
+    file_copy(layout, piece, to, layout.piece_label(number))
+}
+
+fn file_copy(layout: &WeightLayout, piece: &Piece, to: Placement, label: u32) -> ChunkedCopy {
+    ChunkedCopy::new(&piece.extents, to, layout.link().load_chunk(), label)
+}
+
+/// The part of the first slot of the pool that an expert fills.
+fn pool_slot(layout: &WeightLayout, piece: &Piece) -> Placement {
+    Placement {
+        region: Region::Pool,
+        offset: layout.plan().pool_offset,
+        bytes: piece.read_bytes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use djinn_model::{Model, program::TensorId};
+    use djinn_types::Tier;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        Keep, LayoutOptions, LinkSettings, MemorySettings, Overrides, Packing, PlacedRows,
+    };
+
+    proptest! {
+        #[test]
+        fn chunks_cover_every_extent_once(
+            sizes in prop::collection::vec(1u64..50, 1..5), chunk in 1u64..60, at in 0u64..100,
+        ) {
+            let extents: Vec<Extent> = sizes
+                .iter()
+                .enumerate()
+                .map(|(file, &bytes)| Extent { file, offset: 7 * bytes, bytes })
+                .collect();
+            let total: u64 = sizes.iter().sum();
+            let to = Placement { region: Region::Resident, offset: at, bytes: total };
+            let copy = ChunkedCopy::new(&extents, to, chunk, 3);
+            prop_assert_eq!(copy.bytes(), total);
+            prop_assert_eq!(copy.chunks().count(), copy.len());
+            let mut end = at;
+            for op in copy.chunks() {
+                prop_assert_eq!(op.to.offset, end);
+                prop_assert!(op.to.bytes <= chunk);
+                prop_assert_eq!(op.from.bytes, op.to.bytes);
+                let before: u64 = sizes[..op.from.file].iter().sum();
+                let in_extent = op.from.offset - extents[op.from.file].offset;
+                prop_assert_eq!(in_extent, op.to.offset - at - before);
+                end += op.to.bytes;
+            }
+            prop_assert_eq!(end, at + total);
+            prop_assert_eq!(copy.shifted(10).chunk(0).to.offset, at + 10);
+        }
+    }
+
+    fn layout(model: &Model, tier: Tier, keep: Keep) -> WeightLayout {
+        let overrides = Overrides {
+            keep,
+            ..Overrides::default()
+        };
+        let memory = MemorySettings {
+            tier: Some(tier),
+            overrides,
+            chunk: Some(4096),
+            ..MemorySettings::default()
+        };
+        let options = LayoutOptions {
+            memory,
+            link: LinkSettings::resolve(&memory, tier).expect("valid settings"),
+            packing: match tier {
+                Tier::Files => Packing::Blocks,
+                Tier::Host => Packing::Tensors,
+            },
+            piece_bytes: 20_000,
+        };
+        let fixed = |_: &_| 0;
+        WeightLayout::new(&model.program, &*model.weights, options, fixed).expect("it fits")
+    }
+
+    /// A slab and host memory that copies write to.
+    struct TestMemory<'m> {
+        model: &'m Model,
+        slab: Vec<u8>,
+        host: Vec<u8>,
+    }
+
+    impl TestMemory<'_> {
+        fn read(&mut self, copy: &ChunkedCopy) {
+            for op in copy.chunks() {
+                let memory = match op.to.region {
+                    Region::Host => &mut self.host,
+                    _ => &mut self.slab,
+                };
+                let bytes = &mut memory[op.to.offset as usize..op.to.end() as usize];
+                let weights = &self.model.weights;
+                weights
+                    .read(op.from.file, op.from.offset, bytes)
+                    .expect("the file can be read");
+            }
+        }
+
+        fn copy(&mut self, op: &CopyOp<Placement>) {
+            assert_eq!(op.from.bytes, op.to.bytes);
+            let from = &self.host[op.from.offset as usize..op.from.end() as usize];
+            self.slab[op.to.offset as usize..op.to.end() as usize].copy_from_slice(from);
+        }
+
+        /// Panics unless rows of a tensor lie in the slab.
+        fn check(&self, id: TensorId, part: &PlacedRows) {
+            let bytes = part.placement.bytes as usize;
+            let mut expect = vec![0; bytes];
+            let offset = (part.rows.start * bytes / part.rows.len().max(1)) as u64;
+            let weights = &self.model.weights;
+            weights
+                .read_tensor(id, offset, &mut expect)
+                .expect("the tensor can be read");
+            let at = part.view().offset as usize;
+            let name = &self.model.program.tensor(id).name;
+            assert!(
+                self.slab[at..at + bytes] == expect,
+                "{name} {:?}",
+                part.rows
+            );
+        }
+    }
+
+    /// Runs all copies of a layout and compares every tensor with its file.
+    fn check_layout(model: &Model, layout: &WeightLayout) {
+        let mut memory = TestMemory {
+            model,
+            slab: vec![0; layout.slab_bytes() as usize],
+            host: vec![0; layout.host_bytes() as usize],
+        };
+        for copy in resident(layout).iter().chain(&into_host(layout)) {
+            memory.read(copy);
+        }
+        let parts = |region: Region| {
+            let tensors = (0..model.program.tensors.len()).map(TensorId);
+            tensors
+                .flat_map(|id| {
+                    layout
+                        .tensors()
+                        .parts(id)
+                        .iter()
+                        .map(move |part| (id, part))
+                })
+                .filter(move |(_, part)| part.placement.region == region)
+        };
+        let (from_files, from_host) = (ring_from_files(layout), ring_from_host(layout));
+        for (visit, file_copy) in from_files.iter().enumerate() {
+            match from_host.get(visit) {
+                Some(host_copy) => memory.copy(&host_copy.copy),
+                None => memory.read(&file_copy.copy),
+            }
+            parts(Region::Ring(visit)).for_each(|(id, part)| memory.check(id, part));
+        }
+        parts(Region::Resident).for_each(|(id, part)| memory.check(id, part));
+        let (from_files, from_host) = (experts_from_files(layout), experts_from_host(layout));
+        for (expert, piece) in layout.pieces().experts.iter().enumerate() {
+            match from_host.get(expert) {
+                Some(op) => memory.copy(op),
+                None => memory.read(&from_files[expert]),
+            }
+            for rows in &piece.tensors {
+                let [part] = layout.tensors().parts(rows.tensor) else {
+                    panic!("a matrix of an expert is not cut");
+                };
+                memory.check(rows.tensor, part);
+            }
+        }
+    }
+
+    #[test]
+    fn copies_bring_every_tensor_into_place() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/");
+        for name in ["llama3", "gpt2", "mixtral"] {
+            let model = Model::open(&format!("{root}{name}")).expect("a golden model");
+            let half = model.program.weight_bytes() / 2;
+            for tier in [Tier::Files, Tier::Host] {
+                for keep in [Keep::All, Keep::AtMost(half), Keep::Nothing] {
+                    check_layout(&model, &layout(&model, tier, keep));
+                }
+            }
+        }
+    }
+}
