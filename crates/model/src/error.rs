@@ -1,156 +1,319 @@
-//! What can be wrong with a model, in one enum.
+//! Errors of models, checkpoints, tokenizers and chat templates.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a model could not be opened or used. Each message is one line that names
-/// the file, and the key or tensor in it.
+/// Reason why a model cannot be opened or used. Every message is one line that names the file,
+/// and the key or tensor in it.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The reference names no folder.
-    #[error("no model at {}: there is no such folder", path.display())]
+    /// The path of a model is not a folder.
+    #[error("no model at {}: the folder does not exist", path.display())]
     NoFolder {
-        /// As asked.
+        /// Path, as given.
         path: PathBuf,
     },
-    /// A folder without a file it needs.
-    #[error("{}: no {what}", folder.display())]
+    /// A model folder lacks a required file.
+    #[error("{}: the folder has no {what}", folder.display())]
     NoFile {
-        /// Where.
+        /// Model folder.
         folder: PathBuf,
-        /// What is not there.
+        /// Name of the missing file.
         what: &'static str,
     },
-    /// Weights in a format that is not read.
-    #[error("{}: the weights are {found}, which is not read; {advice}", folder.display())]
+    /// The weights are stored in an unsupported file format.
+    #[error("{}: the weights are in {found}, a format that is not supported; {advice}", folder.display())]
     Format {
-        /// Where.
+        /// Model folder.
         folder: PathBuf,
-        /// The file that was found.
+        /// Name of the file with the weights.
         found: String,
-        /// What would make it possible.
+        /// Action that solves the problem.
         advice: &'static str,
     },
-    /// A file could not be read.
+    /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file that should be JSON is not.
+    /// A file is not valid JSON.
     #[error("{} is not valid JSON: {source}", path.display())]
     Json {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where it goes wrong.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A file that should hold a JSON object holds another value.
+    /// A JSON file holds a value other than an object.
     #[error("{}: expected a JSON object, found {found}", path.display())]
     NotAnObject {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What it holds.
+        /// Value that the file holds.
         found: String,
     },
-    /// A key whose value cannot be used.
+    /// The value of a key in a JSON file cannot be used.
     #[error("{}: key '{key}': {problem}", path.display())]
     Key {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The key, with dots between levels.
+        /// Key, with dots between levels.
         key: String,
-        /// What was expected and what was found.
-        problem: String,
+        /// Problem with the value.
+        problem: KeyProblem,
     },
-    /// A safetensors header that is malformed.
+    /// The header of a safetensors file is malformed.
     #[error("{}: bad safetensors header: {problem}", path.display())]
     Header {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
-        problem: String,
+        /// Problem with the header.
+        problem: HeaderProblem,
     },
-    /// A tensor whose place in its file makes no sense.
+    /// A safetensors header gives a tensor an impossible place in the file.
     #[error("{}: tensor '{tensor}': {problem}", path.display())]
-    Place {
-        /// Which file.
+    Offsets {
+        /// Path of the file.
         path: PathBuf,
-        /// Which tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What is wrong.
-        problem: String,
+        /// Problem with the offsets.
+        problem: OffsetProblem,
     },
-    /// A shard index that does not hold together.
+    /// The index of a sharded checkpoint is malformed.
     #[error("{}: {problem}", path.display())]
     Index {
-        /// Which file.
+        /// Path of the index.
         path: PathBuf,
-        /// What is wrong.
-        problem: String,
+        /// Problem with the index.
+        problem: IndexProblem,
     },
-    /// A tensor the model needs is in none of its files.
+    /// No file of the checkpoint holds a tensor that the model needs.
     #[error("tensor '{tensor}' is missing from {files}")]
     NoTensor {
-        /// Which tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Where it was looked for.
+        /// Files of the checkpoint.
         files: String,
     },
-    /// A tensor of another shape than the configuration says.
+    /// The shape of a stored tensor does not match the configuration.
     #[error("{}: tensor '{tensor}': expected shape {expected:?}, found {found:?}", path.display())]
     Shape {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// From the configuration.
+        /// Shape according to the configuration.
         expected: Vec<usize>,
-        /// In the file.
+        /// Shape in the file.
         found: Vec<usize>,
     },
-    /// A tensor of a type that is not computed.
-    #[error("{}: tensor '{tensor}': dtype {found} is not computed, only F32, F16 and BF16", path.display())]
+    /// A tensor has a dtype that Djinn does not compute with.
+    #[error("{}: tensor '{tensor}': dtype {found} is not supported; use F32, F16 or BF16", path.display())]
     DType {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// In the file.
+        /// Dtype in the file.
         found: String,
     },
-    /// A `shape:` reference that names no shape.
-    #[error("unknown shape '{name}'; known: {known}")]
+    /// A `shape:` reference names no known shape.
+    #[error("unknown shape '{name}'; known shapes: {known}")]
     UnknownShape {
-        /// As asked.
+        /// Name, as given.
         name: String,
-        /// All there are.
+        /// Names of all shapes.
         known: String,
     },
-    /// A `shape:` reference with an option that cannot be used.
-    #[error("shape option '{option}': {problem}")]
+    /// An option of a `shape:` reference cannot be used.
+    #[error("shape option '{option}': expected {expected}")]
     ShapeOption {
-        /// As asked.
+        /// Option, as given.
         option: String,
-        /// What was expected.
-        problem: String,
+        /// Values or options that are accepted.
+        expected: String,
     },
-    /// A tokenizer that could not be loaded or used.
+    /// A tokenizer cannot be loaded, or cannot process a text.
     #[error("{}: {problem}", path.display())]
     Tokenizer {
-        /// Which file.
+        /// Path of the tokenizer's file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the tokenizer.
         problem: String,
     },
-    /// A chat template that does not parse or render.
+    /// A chat template cannot be parsed or rendered.
     #[error("{}: chat template: {problem}", path.display())]
     Template {
-        /// Which file.
+        /// Path of the file with the template.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the template engine.
         problem: String,
+    },
+}
+
+/// Problem with the value of a configuration key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyProblem {
+    /// A required key is missing.
+    #[error("missing")]
+    Missing,
+    /// The value has the wrong type or is out of range.
+    #[error("expected {expected}, found {found}")]
+    Unexpected {
+        /// Accepted values.
+        expected: String,
+        /// Value in the file.
+        found: String,
+    },
+    /// The value asks for a feature that Djinn does not have.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The value contradicts other values of the configuration.
+    #[error("{0}")]
+    Inconsistent(String),
+}
+
+/// Problem with the header of a safetensors file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderProblem {
+    /// The file is shorter than the length field of a header.
+    #[error("the file has {file_bytes} bytes, too few for a header")]
+    NoLength {
+        /// Size of the file.
+        file_bytes: u64,
+    },
+    /// The header is longer than the limit.
+    #[error("the header has {bytes} bytes, but the limit is {limit}")]
+    TooLong {
+        /// Size of the header, according to the file.
+        bytes: u64,
+        /// Largest size that is accepted.
+        limit: u64,
+    },
+    /// The header ends beyond the end of the file.
+    #[error("the header has {bytes} bytes, but the file has only {file_bytes} (truncated?)")]
+    Truncated {
+        /// Size of the header, according to the file.
+        bytes: u64,
+        /// Size of the file.
+        file_bytes: u64,
+    },
+    /// The caller gave fewer bytes than the header has.
+    #[error("only part of the header was read")]
+    Partial,
+    /// The header is not valid JSON.
+    #[error("not JSON: {0}")]
+    NotJson(String),
+    /// The header is JSON, but not a table of tensors.
+    #[error("{0}")]
+    Malformed(String),
+    /// The file continues after its last tensor.
+    #[error("the file has {bytes} bytes after its last tensor")]
+    TrailingBytes {
+        /// Number of bytes after the last tensor.
+        bytes: u64,
+    },
+}
+
+/// Problem with the place of a tensor in a safetensors file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OffsetProblem {
+    /// The tensor ends before it starts.
+    #[error("the tensor ends at offset {end}, before its start at {start}")]
+    Reversed {
+        /// First byte, according to the header.
+        start: u64,
+        /// End, according to the header.
+        end: u64,
+    },
+    /// The tensor ends beyond the end of the file.
+    #[error("the tensor ends at offset {end}, but the file has only {data_bytes} bytes of data (truncated?)")]
+    BeyondFile {
+        /// End, according to the header.
+        end: u64,
+        /// Size of the data after the header.
+        data_bytes: u64,
+    },
+    /// The tensor overlaps the one before it.
+    #[error("the tensor starts at offset {start}, inside a tensor that ends at {previous_end}")]
+    Overlap {
+        /// First byte, according to the header.
+        start: u64,
+        /// End of the tensor before it.
+        previous_end: u64,
+    },
+    /// Bytes between two tensors belong to none.
+    #[error("the tensor starts at offset {start} and leaves a hole from {previous_end}")]
+    Hole {
+        /// First byte, according to the header.
+        start: u64,
+        /// End of the tensor before it.
+        previous_end: u64,
+    },
+    /// The offsets do not match shape and dtype.
+    #[error("shape {shape:?} of {dtype} takes {expected} bytes, but the offsets span {found}")]
+    Size {
+        /// Shape, according to the header.
+        shape: Vec<usize>,
+        /// Dtype, according to the header.
+        dtype: String,
+        /// Size that shape and dtype give.
+        expected: u64,
+        /// Size that the offsets give.
+        found: u64,
+    },
+    /// The number of elements does not fit in 64 bits.
+    #[error("shape {shape:?} is too large")]
+    Overflow {
+        /// Shape, according to the header.
+        shape: Vec<usize>,
+    },
+    /// The header lists the tensor twice.
+    #[error("the header lists the tensor twice")]
+    Duplicate,
+}
+
+/// Problem with the index of a sharded checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IndexProblem {
+    /// The index has no `weight_map` object.
+    #[error("no 'weight_map' of tensors to shards")]
+    NoWeightMap,
+    /// The `weight_map` names no tensor.
+    #[error("'weight_map' is empty")]
+    EmptyWeightMap,
+    /// The shard of a tensor is not a string.
+    #[error("tensor '{tensor}': expected a file name, found {found}")]
+    NotAFileName {
+        /// Name of the tensor.
+        tensor: String,
+        /// Value in the index.
+        found: String,
+    },
+    /// The name of a shard leads out of the model folder.
+    #[error("tensor '{tensor}': shard '{shard}' is outside the folder")]
+    OutsideFolder {
+        /// Name of the tensor.
+        tensor: String,
+        /// Name of the shard.
+        shard: String,
+    },
+    /// The model folder lacks a shard.
+    #[error("shard '{shard}' is not in the folder")]
+    MissingShard {
+        /// Name of the shard.
+        shard: String,
+    },
+    /// A shard lacks a tensor that the index places there.
+    #[error("tensor '{tensor}' is listed in shard '{shard}', which does not have it")]
+    MissingTensor {
+        /// Name of the tensor.
+        tensor: String,
+        /// Name of the shard.
+        shard: String,
     },
 }

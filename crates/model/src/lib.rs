@@ -1,29 +1,16 @@
-//! What a model is: checkpoints as they lie on disk, families, synthetic shapes.
+//! Models: checkpoints on disk, model families, tokenizers and synthetic shapes.
 //!
-//! [`Model::open`] takes a folder, or `shape:NAME`, and gives a [`Program`] with
-//! the [`Weights`] it reads. A model knows nothing of sessions or devices' memory.
+//! [`Model::open`] opens a folder or `shape:NAME` and returns a [`Program`] with the [`Weights`]
+//! it reads. This crate knows nothing of sessions, devices or their memory.
 
 #![forbid(unsafe_code)]
 
-mod builder;
-pub mod chat;
-pub mod checkpoint;
-mod clock;
 mod config;
-mod describe;
 mod error;
 pub mod families;
-mod generation;
-pub mod hook;
-mod liveness;
 pub mod program;
-mod pyjson;
-mod rope;
-pub mod safetensors;
 pub mod shapes;
-mod slow_file;
-pub mod synthetic;
-pub mod text;
+mod tokenizer;
 mod weights;
 
 use std::fmt;
@@ -32,40 +19,37 @@ use std::sync::Arc;
 
 use djinn_types::DType;
 
-pub use chat::{ChatTemplate, Message};
-pub use checkpoint::Checkpoint;
-pub use config::RawConfig;
-pub use describe::{DTypeShare, SegmentShare};
-pub use error::ModelError;
-pub use generation::Generation;
-pub use hook::{HookError, Site};
-pub use liveness::Stop;
-pub use program::Program;
+pub use config::{Generation, RawConfig};
+pub use error::{HeaderProblem, IndexProblem, KeyProblem, ModelError, OffsetProblem};
+pub use program::hook::{self, HookError};
+pub use program::{DTypeShare, Program, SegmentShare, Site, SiteLayout, StopPoint};
+pub use program::{FusedOp, Fusion, Fusions, Projection, Residency, fuse};
 pub use shapes::Shape;
-pub use text::{Decoder, Text};
-pub use weights::{Extent, FileWeights, Origin, Weights};
+pub use tokenizer::{ChatTemplate, Decoder, Message, Tokenizer};
+pub use weights::safetensors;
+pub use weights::{CheckpointFolder, Extent, FileWeights, Origin, SyntheticWeights, Weights};
 
-/// A model, ready for an engine.
+/// An opened model: its program, weights, tokenizer and settings.
 pub struct Model {
-    /// What to call it: the folder's or shape's name.
+    /// Name of the folder or shape.
     pub name: String,
-    /// Its folder; `None` for a shape.
+    /// Path of the folder; `None` for a shape.
     pub path: Option<PathBuf>,
-    /// What a pass does.
+    /// Operations of a pass.
     pub program: Program,
-    /// What it reads.
+    /// Source of the weights.
     pub weights: Arc<dyn Weights>,
-    /// Its tokenizer, where it has one.
-    pub text: Option<Arc<Text>>,
-    /// How it wants to be sampled.
+    /// Tokenizer, if the model has one.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Sampling settings that the model recommends.
     pub generation: Generation,
-    /// How chats become text, where it says so.
+    /// Chat templates, if the model has any.
     pub chat: Option<Arc<ChatTemplate>>,
 }
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A program is thousands of lines; its family and sizes say what it is.
+        // A program has thousands of operations; family and sizes identify it.
         f.debug_struct("Model")
             .field("name", &self.name)
             .field("path", &self.path)
@@ -76,7 +60,7 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Opens `shape:NAME[?options]` or a folder.
+    /// Opens a model folder, or a shape given as `shape:NAME[?options]`.
     pub fn open(reference: &str) -> Result<Model, ModelError> {
         match reference.strip_prefix(shapes::PREFIX) {
             Some(shape) => Self::open_shape(shape),
@@ -92,19 +76,20 @@ impl Model {
             path: None,
             program,
             weights: Arc::new(weights),
-            text: None,
-            // A shape has no words, so no token of it ends a text.
+            tokenizer: None,
+            // A shape has no tokenizer, so no token ends a text.
             generation: Generation::default(),
             chat: None,
         })
     }
 
     fn open_folder(folder: &Path) -> Result<Model, ModelError> {
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = CheckpointFolder::open(folder)?;
         let mut program = families::build(checkpoint.config(), DType::F32)?;
-        let text = Text::read(folder)?;
-        let generation = Generation::read(folder, checkpoint.config(), text.as_ref())?;
-        let tokens = text.as_ref().map(|text| text.special_tokens().clone());
+        let tokenizer = Tokenizer::read(folder)?;
+        let eos = tokenizer.as_ref().and_then(Tokenizer::eos);
+        let generation = Generation::read(folder, checkpoint.config(), eos)?;
+        let tokens = tokenizer.as_ref().map(|t| t.special_tokens().clone());
         let chat = ChatTemplate::read(folder, tokens.unwrap_or_default())?;
         let weights = checkpoint.resolve(&mut program)?;
         Ok(Model {
@@ -112,14 +97,14 @@ impl Model {
             path: Some(folder.to_owned()),
             program,
             weights: Arc::new(weights),
-            text: text.map(Arc::new),
+            tokenizer: tokenizer.map(Arc::new),
             generation,
             chat: chat.map(Arc::new),
         })
     }
 }
 
-/// The folder's own name, even of `.`.
+/// Returns the name of a folder; a path such as `.` is resolved first.
 fn name_of(folder: &Path) -> String {
     let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     match full.file_name() {

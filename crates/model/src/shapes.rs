@@ -1,21 +1,22 @@
-//! Well-known models by shape alone: the public configuration, synthetic weights.
+//! Shapes: well-known models with their public configuration and synthetic weights.
 
 use std::path::Path;
 
 use djinn_types::DType;
 use serde_json::Value;
 
-use crate::config::{dtype_named, limits};
+use crate::config::{RawConfig, dtype_named, limits};
+use crate::error::ModelError;
+use crate::families;
 use crate::program::Program;
-use crate::synthetic::SyntheticWeights;
-use crate::{ModelError, RawConfig, families};
+use crate::weights::SyntheticWeights;
 
-/// What a reference to a shape starts with.
+/// Prefix of references to shapes.
 pub const PREFIX: &str = "shape:";
 
 macro_rules! shapes {
     ($($name:literal),* $(,)?) => {
-        /// Names and configurations.
+        /// Name and configuration of every shape.
         const SHAPES: &[(&str, &str)] = &[
             $(($name, include_str!(concat!("shapes/", $name, ".json")))),*
         ];
@@ -37,26 +38,26 @@ shapes![
     "tinyllama-1.1b",
 ];
 
-/// The names of all shapes.
+/// Returns the names of all shapes.
 pub fn names() -> impl Iterator<Item = &'static str> {
     SHAPES.iter().map(|(name, _)| *name)
 }
 
-/// A shape with its options settled.
+/// A shape with its options.
 #[derive(Debug)]
 pub struct Shape {
-    /// Its name.
+    /// Name of the shape.
     pub name: &'static str,
-    /// Its configuration.
+    /// Configuration.
     pub config: RawConfig,
-    /// How weights are stored.
+    /// Element type of the weights.
     pub dtype: DType,
-    /// What weights are drawn from.
+    /// Seed of the weights.
     pub seed: u64,
 }
 
 impl Shape {
-    /// Reads `NAME[?layers=N&dtype=f16&seed=1]`: what follows [`PREFIX`].
+    /// Parses `NAME[?layers=N&dtype=f16&seed=1]`, the part of a reference after [`PREFIX`].
     pub fn parse(reference: &str) -> Result<Self, ModelError> {
         let (name, options) = reference.split_once('?').unwrap_or((reference, ""));
         let mut shape = Self::named(name)?;
@@ -83,11 +84,11 @@ impl Shape {
         })
     }
 
-    /// Takes one `key=value`.
+    /// Applies an option `key=value`.
     fn set(&mut self, option: &str) -> Result<(), ModelError> {
-        let bad = |problem: String| ModelError::ShapeOption {
+        let bad = |expected: String| ModelError::ShapeOption {
             option: option.to_owned(),
-            problem,
+            expected,
         };
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
         match key {
@@ -96,25 +97,25 @@ impl Shape {
                     .parse()
                     .ok()
                     .filter(|layers| (1..=limits::BLOCKS).contains(layers))
-                    .ok_or_else(|| bad(format!("expected 1 to {}", limits::BLOCKS)))?;
+                    .ok_or_else(|| bad(format!("1 to {}", limits::BLOCKS)))?;
                 let key = self.config.spelling(&["num_hidden_layers", "n_layer"]);
                 self.config.set(key, layers);
             }
             "dtype" => {
                 self.dtype = dtype_named(value)
-                    .ok_or_else(|| bad("expected f32, f16 or bf16".to_owned()))?;
+                    .ok_or_else(|| bad("f32, f16 or bf16".to_owned()))?;
             }
             "seed" => {
                 self.seed = value
                     .parse()
-                    .map_err(|_| bad("expected a whole number, 0 or more".to_owned()))?;
+                    .map_err(|_| bad("a whole number, 0 or more".to_owned()))?;
             }
-            _ => return Err(bad("unknown; known: layers, dtype, seed".to_owned())),
+            _ => return Err(bad("an option layers, dtype or seed".to_owned())),
         }
         Ok(())
     }
 
-    /// The configuration as a checkpoint of this shape would have it.
+    /// Returns the `config.json` of a checkpoint of this shape.
     pub fn config_json(&self) -> Value {
         let mut config = self.config.clone();
         let dtype = match self.dtype {
@@ -126,7 +127,7 @@ impl Shape {
         config.to_json()
     }
 
-    /// The program, and what draws its weights.
+    /// Builds the program and its synthetic weights.
     pub fn build(&self) -> Result<(Program, SyntheticWeights), ModelError> {
         let program = families::build(&self.config, self.dtype)?;
         let weights = SyntheticWeights::new(&program, self.seed);
@@ -138,10 +139,10 @@ impl Shape {
 mod tests {
     use djinn_types::DType;
 
-    use super::{Shape, names};
+    use super::{ModelError, Shape, names};
 
     #[test]
-    fn sizes_are_the_real_ones() {
+    fn sizes_match_the_published_models() {
         let check = |name: &str, parameters: u64, dtype: DType| {
             let shape = Shape::parse(name).unwrap();
             let (program, _) = shape.build().unwrap();
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn options_change_it() {
+    fn options_change_the_shape() {
         let shape = Shape::parse("llama-2-7b?layers=2&dtype=f32&seed=7").unwrap();
         let (program, _) = shape.build().unwrap();
         assert_eq!(program.dims.blocks, 2);
@@ -177,35 +178,15 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_option() {
-        let check = |reference: &str, expect: &str| {
-            assert_eq!(Shape::parse(reference).unwrap_err().to_string(), expect);
-        };
-        check(
-            "llama-9",
-            "unknown shape 'llama-9'; known: gpt2, gpt-j-6b, llama-2-7b, llama-2-13b, \
-             llama-2-70b, llama-3-8b, llama-3-70b, mistral-7b, mixtral-8x7b, falcon-7b, \
-             falcon-180b, tinyllama-1.1b",
-        );
-        check(
-            "gpt2?layers=0",
-            "shape option 'layers=0': expected 1 to 4096",
-        );
-        check(
-            "gpt2?layers=x",
-            "shape option 'layers=x': expected 1 to 4096",
-        );
-        check(
-            "gpt2?dtype=i8",
-            "shape option 'dtype=i8': expected f32, f16 or bf16",
-        );
-        check(
-            "gpt2?seed=-1",
-            "shape option 'seed=-1': expected a whole number, 0 or more",
-        );
-        check(
-            "gpt2?depth=3",
-            "shape option 'depth=3': unknown; known: layers, dtype, seed",
-        );
+    fn invalid_references_are_refused() {
+        let unknown = Shape::parse("llama-9");
+        assert!(matches!(unknown, Err(ModelError::UnknownShape { name, .. }) if name == "llama-9"));
+        for invalid in ["layers=0", "layers=x", "dtype=i8", "seed=-1", "depth=3"] {
+            let error = Shape::parse(&format!("gpt2?{invalid}"));
+            assert!(
+                matches!(&error, Err(ModelError::ShapeOption { option, .. }) if option == invalid),
+                "{invalid}: {error:?}"
+            );
+        }
     }
 }

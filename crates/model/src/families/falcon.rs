@@ -1,39 +1,39 @@
-//! Falcon: the 7B's multi-query attention and one norm, the 40B's and 180B's groups
-//! and two norms, and the old sequential style.
+//! Falcon: the 7B has multi-query attention and one norm, the 40B and 180B have grouped-query
+//! attention and two norms, and old models run attention and MLP in sequence.
 
 use djinn_types::{Activation, DType, NormKind};
 
-use super::{even_heads, scale_of};
-use crate::builder::{Builder, Norm, Shape};
+use super::common::{even_heads, scale_of};
+use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::config::limits;
 use crate::program::{Buf, Dims, Program};
-use crate::rope::rope;
+use crate::config::rope::rope;
 use crate::{ModelError, RawConfig};
 
-/// How a block's two halves and their norms lie.
+/// Arrangement of attention, MLP and norms in a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Style {
-    /// One after the other, each with its norm.
+enum BlockStyle {
+    /// Attention, then the MLP, each with its own norm.
     Sequential,
-    /// Side by side on one norm.
+    /// Attention and MLP in parallel on one norm.
     OneNorm,
-    /// Side by side, each on its own norm.
+    /// Attention and MLP in parallel, each with its own norm.
     TwoNorms,
 }
 
 struct Falcon {
     dims: Dims,
-    norm: Norm,
+    norm: NormSpec,
     f: Activation,
     bias: bool,
-    style: Style,
+    style: BlockStyle,
 }
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
     if config.flag("alibi")?.unwrap_or(false) {
-        return Err(config.error(
+        return Err(config.unsupported(
             "alibi",
-            "ALiBi positions are not computed, only rotary ones",
+            "ALiBi positions are not supported, only rotary embedding",
         ));
     }
     let new = config.flag("new_decoder_architecture")?.unwrap_or(false);
@@ -41,7 +41,7 @@ pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelEr
     let rope = rope(config, dims.d_head, dims.context, 10000.0)?;
     let model = Falcon {
         dims,
-        norm: Norm {
+        norm: NormSpec {
             kind: NormKind::Layer,
             eps: config.epsilon("layer_norm_epsilon", 1e-5)?,
         },
@@ -64,14 +64,15 @@ pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelEr
     Ok(b.finish("falcon", dims, Some(rope)))
 }
 
-/// The new architecture is always parallel; only it can have two norms.
-fn style(config: &RawConfig, new: bool) -> Result<Style, ModelError> {
+/// Reads the arrangement of a block. The new architecture is always parallel, and no other
+/// can have two norms.
+fn style(config: &RawConfig, new: bool) -> Result<BlockStyle, ModelError> {
     let norms = config.size("num_ln_in_parallel_attn", 1..=2)?;
     let parallel = config.flag("parallel_attn")?.unwrap_or(true);
     Ok(match (new, norms, parallel) {
-        (true, None | Some(2), _) => Style::TwoNorms,
-        (true, _, _) | (false, _, true) => Style::OneNorm,
-        (false, _, false) => Style::Sequential,
+        (true, None | Some(2), _) => BlockStyle::TwoNorms,
+        (true, _, _) | (false, _, true) => BlockStyle::OneNorm,
+        (false, _, false) => BlockStyle::Sequential,
     })
 }
 
@@ -84,14 +85,14 @@ fn dims(config: &RawConfig, new: bool) -> Result<Dims, ModelError> {
     let width = config.spelling(&["n_embed", "hidden_size"]);
     let d_model = size(width, limits::D_MODEL, 4544)?;
     let heads = size("num_attention_heads", limits::HEADS, 71)?;
-    let many = size("num_kv_heads", limits::HEADS, heads)?;
+    let grouped = size("num_kv_heads", limits::HEADS, heads)?;
     let kv_heads = match (new, config.flag("multi_query")?.unwrap_or(true)) {
-        (true, _) => many,
+        (true, _) => grouped,
         (false, true) => 1,
         (false, false) => heads,
     };
     if !heads.is_multiple_of(kv_heads) {
-        return Err(config.error(
+        return Err(config.inconsistent(
             "num_kv_heads",
             format!("{kv_heads} key-value heads do not divide {heads} query heads"),
         ));
@@ -114,12 +115,12 @@ impl Falcon {
         let d = &self.dims;
         let name = |part: &str| format!("transformer.h.{i}.{part}");
         let (first, read) = match self.style {
-            Style::TwoNorms => ("ln_attn", Buf::NormMlp),
-            Style::OneNorm | Style::Sequential => ("input_layernorm", Buf::Norm),
+            BlockStyle::TwoNorms => ("ln_attn", Buf::NormMlp),
+            BlockStyle::OneNorm | BlockStyle::Sequential => ("input_layernorm", Buf::Norm),
         };
         b.start_block(i);
         b.norm(self.norm, &name(first), d.d_model, Buf::Resid, Buf::Norm);
-        if self.style == Style::TwoNorms {
+        if self.style == BlockStyle::TwoNorms {
             b.norm(
                 self.norm,
                 &name("ln_mlp"),
@@ -129,31 +130,31 @@ impl Falcon {
             );
         }
         self.attention(b, i, &name("self_attention"));
-        if self.style == Style::Sequential {
+        if self.style == BlockStyle::Sequential {
             b.resid_mid(i);
             let second = name("post_attention_layernorm");
             b.norm(self.norm, &second, d.d_model, Buf::Resid, Buf::Norm);
         }
-        let up = Shape::linear(d.d_model, d.d_mlp, self.bias);
-        let down = Shape::linear(d.d_mlp, d.d_model, self.bias);
+        let up = LinearShape::linear(d.d_model, d.d_mlp, self.bias);
+        let down = LinearShape::linear(d.d_mlp, d.d_model, self.bias);
         let layers = [
             (up, &*name("mlp.dense_h_to_4h")),
             (down, &*name("mlp.dense_4h_to_h")),
         ];
         b.mlp(i, read, self.f, layers);
-        if self.style != Style::Sequential {
+        if self.style != BlockStyle::Sequential {
             b.add(Buf::AttnOut, Buf::Resid);
         }
         b.resid_post(i);
         b.end_block();
     }
 
-    /// Every style stores groups of queries with their key and value: one group of
-    /// all heads (multi-query), as many as heads (old), or in between (new).
+    /// Appends attention. Every style stores groups of queries with their key and value: one
+    /// group of all heads (multi-query), one group a head (old), or a number in between (new).
     fn attention(&self, b: &mut Builder, i: usize, name: &str) {
         let d = &self.dims;
         let width = (d.heads + 2 * d.kv_heads) * d.d_head;
-        let fused = Shape::linear(d.d_model, width, self.bias);
+        let fused = LinearShape::linear(d.d_model, width, self.bias);
         b.linear(
             fused,
             &format!("{name}.query_key_value"),
@@ -163,7 +164,7 @@ impl Falcon {
         b.split_groups(d);
         b.hook_qkv(i);
         b.rotate();
-        let output = Shape::linear(d.d_model, d.d_model, self.bias);
+        let output = LinearShape::linear(d.d_model, d.d_model, self.bias);
         b.attend(
             i,
             scale_of(d.d_head),

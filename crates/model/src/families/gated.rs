@@ -1,61 +1,61 @@
-//! What Llama, Mistral, Mixtral, Qwen2 and Qwen3 have in common: RMS norms, rotary
-//! attention, a gated MLP, and the same names in configuration and checkpoint.
+//! Architecture that Llama, Mistral, Mixtral, Qwen2 and Qwen3 share: RMS norms, rotary
+//! embedding, a gated MLP, and the same names in configuration and checkpoint.
 
 use djinn_types::{Activation, DType, NormKind};
 
-use super::{check_attention, even_heads, scale_of};
-use crate::builder::{Builder, Norm, Shape};
+use super::common::{check_attention, even_heads, scale_of};
+use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::config::limits;
-use crate::hook::Site;
-use crate::program::{Buf, Dims, Expert, Op, Program, Rope, SegmentKind};
-use crate::rope::rope;
+use crate::program::{Buf, Dims, Expert, Op, Program, Rope, SegmentKind, Site};
+use crate::config::rope::rope;
 use crate::{ModelError, RawConfig};
 
-/// What transformers assumes where a configuration says nothing.
-pub(super) struct Defaults {
+/// Values that transformers assumes for keys missing from a configuration.
+pub(super) struct GatedDefaults {
     pub vocab: usize,
     pub d_mlp: usize,
-    /// `None`: as many as query heads.
+    /// Number of key-value heads; `None` means as many as query heads.
     pub kv_heads: Option<usize>,
-    /// `None`: an even share of the width.
+    /// Number of elements in a head; `None` means an even share of the model's width.
     pub d_head: Option<usize>,
     pub context: usize,
     pub eps: f64,
     pub theta: f64,
 }
 
-/// A model of this kind.
-pub(super) struct Gated {
+/// Settings of a model with this architecture.
+pub(super) struct GatedModel {
     pub family: &'static str,
     pub dims: Dims,
-    pub norm: Norm,
+    pub norm: NormSpec,
     pub f: Activation,
     pub rope: Rope,
     pub tied: bool,
     pub qkv_bias: bool,
     pub o_bias: bool,
     pub mlp_bias: bool,
-    /// Whether each head's queries and keys are normed.
+    /// Whether the queries and keys of each head are normed.
     pub qk_norm: bool,
-    /// Each block's sliding window.
+    /// Sliding window of each block.
     pub windows: Vec<Option<usize>>,
-    /// Experts a row goes through, where the MLP is a mixture.
+    /// Number of experts selected for a row; 0 for a dense MLP.
     pub chosen: usize,
 }
 
-impl Gated {
-    /// Reads what all of them have; no biases, no windows, no experts.
+impl GatedModel {
+    /// Reads the settings that all of these families share. The result has no biases, no
+    /// windows and no experts.
     pub fn read(
         family: &'static str,
         config: &RawConfig,
-        defaults: &Defaults,
+        defaults: &GatedDefaults,
     ) -> Result<Self, ModelError> {
         let dims = dims(config, defaults)?;
         let rope = rope(config, dims.d_head, dims.context, defaults.theta)?;
-        Ok(Gated {
+        Ok(GatedModel {
             family,
             dims,
-            norm: Norm {
+            norm: NormSpec {
                 kind: NormKind::Rms,
                 eps: config.epsilon("rms_norm_eps", defaults.eps)?,
             },
@@ -71,13 +71,13 @@ impl Gated {
         })
     }
 
-    /// The same window in every block; one as wide as the context is none.
+    /// Sets the same window in every block. A window as wide as the context has no effect.
     pub fn window(&mut self, window: Option<usize>) {
         let window = window.filter(|&w| w < self.dims.context);
         self.windows = vec![window; self.dims.blocks];
     }
 
-    /// The program.
+    /// Builds the program.
     pub fn build(&self, dtype: DType) -> Program {
         let d = &self.dims;
         let mut b = Builder::new(dtype);
@@ -113,7 +113,7 @@ impl Gated {
             ("k", keys, Buf::K),
             ("v", keys, Buf::V),
         ] {
-            let shape = Shape::linear(d.d_model, width, self.qkv_bias);
+            let shape = LinearShape::linear(d.d_model, width, self.qkv_bias);
             b.linear(
                 shape,
                 &format!("{name}.self_attn.{part}_proj"),
@@ -129,23 +129,23 @@ impl Gated {
             }
         }
         b.rotate();
-        let output = Shape::linear(queries, d.d_model, self.o_bias);
+        let output = LinearShape::linear(queries, d.d_model, self.o_bias);
         let o_proj = format!("{name}.self_attn.o_proj");
         b.attend(i, scale_of(d.d_head), self.windows[i], output, &o_proj);
     }
 
     fn mlp(&self, b: &mut Builder, i: usize, name: &str) {
         let d = &self.dims;
-        let inwards = Shape::linear(d.d_model, d.d_mlp, self.mlp_bias);
-        let outwards = Shape::linear(d.d_mlp, d.d_model, self.mlp_bias);
+        let up = LinearShape::linear(d.d_model, d.d_mlp, self.mlp_bias);
+        let down = LinearShape::linear(d.d_mlp, d.d_model, self.mlp_bias);
         b.linear(
-            inwards,
+            up,
             &format!("{name}.mlp.gate_proj"),
             Buf::Norm,
             Buf::Pre,
         );
         b.hook(Site::MlpPre(i), Buf::Pre);
-        b.linear(inwards, &format!("{name}.mlp.up_proj"), Buf::Norm, Buf::Up);
+        b.linear(up, &format!("{name}.mlp.up_proj"), Buf::Norm, Buf::Up);
         b.op(Op::Gate {
             f: self.f,
             gate: Buf::Pre,
@@ -154,18 +154,18 @@ impl Gated {
         });
         b.hook(Site::MlpPost(i), Buf::Post);
         b.linear(
-            outwards,
+            down,
             &format!("{name}.mlp.down_proj"),
             Buf::Post,
             Buf::MlpOut,
         );
     }
 
-    /// Experts are segments of their own: a pass needs only those that some row
-    /// goes through.
+    /// Appends a mixture of experts. Every expert is a segment of its own, because a pass needs
+    /// only the experts that the router selects.
     fn experts(&self, b: &mut Builder, i: usize, name: &str) {
         let d = &self.dims;
-        let router = Shape::linear(d.d_model, d.experts, false);
+        let router = LinearShape::linear(d.d_model, d.experts, false);
         let moe = format!("{name}.block_sparse_moe");
         b.linear(router, &format!("{moe}.gate"), Buf::Norm, Buf::Router);
         let experts = (0..d.experts)
@@ -192,8 +192,8 @@ impl Gated {
     }
 }
 
-/// The sizes, checked.
-fn dims(config: &RawConfig, defaults: &Defaults) -> Result<Dims, ModelError> {
+/// Reads and checks the sizes.
+fn dims(config: &RawConfig, defaults: &GatedDefaults) -> Result<Dims, ModelError> {
     let size = |key: &str, max: usize, default: usize| {
         config
             .size(key, 1..=max)
@@ -223,7 +223,8 @@ fn dims(config: &RawConfig, defaults: &Defaults) -> Result<Dims, ModelError> {
     })
 }
 
-/// `null` means as many as query heads; a missing key, the family's default.
+/// Reads the number of key-value heads. `null` means as many as query heads; a missing key
+/// means the default of the family.
 fn kv_heads(config: &RawConfig, heads: usize, default: Option<usize>) -> Result<usize, ModelError> {
     const KEY: &str = "num_key_value_heads";
     let kv_heads = match config.size(KEY, 1..=limits::HEADS)? {
@@ -234,14 +235,14 @@ fn kv_heads(config: &RawConfig, heads: usize, default: Option<usize>) -> Result<
     if heads.is_multiple_of(kv_heads) {
         Ok(kv_heads)
     } else {
-        Err(config.error(
+        Err(config.inconsistent(
             KEY,
             format!("{kv_heads} key-value heads do not divide {heads} query heads"),
         ))
     }
 }
 
-/// `sliding_window`; where it is missing, the family's default.
+/// Reads `sliding_window`; a missing key means the default of the family.
 pub(super) fn sliding_window(
     config: &RawConfig,
     default: Option<usize>,
@@ -251,8 +252,8 @@ pub(super) fn sliding_window(
     Ok(if config.has(KEY) { given } else { default })
 }
 
-/// Each block's window as Qwen writes it: by `layer_types`, or from
-/// `max_window_layers` on.
+/// Reads the window of each block from Qwen's keys: `layer_types`, or else
+/// `max_window_layers`, the first block that has a window.
 pub(super) fn qwen_windows(
     config: &RawConfig,
     dims: &Dims,
@@ -272,21 +273,15 @@ pub(super) fn qwen_windows(
             .collect());
     };
     if types.len() != dims.blocks {
-        return Err(config.error(
-            TYPES,
-            format!(
-                "expected {} entries, one a layer, found {}",
-                dims.blocks,
-                types.len()
-            ),
-        ));
+        let expected = format!("{} entries (one for each layer)", dims.blocks);
+        return Err(config.unexpected(TYPES, expected, types.len()));
     }
     types
         .into_iter()
         .map(|kind| match kind {
             "full_attention" => Ok(None),
             "sliding_attention" => Ok(window),
-            other => Err(config.error(TYPES, format!("layer type '{other}' is not computed"))),
+            other => Err(config.unsupported(TYPES, format!("layer type '{other}' is not supported"))),
         })
         .collect()
 }

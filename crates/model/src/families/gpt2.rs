@@ -1,39 +1,39 @@
-//! GPT-2: learned positions, layer norms, one matrix for queries, keys and values,
-//! all matrices stored the other way round.
+//! GPT-2: learned positions, layer norms, one matrix for queries, keys and values, and all
+//! matrices stored as `[in, out]`.
 
 use djinn_types::{Activation, DType, NormKind};
 
-use super::{even_heads, scale_of};
-use crate::builder::{Builder, Norm, Shape};
+use super::common::{even_heads, scale_of};
+use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::config::limits;
 use crate::program::{Buf, Dims, Op, Program};
 use crate::{ModelError, RawConfig};
 
 struct Gpt2 {
     dims: Dims,
-    norm: Norm,
+    norm: NormSpec,
     f: Activation,
     scale: f32,
-    /// Whether block `i` divides its scores by `i + 1`.
-    by_block: bool,
+    /// Whether block `i` divides its attention scores by `i + 1`.
+    scale_by_block: bool,
     tied: bool,
 }
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
     if config.flag("add_cross_attention")?.unwrap_or(false) {
-        return Err(config.error("add_cross_attention", "cross-attention is not computed"));
+        return Err(config.unsupported("add_cross_attention", "cross-attention is not supported"));
     }
     let dims = dims(config, [50257, 1024, 768, 12, 12])?;
     let scaled = config.flag("scale_attn_weights")?.unwrap_or(true);
     let model = Gpt2 {
         dims,
-        norm: Norm {
+        norm: NormSpec {
             kind: NormKind::Layer,
             eps: config.epsilon("layer_norm_epsilon", 1e-5)?,
         },
         f: config.activation("activation_function", "gelu_new")?,
         scale: if scaled { scale_of(dims.d_head) } else { 1.0 },
-        by_block: config
+        scale_by_block: config
             .flag("scale_attn_by_inverse_layer_idx")?
             .unwrap_or(false),
         tied: config.flag("tie_word_embeddings")?.unwrap_or(true),
@@ -41,8 +41,8 @@ pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelEr
     Ok(model.build(dtype))
 }
 
-/// Sizes by the names GPT-2 and GPT-J share. Defaults: vocabulary, positions,
-/// width, blocks, heads.
+/// Reads the sizes by the names that GPT-2 and GPT-J share. `defaults` holds vocabulary,
+/// context, width, blocks and heads.
 pub(super) fn dims(config: &RawConfig, defaults: [usize; 5]) -> Result<Dims, ModelError> {
     let [vocab, context, d_model, blocks, heads] = defaults;
     let size = |keys: &[&str], max: usize, default: usize| {
@@ -87,7 +87,7 @@ impl Gpt2 {
         let name = |part: &str| format!("transformer.h.{i}.{part}");
         b.start_block(i);
         b.norm(self.norm, &name("ln_1"), d.d_model, Buf::Resid, Buf::Norm);
-        let fused = Shape::conv(d.d_model, 3 * d.d_model);
+        let fused = LinearShape::conv(d.d_model, 3 * d.d_model);
         b.linear(fused, &name("attn.c_attn"), Buf::Norm, Buf::Fused);
         for (part, to) in [Buf::Q, Buf::K, Buf::V].into_iter().enumerate() {
             b.op(Op::Split {
@@ -99,17 +99,17 @@ impl Gpt2 {
             });
         }
         b.hook_qkv(i);
-        let scale = match self.by_block {
+        let scale = match self.scale_by_block {
             true => self.scale / (i + 1) as f32,
             false => self.scale,
         };
-        let output = Shape::conv(d.d_model, d.d_model);
+        let output = LinearShape::conv(d.d_model, d.d_model);
         b.attend(i, scale, None, output, &name("attn.c_proj"));
         b.resid_mid(i);
         b.norm(self.norm, &name("ln_2"), d.d_model, Buf::Resid, Buf::Norm);
         let layers = [
-            (Shape::conv(d.d_model, d.d_mlp), &*name("mlp.c_fc")),
-            (Shape::conv(d.d_mlp, d.d_model), &*name("mlp.c_proj")),
+            (LinearShape::conv(d.d_model, d.d_mlp), &*name("mlp.c_fc")),
+            (LinearShape::conv(d.d_mlp, d.d_model), &*name("mlp.c_proj")),
         ];
         b.mlp(i, Buf::Norm, self.f, layers);
         b.resid_post(i);

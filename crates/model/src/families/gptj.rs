@@ -1,25 +1,25 @@
-//! GPT-J: attention and MLP side by side on one norm, part of each head rotated in
-//! neighbouring pairs.
+//! GPT-J: attention and MLP in parallel on one norm, and rotary embedding of neighbouring
+//! elements in part of each head.
 
 use djinn_types::{Activation, DType, NormKind, RopeStyle};
 
 use super::gpt2::dims;
-use super::scale_of;
-use crate::builder::{Builder, Norm, Shape};
+use super::common::scale_of;
+use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::program::{Buf, Dims, Program, Rope};
-use crate::rope::plain;
+use crate::config::rope::plain;
 use crate::{ModelError, RawConfig};
 
 struct GptJ {
     dims: Dims,
-    norm: Norm,
+    norm: NormSpec,
     f: Activation,
 }
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
     let model = GptJ {
         dims: dims(config, [50400, 2048, 4096, 28, 16])?,
-        norm: Norm {
+        norm: NormSpec {
             kind: NormKind::Layer,
             eps: config.epsilon("layer_norm_epsilon", 1e-5)?,
         },
@@ -44,16 +44,14 @@ pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelEr
 
 fn rotary_dim(config: &RawConfig, d_head: usize) -> Result<usize, ModelError> {
     const KEY: &str = "rotary_dim";
-    // `null` rotates whole heads; a missing key means 64.
+    // In transformers `null` rotates whole heads, and a missing key means 64.
     let default = if config.has(KEY) { d_head } else { 64 };
     let dim = config.size(KEY, 2..=d_head)?.unwrap_or(default);
     if dim % 2 == 0 && dim <= d_head {
         Ok(dim)
     } else {
-        Err(config.error(
-            KEY,
-            format!("expected an even number up to the head's {d_head} elements, found {dim}"),
-        ))
+        let expected = format!("an even number of at most {d_head}, the size of a head");
+        Err(config.unexpected(KEY, expected, dim))
     }
 }
 
@@ -61,7 +59,7 @@ impl GptJ {
     fn block(&self, b: &mut Builder, i: usize) {
         let d = &self.dims;
         let name = |part: &str| format!("transformer.h.{i}.{part}");
-        let square = Shape::linear(d.d_model, d.d_model, false);
+        let square = LinearShape::linear(d.d_model, d.d_model, false);
         b.start_block(i);
         b.norm(self.norm, &name("ln_1"), d.d_model, Buf::Resid, Buf::Norm);
         for (part, to) in [("q", Buf::Q), ("k", Buf::K), ("v", Buf::V)] {
@@ -71,9 +69,9 @@ impl GptJ {
         b.rotate();
         b.attend(i, scale_of(d.d_head), None, square, &name("attn.out_proj"));
         let layers = [
-            (Shape::linear(d.d_model, d.d_mlp, true), &*name("mlp.fc_in")),
+            (LinearShape::linear(d.d_model, d.d_mlp, true), &*name("mlp.fc_in")),
             (
-                Shape::linear(d.d_mlp, d.d_model, true),
+                LinearShape::linear(d.d_mlp, d.d_model, true),
                 &*name("mlp.fc_out"),
             ),
         ];

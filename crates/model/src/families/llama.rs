@@ -1,12 +1,12 @@
-//! Llama 1, 2 and 3, and what is built like them.
+//! Llama 1, 2 and 3, and models with the same architecture.
 
 use djinn_types::DType;
 
-use super::gated::{Defaults, Gated};
+use super::gated::{GatedDefaults, GatedModel};
 use crate::program::Program;
 use crate::{ModelError, RawConfig};
 
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: GatedDefaults = GatedDefaults {
     vocab: 32000,
     d_mlp: 11008,
     kv_heads: None,
@@ -17,7 +17,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
-    let mut model = Gated::read("llama", config, &DEFAULTS)?;
+    let mut model = GatedModel::read("llama", config, &DEFAULTS)?;
     model.qkv_bias = config.flag("attention_bias")?.unwrap_or(false);
     model.o_bias = model.qkv_bias;
     model.mlp_bias = config.flag("mlp_bias")?.unwrap_or(false);

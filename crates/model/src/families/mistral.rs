@@ -2,11 +2,11 @@
 
 use djinn_types::DType;
 
-use super::gated::{Defaults, Gated, sliding_window};
+use super::gated::{GatedDefaults, GatedModel, sliding_window};
 use crate::program::Program;
 use crate::{ModelError, RawConfig};
 
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: GatedDefaults = GatedDefaults {
     vocab: 32000,
     d_mlp: 14336,
     kv_heads: Some(8),
@@ -17,7 +17,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
-    let mut model = Gated::read("mistral", config, &DEFAULTS)?;
+    let mut model = GatedModel::read("mistral", config, &DEFAULTS)?;
     model.window(sliding_window(config, Some(4096))?);
     Ok(model.build(dtype))
 }

@@ -1,13 +1,13 @@
-//! Mixtral: Mistral with a mixture of experts for an MLP.
+//! Mixtral: Mistral with a mixture of experts as its MLP.
 
 use djinn_types::DType;
 
-use super::gated::{Defaults, Gated, sliding_window};
+use super::gated::{GatedDefaults, GatedModel, sliding_window};
 use crate::config::limits;
 use crate::program::Program;
 use crate::{ModelError, RawConfig};
 
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: GatedDefaults = GatedDefaults {
     vocab: 32000,
     d_mlp: 14336,
     kv_heads: Some(8),
@@ -18,16 +18,17 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
-    let mut model = Gated::read("mixtral", config, &DEFAULTS)?;
+    let mut model = GatedModel::read("mixtral", config, &DEFAULTS)?;
     model.window(sliding_window(config, None)?);
     let key = config.spelling(&["num_local_experts", "num_experts"]);
     let experts = config.size(key, 1..=limits::EXPERTS)?.unwrap_or(8);
     if experts * model.dims.blocks > limits::EXPERTS_ALL {
-        return Err(config.error(
+        return Err(config.inconsistent(
             key,
             format!(
-                "{experts} experts in each of {} blocks are too many",
-                model.dims.blocks
+                "{experts} experts in each of {} blocks exceed the limit of {} experts",
+                model.dims.blocks,
+                limits::EXPERTS_ALL
             ),
         ));
     }

@@ -2,11 +2,11 @@
 
 use djinn_types::DType;
 
-use super::gated::{Defaults, Gated, qwen_windows};
+use super::gated::{GatedDefaults, GatedModel, qwen_windows};
 use crate::program::Program;
 use crate::{ModelError, RawConfig};
 
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: GatedDefaults = GatedDefaults {
     vocab: 151_936,
     d_mlp: 22016,
     kv_heads: Some(32),
@@ -17,7 +17,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
-    let mut model = Gated::read("qwen3", config, &DEFAULTS)?;
+    let mut model = GatedModel::read("qwen3", config, &DEFAULTS)?;
     model.qk_norm = true;
     model.qkv_bias = config.flag("attention_bias")?.unwrap_or(false);
     model.o_bias = model.qkv_bias;

@@ -1,5 +1,6 @@
-//! `config.json` and its like: typed getters whose errors name file and key.
+//! Configuration files such as `config.json`: typed getters whose errors name file and key.
 
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::ops::RangeInclusive;
@@ -8,37 +9,21 @@ use std::path::{Path, PathBuf};
 use djinn_types::{Activation, DType};
 use serde_json::{Map, Value};
 
-use crate::ModelError;
+use crate::error::{KeyProblem, ModelError};
 
-/// No configuration comes near this; whoever sends more means harm.
+/// Largest JSON file that is read, in bytes; real configurations are far smaller.
 const JSON_BYTES_MAX: u64 = 256 << 20;
 
-/// Limits on sizes. With them no product of sizes overflows, and a hostile
-/// configuration cannot make a program that does not fit in memory.
-pub(crate) mod limits {
-    pub const BLOCKS: usize = 4096;
-    pub const D_MODEL: usize = 1 << 20;
-    pub const HEADS: usize = 1 << 16;
-    pub const D_HEAD: usize = 1 << 16;
-    pub const ATTENTION: usize = 1 << 24;
-    pub const D_MLP: usize = 1 << 24;
-    pub const VOCAB: usize = 1 << 26;
-    pub const CONTEXT: usize = i32::MAX as usize;
-    pub const EXPERTS: usize = 1024;
-    /// Experts of all blocks together.
-    pub const EXPERTS_ALL: usize = 1 << 16;
-}
-
-/// A JSON object with the file it came from. `null` equals a missing key.
+/// A JSON object, and the file it was read from. `null` counts as a missing key.
 #[derive(Clone, Debug, Default)]
 pub struct RawConfig {
     path: PathBuf,
-    /// Put before keys in errors: `rope_parameters.`
+    /// Prefix of keys in errors, such as `rope_parameters.`.
     prefix: String,
     map: Map<String, Value>,
 }
 
-/// Reads a JSON file of any reasonable size.
+/// Reads a JSON file.
 pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
     let io = |source| ModelError::Io {
         path: path.to_owned(),
@@ -59,8 +44,8 @@ fn parse_json(path: &Path, text: &[u8]) -> Result<Value, ModelError> {
     })
 }
 
-/// How a value is shown in an error: short, on one line.
-fn show(value: &Value) -> String {
+/// Formats a value for an error: on one line, and shortened.
+fn shorten(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -74,7 +59,7 @@ impl RawConfig {
         Self::from_value(path, read_json(path)?)
     }
 
-    /// The same, of text that is already in memory; `path` is for errors.
+    /// Parses the text of a file that holds one JSON object. Errors name `path`.
     pub fn parse(path: &Path, text: &[u8]) -> Result<Self, ModelError> {
         Self::from_value(path, parse_json(path, text)?)
     }
@@ -88,64 +73,85 @@ impl RawConfig {
             }),
             other => Err(ModelError::NotAnObject {
                 path: path.to_owned(),
-                found: show(&other),
+                found: shorten(&other),
             }),
         }
     }
 
-    /// The file this came from.
+    /// Returns the path of the file that the object was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// An error about a key.
-    pub fn error(&self, key: &str, problem: impl Into<String>) -> ModelError {
+    /// Returns an error about the value of a key.
+    pub fn error(&self, key: &str, problem: KeyProblem) -> ModelError {
         ModelError::Key {
             path: self.path.clone(),
             key: format!("{}{key}", self.prefix),
-            problem: problem.into(),
+            problem,
         }
     }
 
-    fn wrong(&self, key: &str, expected: &str, found: &Value) -> ModelError {
-        self.error(key, format!("expected {expected}, found {}", show(found)))
+    /// Returns an error about a value of the wrong type or out of range.
+    pub fn unexpected(
+        &self,
+        key: &str,
+        expected: impl Into<String>,
+        found: impl fmt::Display,
+    ) -> ModelError {
+        let (expected, found) = (expected.into(), found.to_string());
+        self.error(key, KeyProblem::Unexpected { expected, found })
     }
 
-    /// Sets a key, as if the file had it.
+    /// Returns an error about a value that asks for an unsupported feature.
+    pub fn unsupported(&self, key: &str, problem: impl Into<String>) -> ModelError {
+        self.error(key, KeyProblem::Unsupported(problem.into()))
+    }
+
+    /// Returns an error about a value that contradicts other values.
+    pub fn inconsistent(&self, key: &str, problem: impl Into<String>) -> ModelError {
+        self.error(key, KeyProblem::Inconsistent(problem.into()))
+    }
+
+    fn wrong(&self, key: &str, expected: &str, found: &Value) -> ModelError {
+        self.unexpected(key, expected, shorten(found))
+    }
+
+    /// Sets the value of a key.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.map.insert(key.to_owned(), value.into());
     }
 
-    /// The whole object.
+    /// Returns the object as a JSON value.
     pub fn to_json(&self) -> Value {
         Value::Object(self.map.clone())
     }
 
-    /// The value of a key that is there and not `null`.
+    /// Returns the value of a key, unless it is missing or `null`.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there, even as `null`: some defaults differ between the
-    /// two.
+    /// Returns whether the key is present, even as `null`. Some defaults differ between a
+    /// missing key and `null`.
     pub fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// Whether the object is empty.
+    /// Returns whether the object is empty.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// The first of several names for one thing that the file uses; the first of
-    /// all when it uses none.
+    /// Returns the first of several names of one setting that the file uses, or the first
+    /// name if the file uses none.
     pub fn spelling<'k>(&self, keys: &[&'k str]) -> &'k str {
         keys.iter()
             .find(|key| self.value(key).is_some())
             .unwrap_or(&keys[0])
     }
 
-    /// A whole number.
+    /// Reads a whole number.
     pub fn integer(&self, key: &str) -> Result<Option<u64>, ModelError> {
         self.value(key)
             .map(|value| {
@@ -161,7 +167,7 @@ impl RawConfig {
             .transpose()
     }
 
-    /// A size within a range.
+    /// Reads a whole number within a range.
     pub fn size(
         &self,
         key: &str,
@@ -172,18 +178,14 @@ impl RawConfig {
         };
         match usize::try_from(found) {
             Ok(size) if range.contains(&size) => Ok(Some(size)),
-            _ => Err(self.error(
-                key,
-                format!(
-                    "expected {} to {}, found {found}",
-                    range.start(),
-                    range.end()
-                ),
-            )),
+            _ => {
+                let expected = format!("{} to {}", range.start(), range.end());
+                Err(self.unexpected(key, expected, found))
+            }
         }
     }
 
-    /// A finite number.
+    /// Reads a finite number.
     pub fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         self.value(key)
             .map(|value| {
@@ -195,27 +197,27 @@ impl RawConfig {
             .transpose()
     }
 
-    /// A number above zero.
+    /// Reads a number above zero.
     pub fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.number(key)? {
             Some(found) if found <= 0.0 => {
-                Err(self.error(key, format!("expected a number above 0, found {found}")))
+                Err(self.unexpected(key, "a number above 0", found))
             }
             found => Ok(found),
         }
     }
 
-    /// The epsilon of a norm.
+    /// Reads the epsilon of a norm, with a default for a missing key.
     pub fn epsilon(&self, key: &str, default: f64) -> Result<f32, ModelError> {
         let eps = self.number(key)?.unwrap_or(default);
         if (0.0..1.0).contains(&eps) {
             Ok(eps as f32)
         } else {
-            Err(self.error(key, format!("expected 0 to 1, found {eps}")))
+            Err(self.unexpected(key, "0 to 1", eps))
         }
     }
 
-    /// True or false.
+    /// Reads a boolean.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
         self.value(key)
             .map(|value| {
@@ -226,7 +228,7 @@ impl RawConfig {
             .transpose()
     }
 
-    /// A string.
+    /// Reads a string.
     pub fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
         self.value(key)
             .map(|value| {
@@ -237,7 +239,7 @@ impl RawConfig {
             .transpose()
     }
 
-    /// A list of strings.
+    /// Reads a list of strings.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, ModelError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -249,7 +251,7 @@ impl RawConfig {
             .ok_or_else(|| self.wrong(key, "a list of strings", value))
     }
 
-    /// One token id or a list of them.
+    /// Reads one token id, or a list of token ids.
     pub fn ids(&self, key: &str) -> Result<Option<Vec<u32>>, ModelError> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -260,10 +262,10 @@ impl RawConfig {
             one => id(one).map(|id| vec![id]),
         };
         ids.map(Some)
-            .ok_or_else(|| self.wrong(key, "a token id or a list of them", value))
+            .ok_or_else(|| self.wrong(key, "a token id or a list of token ids", value))
     }
 
-    /// An object within the object; empty when missing.
+    /// Reads a nested object; a missing key gives an empty object.
     pub fn section(&self, key: &str) -> Result<RawConfig, ModelError> {
         let map = match self.value(key) {
             None => Map::new(),
@@ -277,7 +279,7 @@ impl RawConfig {
         })
     }
 
-    /// An elementwise function by the name transformers gives it.
+    /// Reads an activation function, by its name in transformers.
     pub fn activation(&self, key: &str, default: &str) -> Result<Activation, ModelError> {
         match self.text(key)?.unwrap_or(default) {
             "silu" | "swish" => Ok(Activation::Silu),
@@ -285,25 +287,25 @@ impl RawConfig {
             "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" | "gelu_python_tanh"
             | "gelu_accurate" => Ok(Activation::GeluTanh),
             "relu" => Ok(Activation::Relu),
-            other => Err(self.error(
+            other => Err(self.unsupported(
                 key,
                 format!(
-                    "activation '{other}' is not computed; known: silu, swish, gelu, gelu_new, \
-                     gelu_fast, gelu_pytorch_tanh, relu"
+                    "activation '{other}' is not supported; supported activations: silu, swish, gelu, \
+                     gelu_new, gelu_fast, gelu_pytorch_tanh, relu"
                 ),
             )),
         }
     }
 
-    /// The dtype the configuration speaks of. Only synthetic shapes go by it: in a
-    /// checkpoint each tensor's own dtype counts.
+    /// Reads the dtype of the weights. Only synthetic models use it: in a checkpoint every
+    /// tensor has a dtype of its own.
     pub fn dtype(&self) -> Result<Option<DType>, ModelError> {
         let key = self.spelling(&["dtype", "torch_dtype"]);
         Ok(self.text(key)?.and_then(dtype_named))
     }
 }
 
-/// A dtype by any of its names.
+/// Returns the dtype with the given name.
 pub(crate) fn dtype_named(name: &str) -> Option<DType> {
     match name {
         "f32" | "float32" | "F32" => Some(DType::F32),
@@ -315,19 +317,27 @@ pub(crate) fn dtype_named(name: &str) -> Option<DType> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Debug;
     use std::path::Path;
 
     use djinn_types::{Activation, DType};
 
     use super::RawConfig;
-    use crate::ModelError;
+    use crate::error::{KeyProblem, ModelError};
 
     fn config(text: &str) -> RawConfig {
         RawConfig::parse(Path::new("config.json"), text.as_bytes()).unwrap()
     }
 
-    fn message<T: std::fmt::Debug>(result: Result<T, ModelError>) -> String {
-        result.unwrap_err().to_string()
+    fn problem<T: Debug>(result: Result<T, ModelError>) -> (String, KeyProblem) {
+        match result.unwrap_err() {
+            ModelError::Key { key, problem, .. } => (key, problem),
+            other => panic!("{other}"),
+        }
+    }
+
+    fn is_unexpected(problem: &KeyProblem) -> bool {
+        matches!(problem, KeyProblem::Unexpected { .. })
     }
 
     #[test]
@@ -343,61 +353,34 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_file_and_key() {
+    fn errors_name_the_key() {
         let c = config(r#"{"a": "x", "n": -1, "big": 99, "s": {"k": [1]}, "list": [1]}"#);
-        let check = |found: String, expect: &str| assert_eq!(found, expect);
-        check(
-            message(c.integer("a")),
-            "config.json: key 'a': expected a whole number, 0 or more, found \"x\"",
-        );
-        check(
-            message(c.size("n", 1..=9)),
-            "config.json: key 'n': expected a whole number, 0 or more, found -1",
-        );
-        check(
-            message(c.size("big", 1..=9)),
-            "config.json: key 'big': expected 1 to 9, found 99",
-        );
-        check(
-            message(c.section("s").unwrap().text("k")),
-            "config.json: key 's.k': expected a string, found [1]",
-        );
-        check(
-            message(c.section("a")),
-            "config.json: key 'a': expected an object, found \"x\"",
-        );
-        check(
-            message(c.texts("list")),
-            "config.json: key 'list': expected a list of strings, found [1]",
-        );
-        check(
-            message(c.ids("s")),
-            "config.json: key 's': expected a token id or a list of them, found {\"k\":[1]}",
-        );
-        check(
-            message(c.flag("a")),
-            "config.json: key 'a': expected true or false, found \"x\"",
-        );
+        let check = |(key, problem): (String, KeyProblem), expect: &str| {
+            assert_eq!(key, expect);
+            assert!(is_unexpected(&problem), "{problem:?}");
+        };
+        check(problem(c.integer("a")), "a");
+        check(problem(c.size("n", 1..=9)), "n");
+        check(problem(c.size("big", 1..=9)), "big");
+        check(problem(c.section("s").unwrap().text("k")), "s.k");
+        check(problem(c.section("a")), "a");
+        check(problem(c.texts("list")), "list");
+        check(problem(c.ids("s")), "s");
+        check(problem(c.flag("a")), "a");
     }
 
     #[test]
-    fn long_values_are_cut() {
+    fn long_values_are_shortened_in_errors() {
         let c = config(&format!(r#"{{"a": "{}"}}"#, "ü".repeat(10_000)));
-        assert!(message(c.flag("a")).len() < 250);
+        assert!(c.flag("a").unwrap_err().to_string().len() < 250);
     }
 
     #[test]
-    fn only_objects_are_configurations() {
-        let path = Path::new("config.json");
-        let parsed = |text: &str| message(RawConfig::parse(path, text.as_bytes()));
-        assert_eq!(
-            parsed("[1]"),
-            "config.json: expected a JSON object, found [1]"
-        );
-        assert_eq!(
-            parsed("{"),
-            "config.json is not valid JSON: EOF while parsing an object at line 1 column 1"
-        );
+    fn configurations_are_objects() {
+        let parsed = |text: &str| RawConfig::parse(Path::new("config.json"), text.as_bytes());
+        let list = parsed("[1]");
+        assert!(matches!(list, Err(ModelError::NotAnObject { found, .. }) if found == "[1]"));
+        assert!(matches!(parsed("{"), Err(ModelError::Json { .. })));
     }
 
     #[test]
@@ -418,7 +401,9 @@ mod tests {
         check("gelu_pytorch_tanh", Activation::GeluTanh);
         check("relu", Activation::Relu);
         let c = config(r#"{"hidden_act": "xielu"}"#);
-        assert!(message(c.activation("hidden_act", "relu")).contains("'xielu' is not computed"));
+        let (key, problem) = problem(c.activation("hidden_act", "relu"));
+        assert_eq!(key, "hidden_act");
+        assert!(matches!(problem, KeyProblem::Unsupported(_)), "{problem:?}");
     }
 
     #[test]

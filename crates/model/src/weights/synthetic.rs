@@ -1,43 +1,43 @@
-//! Weights drawn from a counter: any range of any tensor can be made by itself, on
-//! any thread and any machine, and is always the same.
+//! Synthetic weights, drawn from a counter-based generator: any range of any tensor can be
+//! generated alone, on any thread and any machine, with the same result.
 
 use std::io;
 
 use djinn_types::{DType, IO_BLOCK};
 use half::{bf16, f16};
 
+use super::source::{Extent, Origin, Weights};
 use crate::program::{Program, Role, TensorId, TensorSpec};
-use crate::weights::{Extent, Origin, Weights};
 
-/// Values a tensor is drawn from. Enough that none stands out, few enough that
-/// their stored form stays in the first-level cache.
+/// Number of distinct values of a tensor. Few enough that their stored form stays in the L1
+/// cache.
 const LEVELS: usize = 4096;
-/// Elements one random word makes: each takes 16 of its bits.
+/// Number of elements that one random word gives; each takes 16 bits.
 const LANES: usize = 4;
 
-/// Weights for a program that has none.
+/// Random weights for every tensor of a program.
 pub struct SyntheticWeights {
-    tensors: Vec<Source>,
-    /// Stored values, one set for each distribution and dtype.
+    tensors: Vec<SyntheticTensor>,
+    /// Possible values, one set for each distribution and dtype.
     palettes: Vec<Palette>,
 }
 
-/// Where a tensor's numbers come from.
-struct Source {
+/// Generator of one tensor.
+struct SyntheticTensor {
     key: u64,
     palette: usize,
-    /// Where it would lie if all tensors were in one file.
+    /// Offset in an imaginary file of all tensors.
     offset: u64,
     bytes: u64,
 }
 
-impl Source {
+impl SyntheticTensor {
     fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 }
 
-/// A uniform distribution as stored.
+/// Values of a uniform distribution, as stored.
 struct Palette {
     dtype: DType,
     mean: f32,
@@ -51,7 +51,7 @@ enum Values {
 }
 
 impl SyntheticWeights {
-    /// Weights for every tensor of `program`.
+    /// Creates weights for every tensor of `program`.
     pub fn new(program: &Program, seed: u64) -> Self {
         let mut weights = SyntheticWeights {
             tensors: Vec::with_capacity(program.tensors.len()),
@@ -60,7 +60,7 @@ impl SyntheticWeights {
         let mut end: u64 = 0;
         for spec in &program.tensors {
             let palette = weights.palette(spec);
-            let source = Source {
+            let source = SyntheticTensor {
                 key: mix(hash(&spec.name) ^ mix(seed)),
                 palette,
                 offset: end.next_multiple_of(IO_BLOCK),
@@ -84,8 +84,8 @@ impl SyntheticWeights {
     }
 }
 
-/// Mean and greatest deviation. Matrices keep the size of what they multiply, so
-/// that activations stay sane through any number of blocks.
+/// Returns the mean and the largest deviation of a tensor's values. A matrix preserves the
+/// magnitude of its input, so activations neither grow nor vanish over many blocks.
 fn distribution(spec: &TensorSpec) -> (f32, f32) {
     let uniform = 3f32.sqrt();
     match spec.role {
@@ -131,7 +131,7 @@ impl Weights for SyntheticWeights {
     }
 
     fn files(&self) -> Vec<u64> {
-        vec![self.tensors.last().map_or(0, Source::end)]
+        vec![self.tensors.last().map_or(0, SyntheticTensor::end)]
     }
 
     fn extent(&self, tensor: TensorId) -> Extent {
@@ -146,7 +146,7 @@ impl Weights for SyntheticWeights {
     fn read(&self, _: usize, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         let end = offset.saturating_add(dst.len() as u64);
         let first = self.tensors.partition_point(|t| t.end() <= offset);
-        // What lies between tensors is nobody's, and left as it is.
+        // Bytes between tensors are padding and keep their value.
         for source in self.tensors[first..].iter().take_while(|t| t.offset < end) {
             let (from, to) = (offset.max(source.offset), end.min(source.end()));
             let part = &mut dst[(from - offset) as usize..(to - offset) as usize];
@@ -157,8 +157,8 @@ impl Weights for SyntheticWeights {
 }
 
 impl SyntheticWeights {
-    /// Draws a tensor's bytes from `offset` on.
-    fn draw(&self, source: &Source, offset: u64, dst: &mut [u8]) {
+    /// Generates bytes of a tensor, starting at `offset`.
+    fn draw(&self, source: &SyntheticTensor, offset: u64, dst: &mut [u8]) {
         match &self.palettes[source.palette].values {
             Values::Half(values) => fill::<8>(source.key, offset, dst, |word| {
                 pack(word, |level| values[level].to_le_bytes())
@@ -170,7 +170,7 @@ impl SyntheticWeights {
     }
 }
 
-/// The stored form of the elements one word makes.
+/// Returns the stored form of the elements of one random word.
 fn pack<const B: usize, const N: usize>(word: u64, value: impl Fn(usize) -> [u8; B]) -> [u8; N] {
     let mut bytes = [0; N];
     for (lane, out) in bytes.chunks_exact_mut(B).enumerate() {
@@ -180,7 +180,7 @@ fn pack<const B: usize, const N: usize>(word: u64, value: impl Fn(usize) -> [u8;
     bytes
 }
 
-/// Fills `dst` with a tensor's bytes from `offset` on, `N` bytes a word.
+/// Fills `dst` with bytes of a tensor, starting at `offset`. One random word gives `N` bytes.
 fn fill<const N: usize>(key: u64, offset: u64, dst: &mut [u8], pack: impl Fn(u64) -> [u8; N]) {
     let mut index = offset / N as u64;
     let skip = (offset % N as u64) as usize;
@@ -201,7 +201,7 @@ fn fill<const N: usize>(key: u64, offset: u64, dst: &mut [u8], pack: impl Fn(u64
     last.copy_from_slice(&bytes[..last.len()]);
 }
 
-/// Word `index` of a tensor's stream: SplitMix64, which can start anywhere.
+/// Returns random word `index` of a tensor, by SplitMix64, which can start at any index.
 fn word(key: u64, index: u64) -> u64 {
     mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
@@ -212,7 +212,7 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// FNV-1a.
+/// Returns the FNV-1a hash of a name.
 fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -224,10 +224,9 @@ mod tests {
     use half::{bf16, f16};
     use proptest::prelude::*;
 
-    use super::SyntheticWeights;
+    use super::{SyntheticWeights, Weights};
     use crate::program::{Program, Role, TensorId};
     use crate::shapes::Shape;
-    use crate::weights::Weights;
 
     fn shape(reference: &str) -> (Program, SyntheticWeights) {
         Shape::parse(reference).unwrap().build().unwrap()
@@ -239,7 +238,7 @@ mod tests {
         bytes
     }
 
-    /// The numbers of a tensor of the small shape, whatever their dtype.
+    /// Returns the values of a tensor of a small shape as f32.
     fn values(dtype: &str, name: &str) -> Vec<f32> {
         let (program, weights) = shape(&format!("gpt2?layers=1&dtype={dtype}"));
         let id = program
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_as_wide_as_meant() {
+    fn values_have_the_intended_mean_and_deviation() {
         let check = |name: &str, mean: f32, deviation: f32| {
             let values = values("f32", name);
             let n = values.len() as f32;
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn dtypes_hold_the_same_numbers() {
+    fn all_dtypes_hold_the_same_values() {
         let full = values("f32", "c_proj.weight");
         for (dtype, precision) in [("f16", 1e-3), ("bf16", 8e-3)] {
             for (a, b) in full.iter().zip(values(dtype, "c_proj.weight")) {
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_and_names_change_everything() {
+    fn seeds_and_names_change_the_values() {
         let (program, weights) = shape("gpt2?layers=2");
         let (_, again) = shape("gpt2?layers=2");
         let (_, other) = shape("gpt2?layers=2&seed=1");
@@ -314,9 +313,9 @@ mod tests {
         assert_ne!(first, tensor(&program, &weights, matrices[4]));
     }
 
-    /// The same on every machine, today and later: benchmarks are compared by it.
+    /// The values must never change: benchmark results are compared over time.
     #[test]
-    fn the_stream_is_pinned() {
+    fn generated_values_are_pinned() {
         let (_, weights) = shape("llama-2-7b?layers=1");
         let mut bytes = [0; 16];
         weights
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_stay_inside() {
+    fn reads_beyond_a_tensor_fail() {
         let (program, weights) = shape("gpt2?layers=1");
         let bytes = program.tensors[0].bytes();
         assert!(weights.read_tensor(TensorId(0), bytes, &mut []).is_ok());
@@ -343,7 +342,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunking_changes_nothing(
+        fn chunked_reads_give_the_same_bytes(
             dtype in prop::sample::select(vec!["f32", "f16", "bf16"]),
             cuts in prop::collection::vec(0usize..3072, 0..12),
         ) {

@@ -1,26 +1,26 @@
-//! JSON as Python's `json.dumps` writes it: chat templates put tools into prompts
-//! this way, and models were trained on exactly these spaces.
+//! JSON in the format of Python's `json.dumps`. Chat templates write tools in this format, and
+//! models are trained on its exact whitespace.
 
 use serde_json::Value;
 
-/// The options of `json.dumps`.
+/// Options of `json.dumps`.
 #[derive(Default)]
-pub(crate) struct Style {
+pub(crate) struct JsonStyle {
     pub indent: Option<usize>,
-    /// Between items, and between key and value.
+    /// Separator between items, and between key and value.
     pub separators: Option<(String, String)>,
     pub ensure_ascii: bool,
     pub sort_keys: bool,
 }
 
-/// Writes a value.
-pub(crate) fn dumps(value: &Value, style: &Style) -> String {
+/// Formats a value.
+pub(crate) fn dumps(value: &Value, style: &JsonStyle) -> String {
     let default = if style.indent.is_some() { "," } else { ", " };
     let (comma, colon) = match &style.separators {
         Some((comma, colon)) => (comma.as_str(), colon.as_str()),
         None => (default, ": "),
     };
-    let mut writer = Writer {
+    let mut writer = JsonWriter {
         style,
         comma,
         colon,
@@ -31,15 +31,15 @@ pub(crate) fn dumps(value: &Value, style: &Style) -> String {
     writer.out
 }
 
-struct Writer<'a> {
-    style: &'a Style,
+struct JsonWriter<'a> {
+    style: &'a JsonStyle,
     comma: &'a str,
     colon: &'a str,
     out: String,
     depth: usize,
 }
 
-impl Writer<'_> {
+impl JsonWriter<'_> {
     fn value(&mut self, value: &Value) {
         match value {
             Value::String(text) => self.text(text),
@@ -76,7 +76,7 @@ impl Writer<'_> {
         self.out.push(close);
     }
 
-    /// A new line, where lines are indented.
+    /// Starts a new line if lines are indented.
     fn line(&mut self) {
         if let Some(indent) = self.style.indent {
             self.out.push('\n');
@@ -106,29 +106,29 @@ impl Writer<'_> {
 mod tests {
     use serde_json::json;
 
-    use super::{Style, dumps};
+    use super::{JsonStyle, dumps};
 
     #[test]
-    fn spaces_are_pythons() {
+    fn whitespace_is_as_in_python() {
         let value = json!({"b": [1, 2.5, null, true], "a": {"x": "é<\"\n"}, "c": [], "d": {}});
-        let check = |style: Style, expect: &str| assert_eq!(dumps(&value, &style), expect);
+        let check = |style: JsonStyle, expect: &str| assert_eq!(dumps(&value, &style), expect);
         check(
-            Style::default(),
+            JsonStyle::default(),
             r#"{"b": [1, 2.5, null, true], "a": {"x": "é<\"\n"}, "c": [], "d": {}}"#,
         );
         check(
-            Style {
+            JsonStyle {
                 sort_keys: true,
                 ensure_ascii: true,
                 separators: Some((",".to_owned(), ":".to_owned())),
-                ..Style::default()
+                ..JsonStyle::default()
             },
             r#"{"a":{"x":"\u00e9<\"\n"},"b":[1,2.5,null,true],"c":[],"d":{}}"#,
         );
         check(
-            Style {
+            JsonStyle {
                 indent: Some(2),
-                ..Style::default()
+                ..JsonStyle::default()
             },
             "{\n  \"b\": [\n    1,\n    2.5,\n    null,\n    true\n  ],\n  \"a\": {\n    \
              \"x\": \"é<\\\"\\n\"\n  },\n  \"c\": [],\n  \"d\": {}\n}",

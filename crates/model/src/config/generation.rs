@@ -1,30 +1,31 @@
-//! `generation_config.json`: how a model wants to be sampled.
+//! `generation_config.json`: the sampling settings that a model recommends.
 
 use std::path::Path;
 
-use crate::{ModelError, RawConfig, Text};
+use super::raw::RawConfig;
+use crate::error::ModelError;
 
-/// Settings for generation. Where the file is silent nothing is changed: greedy, and
-/// once tokens are drawn, from the model's own distribution.
+/// Settings for generation. Without a file, decoding is greedy, and sampling draws from the
+/// unchanged distribution of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// Tokens that end a text; empty where none does.
+    /// Tokens that end a text; empty if no token does.
     pub eos: Vec<u32>,
-    /// Whether tokens are drawn; otherwise the likeliest is taken.
+    /// Whether tokens are sampled. Otherwise the most likely token is taken.
     pub do_sample: bool,
-    /// Logits are divided by this.
+    /// Divisor of the logits.
     pub temperature: f32,
-    /// Only this many of the likeliest tokens are drawn from; 0 is no limit.
+    /// Number of most likely tokens to sample from; 0 means no limit.
     pub top_k: usize,
-    /// Only the likeliest tokens that make up this much probability are drawn from.
+    /// Total probability of the most likely tokens to sample from; 1 means no limit.
     pub top_p: f32,
-    /// Only tokens at least this likely, relative to the likeliest.
+    /// Least probability of a token to sample, relative to the most likely token.
     pub min_p: f32,
-    /// Logits of tokens already there are divided by this.
+    /// Divisor of the logits of tokens that the text already contains.
     pub repetition_penalty: f32,
-    /// How many tokens to make.
+    /// Largest number of tokens to generate.
     pub max_new_tokens: Option<usize>,
-    /// How long prompt and new tokens may get together.
+    /// Largest length of prompt and generated tokens together.
     pub max_length: Option<usize>,
 }
 
@@ -34,7 +35,7 @@ impl Default for Generation {
             eos: Vec::new(),
             do_sample: false,
             temperature: 1.0,
-            // transformers would keep 50; here what nobody asked for is not done.
+            // transformers would default to 50. Djinn limits nothing by default.
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
@@ -46,12 +47,12 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// Reads a folder's settings. Ends of text not named there are `config.json`'s,
-    /// then the tokenizer's.
+    /// Reads the settings of a model folder. Tokens that end a text come from
+    /// `generation_config.json`, else from `config.json`, else from the tokenizer (`eos`).
     pub fn read(
         folder: &Path,
         config: &RawConfig,
-        text: Option<&Text>,
+        eos: Option<u32>,
     ) -> Result<Self, ModelError> {
         let path = folder.join("generation_config.json");
         let file = if path.is_file() {
@@ -59,18 +60,18 @@ impl Generation {
         } else {
             RawConfig::default()
         };
-        let mut generation = Self::of(&file)?;
+        let mut generation = Self::from_file(&file)?;
         generation.eos = match file.ids("eos_token_id")? {
             Some(ids) => ids,
             None => config
                 .ids("eos_token_id")?
-                .or_else(|| Some(vec![text?.eos()?]))
+                .or_else(|| Some(vec![eos?]))
                 .unwrap_or_default(),
         };
         Ok(generation)
     }
 
-    fn of(file: &RawConfig) -> Result<Self, ModelError> {
+    fn from_file(file: &RawConfig) -> Result<Self, ModelError> {
         let default = Generation::default();
         let length = |key: &str| file.size(key, 1..=usize::MAX);
         Ok(Generation {
@@ -79,7 +80,7 @@ impl Generation {
             temperature: within(file, "temperature", 100.0, default.temperature)?,
             top_k: file.size("top_k", 0..=usize::MAX)?.unwrap_or(default.top_k),
             top_p: match within(file, "top_p", 1.0, default.top_p)? {
-                0.0 => return Err(file.error("top_p", "expected more than 0, found 0")),
+                0.0 => return Err(file.unexpected("top_p", "a number above 0", 0)),
                 top_p => top_p,
             },
             min_p: within(file, "min_p", 1.0, default.min_p)?,
@@ -92,12 +93,12 @@ impl Generation {
     }
 }
 
-/// A number from 0 to `max`.
+/// Reads a number from 0 to `max`.
 fn within(file: &RawConfig, key: &str, max: f64, default: f32) -> Result<f32, ModelError> {
     match file.number(key)? {
         None => Ok(default),
         Some(number) if (0.0..=max).contains(&number) => Ok(number as f32),
-        Some(number) => Err(file.error(key, format!("expected 0 to {max}, found {number}"))),
+        Some(number) => Err(file.unexpected(key, format!("0 to {max}"), number)),
     }
 }
 
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_settings_change_nothing() {
+    fn missing_settings_are_defaults() {
         assert_eq!(read(None, "{}"), Generation::default());
         assert_eq!(
             read(Some(r#"{"transformers_version": "5", "x": []}"#), "{}"),
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_taken() {
+    fn settings_are_read() {
         let file = r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.9,
             "min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 7, "max_length": 4096,
             "eos_token_id": [5, 6]}"#;
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_text_fall_back() {
+    fn eos_falls_back_to_the_configuration() {
         let check = |generation: Option<&str>, config: &str, expect: &[u32]| {
             assert_eq!(read(generation, config).eos, expect);
         };

@@ -1,31 +1,32 @@
-//! Rotary embeddings: from either way a configuration writes them to frequencies,
-//! computed in the order and precision transformers uses.
+//! Rotary embedding: frequencies from either of the two ways a configuration describes them,
+//! computed in the order and precision of transformers.
 
 use std::f64::consts::PI;
 
 use djinn_types::RopeStyle;
 
+use super::raw::RawConfig;
+use crate::error::{KeyProblem, ModelError};
 use crate::program::Rope;
-use crate::{ModelError, RawConfig};
 
-/// What every kind of rotary embedding starts from.
-struct Base {
-    /// Elements of a head that are rotated: even.
+/// Parameters that every kind of rotary embedding uses.
+struct RopeBase {
+    /// Number of elements of a head that are rotated; even.
     dim: usize,
     theta: f64,
-    /// Positions the model can be asked for.
+    /// Longest context, in tokens.
     context: usize,
 }
 
-/// Reads `rope_parameters`, or `rope_theta` with `rope_scaling`, of heads of
-/// `d_head`.
+/// Reads the rotary embedding of heads of `d_head` elements, from `rope_parameters` or from
+/// `rope_theta` and `rope_scaling`.
 pub(crate) fn rope(
     config: &RawConfig,
     d_head: usize,
     context: usize,
     theta: f64,
 ) -> Result<Rope, ModelError> {
-    // transformers lets the old key win where both are given.
+    // If both are given, transformers uses the old key.
     let old = config.section("rope_scaling")?;
     let params = if old.is_empty() {
         config.section("rope_parameters")?
@@ -34,34 +35,34 @@ pub(crate) fn rope(
     };
     for per_layer in ["full_attention", "sliding_attention"] {
         if params.has(per_layer) {
-            return Err(params.error(per_layer, "one rope per layer type is not supported"));
+            return Err(params.unsupported(per_layer, "one rope per layer type is not supported"));
         }
     }
-    let base = Base {
+    let base = RopeBase {
         dim: rotated(config, &params, d_head)?,
         theta: theta_of(config, &params, theta)?,
         context,
     };
     let key = params.spelling(&["rope_type", "type"]);
     let (frequencies, scale) = match params.text(key)?.unwrap_or("default") {
-        // Dynamic scaling sets in beyond `max_position_embeddings`, where no session
-        // goes: that is the context.
+        // Dynamic scaling applies only beyond `max_position_embeddings`, which is the context:
+        // no session is longer.
         "default" | "dynamic" => (base.frequencies(), 1.0),
         "linear" => (linear(&base, &params)?, 1.0),
         "llama3" => (llama3(&base, config, &params)?, 1.0),
         "yarn" => yarn(&base, config, &params)?,
         other => {
-            return Err(params.error(
+            return Err(params.unsupported(
                 key,
                 format!(
-                    "rope type '{other}' is not computed; known: default, linear, dynamic, \
-                     llama3, yarn"
+                    "rope type '{other}' is not supported; supported types: default, linear, \
+                     dynamic, llama3, yarn"
                 ),
             ));
         }
     };
     if !frequencies.iter().chain([&scale]).all(|f| f.is_finite()) {
-        return Err(params.error(key, "its parameters give frequencies that are not finite"));
+        return Err(params.inconsistent(key, "the parameters give frequencies that are not finite"));
     }
     Ok(Rope {
         style: RopeStyle::Halves,
@@ -70,12 +71,13 @@ pub(crate) fn rope(
     })
 }
 
-/// Plain frequencies for `dim` rotated elements: `theta^(-2i/dim)`.
+/// Returns the unscaled frequencies of `dim` rotated elements, `theta^(-2i/dim)`.
 pub(crate) fn plain(dim: usize, theta: f64) -> Vec<f32> {
     powers(dim, theta).into_iter().map(f32::recip).collect()
 }
 
-/// `theta^(2i/dim)`: the power in f64, since f32's differs between libraries.
+/// Returns `theta^(2i/dim)`. Powers are computed in f64, since those of f32 differ between
+/// math libraries.
 fn powers(dim: usize, theta: f64) -> Vec<f32> {
     let theta = f64::from(theta as f32);
     (0..dim / 2)
@@ -83,7 +85,7 @@ fn powers(dim: usize, theta: f64) -> Vec<f32> {
         .collect()
 }
 
-impl Base {
+impl RopeBase {
     fn frequencies(&self) -> Vec<f32> {
         plain(self.dim, self.theta)
     }
@@ -100,9 +102,10 @@ fn rotated(config: &RawConfig, params: &RawConfig, d_head: usize) -> Result<usiz
             None if config.value(KEY).is_some() => (config, KEY),
             None => (config, "head_dim"),
         };
-        return Err(of.error(
+        return Err(of.unexpected(
             key,
-            format!("an even number of elements of a head must be rotated, not {dim} of {d_head}"),
+            "an even number of rotated elements",
+            format_args!("{dim} of {d_head}"),
         ));
     }
     Ok(dim)
@@ -117,38 +120,39 @@ fn theta_of(config: &RawConfig, params: &RawConfig, default: f64) -> Result<f64,
     if theta > 1.0 && theta < 1e30 {
         Ok(theta)
     } else {
-        Err(of.error(KEY, format!("expected a number above 1, found {theta}")))
+        Err(of.unexpected(KEY, "a number above 1", theta))
     }
 }
 
-/// A parameter that has no default.
+/// Reads a parameter that has no default.
 fn required(params: &RawConfig, key: &str) -> Result<f64, ModelError> {
     params
         .positive(key)?
-        .ok_or_else(|| params.error(key, "missing"))
+        .ok_or_else(|| params.error(key, KeyProblem::Missing))
 }
 
-/// Positions the model was first trained for.
-fn original(base: &Base, config: &RawConfig, params: &RawConfig) -> Result<f64, ModelError> {
+/// Reads the context length of the first training, before it was extended.
+fn original(base: &RopeBase, config: &RawConfig, params: &RawConfig) -> Result<f64, ModelError> {
     const KEY: &str = "original_max_position_embeddings";
     let outer = config.positive(KEY)?;
     let inner = params.positive(KEY)?;
     Ok(outer.or(inner).unwrap_or(base.context as f64))
 }
 
-fn linear(base: &Base, params: &RawConfig) -> Result<Vec<f32>, ModelError> {
+fn linear(base: &RopeBase, params: &RawConfig) -> Result<Vec<f32>, ModelError> {
     let factor = required(params, "factor")? as f32;
     Ok(base.frequencies().into_iter().map(|f| f / factor).collect())
 }
 
-fn llama3(base: &Base, config: &RawConfig, params: &RawConfig) -> Result<Vec<f32>, ModelError> {
+fn llama3(base: &RopeBase, config: &RawConfig, params: &RawConfig) -> Result<Vec<f32>, ModelError> {
     let factor = required(params, "factor")? as f32;
     let low = required(params, "low_freq_factor")?;
     let high = required(params, "high_freq_factor")?;
     if high <= low {
-        return Err(params.error(
+        return Err(params.unexpected(
             "high_freq_factor",
-            format!("expected more than low_freq_factor ({low}), found {high}"),
+            format!("more than low_freq_factor ({low})"),
+            high,
         ));
     }
     let context = original(base, config, params)?;
@@ -169,7 +173,7 @@ fn llama3(base: &Base, config: &RawConfig, params: &RawConfig) -> Result<Vec<f32
 }
 
 fn yarn(
-    base: &Base,
+    base: &RopeBase,
     config: &RawConfig,
     params: &RawConfig,
 ) -> Result<(Vec<f32>, f32), ModelError> {
@@ -179,7 +183,7 @@ fn yarn(
         .unwrap_or(base.context as f64 / context);
     let scale = yarn_scale(params, factor)?;
     let (low, high) = yarn_range(base, params, context)?;
-    // Equal bounds would divide by zero; transformers parts them by this much.
+    // Equal bounds would divide by zero; transformers uses this width instead.
     let width = if low == high { 0.001 } else { high - low };
     let frequencies = powers(base.dim, base.theta)
         .into_iter()
@@ -193,7 +197,7 @@ fn yarn(
     Ok((frequencies, scale as f32))
 }
 
-/// What cosines and sines are multiplied by.
+/// Returns YaRN's factor on cosines and sines.
 fn yarn_scale(params: &RawConfig, factor: f64) -> Result<f64, ModelError> {
     let by = |mscale: f64| {
         if factor <= 1.0 {
@@ -212,8 +216,8 @@ fn yarn_scale(params: &RawConfig, factor: f64) -> Result<f64, ModelError> {
     })
 }
 
-/// Between which frequencies interpolation sets in.
-fn yarn_range(base: &Base, params: &RawConfig, context: f64) -> Result<(f64, f64), ModelError> {
+/// Returns the range of pairs over which YaRN changes from unscaled to scaled frequencies.
+fn yarn_range(base: &RopeBase, params: &RawConfig, context: f64) -> Result<(f64, f64), ModelError> {
     let fast = params.positive("beta_fast")?.unwrap_or(32.0);
     let slow = params.positive("beta_slow")?.unwrap_or(1.0);
     let dim = base.dim as f64;
@@ -229,14 +233,14 @@ fn yarn_range(base: &Base, params: &RawConfig, context: f64) -> Result<(f64, f64
 mod tests {
     use std::path::Path;
 
-    use super::rope;
-    use crate::RawConfig;
+    use super::{RawConfig, rope};
+    use crate::error::{KeyProblem, ModelError};
 
     fn config(text: &str) -> RawConfig {
         RawConfig::parse(Path::new("config.json"), text.as_bytes()).unwrap()
     }
 
-    /// What transformers gives for heads of 16 that were trained on 2048 positions.
+    /// Frequencies that transformers computes for heads of 16 elements and a context of 2048.
     const DEFAULT: [f32; 8] = [
         1.0,
         0.316_227_76,
@@ -269,7 +273,7 @@ mod tests {
     ];
 
     #[test]
-    fn frequencies_are_transformers() {
+    fn frequencies_match_transformers() {
         let check = |text: &str, expect: &[f32], scale: f32| {
             let rope = rope(&config(text), 16, 2048, 10000.0).unwrap();
             assert_eq!(rope.frequencies.len(), expect.len(), "{text}");
@@ -352,53 +356,56 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_key() {
-        let check = |text: &str, d_head: usize, expect: &str| {
-            let error = rope(&config(text), d_head, 2048, 10000.0).unwrap_err();
-            assert_eq!(error.to_string(), format!("config.json: key {expect}"));
+    fn errors_name_the_key() {
+        let check = |text: &str, d_head: usize, expect_key: &str, is_expected: fn(&KeyProblem) -> bool| {
+            match rope(&config(text), d_head, 2048, 10000.0).unwrap_err() {
+                ModelError::Key { key, problem, .. } => {
+                    assert_eq!(key, expect_key);
+                    assert!(is_expected(&problem), "{key}: {problem:?}");
+                }
+                other => panic!("{other}"),
+            }
         };
+        let unsupported = |problem: &KeyProblem| matches!(problem, KeyProblem::Unsupported(_));
+        let unexpected = |problem: &KeyProblem| matches!(problem, KeyProblem::Unexpected { .. });
         check(
             r#"{"rope_scaling": {"rope_type": "longrope"}}"#,
             16,
-            "'rope_scaling.rope_type': rope type 'longrope' is not computed; known: default, \
-             linear, dynamic, llama3, yarn",
+            "rope_scaling.rope_type",
+            unsupported,
         );
         check(
             r#"{"rope_scaling": {"type": "linear"}}"#,
             16,
-            "'rope_scaling.factor': missing",
+            "rope_scaling.factor",
+            |problem| *problem == KeyProblem::Missing,
         );
         check(
             r#"{"rope_parameters": {"type": "linear", "factor": 0}}"#,
             16,
-            "'rope_parameters.factor': expected a number above 0, found 0",
+            "rope_parameters.factor",
+            unexpected,
         );
-        check(
-            "{}",
-            15,
-            "'head_dim': an even number of elements of a head must be rotated, not 15 of 15",
-        );
+        check("{}", 15, "head_dim", unexpected);
         check(
             r#"{"partial_rotary_factor": 2.0}"#,
             16,
-            "'partial_rotary_factor': an even number of elements of a head must be rotated, not \
-             32 of 16",
+            "partial_rotary_factor",
+            unexpected,
         );
-        check(
-            r#"{"rope_theta": -3}"#,
-            16,
-            "'rope_theta': expected a number above 1, found -3",
-        );
+        check(r#"{"rope_theta": -3}"#, 16, "rope_theta", unexpected);
         check(
             r#"{"rope_parameters": {"full_attention": {}}}"#,
             16,
-            "'rope_parameters.full_attention': one rope per layer type is not supported",
+            "rope_parameters.full_attention",
+            unsupported,
         );
         check(
             r#"{"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4,
                 "high_freq_factor": 1}}"#,
             16,
-            "'rope_scaling.high_freq_factor': expected more than low_freq_factor (4), found 1",
+            "rope_scaling.high_freq_factor",
+            unexpected,
         );
     }
 }

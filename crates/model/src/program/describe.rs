@@ -1,49 +1,38 @@
-//! What there is to say of a model before it runs.
+//! Summaries of a program for people: bytes by dtype and by segment.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use djinn_types::DType;
 
-use crate::program::{Program, SegmentKind};
+use super::Program;
+use super::tensor::SegmentKind;
 
-/// How much of a model is stored in one dtype.
+/// Share of a model that is stored in one dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DTypeShare {
-    /// Which.
+    /// Element type.
     pub dtype: DType,
-    /// Tensors.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Numbers in them.
+    /// Number of parameters in these tensors.
     pub parameters: u64,
-    /// Their bytes.
+    /// Size of these tensors in bytes.
     pub bytes: u64,
 }
 
-/// One segment's size.
+/// Size of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentShare {
-    /// Which.
+    /// Part of the model.
     pub kind: SegmentKind,
-    /// Tensors.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Their bytes.
+    /// Size of these tensors in bytes.
     pub bytes: u64,
-}
-
-impl fmt::Display for SegmentKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SegmentKind::Embedding => f.write_str("embedding"),
-            SegmentKind::Block(block) => write!(f, "block {block}"),
-            SegmentKind::Expert { block, expert } => write!(f, "block {block} expert {expert}"),
-            SegmentKind::Head => f.write_str("head"),
-        }
-    }
 }
 
 impl Program {
-    /// Every dtype in use, the most bytes first.
+    /// Returns the share of every dtype in use, largest first.
     pub fn dtypes(&self) -> Vec<DTypeShare> {
         let mut shares: BTreeMap<String, DTypeShare> = BTreeMap::new();
         for tensor in &self.tensors {
@@ -64,7 +53,7 @@ impl Program {
         shares
     }
 
-    /// Every segment with its size, in order of use.
+    /// Returns the size of every segment, in order of use.
     pub fn segment_shares(&self) -> Vec<SegmentShare> {
         self.segments
             .iter()

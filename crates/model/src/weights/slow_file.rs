@@ -1,4 +1,4 @@
-//! Files of the slow tier: read past the page cache, and watched for changes.
+//! Files of weights: read with direct I/O, and checked for changes.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -7,31 +7,30 @@ use std::path::{Path, PathBuf};
 
 use djinn_types::IO_BLOCK;
 
-/// A file that is read while it must stay as it was when it was opened.
+/// A file that must not change while it is open.
 ///
-/// Reads go past the page cache where the file system allows it (direct I/O), so
-/// that what the process reads takes no memory but its own. Where it does not, the
-/// pages are dropped after each read.
+/// Reads use direct I/O if the file system supports it, so they take no memory of the page
+/// cache. Otherwise the cached pages are dropped after each read.
 #[derive(Debug)]
 pub struct SlowFile {
     path: PathBuf,
-    /// `None` where the file system has no direct I/O.
+    /// Handle for direct I/O; `None` if the file system does not support it.
     direct: Option<File>,
     cached: File,
-    stamp: Stamp,
+    stamp: FileStamp,
 }
 
-/// What changes when a file's content does.
+/// Size and modification time of a file, which change with its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     bytes: u64,
     modified_s: i64,
     modified_ns: i64,
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(meta: &Metadata) -> Self {
-        Stamp {
+        FileStamp {
             bytes: meta.len(),
             modified_s: meta.mtime(),
             modified_ns: meta.mtime_nsec(),
@@ -43,10 +42,10 @@ impl SlowFile {
     /// Opens a file for reading.
     pub fn open(path: &Path) -> io::Result<Self> {
         let cached = File::open(path)?;
-        // Rows of a table lie far apart: what comes after one is not wanted.
+        // Rows of a table lie far apart, so readahead would read unused bytes.
         #[cfg(target_os = "linux")]
         let _ = rustix::fs::fadvise(&cached, 0, None, rustix::fs::Advice::Random);
-        let stamp = Stamp::of(&cached.metadata()?);
+        let stamp = FileStamp::of(&cached.metadata()?);
         Ok(SlowFile {
             path: path.to_owned(),
             direct: open_direct(path, &cached),
@@ -55,24 +54,24 @@ impl SlowFile {
         })
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How long it was when it was opened.
+    /// Returns the size in bytes at the time the file was opened.
     pub fn bytes(&self) -> u64 {
         self.stamp.bytes
     }
 
-    /// Whether reads go past the page cache.
+    /// Returns whether reads use direct I/O.
     pub fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
 
-    /// Fills `dst` from `offset` on; what would lie beyond the file's end is left as
-    /// it is. Fastest where offset, address and length are multiples of [`IO_BLOCK`].
-    /// Fails, naming file and offset, if the file is no longer what was opened.
+    /// Fills `dst`, starting at `offset`. Bytes of `dst` beyond the end of the file keep their
+    /// value. Direct I/O needs offset, address and length in multiples of [`IO_BLOCK`]. Fails
+    /// if the file has changed since it was opened; the error names the file and the offset.
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         let wanted = self.bytes().saturating_sub(offset).min(dst.len() as u64) as usize;
         let result = match &self.direct {
@@ -84,17 +83,17 @@ impl SlowFile {
         self.checked(result, offset, wanted)
     }
 
-    /// The same through the page cache, where what is read stays: for what is read once
-    /// and kept elsewhere, and may well be there already.
+    /// Fills `dst` as [`SlowFile::read`] does, but through the page cache, and leaves the pages
+    /// there.
     pub fn read_cached(&self, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         let wanted = self.bytes().saturating_sub(offset).min(dst.len() as u64) as usize;
         let result = fill(&self.cached, offset, &mut dst[..wanted], wanted, 1);
         self.checked(result, offset, wanted)
     }
 
-    /// What a read came to: an error that says where, if the file is no longer the same.
+    /// Returns the result of a read, or an error if the file has changed.
     fn checked(&self, result: io::Result<()>, offset: u64, wanted: usize) -> io::Result<()> {
-        // Looked at after the read: a change before it or during it is seen.
+        // Checked after the read, to detect changes before and during the read.
         result
             .and_then(|()| self.check_unchanged())
             .map_err(|error| {
@@ -105,15 +104,15 @@ impl SlowFile {
     }
 
     fn check_unchanged(&self) -> io::Result<()> {
-        let now = Stamp::of(&self.cached.metadata()?);
+        let now = FileStamp::of(&self.cached.metadata()?);
         if now != self.stamp {
-            return Err(io::Error::other("the file was changed while in use"));
+            return Err(io::Error::other("the file changed while it was in use"));
         }
         Ok(())
     }
 }
 
-/// The same file without the page cache, if that works.
+/// Opens the file for direct I/O; returns `None` if that does not work.
 #[cfg(target_os = "linux")]
 fn open_direct(path: &Path, cached: &File) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -125,7 +124,7 @@ fn open_direct(path: &Path, cached: &File) -> Option<File> {
         .open(path)
         .ok()?;
     let (a, b) = (direct.metadata().ok()?, cached.metadata().ok()?);
-    // Some file systems accept the flag and refuse the read.
+    // Some file systems accept the flag and then refuse reads.
     let mut probe = vec![0; 2 * IO_BLOCK as usize];
     let start = probe.as_ptr().align_offset(IO_BLOCK as usize);
     let works = direct.read_at(&mut probe[start..start + IO_BLOCK as usize], 0);
@@ -143,8 +142,8 @@ fn is_aligned(offset: u64, dst: &[u8]) -> bool {
         .all(|n| n.is_multiple_of(IO_BLOCK))
 }
 
-/// Reads until `wanted` bytes are there. A direct read asks for whole blocks (`unit`),
-/// so it may ask for more than the file has.
+/// Reads until `dst` holds `wanted` bytes. A direct read asks for whole blocks of `unit` bytes,
+/// which may be more than the file has.
 fn fill(file: &File, offset: u64, dst: &mut [u8], wanted: usize, unit: u64) -> io::Result<()> {
     let mut done = 0;
     while done < wanted {
@@ -153,7 +152,7 @@ fn fill(file: &File, offset: u64, dst: &mut [u8], wanted: usize, unit: u64) -> i
             read => read?,
         };
         done += read;
-        // In whole blocks, only the end of the file gives part of one.
+        // A direct read returns part of a block only at the end of the file.
         if read == 0 || !(done as u64).is_multiple_of(unit) {
             break;
         }
@@ -165,14 +164,14 @@ fn fill(file: &File, offset: u64, dst: &mut [u8], wanted: usize, unit: u64) -> i
     Ok(())
 }
 
-/// Lets go of what a read left in the page cache: of whole pages, since parts of one
-/// would stay. A hint: failure is ignored.
+/// Drops the cached pages of a read: whole pages, since the kernel keeps partial ones. The call
+/// is a hint, so errors are ignored.
 fn drop_pages(file: &File, offset: u64, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
         let start = offset / IO_BLOCK * IO_BLOCK;
         let end = (offset + bytes as u64).next_multiple_of(IO_BLOCK);
-        // No length at all would mean everything.
+        // A length of zero would mean the whole file.
         if let Some(length) = std::num::NonZeroU64::new(end - start) {
             let _ = rustix::fs::fadvise(file, start, Some(length), rustix::fs::Advice::DontNeed);
         }
@@ -203,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_what_is_there(
+        fn reads_return_the_content(
             offset in 0u64..BYTES as u64 + 100, length in 0usize..20_000, blocks in any::<bool>(),
             cached in any::<bool>(),
         ) {
@@ -227,44 +226,38 @@ mod tests {
         }
     }
 
-    fn refusal(change: impl FnOnce(&Path)) -> String {
+    /// Returns the error of a read after `change`, and the path of the file.
+    fn error_after(change: impl FnOnce(&Path)) -> (io::Error, String) {
         let temp = written();
         let file = SlowFile::open(temp.path()).unwrap();
         file.read(0, &mut [0; 100]).unwrap();
-        // Clocks of file systems tick in milliseconds.
+        // File systems count modification times in milliseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));
         change(temp.path());
         let error = file
             .read(IO_BLOCK, &mut [0; IO_BLOCK as usize])
             .unwrap_err();
-        error
-            .to_string()
-            .replace(&temp.path().display().to_string(), "FILE")
+        (error, temp.path().display().to_string())
     }
 
     #[test]
-    fn a_file_that_changes_is_refused_by_name_and_offset() {
-        let shortened = refusal(|path| {
+    fn reads_of_a_changed_file_fail_and_name_it() {
+        let (error, path) = error_after(|path| {
             let file = File::options().write(true).open(path).unwrap();
             file.set_len(IO_BLOCK + 10).unwrap();
         });
-        assert!(
-            shortened
-                .starts_with("FILE: reading 4096 bytes at offset 4096: the file ended 4086 bytes"),
-            "{shortened}"
-        );
-        let overwritten = refusal(|path| {
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(error.to_string().starts_with(&path), "{error}");
+        let (error, path) = error_after(|path| {
             let file = File::options().write(true).open(path).unwrap();
             file.write_all_at(&[0; 100], 0).unwrap();
         });
-        assert_eq!(
-            overwritten,
-            "FILE: reading 4096 bytes at offset 4096: the file was changed while in use"
-        );
+        assert_eq!(error.kind(), io::ErrorKind::Other);
+        assert!(error.to_string().starts_with(&path), "{error}");
     }
 
     #[test]
-    fn a_file_replaced_by_another_is_still_the_old_one() {
+    fn an_open_file_survives_its_replacement() {
         let temp = written();
         let file = SlowFile::open(temp.path()).unwrap();
         let other = temp.path().with_extension("new");

@@ -1,33 +1,33 @@
-//! A checkpoint as it lies on disk after a Hugging Face download: `config.json` and
-//! one or many safetensors files.
+//! Model folders in the format of Hugging Face: `config.json` and one or more safetensors files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path, PathBuf};
 
-use crate::slow_file::SlowFile;
+use djinn_types::DType;
 use serde_json::Value;
 
-use crate::config::{dtype_named, read_json};
-use crate::families::aliases;
+use super::files::FileWeights;
+use super::safetensors::{Header, TensorEntry, header_bytes, read_header};
+use super::slow_file::SlowFile;
+use super::source::Extent;
+use crate::config::{RawConfig, dtype_named, read_json};
+use crate::error::{IndexProblem, ModelError};
 use crate::program::Program;
-use crate::safetensors::{Entry, Header, header_bytes, read_header};
-use crate::weights::{Extent, FileWeights};
-use crate::{ModelError, RawConfig};
 
-/// A folder whose files are open and whose headers have been read.
-pub struct Checkpoint {
+/// A model folder with open files and parsed headers.
+pub struct CheckpointFolder {
     config: RawConfig,
     files: Vec<SlowFile>,
-    /// Each tensor's file and place.
-    tensors: HashMap<String, (usize, Entry)>,
+    /// File and header entry of each tensor.
+    tensors: HashMap<String, (usize, TensorEntry)>,
 }
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-impl Checkpoint {
-    /// Opens a folder.
+impl CheckpointFolder {
+    /// Opens a model folder.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
         if !folder.is_dir() {
             return Err(ModelError::NoFolder {
@@ -37,7 +37,7 @@ impl Checkpoint {
         if !folder.join(CONFIG).is_file() {
             return Err(no_config(folder));
         }
-        let mut checkpoint = Checkpoint {
+        let mut checkpoint = CheckpointFolder {
             config: RawConfig::read(&folder.join(CONFIG))?,
             files: Vec::new(),
             tensors: HashMap::new(),
@@ -56,7 +56,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &RawConfig {
         &self.config
     }
@@ -78,25 +78,26 @@ impl Checkpoint {
         Ok(header)
     }
 
-    /// Opens every shard the index names and takes from each what the index says.
+    /// Opens every shard that the index names, and takes the listed tensors from each.
     fn open_shards(&mut self, folder: &Path) -> Result<(), ModelError> {
         let index = folder.join(INDEX);
         for (shard, names) in shards(&index, &read_json(&index)?)? {
-            let fault = |problem: String| ModelError::Index {
+            let fault = |problem: IndexProblem| ModelError::Index {
                 path: index.clone(),
                 problem,
             };
             let path = folder.join(&shard);
             if !path.is_file() {
-                return Err(fault(format!("shard '{shard}' is not in the folder")));
+                return Err(fault(IndexProblem::MissingShard { shard }));
             }
             let file = self.files.len();
             let mut header = self.open_file(path)?;
             for name in names {
                 let Some(entry) = header.remove(&name) else {
-                    return Err(fault(format!(
-                        "tensor '{name}' should be in '{shard}', which does not have it"
-                    )));
+                    return Err(fault(IndexProblem::MissingTensor {
+                        tensor: name,
+                        shard,
+                    }));
                 };
                 self.tensors.insert(name, (file, entry));
             }
@@ -104,8 +105,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Finds every tensor of a program, checks its shape, takes over its dtype, and
-    /// gives what reads them.
+    /// Finds every tensor of `program`, checks its shape and sets its dtype in the program;
+    /// returns the weights.
     pub fn resolve(self, program: &mut Program) -> Result<FileWeights, ModelError> {
         let mut extents = Vec::with_capacity(program.tensors.len());
         for spec in &mut program.tensors {
@@ -119,7 +120,7 @@ impl Checkpoint {
                     found: entry.shape.clone(),
                 });
             }
-            let dtype = stored(&entry.dtype).ok_or_else(|| ModelError::DType {
+            let dtype = supported_dtype(&entry.dtype).ok_or_else(|| ModelError::DType {
                 path: path(),
                 tensor: spec.name.clone(),
                 found: entry.dtype.clone(),
@@ -134,7 +135,7 @@ impl Checkpoint {
         Ok(FileWeights::new(self.files, extents))
     }
 
-    fn find(&self, name: &str) -> Result<(usize, &Entry), ModelError> {
+    fn find(&self, name: &str) -> Result<(usize, &TensorEntry), ModelError> {
         aliases(name)
             .iter()
             .find_map(|alias| self.tensors.get(alias))
@@ -145,7 +146,8 @@ impl Checkpoint {
             })
     }
 
-    /// The files, for an error: all of a few, the first and last of many.
+    /// Returns the names of the files for an error: all of up to three, the first and last of
+    /// more.
     fn file_names(&self) -> String {
         let name = |file: &SlowFile| file.path().display().to_string();
         match &self.files[..] {
@@ -160,38 +162,56 @@ impl Checkpoint {
     }
 }
 
-/// The dtypes that are computed.
-fn stored(dtype: &str) -> Option<djinn_types::DType> {
+/// Returns the names that checkpoints use for the tensor that a family calls `name`: without
+/// the prefix of the base model, with it, and in Mixtral's newer spelling.
+fn aliases(name: &str) -> Vec<String> {
+    let mut names = vec![name.to_owned()];
+    for prefix in ["model.", "transformer."] {
+        names.extend(name.strip_prefix(prefix).map(str::to_owned));
+        names.push(format!("{prefix}{name}"));
+    }
+    for i in 0..names.len() {
+        if names[i].contains(".block_sparse_moe.") {
+            names.push(names[i].replace(".block_sparse_moe.", ".mlp."));
+        }
+    }
+    names
+}
+
+/// Returns the dtype with a name from a safetensors header, if Djinn computes with it.
+fn supported_dtype(dtype: &str) -> Option<DType> {
     matches!(dtype, "F32" | "F16" | "BF16")
         .then(|| dtype_named(dtype))
         .flatten()
 }
 
-/// The index by shard, in order of shard names: which tensors to take from each.
+/// Returns the tensors of each shard according to the index, in order of shard names.
 fn shards(path: &Path, index: &Value) -> Result<Vec<(String, Vec<String>)>, ModelError> {
-    let fault = |problem: String| ModelError::Index {
+    let fault = |problem: IndexProblem| ModelError::Index {
         path: path.to_owned(),
         problem,
     };
     let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
-        return Err(fault("no 'weight_map' of tensors to shards".to_owned()));
+        return Err(fault(IndexProblem::NoWeightMap));
     };
-    let mut shards: std::collections::BTreeMap<&str, Vec<String>> = Default::default();
+    let mut shards: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (tensor, shard) in map {
         let Some(shard) = shard.as_str() else {
-            return Err(fault(format!(
-                "tensor '{tensor}': expected a file name, found {shard}"
-            )));
+            return Err(fault(IndexProblem::NotAFileName {
+                tensor: tensor.clone(),
+                found: shard.to_string(),
+            }));
         };
         if !stays_inside(shard) {
-            return Err(fault(format!(
-                "tensor '{tensor}': shard '{shard}' is outside the folder"
-            )));
+            return Err(fault(IndexProblem::OutsideFolder {
+                tensor: tensor.clone(),
+                shard: shard.to_owned(),
+            }));
         }
         shards.entry(shard).or_default().push(tensor.clone());
     }
     if shards.is_empty() {
-        return Err(fault("'weight_map' is empty".to_owned()));
+        return Err(fault(IndexProblem::EmptyWeightMap));
     }
     Ok(shards
         .into_iter()
@@ -199,10 +219,10 @@ fn shards(path: &Path, index: &Value) -> Result<Vec<(String, Vec<String>)>, Mode
         .collect())
 }
 
-/// Whether a name from an index, joined to the folder, stays in it.
+/// Returns whether a file name from an index stays inside the model folder.
 fn stays_inside(shard: &str) -> bool {
     let path = Path::new(shard);
-    // Backslashes part folders elsewhere, so they never belong in a shard's name.
+    // Backslashes separate folders on other systems, so no shard's name contains one.
     !shard.is_empty()
         && !shard.contains(['\\', '\0'])
         && path
@@ -210,7 +230,8 @@ fn stays_inside(shard: &str) -> bool {
             .all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// A folder without `config.json`: perhaps it is of a kind that has none.
+/// Returns the error for a folder without `config.json`. Some unsupported formats have no such
+/// file.
 fn no_config(folder: &Path) -> ModelError {
     match other_format(folder) {
         Some(error @ ModelError::Format { .. }) => error,
@@ -224,11 +245,11 @@ fn no_config(folder: &Path) -> ModelError {
 fn no_weights(folder: &Path) -> ModelError {
     other_format(folder).unwrap_or(ModelError::NoFile {
         folder: folder.to_owned(),
-        what: "model.safetensors and no model.safetensors.index.json",
+        what: "model.safetensors or model.safetensors.index.json",
     })
 }
 
-/// Weights in a format that is not read.
+/// Returns an error if the folder holds weights in an unsupported format.
 fn other_format(folder: &Path) -> Option<ModelError> {
     let mut names: Vec<String> = std::fs::read_dir(folder)
         .ok()?

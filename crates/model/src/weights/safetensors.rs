@@ -1,8 +1,8 @@
-//! The header of a safetensors file, checked.
+//! Parser of safetensors headers.
 //!
-//! Own code rather than the `safetensors` crate: that one collapses duplicate names
-//! silently, refuses a whole file for one dtype it does not know even where no pass
-//! reads that tensor, and does not say which tensor is at fault.
+//! Djinn does not use the `safetensors` crate, which silently merges duplicate names, rejects a
+//! whole file for one unknown dtype even if no pass reads that tensor, and does not say which
+//! tensor is invalid.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,75 +12,74 @@ use std::path::Path;
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::ModelError;
+use crate::error::{HeaderProblem, ModelError, OffsetProblem};
 
-/// The limit of the reference implementation.
+/// Largest size of a header in bytes, as in the reference implementation.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The header's own length, before it.
+/// Size of the length field before the header, in bytes.
 const LENGTH_BYTES: u64 = 8;
 
-/// A tensor in a file.
+/// Dtype, shape and place of a tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// As the file spells it: `BF16`.
+pub struct TensorEntry {
+    /// Dtype as the file spells it, such as `BF16`.
     pub dtype: String,
-    /// Sizes, slowest first.
+    /// Size of each dimension, slowest-varying first.
     pub shape: Vec<usize>,
-    /// Bytes from the start of the file.
+    /// Range of bytes, counted from the start of the file.
     pub range: Range<u64>,
 }
 
-/// The tensors of one file by name.
-pub type Header = HashMap<String, Entry>;
+/// Tensors of one file, by name.
+pub type Header = HashMap<String, TensorEntry>;
 
-/// Bytes from the start of a file to the end of its header, from the file's first
-/// bytes and its length; `path` is for errors.
+/// Returns the number of bytes from the start of a file to the end of its header. `first` holds
+/// at least the first 8 bytes of the file, which has `len` bytes. Errors name `path`.
 pub fn header_bytes(path: &Path, first: &[u8], len: u64) -> Result<u64, ModelError> {
-    let header = |problem: String| ModelError::Header {
+    let header = |problem: HeaderProblem| ModelError::Header {
         path: path.to_owned(),
         problem,
     };
     let Some(first) = first.first_chunk::<8>() else {
-        return Err(header(format!(
-            "the file has {len} bytes, too few for a header"
-        )));
+        return Err(header(HeaderProblem::NoLength { file_bytes: len }));
     };
     let size = u64::from_le_bytes(*first);
     if size > HEADER_BYTES_MAX {
-        return Err(header(format!(
-            "a header of {size} bytes is beyond the limit of {HEADER_BYTES_MAX}"
-        )));
+        return Err(header(HeaderProblem::TooLong {
+            bytes: size,
+            limit: HEADER_BYTES_MAX,
+        }));
     }
     if LENGTH_BYTES + size > len {
-        return Err(header(format!(
-            "the header's {size} bytes lie beyond the end of the file, which has {len} bytes \
-             (truncated?)"
-        )));
+        return Err(header(HeaderProblem::Truncated {
+            bytes: size,
+            file_bytes: len,
+        }));
     }
     Ok(LENGTH_BYTES + size)
 }
 
-/// Reads the header at the start of a file of `len` bytes; `path` is for errors.
+/// Parses the header at the start of a file of `len` bytes. Errors name `path`.
 pub fn read_header(path: &Path, start: &[u8], len: u64) -> Result<Header, ModelError> {
-    let header = |problem: String| ModelError::Header {
+    let header = |problem: HeaderProblem| ModelError::Header {
         path: path.to_owned(),
         problem,
     };
     let data = header_bytes(path, start, len)?;
     let text = start
         .get(LENGTH_BYTES as usize..data as usize)
-        .ok_or_else(|| header("not all of it was read".to_owned()))?;
+        .ok_or_else(|| header(HeaderProblem::Partial))?;
     let RawHeader(tensors) = serde_json::from_slice(text).map_err(|error| {
         header(if error.is_data() {
-            error.to_string()
+            HeaderProblem::Malformed(error.to_string())
         } else {
-            format!("not JSON: {error}")
+            HeaderProblem::NotJson(error.to_string())
         })
     })?;
     place(path, tensors, data, len)
 }
 
-/// Tensors in the order of the header.
+/// Tensors in the order of the header, not yet checked.
 struct RawHeader(Vec<(String, RawEntry)>);
 
 #[derive(Deserialize)]
@@ -121,69 +120,71 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Checks that the tensors fill the file from `start` to `len` without holes or
-/// overlaps, each as long as its shape and dtype say.
+/// Checks that the tensors fill the file from `start` to `len` without holes or overlaps, and
+/// that offsets match shapes and dtypes.
 fn place(
     path: &Path,
     mut tensors: Vec<(String, RawEntry)>,
     start: u64,
     len: u64,
 ) -> Result<Header, ModelError> {
-    // Empty tensors first among those at one offset, so that they leave no hole.
+    // An empty tensor sorts before others at the same offset, so it leaves no hole.
     tensors.sort_by_key(|(_, entry)| entry.data_offsets);
     let mut header = Header::with_capacity(tensors.len());
     let mut end = 0;
     for (name, raw) in tensors {
-        let fault = |problem: String| ModelError::Place {
+        let fault = |problem: OffsetProblem| ModelError::Offsets {
             path: path.to_owned(),
             tensor: name.clone(),
             problem,
         };
         check(&raw, end, len - start).map_err(fault)?;
         end = raw.data_offsets.1;
-        let entry = Entry {
+        let entry = TensorEntry {
             dtype: raw.dtype,
             shape: raw.shape,
             range: start + raw.data_offsets.0..start + raw.data_offsets.1,
         };
         if header.contains_key(&name) {
-            return Err(fault("is in the header twice".to_owned()));
+            return Err(fault(OffsetProblem::Duplicate));
         }
         header.insert(name, entry);
     }
     if end != len - start {
         return Err(ModelError::Header {
             path: path.to_owned(),
-            problem: format!("{} bytes after the last tensor", len - start - end),
+            problem: HeaderProblem::TrailingBytes {
+                bytes: len - start - end,
+            },
         });
     }
     Ok(header)
 }
 
-/// What is wrong with one tensor that should start at `start` of `len` bytes.
-fn check(raw: &RawEntry, start: u64, len: u64) -> Result<(), String> {
-    let (from, to) = raw.data_offsets;
-    if to < from {
-        return Err(format!("ends at offset {to}, before it starts at {from}"));
+/// Checks one tensor, which must start at offset `previous_end` of `data_bytes` bytes.
+fn check(raw: &RawEntry, previous_end: u64, data_bytes: u64) -> Result<(), OffsetProblem> {
+    let (start, end) = raw.data_offsets;
+    if end < start {
+        return Err(OffsetProblem::Reversed { start, end });
     }
-    if to > len {
-        return Err(format!(
-            "ends at offset {to}, beyond the end of the file, which has {len} bytes of data \
-             (truncated?)"
-        ));
+    if end > data_bytes {
+        return Err(OffsetProblem::BeyondFile { end, data_bytes });
     }
-    if from < start {
-        return Err(format!(
-            "starts at offset {from}, in a tensor that ends at {start}"
-        ));
+    if start < previous_end {
+        return Err(OffsetProblem::Overlap {
+            start,
+            previous_end,
+        });
     }
-    if from > start {
-        return Err(format!(
-            "starts at offset {from}, leaving a hole from {start}"
-        ));
+    if start > previous_end {
+        return Err(OffsetProblem::Hole {
+            start,
+            previous_end,
+        });
     }
     let Some(bits) = bits_of(&raw.dtype) else {
-        // Nothing can be checked; whoever wants this tensor will be told.
+        // The size of an unknown dtype cannot be checked. A model that needs this tensor is
+        // rejected when the checkpoint is resolved.
         return Ok(());
     };
     let expected = raw
@@ -193,18 +194,20 @@ fn check(raw: &RawEntry, start: u64, len: u64) -> Result<(), String> {
         .and_then(|elements| elements.checked_mul(bits))
         .map(|bits| bits.div_ceil(8));
     match expected {
-        Some(bytes) if bytes == to - from => Ok(()),
-        Some(bytes) => Err(format!(
-            "shape {:?} of {} takes {bytes} bytes, but its offsets span {}",
-            raw.shape,
-            raw.dtype,
-            to - from
-        )),
-        None => Err(format!("shape {:?} is too large", raw.shape)),
+        Some(bytes) if bytes == end - start => Ok(()),
+        Some(expected) => Err(OffsetProblem::Size {
+            shape: raw.shape.clone(),
+            dtype: raw.dtype.clone(),
+            expected,
+            found: end - start,
+        }),
+        None => Err(OffsetProblem::Overflow {
+            shape: raw.shape.clone(),
+        }),
     }
 }
 
-/// Bits of an element of a known dtype.
+/// Returns the number of bits in an element of a known dtype.
 fn bits_of(dtype: &str) -> Option<u64> {
     Some(match dtype {
         "F4" => 4,

@@ -1,4 +1,4 @@
-//! The date, as chat templates ask for it.
+//! The current date for chat templates, formatted as by Python's `strftime`.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,16 +27,16 @@ const DAYS: [&str; 7] = [
     "Wednesday",
 ];
 
-/// Now, in UTC, in the words of `strftime`.
+/// Formats the current time, in UTC.
 pub(crate) fn strftime_now(format: &str) -> Result<String, String> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     strftime(format, since.map_or(0, |since| since.as_secs()))
 }
 
-/// Seconds since 1970 in the words of `strftime`.
+/// Formats a time, given in seconds since 1970.
 fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     let (days, second) = (seconds / 86400, seconds % 86400);
-    let date = Date::from_days(days);
+    let date = CivilDate::from_days(days);
     let month = MONTHS[date.month - 1];
     let weekday = DAYS[(days % 7) as usize];
     let mut out = String::new();
@@ -69,7 +69,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
                     Some('a') => weekday[..3].to_owned(),
                     Some('p') => if second < 43200 { "AM" } else { "PM" }.to_owned(),
                     Some('%') => "%".to_owned(),
-                    _ => return Err(format!("strftime_now: format '{format}' is not known")),
+                    _ => return Err(format!("strftime_now: format '{format}' is not supported")),
                 });
                 continue;
             }
@@ -81,15 +81,15 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     Ok(out)
 }
 
-struct Date {
+struct CivilDate {
     year: u64,
     month: usize,
     day: usize,
 }
 
-impl Date {
-    /// The civil date of a day since 1970, by years that start in March: then the
-    /// leap day is the last, and months follow one rule.
+impl CivilDate {
+    /// Converts a number of days since 1970 to a date. The computation uses years that start in
+    /// March, in which the leap day is the last day and all months follow one rule.
     fn from_days(days: u64) -> Self {
         let days = days + 719_468;
         let (era, of_era) = (days / 146_097, days % 146_097);
@@ -97,7 +97,7 @@ impl Date {
         let of_year = of_era - (365 * year + year / 4 - year / 100);
         let march = (5 * of_year + 2) / 153;
         let month = if march < 10 { march + 3 } else { march - 9 };
-        Date {
+        CivilDate {
             year: era * 400 + year + u64::from(month <= 2),
             month: month as usize,
             day: (of_year - (153 * march + 2) / 5 + 1) as usize,
@@ -110,7 +110,7 @@ mod tests {
     use super::strftime;
 
     #[test]
-    fn dates_read_as_python_writes_them() {
+    fn dates_are_formatted_as_in_python() {
         let check = |seconds: u64, format: &str, expect: &str| {
             assert_eq!(strftime(format, seconds).as_deref(), Ok(expect));
         };

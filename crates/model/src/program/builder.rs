@@ -1,14 +1,16 @@
-//! The pieces families are built from: tensors are declared where they are used,
-//! so that a segment lists them in order of use.
+//! Builder of programs, shared by all families.
+//!
+//! A family declares each tensor at its first use, so segments list tensors in order of use.
 
 use djinn_types::{Activation, DType, NormKind, Order};
 
-use crate::hook::Site;
-use crate::program::{
-    Buf, Dims, Op, Program, Role, Rope, Segment, SegmentKind, TensorId, TensorSpec,
-};
+use super::dims::{Dims, Rope};
+use super::op::{Buf, Op};
+use super::site::Site;
+use super::tensor::{Role, Segment, SegmentKind, TensorId, TensorSpec};
+use super::Program;
 
-/// Collects a program.
+/// Builder of a [`Program`], one operation at a time.
 pub(crate) struct Builder {
     dtype: DType,
     tensors: Vec<TensorSpec>,
@@ -18,26 +20,26 @@ pub(crate) struct Builder {
     blocks: Vec<Vec<Op>>,
 }
 
-/// A normalisation of one family: always of the same kind.
+/// Normalisation of a family; all norms of a family are of one kind.
 #[derive(Clone, Copy)]
-pub(crate) struct Norm {
+pub(crate) struct NormSpec {
     pub kind: NormKind,
     pub eps: f32,
 }
 
-/// A linear layer of `torch.nn.Linear`'s or `Conv1D`'s kind.
+/// Shape of a linear layer.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct LinearShape {
     pub input: usize,
     pub output: usize,
     pub bias: bool,
     pub order: Order,
 }
 
-impl Shape {
-    /// `torch.nn.Linear`.
+impl LinearShape {
+    /// Shape of a `torch.nn.Linear` layer.
     pub fn linear(input: usize, output: usize, bias: bool) -> Self {
-        Shape {
+        LinearShape {
             input,
             output,
             bias,
@@ -45,9 +47,9 @@ impl Shape {
         }
     }
 
-    /// GPT-2's `Conv1D`.
+    /// Shape of a `Conv1D` layer, as GPT-2 uses it.
     pub fn conv(input: usize, output: usize) -> Self {
-        Shape {
+        LinearShape {
             input,
             output,
             bias: true,
@@ -57,8 +59,8 @@ impl Shape {
 }
 
 impl Builder {
-    /// Starts with the embedding; `dtype` is what tensors have until a checkpoint
-    /// says otherwise.
+    /// Starts a program with its embedding segment. Tensors have `dtype` until a checkpoint
+    /// replaces it by the stored dtype.
     pub fn new(dtype: DType) -> Self {
         let mut builder = Builder {
             dtype,
@@ -72,7 +74,7 @@ impl Builder {
         builder
     }
 
-    /// Tensors declared from here on lie in this segment.
+    /// Starts a segment; tensors declared from now on belong to it.
     pub fn segment(&mut self, kind: SegmentKind) {
         self.segments.push(Segment {
             kind,
@@ -94,32 +96,32 @@ impl Builder {
         id
     }
 
-    /// A table of rows.
+    /// Declares a table.
     pub fn table(&mut self, name: &str, rows: usize, cols: usize) -> TensorId {
         self.tensor(name.to_owned(), vec![rows, cols], Role::Table)
     }
 
-    /// A matrix `[rows, cols]` as it lies in the file.
+    /// Declares a matrix `[rows, cols]`, in the order of the file.
     pub fn matrix(&mut self, name: String, rows: usize, cols: usize) -> TensorId {
         self.tensor(name, vec![rows, cols], Role::Matrix)
     }
 
-    /// Adds an operation.
+    /// Appends an operation.
     pub fn op(&mut self, op: Op) {
         self.ops.push(op);
     }
 
-    /// Names a point.
+    /// Appends a hook.
     pub fn hook(&mut self, site: Site, buf: Buf) {
         self.op(Op::Hook { site, buf });
     }
 
-    /// `to += from`
+    /// Appends the sum `to += from`.
     pub fn add(&mut self, from: Buf, to: Buf) {
         self.op(Op::Add { from, to });
     }
 
-    /// Embeds tokens into the residual.
+    /// Appends the token embedding and its hook; returns the token table.
     pub fn embed(&mut self, name: &str, vocab: usize, d_model: usize) -> TensorId {
         let table = self.table(name, vocab, d_model);
         let to = Buf::Resid;
@@ -128,8 +130,8 @@ impl Builder {
         table
     }
 
-    /// The norm called `name`, over rows of `width`.
-    pub fn norm(&mut self, norm: Norm, name: &str, width: usize, from: Buf, to: Buf) {
+    /// Appends the norm called `name` over groups of `width` elements.
+    pub fn norm(&mut self, norm: NormSpec, name: &str, width: usize, from: Buf, to: Buf) {
         let weight = self.tensor(format!("{name}.weight"), vec![width], Role::Scale);
         let bias = (norm.kind == NormKind::Layer)
             .then(|| self.tensor(format!("{name}.bias"), vec![width], Role::Bias));
@@ -144,8 +146,8 @@ impl Builder {
         });
     }
 
-    /// The linear layer called `name`.
-    pub fn linear(&mut self, shape: Shape, name: &str, from: Buf, to: Buf) {
+    /// Appends the linear layer called `name`.
+    pub fn linear(&mut self, shape: LinearShape, name: &str, from: Buf, to: Buf) {
         let (rows, cols) = match shape.order {
             Order::OutIn => (shape.output, shape.input),
             Order::InOut => (shape.input, shape.output),
@@ -163,8 +165,8 @@ impl Builder {
         });
     }
 
-    /// Takes queries, keys and values out of a projection of `kv_heads` groups,
-    /// each the queries of the group, then its key, then its value.
+    /// Appends the splits of a fused projection into queries, keys and values. The projection
+    /// has `kv_heads` groups: the queries of the group, then its key, then its value.
     pub fn split_groups(&mut self, dims: &Dims) {
         let queries = dims.heads / dims.kv_heads * dims.d_head;
         let stride = queries + 2 * dims.d_head;
@@ -184,26 +186,26 @@ impl Builder {
         }
     }
 
-    /// The hooks on queries, keys and values.
+    /// Appends the hooks on queries, keys and values.
     pub fn hook_qkv(&mut self, block: usize) {
         self.hook(Site::Q(block), Buf::Q);
         self.hook(Site::K(block), Buf::K);
         self.hook(Site::V(block), Buf::V);
     }
 
-    /// Rotates queries and keys.
+    /// Appends the rotary embedding of queries and keys.
     pub fn rotate(&mut self) {
         self.op(Op::Rope { buf: Buf::Q });
         self.op(Op::Rope { buf: Buf::K });
     }
 
-    /// Attention from `Q`, `K` and `V`, and its output projection called `name`.
+    /// Appends attention and its output projection, which is called `name`.
     pub fn attend(
         &mut self,
         block: usize,
         scale: f32,
         window: Option<usize>,
-        output: Shape,
+        output: LinearShape,
         name: &str,
     ) {
         self.op(Op::Attend {
@@ -216,8 +218,9 @@ impl Builder {
         self.hook(Site::AttnOut(block), Buf::AttnOut);
     }
 
-    /// `down(f(up(from)))`: an MLP without a gate. Names are of the two layers.
-    pub fn mlp(&mut self, block: usize, from: Buf, f: Activation, layers: [(Shape, &str); 2]) {
+    /// Appends an MLP without a gate, `down(f(up(from)))`. `layers` holds `up` and `down`, each
+    /// with its name.
+    pub fn mlp(&mut self, block: usize, from: Buf, f: Activation, layers: [(LinearShape, &str); 2]) {
         let [(up, up_name), (down, down_name)] = layers;
         self.linear(up, up_name, from, Buf::Pre);
         self.hook(Site::MlpPre(block), Buf::Pre);
@@ -231,19 +234,19 @@ impl Builder {
         self.hook(Site::MlpOut(block), Buf::MlpOut);
     }
 
-    /// Adds attention to the residual, and names the point after it.
+    /// Appends the sum of attention and residual, and the hook after it.
     pub fn resid_mid(&mut self, block: usize) {
         self.add(Buf::AttnOut, Buf::Resid);
         self.hook(Site::ResidMid(block), Buf::Resid);
     }
 
-    /// Adds the MLP to the residual, and names the point after it.
+    /// Appends the sum of MLP and residual, and the hook after it.
     pub fn resid_post(&mut self, block: usize) {
         self.add(Buf::MlpOut, Buf::Resid);
         self.hook(Site::ResidPost(block), Buf::Resid);
     }
 
-    /// Starts block `block`: its segment, and the first hook.
+    /// Starts a block: its segment and its first hook.
     pub fn start_block(&mut self, block: usize) {
         if block == 0 {
             self.embed = std::mem::take(&mut self.ops);
@@ -252,19 +255,19 @@ impl Builder {
         self.hook(Site::ResidPre(block), Buf::Resid);
     }
 
-    /// Ends a block.
+    /// Ends the current block.
     pub fn end_block(&mut self) {
         self.blocks.push(std::mem::take(&mut self.ops));
     }
 
-    /// Starts the head with the final norm.
-    pub fn start_head(&mut self, norm: Norm, name: &str, d_model: usize) {
+    /// Starts the head: its segment, the final norm and the hook after it.
+    pub fn start_head(&mut self, norm: NormSpec, name: &str, d_model: usize) {
         self.segment(SegmentKind::Head);
         self.norm(norm, name, d_model, Buf::Resid, Buf::Final);
         self.hook(Site::Normalized, Buf::Final);
     }
 
-    /// The output matrix: the embedding's table when tied, else `lm_head`.
+    /// Appends the output projection: by the token table if `tied` gives it, else by `lm_head`.
     pub fn unembed(&mut self, tied: Option<TensorId>, dims: &Dims, bias: bool) {
         let weight = tied
             .unwrap_or_else(|| self.matrix("lm_head.weight".to_owned(), dims.vocab, dims.d_model));
@@ -280,7 +283,7 @@ impl Builder {
         self.hook(Site::Logits, Buf::Logits);
     }
 
-    /// The program.
+    /// Returns the finished program.
     pub fn finish(self, family: &'static str, dims: Dims, rope: Option<Rope>) -> Program {
         Program {
             family,

@@ -1,46 +1,47 @@
-//! Which buffers a pass still needs at a point: all that has to be kept of a row so that it
-//! can go on from there.
+//! Liveness: which buffers a row still needs at each hook, so that a pass can stop there and
+//! resume later.
 
 use std::collections::BTreeSet;
 
-use crate::hook::Site;
-use crate::program::{Buf, Op, Program};
+use super::Program;
+use super::op::{Buf, Op};
+use super::site::Site;
 
-/// A hook's place in the pass.
+/// A hook at which a row can stop, and the state it needs to resume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stop {
-    /// Which hook.
+pub struct StopPoint {
+    /// Name of the hook.
     pub site: Site,
-    /// What is there.
+    /// Buffer at the hook.
     pub buf: Buf,
-    /// The operation that comes next, by its place in [`Program::steps`].
+    /// Index of the operation to resume with, in [`Program::steps`].
     pub next: usize,
-    /// What the operations from there on read of what was written before.
+    /// Buffers that the remaining operations read before they write them.
     pub live: Vec<Buf>,
 }
 
 impl Program {
-    /// Every hook at which a row can stop, in order of the pass. Attention patterns are not
-    /// among them: they are no buffer of the pass.
-    pub fn stops(&self) -> Vec<Stop> {
+    /// Returns every hook at which a row can stop, in order of the pass. Attention patterns
+    /// are not included: no buffer holds them.
+    pub fn stops(&self) -> Vec<StopPoint> {
         let ops: Vec<&Op> = self.ops().collect();
-        // Whoever goes through the head wants its logits.
+        // The caller reads the logits after the last operation.
         let mut live = BTreeSet::from([Buf::Logits]);
         let mut stops = Vec::new();
         for (at, op) in ops.iter().enumerate().rev() {
             if let Op::Hook { site, buf } = **op {
                 let mut live = live.clone();
                 live.insert(buf);
-                stops.push(Stop {
+                stops.push(StopPoint {
                     site,
                     buf,
                     next: at + 1,
                     live: live.into_iter().collect(),
                 });
             }
-            let (reads, writes) = op.touches();
-            if let Some(to) = writes {
-                live.remove(&to);
+            let (reads, overwritten) = op.buffers();
+            if let Some(buf) = overwritten {
+                live.remove(&buf);
             }
             live.extend(reads);
         }
@@ -49,36 +50,13 @@ impl Program {
     }
 }
 
-impl Op {
-    /// The buffers it reads, and the one it writes without regard to what was there.
-    fn touches(&self) -> (Vec<Buf>, Option<Buf>) {
-        match *self {
-            Op::Embed { to, .. } => (vec![], Some(to)),
-            Op::EmbedPositions { to, .. } => (vec![to], None),
-            Op::Norm { from, to, .. }
-            | Op::Linear { from, to, .. }
-            | Op::Split { from, to, .. }
-            | Op::Activate { from, to, .. } => (vec![from], Some(to)),
-            Op::Rope { buf } => (vec![buf], None),
-            Op::Attend { .. } => (vec![Buf::Q, Buf::K, Buf::V], Some(Buf::Z)),
-            Op::Gate { gate, up, to, .. } => (vec![gate, up], Some(to)),
-            Op::Add { from, to } => (vec![from, to], None),
-            Op::Experts {
-                from, router, to, ..
-            } => (vec![from, router], Some(to)),
-            Op::Hook { .. } => (vec![], None),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use crate::hook::Site;
-    use crate::program::Buf;
+    use super::{Buf, Site};
     use crate::shapes::Shape;
 
     #[test]
-    fn what_is_needed_from_a_hook_on() {
+    fn live_buffers_at_each_kind_of_hook() {
         let live = |shape: &str, site: Site| {
             let (program, _) = Shape::parse(shape).unwrap().build().unwrap();
             let stops = program.stops();
@@ -97,7 +75,7 @@ mod tests {
         assert_eq!(llama(Site::MlpOut(0)), [Buf::Resid, Buf::MlpOut]);
         assert_eq!(llama(Site::Normalized), [Buf::Final]);
         assert_eq!(llama(Site::Logits), [Buf::Logits]);
-        // Attention and MLP beside each other: what one read, the other still will.
+        // With attention and MLP in parallel, the MLP still reads the norm after attention.
         let gptj = |site| live("gpt-j-6b?layers=2", site);
         assert_eq!(
             gptj(Site::AttnOut(1)),
@@ -106,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn every_hook_but_patterns_is_a_stop() {
+    fn every_hook_except_patterns_is_a_stop() {
         let (program, _) = Shape::parse("mixtral-8x7b?layers=2")
             .unwrap()
             .build()
