@@ -10,7 +10,7 @@ use std::{
 use djinn_device::{Backend, PassLimits, host};
 use djinn_memory::Size;
 use djinn_model::{
-    Model, Stop,
+    Model, StopPoint,
     program::{Op, Program, SegmentKind},
 };
 use djinn_types::DType;
@@ -35,7 +35,7 @@ pub struct Blueprint {
     /// The program's operations, cut where weights arrive.
     pub(crate) graph_regions: Vec<GraphRegion>,
     /// Where sessions can stop, by the operation that comes next.
-    pub(crate) stops: BTreeMap<usize, Arc<Stop>>,
+    pub(crate) stops: BTreeMap<usize, Arc<StopPoint>>,
     /// The folder for pages that host memory has no room for.
     pub(crate) spill: Option<PathBuf>,
     footprint: Footprint,
@@ -290,7 +290,7 @@ fn expert_bytes(model: &Model) -> f64 {
 }
 
 /// Where sessions can stop, by the operation that comes next.
-fn stops(program: &Program) -> BTreeMap<usize, Arc<Stop>> {
+fn stops(program: &Program) -> BTreeMap<usize, Arc<StopPoint>> {
     let stops = program.stops().into_iter();
     stops.map(|stop| (stop.next, Arc::new(stop))).collect()
 }

@@ -135,7 +135,7 @@ pub(crate) fn check_tokens(program: &Program, tokens: &[u32]) -> Result<(), Engi
 pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError> {
     let program = &model.program;
     let dims = &program.dims;
-    if model.text.is_none() && !request.stop.is_empty() {
+    if model.tokenizer.is_none() && !request.stop.is_empty() {
         return Err(EngineError::NoTokenizer {
             what: "a stop string",
         });

@@ -222,7 +222,7 @@ fn edits_captures_and_forks_come_back() {
 #[test]
 fn a_stop_string_may_span_the_end_of_a_process() {
     let text = |engine: &Engine, ids: &[u32]| {
-        let text = engine.model().text.as_ref().unwrap();
+        let text = engine.model().tokenizer.as_ref().unwrap();
         text.decode(ids, true).unwrap()
     };
     let ask = request(&stories(), &[0, 1577, 395, 259, 698, 1108, 14], &[], 16);

@@ -231,7 +231,9 @@ pub enum OffsetProblem {
         end: u64,
     },
     /// The tensor ends beyond the end of the file.
-    #[error("the tensor ends at offset {end}, but the file has only {data_bytes} bytes of data (truncated?)")]
+    #[error(
+        "the tensor ends at offset {end}, but the file has only {data_bytes} bytes of data (truncated?)"
+    )]
     BeyondFile {
         /// End, according to the header.
         end: u64,

@@ -102,8 +102,8 @@ impl Shape {
                 self.config.set(key, layers);
             }
             "dtype" => {
-                self.dtype = dtype_named(value)
-                    .ok_or_else(|| bad("f32, f16 or bf16".to_owned()))?;
+                self.dtype =
+                    dtype_named(value).ok_or_else(|| bad("f32, f16 or bf16".to_owned()))?;
             }
             "seed" => {
                 self.seed = value

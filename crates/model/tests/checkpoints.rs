@@ -1,10 +1,10 @@
-//! Checkpoints that are right but awkward.
+//! Valid checkpoints with unusual settings, names or shards.
 
 mod common;
 
 use std::path::Path;
 
-use common::{Tensor, folder, golden, open, safetensors};
+use common::{TestTensor, folder, golden, open, safetensors};
 use djinn_model::program::{Buf, Op, Program, SegmentKind, TensorId};
 use djinn_model::{RawConfig, Site, families};
 use djinn_types::DType;
@@ -15,10 +15,10 @@ fn build(config: &Value) -> Program {
     families::build(&config.expect("an object"), DType::F32).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A file with every tensor of a program, renamed.
+/// Returns a file with every tensor of a program, renamed.
 fn weights(program: &Program, rename: impl Fn(&str) -> String) -> Vec<u8> {
     let names: Vec<String> = program.tensors.iter().map(|t| rename(&t.name)).collect();
-    let tensors: Vec<Tensor<'_>> = program
+    let tensors: Vec<TestTensor<'_>> = program
         .tensors
         .iter()
         .zip(&names)
@@ -67,7 +67,7 @@ fn odd_head_sizes_open() {
 }
 
 #[test]
-fn prefixes_may_be_missing_or_added() {
+fn tensor_names_may_lack_or_add_the_base_prefix() {
     let strip = |name: &str| {
         let name = name.strip_prefix("transformer.").unwrap_or(name);
         name.strip_prefix("model.").unwrap_or(name).to_owned()
@@ -91,7 +91,7 @@ fn prefixes_may_be_missing_or_added() {
 }
 
 #[test]
-fn newer_mixtral_names_are_taken() {
+fn newer_mixtral_names_are_accepted() {
     let config = tiny(json!({"model_type": "mixtral", "num_local_experts": 3}));
     let file = weights(&build(&config), |name| {
         name.replace("block_sparse_moe", "mlp")
@@ -103,13 +103,13 @@ fn newer_mixtral_names_are_taken() {
 fn shards_are_joined_and_extra_tensors_ignored() {
     let config = tiny(json!({"tie_word_embeddings": true}));
     let program = build(&config);
-    let tensor = |i: usize| -> Tensor<'_> {
+    let tensor = |i: usize| -> TestTensor<'_> {
         let t = &program.tensors[i];
         (&t.name, "BF16", &t.shape, 2)
     };
     let half = program.tensors.len() / 2;
-    let mut first: Vec<Tensor<'_>> = (0..half).map(tensor).collect();
-    let mut second: Vec<Tensor<'_>> = (half..program.tensors.len()).map(tensor).collect();
+    let mut first: Vec<TestTensor<'_>> = (0..half).map(tensor).collect();
+    let mut second: Vec<TestTensor<'_>> = (half..program.tensors.len()).map(tensor).collect();
     first.push((
         "model.layers.0.self_attn.rotary_emb.inv_freq",
         "F64",
@@ -157,7 +157,7 @@ fn shards_are_joined_and_extra_tensors_ignored() {
 }
 
 #[test]
-fn missing_keys_have_transformers_defaults() {
+fn missing_keys_default_as_in_transformers() {
     let check = |config: Value, parameters: u64| {
         assert_eq!(build(&config).parameters(), parameters, "{config}");
     };
@@ -183,7 +183,7 @@ fn windows(config: Value) -> Vec<Option<usize>> {
 }
 
 #[test]
-fn windows_are_where_the_configuration_puts_them() {
+fn sliding_windows_follow_the_configuration() {
     let check = |more: Value, expect: &[Option<usize>]| {
         assert_eq!(windows(tiny(more.clone())), expect, "{more}");
     };
@@ -262,7 +262,7 @@ fn experts_are_segments_after_their_block() {
 }
 
 #[test]
-fn biases_are_where_the_configuration_puts_them() {
+fn biases_follow_the_configuration() {
     let check = |more: Value, expect: &[&str]| {
         let program = build(&tiny(more.clone()));
         let names = program.tensors.iter().filter_map(|t| {
@@ -304,7 +304,7 @@ fn falcon(more: Value) -> Program {
 }
 
 #[test]
-fn falcon_comes_in_all_its_styles() {
+fn falcon_supports_all_block_styles() {
     let check = |more: Value, kv_heads: usize, norms: &[&str], fused: usize| {
         let program = falcon(more.clone());
         assert_eq!(program.dims.kv_heads, kv_heads, "{more}");
@@ -348,7 +348,7 @@ fn falcon_comes_in_all_its_styles() {
 }
 
 #[test]
-fn gpt2_scales_as_told() {
+fn gpt2_attention_scales_follow_the_configuration() {
     let scales = |more: Value| -> Vec<f32> {
         let mut config = json!({"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2,
                                 "n_inner": 50, "n_ctx": 9});
@@ -370,7 +370,7 @@ fn gpt2_scales_as_told() {
 }
 
 #[test]
-fn hooks_come_in_order() {
+fn hooks_are_in_order_of_the_pass() {
     let names = |config: Value| -> Vec<String> {
         let program = build(&config);
         let last = program.dims.blocks - 1;

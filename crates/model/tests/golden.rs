@@ -1,5 +1,5 @@
-//! The checkpoints that ship with the project open, every tensor is where the
-//! family says, and the programs compute what transformers computes.
+//! Golden checkpoints: they open, every tensor is found, and the programs compute the values of
+//! transformers.
 
 mod common;
 mod interpreter;
@@ -9,7 +9,7 @@ use djinn_model::program::TensorId;
 use interpreter::Golden;
 
 #[test]
-fn all_open_and_resolve() {
+fn golden_checkpoints_open_and_resolve() {
     let check = |family: &str, parameters: u64| {
         let model = open(&golden(family));
         let program = &model.program;
@@ -38,7 +38,7 @@ fn all_open_and_resolve() {
 }
 
 #[test]
-fn programs_compute_what_transformers_does() {
+fn programs_match_transformers() {
     for family in GOLDEN {
         let folder = golden(family);
         let golden = Golden::read(&folder.join("golden.safetensors"));
@@ -55,7 +55,7 @@ fn programs_compute_what_transformers_does() {
 }
 
 #[test]
-fn stories_compute_what_transformers_does() {
+fn the_bundled_model_matches_transformers() {
     let folder = root().join("models/stories-7m");
     let golden = Golden::read(&folder.join("golden.safetensors"));
     let seen = interpreter::run(&open(&folder), &golden.ids("robot.input_ids"));

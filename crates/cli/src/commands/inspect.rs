@@ -71,7 +71,7 @@ fn to_text(model: &Model) -> String {
         .map(|share| format!("{} {}", share.dtype, Size(share.bytes)))
         .collect();
     let kv = |dtype| Size(p.kv_bytes_per_token(dtype));
-    let text = match (&model.text, &model.chat) {
+    let text = match (&model.tokenizer, &model.chat) {
         (None, _) => "no tokenizer: prompts as --tokens",
         (Some(_), None) => "tokenizer",
         (Some(_), Some(_)) => "tokenizer, chat template",
@@ -184,7 +184,7 @@ fn to_json(model: &Model) -> Value {
             "f32": p.kv_bytes_per_token(DType::F32),
             "f16": p.kv_bytes_per_token(DType::F16),
         },
-        "tokenizer": model.text.is_some(),
+        "tokenizer": model.tokenizer.is_some(),
         "chat_template": model.chat.is_some(),
         "hooks": p.hooks().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "segments": segments,

@@ -192,7 +192,7 @@ fn said(row: &[f32]) -> Vec<Said> {
 
 /// A token as people read it.
 pub(super) fn name(model: &Model, token: u32) -> String {
-    let text = model.text.as_ref().and_then(|text| text.token(token));
+    let text = model.tokenizer.as_ref().and_then(|text| text.token(token));
     readable(&text.unwrap_or_else(|| token.to_string()))
 }
 

@@ -11,7 +11,7 @@ pub fn tokens(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
     if let Some(tokens) = &args.tokens {
         return Ok(tokens.clone());
     }
-    let text = model.text.as_ref().ok_or_else(|| {
+    let text = model.tokenizer.as_ref().ok_or_else(|| {
         Failure::Message(format!(
             "{} has no tokenizer.json: give the prompt as --tokens 1,2,3",
             model.name
@@ -57,7 +57,7 @@ pub fn more(model: &Model, args: &PromptArgs) -> Result<Vec<u32>, Failure> {
     let Some(prompt) = said(args)? else {
         return Ok(Vec::new());
     };
-    match &model.text {
+    match &model.tokenizer {
         Some(text) => Ok(text.encode_plain(&prompt)?),
         None => Err(Failure::Message(format!(
             "{} has no tokenizer.json: give what it is told as --tokens 1,2,3",

@@ -92,7 +92,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         watch.add_to(&mut report);
         say_json(&report)?;
     } else {
-        if engine.model().text.is_none() {
+        if engine.model().tokenizer.is_none() {
             say(&format!("{}\n", id_list(&transcript.generated)))?;
         }
         let drawn = sampled && args.sampling.seed.is_none();
@@ -233,7 +233,7 @@ fn generate(
 
 /// The prompt as text, which a story continues.
 fn prompt_text(model: &Model, tokens: &[u32]) -> Option<String> {
-    model.text.as_ref()?.decode(tokens, true).ok()
+    model.tokenizer.as_ref()?.decode(tokens, true).ok()
 }
 
 fn summary(engine: &Engine, transcript: &Transcript, timing: &Timing, seed: Option<u64>) -> String {
@@ -263,7 +263,7 @@ fn report(
 ) -> Value {
     let footprint = engine.footprint();
     let text_of = |token: u32| {
-        let tokenizer = engine.model().text.as_ref()?;
+        let tokenizer = engine.model().tokenizer.as_ref()?;
         tokenizer.decode(&[token], false).ok()
     };
     let logprob =

@@ -179,7 +179,7 @@ fn part(what: &str, tokens: &[u32], model: Option<&Model>) -> String {
     if tokens.is_empty() {
         return String::new();
     }
-    let words = model.and_then(|model| model.text.as_ref()?.decode(tokens, true).ok());
+    let words = model.and_then(|model| model.tokenizer.as_ref()?.decode(tokens, true).ok());
     let text = words.unwrap_or_else(|| id_list(tokens));
     format!(
         "{what:>9}: {}\n",

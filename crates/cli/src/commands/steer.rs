@@ -158,7 +158,7 @@ fn prompts(given: &[String]) -> Result<Vec<String>, Failure> {
 }
 
 fn encode(model: &Model, text: &str) -> Result<Vec<u32>, Failure> {
-    let tokenizer = model.text.as_ref();
+    let tokenizer = model.tokenizer.as_ref();
     let tokenizer = tokenizer
         .ok_or_else(|| Failure::Message(format!("{} has no tokenizer.json", model.name)))?;
     Ok(tokenizer.encode(text)?)
@@ -240,7 +240,7 @@ fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
     let other =
         pairs.filter(differs).count() + plain.generated.len().abs_diff(changed.generated.len());
     let text = |of: &Transcript| {
-        let text = engine.model().text.as_ref();
+        let text = engine.model().tokenizer.as_ref();
         text.and_then(|text| text.decode(&of.generated, true).ok())
             .unwrap_or_default()
     };

@@ -27,7 +27,7 @@ pub fn trace(args: TraceArgs) -> Result<(), Failure> {
     let transcript = finish(&mut engine, ids[0])?;
     let model = engine.model();
     let hooks = model.program.hooks().into_iter();
-    let text = model.text.as_ref();
+    let text = model.tokenizer.as_ref();
     let traced = Traced {
         model: model.name.clone(),
         order: hooks.map(|site| site.to_string()).collect(),

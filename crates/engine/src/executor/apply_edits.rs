@@ -2,7 +2,7 @@
 //! read when it goes on, since it may be changed before.
 
 use djinn_device::{Device, Edit as DeviceEdit, View};
-use djinn_model::hook::Site;
+use djinn_model::Site;
 
 use super::{active_rows::ActiveRows, pass::Pass};
 use crate::{

@@ -1,7 +1,7 @@
 //! Attention, and what sessions read and change of its pattern.
 
 use djinn_device::{Attention, KvLayer, Phase, Rows, View};
-use djinn_model::{hook::Site, program::Buf};
+use djinn_model::{Site, program::Buf};
 
 use super::{
     active_rows::ActiveRows,

@@ -3,8 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use djinn_model::{
-    Stop,
-    hook::Site,
+    Site, StopPoint,
     program::{Buf, SegmentKind},
 };
 
@@ -49,7 +48,7 @@ pub(crate) struct PausedRows {
     pub member: usize,
     /// First position that paused.
     pub position: usize,
-    pub stop: Arc<Stop>,
+    pub stop: Arc<StopPoint>,
     /// Saved buffers; one staged read for each row span of the session.
     pub live: Vec<(Buf, Vec<StagedRead>)>,
 }

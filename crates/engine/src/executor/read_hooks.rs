@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use djinn_device::{Edit, Reduction, View};
 use djinn_model::{
-    hook::Site,
+    Site,
     program::{Buf, SegmentKind},
 };
 use djinn_types::DType;

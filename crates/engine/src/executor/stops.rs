@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Instant};
 
 use djinn_device::{View, host};
 use djinn_model::{
-    Stop,
+    StopPoint,
     program::{Buf, SegmentKind},
 };
 
@@ -89,7 +89,7 @@ impl Pass<'_, '_> {
     fn stops_at(
         &self,
         kind: SegmentKind,
-        stop: &Stop,
+        stop: &StopPoint,
         group: &RowSpan,
     ) -> Result<Option<usize>, EngineError> {
         let session = &self.members[group.member];

@@ -3,10 +3,7 @@
 
 use std::{fmt, str::FromStr};
 
-use djinn_model::{
-    hook::{self, Site},
-    program::Program,
-};
+use djinn_model::{Site, hook, program::Program};
 use serde::{Deserialize, Serialize};
 
 use crate::{EngineError, ParseError, Positions};

@@ -5,7 +5,7 @@ use std::{fmt, ops::Range, str::FromStr};
 use djinn_device::Reduction;
 
 use djinn_model::{
-    hook::{self, Layout, Site},
+    Site, SiteLayout, hook,
     program::{Dims, Program},
 };
 use serde::{Deserialize, Serialize};
@@ -237,7 +237,7 @@ impl Capture {
         match (self.reduce, self.reduce.count(), site.layout(dims)) {
             (Reduce::Norm, ..) => vec![],
             (_, Some(count), _) => vec![2, count],
-            (_, None, Layout::Heads(_, d_head)) => vec![width / d_head, d_head],
+            (_, None, SiteLayout::Heads(_, d_head)) => vec![width / d_head, d_head],
             _ => vec![width],
         }
     }

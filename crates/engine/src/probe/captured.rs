@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use djinn_device::host;
-use djinn_model::{hook::Site, program::Dims};
+use djinn_model::{Site, program::Dims};
 
 use crate::{Reduce, Tensor, probe::capture::Capture};
 

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use djinn_model::{
-    Stop,
-    hook::{Layout, Site},
+    Site, SiteLayout, StopPoint,
     program::{Buf, Dims},
 };
 
@@ -15,7 +14,7 @@ use crate::{Tensor, probe::edit::Edit};
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoint {
     /// Where it stands.
-    pub stop: Arc<Stop>,
+    pub stop: Arc<StopPoint>,
     /// Tokens that run together from here.
     pub rows: usize,
     /// What is in the buffers that it still needs, row by row; as many rows as stopped,
@@ -39,8 +38,8 @@ impl Checkpoint {
         let found = self.live.iter().find(|(buf, _)| *buf == self.stop.buf);
         let data = found.map_or(&[][..], |(_, data)| data);
         match self.stop.site.layout(dims) {
-            Layout::Heads(heads, d_head) => vec![data.len() / (heads * d_head), heads, d_head],
-            Layout::Rows(width) | Layout::Pattern(width) => vec![data.len() / width, width],
+            SiteLayout::Heads(heads, d_head) => vec![data.len() / (heads * d_head), heads, d_head],
+            SiteLayout::Rows(width) | SiteLayout::Pattern(width) => vec![data.len() / width, width],
         }
     }
 }

@@ -3,10 +3,7 @@
 
 use std::{ops::Range, path::PathBuf, str::FromStr, sync::Arc};
 
-use djinn_model::{
-    hook::{self, Layout, Site},
-    program::Program,
-};
+use djinn_model::{Site, SiteLayout, hook, program::Program};
 use serde::{Deserialize, Serialize};
 
 use crate::{EngineError, ParseError, Part, Positions, Tensor, tensors::read_tensor};
@@ -358,7 +355,7 @@ impl Edit {
         let Some(operand) = self.operand() else {
             return Ok(());
         };
-        if let Layout::Pattern(_) = site.layout(&program.dims) {
+        if let SiteLayout::Pattern(_) = site.layout(&program.dims) {
             return Err(error(
                 "a pattern takes scale, zero and clamp only".to_owned(),
             ));

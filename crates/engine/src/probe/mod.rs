@@ -13,10 +13,7 @@ pub(crate) mod staging;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use djinn_model::{
-    hook::{self, Site},
-    program::Program,
-};
+use djinn_model::{Site, hook, program::Program};
 use serde::{Deserialize, Serialize};
 
 use crate::{

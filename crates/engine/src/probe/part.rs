@@ -2,10 +2,7 @@
 
 use std::{fmt, ops::Range, str::FromStr};
 
-use djinn_model::{
-    hook::{Layout, Site},
-    program::Dims,
-};
+use djinn_model::{Site, SiteLayout, program::Dims};
 use serde::{Deserialize, Serialize};
 
 /// Some heads or elements, written `[0,3]` or `[2..5]` behind a hook's name; all of them where
@@ -66,9 +63,9 @@ fn check_order(ranges: &[(usize, usize)]) -> Result<(), String> {
 /// How many heads or elements a hook has, the columns of each, and which they are.
 fn units(site: Site, dims: &Dims) -> (usize, usize, &'static str) {
     match site.layout(dims) {
-        Layout::Rows(width) => (width, 1, "elements"),
-        Layout::Heads(heads, d_head) => (heads, d_head, "heads"),
-        Layout::Pattern(heads) => (heads, 1, "heads"),
+        SiteLayout::Rows(width) => (width, 1, "elements"),
+        SiteLayout::Heads(heads, d_head) => (heads, d_head, "heads"),
+        SiteLayout::Pattern(heads) => (heads, 1, "heads"),
     }
 }
 

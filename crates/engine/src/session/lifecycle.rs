@@ -316,7 +316,7 @@ impl Engine {
 
     /// The same for what comes after these tokens.
     fn text(&self, tokens: &[u32], stop: &[String]) -> Option<TextStream> {
-        let text = self.model.text.as_ref()?;
+        let text = self.model.tokenizer.as_ref()?;
         Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))
     }
 

@@ -49,11 +49,7 @@ impl Default for Generation {
 impl Generation {
     /// Reads the settings of a model folder. Tokens that end a text come from
     /// `generation_config.json`, else from `config.json`, else from the tokenizer (`eos`).
-    pub fn read(
-        folder: &Path,
-        config: &RawConfig,
-        eos: Option<u32>,
-    ) -> Result<Self, ModelError> {
+    pub fn read(folder: &Path, config: &RawConfig, eos: Option<u32>) -> Result<Self, ModelError> {
         let path = folder.join("generation_config.json");
         let file = if path.is_file() {
             RawConfig::read(&path)?

@@ -200,9 +200,7 @@ impl RawConfig {
     /// Reads a number above zero.
     pub fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.number(key)? {
-            Some(found) if found <= 0.0 => {
-                Err(self.unexpected(key, "a number above 0", found))
-            }
+            Some(found) if found <= 0.0 => Err(self.unexpected(key, "a number above 0", found)),
             found => Ok(found),
         }
     }

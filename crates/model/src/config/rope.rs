@@ -357,15 +357,16 @@ mod tests {
 
     #[test]
     fn errors_name_the_key() {
-        let check = |text: &str, d_head: usize, expect_key: &str, is_expected: fn(&KeyProblem) -> bool| {
-            match rope(&config(text), d_head, 2048, 10000.0).unwrap_err() {
-                ModelError::Key { key, problem, .. } => {
-                    assert_eq!(key, expect_key);
-                    assert!(is_expected(&problem), "{key}: {problem:?}");
+        let check =
+            |text: &str, d_head: usize, expect_key: &str, is_expected: fn(&KeyProblem) -> bool| {
+                match rope(&config(text), d_head, 2048, 10000.0).unwrap_err() {
+                    ModelError::Key { key, problem, .. } => {
+                        assert_eq!(key, expect_key);
+                        assert!(is_expected(&problem), "{key}: {problem:?}");
+                    }
+                    other => panic!("{other}"),
                 }
-                other => panic!("{other}"),
-            }
-        };
+            };
         let unsupported = |problem: &KeyProblem| matches!(problem, KeyProblem::Unsupported(_));
         let unexpected = |problem: &KeyProblem| matches!(problem, KeyProblem::Unexpected { .. });
         check(

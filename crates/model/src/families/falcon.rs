@@ -4,10 +4,10 @@
 use djinn_types::{Activation, DType, NormKind};
 
 use super::common::{even_heads, scale_of};
-use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::config::limits;
-use crate::program::{Buf, Dims, Program};
 use crate::config::rope::rope;
+use crate::program::builder::{Builder, LinearShape, NormSpec};
+use crate::program::{Buf, Dims, Program};
 use crate::{ModelError, RawConfig};
 
 /// Arrangement of attention, MLP and norms in a block.

@@ -4,10 +4,10 @@
 use djinn_types::{Activation, DType, NormKind};
 
 use super::common::{check_attention, even_heads, scale_of};
-use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::config::limits;
-use crate::program::{Buf, Dims, Expert, Op, Program, Rope, SegmentKind, Site};
 use crate::config::rope::rope;
+use crate::program::builder::{Builder, LinearShape, NormSpec};
+use crate::program::{Buf, Dims, Expert, Op, Program, Rope, SegmentKind, Site};
 use crate::{ModelError, RawConfig};
 
 /// Values that transformers assumes for keys missing from a configuration.
@@ -138,12 +138,7 @@ impl GatedModel {
         let d = &self.dims;
         let up = LinearShape::linear(d.d_model, d.d_mlp, self.mlp_bias);
         let down = LinearShape::linear(d.d_mlp, d.d_model, self.mlp_bias);
-        b.linear(
-            up,
-            &format!("{name}.mlp.gate_proj"),
-            Buf::Norm,
-            Buf::Pre,
-        );
+        b.linear(up, &format!("{name}.mlp.gate_proj"), Buf::Norm, Buf::Pre);
         b.hook(Site::MlpPre(i), Buf::Pre);
         b.linear(up, &format!("{name}.mlp.up_proj"), Buf::Norm, Buf::Up);
         b.op(Op::Gate {
@@ -281,7 +276,9 @@ pub(super) fn qwen_windows(
         .map(|kind| match kind {
             "full_attention" => Ok(None),
             "sliding_attention" => Ok(window),
-            other => Err(config.unsupported(TYPES, format!("layer type '{other}' is not supported"))),
+            other => {
+                Err(config.unsupported(TYPES, format!("layer type '{other}' is not supported")))
+            }
         })
         .collect()
 }

@@ -4,8 +4,8 @@
 use djinn_types::{Activation, DType, NormKind};
 
 use super::common::{even_heads, scale_of};
-use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::config::limits;
+use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::program::{Buf, Dims, Op, Program};
 use crate::{ModelError, RawConfig};
 

@@ -3,11 +3,11 @@
 
 use djinn_types::{Activation, DType, NormKind, RopeStyle};
 
-use super::gpt2::dims;
 use super::common::scale_of;
+use super::gpt2::dims;
+use crate::config::rope::plain;
 use crate::program::builder::{Builder, LinearShape, NormSpec};
 use crate::program::{Buf, Dims, Program, Rope};
-use crate::config::rope::plain;
 use crate::{ModelError, RawConfig};
 
 struct GptJ {
@@ -69,7 +69,10 @@ impl GptJ {
         b.rotate();
         b.attend(i, scale_of(d.d_head), None, square, &name("attn.out_proj"));
         let layers = [
-            (LinearShape::linear(d.d_model, d.d_mlp, true), &*name("mlp.fc_in")),
+            (
+                LinearShape::linear(d.d_model, d.d_mlp, true),
+                &*name("mlp.fc_in"),
+            ),
             (
                 LinearShape::linear(d.d_mlp, d.d_model, true),
                 &*name("mlp.fc_out"),

@@ -4,11 +4,11 @@
 
 use djinn_types::{Activation, DType, NormKind, Order};
 
+use super::Program;
 use super::dims::{Dims, Rope};
 use super::op::{Buf, Op};
 use super::site::Site;
 use super::tensor::{Role, Segment, SegmentKind, TensorId, TensorSpec};
-use super::Program;
 
 /// Builder of a [`Program`], one operation at a time.
 pub(crate) struct Builder {
@@ -220,7 +220,13 @@ impl Builder {
 
     /// Appends an MLP without a gate, `down(f(up(from)))`. `layers` holds `up` and `down`, each
     /// with its name.
-    pub fn mlp(&mut self, block: usize, from: Buf, f: Activation, layers: [(LinearShape, &str); 2]) {
+    pub fn mlp(
+        &mut self,
+        block: usize,
+        from: Buf,
+        f: Activation,
+        layers: [(LinearShape, &str); 2],
+    ) {
         let [(up, up_name), (down, down_name)] = layers;
         self.linear(up, up_name, from, Buf::Pre);
         self.hook(Site::MlpPre(block), Buf::Pre);

@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use djinn_types::{Activation, NormKind, Order};
 
+use super::Program;
 use super::op::{Buf, Op};
 use super::tensor::{SegmentKind, TensorId};
-use super::Program;
 
 /// Placement of a weight matrix during a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Residency {
 
 /// One matrix product of a fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Projection {
+pub struct FusedProjection {
     /// Weight matrix.
     pub weight: TensorId,
     /// Storage order of the matrix.
@@ -64,7 +64,7 @@ pub enum FusedOp {
         /// Input buffer.
         from: Buf,
         /// Products, in order.
-        projections: Vec<Projection>,
+        projections: Vec<FusedProjection>,
     },
     /// Hidden layer of a gated MLP: `to = f(from · gateᵀ) · (from · upᵀ)`. The buffers of the
     /// two products hold no defined value afterwards.
@@ -72,9 +72,9 @@ pub enum FusedOp {
         /// Input buffer.
         from: Buf,
         /// Product that goes through the activation.
-        gate: Projection,
+        gate: FusedProjection,
         /// Product that multiplies the activated gate.
-        up: Projection,
+        up: FusedProjection,
         /// Activation function.
         f: Activation,
         /// Output buffer.
@@ -177,7 +177,7 @@ struct Peephole<'a, R> {
 struct Candidate {
     index: usize,
     from: Buf,
-    projection: Projection,
+    projection: FusedProjection,
 }
 
 impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
@@ -186,9 +186,7 @@ impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
         match *self.steps[at].1 {
             Op::Add { .. } => self.add_norm(at),
             Op::Rope { .. } => self.rotate_attend(at),
-            Op::Linear { .. } => self
-                .gated_projections(at)
-                .or_else(|| self.projections(at)),
+            Op::Linear { .. } => self.gated_projections(at).or_else(|| self.projections(at)),
             _ => None,
         }
     }
@@ -278,7 +276,7 @@ impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
         resident.then_some(Candidate {
             index,
             from,
-            projection: Projection {
+            projection: FusedProjection {
                 weight,
                 order,
                 bias,

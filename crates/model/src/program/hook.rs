@@ -88,7 +88,8 @@ fn explain(program: &Program, pattern: &str) -> HookError {
                     Site::ResidMid(_) => "attention and MLP run in parallel, so there is no \
                                           residual between them"
                         .to_owned(),
-                    _ => "its MLP is a mixture of experts, and every row uses its own experts".to_owned(),
+                    _ => "its MLP is a mixture of experts, and every row uses its own experts"
+                        .to_owned(),
                 });
             }
         }

@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
 use crate::config::RawConfig;
 use crate::error::ModelError;
+use serde_json::Value;
 
 pub use chat::{ChatTemplate, Message};
 pub use decoder::Decoder;
@@ -58,8 +58,8 @@ impl Tokenizer {
         if !path.is_file() {
             return Ok(None);
         }
-        let mut tokenizer =
-            tokenizers::Tokenizer::from_file(&path).map_err(|error| fault(&path, error.as_ref()))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_file(&path)
+            .map_err(|error| fault(&path, error.as_ref()))?;
         // Settings that a training run left in the file must not truncate or pad prompts.
         tokenizer.with_padding(None);
         tokenizer

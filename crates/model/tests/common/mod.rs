@@ -1,17 +1,17 @@
-//! What tests share: the project's folders, and a small safetensors writer.
-#![allow(dead_code, reason = "each test file uses its own part")]
+//! Helpers of the tests: paths of the repository, and a small safetensors writer.
+#![allow(dead_code, reason = "each test file uses only some helpers")]
 
 use std::path::{Path, PathBuf};
 
-use djinn_model::Model;
+use djinn_model::{KeyProblem, Model, ModelError};
 use serde_json::{Map, Value, json};
 
-/// The repository.
+/// Returns the root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The folders with golden outputs, one a family.
+/// Names of the folders with golden outputs, at least one for each family.
 pub const GOLDEN: [&str; 10] = [
     "falcon180b",
     "falcon7b",
@@ -25,34 +25,44 @@ pub const GOLDEN: [&str; 10] = [
     "qwen3",
 ];
 
-/// A golden folder.
+/// Returns the path of a golden folder.
 pub fn golden(family: &str) -> PathBuf {
     root().join("testdata/golden").join(family)
 }
 
-/// Opens a folder that must open.
+/// Opens a model folder that must be valid.
 pub fn open(folder: &Path) -> Model {
     Model::open(folder.to_str().expect("utf-8")).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Why a folder does not open, with the folder's own path taken out.
-pub fn refusal(folder: &Path) -> String {
+/// Returns the error of opening a model folder; its message must be one line.
+pub fn open_error(folder: &Path) -> ModelError {
     let path = folder.to_str().expect("utf-8");
-    match Model::open(path) {
-        Ok(_) => panic!("{path} opens"),
-        Err(error) => {
-            let message = error.to_string();
-            assert!(!message.contains('\n'), "one line: {message}");
-            message.replace(path, "DIR")
-        }
+    let error = Model::open(path).expect_err("the folder is invalid");
+    let message = error.to_string();
+    assert!(!message.contains('\n'), "one line: {message}");
+    error
+}
+
+/// Returns file, key and problem of an error about a configuration key.
+pub fn key_problem(error: ModelError) -> (String, String, KeyProblem) {
+    match error {
+        ModelError::Key { path, key, problem } => (file_name(&path), key, problem),
+        other => panic!("not an error of a key: {other}"),
     }
 }
 
-/// A tensor for a file: name, dtype, shape, bytes of an element.
-pub type Tensor<'a> = (&'a str, &'a str, &'a [usize], usize);
+/// Returns the last component of a path.
+pub fn file_name(path: &Path) -> String {
+    let name = path.file_name().expect("a file");
+    name.to_string_lossy().into_owned()
+}
 
-/// A safetensors file with these tensors, each filled with its number.
-pub fn safetensors(tensors: &[Tensor<'_>]) -> Vec<u8> {
+/// A tensor for a test file: name, dtype, shape, bytes of an element.
+pub type TestTensor<'a> = (&'a str, &'a str, &'a [usize], usize);
+
+/// Returns a safetensors file with the given tensors. Tensor `i` is filled with bytes `i + 1`.
+pub fn safetensors(tensors: &[TestTensor<'_>]) -> Vec<u8> {
     let mut header = Map::new();
     header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
     let mut data = Vec::new();
@@ -65,7 +75,7 @@ pub fn safetensors(tensors: &[Tensor<'_>]) -> Vec<u8> {
     file(&Value::Object(header).to_string(), &data)
 }
 
-/// A safetensors file with any header at all.
+/// Returns a safetensors file with the given header and data, valid or not.
 pub fn file(header: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
@@ -73,7 +83,7 @@ pub fn file(header: &str, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A checkpoint in a folder of its own: `config.json` and other files.
+/// Writes a model folder with `config.json` and other files.
 pub fn folder(config: &Value, files: &[(&str, &[u8])]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a temporary folder");
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("written");

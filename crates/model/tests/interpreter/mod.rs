@@ -6,13 +6,13 @@ use std::path::Path;
 
 use djinn_model::Model;
 use djinn_model::program::{Buf, Op, TensorId};
-use djinn_model::safetensors::{Entry, read_header};
+use djinn_model::safetensors::{TensorEntry, read_header};
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
 /// Golden outputs.
 pub struct Golden {
     bytes: Vec<u8>,
-    header: HashMap<String, Entry>,
+    header: HashMap<String, TensorEntry>,
 }
 
 impl Golden {

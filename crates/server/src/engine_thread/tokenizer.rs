@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use djinn_model::{ChatTemplate, Generation, Model, Text};
+use djinn_model::{ChatTemplate, Generation, Model, Tokenizer};
 use tokio::task::block_in_place;
 
 use crate::ServeError;
@@ -12,7 +12,7 @@ use crate::ServeError;
 pub struct ChatTokenizer {
     model: String,
     /// Tokenizer, if the model has one.
-    pub text: Option<Arc<Text>>,
+    pub text: Option<Arc<Tokenizer>>,
     /// Chat template, if the model has one.
     pub chat: Option<Arc<ChatTemplate>>,
     /// Sampling that the model recommends.
@@ -24,14 +24,14 @@ impl ChatTokenizer {
     pub fn of(model: &Model) -> Self {
         ChatTokenizer {
             model: model.name.clone(),
-            text: model.text.clone(),
+            text: model.tokenizer.clone(),
             chat: model.chat.clone(),
             generation: model.generation.clone(),
         }
     }
 
     /// Returns the tokenizer, or an error that says what to send instead of text.
-    pub fn tokenizer(&self) -> Result<&Text, ServeError> {
+    pub fn tokenizer(&self) -> Result<&Tokenizer, ServeError> {
         self.text.as_deref().ok_or_else(|| {
             ServeError::Invalid(format!(
                 "Model {} has no tokenizer: send the prompt as token ids",

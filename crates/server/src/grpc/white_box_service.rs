@@ -3,10 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use djinn_engine::RunUntil;
-use djinn_model::{
-    hook::{self, Layout, Site},
-    program::Program,
-};
+use djinn_model::{Site, SiteLayout, hook, program::Program};
 use djinn_wire::{
     numbers, parts,
     v1::{self, resume_request, white_box_server::WhiteBox},
@@ -230,9 +227,9 @@ fn until_of(
 
 fn describe(program: &Program, site: Site) -> v1::Hook {
     let (layout, shape) = match site.layout(&program.dims) {
-        Layout::Rows(width) => ("pos, width", vec![width]),
-        Layout::Heads(heads, d_head) => ("pos, head, d_head", vec![heads, d_head]),
-        Layout::Pattern(heads) => ("head, query, key", vec![heads]),
+        SiteLayout::Rows(width) => ("pos, width", vec![width]),
+        SiteLayout::Heads(heads, d_head) => ("pos, head, d_head", vec![heads, d_head]),
+        SiteLayout::Pattern(heads) => ("head, query, key", vec![heads]),
     };
     v1::Hook {
         name: site.to_string(),

@@ -36,7 +36,7 @@ impl Local {
     /// Loads the model.
     pub fn load(args: &ChatArgs) -> Result<Self, Failure> {
         let model = bundled::open(args.model.model.as_deref())?;
-        if model.text.is_none() {
+        if model.tokenizer.is_none() {
             return Err(Failure::Message(format!(
                 "{} has no tokenizer.json: there are no words to talk with it",
                 model.name
@@ -104,7 +104,7 @@ impl Voice for Local {
 
     fn chat_tokens(&mut self, messages: &[Message]) -> Result<Vec<u32>, Failure> {
         let model = self.engine.model();
-        let (Some(text), Some(template)) = (&model.text, &model.chat) else {
+        let (Some(text), Some(template)) = (&model.tokenizer, &model.chat) else {
             return Err(Failure::Message(format!(
                 "{} has no chat template",
                 model.name
@@ -116,7 +116,10 @@ impl Voice for Local {
 
     fn text_tokens(&mut self, text: &str) -> Result<Vec<u32>, Failure> {
         let model = self.engine.model();
-        let words = model.text.as_ref().expect("it was looked for when loading");
+        let words = model
+            .tokenizer
+            .as_ref()
+            .expect("it was looked for when loading");
         let tokens = words.encode(text)?;
         Ok(match (tokens.is_empty(), words.bos()) {
             (true, Some(bos)) => vec![bos],

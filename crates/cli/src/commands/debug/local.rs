@@ -163,7 +163,7 @@ impl Target for Local {
     }
 
     fn text(&mut self, tokens: &[u32]) -> Option<String> {
-        let text = self.engine.model().text.as_ref()?;
+        let text = self.engine.model().tokenizer.as_ref()?;
         text.decode(tokens, true).ok()
     }
 

@@ -1,23 +1,22 @@
-//! Tokenizers of both common kinds: byte-level, and SentencePiece with bytes to
-//! fall back on.
+//! Tokenizers of both common kinds: byte-level, and SentencePiece with byte fallback.
 
 mod common;
 
 use common::root;
-use djinn_model::Text;
+use djinn_model::{KeyProblem, ModelError, Tokenizer};
 use serde_json::{Map, Value, json};
 
-fn stories() -> Text {
+fn stories() -> Tokenizer {
     read(&root().join("models/stories-7m"))
 }
 
-fn read(folder: &std::path::Path) -> Text {
-    Text::read(folder)
+fn read(folder: &std::path::Path) -> Tokenizer {
+    Tokenizer::read(folder)
         .unwrap_or_else(|error| panic!("{error}"))
         .expect("a tokenizer")
 }
 
-/// As Llama 2's: a space is `▁`, unknown characters are bytes.
+/// Returns a tokenizer like that of Llama 2: a space is `▁`, unknown characters are bytes.
 fn pieces() -> Value {
     let mut vocab = Map::new();
     let words = ["<unk>", "<s>", "</s>"].map(str::to_owned);
@@ -71,7 +70,7 @@ fn folder(files: &[(&str, Value)]) -> tempfile::TempDir {
     dir
 }
 
-fn llama(config: Value) -> Text {
+fn llama(config: Value) -> Tokenizer {
     read(
         folder(&[
             ("tokenizer.json", pieces()),
@@ -82,12 +81,12 @@ fn llama(config: Value) -> Text {
 }
 
 #[test]
-fn special_tokens_come_as_transformers_adds_them() {
+fn special_tokens_are_added_as_in_transformers() {
     let check = |config: Value, text: &str, expect: &[u32]| {
         let found = llama(config.clone()).encode(text).expect("encodes");
         assert_eq!(found, expect, "{config} {text}");
     };
-    // Nothing said: tokenizer.json decides, and its truncation to 3 is not used.
+    // Without settings tokenizer.json decides; its truncation to 3 tokens is ignored.
     check(json!({}), "Hi you you", &[1, 266, 269, 269]);
     let tokens = json!({"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}});
     let with = |key: &str, value: bool| {
@@ -164,17 +163,17 @@ fn encoding_and_decoding_are_inverse() {
     );
 }
 
-/// Streams tokens after a context; what comes out together.
-fn stream(text: &Text, context: &[u32], ids: &[u32], skip: bool) -> String {
+/// Decodes tokens one by one after a context; returns the whole text.
+fn stream(text: &Tokenizer, context: &[u32], ids: &[u32], skip: bool) -> String {
     let mut decoder = text.decoder(context, skip);
     let mut out: String = ids.iter().filter_map(|&id| decoder.push(id)).collect();
     out.extend(decoder.finish());
-    assert_eq!(decoder.finish(), None, "nothing is given twice");
+    assert_eq!(decoder.finish(), None, "no text is returned twice");
     out
 }
 
 #[test]
-fn streams_give_what_decoding_gives() {
+fn streamed_text_equals_decoded_text() {
     let llama = llama(json!({"bos_token": "<s>", "eos_token": "</s>"}));
     for text in [stories(), llama] {
         for source in [
@@ -204,7 +203,7 @@ fn streams_give_what_decoding_gives() {
 }
 
 #[test]
-fn pieces_come_as_soon_as_they_are_whole() {
+fn text_is_returned_once_characters_are_complete() {
     let text = llama(json!({"bos_token": "<s>", "eos_token": "</s>"}));
     let check = |context: &[u32], steps: &[(u32, Option<&str>)], end: Option<&str>| {
         let mut decoder = text.decoder(context, true);
@@ -214,7 +213,7 @@ fn pieces_come_as_soon_as_they_are_whole() {
         assert_eq!(decoder.finish().as_deref(), end, "{steps:?}");
     };
     let byte = |byte: u32| 3 + byte;
-    // At the start the space that stands for a word's beginning goes; later it stays.
+    // The space before the first word is dropped; later spaces stay.
     check(
         &[],
         &[(1, None), (266, Some("Hi")), (269, Some(" you"))],
@@ -225,7 +224,7 @@ fn pieces_come_as_soon_as_they_are_whole() {
         &[(269, Some(" you")), (2, None), (269, Some(" you"))],
         None,
     );
-    // A character of four bytes comes with the last of them.
+    // A character of four bytes is returned with its last byte.
     let smile = [(byte(0xf0), None), (byte(0x9f), None), (byte(0x99), None)];
     check(
         &[266],
@@ -233,7 +232,7 @@ fn pieces_come_as_soon_as_they_are_whole() {
         None,
     );
     check(&[266], &smile, Some("\u{fffd}\u{fffd}\u{fffd}"));
-    // Bytes that will never be a character do not hold up the rest for long.
+    // An invalid byte sequence delays the following text by a few tokens only.
     let broken: Vec<(u32, Option<&str>)> = (0..8)
         .map(|i| {
             (
@@ -247,46 +246,45 @@ fn pieces_come_as_soon_as_they_are_whole() {
 }
 
 #[test]
-fn bad_tokenizers_are_named() {
-    let check = |files: &[(&str, Value)], expect: &str| {
-        let dir = folder(files);
-        let path = dir.path().to_str().expect("utf-8");
-        let error = Text::read(dir.path()).err().expect("refused").to_string();
-        assert!(!error.contains('\n'), "{error}");
-        let error = error.replace(path, "DIR");
-        assert!(error.starts_with(expect), "{error}");
+fn invalid_tokenizers_are_errors() {
+    let error = |files: &[(&str, Value)]| {
+        let error = Tokenizer::read(folder(files).path()).err();
+        let error = error.expect("the tokenizer is invalid");
+        assert!(!error.to_string().contains('\n'), "{error}");
+        error
     };
-    check(
-        &[("tokenizer.json", json!({"version": "1.0"}))],
-        "DIR/tokenizer.json: ",
-    );
-    check(&[("tokenizer.json", json!([]))], "DIR/tokenizer.json: ");
-    let with = |config: Value| {
-        [
+    for invalid in [json!({"version": "1.0"}), json!([])] {
+        let error = error(&[("tokenizer.json", invalid)]);
+        assert!(
+            matches!(&error, ModelError::Tokenizer { path, .. } if path.ends_with("tokenizer.json")),
+            "{error:?}"
+        );
+    }
+    for (key, value) in [("bos_token", json!(7)), ("add_bos_token", json!("yes"))] {
+        let config = json!({key: value});
+        let error = error(&[
             ("tokenizer.json", pieces()),
             ("tokenizer_config.json", config),
-        ]
-    };
-    check(
-        &with(json!({"bos_token": 7})),
-        "DIR/tokenizer_config.json: key 'bos_token': expected a token, as a string or an object",
-    );
-    check(
-        &with(json!({"add_bos_token": "yes"})),
-        "DIR/tokenizer_config.json: key 'add_bos_token': expected true or false, found \"yes\"",
-    );
+        ]);
+        let (file, found, problem) = common::key_problem(error);
+        assert_eq!((&*file, &*found), ("tokenizer_config.json", key));
+        assert!(
+            matches!(problem, KeyProblem::Unexpected { .. }),
+            "{problem:?}"
+        );
+    }
     let none = tempfile::tempdir().expect("a temporary folder");
-    assert!(Text::read(none.path()).expect("allowed").is_none());
+    assert!(Tokenizer::read(none.path()).expect("allowed").is_none());
 }
 
 #[test]
-fn models_know_how_to_talk() {
+fn chat_templates_are_read_from_either_file() {
     let stories = common::open(&root().join("models/stories-7m"));
     assert_eq!(stories.name, "stories-7m");
     assert_eq!(stories.generation.eos, [0]);
     assert!(stories.chat.is_none());
     assert_eq!(
-        stories.text.expect("a tokenizer").vocab(),
+        stories.tokenizer.expect("a tokenizer").vocab(),
         stories.program.dims.vocab
     );
 
