@@ -157,7 +157,7 @@ impl Texts {
 
     fn read(model: &Model, args: &PatchArgs) -> Result<Self, Failure> {
         let text = model
-            .text
+            .tokenizer
             .as_ref()
             .ok_or_else(|| Failure::Message(format!("{} has no tokenizer.json", model.name)))?;
         let (clean, corrupt) = (text.encode(&args.clean)?, text.encode(&args.corrupt)?);
