@@ -1,4 +1,4 @@
-//! Which files make a checkpoint: chosen from a hub's listing, or looked for in a folder.
+//! Files of a checkpoint: selection from the listing of a repository, and checks of a folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// Taken where the repository has them.
+/// Files that are downloaded if the repository has them.
 const OPTIONAL: [&str; 6] = [
     "generation_config.json",
     "tokenizer.json",
@@ -22,7 +22,7 @@ const OPTIONAL: [&str; 6] = [
     "chat_template.json",
 ];
 
-/// Formats worth naming to someone whose repository has no safetensors.
+/// File extensions of weights, for the error about a repository without safetensors.
 const WEIGHT_FORMATS: [&str; 9] = [
     "safetensors",
     "bin",
@@ -35,13 +35,13 @@ const WEIGHT_FORMATS: [&str; 9] = [
     "ot",
 ];
 
-/// The largest index read. The largest known, of a trillion-parameter model, has a tenth of it.
+/// Largest index that is read, in bytes. The largest known index has a tenth of this size.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
-/// The files to download before any shard: all there is, unless [`INDEX`] is among them.
+/// Selects the files to download, except shards: if [`INDEX`] is selected, its shards follow.
 ///
-/// Where a repository has its weights both whole and in shards, they are taken whole, as
-/// transformers does.
+/// If a repository has the weights both in one file and in shards, the one file is selected, as in
+/// transformers.
 pub(crate) fn choose(id: &str, listed: &BTreeSet<&str>) -> Result<Vec<&'static str>, HubError> {
     let lacks = |missing| HubError::NotACheckpoint {
         id: id.to_owned(),
@@ -57,10 +57,10 @@ pub(crate) fn choose(id: &str, listed: &BTreeSet<&str>) -> Result<Vec<&'static s
     Ok([CONFIG, weights].into_iter().chain(optional).collect())
 }
 
-/// The shards that an index names.
+/// Returns the names of the shards in an index.
 pub(crate) fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
     #[derive(Deserialize)]
-    struct Index {
+    struct ShardIndex {
         weight_map: BTreeMap<String, String>,
     }
     let bad = |reason: String| HubError::BadIndex {
@@ -72,18 +72,18 @@ pub(crate) fn shards(index: &Path) -> Result<BTreeSet<String>, HubError> {
         .len();
     if bytes > INDEX_BYTES_MAX {
         return Err(bad(format!(
-            "{bytes} bytes, where {INDEX_BYTES_MAX} is the most"
+            "the file has {bytes} bytes, but the limit is {INDEX_BYTES_MAX}"
         )));
     }
     let text = fs::read(index).map_err(HubError::io("read", index))?;
-    let parsed: Index = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
+    let parsed: ShardIndex = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
     if parsed.weight_map.is_empty() {
-        return Err(bad("it names no tensors".to_owned()));
+        return Err(bad("the index lists no tensors".to_owned()));
     }
     Ok(parsed.weight_map.into_values().collect())
 }
 
-/// Whether a shard of this name lands in the folder, on weights and nothing else.
+/// Returns whether the name of a shard stays inside the folder and cannot replace other files.
 pub(crate) fn is_safe_shard(name: &str) -> bool {
     let plain = |part: Component<'_>| match part {
         Component::Normal(part) => !part.to_string_lossy().starts_with('.'),
@@ -94,7 +94,7 @@ pub(crate) fn is_safe_shard(name: &str) -> bool {
         && Path::new(name).components().all(plain)
 }
 
-/// What a folder lacks to be a checkpoint, if anything.
+/// Returns the first file that a folder lacks to be a checkpoint, if any.
 pub(crate) fn missing(folder: &Path) -> Option<String> {
     let lacks = |name: &str| !folder.join(name).is_file();
     if lacks(CONFIG) {
@@ -108,11 +108,11 @@ pub(crate) fn missing(folder: &Path) -> Option<String> {
     }
     match shards(&folder.join(INDEX)) {
         Ok(shards) => shards.into_iter().find(|shard| lacks(shard)),
-        Err(_) => Some(format!("a usable {INDEX}")),
+        Err(_) => Some(format!("valid {INDEX}")),
     }
 }
 
-/// A few of the weights listed, in words.
+/// Returns a short text about the weights in a listing.
 fn weights_among(listed: &BTreeSet<&str>) -> String {
     const NAMED_MAX: usize = 4;
     let is_weights = |name: &&&str| {
@@ -135,12 +135,12 @@ fn weights_among(listed: &BTreeSet<&str>) -> String {
 mod tests {
     use super::*;
 
-    fn chosen(listed: &[&str]) -> Result<Vec<&'static str>, String> {
-        choose("o/n", &listed.iter().copied().collect()).map_err(|e| e.to_string())
+    fn chosen(listed: &[&str]) -> Result<Vec<&'static str>, HubError> {
+        choose("o/n", &listed.iter().copied().collect())
     }
 
     #[test]
-    fn chooses_what_djinn_reads() {
+    fn only_files_that_djinn_reads_are_selected() {
         let whole = chosen(&[
             "README.md",
             "config.json",
@@ -155,21 +155,25 @@ mod tests {
     }
 
     #[test]
-    fn says_what_a_repository_has_instead() {
-        let other = chosen(&[CONFIG, "pytorch_model.bin", "a.gguf"]).unwrap_err();
-        assert!(other.contains("no model.safetensors (it has a.gguf, pytorch_model.bin)"));
-        assert!(
-            chosen(&[CONFIG])
-                .unwrap_err()
-                .contains("(it has no weights)")
-        );
-        assert!(chosen(&[SINGLE]).unwrap_err().contains("no config.json"));
-        let many = chosen(&["1.bin", "2.bin", "3.bin", "4.bin", "5.bin", "6.bin"]);
-        assert!(many.unwrap_err().contains("4.bin and 2 more"));
+    fn errors_name_the_weights_that_a_repository_has() {
+        let check = |listed: &[&str], expect_missing: &str, expect_found: &str| match chosen(listed)
+            .unwrap_err()
+        {
+            HubError::NotACheckpoint { missing, found, .. } => {
+                assert_eq!((missing, &*found), (expect_missing, expect_found));
+            }
+            other => panic!("{other}"),
+        };
+        let other = "a.gguf, pytorch_model.bin";
+        check(&[CONFIG, "pytorch_model.bin", "a.gguf"], SINGLE, other);
+        check(&[CONFIG], SINGLE, "no weights");
+        check(&[SINGLE], CONFIG, SINGLE);
+        let many = ["1.bin", "2.bin", "3.bin", "4.bin", "5.bin", "6.bin"];
+        check(&many, SINGLE, "1.bin, 2.bin, 3.bin, 4.bin and 2 more");
     }
 
     #[test]
-    fn only_shards_inside_the_folder_are_safe() {
+    fn shards_outside_the_folder_are_unsafe() {
         for good in ["a.safetensors", "sub/model-00001-of-00002.safetensors"] {
             assert!(is_safe_shard(good), "{good}");
         }
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_missing_its_first_absent_file() {
+    fn the_first_missing_file_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         assert_eq!(missing(folder.path()).as_deref(), Some(CONFIG));
@@ -204,6 +208,6 @@ mod tests {
         write("2.safetensors", "");
         assert_eq!(missing(folder.path()), None);
         write(INDEX, r#"{"weight_map":{}}"#);
-        assert!(missing(folder.path()).unwrap().contains("usable"));
+        assert_eq!(missing(folder.path()), Some(format!("valid {INDEX}")));
     }
 }

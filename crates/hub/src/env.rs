@@ -1,4 +1,4 @@
-//! The environment, read in one place: everything else takes its settings as arguments.
+//! Environment variables. Only this module reads them; other modules take arguments.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -6,42 +6,42 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::{HubError, Token};
+use crate::{HubError, HubToken};
 
 const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
 
-/// Where models lie on this machine.
+/// Folders that hold models on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
-    /// Djinn's own: `$DJINN_HOME`, else `djinn` in the user's cache folder.
+pub struct ModelPaths {
+    /// Djinn's home folder: `$DJINN_HOME`, else `djinn` in the user's cache folder.
     pub home: PathBuf,
-    /// What transformers and the other Hugging Face tools share: `$HF_HUB_CACHE`, else
-    /// `$HF_HOME/hub`, else `huggingface/hub` in the user's cache folder.
+    /// Cache that Hugging Face tools share: `$HF_HUB_CACHE`, else `$HF_HOME/hub`, else
+    /// `huggingface/hub` in the user's cache folder.
     pub hf_cache: Option<PathBuf>,
 }
 
-impl Places {
-    /// As the environment says.
+impl ModelPaths {
+    /// Reads the folders from the environment.
     pub fn from_env() -> Result<Self, HubError> {
-        Environment::process().places()
+        HubEnvironment::process().paths()
     }
 }
 
-/// The variables that are set, by name.
-pub(crate) struct Environment(HashMap<String, OsString>);
+/// Environment variables by name.
+pub(crate) struct HubEnvironment(HashMap<String, OsString>);
 
-impl Environment {
-    /// This process's.
+impl HubEnvironment {
+    /// Reads the environment of this process.
     pub(crate) fn process() -> Self {
         let named = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value));
         Self(std::env::vars_os().filter_map(named).collect())
     }
 
-    pub(crate) fn places(&self) -> Result<Places, HubError> {
+    pub(crate) fn paths(&self) -> Result<ModelPaths, HubError> {
         let home = self.path("DJINN_HOME");
         let home = home.or_else(|| Some(self.user_cache()?.join("djinn")));
         let cache = self.path("HF_HUB_CACHE");
-        Ok(Places {
+        Ok(ModelPaths {
             home: home.ok_or(HubError::NoHome)?,
             hf_cache: cache.or_else(|| Some(self.hf_home()?.join("hub"))),
         })
@@ -52,9 +52,9 @@ impl Environment {
             .unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned())
     }
 
-    pub(crate) fn token(&self) -> Result<Option<Token>, HubError> {
+    pub(crate) fn token(&self) -> Result<Option<HubToken>, HubError> {
         if let Some(text) = self.text("HF_TOKEN") {
-            return Token::new(&text).map(Some);
+            return HubToken::new(&text).map(Some);
         }
         match self.hf_home() {
             Some(hf_home) => token_in(&hf_home.join("token")),
@@ -87,11 +87,11 @@ impl Environment {
     }
 }
 
-/// The token that `hf auth login` leaves, if it ever ran.
-fn token_in(path: &Path) -> Result<Option<Token>, HubError> {
+/// Reads the token that `hf auth login` stores; returns `None` if there is no such file.
+fn token_in(path: &Path) -> Result<Option<HubToken>, HubError> {
     match fs::read_to_string(path) {
         Ok(text) if text.trim().is_empty() => Ok(None),
-        Ok(text) => Token::new(&text).map(Some),
+        Ok(text) => HubToken::new(&text).map(Some),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Ok(None)
         }
@@ -103,17 +103,17 @@ fn token_in(path: &Path) -> Result<Option<Token>, HubError> {
 mod tests {
     use super::*;
 
-    fn environment(variables: &[(&str, &str)]) -> Environment {
+    fn environment(variables: &[(&str, &str)]) -> HubEnvironment {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), OsString::from(value));
-        Environment(variables.iter().map(owned).collect())
+        HubEnvironment(variables.iter().map(owned).collect())
     }
 
     #[test]
-    fn places_follow_the_most_specific_variable() {
+    fn paths_follow_the_most_specific_variable() {
         let check = |variables: &[(&str, &str)], home: &str, hf_cache: &str| {
-            let places = environment(variables).places().unwrap();
-            assert_eq!(places.home, Path::new(home), "{variables:?}");
-            assert_eq!(places.hf_cache.as_deref(), Some(Path::new(hf_cache)));
+            let paths = environment(variables).paths().unwrap();
+            assert_eq!(paths.home, Path::new(home), "{variables:?}");
+            assert_eq!(paths.hf_cache.as_deref(), Some(Path::new(hf_cache)));
         };
         let home = ("HOME", "/h");
         let (djinn, hf) = ("/h/.cache/djinn", "/h/.cache/huggingface/hub");
@@ -131,27 +131,27 @@ mod tests {
     }
 
     #[test]
-    fn no_home_is_an_error_unless_djinn_has_its_own() {
-        let error = environment(&[]).places().unwrap_err();
+    fn without_home_djinn_home_is_required() {
+        let error = environment(&[]).paths().unwrap_err();
         assert!(matches!(error, HubError::NoHome), "{error}");
-        let places = environment(&[("DJINN_HOME", "/d")]).places().unwrap();
-        assert_eq!(places.hf_cache, None);
+        let paths = environment(&[("DJINN_HOME", "/d")]).paths().unwrap();
+        assert_eq!(paths.hf_cache, None);
     }
 
     #[test]
-    fn the_token_comes_from_the_variable_then_from_the_file() {
+    fn token_variable_takes_precedence_over_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let hf_home = ("HF_HOME", folder.path().to_str().unwrap());
         let token = |variables: &[(&str, &str)]| environment(variables).token().unwrap();
         assert_eq!(token(&[hf_home]), None);
         fs::write(folder.path().join("token"), "hf_file\n").unwrap();
-        assert_eq!(token(&[hf_home]), Some(Token::new("hf_file").unwrap()));
+        assert_eq!(token(&[hf_home]), Some(HubToken::new("hf_file").unwrap()));
         let both = token(&[hf_home, ("HF_TOKEN", "hf_variable")]);
-        assert_eq!(both, Some(Token::new("hf_variable").unwrap()));
+        assert_eq!(both, Some(HubToken::new("hf_variable").unwrap()));
     }
 
     #[test]
-    fn the_endpoint_has_a_default() {
+    fn endpoint_has_a_default() {
         assert_eq!(environment(&[]).endpoint(), ENDPOINT_DEFAULT);
         let mirror = environment(&[("HF_ENDPOINT", "https://mirror")]);
         assert_eq!(mirror.endpoint(), "https://mirror");

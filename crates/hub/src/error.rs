@@ -1,264 +1,288 @@
-//! What can go wrong between a model's name and its files.
+//! Errors of looking up and downloading models.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A model that was not found, or not downloaded.
+/// Reason why a model cannot be found or downloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// Not a name a model can have.
+    /// The text is not a valid name of a model.
     #[error(
-        "`{given}` is no model's name: write org/name as on the hub (or, to run one, a folder's path or shape:NAME)"
+        "`{given}` is not a model: write org/name as on the hub, the path of a folder, or shape:NAME"
     )]
     BadId {
-        /// As it was given.
+        /// Text, as given.
         given: String,
     },
-    /// Not a name a revision can have.
+    /// The text is not a valid revision.
     #[error("`{given}` is not a revision: write a branch, a tag or a commit")]
     BadRevision {
-        /// As it was given.
+        /// Text, as given.
         given: String,
     },
-    /// Not an address.
+    /// The endpoint is not a URL.
     #[error("`{given}` is not an endpoint: set HF_ENDPOINT to https://HOST")]
     BadEndpoint {
-        /// As it was given.
+        /// Text, as given.
         given: String,
     },
-    /// A token that no request can carry. It is not shown, since it may be nearly right.
-    #[error("the token holds characters no token has: copy it again into HF_TOKEN")]
+    /// The token contains characters that no request can carry. The message does not show it.
+    #[error("the token contains invalid characters: copy it again into HF_TOKEN")]
     BadToken,
-    /// Certificates that cannot be used.
+    /// The certificates cannot be used.
     #[error("cannot use the certificates in {path} (from SSL_CERT_FILE): {reason}", path = path.display())]
     BadCertificates {
-        /// The bundle.
+        /// Path of the certificates.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with the certificates.
         reason: String,
     },
-    /// Nowhere to keep models.
-    #[error(
-        "there is no folder for models: set DJINN_HOME (HOME and XDG_CACHE_HOME are unset too)"
-    )]
+    /// No environment variable gives a folder for models.
+    #[error("no folder for models: set DJINN_HOME (HOME and XDG_CACHE_HOME are not set either)")]
     NoHome,
 
-    /// A path with nothing behind it.
-    #[error("there is no folder {path}: give the folder that holds config.json", path = path.display())]
+    /// The path of a model does not exist.
+    #[error("the folder {path} does not exist: give the folder that holds config.json", path = path.display())]
     NoSuchPath {
-        /// As it was given.
+        /// Path, as given.
         path: PathBuf,
     },
-    /// A path to a file.
+    /// The path of a model is a file.
     #[error("{path} is a file: give the folder that holds config.json", path = path.display())]
     NotAFolder {
-        /// As it was given.
+        /// Path, as given.
         path: PathBuf,
     },
-    /// A model that is not on this machine.
-    #[error("{id} is not on this machine (looked in {looked}): run `djinn pull {id}`")]
-    NotHere {
-        /// The model.
+    /// The model is not on this machine.
+    #[error("{id} is not on this machine: run `djinn pull {id}` (searched {searched})", searched = searched.join("; "))]
+    NotFound {
+        /// Name of the model.
         id: String,
-        /// Where, and what was there.
-        looked: String,
+        /// Folders that were searched, each with the reason if it exists.
+        searched: Vec<String>,
     },
 
-    /// The hub does not know the model.
-    #[error("there is no model {id} at {endpoint}: check its spelling, org/name")]
+    /// The hub does not have the model.
+    #[error("{endpoint} has no model {id}: check the spelling, org/name")]
     NoSuchModel {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// The hub knows the model, not the revision.
-    #[error("{id} has no revision {revision}: see {endpoint}/{id}/tree/main for those it has")]
+    /// The hub has the model, but not the revision.
+    #[error("{id} has no revision {revision}: see {endpoint}/{id}/tree/main for its revisions")]
     NoSuchRevision {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// As it was asked for.
+        /// Requested revision.
         revision: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// A file the hub listed, and then did not have.
+    /// The hub lists a file, but does not have it.
     #[error("{endpoint} lists {file} in {id} but does not have it: pull again later")]
     NoSuchFile {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// The hub does not say whether there is such a model.
+    /// The hub requires a token, and none is set.
     #[error(
-        "{endpoint} does not show {id} to strangers: check its spelling; if it is private or gated, set HF_TOKEN to a token from {endpoint}/settings/tokens"
+        "{endpoint} does not show {id} without a token: check the spelling; for a private or gated model set HF_TOKEN to a token from {endpoint}/settings/tokens"
     )]
     TokenNeeded {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// The hub does not take the token.
+    /// The hub rejects the token.
     #[error(
-        "{endpoint} does not accept the token for {id}: set HF_TOKEN to a valid one from {endpoint}/settings/tokens"
+        "{endpoint} rejects the token for {id}: set HF_TOKEN to a valid token from {endpoint}/settings/tokens"
     )]
     TokenRefused {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// A model whose terms must be accepted first.
+    /// The model is gated, and its terms are not accepted.
     #[error(
-        "{id} is gated: accept its terms at {endpoint}/{id}, then set HF_TOKEN to a token of the same account that may read gated models"
+        "{id} is gated: accept its terms at {endpoint}/{id}, then set HF_TOKEN to a token of the same account with access to gated models"
     )]
     Gated {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// Too many requests from here.
+    /// The hub limits the rate of requests.
     #[error(
-        "{endpoint} limits the requests from here: wait some minutes and pull again to continue (a token in HF_TOKEN raises the limit)"
+        "{endpoint} limits the rate of requests: wait some minutes and pull again to continue (a token in HF_TOKEN raises the limit)"
     )]
     RateLimited {
-        /// The hub.
+        /// URL of the hub.
         endpoint: String,
     },
-    /// An answer with no other meaning here.
+    /// The server responded with an unexpected status.
     #[error(
-        "{url} answered {status}: pull again to continue; if it stays so, the server is at fault"
+        "{url} responded with status {status}: pull again to continue; if the error persists, the server has a problem"
     )]
     Status {
-        /// What was asked, without its query.
+        /// Requested URL, without its query.
         url: String,
-        /// The HTTP status.
+        /// HTTP status.
         status: u16,
     },
-    /// No answer, or half of one.
+    /// The connection failed or ended early.
     #[error("cannot reach {url}: {reason}; pull again to continue")]
     Network {
-        /// What was asked, without its query.
+        /// Requested URL, without its query.
         url: String,
-        /// As the network put it.
+        /// Error of the connection.
         reason: String,
     },
-    /// A server that does not prove who it is.
+    /// The certificate of the server is not trusted.
     #[error(
-        "cannot trust {url}: {reason}; behind a proxy that signs for itself, set SSL_CERT_FILE to its certificates"
+        "cannot trust {url}: {reason}; behind a proxy with its own certificates, set SSL_CERT_FILE to them"
     )]
     Untrusted {
-        /// What was asked, without its query.
+        /// Requested URL, without its query.
         url: String,
-        /// As TLS put it.
+        /// Error of TLS.
         reason: String,
     },
-    /// An answer that does not follow the hub's interface.
-    #[error("{url} does not answer as a hub does ({reason}): check HF_ENDPOINT")]
-    BadAnswer {
-        /// What was asked, without its query.
+    /// The response does not follow the interface of the hub.
+    #[error("{url} does not respond like a hub ({problem}): check HF_ENDPOINT")]
+    BadResponse {
+        /// Requested URL, without its query.
         url: String,
-        /// What is wrong with it.
-        reason: String,
+        /// Problem with the response.
+        problem: ResponseProblem,
     },
 
-    /// A repository without a model that Djinn reads.
+    /// The repository has no checkpoint in a format that Djinn reads.
     #[error(
         "{id} has no {missing} (it has {found}): Djinn reads config.json with safetensors; look for a conversion of this model"
     )]
     NotACheckpoint {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// What it should have.
+        /// Name of the missing file.
         missing: &'static str,
-        /// What it has.
+        /// Weights that the repository has.
         found: String,
     },
-    /// An index of shards that cannot be followed.
-    #[error("{path} is not a usable index of shards: {reason}", path = path.display())]
+    /// The index of shards cannot be used.
+    #[error("{path} is not a valid index of shards: {reason}", path = path.display())]
     BadIndex {
-        /// The index.
+        /// Path of the index.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with the index.
         reason: String,
     },
-    /// An index that names a shard the repository has not.
+    /// The index names a shard that the repository does not have.
     #[error(
-        "{id} lists the shard {shard} in its index but does not have it: look for another conversion of this model"
+        "the index of {id} lists the shard {shard}, which the repository does not have: look for another conversion of this model"
     )]
     MissingShard {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// The shard.
+        /// Name of the shard.
         shard: String,
     },
-    /// A name that would be written outside the model's folder.
+    /// The name of a file would lead out of the model folder.
     #[error(
-        "{id} has a file named `{name}`, which would leave the model's folder: do not trust this repository"
+        "{id} has a file named `{name}`, which leads out of the model folder: do not trust this repository"
     )]
     UnsafeName {
-        /// The model.
+        /// Name of the model.
         id: String,
-        /// As the server spelled it.
+        /// Name of the file, as in the repository.
         name: String,
     },
-    /// A file of another size than the hub said.
+    /// The size of a file differs from the listing.
     #[error(
-        "{file} has {got_bytes} bytes where the hub lists {want_bytes}: pull again; if it stays so, the hub's copy is damaged"
+        "{file} has {got_bytes} bytes, but the hub lists {want_bytes}: pull again; if the error persists, the copy on the hub is damaged"
     )]
     WrongSize {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// As listed.
+        /// Size in the listing.
         want_bytes: u64,
-        /// As offered or received.
+        /// Size that the server offered or sent.
         got_bytes: u64,
     },
-    /// A file of the right size with other bytes. What was downloaded of it is gone.
+    /// The hash of a file differs from the listing. The downloaded file is removed.
     #[error("{file} arrived damaged (sha256 {got}, listed {want}) and was removed: pull again")]
     WrongHash {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// As listed.
+        /// Hash in the listing.
         want: String,
-        /// Of what arrived.
+        /// Hash of the downloaded file.
         got: String,
     },
-    /// A disk that cannot hold the model.
-    #[error("{path} has {free_bytes} bytes free and the download needs {need_bytes}: make room, or set DJINN_HOME to another disk", path = path.display())]
+    /// The disk has too little free space.
+    #[error("{path} has {free_bytes} bytes free, but the download needs {need_bytes}: free some space, or set DJINN_HOME to another disk", path = path.display())]
     NoSpace {
-        /// The model's folder.
+        /// Path of the model folder.
         path: PathBuf,
-        /// Still to be downloaded.
+        /// Number of bytes still to download.
         need_bytes: u64,
-        /// On that disk.
+        /// Number of bytes free on the disk.
         free_bytes: u64,
     },
-    /// The folder is being written by someone else.
-    #[error("another djinn is pulling into {path}: wait for it, or end it and pull again to continue", path = path.display())]
+    /// Another process is downloading into the folder.
+    #[error("another djinn process is pulling into {path}: wait until it ends, or stop it and pull again to continue", path = path.display())]
     Busy {
-        /// The model's folder.
+        /// Path of the model folder.
         path: PathBuf,
     },
-    /// The disk would not do it.
+    /// A file operation failed.
     #[error("cannot {doing} {path}: {source}", path = path.display())]
     Io {
-        /// What was tried.
+        /// Operation, as a verb.
         doing: &'static str,
-        /// On what.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// As the system put it.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
+/// Problem with a response of the hub.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResponseProblem {
+    /// The redirects do not end.
+    #[error("too many redirects")]
+    TooManyRedirects,
+    /// A redirect does not lead to a URL.
+    #[error("a redirect without a valid address")]
+    InvalidRedirect,
+    /// A redirect leads from https to http.
+    #[error("a redirect from https to http")]
+    InsecureRedirect,
+    /// The listing is not the expected JSON.
+    #[error("{0}")]
+    NotAListing(String),
+    /// The listing does not name a commit.
+    #[error("the listing has no valid commit")]
+    NoCommit,
+    /// The hash of a file is malformed.
+    #[error("the sha256 of {file} is malformed")]
+    BadHash {
+        /// Name of the file.
+        file: String,
+    },
+}
+
 impl HubError {
-    /// For `map_err`: an I/O error with what was tried on what.
+    /// Returns a function for `map_err` that adds operation and path to an I/O error.
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io {

@@ -1,4 +1,4 @@
-//! A model's name on the hub.
+//! Name of a model on the hub.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,27 +6,27 @@ use std::str::FromStr;
 
 use crate::HubError;
 
-/// The hub's own limit on each half of a name.
+/// Largest number of characters in each part of a name, as on the hub.
 const PART_CHARS_MAX: usize = 96;
 
-/// `org/name`, or `name` alone for the hub's oldest models.
+/// Name of a model: `org/name`, or only `name` for the oldest models of the hub.
 ///
-/// Checked on the way in, so that it can stand in a URL and name a folder as it is.
+/// The name is checked when parsed, so it is safe in URLs and as the path of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelId(String);
 
 impl ModelId {
-    /// As it is written.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Where the model lies under Djinn's home.
+    /// Returns the folder of the model in Djinn's home folder.
     pub(crate) fn folder_in(&self, home: &Path) -> PathBuf {
         home.join("models").join(&self.0)
     }
 
-    /// How the Hugging Face cache names the model's folder.
+    /// Returns the name of the model's folder in the Hugging Face cache.
     pub(crate) fn hf_folder(&self) -> String {
         format!("models--{}", self.0.replace('/', "--"))
     }
@@ -53,8 +53,8 @@ impl fmt::Display for ModelId {
     }
 }
 
-/// The hub's rule. It has no `--`, which is what makes [`ModelId::hf_folder`] unambiguous, and no
-/// dot in front, which keeps `..` and hidden files out of the folders.
+/// Returns whether a part of a name follows the rules of the hub. Without `--` the result of
+/// [`ModelId::hf_folder`] is unambiguous; without a leading dot no part is `..` or a hidden file.
 fn is_name(part: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (1..=PART_CHARS_MAX).contains(&part.len())
@@ -70,25 +70,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_what_the_hub_takes() {
+    fn valid_names_are_accepted() {
         for good in ["gpt2", "org/name", "Qwen/Qwen2.5-0.5B_x", "a/b"] {
             assert_eq!(good.parse::<ModelId>().unwrap().as_str(), good);
         }
     }
 
     #[test]
-    fn refuses_what_cannot_be_a_folder_or_a_url() {
+    fn names_unsafe_in_folders_or_urls_are_rejected() {
         let long = "x".repeat(97);
         for bad in [
             "", "/", "org/", "/name", "a/b/c", "../b", "a/..", "a/.b", "a b", "a/b?c", "a%2fb",
             "a\\b", "a--b/c", "é/b", &long,
         ] {
-            assert!(bad.parse::<ModelId>().is_err(), "{bad:?} was taken");
+            assert!(bad.parse::<ModelId>().is_err(), "{bad:?} was accepted");
         }
     }
 
     #[test]
-    fn names_its_folders() {
+    fn names_give_folders() {
         let id: ModelId = "org/name".parse().unwrap();
         assert_eq!(
             id.folder_in(Path::new("/d")),

@@ -1,20 +1,19 @@
-//! Models by name: downloading them from the Hugging Face hub ([`pull`]), and finding what
-//! `--model M` means among those already on disk ([`resolve`]).
+//! Models by name: downloads from the Hugging Face hub ([`pull`]()), and lookup of models that are
+//! already on disk ([`resolve`]()).
 //!
-//! A pulled model is a plain folder, `$DJINN_HOME/models/{org}/{name}`, that holds what Djinn reads
-//! and nothing else. A file appears under its own name only once it is whole and verified; the
-//! folder counts as a model only once its record (`.djinn.json`) says that every file arrived. So a
-//! download can be cut at any point and pulled again, and no half of a model is ever loaded.
+//! A pulled model is a plain folder, `$DJINN_HOME/models/{org}/{name}`, with only the files that
+//! Djinn reads. A file gets its final name once it is complete and verified. The folder counts as
+//! a model once its record (`.djinn.json`) says that every file is complete. So an interrupted
+//! download can be continued, and an incomplete model is never loaded.
 //!
-//! **Why not the `hf-hub` crate.** Its current version is built on reqwest, tokio and hf-xet: some
-//! 230 crates, for a command that copies files. The last version with a synchronous client does not
-//! verify what it downloads, draws its own bars, and keeps to the layout of the Hugging Face cache.
-//! What Djinn needs of the hub is two requests, so they are written here on `ureq`: rustls with ring
-//! (a C compiler is all it takes to build) and the Mozilla roots compiled in, which work in a bare
-//! container; `SSL_CERT_FILE` replaces them behind a proxy that signs for itself.
+//! **Why not the `hf-hub` crate?** Its current version depends on reqwest, tokio and hf-xet, about
+//! 230 crates. Its last synchronous version does not verify downloads, draws its own progress bars,
+//! and requires the layout of the Hugging Face cache. Djinn needs two kinds of requests, so this
+//! crate makes them with `ureq`, rustls and the Mozilla root certificates, which work in a minimal
+//! container. `SSL_CERT_FILE` replaces the certificates for proxies that use their own.
 //!
-//! *Invariant:* this crate knows the names of a checkpoint's files, not what is in them. It reads
-//! one, the index of shards, because that is where the shards' names are.
+//! *Invariant:* this crate knows the names of a checkpoint's files, but not their content. The one
+//! exception is the index of shards, which lists the names of the shards.
 
 #![forbid(unsafe_code)]
 
@@ -28,10 +27,10 @@ mod record;
 mod resolve;
 mod token;
 
-pub use env::Places;
-pub use error::HubError;
+pub use env::ModelPaths;
+pub use error::{HubError, ResponseProblem};
 pub use id::ModelId;
-pub use progress::{Progress, Silent};
+pub use progress::{NoProgress, Progress};
 pub use pull::{Pull, Retry, pull};
 pub use resolve::{Resolved, resolve, resolve_id, resolve_in};
-pub use token::Token;
+pub use token::HubToken;

@@ -1,33 +1,34 @@
-//! What a download tells whoever watches it.
+//! Progress reports of a download.
 
 use std::time::Duration;
 
 use crate::HubError;
 
-/// A watcher of a download. Several files travel at once, so every call names its file and may come
-/// from any thread.
+/// Receiver of progress reports. Several files are downloaded at once, so every call names its file
+/// and may come from any thread.
 pub trait Progress: Sync {
-    /// A file begins, with `already` bytes of it here from an earlier try. `total` is unknown where
-    /// the hub lists no sizes. Comes again for a file that the server makes start over.
+    /// Reports that the download of a file starts, with `already` bytes from an earlier download.
+    /// `total` is `None` if the hub does not list the size. If the server does not continue a file,
+    /// this method is called again.
     fn start(&self, file: &str, total: Option<u64>, already: u64);
 
-    /// More bytes of a file arrived.
+    /// Reports that more bytes of a file arrived.
     fn advance(&self, file: &str, bytes: u64);
 
-    /// A file is whole, verified and in its place.
+    /// Reports that a file is complete and verified.
     fn finish(&self, file: &str);
 
-    /// Something passing went wrong; it is tried again after `wait`.
+    /// Reports a transient problem; the file is tried again after `wait`.
     fn retry(&self, file: &str, problem: &HubError, wait: Duration) {
         let _ = (file, problem, wait);
     }
 }
 
-/// Nobody watches.
+/// Receiver that ignores all reports.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
+pub struct NoProgress;
 
-impl Progress for Silent {
+impl Progress for NoProgress {
     fn start(&self, _file: &str, _total: Option<u64>, _already: u64) {}
     fn advance(&self, _file: &str, _bytes: u64) {}
     fn finish(&self, _file: &str) {}

@@ -1,4 +1,4 @@
-//! What Djinn writes down about a model it pulled, beside the model's files.
+//! Record of a download, stored beside the files of the model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,37 +9,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::HubError;
 
-/// Hidden, and no name a checkpoint's file can have.
+/// File name of the record. No file of a checkpoint has a name with a leading dot.
 const NAME: &str = ".djinn.json";
 
-/// Which revision a folder holds, and which of its files are known to be right.
+/// Revision that a folder holds, and its verified files.
 ///
-/// It is written after every file, so that an interrupted pull need not read back what it has.
+/// The record is saved after every file, so an interrupted pull does not verify its files again.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct Record {
-    /// The model.
+pub(crate) struct DownloadRecord {
+    /// Name of the model.
     pub id: String,
-    /// As it was asked for: a branch, a tag or a commit.
+    /// Requested revision: a branch, a tag or a commit.
     pub revision: String,
-    /// The commit that was then.
+    /// Commit that the revision referred to at the time of the download.
     pub sha: String,
-    /// Whether every file of that commit arrived. Until then the folder is not a model.
+    /// Whether every file of the commit is complete. Until then the folder is not a model.
     pub complete: bool,
-    /// The files written here, or about to be.
-    pub files: BTreeMap<String, Entry>,
+    /// Files of the folder, complete or in progress.
+    pub files: BTreeMap<String, RecordedFile>,
 }
 
-/// One file: what it was verified to be, or nothing so far.
+/// State of a file: size and content after verification, or defaults before.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct Entry {
-    /// Its size.
+pub(crate) struct RecordedFile {
+    /// Size in bytes.
     pub bytes: u64,
-    /// What identifies its content on the hub.
+    /// Identifier of the content on the hub.
     pub content: String,
 }
 
-impl Record {
-    /// The folder's record. One that cannot be understood is as good as none: the files are then
+impl DownloadRecord {
+    /// Reads the record of a folder. A damaged record counts as missing: the files are then
     /// verified again.
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>, HubError> {
         let path = folder.join(NAME);
@@ -50,7 +50,7 @@ impl Record {
         }
     }
 
-    /// Replaces the folder's record, whole or not at all.
+    /// Replaces the record of a folder atomically.
     pub(crate) fn save(&self, folder: &Path) -> Result<(), HubError> {
         let path = folder.join(NAME);
         let new = folder.join(format!("{NAME}.new"));
@@ -67,22 +67,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comes_back_as_it_was_saved_and_forgives_damage() {
+    fn records_survive_saving_and_damage_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Record::load(folder.path()).unwrap(), None);
-        let mut record = Record {
+        assert_eq!(DownloadRecord::load(folder.path()).unwrap(), None);
+        let mut record = DownloadRecord {
             id: "o/n".to_owned(),
             complete: true,
-            ..Record::default()
+            ..DownloadRecord::default()
         };
-        let entry = Entry {
+        let entry = RecordedFile {
             bytes: 3,
             content: "abc".to_owned(),
         };
         record.files.insert("config.json".to_owned(), entry);
         record.save(folder.path()).unwrap();
-        assert_eq!(Record::load(folder.path()).unwrap(), Some(record));
+        assert_eq!(DownloadRecord::load(folder.path()).unwrap(), Some(record));
         fs::write(folder.path().join(NAME), "{").unwrap();
-        assert_eq!(Record::load(folder.path()).unwrap(), None);
+        assert_eq!(DownloadRecord::load(folder.path()).unwrap(), None);
     }
 }

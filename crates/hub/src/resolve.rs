@@ -1,35 +1,35 @@
-//! What `--model M` means.
+//! Lookup of the model that `--model` names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::record::Record;
-use crate::{HubError, ModelId, Places, checkpoint};
+use crate::record::DownloadRecord;
+use crate::{HubError, ModelId, ModelPaths, checkpoint};
 
-/// A model that is at hand.
+/// Location of a model on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolved {
-    /// A synthetic shape, `shape:` included; it needs no files.
+    /// Synthetic shape, with its prefix `shape:`; it has no files.
     Shape(String),
-    /// The folder of a checkpoint.
+    /// Folder of a checkpoint.
     Folder(PathBuf),
 }
 
-/// Finds the model that `reference` names: a `shape:`, a folder, or `org/name` among the models that
-/// Djinn pulled and then in the Hugging Face cache.
+/// Finds the model that `reference` names: a `shape:`, a folder, or `org/name`. A name is looked up
+/// among the models that Djinn pulled, then in the Hugging Face cache.
 pub fn resolve(reference: &str) -> Result<Resolved, HubError> {
-    resolve_with(reference, Places::from_env)
+    resolve_with(reference, ModelPaths::from_env)
 }
 
-/// [`resolve`], with the places to look in given.
-pub fn resolve_in(reference: &str, places: &Places) -> Result<Resolved, HubError> {
-    resolve_with(reference, || Ok(places.clone()))
+/// Finds a model as [`resolve`] does, in the given folders.
+pub fn resolve_in(reference: &str, paths: &ModelPaths) -> Result<Resolved, HubError> {
+    resolve_with(reference, || Ok(paths.clone()))
 }
 
-/// The places are asked for only once they are needed: a path works without a home.
+/// Finds a model. `paths` is called only for a name: a path works without a home folder.
 fn resolve_with(
     reference: &str,
-    places: impl FnOnce() -> Result<Places, HubError>,
+    paths: impl FnOnce() -> Result<ModelPaths, HubError>,
 ) -> Result<Resolved, HubError> {
     if reference.starts_with("shape:") {
         return Ok(Resolved::Shape(reference.to_owned()));
@@ -44,15 +44,15 @@ fn resolve_with(
     if looks_like_a_path(reference) {
         return Err(HubError::NoSuchPath { path });
     }
-    find(&reference.parse()?, &places()?).map(Resolved::Folder)
+    find(&reference.parse()?, &paths()?).map(Resolved::Folder)
 }
 
-/// The folder of a hub model that is at hand, and nothing else of that name.
-pub fn resolve_id(id: &ModelId, places: &Places) -> Result<PathBuf, HubError> {
-    find(id, places)
+/// Finds the folder of a hub model on this machine.
+pub fn resolve_id(id: &ModelId, paths: &ModelPaths) -> Result<PathBuf, HubError> {
+    find(id, paths)
 }
 
-/// No model's name has any of these.
+/// Returns whether a reference is a path. Names of models have none of these features.
 fn looks_like_a_path(reference: &str) -> bool {
     reference.starts_with(['/', '.', '~'])
         || reference.ends_with('/')
@@ -60,33 +60,33 @@ fn looks_like_a_path(reference: &str) -> bool {
         || reference.matches('/').count() > 1 && !reference.contains("://")
 }
 
-/// Looks in every place, and remembers what each lacked.
-fn find(id: &ModelId, places: &Places) -> Result<PathBuf, HubError> {
-    let mut looked = vec![format!("./{id}")];
-    let hf = places.hf_cache.as_ref().map(|cache| in_hf_cache(id, cache));
-    for place in [Some(in_home(id, &places.home)), hf].into_iter().flatten() {
+/// Looks up a model in every folder. The error lists the folders and the reason for each.
+fn find(id: &ModelId, paths: &ModelPaths) -> Result<PathBuf, HubError> {
+    let mut searched = vec![format!("./{id}")];
+    let hf = paths.hf_cache.as_ref().map(|cache| in_hf_cache(id, cache));
+    for place in [Some(in_home(id, &paths.home)), hf].into_iter().flatten() {
         match place {
             Ok(folder) => return Ok(folder),
-            Err(lack) => looked.push(lack),
+            Err(lack) => searched.push(lack),
         }
     }
-    Err(HubError::NotHere {
+    Err(HubError::NotFound {
         id: id.to_string(),
-        looked: looked.join("; "),
+        searched,
     })
 }
 
-/// The model as Djinn pulled it, or as someone put it there by hand: then it has no record, and
-/// having its files is enough.
+/// Looks up a model in Djinn's home folder. A folder without a record, put there by hand, is
+/// accepted if it has all files.
 fn in_home(id: &ModelId, home: &Path) -> Result<PathBuf, String> {
     let folder = id.folder_in(home);
     let lack = |what: String| format!("{}: {what}", folder.display());
     if !folder.is_dir() {
         return Err(folder.display().to_string());
     }
-    let record = Record::load(&folder).map_err(|error| error.to_string())?;
+    let record = DownloadRecord::load(&folder).map_err(|error| error.to_string())?;
     if record.is_some_and(|record| !record.complete) {
-        return Err(lack("a download that was not finished".to_owned()));
+        return Err(lack("the download is incomplete".to_owned()));
     }
     match checkpoint::missing(&folder) {
         None => Ok(folder),
@@ -94,8 +94,8 @@ fn in_home(id: &ModelId, home: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The model as transformers leaves it: a branch is a file that holds a commit, and a commit is a
-/// folder.
+/// Looks up a model in the Hugging Face cache: a branch is a file that contains a commit, and a
+/// commit is a folder.
 fn in_hf_cache(id: &ModelId, cache: &Path) -> Result<PathBuf, String> {
     let model = cache.join(id.hf_folder());
     let lack = |what: &str| format!("{}: {what}", model.display());
@@ -118,8 +118,8 @@ fn in_hf_cache(id: &ModelId, cache: &Path) -> Result<PathBuf, String> {
 mod tests {
     use super::*;
 
-    fn places(root: &Path) -> Places {
-        Places {
+    fn places(root: &Path) -> ModelPaths {
+        ModelPaths {
             home: root.join("djinn"),
             hf_cache: Some(root.join("hf")),
         }
@@ -133,21 +133,21 @@ mod tests {
     }
 
     fn record(folder: &Path, complete: bool) {
-        let record = Record {
+        let record = DownloadRecord {
             complete,
-            ..Record::default()
+            ..DownloadRecord::default()
         };
         record.save(folder).unwrap();
     }
 
     #[test]
-    fn a_shape_passes_through() {
+    fn shapes_are_returned_unchanged() {
         let shape = resolve_in("shape:llama-70b/2", &places(Path::new("/nowhere"))).unwrap();
         assert_eq!(shape, Resolved::Shape("shape:llama-70b/2".to_owned()));
     }
 
     #[test]
-    fn a_folder_is_taken_as_it_is() {
+    fn folders_are_returned_unchanged() {
         let root = tempfile::tempdir().unwrap();
         let reference = root.path().to_str().unwrap();
         let found = resolve_in(reference, &places(root.path())).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_path_gets_an_error_about_paths() {
+    fn references_like_paths_give_errors_about_paths() {
         let root = tempfile::tempdir().unwrap();
         let nowhere = places(root.path());
         for path in [
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn djinn_comes_before_the_hugging_face_cache() {
+    fn the_home_folder_takes_precedence_over_the_hugging_face_cache() {
         let root = tempfile::tempdir().unwrap();
         let places = places(root.path());
         let hf = root.path().join("hf/models--org--name");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn not_found_lists_where_it_looked_and_what_to_do() {
+    fn not_found_lists_the_searched_folders() {
         let root = tempfile::tempdir().unwrap();
         let own = root.path().join("djinn/models/org/name");
         put(&own, &[checkpoint::CONFIG]);
@@ -214,26 +214,29 @@ mod tests {
         put(&hf.join("refs"), &[]);
         fs::write(hf.join("refs/main"), "../../elsewhere").unwrap();
         let error = resolve_in("org/name", &places(root.path())).unwrap_err();
-        let expect = format!(
-            "org/name is not on this machine (looked in ./org/name; {}: no model.safetensors; {}: \
-             no commit in refs/main): run `djinn pull org/name`",
-            own.display(),
-            hf.display(),
-        );
-        assert_eq!(error.to_string(), expect);
+        let HubError::NotFound { id, searched } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(id, "org/name");
+        let expect = [
+            "./org/name".to_owned(),
+            format!("{}: no model.safetensors", own.display()),
+            format!("{}: no commit in refs/main", hf.display()),
+        ];
+        assert_eq!(searched, expect);
     }
 
-    /// The folder of an organisation is not the old model of the same name.
+    /// The folder of an organisation must not be mistaken for a model of the same name.
     #[test]
-    fn an_organisation_is_not_a_model() {
+    fn organisations_are_not_models() {
         let root = tempfile::tempdir().unwrap();
         let own = root.path().join("djinn/models/gpt2/small");
         put(&own, &[checkpoint::CONFIG, checkpoint::SINGLE]);
         let error = resolve_in("gpt2", &places(root.path())).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("djinn/models/gpt2: no config.json")
-        );
+        let HubError::NotFound { searched, .. } = error else {
+            panic!("{error}");
+        };
+        let folder = root.path().join("djinn/models/gpt2");
+        assert!(searched.contains(&format!("{}: no config.json", folder.display())));
     }
 }

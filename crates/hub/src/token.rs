@@ -1,15 +1,15 @@
-//! The secret that proves who asks.
+//! Access token of the hub.
 
 use std::fmt;
 
 use crate::HubError;
 
-/// A hub token. It is never printed.
+/// Access token of the hub. Its text is never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct HubToken(String);
 
-impl Token {
-    /// A token as a person or a file holds it, line end included.
+impl HubToken {
+    /// Checks a token. Whitespace around it is ignored.
     pub fn new(text: &str) -> Result<Self, HubError> {
         let text = text.trim();
         if !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic()) {
@@ -19,15 +19,15 @@ impl Token {
         }
     }
 
-    /// The header that carries it.
+    /// Returns the value of the `authorization` header.
     pub(crate) fn header(&self) -> String {
         format!("Bearer {}", self.0)
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HubToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
+        f.write_str("HubToken(..)")
     }
 }
 
@@ -36,12 +36,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_trimmed_checked_and_never_shown() {
-        let token = Token::new(" hf_secret\n").unwrap();
+    fn tokens_are_trimmed_checked_and_never_shown() {
+        let token = HubToken::new(" hf_secret\n").unwrap();
         assert_eq!(token.header(), "Bearer hf_secret");
-        assert_eq!(format!("{token:?}"), "Token(..)");
+        assert_eq!(format!("{token:?}"), "HubToken(..)");
         for bad in ["", " ", "hf secret", "hf\r\nHost: x", "h\u{e9}"] {
-            assert!(Token::new(bad).is_err(), "{bad:?} was taken");
+            assert!(HubToken::new(bad).is_err(), "{bad:?} was accepted");
         }
     }
 }

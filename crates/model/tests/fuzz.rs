@@ -1,5 +1,5 @@
-//! Files from strangers: whatever the bytes, the answer is a model or an error, never
-//! a panic, and never memory that the file does not justify.
+//! Untrusted files: any bytes give a model or an error, never a panic or an excessive
+//! allocation.
 
 mod common;
 
@@ -12,7 +12,7 @@ use djinn_types::DType;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// A good file to spoil.
+/// Returns a valid file.
 fn sample() -> Vec<u8> {
     safetensors(&[
         ("model.norm.weight", "F32", &[4], 4),
@@ -21,8 +21,8 @@ fn sample() -> Vec<u8> {
     ])
 }
 
-/// Bytes with a few of them changed, and perhaps the end cut off.
-fn spoiled(bytes: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+/// Changes a few bytes, and sometimes truncates the file.
+fn damaged(bytes: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let len = bytes.len();
     let edits = prop::collection::vec((0..len, any::<u8>()), 0..6);
     (edits, 0..=len).prop_map(move |(edits, cut)| {
@@ -30,13 +30,13 @@ fn spoiled(bytes: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
         for (at, byte) in edits {
             bytes[at] = byte;
         }
-        // Half of the time nothing is cut.
+        // Half of the files are not truncated.
         bytes.truncate(if cut % 2 == 0 { len } else { cut });
         bytes
     })
 }
 
-/// What is accepted must hold together.
+/// Checks that the tensors of an accepted header fill the file.
 fn check_header(bytes: &[u8]) {
     let Ok(header) = read_header(Path::new("x.safetensors"), bytes, bytes.len() as u64) else {
         return;
@@ -63,8 +63,8 @@ fn open_folder(config: &[u8], files: &[(&str, &[u8])]) {
     }
 }
 
-/// Values that configurations should not have.
-fn odd() -> impl Strategy<Value = Value> {
+/// Unusual values of configuration keys.
+fn unusual_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),
         any::<i64>().prop_map(Value::from),
@@ -84,7 +84,7 @@ fn config_of(family: usize) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("a configuration")).expect("JSON")
 }
 
-/// A program that was built must fit its own numbers.
+/// Checks that an accepted configuration gives a consistent program.
 fn check_config(text: &[u8]) {
     let Ok(config) = RawConfig::parse(Path::new("config.json"), text) else {
         return;
@@ -105,18 +105,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn any_bytes_as_a_header(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_as_a_header(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         check_header(&bytes);
         check_header(&file(&String::from_utf8_lossy(&bytes), b"1234"));
     }
 
     #[test]
-    fn spoiled_headers(bytes in spoiled(sample())) {
+    fn damaged_headers(bytes in damaged(sample())) {
         check_header(&bytes);
     }
 
     #[test]
-    fn any_offsets(
+    fn random_offsets(
         entries in prop::collection::vec((0usize..5, any::<u64>(), any::<u64>(), prop::collection::vec(any::<u64>(), 0..3)), 0..4),
     ) {
         let header: serde_json::Map<String, Value> = entries
@@ -130,25 +130,25 @@ proptest! {
     }
 
     #[test]
-    fn any_text_as_a_configuration(text in "\\PC{0,80}") {
+    fn random_text_as_a_configuration(text in "\\PC{0,80}") {
         check_config(text.as_bytes());
     }
 
     #[test]
-    fn shape_references(text in "[a-z0-9.-]{0,12}([?&](layers|dtype|seed|x)=[a-z0-9-]{0,4}){0,3}") {
+    fn random_shape_references(text in "[a-z0-9.-]{0,12}([?&](layers|dtype|seed|x)=[a-z0-9-]{0,4}){0,3}") {
         let _ = Shape::parse(&text);
         let _ = Shape::parse(&format!("gpt2?{text}"));
     }
 }
 
 proptest! {
-    // Each of these builds a whole program, or writes files.
+    // Every case builds a whole program or writes files, so there are fewer cases.
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn odd_values_in_configurations(
+    fn unusual_values_in_configurations(
         family in 0..GOLDEN.len(),
-        changes in prop::collection::vec((any::<prop::sample::Index>(), odd()), 1..4),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), unusual_value()), 1..4),
     ) {
         let mut config = config_of(family);
         let object = config.as_object_mut().expect("an object");
@@ -160,10 +160,10 @@ proptest! {
     }
 
     #[test]
-    fn spoiled_folders(
-        config in spoiled(config_of(4).to_string().into_bytes()),
-        index in spoiled(json!({"weight_map": {"model.norm.weight": "a.safetensors"}}).to_string().into_bytes()),
-        shard in spoiled(sample()),
+    fn damaged_folders(
+        config in damaged(config_of(4).to_string().into_bytes()),
+        index in damaged(json!({"weight_map": {"model.norm.weight": "a.safetensors"}}).to_string().into_bytes()),
+        shard in damaged(sample()),
     ) {
         open_folder(&config, &[
             ("model.safetensors.index.json", &index),
@@ -172,9 +172,9 @@ proptest! {
     }
 
     #[test]
-    fn spoiled_side_files(
-        generation in spoiled(br#"{"eos_token_id": [1, 2], "temperature": 0.5, "top_k": 3}"#.to_vec()),
-        tokens in spoiled(br#"{"chat_template": [{"name": "a", "template": "b"}], "bos_token": {"content": "x"}}"#.to_vec()),
+    fn damaged_settings_files(
+        generation in damaged(br#"{"eos_token_id": [1, 2], "temperature": 0.5, "top_k": 3}"#.to_vec()),
+        tokens in damaged(br#"{"chat_template": [{"name": "a", "template": "b"}], "bos_token": {"content": "x"}}"#.to_vec()),
     ) {
         open_folder(config_of(4).to_string().as_bytes(), &[
             ("model.safetensors", &sample()),

@@ -1,75 +1,211 @@
-//! What can go wrong with a steering vector or its file.
+//! Errors of steering vectors and their files.
 
 use std::{io, path::PathBuf};
 
-/// A vector that cannot be made, or a file that cannot be read or written.
+/// Reason why a steering vector cannot be computed, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum VectorsError {
-    /// No block has a direction.
-    #[error("no directions: a steering vector has one for at least one block")]
+    /// The vector has no direction.
+    #[error("no directions: a steering vector needs a direction for at least one block")]
     NoDirections,
-    /// A block without a sound direction, or one the format has no place for.
-    #[error("block {block}: {reason}")]
+    /// The direction of a block is invalid, or the file format cannot store it.
+    #[error("block {block}: {problem}")]
     Block {
-        /// Which block.
+        /// Block number.
         block: usize,
-        /// What is wrong with it.
-        reason: String,
+        /// Problem with the direction.
+        problem: BlockProblem,
     },
-    /// A part of a file that says something it should not.
-    #[error("{what} '{name}' {reason}")]
+    /// A tensor or a metadata entry of a file is invalid.
+    #[error("{what} '{name}' {problem}")]
     Entry {
         /// `tensor` or `metadata`.
         what: &'static str,
-        /// Its name.
+        /// Name of the tensor or key of the metadata.
         name: String,
-        /// What is wrong with it.
-        reason: String,
+        /// Problem with the entry.
+        problem: EntryProblem,
     },
-    /// Bytes that are not GGUF of a kind that is read.
-    #[error("GGUF at byte {at}: {reason}")]
+    /// The bytes of a GGUF file are malformed.
+    #[error("GGUF at byte {at}: {problem}")]
     Gguf {
-        /// Where.
+        /// Offset in the file.
         at: usize,
-        /// What is wrong there.
-        reason: String,
+        /// Problem at this offset.
+        problem: GgufProblem,
     },
-    /// Neither of the formats.
+    /// The file is neither GGUF nor safetensors.
     #[error("neither GGUF nor safetensors: {0}")]
     Safetensors(#[from] safetensors::SafeTensorError),
-    /// A file that no steering vector needs.
-    #[error("too large for a steering vector: is this a whole model?")]
+    /// The file is larger than any steering vector.
+    #[error("the file is too large for a steering vector: is it a whole model?")]
     TooLarge,
-    /// A name that does not say what to write.
-    #[error("the name does not say the format: end it in .safetensors or .gguf")]
+    /// The file name does not have the extension of a supported format.
+    #[error("unknown file format: use the extension .safetensors or .gguf")]
     Extension,
-    /// Something the system would not do.
+    /// An operation of the file system failed.
     #[error("cannot {doing}: {source}")]
     System {
         /// `read` or `write`.
         doing: &'static str,
-        /// As the system put it.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Any of these, with a file.
+    /// An error about a file, with the path of the file.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error without the path.
         source: Box<VectorsError>,
     },
 }
 
+/// Problem with the direction of one block.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum BlockProblem {
+    /// A row has no values.
+    #[error("a row has no values")]
+    Empty,
+    /// A row has another width than the others.
+    #[error("a row has {found} values, but others have {expected}: all must come from one model")]
+    Width {
+        /// Width of the row.
+        found: usize,
+        /// Width of the other rows.
+        expected: usize,
+    },
+    /// A value is infinite or not a number.
+    #[error("a value is {value}: all values must be finite")]
+    NotFinite {
+        /// Value that is not finite.
+        value: f32,
+    },
+    /// One of the two sets of prompts has no rows.
+    #[error("the {set} set has no rows: capture some, or leave the block out")]
+    NoRows {
+        /// `positive` or `negative`.
+        set: &'static str,
+    },
+    /// Both sets of prompts have the same mean.
+    #[error("both sets have the same mean: use prompts that differ, or leave the block out")]
+    SameMean,
+    /// The file has two directions for the block.
+    #[error("the file has two directions for this block")]
+    Duplicate,
+    /// GGUF cannot store a direction for block 0.
+    #[error(
+        "GGUF cannot store this block, because llama.cpp never steers its layer 0: leave the block out, or write .safetensors"
+    )]
+    NotInGguf,
+}
+
+/// Problem with a tensor or a metadata entry of a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EntryProblem {
+    /// The name is not that of a direction.
+    #[error("is not a direction: expected a name like {example}")]
+    NotADirection {
+        /// Valid name.
+        example: &'static str,
+    },
+    /// The tensor is not one row.
+    #[error("has shape {found:?}, expected one row")]
+    Shape {
+        /// Shape in the file.
+        found: Vec<u64>,
+    },
+    /// The number of dimensions is out of range.
+    #[error("has {found} dimensions, expected 1 to {limit}")]
+    Dimensions {
+        /// Number of dimensions in the file.
+        found: u32,
+        /// Largest number of dimensions.
+        limit: u32,
+    },
+    /// The element type is not supported.
+    #[error("has type {found}, expected {expected}")]
+    ElementType {
+        /// Type in the file.
+        found: String,
+        /// Supported types.
+        expected: &'static str,
+    },
+    /// The tensor does not start where the one before it ends.
+    #[error("starts at offset {found}, expected {expected}")]
+    Offset {
+        /// Offset in the file.
+        found: u64,
+        /// End of the tensors before it.
+        expected: u64,
+    },
+    /// A newer Djinn wrote the file.
+    #[error("is version {found}, but this djinn reads version {supported}: update djinn")]
+    Version {
+        /// Version in the file.
+        found: String,
+        /// Version that this program reads.
+        supported: &'static str,
+    },
+    /// The GGUF file holds something other than a control vector.
+    #[error("is '{found}', expected '{expected}'")]
+    Architecture {
+        /// Architecture in the file.
+        found: String,
+        /// Architecture of control vectors.
+        expected: &'static str,
+    },
+    /// The value is not text.
+    #[error("is not text")]
+    NotText,
+    /// The alignment is not a power of two.
+    #[error("is not a power of two")]
+    Alignment,
+}
+
+/// Problem with the bytes of a GGUF file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GgufProblem {
+    /// The version is not supported.
+    #[error("version {found:#x} is not supported, only versions 2 and 3 in little-endian order")]
+    Version {
+        /// Version in the file.
+        found: u32,
+    },
+    /// The file ends early.
+    #[error("the file is truncated: expected {needed} more bytes, found {left}")]
+    Truncated {
+        /// Number of bytes that must follow.
+        needed: u64,
+        /// Number of bytes that do follow.
+        left: usize,
+    },
+    /// A text is not UTF-8.
+    #[error("a text is not UTF-8")]
+    NotUtf8,
+    /// Arrays are nested too deeply.
+    #[error("arrays are nested too deeply")]
+    TooDeep,
+    /// A metadata value has an unknown type.
+    #[error("a metadata value has the unknown type {found}")]
+    UnknownType {
+        /// Type in the file.
+        found: u32,
+    },
+}
+
 impl VectorsError {
-    pub(crate) fn block(block: usize, reason: impl Into<String>) -> Self {
-        let reason = reason.into();
-        VectorsError::Block { block, reason }
+    pub(crate) fn block(block: usize, problem: BlockProblem) -> Self {
+        VectorsError::Block { block, problem }
     }
 
-    pub(crate) fn entry(what: &'static str, name: &str, reason: impl Into<String>) -> Self {
-        let (name, reason) = (name.to_owned(), reason.into());
-        VectorsError::Entry { what, name, reason }
+    pub(crate) fn entry(what: &'static str, name: &str, problem: EntryProblem) -> Self {
+        let name = name.to_owned();
+        VectorsError::Entry {
+            what,
+            name,
+            problem,
+        }
     }
 
     pub(crate) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {

@@ -1,4 +1,5 @@
-//! Vectors in files: read by what a file is, written by its name.
+//! Files of steering vectors. The content decides how a file is read, the extension how it is
+//! written.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,22 +8,24 @@ use std::path::Path;
 
 use djinn_wal::write_atomically;
 
-use crate::{Steering, VectorsError, gguf, tensors};
+use crate::error::VectorsError;
+use crate::steering::Steering;
+use crate::{gguf, tensors};
 
-/// The most bytes a file may have: a thousand blocks of any model there is.
+/// Largest size of a file in bytes, enough for a thousand blocks of any known model.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// What a file is.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One tensor `blocks.{b}.hook_resid_post` for each direction.
+    /// Safetensors, with a tensor `blocks.{b}.hook_resid_post` for each direction.
     Safetensors,
-    /// As llama.cpp reads control vectors.
+    /// GGUF, in the format of llama.cpp's control vectors.
     Gguf,
 }
 
 impl Format {
-    /// What a file of this name should be: a wrong name can be refused before any work.
+    /// Returns the format that the extension of a file name asks for.
     pub fn for_path(path: &Path) -> Result<Format, VectorsError> {
         let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
         match extension.to_ascii_lowercase().as_str() {
@@ -36,12 +39,12 @@ impl Format {
 impl Steering {
     /// Reads a file of either format.
     pub fn read(path: &Path) -> Result<Steering, VectorsError> {
-        bytes_of(path)
+        read_bytes(path)
             .and_then(|bytes| Steering::from_bytes(&bytes))
             .map_err(of_file(path))
     }
 
-    /// Writes a file of the format its name says, whole or not at all.
+    /// Writes a file atomically, in the format of its extension.
     pub fn write(&self, path: &Path) -> Result<(), VectorsError> {
         let format = Format::for_path(path)?;
         let write =
@@ -49,7 +52,7 @@ impl Steering {
         self.to_bytes(format).and_then(write).map_err(of_file(path))
     }
 
-    /// Reads the bytes of a file of either format.
+    /// Parses the content of a file of either format.
     pub fn from_bytes(bytes: &[u8]) -> Result<Steering, VectorsError> {
         if bytes.starts_with(&gguf::MAGIC) {
             gguf::parse(bytes)
@@ -58,7 +61,7 @@ impl Steering {
         }
     }
 
-    /// The bytes of a file. GGUF has no place for block 0.
+    /// Returns the content of a file. GGUF cannot store a direction for block 0.
     pub fn to_bytes(&self, format: Format) -> Result<Vec<u8>, VectorsError> {
         match format {
             Format::Safetensors => Ok(tensors::to_bytes(self)),
@@ -67,6 +70,7 @@ impl Steering {
     }
 }
 
+/// Returns a function that adds the path of a file to an error.
 fn of_file(path: &Path) -> impl Fn(VectorsError) -> VectorsError {
     |source| VectorsError::File {
         path: path.to_owned(),
@@ -74,14 +78,9 @@ fn of_file(path: &Path) -> impl Fn(VectorsError) -> VectorsError {
     }
 }
 
-/// The block in a tensor's name: digits, and one way to write each number.
-pub(crate) fn number(text: &str) -> Option<usize> {
-    let number: usize = text.parse().ok()?;
-    (number.to_string() == text).then_some(number)
-}
-
-/// All of a file, unless it is too large: what its size says of a pipe is nothing.
-fn bytes_of(path: &Path) -> Result<Vec<u8>, VectorsError> {
+/// Reads a whole file, unless it is too large. The size is not asked for first, because a pipe has
+/// none.
+fn read_bytes(path: &Path) -> Result<Vec<u8>, VectorsError> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes))
@@ -98,8 +97,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{BYTES_MAX, Format, number};
-    use crate::{Method, Steering};
+    use super::{BYTES_MAX, Format, Steering, VectorsError};
+    use crate::steering::Method;
 
     fn example() -> Steering {
         let directions = BTreeMap::from([(2, vec![1.5, -0.0]), (10, vec![f32::MIN, 1e-40])]);
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_what_its_bytes_say() {
+    fn the_content_decides_how_a_file_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let [a, b, c] = ["a.gguf", "b.Safetensors", "c"].map(|name| folder.path().join(name));
         example().write(&a).unwrap();
@@ -121,49 +120,60 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 
+    /// Returns the cause of an error about a file, which must name the file.
+    fn cause(error: VectorsError, name: &str) -> VectorsError {
+        match error {
+            VectorsError::File { path, source } => {
+                assert!(path.ends_with(name), "{}", path.display());
+                *source
+            }
+            other => panic!("{other}"),
+        }
+    }
+
     #[test]
-    fn a_failed_write_leaves_nothing() {
+    fn failed_writes_leave_no_file() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("folder.gguf")).unwrap();
-        for (name, expect) in [
-            ("folder.gguf", "cannot write"),
-            ("missing/v.gguf", "cannot write"),
-            ("v.bin", "end it in .safetensors or .gguf"),
-            ("v", "end it in .safetensors or .gguf"),
-        ] {
+        let error = |name: &str| {
             let error = example().write(&folder.path().join(name)).unwrap_err();
-            let error = error.to_string();
-            assert!(error.contains(name) && error.contains(expect), "{error}");
+            cause(error, name)
+        };
+        for name in ["folder.gguf", "missing/v.gguf"] {
+            let error = error(name);
+            assert!(
+                matches!(error, VectorsError::System { doing: "write", .. }),
+                "{error}"
+            );
+        }
+        for name in ["v.bin", "v"] {
+            let error = error(name);
+            assert!(matches!(error, VectorsError::Extension), "{error}");
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn what_is_no_vector_is_refused() {
+    fn files_that_are_not_vectors_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("v.gguf");
-        let check = |expect: &str| {
-            let error = Steering::read(&path).unwrap_err().to_string();
-            assert!(error.contains(expect), "{error}");
-        };
-        check("v.gguf: cannot read");
+        let error = || cause(Steering::read(&path).unwrap_err(), "v.gguf");
+        let missing = error();
+        assert!(
+            matches!(missing, VectorsError::System { doing: "read", .. }),
+            "{missing}"
+        );
         let file = fs::File::create(&path).unwrap();
-        check("v.gguf: neither GGUF nor safetensors");
+        let empty = error();
+        assert!(matches!(empty, VectorsError::Safetensors(_)), "{empty}");
         file.set_len(BYTES_MAX + 1).unwrap();
-        check("v.gguf: too large");
-    }
-
-    #[test]
-    fn a_block_is_written_in_one_way() {
-        assert_eq!((number("0"), number("10")), (Some(0), Some(10)));
-        for text in ["", "01", "+1", "-1", " 1", "1x", "99999999999999999999"] {
-            assert_eq!(number(text), None, "{text}");
-        }
+        let large = error();
+        assert!(matches!(large, VectorsError::TooLarge), "{large}");
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn written_vectors_are_read_back(
             width in 1..70_usize,
             blocks in prop::collection::btree_set(1..200_usize, 1..6),
             bits in any::<[u32; 8]>(),
@@ -178,7 +188,7 @@ mod tests {
                 let bytes = steering.to_bytes(format).unwrap();
                 let read = Steering::from_bytes(&bytes).unwrap();
                 prop_assert_eq!(&read, &steering);
-                // Equal to the bit, the sign of a zero included.
+                // Equal in every bit, including the sign of zero.
                 prop_assert_eq!(read.to_bytes(format).unwrap(), bytes);
             }
         }

@@ -1,26 +1,27 @@
-//! Vectors as GGUF, the way llama.cpp has its control vectors.
+//! Steering vectors in GGUF files, in the format of llama.cpp's control vectors.
 //!
-//! The bytes of the file, all numbers little-endian, `text` a length u64 and its bytes:
+//! Layout of a file; all numbers are little-endian, and `text` is a u64 length followed by bytes:
 //!
 //! ```text
 //! "GGUF"  version u32  tensors u64  pairs u64
 //! for each pair: key text  type u32  value
-//! for each tensor: name text  dimensions u32  each of them u64  type u32  offset u64
-//! padding, then the numbers of each tensor with padding behind them
+//! for each tensor: name text  dimensions u32  size of each u64  type u32  offset u64
+//! padding, then the values of each tensor, each followed by padding
 //! ```
 //!
-//! `direction.N` is added to the output of llama.cpp's layer N, counted from 0: it belongs to
-//! block N. Yet N is at least 1, for llama.cpp never steers its layer 0. It reads no metadata
-//! but the alignment, and wants tensors in the order of their offsets, without gaps and with
-//! the padding behind the last: so they cannot overlap, and take no more memory than the file.
+//! llama.cpp adds `direction.N` to the output of its layer N, so the direction belongs to block N.
+//! N is at least 1, because llama.cpp never steers its layer 0. llama.cpp reads no metadata except
+//! the alignment. Tensors must be in order of their offsets, without gaps and with padding after
+//! the last, so they cannot overlap or need more memory than the file has.
 
 mod cursor;
 
 use std::collections::BTreeMap;
 
-use self::cursor::{Cursor, TEXT, U32, Value};
-use crate::files::number;
-use crate::{Method, Steering, VectorsError};
+use self::cursor::{GgufCursor, GgufValue, TEXT, U32};
+use crate::block_number::parse_block;
+use crate::error::{BlockProblem, EntryProblem, GgufProblem, VectorsError};
+use crate::steering::{Method, Steering};
 
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 const VERSION: u32 = 3;
@@ -30,31 +31,31 @@ const CONTROL_VECTOR: &str = "controlvector";
 const ALIGNMENT: &str = "general.alignment";
 const MODEL: &str = "controlvector.model_hint";
 const LAYERS: &str = "controlvector.layer_count";
-/// Ours: others pass over it.
+/// Metadata key of the method. Only Djinn uses it; other programs ignore it.
 const METHOD: &str = "djinn.method";
 
-/// Where numbers begin at multiples of, unless the file says otherwise.
+/// Alignment of values in bytes, unless the file gives another.
 const ALIGNMENT_DEFAULT: u32 = 32;
-/// The type of a tensor's numbers.
+/// Number of the element type f32.
 const F32: u32 = 0;
 const DIMENSIONS_MAX: u32 = 4;
 
 pub(crate) fn parse(bytes: &[u8]) -> Result<Steering, VectorsError> {
-    let mut cursor = Cursor::new(bytes);
+    let mut cursor = GgufCursor::new(bytes);
     cursor.take(MAGIC.len() as u64)?;
     let version = cursor.u32()?;
     if version != 2 && version != VERSION {
         return Err(VectorsError::Gguf {
             at: MAGIC.len(),
-            reason: format!("version {version:#x}: Djinn reads 2 and 3, little-endian"),
+            problem: GgufProblem::Version { found: version },
         });
     }
     let (tensors, pairs) = (cursor.u64()?, cursor.u64()?);
-    let head = Head::parse(&mut cursor, pairs)?;
+    let head = GgufHeader::parse(&mut cursor, pairs)?;
     let mut infos = Vec::new();
     let mut end = 0;
     for _ in 0..tensors {
-        infos.push(Info::parse(&mut cursor, &mut end, head.alignment)?);
+        infos.push(GgufTensor::parse(&mut cursor, &mut end, head.alignment)?);
     }
     cursor.pad(head.alignment)?;
     let mut directions = BTreeMap::new();
@@ -62,23 +63,23 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Steering, VectorsError> {
         let (numbers, _) = cursor.take(info.bytes)?.as_chunks();
         let direction = numbers.iter().map(|&bytes| f32::from_le_bytes(bytes));
         if directions.insert(info.block, direction.collect()).is_some() {
-            return Err(VectorsError::block(info.block, "has two directions"));
+            return Err(VectorsError::block(info.block, BlockProblem::Duplicate));
         }
         cursor.pad(head.alignment)?;
     }
     Steering::new(head.model, Method::from(head.method), directions)
 }
 
-/// The metadata that matters.
-struct Head<'b> {
+/// Metadata that the reader uses.
+struct GgufHeader<'b> {
     alignment: u64,
     model: &'b str,
     method: &'b str,
 }
 
-impl<'b> Head<'b> {
-    fn parse(cursor: &mut Cursor<'b>, pairs: u64) -> Result<Self, VectorsError> {
-        let mut head = Head {
+impl<'b> GgufHeader<'b> {
+    fn parse(cursor: &mut GgufCursor<'b>, pairs: u64) -> Result<Self, VectorsError> {
+        let mut head = GgufHeader {
             alignment: ALIGNMENT_DEFAULT.into(),
             model: "",
             method: "",
@@ -86,12 +87,12 @@ impl<'b> Head<'b> {
         for _ in 0..pairs {
             let key = cursor.text()?;
             match (key, cursor.value()?) {
-                (MODEL, Value::Text(text)) => head.model = text,
-                (METHOD, Value::Text(text)) => head.method = text,
-                (ALIGNMENT, Value::U32(n)) if n.is_power_of_two() => head.alignment = n.into(),
-                (ARCHITECTURE, Value::Text(CONTROL_VECTOR)) => {}
+                (MODEL, GgufValue::Text(text)) => head.model = text,
+                (METHOD, GgufValue::Text(text)) => head.method = text,
+                (ALIGNMENT, GgufValue::U32(n)) if n.is_power_of_two() => head.alignment = n.into(),
+                (ARCHITECTURE, GgufValue::Text(CONTROL_VECTOR)) => {}
                 (ARCHITECTURE | MODEL | METHOD | ALIGNMENT, value) => {
-                    return Err(unfit(key, &value));
+                    return Err(invalid_metadata(key, &value));
                 }
                 _ => {}
             }
@@ -100,65 +101,83 @@ impl<'b> Head<'b> {
     }
 }
 
-fn unfit(key: &str, value: &Value<'_>) -> VectorsError {
-    let reason = match (key, value) {
-        (ARCHITECTURE, Value::Text(text)) => format!("is '{text}', not a control vector's"),
-        (ALIGNMENT, _) => "is not a power of two, of type u32".to_owned(),
-        _ => "is not text".to_owned(),
+/// Returns the error for a metadata value that cannot be used.
+fn invalid_metadata(key: &str, value: &GgufValue<'_>) -> VectorsError {
+    let problem = match (key, value) {
+        (ARCHITECTURE, GgufValue::Text(text)) => EntryProblem::Architecture {
+            found: (*text).to_owned(),
+            expected: CONTROL_VECTOR,
+        },
+        (ALIGNMENT, _) => EntryProblem::Alignment,
+        _ => EntryProblem::NotText,
     };
-    VectorsError::entry("metadata", key, reason)
+    VectorsError::entry("metadata", key, problem)
 }
 
-/// A tensor whose numbers come later.
-struct Info {
+/// Description of a tensor, whose values follow later in the file.
+struct GgufTensor {
     block: usize,
     bytes: u64,
 }
 
-impl Info {
-    /// Reads one whose numbers must lie at `end` of those before, and moves that to its own.
-    fn parse(cursor: &mut Cursor<'_>, end: &mut u64, alignment: u64) -> Result<Self, VectorsError> {
+impl GgufTensor {
+    /// Reads the description of a tensor. Its values must start at `end`, the end of the tensors
+    /// before it; `end` is advanced to its own end.
+    fn parse(
+        cursor: &mut GgufCursor<'_>,
+        end: &mut u64,
+        alignment: u64,
+    ) -> Result<Self, VectorsError> {
         let name = cursor.text()?;
-        let error = |reason: String| Err(VectorsError::entry("tensor", name, reason));
-        let block = name.strip_prefix("direction.").and_then(number);
+        let error = |problem| Err(VectorsError::entry("tensor", name, problem));
+        let block = name.strip_prefix("direction.").and_then(parse_block);
         let Some(block) = block.filter(|&block| block > 0) else {
-            return error("is no direction: they are direction.1, direction.2 and on".to_owned());
+            return error(EntryProblem::NotADirection {
+                example: "direction.1",
+            });
         };
         let dimensions = cursor.u32()?;
         if !(1..=DIMENSIONS_MAX).contains(&dimensions) {
-            return error(format!("has {dimensions} dimensions, not one"));
+            return error(EntryProblem::Dimensions {
+                found: dimensions,
+                limit: DIMENSIONS_MAX,
+            });
         }
         let width = cursor.u64()?;
         for _ in 1..dimensions {
             let rows = cursor.u64()?;
             if rows != 1 {
-                return error(format!("has {rows} rows, not one"));
+                return error(EntryProblem::Shape {
+                    found: vec![width, rows],
+                });
             }
         }
         let (kind, offset) = (cursor.u32()?, cursor.u64()?);
         if kind != F32 {
-            return error(format!("is of type {kind}, not of F32, which is {F32}"));
+            return error(EntryProblem::ElementType {
+                found: kind.to_string(),
+                expected: "0 (F32)",
+            });
         }
         if offset != *end {
-            return error(format!(
-                "lies at {offset}, and those before it end at {end}"
-            ));
+            return error(EntryProblem::Offset {
+                found: offset,
+                expected: *end,
+            });
         }
         let bytes = width.saturating_mul(4);
         let next = offset
             .saturating_add(bytes)
             .checked_next_multiple_of(alignment);
         *end = next.unwrap_or(u64::MAX);
-        Ok(Info { block, bytes })
+        Ok(GgufTensor { block, bytes })
     }
 }
 
 pub(crate) fn to_bytes(steering: &Steering) -> Result<Vec<u8>, VectorsError> {
     let (directions, width) = (steering.directions(), steering.width());
     if directions.contains_key(&0) {
-        let reason = "has no place in GGUF, llama.cpp never steers its layer 0: leave it out, or \
-                      write .safetensors";
-        return Err(VectorsError::block(0, reason));
+        return Err(VectorsError::block(0, BlockProblem::NotInGguf));
     }
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
@@ -171,12 +190,12 @@ pub(crate) fn to_bytes(steering: &Steering) -> Result<Vec<u8>, VectorsError> {
     out.extend((directions.len() as u32).to_le_bytes());
     put_pair(&mut out, METHOD, &steering.method().to_string());
     let row_bytes = (width * 4).next_multiple_of(ALIGNMENT_DEFAULT as usize);
-    for (place, block) in directions.keys().enumerate() {
+    for (index, block) in directions.keys().enumerate() {
         put_text(&mut out, &format!("direction.{block}"));
         out.extend(1_u32.to_le_bytes());
         out.extend((width as u64).to_le_bytes());
         out.extend(F32.to_le_bytes());
-        out.extend(((place * row_bytes) as u64).to_le_bytes());
+        out.extend(((index * row_bytes) as u64).to_le_bytes());
     }
     put_padding(&mut out);
     for direction in directions.values() {

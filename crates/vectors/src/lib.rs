@@ -1,25 +1,25 @@
-//! Steering vectors: one direction for each of some blocks of a model, and their files.
+//! Steering vectors: a direction for one or more blocks of a model, and the files that store them.
 //!
-//! A [`Steering`] is made from rows that were captured for two sets of prompts, or read from a
-//! file. The direction of block `b` belongs to the hook `blocks.{b}.hook_resid_post`: it is
-//! added to the residual behind that block.
+//! A [`Steering`] is computed from rows captured for two sets of prompts, or read from a file. The
+//! direction of block `b` belongs to the hook `blocks.{b}.hook_resid_post`: it is added to the
+//! residual after that block.
 //!
-//! Files are safetensors, or GGUF as llama.cpp has its control vectors. Reading goes by what a
-//! file is, writing by its name.
+//! Files are safetensors, or GGUF in the format of llama.cpp's control vectors. The content of a
+//! file decides how it is read; its extension decides how it is written.
 //!
-//! - A `Steering` that exists is sound: at least one direction, all of one width, all finite.
-//! - A number read from a file is compared with the file's size before memory is taken for it.
-//! - The same vector gives the same bytes, and a file appears under its name only when it is
-//!   whole.
+//! - Every `Steering` is valid: at least one direction, all of one width, all values finite.
+//! - Sizes in a file are checked against the size of the file before memory is allocated.
+//! - Equal vectors give equal bytes, and a file is written atomically.
 
 #![forbid(unsafe_code)]
 
+mod block_number;
 mod error;
 mod files;
 mod gguf;
 mod steering;
 mod tensors;
 
-pub use error::VectorsError;
+pub use error::{BlockProblem, EntryProblem, GgufProblem, VectorsError};
 pub use files::Format;
-pub use steering::{Method, Rows, Steering};
+pub use steering::{Method, Steering, VectorRows};

@@ -1,21 +1,21 @@
-//! Directions, and how they are made.
+//! Steering vectors and their computation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::VectorsError;
+use crate::error::{BlockProblem, VectorsError};
 
-/// What was captured: rows of numbers for each block.
-pub type Rows = BTreeMap<usize, Vec<Vec<f32>>>;
+/// Captured rows of each block.
+pub type VectorRows = BTreeMap<usize, Vec<Vec<f32>>>;
 
-/// How a vector was made.
+/// Method that computed a vector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// The difference of two means.
+    /// Difference of two means.
     Mean,
-    /// The first principal component of differences.
+    /// First principal component of differences.
     Pca,
-    /// As its file says; empty where it says nothing.
+    /// Other method, as named in a file; empty if the file does not name one.
     Other(String),
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for Method {
     }
 }
 
-/// One direction for each of some blocks: all of one width, all finite, at least one.
+/// Steering vector: a direction for one or more blocks, all of one width, all values finite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steering {
     model: String,
@@ -48,7 +48,8 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// Takes directions by block, if they are sound. `model` says what they were made for.
+    /// Creates a vector from directions by block. `model` names the model that the directions were
+    /// computed for.
     pub fn new(
         model: &str,
         method: Method,
@@ -68,14 +69,14 @@ impl Steering {
         })
     }
 
-    /// For each block the mean of the positive rows less the mean of the negative ones.
+    /// Computes, for each block, the mean of the positive rows minus the mean of the negative rows.
     ///
-    /// Sums are of f64, in the order of the rows: the same rows give the same bits. Nothing is
-    /// scaled, so a direction is as long as the means are apart.
+    /// Sums are computed in f64, in the order of the rows, so equal rows give equal bits. The
+    /// directions are not scaled.
     pub fn from_means(
         model: &str,
-        positive: &Rows,
-        negative: &Rows,
+        positive: &VectorRows,
+        negative: &VectorRows,
     ) -> Result<Steering, VectorsError> {
         let blocks: BTreeSet<usize> = positive.keys().chain(negative.keys()).copied().collect();
         let directions = blocks
@@ -85,70 +86,74 @@ impl Steering {
         Steering::new(model, Method::Mean, directions)
     }
 
-    /// What it was made for: a hint, empty where nobody said.
+    /// Returns the name of the model that the vector was computed for; empty if unknown.
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// How it was made.
+    /// Returns the method that computed the vector.
     pub fn method(&self) -> &Method {
         &self.method
     }
 
-    /// By block; each is to be added at the block's `hook_resid_post`.
+    /// Returns the directions by block. A direction is added at `hook_resid_post` of its block.
     pub fn directions(&self) -> &BTreeMap<usize, Vec<f32>> {
         &self.directions
     }
 
-    /// How many numbers every direction has: the width of the model's residual.
+    /// Returns the number of values in every direction, the width of the model's residual.
     pub fn width(&self) -> usize {
         self.directions.values().next().map_or(0, Vec::len)
     }
 
-    /// How long a block's direction is, if it has one.
+    /// Returns the Euclidean length of a block's direction, if it has one.
     pub fn norm(&self, block: usize) -> Option<f64> {
         let squares = |row: &Vec<f32>| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
         self.directions.get(&block).map(|row| squares(row).sqrt())
     }
 }
 
-/// Refuses what cannot be a row of a model so wide.
+/// Checks that a row has the expected width and finite values.
 fn check(block: usize, row: &[f32], expected: usize) -> Result<(), VectorsError> {
     let width = row.len();
-    let reason = match row.iter().find(|x| !x.is_finite()) {
-        _ if width == 0 => "has a row without numbers".to_owned(),
-        _ if width != expected => {
-            format!("has {width} numbers where others have {expected}: all must be of one model")
-        }
-        Some(x) => format!("has a number that is {x}: all must be finite"),
+    let problem = match row.iter().find(|x| !x.is_finite()) {
+        _ if width == 0 => BlockProblem::Empty,
+        _ if width != expected => BlockProblem::Width {
+            found: width,
+            expected,
+        },
+        Some(&value) => BlockProblem::NotFinite { value },
         None => return Ok(()),
     };
-    Err(VectorsError::block(block, reason))
+    Err(VectorsError::block(block, problem))
 }
 
-fn difference(block: usize, positive: &Rows, negative: &Rows) -> Result<Vec<f32>, VectorsError> {
+fn difference(
+    block: usize,
+    positive: &VectorRows,
+    negative: &VectorRows,
+) -> Result<Vec<f32>, VectorsError> {
     let (width, with) = mean(block, "positive", positive, None)?;
     let (_, without) = mean(block, "negative", negative, Some(width))?;
     let pairs = with.iter().zip(&without);
     let direction: Vec<f32> = pairs.map(|(a, b)| (a - b) as f32).collect();
     if direction.iter().all(|&x| x == 0.0) {
-        let reason = "both sets are alike here: use prompts that differ, or leave it out";
-        return Err(VectorsError::block(block, reason));
+        return Err(VectorsError::block(block, BlockProblem::SameMean));
     }
     Ok(direction)
 }
 
-/// The mean of a block's rows, and its width: the one given, or that of the first row.
+/// Returns the width and the mean of a block's rows. Every row must have the given width, or that
+/// of the first row.
 fn mean(
     block: usize,
-    set: &str,
-    rows: &Rows,
+    set: &'static str,
+    rows: &VectorRows,
     width: Option<usize>,
 ) -> Result<(usize, Vec<f64>), VectorsError> {
     let rows = rows.get(&block).map_or(&[][..], Vec::as_slice);
     let Some(first) = rows.first() else {
-        let reason = format!("the {set} set has no rows: capture some, or leave it out");
-        return Err(VectorsError::block(block, reason));
+        return Err(VectorsError::block(block, BlockProblem::NoRows { set }));
     };
     let width = width.unwrap_or(first.len());
     let mut sums = vec![0.0; width];
@@ -166,15 +171,15 @@ fn mean(
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Method, Rows, Steering};
+    use super::{BlockProblem, Method, Steering, VectorRows, VectorsError};
 
-    fn rows(block: usize, rows: &[&[f32]]) -> Rows {
+    fn rows(block: usize, rows: &[&[f32]]) -> VectorRows {
         BTreeMap::from([(block, rows.iter().map(|row| row.to_vec()).collect())])
     }
 
     #[test]
-    fn a_direction_leads_from_mean_to_mean() {
-        // In f32 the large number would swallow the small one.
+    fn directions_are_differences_of_means() {
+        // A sum in f32 would lose the small value.
         let positive = rows(3, &[&[1e8, 1.0], &[1.0, 3.0], &[-1e8, 2.0]]);
         let negative = rows(3, &[&[0.0, 5.0]]);
         let steering = Steering::from_means("m", &positive, &negative).unwrap();
@@ -184,34 +189,54 @@ mod tests {
     }
 
     #[test]
-    fn a_norm_is_of_one_block() {
+    fn norms_are_by_block() {
         let directions = BTreeMap::from([(0, vec![3.0, -4.0]), (2, vec![1e30, 0.0])]);
         let steering = Steering::new("", Method::Pca, directions).unwrap();
         assert_eq!((steering.norm(0), steering.norm(1)), (Some(5.0), None));
         assert_eq!(steering.norm(2), Some(f64::from(1e30_f32)), "no overflow");
     }
 
+    fn problem(error: VectorsError) -> (usize, BlockProblem) {
+        match error {
+            VectorsError::Block { block, problem } => (block, problem),
+            other => panic!("{other}"),
+        }
+    }
+
     #[test]
-    fn rows_that_give_no_direction_are_refused() {
+    fn invalid_rows_are_refused() {
+        let error = |positive: &VectorRows, negative: &VectorRows| {
+            Steering::from_means("", positive, negative).unwrap_err()
+        };
+        let none = error(&VectorRows::new(), &VectorRows::new());
+        assert!(matches!(none, VectorsError::NoDirections), "{none}");
         let good = rows(1, &[&[1.0, 2.0]]);
+        let no_rows = |set| BlockProblem::NoRows { set };
+        let width = |found, expected| BlockProblem::Width { found, expected };
         let cases = [
-            (Rows::new(), Rows::new(), "no directions"),
-            (good.clone(), good.clone(), "1: both sets are alike"),
-            (good.clone(), rows(1, &[]), "1: the negative set has"),
-            (rows(2, &[&[1.0]]), good.clone(), "1: the positive set"),
-            (rows(1, &[&[]]), good.clone(), "without numbers"),
-            (rows(1, &[&[1.0], &[]]), good.clone(), "without numbers"),
-            (rows(1, &[&[1.0]]), good.clone(), "has 2 numbers"),
-            (good.clone(), rows(1, &[&[1.0]]), "has 1 numbers"),
-            (rows(1, &[&[1.0, f32::NAN]]), good, "is NaN"),
-            (rows(1, &[&[f32::MAX]]), rows(1, &[&[f32::MIN]]), "is inf"),
+            (good.clone(), good.clone(), BlockProblem::SameMean),
+            (good.clone(), rows(1, &[]), no_rows("negative")),
+            (rows(2, &[&[1.0]]), good.clone(), no_rows("positive")),
+            (rows(1, &[&[]]), good.clone(), BlockProblem::Empty),
+            (rows(1, &[&[1.0], &[]]), good.clone(), BlockProblem::Empty),
+            (rows(1, &[&[1.0]]), good.clone(), width(2, 1)),
+            (good.clone(), rows(1, &[&[1.0]]), width(1, 2)),
         ];
         for (positive, negative, expect) in cases {
-            let error = Steering::from_means("", &positive, &negative).unwrap_err();
-            assert!(error.to_string().contains(expect), "{error}");
+            assert_eq!(problem(error(&positive, &negative)), (1, expect));
+        }
+        for (positive, negative) in [
+            (rows(1, &[&[1.0, f32::NAN]]), good),
+            (rows(1, &[&[f32::MAX]]), rows(1, &[&[f32::MIN]])),
+        ] {
+            let (_, problem) = problem(error(&positive, &negative));
+            assert!(
+                matches!(problem, BlockProblem::NotFinite { .. }),
+                "{problem}"
+            );
         }
         let directions = BTreeMap::from([(1, vec![1.0]), (4, vec![1.0, 2.0])]);
         let error = Steering::new("", Method::Mean, directions).unwrap_err();
-        assert!(error.to_string().contains("block 4: has 2"), "{error}");
+        assert_eq!(problem(error), (4, width(2, 1)));
     }
 }

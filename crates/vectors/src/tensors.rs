@@ -1,4 +1,4 @@
-//! Vectors as safetensors: one tensor a direction, named by its hook.
+//! Steering vectors in safetensors files: one tensor for each direction, named by its hook.
 
 use std::collections::BTreeMap;
 
@@ -6,54 +6,68 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::json;
 
-use crate::files::number;
-use crate::{Method, Steering, VectorsError};
+use crate::block_number::parse_block;
+use crate::error::{EntryProblem, VectorsError};
+use crate::steering::{Method, Steering};
 
-/// The key that says a file is one of these, and of which version.
+/// Metadata key with the version of the format.
 const MARK: &str = "djinn.steering";
 const VERSION: &str = "1";
 
 pub(crate) fn parse(bytes: &[u8]) -> Result<Steering, VectorsError> {
     let (_, head) = SafeTensors::read_metadata(bytes)?;
-    let said = |key| head.metadata().as_ref()?.get(key).map(String::as_str);
-    if let Some(found) = said(MARK).filter(|found| *found != VERSION) {
-        let reason = format!("is {found}, and this djinn reads {VERSION}: update it");
-        return Err(VectorsError::entry("metadata", MARK, reason));
+    let metadata = |key| head.metadata().as_ref()?.get(key).map(String::as_str);
+    if let Some(found) = metadata(MARK).filter(|found| *found != VERSION) {
+        let problem = EntryProblem::Version {
+            found: found.to_owned(),
+            supported: VERSION,
+        };
+        return Err(VectorsError::entry("metadata", MARK, problem));
     }
     let file = SafeTensors::deserialize(bytes)?;
     let directions = file
         .iter()
         .map(|(name, view)| direction(name, &view))
         .collect::<Result<_, _>>()?;
-    let method = Method::from(said("method").unwrap_or_default());
-    Steering::new(said("model").unwrap_or_default(), method, directions)
+    let method = Method::from(metadata("method").unwrap_or_default());
+    Steering::new(metadata("model").unwrap_or_default(), method, directions)
 }
 
 fn direction(name: &str, view: &TensorView<'_>) -> Result<(usize, Vec<f32>), VectorsError> {
-    let error = |reason: String| Err(VectorsError::entry("tensor", name, reason));
+    let error = |problem| Err(VectorsError::entry("tensor", name, problem));
     let middle = name.strip_prefix("blocks.");
     let middle = middle.and_then(|rest| rest.strip_suffix(".hook_resid_post"));
-    let Some(block) = middle.and_then(number) else {
-        return error("is no direction: name it like blocks.3.hook_resid_post".to_owned());
+    let Some(block) = middle.and_then(parse_block) else {
+        return error(EntryProblem::NotADirection {
+            example: "blocks.3.hook_resid_post",
+        });
     };
     if !matches!(view.shape(), [_] | [1, _]) {
-        return error(format!("has shape {:?}, not of one row", view.shape()));
+        let found = view.shape().iter().map(|&n| n as u64).collect();
+        return error(EntryProblem::Shape { found });
     }
     let numbers = match view.dtype() {
         Dtype::F32 => each(view.data(), f32::from_le_bytes),
         Dtype::F16 => each(view.data(), |b| f16::from_le_bytes(b).to_f32()),
         Dtype::BF16 => each(view.data(), |b| bf16::from_le_bytes(b).to_f32()),
-        other => return error(format!("is of {other:?}, not of F32, F16 or BF16")),
+        other => {
+            return error(EntryProblem::ElementType {
+                found: format!("{other:?}"),
+                expected: "F32, F16 or BF16",
+            });
+        }
     };
     Ok((block, numbers))
 }
 
+/// Converts little-endian values to f32.
 fn each<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32) -> Vec<f32> {
     let (chunks, _) = bytes.as_chunks::<N>();
     chunks.iter().map(|&chunk| read(chunk)).collect()
 }
 
-/// By hand, for the library would write the metadata in another order every time.
+/// Returns the content of a file. The `safetensors` crate is not used, because it writes metadata
+/// in random order.
 pub(crate) fn to_bytes(steering: &Steering) -> Vec<u8> {
     let (model, method) = (steering.model(), steering.method().to_string());
     let metadata = json!({ MARK: VERSION, "method": method, "model": model });
@@ -67,7 +81,7 @@ pub(crate) fn to_bytes(steering: &Steering) -> Vec<u8> {
         head.insert(format!("blocks.{block}.hook_resid_post"), info);
     }
     let mut head = json!(head).to_string().into_bytes();
-    // Spaces at its end keep the numbers aligned.
+    // Spaces at the end of the header align the values.
     head.resize(head.len().next_multiple_of(8), b' ');
     [&(head.len() as u64).to_le_bytes()[..], &head, &data].concat()
 }
@@ -79,14 +93,11 @@ mod tests {
     use proptest::prelude::*;
     use safetensors::{Dtype, tensor::TensorView};
 
-    use super::{parse, to_bytes};
-    use crate::{Method, Steering};
+    use super::{EntryProblem, Method, Steering, VectorsError, parse, to_bytes};
 
     const NAME: &str = "blocks.3.hook_resid_post";
 
-    type Mark = Option<&'static str>;
-
-    fn file(name: &str, dtype: Dtype, shape: &[usize], data: &[u8], mark: Mark) -> Vec<u8> {
+    fn file(name: &str, dtype: Dtype, shape: &[usize], data: &[u8], mark: Option<&str>) -> Vec<u8> {
         let view = TensorView::new(dtype, shape.to_vec(), data).unwrap();
         let mark = mark.map(|mark| HashMap::from([("djinn.steering".into(), mark.into())]));
         safetensors::serialize([(name, view)], mark).unwrap()
@@ -98,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_as_expected() {
+    fn the_content_is_pinned() {
         let head = concat!(
             r#"{"__metadata__":{"djinn.steering":"1","method":"mean","model":"a \"b\""},"#,
             r#""blocks.0.hook_resid_post":{"data_offsets":[0,4],"dtype":"F32","shape":[1]},"#,
@@ -114,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn short_numbers_and_single_rows_are_read() {
+    fn half_precision_and_single_rows_are_read() {
         let check = |dtype, shape: &[usize], data: &[u8]| {
             let steering = parse(&file(NAME, dtype, shape, data, None)).unwrap();
             assert_eq!(steering.directions()[&3], [1.0, -2.0]);
@@ -126,24 +137,40 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_direction_is_refused() {
-        let (pre, odd) = ("blocks.3.hook_resid_pre", "blocks.03.hook_resid_post");
-        for (name, dtype, shape, mark, expect) in [
-            (pre, Dtype::F32, &[2][..], None, "is no direction"),
-            (pre, Dtype::F32, &[2], Some("1"), "is no direction"),
-            (odd, Dtype::F32, &[2], Some("1"), "is no direction"),
-            (NAME, Dtype::F32, &[2, 2], Some("1"), "has shape [2, 2]"),
-            (NAME, Dtype::F32, &[], Some("1"), "has shape []"),
-            (NAME, Dtype::F32, &[0], Some("1"), "without numbers"),
-            (NAME, Dtype::F64, &[2], Some("1"), "is of F64"),
-            (NAME, Dtype::BF16, &[2], Some("1"), "number that is NaN"),
-            (NAME, Dtype::F32, &[2], Some("2"), "this djinn reads 1"),
-        ] {
-            // All ones: not a number in any type of floats.
+    fn invalid_tensors_are_refused() {
+        let error = |name: &str, dtype: Dtype, shape: &[usize], mark: Option<&str>| {
+            // All bits set is not a number in any float type.
             let data = vec![0xff; shape.iter().product::<usize>() * dtype.bitsize() / 8];
-            let error = parse(&file(name, dtype, shape, &data, mark)).unwrap_err();
-            assert!(error.to_string().contains(expect), "{error}");
+            parse(&file(name, dtype, shape, &data, mark)).unwrap_err()
+        };
+        let entry = |error: VectorsError| match error {
+            VectorsError::Entry { problem, .. } => problem,
+            other => panic!("{other}"),
+        };
+        let (pre, odd) = ("blocks.3.hook_resid_pre", "blocks.03.hook_resid_post");
+        for (name, mark) in [(pre, None), (pre, Some("1")), (odd, Some("1"))] {
+            let problem = entry(error(name, Dtype::F32, &[2], mark));
+            assert!(
+                matches!(problem, EntryProblem::NotADirection { .. }),
+                "{problem}"
+            );
         }
+        for shape in [&[2, 2][..], &[]] {
+            let found = shape.iter().map(|&n| n as u64).collect();
+            let problem = entry(error(NAME, Dtype::F32, shape, Some("1")));
+            assert_eq!(problem, EntryProblem::Shape { found });
+        }
+        let problem = entry(error(NAME, Dtype::F64, &[2], Some("1")));
+        assert!(
+            matches!(problem, EntryProblem::ElementType { .. }),
+            "{problem}"
+        );
+        let problem = entry(error(NAME, Dtype::F32, &[2], Some("2")));
+        assert!(matches!(problem, EntryProblem::Version { .. }), "{problem}");
+        let empty = error(NAME, Dtype::F32, &[0], Some("1"));
+        assert!(matches!(empty, VectorsError::Block { block: 3, .. }));
+        let not_finite = error(NAME, Dtype::BF16, &[2], Some("1"));
+        assert!(matches!(not_finite, VectorsError::Block { block: 3, .. }));
     }
 
     #[test]
@@ -157,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_changed_byte_does_no_harm(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        fn changed_bytes_never_panic(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
             let mut bytes = example();
             *at.get_mut(&mut bytes) = byte;
             let _ = parse(&bytes);

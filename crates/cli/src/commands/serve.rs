@@ -134,7 +134,7 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
             listen.push(address);
         }
     }
-    let home = || djinn_hub::Places::from_env().map(|places| places.home);
+    let home = || djinn_hub::ModelPaths::from_env().map(|paths| paths.home);
     Ok(ServerConfig {
         listen,
         node: args.node_id,

@@ -110,7 +110,7 @@ fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
         rows.push(finish(&mut engine, id)?.captured.tensors());
     }
     let negative = rows.split_off(sets[0].len());
-    let by_block = |rows: &[BTreeMap<String, Tensor>]| -> djinn_vectors::Rows {
+    let by_block = |rows: &[BTreeMap<String, Tensor>]| -> djinn_vectors::VectorRows {
         let of = |(&layer, hook): (&usize, &String)| {
             (
                 layer,

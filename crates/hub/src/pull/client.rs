@@ -1,4 +1,4 @@
-//! GET, over as many hosts as a redirect leads through, with the token only where it belongs.
+//! HTTP client: GET requests with redirects. The token is sent to the hub only.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,33 +9,34 @@ use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
-use super::Pull;
-use super::answer::Answer;
-use super::retry::Failure;
-use crate::{HubError, Token};
+use super::request::Pull;
+use super::response::HubResponse;
+use super::retry::FetchFailure;
+use crate::error::{HubError, ResponseProblem};
+use crate::token::HubToken;
 
 const REDIRECTS_MAX: usize = 8;
 const CONNECT_MAX: Duration = Duration::from_secs(20);
 const HEADERS_MAX: Duration = Duration::from_secs(60);
-/// A connection that brings nothing for this long is dropped, and the file resumed on another.
+/// Longest time without data before a connection is dropped and the file is continued on another.
 const STALL_MAX: Duration = Duration::from_secs(45);
 
-/// A connection pool to one hub and the hosts it sends us to.
-pub(super) struct Client {
+/// HTTP client with connections to one hub and to the hosts it redirects to.
+pub(super) struct HubClient {
     agent: Agent,
-    /// Scheme, host and port of the hub: the token goes nowhere else.
+    /// Scheme, host and port of the hub. The token is sent to this origin only.
     origin: String,
-    token: Option<Token>,
+    token: Option<HubToken>,
 }
 
-impl Client {
+impl HubClient {
     pub(super) fn new(request: &Pull) -> Result<Self, HubError> {
         let origin = origin(&request.endpoint).ok_or_else(|| HubError::BadEndpoint {
             given: request.endpoint.clone(),
         })?;
         let mut config = Agent::config_builder()
             .user_agent(concat!("djinn/", env!("CARGO_PKG_VERSION")))
-            // Ranges count the bytes of the file, so the file must travel as it is.
+            // Ranges count bytes of the file, so compression must be off.
             .accept_encoding("identity")
             .http_status_as_error(false)
             .max_redirects(0)
@@ -58,23 +59,23 @@ impl Client {
         })
     }
 
-    /// Asks for `url`, from byte `from` on.
-    pub(super) fn get(&self, url: &str, from: u64) -> Result<Answer, Failure> {
+    /// Requests `url`, starting at byte `from`, and follows redirects.
+    pub(super) fn get(&self, url: &str, from: u64) -> Result<HubResponse, FetchFailure> {
         let mut url = url.to_owned();
         for _ in 0..=REDIRECTS_MAX {
             let response = self.send(&url, from)?;
             match location(&response) {
                 None => {
                     let from_hub = origin(&url) == Some(&self.origin);
-                    return Ok(Answer::new(without_query(&url), from_hub, response));
+                    return Ok(HubResponse::new(without_query(&url), from_hub, response));
                 }
                 Some(location) => url = follow(&url, &location)?,
             }
         }
-        Err(bad_redirect(&url, "too many redirects").into())
+        Err(bad_redirect(&url, ResponseProblem::TooManyRedirects).into())
     }
 
-    fn send(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
+    fn send(&self, url: &str, from: u64) -> Result<Response<Body>, FetchFailure> {
         let mut call = self.agent.get(url);
         if let Some(token) = &self.token
             && origin(url) == Some(&self.origin)
@@ -84,12 +85,12 @@ impl Client {
         if from > 0 {
             call = call.header("range", format!("bytes={from}-"));
         }
-        call.call().map_err(|error| unanswered(url, &error))
+        call.call().map_err(|error| request_failure(url, &error))
     }
 }
 
-/// `https://host:port` of a URL. Compared as text: two spellings of one host count as two, and the
-/// token stays home.
+/// Returns the origin of a URL, such as `https://host:port`. Origins are compared as text: the
+/// token is not sent to another spelling of the same host.
 fn origin(url: &str) -> Option<&str> {
     let scheme = ["https://", "http://"];
     let host_at = scheme.iter().find(|s| url.starts_with(**s))?.len();
@@ -98,7 +99,7 @@ fn origin(url: &str) -> Option<&str> {
     (!host.is_empty() && !url.contains(odd)).then(|| &url[..host_at + host.len()])
 }
 
-/// A proxy is of no use to a server on this machine.
+/// Returns whether an origin is on this machine, where no proxy is used.
 fn is_loopback(origin: &str) -> bool {
     let host = origin.split_once("://").map_or(origin, |(_, host)| host);
     ["127.0.0.1", "localhost", "[::1]"]
@@ -114,7 +115,8 @@ fn location(response: &Response<Body>) -> Option<String> {
     Some(location.to_owned())
 }
 
-/// Where a redirect leads. Never from https to http: only large files come with a hash.
+/// Returns the target of a redirect. A redirect from https to http is an error, because small
+/// files have no hash.
 fn follow(url: &str, location: &str) -> Result<String, HubError> {
     let location = location.split('#').next().unwrap_or_default();
     let target = if location.starts_with("//") {
@@ -126,27 +128,28 @@ fn follow(url: &str, location: &str) -> Result<String, HubError> {
         location.to_owned()
     };
     if origin(&target).is_none() {
-        return Err(bad_redirect(url, "a redirect to no address"));
+        return Err(bad_redirect(url, ResponseProblem::InvalidRedirect));
     }
     if url.starts_with("https:") && target.starts_with("http:") {
-        return Err(bad_redirect(url, "a redirect from https to http"));
+        return Err(bad_redirect(url, ResponseProblem::InsecureRedirect));
     }
     Ok(target)
 }
 
-fn bad_redirect(url: &str, reason: &str) -> HubError {
-    HubError::BadAnswer {
+fn bad_redirect(url: &str, problem: ResponseProblem) -> HubError {
+    HubError::BadResponse {
         url: without_query(url),
-        reason: reason.to_owned(),
+        problem,
     }
 }
 
-/// A URL to show: the query of a redirect is a signature.
+/// Returns a URL for messages. The query of a redirect is left out, because it is a signature.
 fn without_query(url: &str) -> String {
     url.split('?').next().unwrap_or_default().to_owned()
 }
 
-fn unanswered(url: &str, error: &ureq::Error) -> Failure {
+/// Converts an error of a request.
+fn request_failure(url: &str, error: &ureq::Error) -> FetchFailure {
     use ureq::Error;
     let url = without_query(url);
     let reason = match error {
@@ -155,14 +158,14 @@ fn unanswered(url: &str, error: &ureq::Error) -> Failure {
     };
     match error {
         Error::Rustls(_) | Error::Tls(_) => HubError::Untrusted { url, reason }.into(),
-        // So rustls reports a certificate it does not trust, through the socket it wraps.
+        // The form in which rustls reports an untrusted certificate through the socket.
         Error::Io(error) if error.kind() == ErrorKind::InvalidData => {
             HubError::Untrusted { url, reason }.into()
         }
         Error::BadUri(_) | Error::Http(_) | Error::InvalidProxyUrl => {
             HubError::Network { url, reason }.into()
         }
-        _ => Failure::passing(HubError::Network { url, reason }),
+        _ => FetchFailure::transient(HubError::Network { url, reason }),
     }
 }
 
@@ -179,7 +182,7 @@ fn roots_from(path: &Path) -> Result<RootCerts, HubError> {
         }
     }
     if certificates.is_empty() {
-        return Err(bad("it holds none".to_owned()));
+        return Err(bad("the file has no certificates".to_owned()));
     }
     Ok(RootCerts::from(certificates))
 }
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_lead_to_addresses_and_never_to_plain_http() {
+    fn redirects_must_be_urls_and_stay_on_https() {
         let from = "https://hub.co/a/b?c";
         for (location, expect) in [
             ("/x/y?z", Some("https://hub.co/x/y?z")),
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_this_machine_only() {
+    fn loopback_addresses_are_recognised() {
         for (origin, expect) in [
             ("http://127.0.0.1:8080", true),
             ("http://localhost", true),
@@ -235,10 +238,10 @@ mod tests {
     }
 
     #[test]
-    fn certificates_that_are_none_are_refused() {
+    fn files_without_certificates_are_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = roots_from(file.path()).unwrap_err();
-        assert!(error.to_string().contains("it holds none"), "{error}");
+        assert!(matches!(error, HubError::BadCertificates { .. }), "{error}");
         assert!(roots_from(Path::new("/no/such/bundle.pem")).is_err());
     }
 }

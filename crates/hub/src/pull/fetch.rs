@@ -1,83 +1,94 @@
-//! One file, over as many connections as it takes.
+//! Download of one file, continued over several connections if necessary.
 
 use std::io::Read;
 
-use super::Pull;
-use super::answer::Answer;
-use super::client::Client;
-use super::folder::Folder;
+use super::client::HubClient;
+use super::folder::ModelFolder;
 use super::listing::{RemoteFile, file_url};
-use super::part::{BUFFER_BYTES, Part};
-use super::retry::{Failure, Halt};
-use crate::{HubError, Progress};
+use super::partial_file::{BUFFER_BYTES, PartialFile};
+use super::request::Pull;
+use super::response::HubResponse;
+use super::retry::{AbortSignal, FetchFailure};
+use crate::error::HubError;
+use crate::progress::Progress;
 
-/// A try that brought this much is not held against the connection. Less does not count, or a server
-/// that sends a byte at a time would keep us for ever.
+/// Number of bytes after which a failed attempt does not count as a failure. With a smaller number
+/// a server that sends single bytes could keep the client busy forever.
 const ADVANCE_BYTES_MIN: u64 = 1 << 20;
 
-/// What the files of one model share.
-pub(super) struct Fetch<'a> {
+/// Settings that the downloads of all files of a model share.
+pub(super) struct FileFetcher<'a> {
     pub request: &'a Pull,
-    pub client: &'a Client,
+    pub client: &'a HubClient,
     pub sha: &'a str,
-    pub halt: &'a Halt,
+    pub abort: &'a AbortSignal,
     pub progress: &'a dyn Progress,
 }
 
-impl Fetch<'_> {
-    /// Brings the file into its place and returns its size.
-    pub(super) fn file(&self, file: &RemoteFile, folder: &Folder) -> Result<u64, HubError> {
+impl FileFetcher<'_> {
+    /// Downloads a file into the folder and returns its size.
+    pub(super) fn file(&self, file: &RemoteFile, folder: &ModelFolder) -> Result<u64, HubError> {
         let url = file_url(self.request, self.sha, &file.name);
-        let mut part = Part::open(folder.part(file), file)?;
+        let mut part = PartialFile::open(folder.part(file), file)?;
         self.progress.start(&file.name, file.bytes, part.bytes());
         let on_wait = |error: &HubError, wait| self.progress.retry(&file.name, error, wait);
-        self.request.retry.run(self.halt, on_wait, || {
+        self.request.retry.run(self.abort, on_wait, || {
             let before = part.bytes();
             let tried = self.attempt(file, &url, &mut part);
             tried.map_err(|failure| judge(failure, before, part.bytes()))
         })?;
-        part.publish(file, &folder.place(file)?)
+        part.publish(file, &folder.final_path(file)?)
     }
 
-    /// One connection: goes on from where the part ends.
-    fn attempt(&self, file: &RemoteFile, url: &str, part: &mut Part) -> Result<(), Failure> {
+    /// Continues the partial file over one connection.
+    fn attempt(
+        &self,
+        file: &RemoteFile,
+        url: &str,
+        part: &mut PartialFile,
+    ) -> Result<(), FetchFailure> {
         if file.bytes == Some(part.bytes()) {
             return Ok(());
         }
-        let mut answer = self.client.get(url, part.bytes())?;
+        let mut response = self.client.get(url, part.bytes())?;
         let here = part.bytes();
-        match answer.status() {
-            206 if answer.range_start() == Some(here) => {}
+        match response.status() {
+            206 if response.range_start() == Some(here) => {}
             200 if here == 0 => {}
             200 => self.start_over(file, part)?,
-            // The part was whole, and only the server knew.
-            416 if answer.total() == Some(here) => return Ok(()),
+            // The partial file is complete; only the server knew its size.
+            416 if response.total() == Some(here) => return Ok(()),
             206 | 416 => {
                 self.start_over(file, part)?;
-                return Err(Failure::passing(broken(
-                    &answer.url,
-                    "another range than asked for",
+                return Err(FetchFailure::transient(broken(
+                    &response.url,
+                    "the server sent another range than requested",
                 )));
             }
-            _ => return Err(answer.refusal(self.request, Some(&file.name))),
+            _ => return Err(response.failure(self.request, Some(&file.name))),
         }
-        let offered = answer.total();
+        let offered = response.total();
         if let Some(offered) = offered {
             fits(file, offered, |want| offered == want)?;
         }
-        self.copy(file, &mut answer, part)?;
+        self.copy(file, &mut response, part)?;
         match file.bytes.or(offered) {
-            Some(whole) if part.bytes() < whole => Err(Failure::passing(broken(
-                &answer.url,
+            Some(whole) if part.bytes() < whole => Err(FetchFailure::transient(broken(
+                &response.url,
                 "the connection ended early",
             ))),
             _ => Ok(()),
         }
     }
 
-    fn copy(&self, file: &RemoteFile, answer: &mut Answer, part: &mut Part) -> Result<(), Failure> {
+    fn copy(
+        &self,
+        file: &RemoteFile,
+        response: &mut HubResponse,
+        part: &mut PartialFile,
+    ) -> Result<(), FetchFailure> {
         let mut buffer = vec![0; BUFFER_BYTES];
-        let mut body = answer.body().as_reader();
+        let mut body = response.body().as_reader();
         loop {
             let read = body.read(&mut buffer);
             let n = match read {
@@ -85,11 +96,14 @@ impl Fetch<'_> {
                 Ok(n) => n,
                 Err(error) => {
                     let reason = error.to_string();
-                    return Err(Failure::passing(broken(&answer.url, &reason)));
+                    return Err(FetchFailure::transient(broken(&response.url, &reason)));
                 }
             };
-            if self.halt.is_set() {
-                return Err(Failure::passing(broken(&answer.url, "another file failed")));
+            if self.abort.is_set() {
+                return Err(FetchFailure::transient(broken(
+                    &response.url,
+                    "the download of another file failed",
+                )));
             }
             let after = part.bytes() + n as u64;
             fits(file, after, |want| after <= want)?;
@@ -98,14 +112,14 @@ impl Fetch<'_> {
         }
     }
 
-    fn start_over(&self, file: &RemoteFile, part: &mut Part) -> Result<(), HubError> {
+    fn start_over(&self, file: &RemoteFile, part: &mut PartialFile) -> Result<(), HubError> {
         part.restart()?;
         self.progress.start(&file.name, file.bytes, 0);
         Ok(())
     }
 }
 
-/// Whether a size agrees with the one listed, where one is.
+/// Checks a size against the listing, if the listing has one.
 fn fits(file: &RemoteFile, got_bytes: u64, agrees: impl Fn(u64) -> bool) -> Result<(), HubError> {
     match file.bytes {
         Some(want_bytes) if !agrees(want_bytes) => Err(HubError::WrongSize {
@@ -124,16 +138,16 @@ fn broken(url: &str, reason: &str) -> HubError {
     }
 }
 
-/// Forgives a failed try that brought the file on.
-fn judge(failure: Failure, before: u64, after: u64) -> Failure {
+/// Marks a failed attempt that downloaded enough as progress.
+fn judge(failure: FetchFailure, before: u64, after: u64) -> FetchFailure {
     match failure {
-        Failure::Passing {
+        FetchFailure::Transient {
             error, after: wait, ..
-        } => Failure::Passing {
+        } => FetchFailure::Transient {
             error,
             after: wait,
             advanced: after.saturating_sub(before) >= ADVANCE_BYTES_MIN,
         },
-        lasting => lasting,
+        permanent => permanent,
     }
 }

@@ -1,71 +1,72 @@
-//! The folder a model comes to lie in.
+//! Folder that a model is downloaded into.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::Pull;
 use super::listing::RemoteFile;
-use super::part;
-use crate::HubError;
-use crate::record::{Entry, Record};
+use super::partial_file;
+use super::request::Pull;
+use crate::error::HubError;
+use crate::record::{DownloadRecord, RecordedFile};
 
 const PARTS: &str = ".parts";
 const LOCK: &str = ".lock";
 
-/// A folder that this process alone writes, and its record.
-pub(super) struct Folder {
+/// Model folder that this process has locked, and its record.
+pub(super) struct ModelFolder {
     pub path: PathBuf,
-    record: Mutex<Record>,
-    /// Holds the lock for as long as it is open.
+    record: Mutex<DownloadRecord>,
+    /// Open file that holds the lock.
     _lock: File,
 }
 
-impl Folder {
-    /// Takes the folder, or says that someone else has it.
+impl ModelFolder {
+    /// Creates and locks the folder; fails if another process has locked it.
     pub(super) fn claim(request: &Pull) -> Result<Self, HubError> {
         let path = request.id.folder_in(&request.home);
         let parts = path.join(PARTS);
-        fs::create_dir_all(&parts).map_err(HubError::io("make", &parts))?;
+        fs::create_dir_all(&parts).map_err(HubError::io("create", &parts))?;
         let lock_path = path.join(LOCK);
-        let lock = File::create(&lock_path).map_err(HubError::io("make", &lock_path))?;
+        let lock = File::create(&lock_path).map_err(HubError::io("create", &lock_path))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(HubError::Busy { path }),
             Err(TryLockError::Error(error)) => return Err(HubError::io("lock", &lock_path)(error)),
         }
         Ok(Self {
-            record: Mutex::new(Record::load(&path)?.unwrap_or_default()),
+            record: Mutex::new(DownloadRecord::load(&path)?.unwrap_or_default()),
             path,
             _lock: lock,
         })
     }
 
-    /// Whether the file is here already. A file the record does not know, because it was put here by
-    /// hand or the record was lost, is read and hashed: that beats downloading it.
+    /// Returns whether the folder has the file. A file without an entry in the record, put there by
+    /// hand for example, is hashed instead of downloaded.
     pub(super) fn holds(&self, file: &RemoteFile) -> Result<bool, HubError> {
-        let place = self.path.join(&file.name);
-        let Ok(found) = fs::metadata(&place) else {
+        let path = self.path.join(&file.name);
+        let Ok(found) = fs::metadata(&path) else {
             return Ok(false);
         };
         let bytes = found.len();
         if !found.is_file() || file.bytes.is_some_and(|want| want != bytes) {
             return Ok(false);
         }
-        let known = self.record().files.get(&file.name).cloned();
-        match known.filter(|known| known.bytes == bytes) {
-            Some(known) => Ok(known.content == file.content),
-            None if part::is_whole(&place, file)? => self.keep(file, bytes).map(|()| true),
+        let recorded = self.record().files.get(&file.name).cloned();
+        match recorded.filter(|recorded| recorded.bytes == bytes) {
+            Some(recorded) => Ok(recorded.content == file.content),
+            None if partial_file::is_complete(&path, file)? => {
+                self.keep(file, bytes).map(|()| true)
+            }
             None => Ok(false),
         }
     }
 
-    /// Before the first byte: says that the folder is not a model for now, and that the disk can
-    /// take what comes.
+    /// Prepares the download of files: checks the free space, and marks the folder as incomplete.
     pub(super) fn begin(&self, wanted: &[&RemoteFile]) -> Result<(), HubError> {
         let left = |file: &&RemoteFile| {
-            let here = fs::metadata(self.part(file)).map_or(0, |part| part.len());
-            file.bytes.unwrap_or(0).saturating_sub(here)
+            let present = fs::metadata(self.part(file)).map_or(0, |part| part.len());
+            file.bytes.unwrap_or(0).saturating_sub(present)
         };
         let need_bytes = wanted.iter().map(left).fold(0, u64::saturating_add);
         let free_bytes = free(&self.path)?;
@@ -78,32 +79,34 @@ impl Folder {
         }
         let mut record = self.record();
         record.complete = false;
-        // Whatever is found under these names after a crash is not what the record knew.
+        // After a crash the content of these files is unknown.
         for file in wanted {
-            record.files.insert(file.name.clone(), Entry::default());
+            record
+                .files
+                .insert(file.name.clone(), RecordedFile::default());
         }
         record.save(&self.path)
     }
 
-    /// Where the file grows. Its content is part of the name, so that what is left of one version is
-    /// never continued with another.
+    /// Returns the path of the partial file. The name contains the identifier of the content, so
+    /// that a download never continues another version.
     pub(super) fn part(&self, file: &RemoteFile) -> PathBuf {
         let flat = file.name.replace('/', "--");
         let content = file.content.get(..12).unwrap_or(&file.content);
         self.path.join(PARTS).join(format!("{flat}.{content}.part"))
     }
 
-    /// Where the file belongs once it is whole.
-    pub(super) fn place(&self, file: &RemoteFile) -> Result<PathBuf, HubError> {
-        let place = self.path.join(&file.name);
-        let parent = place.parent().unwrap_or(&self.path);
-        fs::create_dir_all(parent).map_err(HubError::io("make", parent))?;
-        Ok(place)
+    /// Returns the final path of a file and creates its parent folder.
+    pub(super) fn final_path(&self, file: &RemoteFile) -> Result<PathBuf, HubError> {
+        let path = self.path.join(&file.name);
+        let parent = path.parent().unwrap_or(&self.path);
+        fs::create_dir_all(parent).map_err(HubError::io("create", parent))?;
+        Ok(path)
     }
 
-    /// Writes down that the file is in its place.
+    /// Records that a file is complete.
     pub(super) fn keep(&self, file: &RemoteFile, bytes: u64) -> Result<(), HubError> {
-        let entry = Entry {
+        let entry = RecordedFile {
             bytes,
             content: file.content.clone(),
         };
@@ -112,8 +115,7 @@ impl Folder {
         record.save(&self.path)
     }
 
-    /// Every file is here: drops what an older revision had and this one has not, and writes down
-    /// that the folder is a model.
+    /// Removes files that only an older revision has, and records that the folder is complete.
     pub(super) fn complete(
         &self,
         request: &Pull,
@@ -136,7 +138,7 @@ impl Folder {
         Ok(self.path.clone())
     }
 
-    fn record(&self) -> MutexGuard<'_, Record> {
+    fn record(&self) -> MutexGuard<'_, DownloadRecord> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,10 +152,10 @@ fn remove(path: &Path) -> Result<(), HubError> {
     }
 }
 
-/// The bytes that this user may still write on the folder's disk.
+/// Returns the number of bytes that this user may write to the disk of a folder.
 fn free(folder: &Path) -> Result<u64, HubError> {
     let disk = rustix::fs::statvfs(folder).map_err(|error| {
-        let ask = HubError::io("ask for the free space of", folder);
+        let ask = HubError::io("read the free space of", folder);
         ask(error.into())
     })?;
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))

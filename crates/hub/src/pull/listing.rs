@@ -1,51 +1,54 @@
-//! What the hub says a model consists of.
+//! Listing of a model's repository.
 
 use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 
-use super::Pull;
-use super::client::Client;
-use super::retry::{Failure, Halt};
-use crate::{HubError, Progress};
+use super::client::HubClient;
+use super::request::Pull;
+use super::retry::{AbortSignal, FetchFailure};
+use crate::error::{HubError, ResponseProblem};
+use crate::progress::Progress;
 
-/// The largest listing read: repositories of ten thousand files take a few of them.
+/// Largest listing that is read, in bytes. A repository of ten thousand files needs a few MB.
 const LISTING_BYTES_MAX: u64 = 64 << 20;
 
+/// Characters that are escaped in a path segment of a URL.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
     .remove(b'.')
     .remove(b'~');
 
-/// One commit of a model's repository.
-pub(super) struct Listing {
+/// Files of one commit of a model's repository.
+pub(super) struct RepoListing {
     id: String,
-    /// The commit that the revision asked for stands for now. Files are fetched by it, so that a
-    /// push in the middle of a download cannot mix two versions.
+    /// Commit that the requested revision refers to. Files are downloaded by commit, so a push
+    /// during the download cannot mix two versions.
     pub sha: String,
     files: Vec<RemoteFile>,
 }
 
-/// One file of it.
+/// File of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RemoteFile {
-    /// As the server spells it.
+    /// Name, as in the repository.
     pub name: String,
-    /// Its size, where the hub says.
+    /// Size in bytes, if the hub lists it.
     pub bytes: Option<u64>,
-    /// Its hash, where the hub says, as it does for all that is large.
+    /// SHA-256 hash, if the hub lists it. The hub lists the hash of every large file.
     pub sha256: Option<String>,
-    /// What identifies its content: the hash, else the git object, else the commit.
+    /// Identifier of the content: the hash, else the git object, else the commit.
     pub content: String,
 }
 
-impl Listing {
-    pub(super) fn ask(
+impl RepoListing {
+    /// Requests the listing of the model's revision.
+    pub(super) fn request(
         request: &Pull,
-        client: &Client,
-        halt: &Halt,
+        client: &HubClient,
+        abort: &AbortSignal,
         progress: &dyn Progress,
     ) -> Result<Self, HubError> {
         if request.revision.trim().is_empty() {
@@ -56,15 +59,15 @@ impl Listing {
         let id = request.id.as_str();
         let on_wait = |error: &HubError, wait| progress.retry(id, error, wait);
         let url = listing_url(request);
-        let attempt = || ask_once(request, client, &url);
-        request.retry.run(halt, on_wait, attempt)
+        let attempt = || request_once(request, client, &url);
+        request.retry.run(abort, on_wait, attempt)
     }
 
     pub(super) fn names(&self) -> BTreeSet<&str> {
         self.files.iter().map(|file| file.name.as_str()).collect()
     }
 
-    /// The files of these names, each of which must be listed.
+    /// Returns the files with the given names; a missing file is an error.
     pub(super) fn pick<'n>(
         &self,
         names: impl IntoIterator<Item = &'n str>,
@@ -81,7 +84,7 @@ impl Listing {
     }
 }
 
-/// Where a file of a commit is.
+/// Returns the URL of a file of a commit.
 pub(super) fn file_url(request: &Pull, sha: &str, name: &str) -> String {
     let segments = name
         .split('/')
@@ -91,7 +94,7 @@ pub(super) fn file_url(request: &Pull, sha: &str, name: &str) -> String {
 }
 
 fn listing_url(request: &Pull) -> String {
-    // A revision such as refs/pr/1 is one segment here.
+    // A revision such as refs/pr/1 is one path segment.
     let revision = utf8_percent_encode(&request.revision, SEGMENT);
     let id = &request.id;
     format!(
@@ -100,72 +103,77 @@ fn listing_url(request: &Pull) -> String {
     )
 }
 
-fn ask_once(request: &Pull, client: &Client, url: &str) -> Result<Listing, Failure> {
-    let mut answer = client.get(url, 0)?;
-    if answer.status() != 200 {
-        return Err(answer.refusal(request, None));
+fn request_once(
+    request: &Pull,
+    client: &HubClient,
+    url: &str,
+) -> Result<RepoListing, FetchFailure> {
+    let mut response = client.get(url, 0)?;
+    if response.status() != 200 {
+        return Err(response.failure(request, None));
     }
-    let body = answer.body().with_config().limit(LISTING_BYTES_MAX);
+    let body = response.body().with_config().limit(LISTING_BYTES_MAX);
     let text = body.read_to_vec().map_err(|error| {
-        Failure::passing(HubError::Network {
-            url: answer.url.clone(),
+        FetchFailure::transient(HubError::Network {
+            url: response.url.clone(),
             reason: error.to_string(),
         })
     })?;
     let listing = parse(request.id.as_str(), &text);
-    listing.map_err(|reason| {
-        let url = answer.url;
-        HubError::BadAnswer { url, reason }.into()
+    listing.map_err(|problem| {
+        let url = response.url;
+        HubError::BadResponse { url, problem }.into()
     })
 }
 
-fn parse(id: &str, text: &[u8]) -> Result<Listing, String> {
+fn parse(id: &str, text: &[u8]) -> Result<RepoListing, ResponseProblem> {
     #[derive(Deserialize)]
-    struct Wire {
+    struct ListingJson {
         sha: String,
-        siblings: Vec<WireFile>,
+        siblings: Vec<FileJson>,
     }
-    let wire: Wire = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let wire: ListingJson = serde_json::from_slice(text)
+        .map_err(|error| ResponseProblem::NotAListing(error.to_string()))?;
     if !is_hex(&wire.sha, 40) && !is_hex(&wire.sha, 64) {
-        return Err("its sha is no commit".to_owned());
+        return Err(ResponseProblem::NoCommit);
     }
     let files = wire
         .siblings
         .into_iter()
         .map(|file| file.checked(&wire.sha));
-    Ok(Listing {
+    Ok(RepoListing {
         id: id.to_owned(),
         files: files.collect::<Result<_, _>>()?,
         sha: wire.sha,
     })
 }
 
-/// A file as the hub's interface has it.
+/// File in the JSON of a listing.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WireFile {
+struct FileJson {
     rfilename: String,
     size: Option<u64>,
     blob_id: Option<String>,
-    lfs: Option<Lfs>,
+    lfs: Option<LfsInfo>,
 }
 
 #[derive(Deserialize)]
-struct Lfs {
+struct LfsInfo {
     sha256: String,
     size: Option<u64>,
 }
 
-impl WireFile {
-    /// Hashes become parts of file names here, so they must be what they say.
-    fn checked(self, commit: &str) -> Result<RemoteFile, String> {
+impl FileJson {
+    /// Checks the entry. Hashes become part of file names, so they must be hexadecimal.
+    fn checked(self, commit: &str) -> Result<RemoteFile, ResponseProblem> {
         let name = self.rfilename;
         let (sha256, lfs_bytes) = match self.lfs {
             Some(lfs) => (Some(lfs.sha256.to_ascii_lowercase()), lfs.size),
             None => (None, None),
         };
         if sha256.as_ref().is_some_and(|hash| !is_hex(hash, 64)) {
-            return Err(format!("the sha256 of {name} is none"));
+            return Err(ResponseProblem::BadHash { file: name });
         }
         let blob = self.blob_id.filter(|blob| is_hex(blob, 40));
         let content = sha256.clone().or(blob);

@@ -1,21 +1,21 @@
-//! Trying again: what passes is tried a bounded number of times, what does not pass is not.
+//! Retries: transient failures are retried a limited number of times, permanent ones are not.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::HubError;
+use crate::error::HubError;
 
-/// A wait never grows beyond this by itself.
+/// Longest delay of the exponential backoff.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// A server may ask for a longer one, up to this: the hub counts requests over five minutes.
-const ASKED_MAX: Duration = Duration::from_secs(300);
+/// Longest delay that a server may ask for. The hub counts requests over five minutes.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
-/// How often, and after how long, to try again.
+/// Number of retries and the delay between them.
 #[derive(Debug, Clone, Copy)]
 pub struct Retry {
-    /// Tries in a row that bring nothing, before giving up.
+    /// Number of consecutive attempts without progress before giving up.
     pub tries: u32,
-    /// The wait after the first; each further one is twice as long.
+    /// Delay after the first failed attempt; each further delay is twice as long.
     pub backoff: Duration,
 }
 
@@ -28,25 +28,25 @@ impl Default for Retry {
     }
 }
 
-/// Why a try failed.
+/// Failure of an attempt.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// It may work the next time.
-    Passing {
-        /// What to report when it never does.
+pub(super) enum FetchFailure {
+    /// Failure that another attempt may solve.
+    Transient {
+        /// Error to report if all attempts fail.
         error: HubError,
-        /// How long the server asked to wait.
+        /// Delay that the server asks for.
         after: Option<Duration>,
-        /// Whether the try brought enough to count as none failed.
+        /// Whether the attempt made enough progress not to count as failed.
         advanced: bool,
     },
-    /// It will not work.
-    Final(HubError),
+    /// Failure that no further attempt can solve.
+    Permanent(HubError),
 }
 
-impl Failure {
-    pub(super) fn passing(error: HubError) -> Self {
-        Self::Passing {
+impl FetchFailure {
+    pub(super) fn transient(error: HubError) -> Self {
+        Self::Transient {
             error,
             after: None,
             advanced: false,
@@ -54,26 +54,27 @@ impl Failure {
     }
 }
 
-impl From<HubError> for Failure {
+impl From<HubError> for FetchFailure {
     fn from(error: HubError) -> Self {
-        Self::Final(error)
+        Self::Permanent(error)
     }
 }
 
 impl Retry {
-    /// Tries until it works, fails for good, brings nothing for too long, or `halt` is set.
+    /// Runs `attempt` until it succeeds, fails permanently, makes no progress too often, or `abort`
+    /// is set.
     pub(super) fn run<T>(
         &self,
-        halt: &Halt,
+        abort: &AbortSignal,
         on_wait: impl Fn(&HubError, Duration),
-        mut attempt: impl FnMut() -> Result<T, Failure>,
+        mut attempt: impl FnMut() -> Result<T, FetchFailure>,
     ) -> Result<T, HubError> {
         let mut failed = 0;
         loop {
             let (error, after) = match attempt() {
                 Ok(done) => return Ok(done),
-                Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing {
+                Err(FetchFailure::Permanent(error)) => return Err(error),
+                Err(FetchFailure::Transient {
                     error,
                     after,
                     advanced,
@@ -82,12 +83,12 @@ impl Retry {
                     (error, after)
                 }
             };
-            if failed >= self.tries || halt.is_set() {
+            if failed >= self.tries || abort.is_set() {
                 return Err(error);
             }
-            let wait = after.map_or_else(|| self.wait(failed), |asked| asked.min(ASKED_MAX));
+            let wait = after.map_or_else(|| self.wait(failed), |asked| asked.min(RETRY_AFTER_MAX));
             on_wait(&error, wait);
-            if halt.sleep(wait) {
+            if abort.sleep(wait) {
                 return Err(error);
             }
         }
@@ -99,32 +100,32 @@ impl Retry {
     }
 }
 
-/// The first failure among several workers, which tells the others to stop.
+/// First failure of several workers; it makes the others stop.
 #[derive(Debug, Default)]
-pub(super) struct Halt {
+pub(super) struct AbortSignal {
     first: Mutex<Option<HubError>>,
-    bell: Condvar,
+    changed: Condvar,
 }
 
-impl Halt {
+impl AbortSignal {
     pub(super) fn set(&self, error: HubError) {
         self.lock().get_or_insert(error);
-        self.bell.notify_all();
+        self.changed.notify_all();
     }
 
     pub(super) fn is_set(&self) -> bool {
         self.lock().is_some()
     }
 
-    /// The first failure, if there was one, handed over once.
+    /// Takes the first failure, if any.
     pub(super) fn outcome(&self) -> Result<(), HubError> {
         self.lock().take().map_or(Ok(()), Err)
     }
 
-    /// Waits that long, or until it is set; says whether it is.
+    /// Waits for a duration, or until the signal is set; returns whether it is set.
     fn sleep(&self, wait: Duration) -> bool {
         let waited = self
-            .bell
+            .changed
             .wait_timeout_while(self.lock(), wait, |first| first.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.is_some()
     }
@@ -137,26 +138,25 @@ impl Halt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     const QUICK: Retry = Retry {
         tries: 3,
         backoff: Duration::ZERO,
     };
 
-    fn passing(advanced: bool) -> Failure {
-        Failure::Passing {
+    fn transient(advanced: bool) -> FetchFailure {
+        FetchFailure::Transient {
             error: HubError::NoHome,
             after: None,
             advanced,
         }
     }
 
-    /// Runs attempts that all fail this way, up to a hundred, and counts them.
-    fn tries(failure: impl Fn(u32) -> Failure) -> u32 {
+    /// Runs attempts that fail in the given way, at most a hundred, and counts them.
+    fn tries(failure: impl Fn(u32) -> FetchFailure) -> u32 {
         let mut count = 0;
         let result: Result<(), HubError> = QUICK.run(
-            &Halt::default(),
+            &AbortSignal::default(),
             |_, _| {},
             || {
                 count += 1;
@@ -172,15 +172,15 @@ mod tests {
     }
 
     #[test]
-    fn gives_up_after_tries_that_bring_nothing() {
-        assert_eq!(tries(|_| Failure::Final(HubError::NoHome)), 1);
-        assert_eq!(tries(|_| passing(false)), 3);
-        assert_eq!(tries(|_| passing(true)), 100);
-        assert_eq!(tries(|count| passing(count == 2)), 4);
+    fn gives_up_after_attempts_without_progress() {
+        assert_eq!(tries(|_| FetchFailure::Permanent(HubError::NoHome)), 1);
+        assert_eq!(tries(|_| transient(false)), 3);
+        assert_eq!(tries(|_| transient(true)), 100);
+        assert_eq!(tries(|count| transient(count == 2)), 4);
     }
 
     #[test]
-    fn waits_twice_as_long_each_time_up_to_a_limit() {
+    fn delays_double_up_to_a_limit() {
         let waits: Vec<u64> = [1, 2, 3, 8, 40]
             .map(|failed| Retry::default().wait(failed).as_millis() as u64)
             .to_vec();
@@ -188,21 +188,24 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_elsewhere_ends_the_wait() {
-        let halt = Halt::default();
+    fn a_failure_of_another_worker_ends_the_delay() {
+        let abort = AbortSignal::default();
         let slow = Retry {
             tries: 3,
-            backoff: Duration::from_secs(20),
+            backoff: Duration::from_secs(600),
         };
-        let began = Instant::now();
+        let mut attempts = 0;
         let result: Result<(), HubError> = slow.run(
-            &halt,
-            |_, _| halt.set(HubError::NoHome),
-            || Err(passing(false)),
+            &abort,
+            |_, _| abort.set(HubError::NoHome),
+            || {
+                attempts += 1;
+                Err(transient(false))
+            },
         );
         assert!(result.is_err());
-        assert!(began.elapsed() < Duration::from_secs(10));
-        assert!(halt.outcome().is_err());
-        assert!(halt.outcome().is_ok());
+        assert_eq!(attempts, 1, "no attempt follows the signal");
+        assert!(abort.outcome().is_err());
+        assert!(abort.outcome().is_ok());
     }
 }

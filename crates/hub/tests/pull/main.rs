@@ -1,13 +1,13 @@
-//! Pulling from a real server on the loopback, in health and in every kind of trouble.
+//! Pulls from a local server, with and without errors.
 
 #![allow(
     clippy::unwrap_used,
-    reason = "what stands outside of #[test] functions here is test too"
+    reason = "helpers outside of #[test] functions are test code too"
 )]
 
-mod bench;
-mod health;
-mod refusals;
+mod errors;
+mod fixture;
 mod repo;
 mod resume;
 mod server;
+mod success;

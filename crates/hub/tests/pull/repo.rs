@@ -1,4 +1,4 @@
-//! What a hub holds, and how it answers for it.
+//! Repository of a test server.
 
 use sha2::{Digest, Sha256};
 
@@ -12,9 +12,9 @@ pub const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 pub struct Repo {
     pub sha: String,
     files: Vec<(String, Vec<u8>)>,
-    /// Sizes and hashes in the listing, as `?blobs=true` gives them.
+    /// Whether the listing has sizes and hashes, as with `?blobs=true`.
     pub blobs: bool,
-    /// Lies in the listing, for a file: its size, its hash.
+    /// Wrong size and hash of a file in the listing.
     pub lie: Option<(String, Option<u64>, Option<String>)>,
 }
 
@@ -29,7 +29,7 @@ impl Repo {
         }
     }
 
-    /// A model of one file of weights.
+    /// Creates a model with one file of weights.
     pub fn whole(weights: &[u8]) -> Self {
         Self::new(&[("config.json", b"{}"), ("model.safetensors", weights)])
     }
@@ -44,7 +44,7 @@ impl Repo {
         found.map(|(_, body)| body.as_slice())
     }
 
-    /// What a hub in good health answers.
+    /// Responds like a hub without errors.
     pub fn answer(&self, request: &Request) -> Reply {
         if request
             .path
@@ -97,7 +97,7 @@ pub fn sha256(body: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes that differ from place to place, so that a misplaced range shows.
+/// Returns bytes without a period, so that a misplaced range is detected.
 pub fn weights(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * i / 7 + i / 251) as u8).collect()
 }

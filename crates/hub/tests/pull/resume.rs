@@ -1,18 +1,18 @@
-//! Connections that break, and pulls that go on where others stopped.
+//! Broken connections, and pulls that continue earlier ones.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use djinn_hub::pull;
+use djinn_hub::{HubError, pull};
 
-use crate::bench::{Bench, SINGLE, Seen, Watcher};
+use crate::fixture::{FileProgress, ProgressLog, PullFixture, SINGLE};
 use crate::repo::{Repo, SHA, sha256, weights};
 use crate::server::Reply;
 
-/// Serves the file like `trouble` the first time and properly after that.
-fn troubled_once(repo: Repo, trouble: Reply) -> Bench {
+/// Serves `trouble` for the first request of the weights, and the file for later requests.
+fn troubled_once(repo: Repo, trouble: Reply) -> PullFixture {
     let asked = AtomicUsize::new(0);
-    Bench::new(move |request| {
+    PullFixture::new(move |request| {
         if request.is_for(SINGLE) && asked.fetch_add(1, Ordering::SeqCst) == 0 {
             return trouble.clone();
         }
@@ -21,78 +21,79 @@ fn troubled_once(repo: Repo, trouble: Reply) -> Bench {
 }
 
 #[test]
-fn a_cut_connection_is_resumed_where_it_was_cut() {
+fn a_broken_connection_is_continued_at_the_same_byte() {
     let body = weights(400_000);
     let cut = Reply::ok(body.clone()).cut_at(150_000);
-    let bench = troubled_once(Repo::whole(&body), cut);
-    bench.pull().unwrap();
+    let fixture = troubled_once(Repo::whole(&body), cut);
+    fixture.pull().unwrap();
     assert_eq!(
-        bench.server.sent(SINGLE),
+        fixture.server.sent(SINGLE),
         [(0, 150_000), (150_000, 250_000)]
     );
-    assert_eq!(fs::read(bench.folder().join(SINGLE)).unwrap(), body);
+    assert_eq!(fs::read(fixture.folder().join(SINGLE)).unwrap(), body);
 }
 
 #[test]
-fn an_interrupted_pull_is_resumed_by_the_next() {
+fn an_interrupted_pull_is_continued_by_the_next() {
     let body = weights(400_000);
     let cut = Reply::ok(body.clone()).cut_at(150_000);
-    let mut bench = troubled_once(Repo::whole(&body), cut);
-    bench.request.retry.tries = 1;
-    assert!(bench.refused().contains("pull again to continue"));
-    assert!(!bench.folder().join(SINGLE).exists());
-    assert!(!bench.resolves());
-    bench.server.forget();
-    let watcher = Watcher::default();
-    pull(&bench.request, &watcher).unwrap();
-    assert_eq!(bench.server.sent(SINGLE), [(150_000, 250_000)]);
-    let expect = Seen {
+    let mut fixture = troubled_once(Repo::whole(&body), cut);
+    fixture.request.retry.tries = 1;
+    let error = fixture.error();
+    assert!(matches!(error, HubError::Network { .. }), "{error}");
+    assert!(!fixture.folder().join(SINGLE).exists());
+    assert!(!fixture.resolves());
+    fixture.server.forget();
+    let log = ProgressLog::default();
+    pull(&fixture.request, &log).unwrap();
+    assert_eq!(fixture.server.sent(SINGLE), [(150_000, 250_000)]);
+    let expect = FileProgress {
         total: Some(400_000),
         already: 150_000,
-        came: 250_000,
+        received: 250_000,
         finished: true,
     };
-    assert_eq!(watcher.saw(SINGLE), expect);
-    assert_eq!(fs::read(bench.folder().join(SINGLE)).unwrap(), body);
-    assert!(bench.resolves());
+    assert_eq!(log.of(SINGLE), expect);
+    assert_eq!(fs::read(fixture.folder().join(SINGLE)).unwrap(), body);
+    assert!(fixture.resolves());
 }
 
 #[test]
-fn a_server_without_ranges_starts_again() {
+fn a_server_without_ranges_restarts_the_file() {
     let body = weights(400_000);
     let asked = AtomicUsize::new(0);
     let repo = Repo::whole(&body);
-    let bench = Bench::new(move |request| match request.is_for(SINGLE) {
+    let fixture = PullFixture::new(move |request| match request.is_for(SINGLE) {
         true if asked.fetch_add(1, Ordering::SeqCst) == 0 => {
             Reply::ok(repo.body(SINGLE).unwrap()).cut_at(150_000)
         }
         true => Reply::ok(repo.body(SINGLE).unwrap()),
         false => repo.answer(request),
     });
-    let watcher = Watcher::default();
-    pull(&bench.request, &watcher).unwrap();
+    let log = ProgressLog::default();
+    pull(&fixture.request, &log).unwrap();
     assert_eq!(
-        bench.server.sent(SINGLE),
+        fixture.server.sent(SINGLE),
         [(0, 150_000), (150_000, 400_000)]
     );
     assert_eq!(
-        watcher.saw(SINGLE),
-        Seen {
+        log.of(SINGLE),
+        FileProgress {
             total: Some(400_000),
             already: 0,
-            came: 400_000,
+            received: 400_000,
             finished: true
         }
     );
-    assert_eq!(fs::read(bench.folder().join(SINGLE)).unwrap(), body);
+    assert_eq!(fs::read(fixture.folder().join(SINGLE)).unwrap(), body);
 }
 
 #[test]
-fn another_range_than_asked_for_starts_again() {
+fn a_wrong_range_restarts_the_file() {
     let body = weights(400_000);
     let asked = AtomicUsize::new(0);
     let repo = Repo::whole(&body);
-    let bench = Bench::new(move |request| {
+    let fixture = PullFixture::new(move |request| {
         let whole = repo.body(SINGLE).unwrap();
         match asked.fetch_add(usize::from(request.is_for(SINGLE)), Ordering::SeqCst) {
             0 if request.is_for(SINGLE) => Reply::ok(whole).cut_at(150_000),
@@ -100,20 +101,20 @@ fn another_range_than_asked_for_starts_again() {
             _ => repo.answer(request),
         }
     });
-    bench.pull().unwrap();
-    let asked_for: Vec<usize> = bench
+    fixture.pull().unwrap();
+    let asked_for: Vec<usize> = fixture
         .server
         .sent(SINGLE)
         .iter()
         .map(|(from, _)| *from)
         .collect();
     assert_eq!(asked_for, [0, 150_000, 0]);
-    assert_eq!(fs::read(bench.folder().join(SINGLE)).unwrap(), body);
+    assert_eq!(fs::read(fixture.folder().join(SINGLE)).unwrap(), body);
 }
 
-/// Puts a part file where an earlier pull would have left it.
-fn leave_part(bench: &Bench, content: &str, bytes: &[u8]) {
-    let parts = bench.folder().join(".parts");
+/// Writes a partial file, as an interrupted pull leaves it.
+fn leave_part(fixture: &PullFixture, content: &str, bytes: &[u8]) {
+    let parts = fixture.folder().join(".parts");
     fs::create_dir_all(&parts).unwrap();
     fs::write(
         parts.join(format!("{SINGLE}.{}.part", &content[..12])),
@@ -123,53 +124,54 @@ fn leave_part(bench: &Bench, content: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn a_part_that_is_whole_without_our_knowing_is_taken() {
+fn a_complete_partial_file_of_unknown_size_is_accepted() {
     let body = weights(5_000);
     let mut repo = Repo::whole(&body);
     repo.blobs = false;
-    let bench = Bench::healthy(repo);
-    leave_part(&bench, SHA, &body);
-    bench.pull().unwrap();
-    assert_eq!(bench.server.sent(SINGLE), [(5_000, 0)]);
-    assert_eq!(fs::read(bench.folder().join(SINGLE)).unwrap(), body);
+    let fixture = PullFixture::healthy(repo);
+    leave_part(&fixture, SHA, &body);
+    fixture.pull().unwrap();
+    assert_eq!(fixture.server.sent(SINGLE), [(5_000, 0)]);
+    assert_eq!(fs::read(fixture.folder().join(SINGLE)).unwrap(), body);
 }
 
 #[test]
-fn a_part_longer_than_the_file_is_dropped() {
+fn a_partial_file_that_is_too_long_is_discarded() {
     let body = weights(5_000);
     let mut repo = Repo::whole(&body);
     for blobs in [true, false] {
         repo.blobs = blobs;
-        let bench = Bench::healthy(repo.clone());
+        let fixture = PullFixture::healthy(repo.clone());
         let content = if blobs { sha256(&body) } else { SHA.to_owned() };
-        leave_part(&bench, &content, &weights(6_000));
-        bench.pull().unwrap();
-        assert_eq!(fs::read(bench.folder().join(SINGLE)).unwrap(), body);
+        leave_part(&fixture, &content, &weights(6_000));
+        fixture.pull().unwrap();
+        assert_eq!(fs::read(fixture.folder().join(SINGLE)).unwrap(), body);
     }
 }
 
 #[test]
-fn a_part_of_another_version_is_not_continued() {
+fn a_partial_file_of_another_version_is_not_continued() {
     let body = weights(5_000);
-    let bench = Bench::healthy(Repo::whole(&body));
-    leave_part(&bench, &sha256(b"older"), b"older");
-    bench.pull().unwrap();
-    assert_eq!(bench.server.sent(SINGLE), [(0, 5_000)]);
-    assert!(!bench.folder().join(".parts").exists());
+    let fixture = PullFixture::healthy(Repo::whole(&body));
+    leave_part(&fixture, &sha256(b"older"), b"older");
+    fixture.pull().unwrap();
+    assert_eq!(fixture.server.sent(SINGLE), [(0, 5_000)]);
+    assert!(!fixture.folder().join(".parts").exists());
 }
 
 #[test]
-fn a_damaged_part_is_found_out_and_the_next_pull_is_clean() {
+fn a_damaged_partial_file_is_removed() {
     let body = weights(5_000);
-    let bench = Bench::healthy(Repo::whole(&body));
-    leave_part(&bench, &sha256(&body), b"damage");
-    assert!(bench.refused().contains("arrived damaged"));
-    bench.pull().unwrap();
-    assert_eq!(fs::read(bench.folder().join(SINGLE)).unwrap(), body);
+    let fixture = PullFixture::healthy(Repo::whole(&body));
+    leave_part(&fixture, &sha256(&body), b"damage");
+    let error = fixture.error();
+    assert!(matches!(error, HubError::WrongHash { .. }), "{error}");
+    fixture.pull().unwrap();
+    assert_eq!(fs::read(fixture.folder().join(SINGLE)).unwrap(), body);
 }
 
 #[test]
-fn trouble_that_passes_is_waited_out() {
+fn transient_failures_are_retried() {
     let body = weights(5_000);
     for trouble in [
         Reply::status(500),
@@ -177,22 +179,28 @@ fn trouble_that_passes_is_waited_out() {
         Reply::status(429).with("retry-after", "0"),
         Reply::ok(body.clone()).cut_at(0),
     ] {
-        let bench = troubled_once(Repo::whole(&body), trouble);
-        bench.pull().unwrap();
-        assert_eq!(bench.server.sent(SINGLE).len(), 2);
+        let fixture = troubled_once(Repo::whole(&body), trouble);
+        fixture.pull().unwrap();
+        assert_eq!(fixture.server.sent(SINGLE).len(), 2);
     }
 }
 
 #[test]
-fn trouble_that_stays_is_reported_after_a_few_tries() {
-    for (status, expect) in [(500, "answered 500"), (429, "limits the requests")] {
+fn persistent_failures_are_reported_after_some_attempts() {
+    for status in [500, 429] {
         let repo = Repo::whole(b"weights");
-        let bench = Bench::new(move |request| match request.is_for(SINGLE) {
+        let fixture = PullFixture::new(move |request| match request.is_for(SINGLE) {
             true => Reply::status(status),
             false => repo.answer(request),
         });
-        let error = bench.refused();
-        assert!(error.contains(expect), "{error}");
-        assert_eq!(bench.server.sent(SINGLE).len(), 3);
+        let error = fixture.error();
+        match status {
+            429 => assert!(matches!(error, HubError::RateLimited { .. }), "{error}"),
+            _ => assert!(
+                matches!(error, HubError::Status { status: 500, .. }),
+                "{error}"
+            ),
+        }
+        assert_eq!(fixture.server.sent(SINGLE).len(), 3);
     }
 }

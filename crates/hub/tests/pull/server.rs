@@ -1,4 +1,4 @@
-//! A server on the loopback: enough HTTP to be pulled from, and to misbehave in the ways that matter.
+//! Small HTTP server that can simulate errors.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::repo::{ID, SHA};
 
-/// What a client asked for.
+/// Request of a client.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub path: String,
@@ -21,7 +21,7 @@ impl Request {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// The first byte of the range asked for.
+    /// Returns the first byte of the requested range.
     pub fn from(&self) -> usize {
         let range = self.header("range").and_then(|r| r.strip_prefix("bytes="));
         range.map_or(0, |r| r.trim_end_matches('-').parse().unwrap())
@@ -47,15 +47,15 @@ impl Request {
     }
 }
 
-/// What a server says.
+/// Response of the server.
 #[derive(Debug, Clone, Default)]
 pub struct Reply {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// Sends only this much of the body, and closes.
+    /// Number of bytes of the body to send before closing the connection.
     cut: Option<usize>,
-    /// Says how long the body is; without it, the body ends with the connection.
+    /// Whether to send the length of the body. Otherwise the body ends with the connection.
     sized: bool,
 }
 
@@ -75,7 +75,7 @@ impl Reply {
         }
     }
 
-    /// What a server that knows ranges answers.
+    /// Responds like a server that supports ranges.
     pub fn ranged(body: &[u8], from: usize) -> Self {
         let whole = body.len();
         if from == 0 {
@@ -120,14 +120,14 @@ impl Reply {
             head += &format!("content-length: {}\r\n", self.body.len());
         }
         let body = &self.body[..self.cut.unwrap_or(self.body.len())];
-        // A client that hung up in the middle is part of some tests.
+        // In some tests the client closes the connection early.
         let _ = stream.write_all(format!("{head}\r\n").as_bytes());
         let _ = stream.write_all(body);
         body.len()
     }
 }
 
-/// A server that remembers what it was asked and how much it sent.
+/// Server that records requests and the number of bytes sent.
 pub struct Server {
     pub url: String,
     log: Arc<Mutex<Vec<(Request, usize)>>>,
@@ -159,13 +159,13 @@ impl Server {
         server
     }
 
-    /// The requests so far.
+    /// Returns the requests so far.
     pub fn requests(&self) -> Vec<Request> {
         let log = self.log.lock().unwrap();
         log.iter().map(|(request, _)| request.clone()).collect()
     }
 
-    /// The requests for one file so far, as the first byte asked for and the bytes sent.
+    /// Returns the requests for one file so far: first requested byte and number of bytes sent.
     pub fn sent(&self, file: &str) -> Vec<(usize, usize)> {
         let log = self.log.lock().unwrap();
         let of_file = log.iter().filter(|(request, _)| request.is_for(file));
@@ -198,7 +198,7 @@ fn serve(
     let body = reply.cut.unwrap_or(reply.body.len());
     log.lock().unwrap().push((request, body));
     reply.send(stream);
-    // Closing before the client has read would lose what it has not.
+    // Closing before the client has read everything would lose data.
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let _ = stream.take(1).read(&mut [0]);
 }

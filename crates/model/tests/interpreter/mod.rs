@@ -1,5 +1,5 @@
-//! The plainest way to run a program: whole sequences, f64 sums, no pages. It is
-//! here to check families against golden outputs without an engine.
+//! Reference interpreter of programs: whole sequences, f64 sums, no KV pages. The tests compare
+//! it with golden outputs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -9,7 +9,7 @@ use djinn_model::program::{Buf, Op, TensorId};
 use djinn_model::safetensors::{TensorEntry, read_header};
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
-/// Golden outputs.
+/// Golden outputs of a model.
 pub struct Golden {
     bytes: Vec<u8>,
     header: HashMap<String, TensorEntry>,
@@ -55,9 +55,9 @@ pub fn assert_close(family: &str, name: &str, found: &[f32], expect: &[f32]) {
     );
 }
 
-/// What every hook saw.
+/// Runs a program; returns the values at every hook.
 pub fn run(model: &Model, ids: &[usize]) -> BTreeMap<String, Vec<f32>> {
-    let mut run = Run {
+    let mut run = Interpreter {
         model,
         ids,
         bufs: HashMap::new(),
@@ -69,14 +69,14 @@ pub fn run(model: &Model, ids: &[usize]) -> BTreeMap<String, Vec<f32>> {
     run.seen
 }
 
-struct Run<'a> {
+struct Interpreter<'a> {
     model: &'a Model,
     ids: &'a [usize],
     bufs: HashMap<Buf, Vec<f32>>,
     seen: BTreeMap<String, Vec<f32>>,
 }
 
-impl Run<'_> {
+impl Interpreter<'_> {
     fn tensor(&self, id: TensorId) -> Vec<f32> {
         let spec = self.model.program.tensor(id);
         let mut bytes = vec![0; spec.bytes() as usize];
@@ -175,7 +175,10 @@ impl Run<'_> {
             }
             Op::Add { from, to } => {
                 let x = self.bufs[&from].clone();
-                let y = self.bufs.get_mut(&to).expect("written before");
+                let y = self
+                    .bufs
+                    .get_mut(&to)
+                    .expect("an earlier operation writes the buffer");
                 y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
             }
             Op::Experts { .. } => self.experts(op),
@@ -229,7 +232,10 @@ impl Run<'_> {
         let rope = self.model.program.rope.clone().expect("a rotary family");
         let (width, d_head) = (self.width(buf), self.model.program.dims.d_head);
         let n = rope.frequencies.len();
-        let x = self.bufs.get_mut(&buf).expect("written before");
+        let x = self
+            .bufs
+            .get_mut(&buf)
+            .expect("an earlier operation writes the buffer");
         for (position, row) in x.chunks_mut(width).enumerate() {
             for head in row.chunks_mut(d_head) {
                 for (i, &frequency) in rope.frequencies.iter().enumerate() {
@@ -288,7 +294,7 @@ impl Run<'_> {
             ..
         } = op
         else {
-            unreachable!("called for experts")
+            unreachable!("the operation is Experts")
         };
         let d = self.model.program.dims;
         let (x, logits) = (&self.bufs[from], &self.bufs[router]);
@@ -369,7 +375,7 @@ fn activate(f: Activation, x: f32) -> f32 {
     }
 }
 
-/// The error function by its series: slow and exact enough.
+/// Returns the error function of `x`, computed from its series.
 fn erf(x: f64) -> f64 {
     if x.abs() > 5.0 {
         return x.signum();

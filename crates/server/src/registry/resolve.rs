@@ -54,8 +54,8 @@ impl ModelSources<'_> {
             return Err(unknown());
         }
         let id: djinn_hub::ModelId = reference.parse().map_err(|_| unknown())?;
-        let places = djinn_hub::Places::from_env()?;
-        Ok(path_text(djinn_hub::resolve_id(&id, &places)?))
+        let paths = djinn_hub::ModelPaths::from_env()?;
+        Ok(path_text(djinn_hub::resolve_id(&id, &paths)?))
     }
 }
 

@@ -1,45 +1,47 @@
-//! A place in the bytes of a GGUF file that moves forward and never past the end.
+//! Reader of GGUF data that never moves past the end.
 
-use crate::VectorsError;
+use crate::error::{GgufProblem, VectorsError};
 
-/// Types of metadata.
+/// Numbers of metadata types.
 pub(super) const U32: u32 = 4;
 pub(super) const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// How deep arrays may lie in arrays: nobody writes even one in another.
+/// Largest depth of nested arrays. Real files have no nested arrays.
 const DEPTH_MAX: u32 = 4;
 
-pub(super) struct Cursor<'b> {
+/// Position in the bytes of a GGUF file.
+pub(super) struct GgufCursor<'b> {
     bytes: &'b [u8],
     at: usize,
 }
 
-/// Metadata, as far as it is of use.
-pub(super) enum Value<'b> {
+/// Metadata value. Values of unused types are skipped.
+pub(super) enum GgufValue<'b> {
     Text(&'b str),
     U32(u32),
     Other,
 }
 
-impl<'b> Cursor<'b> {
+impl<'b> GgufCursor<'b> {
     pub(super) fn new(bytes: &'b [u8]) -> Self {
-        Cursor { bytes, at: 0 }
+        GgufCursor { bytes, at: 0 }
     }
 
-    fn error<T>(&self, reason: String) -> Result<T, VectorsError> {
+    fn error<T>(&self, problem: GgufProblem) -> Result<T, VectorsError> {
         let at = self.at;
-        Err(VectorsError::Gguf { at, reason })
+        Err(VectorsError::Gguf { at, problem })
     }
 
-    /// The next bytes, if there are so many.
+    /// Reads the next bytes; fails if fewer are left.
     pub(super) fn take(&mut self, length: u64) -> Result<&'b [u8], VectorsError> {
         let rest = &self.bytes[self.at..];
         let Some(taken) = usize::try_from(length).ok().and_then(|n| rest.get(..n)) else {
             let left = rest.len();
-            return self.error(format!(
-                "cut short: {length} bytes should follow, {left} do"
-            ));
+            return self.error(GgufProblem::Truncated {
+                needed: length,
+                left,
+            });
         };
         self.at += taken.len();
         Ok(taken)
@@ -62,26 +64,27 @@ impl<'b> Cursor<'b> {
     pub(super) fn text(&mut self) -> Result<&'b str, VectorsError> {
         let length = self.u64()?;
         let bytes = self.take(length)?;
-        std::str::from_utf8(bytes).or_else(|_| self.error("text that is not UTF-8".to_owned()))
+        std::str::from_utf8(bytes).or_else(|_| self.error(GgufProblem::NotUtf8))
     }
 
-    /// Goes on to the next multiple of an alignment.
+    /// Skips to the next multiple of an alignment.
     pub(super) fn pad(&mut self, alignment: u64) -> Result<(), VectorsError> {
         let at = self.at as u64;
-        // Cannot overflow: a file is shorter than 2^63, an alignment than 2^32.
+        // No overflow: files are shorter than 2^63 bytes, alignments smaller than 2^32.
         self.take(at.next_multiple_of(alignment) - at).map(drop)
     }
 
-    /// The next value of metadata, with its type before it.
-    pub(super) fn value(&mut self) -> Result<Value<'b>, VectorsError> {
+    /// Reads a metadata value and its type.
+    pub(super) fn value(&mut self) -> Result<GgufValue<'b>, VectorsError> {
         match self.u32()? {
-            TEXT => self.text().map(Value::Text),
-            U32 => self.u32().map(Value::U32),
-            kind => self.skip(kind, 1, DEPTH_MAX).map(|()| Value::Other),
+            TEXT => self.text().map(GgufValue::Text),
+            U32 => self.u32().map(GgufValue::U32),
+            kind => self.skip(kind, 1, DEPTH_MAX).map(|()| GgufValue::Other),
         }
     }
 
-    /// Passes over values. Each takes bytes or fails, so a count too large ends with the file.
+    /// Skips values. Every value takes at least one byte, so an excessive count fails at the end of
+    /// the file.
     fn skip(&mut self, kind: u32, count: u64, depth: u32) -> Result<(), VectorsError> {
         if let Some(bytes) = fixed_bytes(kind) {
             return self.take(count.saturating_mul(bytes)).map(drop);
@@ -93,15 +96,15 @@ impl<'b> Cursor<'b> {
                     let (kind, count) = (self.u32()?, self.u64()?);
                     self.skip(kind, count, depth - 1)?;
                 }
-                ARRAY => return self.error("arrays nested too deeply".to_owned()),
-                _ => return self.error(format!("metadata of unknown type {kind}")),
+                ARRAY => return self.error(GgufProblem::TooDeep),
+                _ => return self.error(GgufProblem::UnknownType { found: kind }),
             }
         }
         Ok(())
     }
 }
 
-/// How many bytes a value of metadata takes, where its type says it.
+/// Returns the size of a metadata value in bytes, if all values of the type have the same size.
 fn fixed_bytes(kind: u32) -> Option<u64> {
     match kind {
         // u8, i8, bool

@@ -1,11 +1,12 @@
-//! GGUF files that are right, and many that are not.
+//! Valid and invalid GGUF files.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{parse, to_bytes};
-use crate::{Method, Steering};
+use super::{
+    BlockProblem, EntryProblem, GgufProblem, Method, Steering, VectorsError, parse, to_bytes,
+};
 
 fn example() -> Steering {
     let directions = BTreeMap::from([(1, vec![1.0, -2.0]), (12, vec![0.5, 0.0])]);
@@ -13,7 +14,7 @@ fn example() -> Steering {
 }
 
 #[test]
-fn the_bytes_are_as_llama_cpp_has_them() {
+fn the_content_matches_llama_cpp() {
     let expect: &[&[u8]] = &[
         b"GGUF\x03\0\0\0\x02\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0",
         b"\x14\0\0\0\0\0\0\0general.architecture\x08\0\0\0",
@@ -38,19 +39,22 @@ fn the_bytes_are_as_llama_cpp_has_them() {
 }
 
 #[test]
-fn block_0_has_no_place() {
+fn block_0_cannot_be_stored() {
     let directions = BTreeMap::from([(0, vec![1.0]), (1, vec![1.0])]);
     let steering = Steering::new("", Method::Mean, directions).unwrap();
-    let error = to_bytes(&steering).unwrap_err().to_string();
-    assert!(error.contains("block 0: has no place in GGUF"), "{error}");
+    let error = to_bytes(&steering).unwrap_err();
+    let VectorsError::Block { block, problem } = error else {
+        panic!("{error}");
+    };
+    assert_eq!((block, problem), (0, BlockProblem::NotInGguf));
 }
 
-/// A tensor's name, shape, type and offset.
-type Tensor<'a> = (&'a str, &'a [u64], u32, u64);
-const GOOD: Tensor<'_> = ("direction.7", &[2], 0, 0);
+/// Name, shape, type and offset of a tensor.
+type TensorFields<'a> = (&'a str, &'a [u64], u32, u64);
+const GOOD: TensorFields<'_> = ("direction.7", &[2], 0, 0);
 
-/// A file with these pairs, and one tensor of two numbers that is described so.
-fn file(pairs: &[Vec<u8>], tensor: Tensor<'_>, alignment: usize) -> Vec<u8> {
+/// Returns a file with metadata pairs and one tensor of two values with the given description.
+fn file(pairs: &[Vec<u8>], tensor: TensorFields<'_>, alignment: usize) -> Vec<u8> {
     let (name, shape, kind, offset) = tensor;
     let mut out = b"GGUF\x02\0\0\0\x01\0\0\0\0\0\0\0".to_vec();
     out.extend((pairs.len() as u64).to_le_bytes());
@@ -72,7 +76,7 @@ fn pair(key: &str, kind: u8, value: &[u8]) -> Vec<u8> {
     [&length, key.as_bytes(), &[kind, 0, 0, 0], value].concat()
 }
 
-/// The value of an array: what its elements are, how many, and they.
+/// Returns the bytes of an array: type of its elements, their number, and the elements.
 fn array(kind: u8, values: &[&[u8]]) -> Vec<u8> {
     let mut out = vec![kind, 0, 0, 0, values.len() as u8, 0, 0, 0, 0, 0, 0, 0];
     out.extend(values.concat());
@@ -80,7 +84,7 @@ fn array(kind: u8, values: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn files_of_others_are_read() {
+fn files_of_other_programs_are_read() {
     let expect = Method::from("");
     let expect = Steering::new("", expect, BTreeMap::from([(7, vec![1.0, -2.0])])).unwrap();
     let check = |pairs: &[Vec<u8>], tensor, alignment| {
@@ -104,76 +108,162 @@ fn files_of_others_are_read() {
     }
 }
 
-fn refused(bytes: &[u8], expect: &str) {
-    let error = parse(bytes).unwrap_err().to_string();
-    assert!(error.contains(expect), "{error}, not {expect}");
+/// Returns the problem with the bytes of a file.
+fn gguf_problem(bytes: &[u8]) -> GgufProblem {
+    match parse(bytes).unwrap_err() {
+        VectorsError::Gguf { problem, .. } => problem,
+        other => panic!("{other}"),
+    }
+}
+
+/// Returns the problem with a tensor or metadata entry of a file.
+fn entry_problem(bytes: &[u8]) -> EntryProblem {
+    match parse(bytes).unwrap_err() {
+        VectorsError::Entry { problem, .. } => problem,
+        other => panic!("{other}"),
+    }
+}
+
+/// Returns the problem with the direction of a block.
+fn block_problem(bytes: &[u8]) -> (usize, BlockProblem) {
+    match parse(bytes).unwrap_err() {
+        VectorsError::Block { block, problem } => (block, problem),
+        other => panic!("{other}"),
+    }
 }
 
 #[test]
-fn bad_metadata_is_refused() {
+fn invalid_metadata_is_refused() {
+    let with = |key: &str, kind: u8, value: &[u8]| file(&[pair(key, kind, value)], GOOD, 32);
+    let (architecture, alignment) = ("general.architecture", "general.alignment");
+    assert_eq!(
+        entry_problem(&with(architecture, 8, b"\x05\0\0\0\0\0\0\0llama")),
+        EntryProblem::Architecture {
+            found: "llama".to_owned(),
+            expected: "controlvector",
+        }
+    );
+    assert_eq!(
+        entry_problem(&with(architecture, 0, &[0])),
+        EntryProblem::NotText
+    );
+    for (kind, value) in [(10, &[0; 8][..]), (4, &[0; 4]), (4, &[24, 0, 0, 0])] {
+        let problem = entry_problem(&with(alignment, kind, value));
+        assert_eq!(problem, EntryProblem::Alignment);
+    }
+    assert_eq!(
+        gguf_problem(&with("x", 13, &[])),
+        GgufProblem::UnknownType { found: 13 }
+    );
     let deep = [9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0].repeat(5);
+    assert_eq!(gguf_problem(&with("x", 9, &deep)), GgufProblem::TooDeep);
     let long = b"\x0c\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff";
-    let llama = b"\x05\0\0\0\0\0\0\0llama";
-    let (kind, size) = ("general.architecture", "general.alignment");
-    for (key, kind, value, expect) in [
-        (kind, 8, &llama[..], "is 'llama', not a control"),
-        (kind, 0, &[0], "is not text"),
-        (size, 10, &[0; 8], "is not a power of two"),
-        (size, 4, &[0; 4], "is not a power of two"),
-        (size, 4, &[24, 0, 0, 0], "is not a power of two"),
-        ("x", 13, &[], "metadata of unknown type 13"),
-        ("x", 9, &deep, "nested too deeply"),
-        ("x", 8, &[0xff; 8], "18446744073709551615 bytes"),
-        ("x", 9, long, "18446744073709551615 bytes"),
-        ("x", 8, b"\x01\0\0\0\0\0\0\0\xff", "not UTF-8"),
-    ] {
-        refused(&file(&[pair(key, kind, value)], GOOD, 32), expect);
+    for (kind, value) in [(8, &[0xff; 8][..]), (9, long)] {
+        let problem = gguf_problem(&with("x", kind, value));
+        assert!(
+            matches!(
+                problem,
+                GgufProblem::Truncated {
+                    needed: u64::MAX,
+                    ..
+                }
+            ),
+            "{problem}"
+        );
     }
+    assert_eq!(
+        gguf_problem(&with("x", 8, b"\x01\0\0\0\0\0\0\0\xff")),
+        GgufProblem::NotUtf8
+    );
 }
 
 #[test]
-fn bad_tensors_are_refused() {
+fn invalid_tensors_are_refused() {
     for name in ["direction.0", "direction.01", "direction.1.x", "blk.1", ""] {
-        refused(&file(&[], (name, &[2], 0, 0), 32), "is no direction");
+        let problem = entry_problem(&file(&[], (name, &[2], 0, 0), 32));
+        assert!(
+            matches!(problem, EntryProblem::NotADirection { .. }),
+            "{problem}"
+        );
     }
-    for (shape, kind, offset, expect) in [
-        (&[][..], 0, 0, "has 0 dimensions"),
-        (&[2, 1, 1, 1, 1], 0, 0, "has 5 dimensions"),
-        (&[1, 2], 0, 0, "has 2 rows"),
-        (&[2], 1, 0, "is of type 1"),
-        (&[2], 0, 32, "lies at 32, and those before it end"),
-        (&[0], 0, 0, "without numbers"),
-        (&[9], 0, 0, "byte 96: cut short: 36 bytes"),
-        (&[u64::MAX / 4], 0, 0, "cut short"),
-        (&[u64::MAX], 0, 0, "cut short"),
-    ] {
+    let with = |shape: &[u64], kind, offset| {
         let tensor = ("direction.1", shape, kind, offset);
-        refused(&file(&[], tensor, 32), expect);
+        file(&[], tensor, 32)
+    };
+    for shape in [&[][..], &[2, 1, 1, 1, 1]] {
+        let expect = EntryProblem::Dimensions {
+            found: shape.len() as u32,
+            limit: 4,
+        };
+        assert_eq!(entry_problem(&with(shape, 0, 0)), expect);
+    }
+    assert_eq!(
+        entry_problem(&with(&[1, 2], 0, 0)),
+        EntryProblem::Shape { found: vec![1, 2] }
+    );
+    let problem = entry_problem(&with(&[2], 1, 0));
+    assert!(
+        matches!(problem, EntryProblem::ElementType { .. }),
+        "{problem}"
+    );
+    assert_eq!(
+        entry_problem(&with(&[2], 0, 32)),
+        EntryProblem::Offset {
+            found: 32,
+            expected: 0,
+        }
+    );
+    assert_eq!(block_problem(&with(&[0], 0, 0)), (1, BlockProblem::Empty));
+    for width in [9, u64::MAX / 4, u64::MAX] {
+        let problem = gguf_problem(&with(&[width], 0, 0));
+        assert!(
+            matches!(problem, GgufProblem::Truncated { .. }),
+            "{problem}"
+        );
     }
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn inconsistent_files_are_refused() {
     let directions = BTreeMap::from([(11, vec![1.0, 2.0]), (12, vec![3.0, 4.0])]);
     let steering = Steering::new("", Method::Mean, directions).unwrap();
     let good = to_bytes(&steering).unwrap();
     let mut windows = good.windows(12);
     let second = windows.position(|w| w == b"direction.12").unwrap();
-    for (at, instead, expect) in [
-        (4, &[1][..], "version 0x1: Djinn reads 2 and 3"),
-        (4, &[4], "version 0x4"),
-        (4, &[0, 0, 0, 3], "version 0x3000000"),
-        (8, &[0; 8], "no directions"),
-        (8, &[0xff; 8], "cut short"),
-        (16, &[0xff; 8], "cut short"),
-        (second + 11, b"1", "block 11: has two directions"),
-        (second + 16, &[1], "block 12: has 1 numbers"),
-        (good.len() - 32, &[0xff; 4], "a number that is NaN"),
-    ] {
+    let changed = |at: usize, instead: &[u8]| {
         let mut changed = good.clone();
         changed[at..at + instead.len()].copy_from_slice(instead);
-        refused(&changed, expect);
+        changed
+    };
+    for (instead, found) in [(&[1][..], 1), (&[4], 4), (&[0, 0, 0, 3], 0x300_0000)] {
+        assert_eq!(
+            gguf_problem(&changed(4, instead)),
+            GgufProblem::Version { found }
+        );
     }
+    let none = parse(&changed(8, &[0; 8])).unwrap_err();
+    assert!(matches!(none, VectorsError::NoDirections), "{none}");
+    for at in [8, 16] {
+        let problem = gguf_problem(&changed(at, &[0xff; 8]));
+        assert!(
+            matches!(problem, GgufProblem::Truncated { .. }),
+            "{problem}"
+        );
+    }
+    assert_eq!(
+        block_problem(&changed(second + 11, b"1")),
+        (11, BlockProblem::Duplicate)
+    );
+    let width = BlockProblem::Width {
+        found: 1,
+        expected: 2,
+    };
+    assert_eq!(block_problem(&changed(second + 16, &[1])), (12, width));
+    let (_, problem) = block_problem(&changed(good.len() - 32, &[0xff; 4]));
+    assert!(
+        matches!(problem, BlockProblem::NotFinite { .. }),
+        "{problem}"
+    );
 }
 
 #[test]
@@ -187,19 +277,19 @@ fn every_truncation_is_an_error() {
 
 proptest! {
     #[test]
-    fn random_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = parse(&[b"GGUF\x03\0\0\0", &bytes[..]].concat());
     }
 
     #[test]
-    fn changed_bytes_do_no_harm(
+    fn changed_bytes_never_panic(
         at in any::<prop::sample::Index>(),
         instead in prop::collection::vec(prop_oneof![Just(0), Just(0xff), any::<u8>()], 1..9),
     ) {
         let mut bytes = to_bytes(&example()).unwrap();
         let at = at.index(bytes.len() - instead.len());
         bytes[at..at + instead.len()].copy_from_slice(&instead);
-        // Where it does not matter or makes another vector, that one is sound.
+        // A change that is accepted gives a valid vector.
         if let Ok(read) = parse(&bytes) {
             prop_assert_eq!(parse(&to_bytes(&read).unwrap()).unwrap(), read);
         }

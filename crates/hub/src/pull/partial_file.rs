@@ -1,4 +1,4 @@
-//! A file that is not all here yet.
+//! Partially downloaded files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::listing::RemoteFile;
-use crate::HubError;
+use crate::error::HubError;
 
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
-/// The bytes so far, and their hash, which is kept up as they come so that the whole file need not
-/// be read back at the end.
-pub(super) struct Part {
+/// Partially downloaded file. Its hash is updated with every chunk, so the file is not read again
+/// at the end.
+pub(super) struct PartialFile {
     path: PathBuf,
     file: File,
     bytes: u64,
     hash: Option<Sha256>,
 }
 
-impl Part {
-    /// Opens what an earlier try left, or nothing.
+impl PartialFile {
+    /// Opens the partial file of an earlier download, or creates an empty one.
     pub(super) fn open(path: PathBuf, remote: &RemoteFile) -> Result<Self, HubError> {
         let mut options = OpenOptions::new();
         let opened = options.read(true).append(true).create(true).open(&path);
@@ -41,7 +41,7 @@ impl Part {
         Ok(part)
     }
 
-    /// How much is here.
+    /// Returns the number of bytes so far.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -56,7 +56,7 @@ impl Part {
         Ok(())
     }
 
-    /// Forgets everything.
+    /// Removes all bytes.
     pub(super) fn restart(&mut self) -> Result<(), HubError> {
         let emptied = self.file.set_len(0);
         emptied.map_err(HubError::io("empty", &self.path))?;
@@ -65,17 +65,17 @@ impl Part {
         Ok(())
     }
 
-    /// Puts the whole file in its place, if it is what was listed; else removes it, since nothing
-    /// tells which of its bytes are wrong.
-    pub(super) fn publish(mut self, remote: &RemoteFile, place: &Path) -> Result<u64, HubError> {
+    /// Verifies the file and moves it to its final path. A file that fails the check is removed,
+    /// because the position of the damage is unknown.
+    pub(super) fn publish(mut self, remote: &RemoteFile, path: &Path) -> Result<u64, HubError> {
         if let Err(wrong) = self.verify(remote) {
             fs::remove_file(&self.path).map_err(HubError::io("remove", &self.path))?;
             return Err(wrong);
         }
-        // A rename can outlive a power cut that the bytes do not.
+        // After a power failure the rename could survive without the data.
         let synced = self.file.sync_all();
         synced.map_err(HubError::io("write", &self.path))?;
-        fs::rename(&self.path, place).map_err(HubError::io("write", place))?;
+        fs::rename(&self.path, path).map_err(HubError::io("write", path))?;
         Ok(self.bytes)
     }
 
@@ -99,8 +99,9 @@ impl Part {
     }
 }
 
-/// Whether the file at `path` is the one listed, as far as reading it can tell.
-pub(super) fn is_whole(path: &Path, remote: &RemoteFile) -> Result<bool, HubError> {
+/// Returns whether the hash of the file at `path` matches the listing; `false` if the listing has
+/// no hash.
+pub(super) fn is_complete(path: &Path, remote: &RemoteFile) -> Result<bool, HubError> {
     let Some(want) = &remote.sha256 else {
         return Ok(false);
     };

@@ -1,24 +1,24 @@
-//! What a server answered: the numbers in its headers, and what its refusals mean.
+//! Responses of the hub: numbers in the headers, and the meaning of error statuses.
 
 use std::time::Duration;
 
 use ureq::Body;
 use ureq::http::Response;
 
-use super::Pull;
-use super::retry::Failure;
-use crate::HubError;
+use super::request::Pull;
+use super::retry::FetchFailure;
+use crate::error::HubError;
 
-/// An answer at the end of its redirects.
-pub(super) struct Answer {
-    /// Who answered, without its query.
+/// Response after all redirects.
+pub(super) struct HubResponse {
+    /// URL of the server that responded, without its query.
     pub url: String,
-    /// Whether that was the hub itself, rather than a host it redirected to.
+    /// Whether the hub responded, rather than a host that it redirects to.
     from_hub: bool,
     response: Response<Body>,
 }
 
-impl Answer {
+impl HubResponse {
     pub(super) fn new(url: String, from_hub: bool, response: Response<Body>) -> Self {
         Self {
             url,
@@ -35,13 +35,13 @@ impl Answer {
         self.response.body_mut()
     }
 
-    /// Where the body starts in the file.
+    /// Returns the offset of the body in the file.
     pub(super) fn range_start(&self) -> Option<u64> {
         let range = self.header("content-range")?.strip_prefix("bytes ")?;
         range.split_once('-')?.0.trim().parse().ok()
     }
 
-    /// The whole file's size.
+    /// Returns the size of the whole file.
     pub(super) fn total(&self) -> Option<u64> {
         match self.status() {
             200 => self.header("content-length")?.parse().ok(),
@@ -54,20 +54,20 @@ impl Answer {
         }
     }
 
-    /// What an answer other than the one hoped for means, for the listing or for a file.
-    pub(super) fn refusal(&self, request: &Pull, file: Option<&str>) -> Failure {
+    /// Returns the failure that an error status means, for the listing or for a file.
+    pub(super) fn failure(&self, request: &Pull, file: Option<&str>) -> FetchFailure {
         let status = self.status();
         let (id, endpoint) = (request.id.to_string(), request.base().to_owned());
         let code = self.header("x-error-code").unwrap_or_default();
         match status {
-            408 | 500.. => Failure::passing(self.unexpected()),
-            429 => Failure::Passing {
+            408 | 500.. => FetchFailure::transient(self.unexpected()),
+            429 => FetchFailure::Transient {
                 error: HubError::RateLimited { endpoint },
                 after: self.retry_after(),
                 advanced: false,
             },
-            // A link that the hub signed and that went stale: the next one is fresh.
-            403 if !self.from_hub => Failure::passing(self.unexpected()),
+            // A signed link has expired; the next request gets a new link.
+            403 if !self.from_hub => FetchFailure::transient(self.unexpected()),
             _ if !self.from_hub => self.unexpected().into(),
             401 | 403 if code == "GatedRepo" => HubError::Gated { id, endpoint }.into(),
             401 if request.token.is_some() => HubError::TokenRefused { id, endpoint }.into(),
@@ -102,7 +102,7 @@ impl Answer {
         }
     }
 
-    /// In seconds, as the hub gives it; the other form, a date, is not worth a calendar.
+    /// Returns the delay that the server asks for. The hub gives seconds; a date is ignored.
     fn retry_after(&self) -> Option<Duration> {
         let seconds = self.header("retry-after")?.trim().parse().ok()?;
         Some(Duration::from_secs(seconds))

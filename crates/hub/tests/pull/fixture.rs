@@ -1,4 +1,4 @@
-//! A home of one's own, a server to pull from, and a watcher.
+//! Fixture of the tests: a home folder, a server to pull from, and a log of progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use djinn_hub::{HubError, Places, Progress, Pull, Resolved, Retry, Silent, pull, resolve_in};
+use djinn_hub::{
+    HubError, ModelPaths, NoProgress, Progress, Pull, Resolved, Retry, pull, resolve_in,
+};
 use tempfile::TempDir;
 
 use crate::repo::{ID, Repo};
@@ -15,14 +17,14 @@ use crate::server::{Reply, Request, Server};
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// A home of its own and a server to pull from.
-pub struct Bench {
+/// Temporary home folder and a server to pull from.
+pub struct PullFixture {
     pub home: TempDir,
     pub server: Server,
     pub request: Pull,
 }
 
-impl Bench {
+impl PullFixture {
     pub fn new(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let home = tempfile::tempdir().unwrap();
         let server = Server::start(answer);
@@ -45,24 +47,25 @@ impl Bench {
         }
     }
 
+    /// Serves a repository without errors.
     pub fn healthy(repo: Repo) -> Self {
         Self::new(move |request| repo.answer(request))
     }
 
     pub fn pull(&self) -> Result<PathBuf, HubError> {
-        pull(&self.request, &Silent)
+        pull(&self.request, &NoProgress)
     }
 
-    /// The error as a person reads it.
-    pub fn refused(&self) -> String {
-        self.pull().unwrap_err().to_string()
+    /// Returns the error of a pull that must fail.
+    pub fn error(&self) -> HubError {
+        self.pull().unwrap_err()
     }
 
     pub fn folder(&self) -> PathBuf {
         self.home.path().join("models/org/name")
     }
 
-    /// What lies in the model's folder, hidden files aside.
+    /// Returns the files in the model folder, without hidden ones.
     pub fn files(&self) -> BTreeSet<String> {
         let entries = fs::read_dir(self.folder()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -70,49 +73,49 @@ impl Bench {
     }
 
     pub fn resolves(&self) -> bool {
-        let places = Places {
+        let paths = ModelPaths {
             home: self.home.path().to_owned(),
             hf_cache: None,
         };
-        resolve_in(ID, &places).is_ok_and(|found| found == Resolved::Folder(self.folder()))
+        resolve_in(ID, &paths).is_ok_and(|found| found == Resolved::Folder(self.folder()))
     }
 }
 
-/// What a watcher saw of one file since it last started.
+/// Progress of one file since its last start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct FileProgress {
     pub total: Option<u64>,
     pub already: u64,
-    pub came: u64,
+    pub received: u64,
     pub finished: bool,
 }
 
-/// A watcher that remembers.
+/// Log of progress reports.
 #[derive(Default)]
-pub struct Watcher(Mutex<BTreeMap<String, Seen>>);
+pub struct ProgressLog(Mutex<BTreeMap<String, FileProgress>>);
 
-impl Watcher {
-    pub fn saw(&self, file: &str) -> Seen {
+impl ProgressLog {
+    pub fn of(&self, file: &str) -> FileProgress {
         self.0.lock().unwrap()[file]
     }
 
-    fn change(&self, file: &str, change: impl FnOnce(&mut Seen)) {
+    fn change(&self, file: &str, change: impl FnOnce(&mut FileProgress)) {
         change(self.0.lock().unwrap().get_mut(file).unwrap());
     }
 }
 
-impl Progress for Watcher {
+impl Progress for ProgressLog {
     fn start(&self, file: &str, total: Option<u64>, already: u64) {
-        let seen = Seen {
+        let seen = FileProgress {
             total,
             already,
-            came: 0,
+            received: 0,
             finished: false,
         };
         self.0.lock().unwrap().insert(file.to_owned(), seen);
     }
     fn advance(&self, file: &str, bytes: u64) {
-        self.change(file, |seen| seen.came += bytes);
+        self.change(file, |seen| seen.received += bytes);
     }
     fn finish(&self, file: &str) {
         self.change(file, |seen| seen.finished = true);
