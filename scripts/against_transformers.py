@@ -4,7 +4,7 @@
 Builds random checkpoints of every family with transformers (odd head sizes, few and
 many experts, short windows, all rope scalings, shards, dtypes), runs both on the same
 tokens, and prints a table of the largest differences at any hook. Needs torch, transformers and
-safetensors; exits 1 if anything is further off than the tolerance.
+safetensors; exits with status 1 if a difference exceeds the tolerance.
 
     scripts/against_transformers.py --djinn target/release/djinn [--seeds 3] [--only llama]
 """
@@ -61,7 +61,7 @@ def common(rng):
 
 def llama(rng):
     config = common(rng)
-    # transformers wants this even where head_dim is given.
+    # transformers requires a multiple of the heads even if head_dim is given.
     config["hidden_size"] = config["num_attention_heads"] * rng.choice([4, 6, 10])
     return transformers.LlamaConfig(**config, attention_bias=rng.random() < 0.5,
                                     mlp_bias=rng.random() < 0.5)
@@ -74,7 +74,7 @@ def mistral(rng):
 
 def mixtral(rng):
     config = common(rng)
-    # transformers multiplies experts together in groups, with aligned rows.
+    # transformers computes experts in groups, which need aligned rows.
     config["hidden_size"], config["intermediate_size"] = rng.choice([(48, 80), (64, 112)])
     experts = rng.choice([2, 3, 5, 8])
     return transformers.MixtralConfig(
@@ -135,7 +135,7 @@ def falcon(rng):
         bos_token_id=1, eos_token_id=2)
 
 
-# Where each hook is in transformers' modules: (module of a block, side, hook).
+# Position of each hook in transformers: (module of a block, input or output, hook).
 ROTARY = [("self_attn.q_proj", "out", "attn.hook_q"), ("self_attn.k_proj", "out", "attn.hook_k"),
           ("self_attn.v_proj", "out", "attn.hook_v"), ("self_attn.o_proj", "in", "attn.hook_z"),
           ("self_attn.o_proj", "out", "hook_attn_out"),
@@ -163,7 +163,7 @@ FAMILIES = dict(llama=llama, mistral=mistral, mixtral=mixtral, qwen2=qwen2, qwen
 
 
 def build(config, dtype, folder, rng):
-    """A random model with norms and biases that matter, saved in pieces."""
+    """Saves a random model with nonzero norms and biases, possibly in shards, and loads it again."""
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -177,13 +177,13 @@ def build(config, dtype, folder, rng):
 
 
 def watch(model, family):
-    """Keeps what goes through the modules behind the hooks."""
+    """Records the tensors at the hooks; returns them and the handles of the hooks."""
     found, handles = {}, []
 
     def keep(module, side, name):
         def hook(_, inputs, output):
             value = inputs[0] if side == "in" else output
-            # Cloned, for some modules' outputs are changed in place later.
+            # Cloned, because some outputs are changed in place later.
             found[name] = (value[0] if isinstance(value, tuple) else value).clone()
         handles.append(module.register_forward_hook(hook))
 
@@ -204,7 +204,7 @@ def reference(model, family, tokens, generate):
         out = model(ids, output_hidden_states=True, output_attentions=True)
         for handle in handles:
             handle.remove()
-        # Rows may come without a batch, and heads side by side: compared as numbers.
+        # Shapes differ in batch and head dimensions, so tensors are compared flat.
         found = {name: value.reshape(len(tokens), -1) for name, value in watched.items()}
         found["logits"] = out.logits[0]
         for i, attention in enumerate(out.attentions):
@@ -231,7 +231,7 @@ def djinn(binary, folder, tokens, generate):
 
 
 def compare(binary, family, seed):
-    """Largest difference as a share of the tolerance, and what it was."""
+    """Returns the largest difference as a share of the tolerance, its hook, and the configuration."""
     rng = random.Random(f"{family}{seed}")
     torch.manual_seed(seed)
     config = FAMILIES[family](rng)
@@ -245,7 +245,7 @@ def compare(binary, family, seed):
         worst, where = 0.0, ""
         for name, tensor in expect.items():
             if found[name].numel() != tensor.numel():
-                return 9.9, f"{name}: {list(found[name].shape)}, not {list(tensor.shape)}", None
+                return 9.9, f"{name}: shape {list(found[name].shape)} instead of {list(tensor.shape)}", None
             found[name] = found[name].reshape(tensor.shape)
             share = ((found[name] - tensor).abs() / (ABSOLUTE + RELATIVE * tensor.abs())).max()
             if not share <= worst:
@@ -253,7 +253,7 @@ def compare(binary, family, seed):
         scale = float(expect["logits"].abs().max())
         same = found["output_ids"].tolist() == greedy
         if not same and margin > 2 * (ABSOLUTE + RELATIVE * scale):
-            return 9.9, f"greedy {found['output_ids'].tolist()}, not {greedy}", None
+            return 9.9, f"tokens {found['output_ids'].tolist()} instead of {greedy}", None
         return worst, where, json.loads((folder / "config.json").read_text())
 
 
@@ -271,7 +271,7 @@ def main():
         for seed in range(args.seeds):
             try:
                 worst, where, config = compare(args.djinn, family, seed)
-            except Exception as error:  # one checkpoint must not hide the others
+            except Exception as error:  # an error in one checkpoint must not hide the others
                 worst, where, config = 9.9, f"{type(error).__name__}: {error}"[:300], None
             worst_of_all = max(worst_of_all, worst)
             if not worst <= 1.0:

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What `djinn plan` predicts beside what `djinn run` then measures, at several budgets.
+"""Compares the predictions of `djinn plan` with the measurements of `djinn run` at several budgets.
 
     scripts/plan_against_run.py --djinn target/release/djinn --model FOLDER --memory 1GB 2GB 4GB
 
-Peak memory is the process's, as the kernel counts it for its parent. Needs nothing but
-Python.
+Peak memory is the resident size of the process, as the kernel reports it. Needs only Python.
 """
 
 import argparse
@@ -24,7 +23,7 @@ def planned(djinn, model, memory):
 
 
 def measured(djinn, model, memory, tokens):
-    """The run's report, and the most memory the process held."""
+    """Runs djinn; returns its report and the peak memory of the process in bytes."""
     command = [djinn, "run", "--model", model, "--memory", memory, "--tokens", "1,2,3", "--ignore-eos",
                "--max-tokens", str(tokens), "--stats", "--json"]
     with tempfile.TemporaryFile() as out:
@@ -40,11 +39,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--djinn", default="target/release/djinn")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--memory", nargs="+", required=True, help="budgets, as --memory takes them")
-    parser.add_argument("--tokens", type=int, default=12, help="tokens to generate; the first is the prompt's")
+    parser.add_argument("--memory", nargs="+", required=True, help="memory budgets, in the format of djinn --memory")
+    parser.add_argument("--tokens", type=int, default=12, help="number of tokens to generate (default 12)")
     args = parser.parse_args()
 
-    print("memory     predicted   measured   off by   link GB/s, alone   peak memory   over the budget")
+    print("memory     predicted   measured   error    link GB/s, idle    peak memory   over the budget")
     worst = 0.0
     for memory in args.memory:
         plan = planned(args.djinn, args.model, memory)

@@ -1,6 +1,6 @@
-"""How long it takes from when a server has the signal that an owner is away to when its session's KV leaves.
+"""Measures the time from the signal that a session waits to the start of its page-out.
 
-Wants a server whose KV does not hold all its sessions, and the Python package:
+Needs the Python package and a server whose device memory does not hold the KV cache of all sessions:
 
     djinn serve --device cuda:0 --model 'm=shape:llama-2-13b?dtype=f16' --memory 60GB --kv 6GB \
         --host-memory 30GB --context 2048 --batch 8 --sessions 12
@@ -21,19 +21,19 @@ PROMPT = [(i * 7919) % 31_000 for i in range(1024)]
 
 
 def measure(session: djinn.Session) -> tuple[list[int], list[int]]:
-    """Microseconds of each signal, and the pages that it moved."""
+    """Returns the reaction time of each signal in microseconds, and the number of pages it moved."""
     times, moved = [], []
     for _ in range(SIGNALS):
         before = session.info().pages_away
         with session.waiting() as reaction_us:
             times.append(reaction_us)
             moved.append(session.info().pages_away - before)
-        time.sleep(0.12)  # until its pages are back
+        time.sleep(0.12)  # until the pages are back on the device
     return times, moved
 
 
 def generate(model: djinn.Model, number: int, stop: threading.Event) -> None:
-    """Generates again and again."""
+    """Generates tokens until `stop` is set."""
     while not stop.is_set():
         for _ in model.generate([5, 6, 7, number], max_tokens=400, stream=True, ignore_eos=True):
             if stop.is_set():
@@ -56,7 +56,7 @@ def main() -> None:
                 thread.join()
             tenth = sorted(times)[SIGNALS * 9 // 10]
             print(
-                f"beside {others}: median {statistics.median(times):.0f} µs, 90 % in {tenth} µs, "
+                f"{others} other sessions: median {statistics.median(times):.0f} µs, 90 % in {tenth} µs, "
                 f"at most {max(times)} µs, {min(moved)} to {max(moved)} pages"
             )
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs commands and draws what they print as a terminal, for the README.
+"""Runs commands and draws their output as a terminal, for the README.
 
     scripts/terminal_svg.py --out docs/images/terminal.svg 'djinn run' 'djinn plan --memory 8MB'
 
-What a command prints is drawn as it came, lines too long are wrapped, and of more than
---lines lines the middle is left out. Needs nothing but Python, and djinn on the PATH.
+Long lines are wrapped; output of more than --lines lines is shortened in the middle. Needs Python, and
+djinn on the PATH.
 """
 
 import argparse

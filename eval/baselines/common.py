@@ -1,11 +1,12 @@
-"""What the baselines share: the job, the model, clocks, memory, and the result.
+"""Code that all baselines share: the job, the model, timing, memory and the result.
 
-A baseline is a script of its own, run by `djinn eval` as
+A baseline is a script that `djinn eval` runs as
 
     python3 SCRIPT.py --job JOB.json --output OUT.json
 
-It tells on stderr how far it is, always writes OUT.json, and exits 0. Only what needs no package is
-imported here, so that a script can say which package is missing. MB and GB are 10^6 and 10^9 bytes.
+The script reports progress on stderr, always writes OUT.json, and exits with status 0. This module
+imports the standard library only, so that a script can report which package is missing. MB and GB
+are 10^6 and 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ from typing import Any
 
 MB = 1e6
 GB = 1e9
-# Kernels that CUDA loads when they are first used, beyond those of a first product.
+# Memory of the kernels that CUDA loads on first use, after a first matrix product.
 LATE_KERNELS_MB = 256.0
-# What a context takes where the driver's own count cannot be read.
+# Memory of a CUDA context, for machines where the driver's count cannot be read.
 ASSUMED_CONTEXT_MB = 700.0
 LOGIT_NORM_LIMIT = 0.1
 SAMPLE_EVERY_S = 0.05
 MEMORY_SAMPLES_MAX = 400
-# On a card the first seconds of a process are its slowest: warming up takes at least so long.
+# Shortest warm-up on a GPU: the first seconds of a process are the slowest.
 WARM_S = 6.0
 
-# Nothing is to be fetched in the middle of a measurement.
+# Prevents downloads during a measurement.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 class Absent(Exception):
-    """The program this baseline is about is not here."""
+    """The program of this baseline is not installed or does not support this machine."""
 
 
 class Stopped(Exception):
-    """Somebody asked this process to end."""
+    """The process received a termination signal."""
 
 
 class Report:
-    """The `Baseline` object of a result file, as it comes to be."""
+    """The `Baseline` object of a result file, under construction."""
 
     def __init__(self, baseline: str, program: str) -> None:
         self.baseline = baseline
@@ -90,7 +91,7 @@ class Report:
 
 
 def clean(value: Any) -> Any:
-    """The same without what JSON has no number for."""
+    """Removes values that JSON cannot represent."""
     if isinstance(value, dict):
         kept = {key: clean(item) for key, item in value.items()}
         return {key: item for key, item in kept.items() if item is not None}
@@ -102,8 +103,8 @@ def clean(value: Any) -> Any:
 
 
 def main(baseline: str, program: str, body: Callable[[dict[str, Any], Report], None]) -> None:
-    """Runs `body` on the job named on the command line and writes what came of it."""
-    parser = argparse.ArgumentParser(description=f"The baseline {baseline} of djinn eval.")
+    """Runs `body` on the job named on the command line and writes the result."""
+    parser = argparse.ArgumentParser(description=f"Runs the baseline {baseline} of djinn eval.")
     parser.add_argument("--job", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
@@ -113,7 +114,7 @@ def main(baseline: str, program: str, body: Callable[[dict[str, Any], Report], N
         body(json.loads(arguments.job.read_text()), report)
     except Absent as missing:
         report.status, report.reason = "absent", str(missing)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it has to be in the result
+    except BaseException as error:  # noqa: BLE001 - every error belongs in the result
         traceback.print_exc()
         report.status = "out-of-memory" if is_out_of_memory(error) else "failed"
         report.reason = last_line(error)
@@ -122,7 +123,7 @@ def main(baseline: str, program: str, body: Callable[[dict[str, Any], Report], N
 
 
 def stop(_signal: int, _frame: Any) -> None:
-    raise Stopped("asked to stop")
+    raise Stopped("terminated by a signal")
 
 
 def say(line: str) -> None:
@@ -134,13 +135,13 @@ def last_line(error: BaseException) -> str:
     name = type(error).__name__
     if not lines:
         return name
-    # Of memory torch tells a page: what could not be had stands first.
+    # torch explains memory errors on a whole page; the first part names the failed allocation.
     said = lines[0].split(" GPU ")[0] if is_out_of_memory(error) else lines[-1]
     return f"{name}: {said}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch's own error, and that of libraries of the driver under it."""
+    """Whether an error of torch or of a CUDA library reports exhausted memory."""
     if type(error).__name__ == "OutOfMemoryError":
         return True
     told = str(error).lower()
@@ -150,7 +151,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def need(name: str) -> Any:
-    """The module, or the news that it is not here."""
+    """Imports a module; raises `Absent` if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as missing:
@@ -158,7 +159,7 @@ def need(name: str) -> Any:
 
 
 def need_found(*names: str) -> None:
-    """The same for who leaves importing to another process."""
+    """Raises `Absent` if a module is not installed, without importing it."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise Absent(f"{name} is not installed")
@@ -183,7 +184,7 @@ class NvmlMemory(ctypes.Structure):
 
 
 class Nvml:
-    """Memory of a card as its driver counts, with no package needed."""
+    """GPU memory as the driver counts it, read without Python packages."""
 
     def __init__(self, index: int) -> None:
         self.library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -195,19 +196,19 @@ class Nvml:
     def used(self) -> float:
         info = NvmlMemory()
         if self.library.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)):
-            raise OSError("NVML does not tell of memory")
+            raise OSError("NVML does not report memory")
         return float(info.used)
 
 
 class Memory:
-    """What this baseline takes of the device: more than was taken before it began.
+    """Device memory of this baseline: the increase over the memory in use when it started.
 
-    To be made before anything else touches the device. Of a processor it is the memory of the
-    process, or of the one whose id is in `pid`.
+    Create the object before anything else uses the device. On a CPU it measures the memory of this
+    process, or of the process whose id is in `pid`.
 
-    On a card nobody looks while a run is under way, unless `watch` says how often, in seconds: the
-    interpreter would be held up, and the driver with it. What torch has taken it keeps, so that it
-    is seen afterwards.
+    On a GPU no samples are taken during a run, unless `watch` gives an interval in seconds: sampling
+    would delay the interpreter and the driver. torch keeps the memory that it has allocated, so a
+    sample after the run still shows the peak.
     """
 
     def __init__(self, device: str, watch: float | None = None) -> None:
@@ -220,7 +221,7 @@ class Memory:
                 self.nvml = Nvml(card(device))
                 self.before = min(self.settled())
             except OSError as error:
-                say(f"memory is taken from torch: {error}")
+                say(f"using the memory count of torch: {error}")
         self.samples: list[tuple[float, float]] = []
         self.lock = threading.Lock()
         self.done = threading.Event()
@@ -230,7 +231,7 @@ class Memory:
             self.thread.start()
 
     def settled(self) -> Iterator[float]:
-        """A process that just ended gives its memory back a little later."""
+        """Yields several readings, because an ended process releases its memory with a delay."""
         for _ in range(5):
             yield self.nvml.used() if self.nvml else 0.0
             time.sleep(0.05)
@@ -270,7 +271,7 @@ class Memory:
             self.thread.join()
 
     def curve(self, start: float) -> list[dict[str, Any]]:
-        """What was seen since then."""
+        """Returns the samples since `start`."""
         with self.lock:
             return [
                 {"t_s": round(at - start, 3), "used_mb": round(used, 1)}
@@ -280,14 +281,14 @@ class Memory:
 
 
 def card(device: str) -> int:
-    """Its number for the driver, which does not know of CUDA_VISIBLE_DEVICES."""
+    """Returns the GPU number of the driver, which ignores CUDA_VISIBLE_DEVICES."""
     index = int(device.partition(":")[2] or 0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return int(visible[index]) if index < len(visible) and visible[index].isdigit() else index
 
 
 def settle_torch(job: dict[str, Any], report: Report) -> Any:
-    """torch with the job's threads and switches."""
+    """Imports torch and applies the threads and switches of the job."""
     torch = need("torch")
     if job["device"].startswith("cuda") and not torch.cuda.is_available():
         raise Absent(f"torch {torch.__version__} sees no CUDA device")
@@ -302,7 +303,7 @@ def settle_torch(job: dict[str, Any], report: Report) -> Any:
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         gc_between_runs=bool(job.get("gc_between_runs")),
         gc_during_run=not job.get("disable_gc_during_run"),
-        weights="the folder's" if job["model"].get("folder") else "made up, random",
+        weights="from the model folder" if job["model"].get("folder") else "synthetic, random",
     )
     return torch
 
@@ -312,7 +313,7 @@ def tuning(job: dict[str, Any], key: str) -> Any:
 
 
 def limit_allocator(job: dict[str, Any], report: Report, memory: Memory) -> float | None:
-    """Bytes torch may allocate so that, with its context, it stays in the budget; None: all."""
+    """Limits torch so that it stays in the budget with its context; returns the limit in bytes."""
     torch = sys.modules["torch"]
     budget = job.get("budget_mb")
     report.settings["budget_mb"] = budget
@@ -330,25 +331,27 @@ def limit_allocator(job: dict[str, Any], report: Report, memory: Memory) -> floa
     limit = (float(budget) - context) * MB
     total = torch.cuda.get_device_properties(device).total_memory
     if limit <= 0:
-        raise RuntimeError(f"out of memory: {context:.0f} of {budget:.0f} MB go to the context")
+        raise RuntimeError(
+            f"out of memory: the CUDA context takes {context:.0f} MB of the budget of {budget:.0f} MB"
+        )
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     report.settings["allocator_limit_mb"] = round(min(limit, total) / MB)
     report.settings["budget_note"] = (
-        f"{context:.0f} MB of the budget are the CUDA context and its kernels; torch's"
-        " allocator may take the rest"
+        f"the CUDA context and its kernels take {context:.0f} MB of the budget; torch's allocator"
+        " may use the rest"
     )
     return limit
 
 
 def limit_where_weights_fit(job: dict[str, Any], report: Report, memory: Memory) -> None:
-    """The same for who keeps all weights on the device: a budget below those cannot be kept."""
+    """Limits torch if all weights fit the budget; otherwise the budget is not applied."""
     budget, size = job.get("budget_mb"), weight_bytes(hollow_model(job)) / MB
     if budget is None or size + ASSUMED_CONTEXT_MB + LATE_KERNELS_MB < budget:
         limit_allocator(job, report, memory)
     else:
         report.settings["budget_mb"] = None
         report.settings["budget_note"] = (
-            f"{budget:.0f} MB are not kept to: all {size:.0f} MB of weights are on the device"
+            f"not applied: all {size:.0f} MB of weights are on the device, above {budget:.0f} MB"
         )
 
 
@@ -357,7 +360,7 @@ def limit_where_weights_fit(job: dict[str, Any], report: Report, memory: Memory)
 
 @contextmanager
 def meta_parameters() -> Iterator[None]:
-    """Modules made inside have parameters without memory, and buffers with it."""
+    """Modules created inside have parameters without memory; buffers keep their memory."""
     torch = need("torch")
     module = torch.nn.Module
     plain = module.register_parameter
@@ -376,7 +379,7 @@ def meta_parameters() -> Iterator[None]:
 
 
 def hollow_model(job: dict[str, Any]) -> Any:
-    """The model of the job with no memory for its weights."""
+    """Returns the model of the job without memory for its weights."""
     torch, transformers = need("torch"), need("transformers")
     config = dict(job["model"]["config"])
     config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
@@ -390,7 +393,7 @@ def hollow_model(job: dict[str, Any]) -> Any:
 
 
 def fill(model: Any, device_of: Callable[[str], Any]) -> None:
-    """Makes up weights in place: random, seeded, each parameter where `device_of` says."""
+    """Fills a model with seeded random weights, each parameter on the device from `device_of`."""
     torch = sys.modules["torch"]
     made: dict[int, Any] = {}
     block = torch.randn((1 << 20) + 7, generator=torch.Generator().manual_seed(1)) * 0.02
@@ -407,8 +410,8 @@ def fill(model: Any, device_of: Callable[[str], Any]) -> None:
                     blocks[key] = block.to(value.device, value.dtype)
                 tile(value.view(-1), blocks[key])
                 if parameter.dim() == 1 and name == "weight":
-                    value += 1.0  # a norm's
-                # The old one is kept alive so that no other gets its id.
+                    value += 1.0  # weights of a norm
+                # Keeps the old parameter alive, so that no other object gets its id.
                 made[id(parameter)] = (parameter, torch.nn.Parameter(value, requires_grad=False))
             module._parameters[name] = made[id(parameter)][1]
 
@@ -421,7 +424,7 @@ def tile(flat: Any, block: Any) -> None:
 
 
 def load_model(job: dict[str, Any], device: str) -> Any:
-    """All of the model on one device."""
+    """Loads the whole model on one device."""
     torch, transformers = need("torch"), need("transformers")
     folder = job["model"].get("folder")
     if folder is None:
@@ -438,7 +441,7 @@ def load_model(job: dict[str, Any], device: str) -> Any:
 
 
 def blocks_of(model: Any) -> Any:
-    """Its decoder blocks."""
+    """Returns the decoder blocks of a model."""
     torch = sys.modules["torch"]
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return max(lists, key=len)
@@ -460,7 +463,7 @@ def kv_bytes_per_token(job: dict[str, Any]) -> int:
 
 
 def cache_tensors(cache: Any) -> list[Any]:
-    """Keys and values of every layer of a DynamicCache."""
+    """Returns the keys and values of every layer of a DynamicCache."""
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
@@ -479,9 +482,9 @@ def synchronize(device: str) -> None:
 def measure(
     job: dict[str, Any], report: Report, memory: Memory, once: Callable[[], dict[str, Any]]
 ) -> float:
-    """Warms up, then runs `once` as often as the job says; returns when the first run began.
+    """Performs the warm-up runs and the measured runs of the job; returns the start of the first.
 
-    Of runs that warm up as many are written down as were asked for, and how many there were.
+    The result contains the requested number of warm-up runs, and the count of all of them.
     """
     warmup, runs = int(job.get("warmup") or 0), int(job["runs"])
     began, least = time.perf_counter(), WARM_S if memory.cuda and warmup else 0.0
@@ -524,7 +527,7 @@ def keep(runs: list[dict[str, Any]], found: dict[str, Any], what: str) -> None:
 
 
 class Generated:
-    """What a greedy run came to."""
+    """Tokens, times and logits of a greedy run."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -535,10 +538,10 @@ class Generated:
 def greedy(
     step: Callable[[Any, Any], tuple[Any, Any]], prompt: Any, count: int, cache: Any = None
 ) -> Generated:
-    """Takes the likeliest token `count` times; `step(ids, cache)` gives logits and the cache.
+    """Generates `count` tokens greedily; `step(ids, cache)` returns logits and the cache.
 
-    The token is read back after every step, as it would have to be to be told to anybody: that
-    waits for the device, and makes the times those of whole steps.
+    The token is read back after every step, as for a user. Reading waits for the device, so the
+    times are those of whole steps.
     """
     torch = sys.modules["torch"]
     found = Generated()
@@ -556,7 +559,7 @@ def greedy(
 
 
 def plain_step(model: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """A forward pass of a transformers model that keeps its cache."""
+    """Returns a forward pass of a transformers model with a KV cache."""
     last = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         last["logits_to_keep"] = 1
@@ -576,7 +579,7 @@ def generation(
     size: int,
     new_cache: Callable[[], Any] = lambda: None,
 ) -> None:
-    """The runs of virtual-memory: the prompt, then tokens."""
+    """Performs the runs of virtual-memory: prefill, then decode."""
     torch = sys.modules["torch"]
     prompt = torch.tensor([job["prompt"]], device=job["device"])
     count = int(job["generate"])
@@ -595,7 +598,7 @@ def generation(
 
 
 def timed(began: float, times: list[float], size: int) -> dict[str, Any]:
-    """The numbers of a run from when each of its tokens was there."""
+    """Returns the metrics of a run from the arrival times of its tokens."""
     total = times[-1] - began
     between = [later - earlier for earlier, later in pairwise(times)]
     return {
@@ -610,7 +613,7 @@ def timed(began: float, times: list[float], size: int) -> dict[str, Any]:
 
 
 def compared(job: dict[str, Any], tokens: list[int], logits: Any) -> dict[str, Any]:
-    """How it stands to the reference; nothing where weights are made up."""
+    """Compares tokens and logits with the reference; empty for synthetic weights."""
     reference = job.get("reference") or {}
     found: dict[str, Any] = {}
     if not job["model"].get("folder"):
@@ -624,7 +627,9 @@ def compared(job: dict[str, Any], tokens: list[int], logits: Any) -> dict[str, A
         raw = bytearray(Path(reference["logits"]).read_bytes())
         want = torch.frombuffer(raw, dtype=torch.float32)
         if want.numel() != logits.numel():
-            raise ValueError(f"{logits.numel()} logits, the reference has {want.numel()}")
+            raise ValueError(
+                f"the model has {logits.numel()} logits, but the reference has {want.numel()}"
+            )
         norm = float((logits.double() - want.double()).norm())
         found["logit_norm"] = norm
         found["logit_match"] = norm < LOGIT_NORM_LIMIT
@@ -632,6 +637,6 @@ def compared(job: dict[str, Any], tokens: list[int], logits: Any) -> dict[str, A
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest of the values that so much of them do not exceed."""
+    """Returns the smallest value that a share of the values does not exceed."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(share * len(ranked)) - 1)]

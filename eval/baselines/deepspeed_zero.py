@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """DeepSpeed's ZeRO-Inference: stage 3, parameters in pinned host memory, one process, no launcher.
 
-What of the model fits the budget stays on the device (the model's persistence threshold); the rest
-is fetched ahead of its use. The budget covers both. Where it runs out of memory nevertheless it
-tries again with less kept on the device, each time in a process of its own: one that ran out has
-state of DeepSpeed left that the next would trip over.
+Weights that fit the budget stay on the device (the model's persistence threshold); DeepSpeed fetches
+the others ahead of their use. The budget covers both. After running out of memory, the script tries
+again with fewer weights on the device. Every attempt is a separate process, because DeepSpeed keeps
+state that would disturb the next attempt.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from common import (
     weight_bytes,
 )
 
-# Holes in the allocator's memory, and what is freed but still in use by another stream.
+# Fragmentation of the allocator, and freed memory that another stream still uses.
 SPARE = 768 * MB
-# Of what should fit the device, the share that is kept there: one try after the other.
+# Shares of the computed room for resident weights, one for each attempt.
 SHARES = (1.0, 0.85, 0.7, 0.5, 0.25, 0.0)
 
 
@@ -55,13 +55,13 @@ def body(job: dict[str, Any], report: Report) -> None:
         kept = (found.get("settings") or {}).get("resident_mb")
         if found["status"] != "out-of-memory" or kept == 0:
             break
-        say(f"out of memory with {share:.0%} of what should fit kept on the device")
+        say(f"out of memory with {share:.0%} of the computed room for resident weights")
     for key, value in found.items():
         setattr(report, key, value)
 
 
 def in_a_process(job: dict[str, Any]) -> dict[str, Any]:
-    """What this script says to another job."""
+    """Runs this script with another job in a separate process, and returns its result."""
     with tempfile.TemporaryDirectory() as scratch:
         asked, output = Path(scratch) / "job.json", Path(scratch) / "out.json"
         asked.write_text(json.dumps(job))
@@ -73,7 +73,7 @@ def in_a_process(job: dict[str, Any]) -> dict[str, Any]:
                 process.kill()
                 raise
         if not output.exists():
-            raise RuntimeError(f"a try ended with exit status {process.returncode}")
+            raise RuntimeError(f"an attempt ended with exit status {process.returncode}")
         return json.loads(output.read_text())
 
 
@@ -86,12 +86,12 @@ def attempt(job: dict[str, Any], report: Report, share: float) -> None:
     deepspeed = need("deepspeed")
     report.program = f"{versions('deepspeed', 'transformers', 'torch')}, ZeRO-Inference stage 3"
     if job["model"]["dtype"] == "float16" and not cuda:
-        raise Absent("ZeRO-Inference is not run in float16 on a processor")
+        raise Absent("ZeRO-Inference is not available in float16 on a CPU")
     if cuda:
         torch.cuda.set_device(torch.device(job["device"]))
     deepspeed.init_distributed("nccl" if cuda else "gloo")
     try:
-        # What the communicator takes is there before the rest of the budget is given out.
+        # Allocates the memory of the communicator before the rest of the budget is distributed.
         torch.distributed.all_reduce(torch.ones(1, device=job["device"]))
         limit = limit_allocator(job, report, memory)
         model = load_model(job, "cpu")
@@ -104,7 +104,7 @@ def attempt(job: dict[str, Any], report: Report, share: float) -> None:
 
 
 def one_process(cuda: bool) -> None:
-    """A world of one, as a launcher would tell it; before anything of DeepSpeed is imported."""
+    """Sets the environment of a single process, as a launcher would, before DeepSpeed is imported."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -128,7 +128,7 @@ def zero_config(
     hidden = model.config.hidden_size
     largest = max(parameter.numel() for parameter in model.parameters())
     tokens = len(job["prompt"]) + int(job["generate"])
-    # One of the largest in use, two on their way, and one more before it is seen that it is too many.
+    # One of the largest in use, two in flight, and one more before DeepSpeed notices the limit.
     fetching = 3 * largest
     room = size
     if limit is not None:
@@ -140,10 +140,10 @@ def zero_config(
         "stage": 3,
         "offload_param": {"device": "cpu", "pin_memory": pinned},
         "stage3_prefetch_bucket_size": int(2 * largest),
-        # What stays is not counted here: with it, so much more would be fetched ahead.
+        # Resident weights do not count here; otherwise DeepSpeed would fetch more ahead.
         "stage3_max_live_parameters": int(fetching),
         "stage3_max_reuse_distance": 0,
-        # Every parameter may stay, until so many elements do.
+        # Any parameter may stay on the device, up to this number of elements in total.
         "stage3_param_persistence_threshold": int(largest),
         "stage3_model_persistence_threshold": int(resident),
         "overlap_comm": True,
@@ -164,7 +164,7 @@ def zero_config(
 
 
 def initialized(deepspeed: Any, torch: Any, model: Any, config: dict[str, Any], device: str) -> Any:
-    """The engine. Parameters are taken over one by one, so that the device never holds them all."""
+    """Creates the engine. It converts parameters one by one, so the device never holds all."""
     deepspeed.zero.Init(
         module=model,
         config_dict_or_path=config,

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""transformers with accelerate's device map: what fits the budget on the device, the rest away.
+"""transformers with the device map of accelerate: modules that do not fit the budget are offloaded.
 
-On a GPU the rest is in host memory, pinned where the job's tuning says so, and every module of it
-is copied over when it is used. On a processor the rest is in files.
+On a GPU, offloaded modules are in host memory, pinned if the tuning of the job says so, and are
+copied to the device when they are used. On a CPU they are in files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from common import (
     weight_bytes,
 )
 
-# Blocks that the allocator cannot use because they are of another size.
+# Fragmentation: blocks that the allocator cannot reuse because of their size.
 FRAGMENTS = 256 * MB
 PIN_FROM = 1 << 20
 
@@ -55,7 +55,7 @@ def dispatched(
     limit: float | None,
     scratch: str,
 ) -> tuple[Any, int]:
-    """The model spread as its map says, and its size."""
+    """Returns the model, distributed by its device map, and its size in bytes."""
     cuda = job["device"].startswith("cuda")
     hollow = hollow_model(job)
     size = weight_bytes(hollow)
@@ -91,7 +91,7 @@ def dispatched(
 def device_map(
     job: dict[str, Any], report: Report, accelerate: Any, model: Any, limit: float | None
 ) -> dict[str, Any]:
-    """accelerate's own map for what is left of the budget beside KV and activations."""
+    """Returns accelerate's device map for the budget without KV cache and activations."""
     cuda = job["device"].startswith("cuda")
     index = int(job["device"].partition(":")[2] or 0)
     inside = index if cuda else "cpu"
@@ -101,7 +101,7 @@ def device_map(
     report.settings["no_split_module_classes"] = sorted(no_split)
     room = limit
     if cuda:
-        # accelerate keeps room for the largest block, but copies one module of it at a time.
+        # accelerate reserves memory for the largest block, but copies one module at a time.
         room += largest_block(model, no_split) - 2 * largest(model)
         room -= working_bytes(job, model) + FRAGMENTS
     room = max(0, int(room))
@@ -114,7 +114,7 @@ def device_map(
 
 
 def working_bytes(job: dict[str, Any], model: Any) -> int:
-    """KV of the session, and what a pass over the prompt holds beside it."""
+    """Returns the memory of the KV cache and of the activations of a prompt, in bytes."""
     config = job["model"]["config"]
     tokens = len(job["prompt"]) + int(job["generate"])
     hidden = config.get("hidden_size") or config.get("n_embd")
@@ -134,7 +134,7 @@ def largest_block(model: Any, classes: list[str]) -> int:
 
 
 def place(places: dict[str, Any], name: str) -> Any:
-    """Where a parameter goes: the longest name in the map that it begins with."""
+    """Returns the device of a parameter: that of the longest prefix of its name in the map."""
     while name not in places and name:
         name = name.rpartition(".")[0]
     return places[name]
@@ -149,7 +149,7 @@ def offloaded(model: Any, places: dict[str, Any], away: str) -> int:
 
 
 def pin(torch: Any, model: Any, places: dict[str, Any]) -> int:
-    """Pins what is to stay in host memory, in place: a copy of it would be rounded up in size."""
+    """Pins offloaded weights in place, because a pinned copy would be larger."""
     bytes_pinned = 0
     for name, parameter in model.named_parameters():
         size = parameter.numel() * parameter.element_size()
@@ -161,7 +161,7 @@ def pin(torch: Any, model: Any, places: dict[str, Any]) -> int:
         except RuntimeError as told:
             failed, error = True, told
         if failed or not parameter.data.is_pinned():
-            say(f"{name} is copied to be pinned: {error}")
+            say(f"{name} cannot be pinned in place and is copied: {error}")
             parameter.data = parameter.data.pin_memory()
         bytes_pinned += size
     return bytes_pinned

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""llama.cpp's llama-bench: as many layers on the device as fit the budget, the rest on the CPU.
+"""llama-bench of llama.cpp: as many layers on the device as fit the budget, the others on the CPU.
 
-The binary is named by the job's settings or by LLAMA_BENCH. It measures speed and compares no
-tokens, so where no GGUF file is named one with random weights of the model's shape is made, once.
-A run is the prompt and all tokens behind it (`-pg`); the time to the first token is that of the
-prompt alone (`-p`).
+The settings of the job or LLAMA_BENCH name the binary. It measures speed and compares no tokens, so
+without a GGUF file the script writes one with random weights of the model's shape. A run consists of
+the prompt and all generated tokens (`-pg`); the time to the first token is that of the prompt (`-p`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from common import (
 CONTEXT_MB = 600.0
 TRIES = 3
 WRITERS = 8
-# Where CUDA's libraries are on machines that do not tell the loader.
+# Folders of the CUDA libraries, for machines where the loader does not search them.
 LIBRARIES = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"]
 
 
@@ -48,13 +47,13 @@ def body(job: dict[str, Any], report: Report) -> None:
     settings = job.get("settings") or {}
     bench = Bench(find_binary(settings), job, settings)
     with tempfile.TemporaryDirectory(dir=roomy(job)) as spare:
-        gguf = settings.get("gguf") or made_up(job, Path(settings.get("scratch") or spare))
+        gguf = settings.get("gguf") or synthetic_gguf(job, Path(settings.get("scratch") or spare))
         measured(job, report, memory, bench, str(gguf))
 
 
 def measured(job: dict[str, Any], report: Report, memory: Memory, bench: Bench, gguf: str) -> None:
     if not Path(gguf).is_file():
-        raise Absent(f"the GGUF file is not there: {gguf}")
+        raise Absent(f"the GGUF file is not found: {gguf}")
     layers = (job.get("settings") or {}).get("gpu_layers")
     chosen = layers is None
     another = layers_that_fit(job) if chosen else int(layers)
@@ -68,21 +67,21 @@ def measured(job: dict[str, Any], report: Report, memory: Memory, bench: Bench, 
     report.program = f"llama.cpp {tests[0]['build_commit']}, llama-bench"
     report.settings.update(described(job, bench, tests[0], gguf, layers, chosen))
     report.runs = runs(job, tests, peak)
-    # A processor's process has no memory once it has ended.
+    # The memory of an ended CPU process is zero.
     report.memory = [point for point in memory.curve(began) if point["used_mb"] > 0]
 
 
 def find_binary(settings: dict[str, Any]) -> Path:
     named = settings.get("binary") or os.environ.get("LLAMA_BENCH") or shutil.which("llama-bench")
     if not named:
-        raise Absent("llama-bench is not here: neither settings.binary nor LLAMA_BENCH names it")
+        raise Absent("llama-bench is not found: set settings.binary or LLAMA_BENCH")
     if not os.access(named, os.X_OK):
-        raise Absent(f"llama-bench is not here: {named} cannot be run")
+        raise Absent(f"llama-bench is not executable: {named}")
     return Path(named)
 
 
 class Bench:
-    """llama-bench with the settings that are best for it."""
+    """llama-bench with its best known settings."""
 
     def __init__(self, binary: Path, job: dict[str, Any], settings: dict[str, Any]) -> None:
         self.binary, self.job = binary, job
@@ -113,18 +112,18 @@ class Bench:
         found = ["-p", str(prompt), "-n", "0", "-r", str(job["runs"]), "-t", str(self.threads)]
         if int(job["generate"]) > 1:
             found += ["-pg", f"{prompt},{int(job['generate']) - 1}"]
-        # The whole prompt in one pass: host weights then cross the link once.
+        # Computes the prompt in one pass, so that host weights cross the link once.
         rows = micro_batch(job)
         found += ["-b", str(max(2048, rows)), "-ub", str(rows)]
         if "--flash-attn" in self.help:
             found += ["-fa", "1" if self.cuda else "auto" if "auto>" in self.help else "0"]
         if self.cuda:
-            # Without a map of the file, weights in host memory are pinned.
+            # Without memory mapping, llama.cpp pins the weights in host memory.
             found += ["-lm", "none"] if "--load-mode" in self.help else ["-mmp", "0"]
         return found
 
     def run(self, gguf: str, layers: int, memory: Memory) -> tuple[list[dict[str, Any]], float]:
-        """Its tests, and the most memory it took in MB."""
+        """Runs llama-bench; returns its tests and the peak memory in MB."""
         command = [str(self.binary), "-m", str(gguf), "-ngl", str(layers), *self.options()]
         command += ["-o", "json"] + (["--progress"] if "--progress" in self.help else [])
         say(" ".join(command))
@@ -164,7 +163,7 @@ def relay(stream: Any, told: list[str]) -> None:
 
 
 def torch_libraries() -> list[str]:
-    """CUDA's libraries as pip installs them beside torch."""
+    """Returns the folders in which pip installs the CUDA libraries of torch."""
     return [str(Path(path) / "nvidia/cu13/lib") for path in sys.path if path.endswith("-packages")]
 
 
@@ -177,7 +176,7 @@ def element_bytes(job: dict[str, Any]) -> int:
 
 
 def layer_bytes(job: dict[str, Any]) -> float:
-    """One block with its KV."""
+    """Returns the size of one block with its KV cache, in bytes."""
     config, shape = job["model"]["config"], shapes(job["model"]["config"])
     weights = sum(math.prod(size) for name, size in shape.items() if name.startswith("blk.0."))
     tokens = len(job["prompt"]) + int(job["generate"])
@@ -186,7 +185,7 @@ def layer_bytes(job: dict[str, Any]) -> float:
 
 
 def layers_that_fit(job: dict[str, Any]) -> int:
-    """-ngl: the head is the first to go to the device, then blocks from the last; ends at all."""
+    """Returns the number of layers for -ngl; llama.cpp places the head first, then the last blocks."""
     config, budget = job["model"]["config"], job.get("budget_mb")
     everything = int(config["num_hidden_layers"]) + 1
     if not job["device"].startswith("cuda"):
@@ -197,7 +196,7 @@ def layers_that_fit(job: dict[str, Any]) -> int:
         config[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
     )
     head = words * hidden * element_bytes(job)
-    # Buffers of a pass over the prompt, and a weight or two brought over to multiply by.
+    # Activations of the prompt, and two weight matrices that are copied for a product.
     passing = micro_batch(job) * (2 * inner + words + 8 * hidden) * 4
     passing += 2 * hidden * inner * element_bytes(job)
     room = float(budget) * MB - CONTEXT_MB * MB - passing - head
@@ -205,7 +204,7 @@ def layers_that_fit(job: dict[str, Any]) -> int:
 
 
 def better(job: dict[str, Any], layers: int, peak_mb: float) -> int:
-    """Fewer layers where they took more than the budget, more where another fits with ease."""
+    """Returns fewer layers if the peak exceeded the budget, and more if another layer fits."""
     budget, everything = job.get("budget_mb"), int(job["model"]["config"]["num_hidden_layers"]) + 1
     if budget is None or not job["device"].startswith("cuda") or peak_mb <= 0:
         return layers
@@ -223,16 +222,16 @@ def described(
     return {
         "options": " ".join(bench.options()),
         "gpu_layers": layers,
-        "gpu_layers_note": "as many as fit the budget, measured" if chosen else "as configured",
+        "gpu_layers_note": "as many as fit the budget, by measurement" if chosen else "as configured",
         "budget_mb": job.get("budget_mb"),
         "budget_note": None
         if bench.cuda
-        else "not applied: on a processor the system decides which pages of the file stay",
+        else "not applied: on a CPU the operating system decides which pages of the file stay in memory",
         "threads": bench.threads,
         "gguf": Path(gguf).name,
         "gguf_bytes": Path(gguf).stat().st_size,
-        "weights": "as in the GGUF file; llama-bench measures speed, tokens are not compared",
-        "warm_up": "llama-bench's own: the prompt once, a token once",
+        "weights": "as in the GGUF file; llama-bench measures speed only, tokens are not compared",
+        "warm_up": "by llama-bench: one prompt, one token",
         "device": job["device"],
         "backends": test.get("backends"),
         "gpu_info": test.get("gpu_info"),
@@ -242,7 +241,7 @@ def described(
 
 
 def runs(job: dict[str, Any], tests: list[dict[str, Any]], peak: float) -> list[dict[str, Any]]:
-    """Runs from llama-bench's repetitions: of the prompt, and of it with tokens behind."""
+    """Returns the runs from the repetitions of llama-bench: prompt, and prompt with tokens."""
     prompts = next(test for test in tests if test["n_gen"] == 0)["samples_ns"]
     whole = next((test["samples_ns"] for test in tests if test["n_gen"] > 0), prompts)
     tokens, size = int(job["generate"]), tests[0]["model_size"] / GB
@@ -270,10 +269,10 @@ def runs(job: dict[str, Any], tests: list[dict[str, Any]], peak: float) -> list[
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Its tensors by the names they have in GGUF, each as rows by columns."""
+    """Returns the shape of each tensor by its name in GGUF."""
     if config.get("model_type") not in ("llama", "mistral"):
-        told = f"model_type {config.get('model_type')} is not one whose shape is known here"
-        raise Absent(f"{told}: settings.gguf and settings.gpu_layers have to be set")
+        reason = f"the tensors of model_type {config.get('model_type')} are not known"
+        raise Absent(f"llama.cpp is not usable: {reason}; set settings.gguf and settings.gpu_layers")
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
@@ -301,7 +300,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def roomy(job: dict[str, Any]) -> str | None:
-    """Memory to write to in place of a disk, where there is plenty; else the usual place."""
+    """Returns /dev/shm if it has enough free memory for the file; None selects the default folder."""
     try:
         weights = sum(math.prod(size) for size in shapes(job["model"]["config"]).values())
         free = shutil.disk_usage("/dev/shm").free
@@ -310,8 +309,8 @@ def roomy(job: dict[str, Any]) -> str | None:
     return "/dev/shm" if free > 1.5 * weights * element_bytes(job) else None
 
 
-def made_up(job: dict[str, Any], scratch: Path) -> str:
-    """Where a GGUF file of the job's shape is, written if it is not there yet."""
+def synthetic_gguf(job: dict[str, Any], scratch: Path) -> str:
+    """Returns the path of a synthetic GGUF file for the job, and writes it if it does not exist."""
     config, dtype = job["model"]["config"], job["model"]["dtype"]
     wanted = shapes(config)
     need("numpy")
@@ -321,7 +320,7 @@ def made_up(job: dict[str, Any], scratch: Path) -> str:
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / name
     if path.is_file():
-        say(f"{path} is there")
+        say(f"{path} exists")
         return str(path)
     began, part = time.perf_counter(), path.with_suffix(".part")
     size = write_gguf(gguf, config, dtype, wanted, part)
@@ -384,7 +383,7 @@ def write_at(file: int, offset: int, raw: memoryview) -> None:
 
 
 def describe(writer: Any, config: dict[str, Any]) -> None:
-    """What llama.cpp has to know of a model with no vocabulary."""
+    """Writes the metadata that llama.cpp needs for a model without a vocabulary."""
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Going on after block L with everything kept by hand: KV and residual in pinned host memory.
+"""Resumes after block L with the KV cache and the residual in pinned host memory.
 
-The KV of the whole session, all layers, and the residual behind block L leave for host memory.
-What is timed is how long it takes until all of it is back and block L + 1 can begin. What came back
-is compared with what left.
+The script copies the KV cache of all layers and the residual after block L to host memory. It
+measures the time until all of it is back on the device and block L + 1 can begin, and compares the
+restored tensors with the originals.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def body(job: dict[str, Any], report: Report) -> None:
     memory = Memory(job["device"])
     torch = settle_torch(job, report)
     need("transformers")
-    report.program = f"{versions('transformers', 'torch')}, offload by hand"
+    report.program = f"{versions('transformers', 'torch')}, manual offload"
     limit_where_weights_fit(job, report, memory)
     model = load_model(job, job["device"])
     blocks = blocks_of(model)
@@ -58,7 +58,7 @@ def body(job: dict[str, Any], report: Report) -> None:
             ms, back = resumed(torch, parked[layer], job["device"])
             left = [*cache, residuals[layer]]
             if not all(torch.equal(a, b) for a, b in zip(back, left, strict=True)):
-                raise RuntimeError(f"what came back at block {layer} is not what left")
+                raise RuntimeError(f"the tensors restored at block {layer} differ from the originals")
             points.append({"series": "resume", "x": layer, "ms": ms})
         return {"total_time_ms": sum(point["ms"] for point in points), "points": points}
 
@@ -69,7 +69,7 @@ def body(job: dict[str, Any], report: Report) -> None:
 def prefilled(
     torch: Any, model: Any, blocks: Any, layers: list[int], prompt: Any
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Keys and values of the prompt at all layers, and the residual behind each of `layers`."""
+    """Returns keys and values of the prompt at all layers, and the residual after each of `layers`."""
     residuals: dict[int, Any] = {}
 
     def keep(layer: int) -> Any:
@@ -88,7 +88,7 @@ def prefilled(
 
 
 def park(torch: Any, tensors: list[Any], cuda: bool) -> list[Any]:
-    """Copies in host memory that the device reaches by itself."""
+    """Copies tensors to host memory, pinned for a GPU."""
     parked = []
     with torch.inference_mode():
         for tensor in tensors:
@@ -98,7 +98,7 @@ def park(torch: Any, tensors: list[Any], cuda: bool) -> list[Any]:
 
 
 def resumed(torch: Any, parked: list[Any], device: str) -> tuple[float, list[Any]]:
-    """Milliseconds until all of it is on the device again, and what is there then."""
+    """Copies the tensors to the device; returns the time in milliseconds and the copies."""
     with torch.inference_mode():
         synchronize(device)
         began = time.perf_counter()
@@ -108,4 +108,4 @@ def resumed(torch: Any, parked: list[Any], device: str) -> tuple[float, list[Any
 
 
 if __name__ == "__main__":
-    main("manual_offload", "transformers, offload by hand", body)
+    main("manual_offload", "transformers, manual offload", body)

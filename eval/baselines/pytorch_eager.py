@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Sessions as plain PyTorch keeps them: the KV of every one stays in device memory until it ends.
+"""Sessions in plain PyTorch: the KV cache of every session stays in device memory.
 
-memory-pressure: every session reads its prompt and answers, then all of them go on. Where memory
-runs out, the run says how far it came. agents: agents think between turns; what is measured is how
-long one waits from the end of its thought to the next token, with one turn computed at a time.
+memory-pressure: every session computes its prompt and generates tokens, then every session continues
+with its next turn. If memory runs out, the run records how far it came. agents: agents pause between
+turns; the script measures the time from the end of a pause to the next token, with one turn computed
+at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from common import (
     weight_bytes,
 )
 
-# Caches that grow by a token leave holes of every size; these segments close them.
+# Reduces the fragmentation that caches cause when they grow token by token.
 ALLOCATOR = "expandable_segments:True"
 
 
@@ -61,11 +62,11 @@ def body(job: dict[str, Any], report: Report) -> None:
     elif job["experiment"] == "agents":
         agents(job, report, desk)
     else:
-        raise Absent(f"pytorch_eager does not do {job['experiment']}")
+        raise Absent(f"pytorch_eager is not available for {job['experiment']}")
 
 
 class Desk:
-    """Computes turns of sessions and keeps their KV."""
+    """Computes turns of sessions and keeps their KV caches."""
 
     def __init__(
         self, torch: Any, job: dict[str, Any], model: Any, memory: Memory, limit: float | None
@@ -79,7 +80,7 @@ class Desk:
         self.kv: dict[int, int] = {}
 
     def turn(self, session: int, first: bool) -> float:
-        """A turn of a session, begun or gone on with; when its first token was there."""
+        """Computes a turn of a session; returns the arrival time of its first token."""
         job = self.job
         length = int(job["prompt_length"] if first else job.get("answer") or 1)
         words = self.words(session, length)
@@ -99,18 +100,18 @@ class Desk:
         return found.times[0]
 
     def words(self, session: int, length: int) -> list[int]:
-        """What a session is told: the same in every run, and its own."""
+        """Returns the prompt tokens of a session, which are the same in every run."""
         seed = self.torch.Generator().manual_seed(1000 + session)
         return self.torch.randint(self.vocabulary, (length,), generator=seed).tolist()
 
     def charge(self) -> None:
-        """A processor's allocator has no limit: what is kept is counted against the budget."""
+        """Applies the budget on a CPU, where the allocator has no limit, to weights and KV caches."""
         if self.memory.cuda or self.limit is None:
             return
         held = self.weights + sum(self.kv.values())
         if held > self.limit:
-            told = f"{held / MB:.0f} MB of weights and KV, {self.limit / MB:.0f} MB may be taken"
-            raise self.torch.OutOfMemoryError(told)
+            reason = f"weights and KV take {held / MB:.0f} MB, the budget is {self.limit / MB:.0f} MB"
+            raise self.torch.OutOfMemoryError(reason)
 
     def kv_mb(self) -> float:
         return sum(self.kv.values()) / MB
@@ -125,7 +126,7 @@ class Desk:
 
 
 def attempt(work: Callable[[], Any]) -> str | None:
-    """Does it; why not, where memory ran out. By then nothing holds on to what it had."""
+    """Calls `work`; returns the error message if memory ran out, after releasing its frame."""
     try:
         work()
     except Exception as error:
@@ -140,8 +141,8 @@ def pressure(job: dict[str, Any], report: Report, desk: Desk) -> None:
     report.settings.update(
         sessions=sessions,
         turns=turns,
-        sessions_completed="sessions that came to the end of the turn in which the run ended",
-        later_turns=f"{job.get('answer') or 1} tokens told, then {job['output']} generated",
+        sessions_completed="sessions that completed the last turn of the run",
+        later_turns=f"{job.get('answer') or 1} prompt tokens, then {job['output']} generated",
     )
 
     def once() -> dict[str, Any]:
@@ -175,7 +176,7 @@ def pressure(job: dict[str, Any], report: Report, desk: Desk) -> None:
         return found
 
     first = measure(job, report, desk.memory, once)
-    # The curve of the last run, on the clock of the first.
+    # The samples of the last run, relative to the start of the first.
     for point in report.memory:
         point["t_s"] = round(point["t_s"] - first, 3)
 
@@ -190,7 +191,7 @@ def sample(desk: Desk) -> dict[str, Any]:
 
 
 def demand(desk: Desk, sessions: int) -> float | None:
-    """KV of all sessions together at their end, from the job."""
+    """Returns the KV cache of all sessions after their last turn, in GB."""
     job, turns = desk.job, int(desk.job.get("turns") or 1)
     if not desk.kv:
         return None
@@ -208,7 +209,7 @@ def agents(job: dict[str, Any], report: Report, desk: Desk) -> None:
         agents=counts,
         turns=turns,
         think_s=job["think_s"],
-        order="one turn at a time, in the order in which thoughts end",
+        order="one turn at a time, in the order in which pauses end",
     )
 
     def once() -> dict[str, Any]:
@@ -231,7 +232,7 @@ def agents(job: dict[str, Any], report: Report, desk: Desk) -> None:
             found["failures"] = [report.reason]
         return found
 
-    # One agent alone, so that the first of those that count does not find a cold process.
+    # Warms the process up with one agent before the measurement.
     attempt(lambda: thinking(desk, 1, turns, [], []))
     first = measure(job, report, desk.memory, once)
     for point in report.memory:
@@ -241,7 +242,7 @@ def agents(job: dict[str, Any], report: Report, desk: Desk) -> None:
 def thinking(
     desk: Desk, count: int, turns: int, waits: list[float], samples: list[dict[str, Any]]
 ) -> None:
-    """Agents that take their turns, think, and go on; `waits` gets how long each waited, in ms."""
+    """Runs agents with pauses between turns; appends each waiting time in ms to `waits`."""
     now = time.perf_counter()
     ready = [(now, agent, 0) for agent in range(count)]
     while ready:
@@ -257,7 +258,7 @@ def thinking(
 
 
 def thought_s(think: Any, agent: int, count: int) -> float:
-    """A number of seconds, or one between two, spread over the agents."""
+    """Returns the pause of an agent in seconds: fixed, or spread over a range."""
     if isinstance(think, (int, float)):
         return float(think)
     low, high = think

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Going on after block L with nothing kept: the prompt goes through blocks 1 to L again.
+"""Resumes after block L without saved state: blocks 1 to L are computed again from the prompt.
 
-transformers, all in device memory, sdpa, no KV. What is timed is how long it takes until block
-L + 1 can begin.
+Uses transformers with all weights in device memory, sdpa and no KV cache. The script measures the
+time until block L + 1 can begin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from common import (
 
 
 class Reached(Exception):
-    """The pass came to where it was to end."""
+    """The pass reached its last block."""
 
 
 def body(job: dict[str, Any], report: Report) -> None:
@@ -54,7 +54,7 @@ def body(job: dict[str, Any], report: Report) -> None:
 
 
 def through(torch: Any, model: Any, blocks: Any, layer: int, prompt: Any, device: str) -> float:
-    """Milliseconds for the prompt through the first blocks, from its tokens."""
+    """Returns the time for the prompt through the first blocks, in milliseconds."""
 
     def end(_module: Any, _inputs: Any, _output: Any) -> None:
         raise Reached
@@ -69,7 +69,7 @@ def through(torch: Any, model: Any, blocks: Any, layer: int, prompt: Any, device
             except Reached:
                 pass
             else:
-                raise RuntimeError(f"the pass did not end behind block {layer}")
+                raise RuntimeError(f"the pass did not end after block {layer}")
             synchronize(device)
         return (time.perf_counter() - began) * 1e3
     finally:

@@ -1,7 +1,7 @@
-"""The baselines as `djinn eval` runs them, on the processor, with tiny models.
+"""Tests of the baselines as `djinn eval` runs them, on the CPU with tiny models.
 
-Needs pytest; what needs torch and transformers is skipped where they are not, and llama.cpp where
-LLAMA_BENCH does not name its llama-bench.
+Needs pytest. Tests that need torch, transformers or llama.cpp are skipped if these are not installed
+or LLAMA_BENCH does not name llama-bench.
 
     pytest eval/baselines
 """
@@ -69,13 +69,13 @@ def here(*names: str) -> bool:
 
 
 def modules(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[Any]:
-    """Scripts as modules, where a part of one is tried."""
+    """Imports scripts as modules, to test their functions."""
     monkeypatch.syspath_prepend(str(HERE))
     return [importlib.import_module(name) for name in names]
 
 
-torch_here = pytest.mark.skipif(not here("torch", "transformers"), reason="torch is not here")
-accelerate_here = pytest.mark.skipif(not here("accelerate"), reason="accelerate is not here")
+torch_here = pytest.mark.skipif(not here("torch", "transformers"), reason="torch is not installed")
+accelerate_here = pytest.mark.skipif(not here("accelerate"), reason="accelerate is not installed")
 
 
 def scripts(names: list[str]) -> list[Any]:
@@ -84,7 +84,7 @@ def scripts(names: list[str]) -> list[Any]:
 
 
 def job(experiment: str, **changes: Any) -> dict[str, Any]:
-    """A job on a made-up model."""
+    """Returns a job with a synthetic model."""
     found = {
         "experiment": experiment,
         "model": {"reference": "shape:tiny", "folder": None, "config": TINY, "dtype": "float32"},
@@ -120,7 +120,7 @@ def job(experiment: str, **changes: Any) -> dict[str, Any]:
 def run(
     folder: Path, script: str, asked: dict[str, Any], python: list[str] | None = None
 ) -> dict[str, Any]:
-    """What a script writes, checked for its shape."""
+    """Runs a script, checks the format of its result, and returns it."""
     source, output = folder / "job.json", folder / "out.json"
     source.write_text(json.dumps(asked))
     command = [*(python or [sys.executable]), str(HERE / f"{script}.py")]
@@ -128,7 +128,7 @@ def run(
     told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stderr
     found = json.loads(output.read_text(), parse_constant=lambda name: pytest.fail(name))
-    # A script of the package's own name would be found in its place.
+    # The script must not be named like the package, which it would shadow.
     assert found["baseline"] == {"vllm_offload": "vllm"}.get(script, script)
     assert set(found) <= BASELINE_KEYS
     for one in found.get("runs", []) + found.get("warmup", []):
@@ -144,7 +144,7 @@ def run(
 
 @pytest.fixture(scope="session")
 def story() -> dict[str, Any]:
-    """A prompt to the real model with what transformers answers in float32."""
+    """Returns a prompt to the bundled model with the output of transformers in float32."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
@@ -174,8 +174,8 @@ def story_job(folder: Path, story: dict[str, Any], experiment: str, **more: Any)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_is_not_installed_is_absent(tmp_path: Path, script: str) -> None:
-    """-S and -E: no site-packages and no paths from the environment; only what Python brings."""
+def test_programs_that_are_not_installed_are_absent(tmp_path: Path, script: str) -> None:
+    """Runs Python with -S and -E: only the standard library is available."""
     alone = [sys.executable, "-S", "-E", "-c"]
     command = (
         "import runpy, sys; sys.path.insert(0, sys.argv[1].rpartition('/')[0]);"
@@ -190,7 +190,7 @@ def test_what_is_not_installed_is_absent(tmp_path: Path, script: str) -> None:
 
 @torch_here
 @pytest.mark.parametrize("script", scripts(GENERATION))
-def test_a_made_up_model_generates(tmp_path: Path, script: str) -> None:
+def test_a_synthetic_model_generates(tmp_path: Path, script: str) -> None:
     found = run(tmp_path, script, job("virtual-memory"))
     assert found["status"] == "ran", found.get("reason")
     assert len(found["runs"]) == 2 and len(found["warmup"]) == 1
@@ -207,7 +207,7 @@ def test_a_made_up_model_generates(tmp_path: Path, script: str) -> None:
 @torch_here
 @pytest.mark.parametrize("budget_mb", [None, 8.0])
 @pytest.mark.parametrize("script", scripts(GENERATION))
-def test_the_real_model_says_what_the_reference_says(
+def test_the_bundled_model_matches_the_reference(
     tmp_path: Path, story: dict[str, Any], script: str, budget_mb: float | None
 ) -> None:
     asked = story_job(tmp_path, story, "virtual-memory", budget_mb=budget_mb)
@@ -223,7 +223,7 @@ def test_the_real_model_says_what_the_reference_says(
 
 @torch_here
 @pytest.mark.parametrize("script", scripts(GENERATION))
-def test_another_reference_is_told_apart(
+def test_a_different_reference_does_not_match(
     tmp_path: Path, story: dict[str, Any], script: str
 ) -> None:
     wrong = dict(story, tokens=[token + 1 for token in story["tokens"]])
@@ -236,7 +236,7 @@ def test_another_reference_is_told_apart(
 
 
 @torch_here
-def test_compiled_steps_say_the_same(tmp_path: Path, story: dict[str, Any]) -> None:
+def test_compiled_steps_match_the_reference(tmp_path: Path, story: dict[str, Any]) -> None:
     asked = story_job(tmp_path, story, "virtual-memory", runs=1)
     asked["tuning"]["torch_compile"] = True
     found = run(tmp_path, "transformers_vram", asked)
@@ -245,7 +245,7 @@ def test_compiled_steps_say_the_same(tmp_path: Path, story: dict[str, Any]) -> N
 
 
 @torch_here
-def test_replayed_steps_are_held_to_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_steps_are_compared_with_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, common = modules(monkeypatch, "transformers_vram", "common")
     transformers = importlib.import_module("transformers")
     asked = job("virtual-memory")
@@ -259,7 +259,7 @@ def test_replayed_steps_are_held_to_plain_ones(monkeypatch: pytest.MonkeyPatch) 
         return logits.roll(1, dims=-1), cache
 
     step, new_cache = ours.over_a_static_cache(asked, model, transformers, stale)
-    with pytest.raises(RuntimeError, match="replayed steps say"):
+    with pytest.raises(RuntimeError, match="replayed steps generate"):
         ours.check_replayed(asked, plain, step, new_cache)
 
 
@@ -280,7 +280,7 @@ def test_resuming_is_timed_at_every_layer(
 
 
 @torch_here
-def test_sessions_that_fit_are_all_completed(tmp_path: Path, story: dict[str, Any]) -> None:
+def test_sessions_that_fit_complete(tmp_path: Path, story: dict[str, Any]) -> None:
     for asked in (job("memory-pressure"), story_job(tmp_path, story, "memory-pressure")):
         found = run(tmp_path, "pytorch_eager", asked)
         assert found["status"] == "ran", found.get("reason")
@@ -288,7 +288,7 @@ def test_sessions_that_fit_are_all_completed(tmp_path: Path, story: dict[str, An
             assert one["sessions"] == one["sessions_completed"] == 5
             assert "failures" not in one
         assert [sample["sessions"] for sample in found["memory"]] == [1, 2, 3, 4, 5] + [5] * 5
-        # 20 of the prompt, 2 told, 2 times 3 generated of which the last has no KV yet.
+        # 20 prompt tokens, 2 of the second turn, and 2 times 3 generated; the last has no KV yet.
         config = asked["model"]["config"]
         token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"]
         token *= config["head_dim"] * 4
@@ -321,7 +321,7 @@ def test_agents_wait_for_the_next_token(tmp_path: Path) -> None:
 
 
 @torch_here
-def test_agents_stop_where_memory_does(tmp_path: Path) -> None:
+def test_agents_stop_when_memory_runs_out(tmp_path: Path) -> None:
     # One agent of 27 tokens fits, and a second; a third does not.
     budget_mb = (PARAMETERS * 4 + 2.5 * 27 * TOKEN_BYTES) / 1e6
     found = run(tmp_path, "pytorch_eager", job("agents", budget_mb=budget_mb))
@@ -332,8 +332,8 @@ def test_agents_stop_where_memory_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.environ.get("LLAMA_BENCH"), reason="LLAMA_BENCH is not set")
-@pytest.mark.skipif(not here("gguf", "numpy"), reason="gguf is not here")
-def test_llama_bench_runs_a_made_up_model(tmp_path: Path) -> None:
+@pytest.mark.skipif(not here("gguf", "numpy"), reason="gguf is not installed")
+def test_llama_bench_runs_a_synthetic_model(tmp_path: Path) -> None:
     settings = {"scratch": str(tmp_path), "threads": 1}
     asked = job("virtual-memory", settings=settings)
     asked["model"]["dtype"] = "float16"
@@ -349,8 +349,8 @@ def test_llama_bench_runs_a_made_up_model(tmp_path: Path) -> None:
     assert written.stat().st_mtime_ns == before
 
 
-@pytest.mark.skipif(not here("torch", "deepspeed"), reason="deepspeed is not here")
-def test_deepspeed_says_what_the_reference_says(tmp_path: Path, story: dict[str, Any]) -> None:
+@pytest.mark.skipif(not here("torch", "deepspeed"), reason="deepspeed is not installed")
+def test_deepspeed_matches_the_reference(tmp_path: Path, story: dict[str, Any]) -> None:
     found = run(tmp_path, "deepspeed_zero", story_job(tmp_path, story, "virtual-memory"))
     if found["status"] == "absent":
         pytest.skip(found["reason"])
@@ -358,7 +358,7 @@ def test_deepspeed_says_what_the_reference_says(tmp_path: Path, story: dict[str,
     assert found["runs"][0]["tokens_match"] is True and found["runs"][0]["logit_match"] is True
 
 
-def test_deepspeed_tries_again_with_less_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_retries_with_fewer_resident_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     zero, common = modules(monkeypatch, "deepspeed_zero", "common")
     tried = []
 
@@ -377,7 +377,7 @@ def test_deepspeed_tries_again_with_less_on_the_device(monkeypatch: pytest.Monke
     assert report.settings == {"resident_mb": 7} and report.runs == [{"run_id": 0}]
 
 
-def test_deepspeed_gives_up_where_nothing_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_gives_up_without_resident_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     zero, common = modules(monkeypatch, "deepspeed_zero", "common")
     full = {"status": "out-of-memory", "reason": "full", "settings": {"resident_mb": 0}}
     tried = []
@@ -389,7 +389,7 @@ def test_deepspeed_gives_up_where_nothing_is_on_the_device(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("limit", [None, 20e6, 2e9])
-def test_deepspeed_keeps_less_with_every_try(
+def test_deepspeed_keeps_fewer_weights_with_every_attempt(
     monkeypatch: pytest.MonkeyPatch, limit: float | None
 ) -> None:
     zero, common = modules(monkeypatch, "deepspeed_zero", "common")

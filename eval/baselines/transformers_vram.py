@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""transformers with the whole model in device memory, whatever the budget: it at its fastest.
+"""transformers with the whole model in device memory, without a budget: its fastest configuration.
 
-Attention is sdpa's. Where the job's tuning asks for cuda_graphs or torch_compile, steps behind the
-prompt go over a static cache: captured once and replayed, or compiled, or both.
+Attention uses sdpa. If the tuning of the job enables cuda_graphs or torch_compile, decode steps use a
+static cache and are captured and replayed, compiled, or both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def body(job: dict[str, Any], report: Report) -> None:
     report.settings.update(
         attention="sdpa",
         budget_mb=None,
-        budget_note="ignored: this is what it does where everything fits",
+        budget_note="not applied: this baseline shows the speed with all weights in device memory",
     )
     model = load_model(job, job["device"])
     step, new_cache = plain_step(model), no_cache
@@ -70,7 +70,7 @@ def compiled_step(model: Any, graphs: bool) -> Step:
 
 
 class Captured:
-    """A step of one token as a CUDA graph, captured when it is first asked for."""
+    """A decode step as a CUDA graph, captured on first use."""
 
     def __init__(self, model: Any) -> None:
         self.plain = plain_step(model)
@@ -84,7 +84,7 @@ class Captured:
         return self.logits, cache
 
     def capture(self, ids: Any, cache: Any) -> tuple[Any, Any]:
-        """This step on a stream of its own, as capturing wants it; then what the next will replay."""
+        """Runs the step on a side stream, as capturing requires, then captures the graph."""
         torch = need("torch")
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -101,7 +101,7 @@ class Captured:
 def over_a_static_cache(
     job: dict[str, Any], model: Any, transformers: Any, fast: Step
 ) -> tuple[Step, Callable[[], Any]]:
-    """The prompt as it is, then fast steps of one token over a cache that stays in place."""
+    """Returns a step that runs the prompt eagerly and decodes with `fast` on a static cache."""
     torch = need("torch")
     length = len(job["prompt"]) + int(job["generate"])
     cache = transformers.StaticCache(config=model.config, max_cache_len=length)
@@ -121,12 +121,12 @@ def over_a_static_cache(
 def check_replayed(
     job: dict[str, Any], plain: Step, replayed: Step, new_cache: Callable[[], Any]
 ) -> None:
-    """Steps that are replayed have to say what they say when each is started by itself."""
+    """Checks that replayed steps generate the same tokens as eager steps."""
     prompt = need("torch").tensor([job["prompt"]], device=job["device"])
-    said = [greedy(step, prompt, int(job["generate"]), new_cache()) for step in (plain, replayed)]
-    if said[0].tokens != said[1].tokens:
+    found = [greedy(step, prompt, int(job["generate"]), new_cache()) for step in (plain, replayed)]
+    if found[0].tokens != found[1].tokens:
         raise RuntimeError(
-            f"replayed steps say {said[1].tokens}, and by themselves {said[0].tokens}"
+            f"replayed steps generate {found[1].tokens}, eager steps {found[0].tokens}"
         )
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""vLLM with part of the weights in host memory (cpu_offload_gb), prefetched where it knows how.
+"""vLLM with part of the weights in host memory (cpu_offload_gb), prefetched if vLLM supports it.
 
-vLLM sizes itself by a share of the card, so the budget is that share. Weights that are made up are
-its own (load_format dummy), from the job's configuration in a folder.
+vLLM takes a share of the GPU memory, so the budget is given as a share. Synthetic weights are those
+of vLLM (load_format dummy), from the configuration of the job in a folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from common import (
     weight_bytes,
 )
 
-# Activations of a prompt, captured graphs and the context.
+# Memory of activations, captured graphs and the CUDA context.
 WORKING_GB = 2.5
 GROUP = 8
 
@@ -42,7 +42,7 @@ def body(job: dict[str, Any], report: Report) -> None:
     memory = Memory(job["device"])
     if not job["device"].startswith("cuda"):
         need("vllm")
-        raise Absent("vLLM is not run on a processor: its offloading is of a GPU's")
+        raise Absent("offloading of vLLM is not available on a CPU")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm = need("vllm")
     torch = settle_torch(job, report)
@@ -83,7 +83,7 @@ def engine_options(
     depth = int(settings.get("prefetch_depth") or 2)
     known = inspect.signature(vllm.EngineArgs).parameters
     if offload and "offload_prefetch_step" in known:
-        # The last so many of every eight layers are away.
+        # Offloads the last layers of every group of eight.
         away = math.ceil(GROUP * min(1.0, offload * GB / size))
         options |= {
             "cpu_offload_gb": 0,
@@ -94,7 +94,7 @@ def engine_options(
         if "offload_backend" in known:
             options["offload_backend"] = "prefetch"
     else:
-        report.settings["prefetch_note"] = "this version has no prefetching, or nothing is away"
+        report.settings["prefetch_note"] = "this version does not prefetch, or no weights are offloaded"
     report.settings.update({k: v for k, v in options.items() if k != "model"})
     report.settings["budget_mb"] = job.get("budget_mb")
     return options

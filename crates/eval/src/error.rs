@@ -1,53 +1,59 @@
-//! What can go wrong with an experiment.
+//! Errors of experiments.
 
-use std::path::PathBuf;
+use crate::config::ConfigError;
 
-use crate::config::bundled_names;
-
-/// An error of this crate.
+/// Error that ends an experiment.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
-    /// There is no such configuration.
-    #[error(
-        "{}: {error}; configurations that ship with Djinn are named without a path: {}",
-        path.display(),
-        bundled_names().collect::<Vec<_>>().join(", ")
-    )]
-    NoConfig {
-        /// As it was named.
-        path: PathBuf,
-        /// Why it cannot be read.
-        error: std::io::Error,
-    },
-    /// A configuration makes no sense.
-    #[error("{}: {problem}", path.display())]
-    Config {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong with it, and where.
-        problem: String,
-    },
-    /// What was asked cannot be done.
+    /// The configuration cannot be read or is invalid.
     #[error("{0}")]
-    Asked(String),
-    /// The server, or the way to it.
+    Config(#[from] ConfigError),
+    /// A setting does not fit the model or the experiment.
+    #[error("{key}: {reason}")]
+    Setting {
+        /// Key of the configuration.
+        key: &'static str,
+        /// Reason, limit and remedy.
+        reason: String,
+    },
+    /// A turn ended before it had generated all of its tokens.
+    #[error("a session ended before it had generated all tokens: {reason}")]
+    IncompleteTurn {
+        /// Reason that the server gave.
+        reason: String,
+    },
+    /// A session did not stop at its breakpoint.
+    #[error("a session did not stop at its breakpoint: {reason}")]
+    NotStopped {
+        /// Reason that the server gave.
+        reason: String,
+    },
+    /// The server did not report what the experiment needs.
+    #[error("the server's report on model {model} is unusable: {reason}")]
+    ModelReport {
+        /// Name of the model on the server.
+        model: String,
+        /// Missing or inconsistent part of the report.
+        reason: String,
+    },
+    /// A request to the server failed.
     #[error("{0}")]
     Client(#[from] djinn_client::Error),
-    /// A server in process did not start.
+    /// The server in this process did not start.
     #[error("{0}")]
     Server(#[from] djinn_server::ServeError),
     /// The model was not found.
     #[error("{0}")]
     Hub(#[from] djinn_hub::HubError),
-    /// The model is broken.
+    /// The model cannot be opened.
     #[error("{0}")]
     Model(#[from] djinn_model::ModelError),
-    /// A file or a process.
+    /// A file or process operation failed.
     #[error("{what}: {error}")]
     System {
-        /// Which.
+        /// File or process.
         what: String,
-        /// Why.
+        /// Error of the operating system.
         error: std::io::Error,
     },
 }

@@ -1,26 +1,26 @@
-//! Experiments: what Djinn promises, measured by a client like any other, beside what others do.
+//! The experiments of `djinn eval`: they measure Djinn through its client, and baselines beside it.
 //!
-//! Start at [`run`]: an [`Experiment`](djinn_report::Experiment) with a [`Config`] in a [`Lab`] gives a
-//! [`ResultFile`](djinn_report::ResultFile). A lab is a server and a client of it: one that runs
-//! somewhere, or one in this process. So there is one way to measure, and what is measured is what users
-//! get.
+//! Start at [`run`], which runs an [`Experiment`](djinn_report::Experiment) with an [`EvalConfig`] on a
+//! [`Testbed`] and returns a [`ResultFile`](djinn_report::ResultFile). A testbed is a server, remote or in
+//! process, and a client of it. Measurements go through the client in both cases, so they include what
+//! users experience.
 //!
-//! Knows nothing of engines: whatever it wants to know, it asks the server.
+//! The crate does not depend on the engine; it learns everything from the server.
 
 #![forbid(unsafe_code)]
 
-mod ask;
+mod accuracy;
 mod baselines;
-mod compare;
 mod config;
 mod error;
 mod experiments;
-mod lab;
-mod sampler;
-mod subject;
+mod memory_sampler;
+mod model_source;
+mod testbed;
+mod turns;
 
 pub use baselines::NAMES as BASELINES;
-pub use config::{Config, bundled_names};
+pub use config::{ConfigError, ConfigProblem, EvalConfig, bundled_names};
 pub use error::EvalError;
 pub use experiments::run;
-pub use lab::{Lab, Place, Said, Setup, Tell};
+pub use testbed::{EvalProgress, ProgressSink, ServerLocation, Testbed, TestbedOptions};

@@ -1,69 +1,70 @@
-//! Results beside earlier ones of the same: what changed by more than chance.
+//! Comparison of results with earlier results of the same experiment.
 
 use std::{collections::BTreeMap, fmt::Write};
 
 use crate::{
-    Better, METRICS, ResultFile, Set, Stats,
     contender::{Contender, contenders},
-    number::show,
-    pages::{Block, Line, Table, as_markdown},
+    format::show,
+    result::{Better, METRICS, ResultFile, Stats},
+    result_set::ResultSet,
 };
 
-/// By how many standard deviations of both together medians have to differ.
-const DEVIATIONS: f64 = 2.0;
+/// Number of combined standard deviations by which medians have to differ to count as a change.
+pub const DEVIATIONS: f64 = 2.0;
 
-/// What became of a number.
+/// How a metric changed between two sets of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Better by more than chance.
+pub enum MetricChange {
+    /// Better, beyond the noise of the runs.
     Better,
-    /// Worse by more than chance.
+    /// Worse, beyond the noise of the runs.
     Worse,
-    /// Chance may have done it.
+    /// The difference lies within the noise of the runs.
     WithinNoise,
-    /// One of both has fewer than three runs: nobody knows how far chance goes.
+    /// One side has fewer than three runs, so the noise is not known.
     Unknown,
 }
 
-impl Change {
-    /// In words.
+impl MetricChange {
+    /// Returns the word for the change in reports.
     pub fn word(self) -> &'static str {
         match self {
-            Change::Better => "better",
-            Change::Worse => "worse",
-            Change::WithinNoise => "within noise",
-            Change::Unknown => "unknown: fewer than three runs",
+            MetricChange::Better => "better",
+            MetricChange::Worse => "worse",
+            MetricChange::WithinNoise => "within noise",
+            MetricChange::Unknown => "unknown: fewer than three runs",
         }
     }
 }
 
-/// A number then and now.
+/// A metric of a contender in old and new results.
 #[derive(Clone, Debug)]
-pub struct Compared {
-    /// Of which result: its experiment, its name and its model.
+pub struct ComparedMetric {
+    /// Experiment, name and model of the result.
     pub result: String,
-    /// Whose.
+    /// Label of the contender.
     pub contender: String,
-    /// What.
+    /// Title of the metric.
     pub metric: String,
-    /// In what it is counted.
+    /// Unit of the metric.
     pub unit: &'static str,
-    /// Then.
+    /// Statistics of the old runs.
     pub old: Stats,
-    /// Now.
+    /// Statistics of the new runs.
     pub new: Stats,
-    /// What became of it.
-    pub change: Change,
+    /// How the metric changed.
+    pub change: MetricChange,
 }
 
-impl Compared {
-    /// The change of the median, of what it was; nothing where that was zero.
+impl ComparedMetric {
+    /// Returns the change of the median as a share of the old median; `None` if that was zero.
     pub fn share(&self) -> Option<f64> {
         let (old, new) = (self.old.median, self.new.median);
         (old != 0.0).then(|| (new - old) / old.abs())
     }
 
-    fn percent(&self) -> String {
+    /// Returns the change of the median in percent, for reports.
+    pub(crate) fn percent(&self) -> String {
         match self.share() {
             Some(share) => format!("{:+.1} %", share * 100.0),
             None => "–".to_owned(),
@@ -71,109 +72,113 @@ impl Compared {
     }
 }
 
-/// Two sets of results beside one another.
+/// Comparison of two sets of results.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
-    /// Every number that is in both.
-    pub rows: Vec<Compared>,
-    /// What is in one of both only.
-    pub alone: Vec<String>,
+    /// Metrics that both sets contain.
+    pub rows: Vec<ComparedMetric>,
+    /// Descriptions of results and contenders that only one set contains.
+    pub unmatched: Vec<String>,
 }
 
-/// Holds new results against old ones: by experiment, name and model, contender by contender. Of several
-/// results of the same the latest counts.
-pub fn compare(old: &Set, new: &Set) -> Comparison {
+/// Compares new results with old ones of the same experiment, name and model, contender by contender. The
+/// latest of several equal results counts.
+pub fn compare(old: &ResultSet, new: &ResultSet) -> Comparison {
     let (before, after) = (latest(old), latest(new));
     let mut comparison = Comparison::default();
     for (key, now) in &after {
         match before.get(key) {
-            Some(then) => comparison.take(key, then, now),
+            Some(then) => comparison.add(key, then, now),
             None => comparison
-                .alone
+                .unmatched
                 .push(format!("{key}: only in the new results")),
         }
     }
     let gone = before.keys().filter(|key| !after.contains_key(*key));
     comparison
-        .alone
+        .unmatched
         .extend(gone.map(|key| format!("{key}: only in the old results")));
     comparison
 }
 
-/// The latest of each experiment, name and model.
-fn latest(set: &Set) -> BTreeMap<String, &ResultFile> {
+/// Returns the latest result of each experiment, name and model.
+fn latest(set: &ResultSet) -> BTreeMap<String, &ResultFile> {
     let key = |result: &ResultFile| {
         let (experiment, name, model) = (result.experiment.name(), &result.name, &result.model);
         format!("{experiment} {name} ({model})")
     };
-    // A set is in order of time where all else is the same.
+    // A set sorts results that are equal otherwise by time, so the latest is collected last.
     set.results().map(|result| (key(result), result)).collect()
 }
 
-/// With fewer runs nobody knows what chance does.
+/// Smallest number of runs from which noise can be estimated.
 const LEAST: u64 = 3;
 
-/// Whether numbers differ by more than chance: there are enough runs of each, those of one all lie beyond
-/// those of the other, and the medians are further apart than two standard deviations of both together.
-fn judged(old: &Stats, new: &Stats, better: Better) -> Change {
+/// Decides whether statistics differ beyond noise: both sides have enough runs, the ranges do not overlap,
+/// and the medians differ by more than [`DEVIATIONS`] combined standard deviations.
+fn change_of(old: &Stats, new: &Stats, better: Better) -> MetricChange {
     if old.count < LEAST || new.count < LEAST {
-        return Change::Unknown;
+        return MetricChange::Unknown;
     }
     let apart = old.max < new.min || new.max < old.min;
     let deviation = (old.std.powi(2) + new.std.powi(2)).sqrt();
     let far = (new.median - old.median).abs() > DEVIATIONS * deviation;
     if !(apart && far) {
-        return Change::WithinNoise;
+        return MetricChange::WithinNoise;
     }
     match (new.median > old.median, better) {
-        (true, Better::Higher) | (false, Better::Lower) => Change::Better,
-        _ => Change::Worse,
+        (true, Better::Higher) | (false, Better::Lower) => MetricChange::Better,
+        _ => MetricChange::Worse,
     }
 }
 
 impl Comparison {
-    fn take(&mut self, key: &str, then: &ResultFile, now: &ResultFile) {
+    /// Adds the metrics of two results of the same experiment.
+    fn add(&mut self, key: &str, then: &ResultFile, now: &ResultFile) {
         let old = contenders(then);
         for new in contenders(now) {
             match old.iter().find(|old| old.name == new.name) {
                 Some(old) => self.rows.extend(numbers(key, old, &new)),
                 None => self
-                    .alone
+                    .unmatched
                     .push(format!("{key}, {}: only in the new results", new.name)),
             }
         }
         for old in old {
             if !contenders(now).iter().any(|new| new.name == old.name) {
-                self.alone
+                self.unmatched
                     .push(format!("{key}, {}: only in the old results", old.name));
             }
         }
     }
 
-    /// Whether anything of ours or of a baseline is worse by more than chance.
+    /// Whether a metric of any contender is worse beyond noise.
     pub fn worse(&self) -> bool {
-        self.rows.iter().any(|row| row.change == Change::Worse)
+        self.rows
+            .iter()
+            .any(|row| row.change == MetricChange::Worse)
     }
 
-    fn count(&self, change: Change) -> usize {
+    fn count(&self, change: MetricChange) -> usize {
         self.rows.iter().filter(|row| row.change == change).count()
     }
 
-    fn counts(&self) -> String {
+    /// Returns the number of metrics by kind of change, in words.
+    pub(crate) fn counts(&self) -> String {
         format!(
             "{} better, {} worse, {} within noise, {} unknown",
-            self.count(Change::Better),
-            self.count(Change::Worse),
-            self.count(Change::WithinNoise),
-            self.count(Change::Unknown)
+            self.count(MetricChange::Better),
+            self.count(MetricChange::Worse),
+            self.count(MetricChange::WithinNoise),
+            self.count(MetricChange::Unknown)
         )
     }
 
-    /// For a terminal: what changed, and how much did not.
+    /// Returns the comparison for a terminal: every change, then the counts.
     pub fn terminal(&self) -> String {
         let mut text = String::new();
         for row in &self.rows {
-            if matches!(row.change, Change::Better | Change::Worse) {
+            if matches!(row.change, MetricChange::Better | MetricChange::Worse) {
                 let (old, new) = (
                     show(row.old.median, row.unit),
                     show(row.new.median, row.unit),
@@ -187,71 +192,26 @@ impl Comparison {
                     row.metric,
                     row.percent()
                 )
-                .expect("a string takes everything");
+                .expect("writing to a String cannot fail");
             }
         }
-        for alone in &self.alone {
-            writeln!(text, "alone   {alone}").expect("a string takes everything");
+        for line in &self.unmatched {
+            writeln!(text, "unmatched  {line}").expect("writing to a String cannot fail");
         }
         text + &self.counts() + "\n"
     }
-
-    /// `comparison.md`.
-    pub fn markdown(&self) -> String {
-        as_markdown(&self.blocks())
-    }
-
-    pub(crate) fn blocks(&self) -> Vec<Block> {
-        let mut table = Table::new(["result", "contender", "metric", "old", "new", "change", ""]);
-        for row in &self.rows {
-            let mark = match row.change {
-                Change::Better | Change::Worse => Line::default().strong(row.change.word()),
-                other => Line::from(other.word()),
-            };
-            table.rows.push(vec![
-                Line::from(row.result.as_str()),
-                Line::from(row.contender.as_str()),
-                Line::from(row.metric.as_str()),
-                Line::from(show(row.old.median, row.unit)),
-                Line::from(show(row.new.median, row.unit)),
-                Line::from(row.percent()),
-                mark,
-            ]);
-        }
-        let mut blocks = vec![
-            Block::Title(2, Line::from("Beside earlier results")),
-            Block::Text(Line::from(format!(
-                "{}. A change counts as better or worse when the runs of one all lie beyond those of the \
-                 other, and the medians are further apart than {DEVIATIONS} standard deviations of both \
-                 together. With fewer than three runs it is unknown.",
-                self.counts()
-            ))),
-        ];
-        if !self.rows.is_empty() {
-            blocks.push(Block::Table(table));
-        }
-        if !self.alone.is_empty() {
-            blocks.push(Block::List(
-                self.alone
-                    .iter()
-                    .map(|line| Line::from(line.as_str()))
-                    .collect(),
-            ));
-        }
-        blocks
-    }
 }
 
-/// Every number of a contender that has a direction and is in both.
-fn numbers(key: &str, old: &Contender<'_>, new: &Contender<'_>) -> Vec<Compared> {
-    let row = |metric: String, unit, better, old: &Stats, stats: &Stats| Compared {
+/// Compares the metrics and points of a contender that both results contain.
+fn numbers(key: &str, old: &Contender<'_>, new: &Contender<'_>) -> Vec<ComparedMetric> {
+    let row = |metric: String, unit, better, old: &Stats, stats: &Stats| ComparedMetric {
         result: key.to_owned(),
         contender: new.label().to_owned(),
         metric,
         unit,
         old: *old,
         new: *stats,
-        change: judged(old, stats, better),
+        change: change_of(old, stats, better),
     };
     let mut rows = Vec::new();
     for metric in METRICS
@@ -284,37 +244,37 @@ fn numbers(key: &str, old: &Contender<'_>, new: &Contender<'_>) -> Vec<Compared>
 
 #[cfg(test)]
 mod tests {
-    use super::{Change, judged};
-    use crate::{Better, Stats};
+    use super::{MetricChange, change_of};
+    use crate::result::{Better, Stats};
 
     #[test]
-    fn chance_is_not_a_change() {
-        let cases: [(&[f64], &[f64], Change); 8] = [
-            (&[10.0, 10.1, 10.2], &[8.0, 8.1, 8.2], Change::Better),
-            (&[8.0, 8.1, 8.2], &[10.0, 10.1, 10.2], Change::Worse),
+    fn noise_is_not_a_change() {
+        let cases: [(&[f64], &[f64], MetricChange); 8] = [
+            (&[10.0, 10.1, 10.2], &[8.0, 8.1, 8.2], MetricChange::Better),
+            (&[8.0, 8.1, 8.2], &[10.0, 10.1, 10.2], MetricChange::Worse),
             (
                 &[10.0, 11.0, 12.0],
                 &[11.9, 12.5, 13.0],
-                Change::WithinNoise,
+                MetricChange::WithinNoise,
             ),
             (
                 &[10.0, 10.0, 13.0],
                 &[13.1, 13.2, 16.0],
-                Change::WithinNoise,
+                MetricChange::WithinNoise,
             ),
-            (&[10.0], &[5.0, 5.1, 5.2], Change::Unknown),
-            (&[10.0, 10.1, 10.2], &[5.0, 5.1], Change::Unknown),
-            (&[0.0; 3], &[0.0; 3], Change::WithinNoise),
-            (&[10.0; 3], &[10.1; 3], Change::Worse),
+            (&[10.0], &[5.0, 5.1, 5.2], MetricChange::Unknown),
+            (&[10.0, 10.1, 10.2], &[5.0, 5.1], MetricChange::Unknown),
+            (&[0.0; 3], &[0.0; 3], MetricChange::WithinNoise),
+            (&[10.0; 3], &[10.1; 3], MetricChange::Worse),
         ];
         for (old, new, expect) in cases {
             let (a, b) = (Stats::of(old).unwrap(), Stats::of(new).unwrap());
-            assert_eq!(judged(&a, &b, Better::Lower), expect, "{old:?} {new:?}");
+            assert_eq!(change_of(&a, &b, Better::Lower), expect, "{old:?} {new:?}");
         }
         let (a, b) = (
             Stats::of(&[1.0, 1.1, 1.1]).unwrap(),
             Stats::of(&[2.0, 2.1, 2.1]).unwrap(),
         );
-        assert_eq!(judged(&a, &b, Better::Higher), Change::Better);
+        assert_eq!(change_of(&a, &b, Better::Higher), MetricChange::Better);
     }
 }

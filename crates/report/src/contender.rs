@@ -1,58 +1,58 @@
-//! Who took part in an experiment: ours and its baselines alike.
+//! Contenders of an experiment: Djinn and the baselines, in one form.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use crate::{
-    MemorySample, ResultFile, Stats, Status, Summary,
-    draw::{LOOKS, Look},
+    draw::{STYLES, SeriesStyle},
+    result::{BaselineStatus, MemorySample, ResultFile, Stats, Summary},
 };
 
-/// One of those who took part.
+/// Djinn or a baseline, as a result file describes it.
 #[derive(Clone, Copy)]
 pub struct Contender<'a> {
-    /// Its name in the file.
+    /// Name in the result file.
     pub name: &'a str,
-    /// Whether it is what the result is of.
+    /// Whether the contender is the one that the result measures: Djinn.
     pub ours: bool,
-    /// What it is, with its version; empty for ours.
+    /// Program and version; empty for Djinn.
     pub program: &'a str,
-    /// What came of it.
-    pub status: Status,
-    /// Why it is not there, or broke down.
+    /// Whether the contender ran.
+    pub status: BaselineStatus,
+    /// Reason why the contender is absent or failed.
     pub reason: Option<&'a str>,
-    /// What it was given.
+    /// Settings of the contender.
     pub settings: &'a BTreeMap<String, Value>,
-    /// What its runs come to.
+    /// Statistics of the runs.
     pub summary: &'a Summary,
-    /// Its memory over time.
+    /// Memory over time.
     pub memory: &'a [MemorySample],
 }
 
 impl<'a> Contender<'a> {
-    /// Its name for readers.
+    /// Returns the name for readers.
     pub fn label(&self) -> &'a str {
         label(self.name)
     }
 
-    /// A number of its runs, where it ran and they have it.
+    /// Returns the statistics of a metric, if the contender measured it.
     pub fn stats(&self, metric: &str) -> Option<&'a Stats> {
         self.summary.metrics.get(metric)
     }
 
-    /// Whether it has all memory of the device, whatever others have.
+    /// Whether the contender may use all device memory, regardless of the budget.
     pub fn has_all_memory(&self) -> bool {
         ["djinn_resident", "transformers_vram"].contains(&self.name)
     }
 
-    /// Why there is nothing to show of it: `absent: not installed`.
-    pub fn fate(&self) -> String {
+    /// Returns the reason why there is no measurement: `absent: not installed`.
+    pub fn absence(&self) -> String {
         let word = match self.status {
-            Status::Ran => "not measured",
-            Status::Absent => "absent",
-            Status::OutOfMemory => "out of memory",
-            Status::Failed => "failed",
+            BaselineStatus::Ran => "not measured",
+            BaselineStatus::Absent => "absent",
+            BaselineStatus::OutOfMemory => "out of memory",
+            BaselineStatus::Failed => "failed",
         };
         match self
             .reason
@@ -66,13 +66,13 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// All who took part in an experiment, ours first.
+/// Returns all contenders of an experiment, Djinn first.
 pub fn contenders(result: &ResultFile) -> Vec<Contender<'_>> {
     let ours = Contender {
         name: &result.baseline,
         ours: true,
         program: "",
-        status: Status::Ran,
+        status: BaselineStatus::Ran,
         reason: None,
         settings: &result.settings,
         summary: &result.summary,
@@ -91,7 +91,7 @@ pub fn contenders(result: &ResultFile) -> Vec<Contender<'_>> {
     std::iter::once(ours).chain(others).collect()
 }
 
-/// Names in files, names for readers, and which look each has where nobody else has it yet.
+/// Known contenders: name in files, name for readers, and preferred style.
 const KNOWN: &[(&str, &str, usize)] = &[
     ("ring_buffer_async_prefetch", "Djinn", 0),
     ("ring_buffer_no_prefetch", "Djinn, no prefetch", 5),
@@ -109,38 +109,41 @@ const KNOWN: &[(&str, &str, usize)] = &[
     ("stateless", "stateless", 1),
 ];
 
-/// A name for readers; the name itself where none is known.
+/// Returns the name for readers; unknown names are returned unchanged.
 pub fn label(name: &str) -> &str {
     let known = KNOWN.iter().find(|(known, _, _)| *known == name);
     known.map_or(name, |(_, label, _)| label)
 }
 
-/// Who looks how in a figure: as everywhere if that is free, otherwise as nobody else there.
-pub struct Looks<'a> {
+/// Styles of the contenders in a figure: the preferred style if it is free, otherwise an unused one.
+pub struct SeriesStyles<'a> {
     taken: Vec<(&'a str, usize)>,
-    /// Of lines that are no contender's.
+    /// Styles of lines that belong to no contender.
     reserved: &'static [usize],
 }
 
-impl<'a> Looks<'a> {
-    /// For these, in order; a name may come several times.
+impl<'a> SeriesStyles<'a> {
+    /// Assigns styles to names, in order; repeated names share a style.
     pub fn new(names: impl IntoIterator<Item = &'a str>) -> Self {
-        Looks::beside(&[], names)
+        SeriesStyles::with_reserved(&[], names)
     }
 
-    /// The same, beside lines that have some looks already.
-    pub fn beside(reserved: &'static [usize], names: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut looks = Looks {
+    /// Assigns styles to names, without the reserved styles.
+    pub fn with_reserved(
+        reserved: &'static [usize],
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let mut styles = SeriesStyles {
             taken: Vec::new(),
             reserved,
         };
         for name in names {
-            if looks.find(name).is_none() {
-                let look = looks.free(name);
-                looks.taken.push((name, look));
+            if styles.find(name).is_none() {
+                let style = styles.free(name);
+                styles.taken.push((name, style));
             }
         }
-        looks
+        styles
     }
 
     fn find(&self, name: &str) -> Option<usize> {
@@ -152,27 +155,27 @@ impl<'a> Looks<'a> {
         let wanted = KNOWN
             .iter()
             .find(|(known, _, _)| *known == name)
-            .map(|(_, _, look)| *look);
+            .map(|(_, _, style)| *style);
         let is_free = |look: &usize| {
             !self.reserved.contains(look) && !self.taken.iter().any(|(_, taken)| taken == look)
         };
-        // The first look is ours, so nobody else has it.
+        // The first style is reserved for Djinn.
         let first = usize::from(!self.taken.is_empty());
         wanted
             .filter(is_free)
-            .or_else(|| (first..LOOKS.len()).find(is_free))
-            .unwrap_or(1 + self.taken.len() % (LOOKS.len() - 1))
+            .or_else(|| (first..STYLES.len()).find(is_free))
+            .unwrap_or(1 + self.taken.len() % (STYLES.len() - 1))
     }
 
-    /// How one looks.
-    pub fn of(&self, name: &str) -> Look {
-        LOOKS[self.find(name).unwrap_or(0)]
+    /// Returns the style of a contender.
+    pub fn of(&self, name: &str) -> SeriesStyle {
+        STYLES[self.find(name).unwrap_or(0)]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Looks, label};
+    use super::{SeriesStyles, label};
 
     #[test]
     fn names_for_readers() {
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_look_differently() {
+    fn eight_contenders_have_different_colours() {
         let names = [
             "djinn",
             "a",
@@ -193,11 +196,14 @@ mod tests {
             "c",
             "a",
         ];
-        let looks = Looks::new(names);
-        let mut colors: Vec<&str> = names[..8].iter().map(|name| looks.of(name).color).collect();
+        let styles = SeriesStyles::new(names);
+        let mut colors: Vec<&str> = names[..8]
+            .iter()
+            .map(|name| styles.of(name).color)
+            .collect();
         colors.sort_unstable();
         colors.dedup();
         assert_eq!(colors.len(), 8);
-        assert_eq!(looks.of("djinn").color, "#0072B2");
+        assert_eq!(styles.of("djinn").color, "#0072B2");
     }
 }

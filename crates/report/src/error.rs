@@ -1,52 +1,55 @@
-//! What can go wrong with results.
+//! Errors of reading results and writing reports.
 
 use std::path::PathBuf;
 
-/// An error of this crate.
+/// Error of reading results or writing a report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A file could not be read or written.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// What is in a file is not JSON.
-    #[error("{}: this is no JSON: {reason}", path.display())]
+    /// A file does not contain JSON.
+    #[error("{}: invalid JSON: {reason}", path.display())]
     Json {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and cause of the syntax error.
         reason: String,
     },
-    /// It is JSON of another shape.
-    #[error("{}: not a result: {}", path.display(), faults.join("; "))]
-    Shape {
-        /// Which.
+    /// A result does not match the schema of result files.
+    #[error("{}: not a result file of djinn eval: {}", path.display(), violations.join("; "))]
+    Schema {
+        /// Path of the file.
         path: PathBuf,
-        /// Where it is not as the schema says, and how.
-        faults: Vec<String>,
+        /// Schema violations, each with its path in the document.
+        violations: Vec<String>,
     },
-    /// There is nothing to report on.
-    #[error("no results in {}", listed(paths))]
-    Nothing {
-        /// Where they were looked for.
+    /// The given paths contain no result files.
+    #[error("no result files (*.json) in {}", listed(paths))]
+    NoResults {
+        /// Files and folders that were searched.
         paths: Vec<PathBuf>,
     },
-    /// A figure could not be turned into a picture.
-    #[error("{figure}: {reason}")]
+    /// A figure could not be rendered as PNG or PDF.
+    #[error("cannot render figure {figure}: {reason}")]
     Figure {
-        /// Which.
+        /// File name of the figure, without extension.
         figure: String,
-        /// Why.
+        /// Cause of the failure.
         reason: String,
     },
-    /// A text has no place for what was to be put into it.
-    #[error("no lines <!-- {marker}:begin --> and <!-- {marker}:end -->, in this order")]
+    /// A file has no markers around the place of the table.
+    #[error(
+        "the file needs a line <!-- {marker}:begin --> followed by a line <!-- {marker}:end -->, \
+         between which the table is written"
+    )]
     Marker {
-        /// What the place is called.
+        /// Name in the markers.
         marker: String,
     },
 }

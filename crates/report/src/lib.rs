@@ -1,11 +1,12 @@
-//! Results of experiments: the shape of their files, what they come to, and how they are shown.
+//! Result files of `djinn eval`, their evaluation, and the reports made from them.
 //!
-//! Start at [`ResultFile`]: what `djinn eval` writes and `djinn report` reads. [`judge`] says what its
-//! runs come to, from the runs alone. A [`Set`] is what is reported on together: figures, `analysis.md`
-//! and `report.html`. [`compare`] holds one set against an earlier one, [`measurements_table`] makes
-//! the table of a README.
+//! Start at [`ResultFile`], which `djinn eval` writes and `djinn report` reads. [`judge`] checks a result
+//! from its runs alone. A [`ResultSet`] is a group of results with one report: figures, `analysis.md` and
+//! `report.html`. [`compare`] compares a set with an earlier one, and [`measurements_table`] and
+//! [`summary_table`] make tables for Markdown files.
 //!
-//! Knows nothing of engines, servers or clients: a result made elsewhere is as good as ours.
+//! The crate does not depend on engines, servers or clients, so results from other tools can be reported
+//! as well.
 
 #![forbid(unsafe_code)]
 
@@ -14,18 +15,22 @@ mod contender;
 mod draw;
 mod error;
 mod figures;
-mod number;
+mod format;
 mod pages;
 mod readme;
 mod result;
-mod set;
+mod result_set;
+mod write;
 
-pub use compare::{Change, Compared, Comparison, compare};
+pub use compare::{ComparedMetric, Comparison, MetricChange, compare};
 pub use error::ReportError;
-pub use readme::{measurements_table, replace_between};
+pub use figures::MissingData;
+pub use readme::{measurements_table, replace_between, summary_table};
 pub use result::{
-    Baseline, Better, Check, Environment, Experiment, Lane, METRICS, MemorySample, Metric,
-    NORM_LIMIT, Outcome, Point, PointStats, ResultFile, Run, Span, Stats, Status, Summary, Target,
-    Timeline, VERSION, judge, metric, percentile, schema, summarize,
+    Baseline, BaselineStatus, Better, Check, CheckKind, Experiment, Judgement, METRICS,
+    MemorySample, Metric, MetricTarget, NORM_LIMIT, Outcome, PassTimeline, Point, PointStats,
+    ResultFile, RunEnvironment, RunRecord, Stats, Summary, TimelineLane, TimelineSpan, VERSION,
+    judge, metric, percentile, schema, summarize,
 };
-pub use set::{Set, Written};
+pub use result_set::ResultSet;
+pub use write::WrittenReport;

@@ -1,58 +1,80 @@
-//! What was measured, as a table for a README.
+//! The table of measurements for a README.
 
 use crate::{
-    Experiment, ReportError, ResultFile, Set, Status,
     contender::{Contender, contenders},
-    number::{show, show_range, show_size, times},
-    pages::{Line, Table, markdown_table},
+    error::ReportError,
+    format::{show, show_range, show_size, times},
+    pages::{DocTable, RichText, markdown_table},
+    result::{BaselineStatus, Experiment, ResultFile},
+    result_set::ResultSet,
 };
 
-/// A Markdown table of what was measured, beside what others do: what | measured | beside. In brackets
-/// stands how many times as fast ours is, below 1 where it is slower.
-pub fn measurements_table(set: &Set) -> String {
-    let mut table = Table::new(["what", "measured", "beside (ours is so many times as fast)"]);
+/// Amount of detail in a table of measurements.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TableDetail {
+    /// All measurements and all baselines, with the speed-up of Djinn.
+    Full,
+    /// The most important measurements, beside other programs under the same memory budget.
+    Short,
+}
+
+/// Returns a Markdown table of all measurements of Djinn and of the baselines. The speed-up of Djinn is in
+/// brackets; it is below 1 where Djinn is slower.
+pub fn measurements_table(set: &ResultSet) -> String {
+    let headers = ["Measurement", "Djinn", "Compared with (speed-up of Djinn)"];
+    table(set, headers, TableDetail::Full)
+}
+
+/// Returns a short Markdown table: the most important measurements of Djinn beside other programs.
+pub fn summary_table(set: &ResultSet) -> String {
+    let headers = ["Measurement", "Djinn", "Compared with"];
+    table(set, headers, TableDetail::Short)
+}
+
+fn table(set: &ResultSet, headers: [&str; 3], detail: TableDetail) -> String {
+    let mut table = DocTable::new(headers);
     for result in set.results() {
         let rows = match result.experiment {
-            Experiment::VirtualMemory => virtual_memory(result),
-            Experiment::MemoryPressure => memory_pressure(result),
-            Experiment::ResumeLatency => resume_latency(result),
-            Experiment::Steering => steering(result),
-            Experiment::Agents => agents(result),
+            Experiment::VirtualMemory => virtual_memory(result, detail),
+            Experiment::MemoryPressure => memory_pressure(result, detail),
+            Experiment::ResumeLatency => resume_latency(result, detail),
+            Experiment::Steering => steering(result, detail),
+            Experiment::Agents => agents(result, detail),
         };
-        for [what, mut measured, beside] in together(rows) {
+        for [name, mut djinn, others] in merged(rows) {
             if !result.summary.pass {
-                measured += " (not to be trusted: checks failed)";
+                djinn += " (invalid: checks failed)";
             }
             if result.runs.len() < 2 {
-                measured += " (one run)";
+                djinn += " (one run)";
             }
             table
                 .rows
-                .push([what, measured, beside].map(Line::from).to_vec());
+                .push([name, djinn, others].map(RichText::from).to_vec());
         }
     }
     markdown_table(&table)
 }
 
-/// One row for each thing, with everybody beside it.
-fn together(rows: Vec<Row>) -> Vec<[String; 3]> {
+/// Merges the rows of the same measurement, so that all baselines share one cell.
+fn merged(rows: Vec<ReadmeRow>) -> Vec<[String; 3]> {
     let mut all: Vec<[String; 3]> = Vec::new();
-    for [what, measured, beside, ratio] in rows {
-        let beside = match ratio == NONE {
-            true => beside,
-            false => format!("{beside} ({ratio})"),
+    for row in rows {
+        let other = match row.ratio {
+            None => row.other.unwrap_or_else(|| NONE.to_owned()),
+            Some(ratio) => format!("{} ({ratio})", row.other.unwrap_or_default()),
         };
         match all.last_mut() {
-            Some(last) if last[0] == what && last[1] == measured => {
-                last[2] += &format!("; {beside}");
+            Some(last) if last[0] == row.name && last[1] == row.djinn => {
+                last[2] += &format!("; {other}");
             }
-            _ => all.push([what, measured, beside]),
+            _ => all.push([row.name, row.djinn, other]),
         }
     }
     all
 }
 
-/// Puts a table between `<!-- NAME:begin -->` and `<!-- NAME:end -->`, and leaves all else as it is.
+/// Replaces the text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` by a table.
 pub fn replace_between(text: &str, marker: &str, table: &str) -> Result<String, ReportError> {
     let missing = || ReportError::Marker {
         marker: marker.to_owned(),
@@ -67,10 +89,50 @@ pub fn replace_between(text: &str, marker: &str, table: &str) -> Result<String, 
     Ok(format!("{}\n{table}\n{}", &text[..from], &text[to..]))
 }
 
-type Row = [String; 4];
+/// Text of a cell without a value.
 const NONE: &str = "–";
 
-/// Where it ran: the model, and the memory it had.
+/// A measurement of Djinn beside one baseline.
+#[derive(Clone)]
+struct ReadmeRow {
+    /// Name of the measurement.
+    name: String,
+    /// Value of Djinn.
+    djinn: String,
+    /// Name and value of the baseline, if there is one.
+    other: Option<String>,
+    /// Speed-up of Djinn, where both are comparable.
+    ratio: Option<String>,
+}
+
+impl ReadmeRow {
+    /// A measurement without a baseline.
+    fn new(name: String, djinn: String) -> Self {
+        let (other, ratio) = (None, None);
+        ReadmeRow {
+            name,
+            djinn,
+            other,
+            ratio,
+        }
+    }
+
+    /// The same measurement beside a baseline.
+    fn beside(&self, other: String, ratio: Option<String>) -> Self {
+        ReadmeRow {
+            other: Some(other),
+            ratio,
+            ..self.clone()
+        }
+    }
+
+    /// The rows of a measurement: itself if there are no baselines.
+    fn or_alone(self, rows: Vec<ReadmeRow>) -> Vec<ReadmeRow> {
+        if rows.is_empty() { vec![self] } else { rows }
+    }
+}
+
+/// Returns the model and its memory budget: `llama-2-13b f16 in 16 GB`.
 fn place(result: &ResultFile) -> String {
     let model = result.short_model();
     match result.budget_mb {
@@ -83,102 +145,110 @@ fn ours(result: &ResultFile) -> Contender<'_> {
     contenders(result)[0]
 }
 
-fn others(result: &ResultFile) -> impl Iterator<Item = Contender<'_>> {
-    contenders(result).into_iter().skip(1)
+/// Returns the baselines of a table. The short table omits other modes of Djinn, and programs that hold the
+/// whole model in device memory.
+fn others(result: &ResultFile, detail: TableDetail) -> impl Iterator<Item = Contender<'_>> {
+    let is_djinn = |name: &str| {
+        ["djinn", "ring_buffer"]
+            .iter()
+            .any(|own| name.starts_with(own))
+    };
+    let is_shown = move |who: &Contender<'_>| {
+        detail == TableDetail::Full || !(is_djinn(who.name) || who.has_all_memory())
+    };
+    contenders(result).into_iter().skip(1).filter(is_shown)
 }
 
-/// A time beside that of everyone who has it; alone where nobody has.
-fn beside(result: &ResultFile, metric: &str, what: &str) -> Vec<Row> {
+/// Returns a duration of Djinn beside that of every baseline that measured it.
+fn durations(result: &ResultFile, metric: &str, name: &str, detail: TableDetail) -> Vec<ReadmeRow> {
     let Some(mine) = ours(result).stats(metric) else {
         return Vec::new();
     };
-    let (what, measured) = (
-        format!("{what}, {}", place(result)),
-        show(mine.median, "ms"),
-    );
-    let row = |who: Contender<'_>| {
+    let name = format!("{name}, {}", place(result));
+    let row = ReadmeRow::new(name, show(mine.median, "ms"));
+    let beside = |who: Contender<'_>| {
         let stats = who.stats(metric)?;
         let text = format!("{}: {}", who.label(), show(stats.median, "ms"));
-        Some([
-            what.clone(),
-            measured.clone(),
-            text,
-            // Whoever has all memory is no peer of one that has not.
-            match who.has_all_memory() {
-                true => NONE.to_owned(),
-                false => times(stats.median / mine.median),
-            },
-        ])
+        // A contender with the whole model in device memory is not comparable.
+        let is_comparable = detail == TableDetail::Full && !who.has_all_memory();
+        let ratio = is_comparable.then(|| times(stats.median / mine.median));
+        Some(row.beside(text, ratio))
     };
-    let rows: Vec<Row> = others(result).filter_map(row).collect();
-    match rows.is_empty() {
-        true => vec![[what, measured, NONE.to_owned(), NONE.to_owned()]],
-        false => rows,
-    }
+    let rows = others(result, detail).filter_map(beside).collect();
+    row.clone().or_alone(rows)
 }
 
-fn virtual_memory(result: &ResultFile) -> Vec<Row> {
-    let mut rows = beside(result, "per_token_ms", "a token");
-    rows.extend(beside(result, "first_token_ms", "the first token"));
+fn virtual_memory(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
+    let has_peers = others(result, detail).any(|who| who.stats("per_token_ms").is_some());
+    let mut rows = Vec::new();
+    if has_peers || detail == TableDetail::Full {
+        let per_token = durations(result, "per_token_ms", "time per token", detail);
+        let first_token = durations(result, "first_token_ms", "time to first token", detail);
+        rows.extend(per_token.into_iter().chain(first_token));
+    }
+    if has_peers && detail == TableDetail::Short {
+        return rows;
+    }
     let link = ours(result)
         .stats("link_gbps")
         .zip(result.environment.link_gbps);
-    rows.extend(link.map(|(mine, alone)| {
-        let name = result.environment.link.as_deref().unwrap_or("the link");
-        [
-            format!("weights over the link, {}", place(result)),
-            show(mine.median, "GB/s"),
-            format!("{name} alone: {}", show(alone, "GB/s")),
-            show(mine.median / alone, "share"),
-        ]
+    rows.extend(link.map(|(mine, idle)| {
+        let link = result.environment.link.as_deref().unwrap_or("link");
+        let name = format!("link throughput, {}", place(result));
+        let text = format!("{link} without compute: {}", show(idle, "GB/s"));
+        let share = show(mine.median / idle, "share");
+        ReadmeRow::new(name, show(mine.median, "GB/s")).beside(text, Some(share))
     }));
     rows
 }
 
-fn memory_pressure(result: &ResultFile) -> Vec<Row> {
+fn memory_pressure(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
     let count = |who: &Contender<'_>, metric| who.stats(metric).map(|stats| stats.median);
     let mine = ours(result);
-    let (Some(begun), Some(done)) = (count(&mine, "sessions"), count(&mine, "sessions_completed"))
+    let (Some(started), Some(done)) =
+        (count(&mine, "sessions"), count(&mine, "sessions_completed"))
     else {
         return Vec::new();
     };
-    let what = format!("{} sessions at once, {}", show(begun, ""), place(result));
-    let measured = format!("{} of {} complete", show(done, ""), show(begun, ""));
-    let row = |who: Contender<'_>| {
+    let sessions = format!("{} concurrent sessions", show(started, ""));
+    let row = ReadmeRow::new(
+        format!("{sessions}, {}", place(result)),
+        format!("{} of {} complete", show(done, ""), show(started, "")),
+    );
+    let beside = |who: Contender<'_>| {
         let theirs = count(&who, "sessions_completed");
         let text = match (who.status, theirs) {
-            // Where; what exactly its allocator said is in the analysis.
-            (Status::OutOfMemory, _) => {
+            // The table shows where the baseline stopped; the analysis shows the allocator message.
+            (BaselineStatus::OutOfMemory, _) => {
                 let reason = who.reason.unwrap_or_default();
                 let place = reason.split(": ").next().unwrap_or_default();
                 format!("out of memory {place}")
             }
-            (Status::Ran, Some(theirs)) => format!("{} complete", show(theirs, "")),
+            (BaselineStatus::Ran, Some(theirs)) => format!("{} complete", show(theirs, "")),
             _ => return None,
         };
-        let text = format!("{}: {text}", who.label());
-        Some([what.clone(), measured.clone(), text, NONE.to_owned()])
+        Some(row.beside(format!("{}: {text}", who.label()), None))
     };
-    let mut rows: Vec<Row> = others(result).filter_map(row).collect();
-    if rows.is_empty() {
-        rows.push([what, measured, NONE.to_owned(), NONE.to_owned()]);
-    }
-    let whole = format!("the same, from the first to the last, {}", place(result));
-    if let Some(mine) = mine.stats("total_time_ms") {
-        let measured = show(mine.median, "ms");
-        let row = |who: Contender<'_>| {
+    let completed = others(result, detail).filter_map(beside).collect();
+    let mut rows = row.clone().or_alone(completed);
+    if let Some(mine) = mine
+        .stats("total_time_ms")
+        .filter(|_| detail == TableDetail::Full)
+    {
+        let name = format!("{sessions}, total time, {}", place(result));
+        let row = ReadmeRow::new(name, show(mine.median, "ms"));
+        let beside = |who: Contender<'_>| {
             let stats = who.stats("total_time_ms")?;
             let text = format!("{}: {}", who.label(), show(stats.median, "ms"));
-            let ratio = times(stats.median / mine.median);
-            Some([whole.clone(), measured.clone(), text, ratio])
+            Some(row.beside(text, Some(times(stats.median / mine.median))))
         };
-        let ran = others(result).filter(|who| who.status == Status::Ran);
-        rows.extend(ran.filter_map(row));
+        let ran = others(result, detail).filter(|who| who.status == BaselineStatus::Ran);
+        rows.extend(ran.filter_map(beside));
     }
     rows
 }
 
-/// Medians of a series, by place.
+/// Returns the position and median of each point of a series.
 fn series(who: &Contender<'_>, name: &str) -> Vec<(f64, f64)> {
     let points = who
         .summary
@@ -188,118 +258,128 @@ fn series(who: &Contender<'_>, name: &str) -> Vec<(f64, f64)> {
     points.map(|point| (point.x, point.ms.median)).collect()
 }
 
-/// From the smallest to the largest.
-fn ends(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
-    values.fold(None, |ends, value| {
-        let (low, high) = ends.unwrap_or((value, value));
+/// Returns the smallest and the largest value; `None` for no values.
+fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    values.fold(None, |range, value| {
+        let (low, high) = range.unwrap_or((value, value));
         Some((value.min(low), value.max(high)))
     })
 }
 
-fn resume_latency(result: &ResultFile) -> Vec<Row> {
-    let mine = ours(result);
-    let mut rows = Vec::new();
-    for (name, kv) in [
+fn resume_latency(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
+    let locations = [
         ("resume", "KV on the device"),
         ("resume_from_host", "KV in host memory"),
-    ] {
-        let points = series(&mine, name);
-        let (Some((first, last)), Some((low, high))) = (
-            ends(points.iter().map(|(x, _)| *x)),
-            ends(points.iter().map(|(_, ms)| *ms)),
-        ) else {
-            continue;
-        };
-        let layers = show_range(first, last, "");
-        let what = format!("resume at layer {layers}, {kv}, {}", place(result));
-        let measured = show_range(low, high, "ms");
-        let before = rows.len();
-        for who in others(result) {
-            let theirs = series(&who, "resume");
-            let Some((low, high)) = ends(theirs.iter().map(|(_, ms)| *ms)) else {
-                continue;
-            };
-            let both = points.iter().filter_map(|(x, ms)| {
-                let (_, beside) = theirs.iter().find(|(at, _)| at == x)?;
-                Some(beside / ms)
-            });
-            let ratio = ends(both).map(|(low, high)| match times(low) == times(high) {
-                true => times(low),
-                false => format!("{}–{}", times(low).trim_end_matches(" ×"), times(high)),
-            });
-            let text = format!("{}: {}", who.label(), show_range(low, high, "ms"));
-            // By hand everything comes back before the next block, and with Djinn what that block needs.
-            let alike = name == "resume" || who.name != "manual_offload";
-            let ratio = ratio.filter(|_| alike).unwrap_or(NONE.to_owned());
-            rows.push([what.clone(), measured.clone(), text, ratio]);
-        }
-        if rows.len() == before {
-            rows.push([what, measured, NONE.to_owned(), NONE.to_owned()]);
-        }
-    }
-    rows
+    ];
+    let shown = if detail == TableDetail::Full { 2 } else { 1 };
+    let rows = locations.into_iter().take(shown);
+    rows.flat_map(|(name, kv)| resume_rows(result, name, kv, detail))
+        .collect()
 }
 
-fn steering(result: &ResultFile) -> Vec<Row> {
-    let mine = ours(result);
-    let Some(overhead) = mine.stats("overhead") else {
-        return beside(result, "per_token_ms", "a token of a steered model");
+/// Returns the rows of one series of resume times.
+fn resume_rows(result: &ResultFile, name: &str, kv: &str, detail: TableDetail) -> Vec<ReadmeRow> {
+    let points = series(&ours(result), name);
+    let (Some((first, last)), Some((low, high))) = (
+        range(points.iter().map(|(x, _)| *x)),
+        range(points.iter().map(|(_, ms)| *ms)),
+    ) else {
+        return Vec::new();
     };
-    let what = format!("added to a token by steering, {}", place(result));
-    let measured = show(overhead.median, "share");
-    let row = |who: Contender<'_>| {
+    let layers = show_range(first, last, "");
+    let row = ReadmeRow::new(
+        format!("resume at layer {layers}, {kv}, {}", place(result)),
+        show_range(low, high, "ms"),
+    );
+    let beside = |who: Contender<'_>| {
+        let theirs = series(&who, "resume");
+        let (low, high) = range(theirs.iter().map(|(_, ms)| *ms))?;
+        let both = points.iter().filter_map(|(x, ms)| {
+            let (_, their_ms) = theirs.iter().find(|(at, _)| at == x)?;
+            Some(their_ms / ms)
+        });
+        let ratio = range(both).map(|(low, high)| match times(low) == times(high) {
+            true => times(low),
+            false => format!("{}–{}", times(low).trim_end_matches(" ×"), times(high)),
+        });
+        let text = format!("{}: {}", who.label(), show_range(low, high, "ms"));
+        // A manual offload copies the whole KV cache before the next block; Djinn copies only the part that
+        // the block needs. Their times from host memory are not comparable.
+        let is_comparable =
+            detail == TableDetail::Full && (name == "resume" || who.name != "manual_offload");
+        Some(row.beside(text, ratio.filter(|_| is_comparable)))
+    };
+    let rows = others(result, detail).filter_map(beside).collect();
+    row.clone().or_alone(rows)
+}
+
+fn steering(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
+    let Some(overhead) = ours(result).stats("overhead") else {
+        return durations(
+            result,
+            "per_token_ms",
+            "time per token with steering",
+            detail,
+        );
+    };
+    let name = format!("steering overhead per token, {}", place(result));
+    let row = ReadmeRow::new(name, show(overhead.median, "share"));
+    let beside = |who: Contender<'_>| {
         let theirs = who.stats("overhead")?;
         let text = format!("{}: {}", who.label(), show(theirs.median, "share"));
-        Some([what.clone(), measured.clone(), text, NONE.to_owned()])
+        Some(row.beside(text, None))
     };
-    let rows: Vec<Row> = others(result).filter_map(row).collect();
-    match rows.is_empty() {
-        true => vec![[what, measured, NONE.to_owned(), NONE.to_owned()]],
-        false => rows,
-    }
+    let rows = others(result, detail).filter_map(beside).collect();
+    row.clone().or_alone(rows)
 }
 
-fn agents(result: &ResultFile) -> Vec<Row> {
-    let mine = ours(result);
-    let mut rows = Vec::new();
-    for (name, words) in [("p50", "half of the time"), ("p99", "99 % of the time")] {
-        let points = series(&mine, name);
-        let Some((agents, ms)) = points.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)) else {
-            continue;
-        };
-        let what = format!(
-            "next token of one of {} agents, {words}, {}",
-            show(agents, ""),
-            place(result)
-        );
-        let measured = format!("at most {}", show(ms, "ms"));
-        let before = rows.len();
-        for who in others(result) {
-            let theirs = series(&who, name).into_iter().find(|(x, _)| *x == agents);
-            let Some((_, theirs)) = theirs else { continue };
-            let text = format!("{}: {}", who.label(), show(theirs, "ms"));
-            rows.push([what.clone(), measured.clone(), text, times(theirs / ms)]);
-        }
-        if rows.len() == before {
-            rows.push([what, measured, NONE.to_owned(), NONE.to_owned()]);
-        }
-    }
-    rows
+fn agents(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
+    let omitted = if detail == TableDetail::Full { 0 } else { 1 };
+    let rows = ["p50", "p99"].into_iter().skip(omitted);
+    rows.flat_map(|name| agent_rows(result, name, detail))
+        .collect()
+}
+
+/// Returns the rows of one percentile, at the largest number of agents.
+fn agent_rows(result: &ResultFile, percentile: &str, detail: TableDetail) -> Vec<ReadmeRow> {
+    let points = series(&ours(result), percentile);
+    let Some((agents, ms)) = points.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)) else {
+        return Vec::new();
+    };
+    let name = format!(
+        "next token with {} agents, {percentile}, {}",
+        show(agents, ""),
+        place(result)
+    );
+    let row = ReadmeRow::new(name, show(ms, "ms"));
+    let beside = |who: Contender<'_>| {
+        let theirs = series(&who, percentile);
+        let (_, theirs) = theirs.into_iter().find(|(x, _)| *x == agents)?;
+        let text = format!("{}: {}", who.label(), show(theirs, "ms"));
+        let ratio = (detail == TableDetail::Full).then(|| times(theirs / ms));
+        Some(row.beside(text, ratio))
+    };
+    let rows = others(result, detail).filter_map(beside).collect();
+    row.clone().or_alone(rows)
 }
 
 #[cfg(test)]
 mod tests {
     use super::replace_between;
+    use crate::error::ReportError;
 
     #[test]
-    fn only_what_is_between_changes() {
+    fn only_the_text_between_the_markers_changes() {
         let text = "a\n<!-- T:begin -->\nold\n<!-- T:end -->\nb\n";
         let new = replace_between(text, "T", "| x |\n").unwrap();
         assert_eq!(new, "a\n<!-- T:begin -->\n| x |\n<!-- T:end -->\nb\n");
         assert_eq!(replace_between(&new, "T", "| x |").unwrap(), new);
         for broken in ["", "<!-- T:begin -->", "<!-- T:end --><!-- T:begin -->"] {
-            let error = replace_between(broken, "T", "x").unwrap_err().to_string();
-            assert!(error.contains("T:begin"), "{error}");
+            let error = replace_between(broken, "T", "x").unwrap_err();
+            assert!(
+                matches!(&error, ReportError::Marker { marker } if marker == "T"),
+                "{error}"
+            );
         }
     }
 }

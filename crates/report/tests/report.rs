@@ -7,7 +7,8 @@ mod samples;
 use std::{fs, path::Path};
 
 use djinn_report::{
-    Baseline, ReportError, ResultFile, Run, Set, Status, compare, measurements_table,
+    Baseline, BaselineStatus, Experiment, MetricChange, MissingData, ReportError, ResultFile,
+    ResultSet, RunRecord, compare, measurements_table, summary_table,
 };
 use resvg::{tiny_skia::Pixmap, usvg};
 
@@ -20,7 +21,7 @@ const FIGURES: [&str; 6] = [
     "agents_latency",
 ];
 
-/// How a result is made wrong.
+/// A change that makes a result invalid.
 type Break = fn(&mut ResultFile);
 
 fn stored(folder: &Path, results: Vec<ResultFile>) {
@@ -29,12 +30,12 @@ fn stored(folder: &Path, results: Vec<ResultFile>) {
     }
 }
 
-fn written(set: &Set, folder: &Path) -> djinn_report::Written {
+fn written(set: &ResultSet, folder: &Path) -> djinn_report::WrittenReport {
     set.write(folder, None, &mut |_| {}).unwrap()
 }
 
 #[test]
-fn everything_is_drawn_and_told() {
+fn a_report_contains_all_figures_and_values() {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (dir.path().join("in"), dir.path().join("out"));
     stored(&from, samples::all());
@@ -43,18 +44,18 @@ fn everything_is_drawn_and_told() {
         djinn_report::schema().to_string(),
     )
     .unwrap();
-    let set = Set::read(&[from.clone(), from.join("0.json")]).unwrap();
+    let set = ResultSet::read(&[from.clone(), from.join("0.json")]).unwrap();
     assert_eq!(
         set.results().len(),
         6,
-        "a file that is named twice counts once"
+        "a file that is given twice counts once"
     );
-    let mut told = 0;
+    let mut steps = 0;
     let done = set
-        .write(&to, Some(&compare(&set, &set)), &mut |_| told += 1)
+        .write(&to, Some(&compare(&set, &set)), &mut |_| steps += 1)
         .unwrap();
     assert!(done.pass && set.pass(), "{}", set.verdict_table());
-    assert!(done.left_out.is_empty() && told > 6);
+    assert!(done.left_out.is_empty() && steps > 6);
     assert_eq!(done.files.len(), 18 + 3);
     for name in FIGURES {
         figure(&to, name);
@@ -67,7 +68,7 @@ fn everything_is_drawn_and_told() {
         for value in [
             format!("{bandwidth:.1} GB/s"),
             "0123abc".to_owned(),
-            "55.3 GB/s alone".to_owned(),
+            "55.3 GB/s without compute".to_owned(),
             "150 of 150, in all runs".to_owned(),
             "the package is not installed here".to_owned(),
             "CUDA out of memory while loading layer 21 of 40".to_owned(),
@@ -86,7 +87,7 @@ fn everything_is_drawn_and_told() {
         );
     }
     assert!(!html.contains("<script") && !html.contains(" src="));
-    assert!(html.contains("Beside earlier results"));
+    assert!(html.contains("Comparison with earlier results"));
     assert!(
         fs::read_to_string(to.join("comparison.md"))
             .unwrap()
@@ -94,7 +95,7 @@ fn everything_is_drawn_and_told() {
     );
 }
 
-/// A figure is there in three forms, and something is on it.
+/// Checks that a figure exists as SVG, PNG and PDF, and is not blank.
 fn figure(folder: &Path, name: &str) {
     let svg = fs::read_to_string(folder.join(format!("{name}.svg"))).unwrap();
     assert!(svg.len() < 200_000, "{name} has {} bytes", svg.len());
@@ -129,10 +130,10 @@ fn figure(folder: &Path, name: &str) {
 }
 
 #[test]
-fn broken_results_fail_on_every_page() {
+fn invalid_results_fail_on_every_page() {
     let breaks: [(&str, Break); 3] = [
         ("norm 5", |result| result.runs[1].logit_norm = Some(5.0)),
-        ("other tokens", |result| {
+        ("tokens differ", |result| {
             result.runs[0].tokens_match = Some(false);
         }),
         ("device memory within", |result| {
@@ -143,7 +144,7 @@ fn broken_results_fail_on_every_page() {
         let dir = tempfile::tempdir().unwrap();
         let mut result = samples::virtual_memory("broken", "m", 26.0);
         broken(&mut result);
-        let set = Set::of(vec![result, samples::steering("good")]);
+        let set = ResultSet::of(vec![result, samples::steering("good")]);
         let done = written(&set, dir.path());
         assert!(!done.pass);
         for page in ["analysis.md", "report.html"] {
@@ -160,15 +161,15 @@ fn broken_results_fail_on_every_page() {
             "{table}"
         );
         assert!(table.contains(expect), "{table}");
-        assert!(measurements_table(&set).contains("not to be trusted"));
+        assert!(measurements_table(&set).contains("invalid: checks failed"));
     }
 }
 
 #[test]
-fn a_lost_session_fails() {
+fn a_lost_session_fails_the_result() {
     let mut result = samples::memory_pressure("lost", 50);
     result.runs[2].sessions_completed = Some(49);
-    let set = Set::of(vec![result]);
+    let set = ResultSet::of(vec![result]);
     assert!(!set.pass());
     assert!(
         set.verdict_table().contains("49 of 50"),
@@ -178,76 +179,90 @@ fn a_lost_session_fails() {
 }
 
 #[test]
-fn a_figure_without_data_is_left_out_and_said_so() {
+fn figures_without_data_are_omitted_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let mut result = samples::virtual_memory("only", "m", 26.0);
     (result.timeline, result.memory) = (None, Vec::new());
-    let done = written(&Set::of(vec![result]), dir.path());
+    let done = written(&ResultSet::of(vec![result]), dir.path());
     let left: Vec<&str> = done
         .left_out
         .iter()
         .map(|(name, _)| name.as_str())
         .collect();
     assert_eq!(left, FIGURES[1..], "all but the first");
+    assert_eq!(done.left_out[0].1, MissingData::Timeline);
+    let agents = MissingData::Experiment(&[Experiment::Agents]);
+    assert_eq!(done.left_out[4].1, agents);
     let analysis = fs::read_to_string(dir.path().join("analysis.md")).unwrap();
     assert!(analysis.contains("`latency_timeline`: no virtual-memory result has a timeline"));
-    assert!(analysis.contains("`agents_latency`: there is no result of agents"));
+    assert!(analysis.contains("`agents_latency`: there is no agents result"));
     assert!(!dir.path().join("agents_latency.svg").exists());
 }
 
 #[test]
-fn what_is_no_result_is_named() {
+fn files_that_are_not_results_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
-    let none = Set::read(&[dir.path().to_owned()]).unwrap_err();
-    assert!(matches!(none, ReportError::Nothing { .. }), "{none}");
-    assert!(none.to_string().starts_with("no results in "), "{none}");
+    let none = ResultSet::read(&[dir.path().to_owned()]).unwrap_err();
+    assert!(matches!(none, ReportError::NoResults { .. }), "{none}");
     stored(dir.path(), vec![samples::steering("good")]);
-    fs::write(dir.path().join("readme.txt"), "not JSON, and not looked at").unwrap();
+    fs::write(dir.path().join("readme.txt"), "not JSON").unwrap();
     assert_eq!(
-        Set::read(&[dir.path().to_owned()]).unwrap().results().len(),
+        ResultSet::read(&[dir.path().to_owned()])
+            .unwrap()
+            .results()
+            .len(),
         1
     );
     fs::write(dir.path().join("other.json"), "{\"a\": 1}").unwrap();
-    let error = Set::read(&[dir.path().to_owned()]).unwrap_err().to_string();
-    assert!(error.contains("other.json: not a result"), "{error}");
-    let gone = Set::read(&[dir.path().join("gone.json")])
-        .unwrap_err()
-        .to_string();
-    assert!(gone.contains("gone.json"), "{gone}");
+    let error = ResultSet::read(&[dir.path().to_owned()]).unwrap_err();
+    let ReportError::Schema { path, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(path.ends_with("other.json"), "{error}");
+    let gone = ResultSet::read(&[dir.path().join("gone.json")]).unwrap_err();
+    assert!(matches!(gone, ReportError::File { .. }), "{gone}");
 }
 
 #[test]
-fn order_does_not_depend_on_files() {
-    let names = |set: &Set| {
+fn the_order_of_results_does_not_depend_on_files() {
+    let names = |set: &ResultSet| {
         set.results()
             .map(|result| result.name.clone())
             .collect::<Vec<_>>()
     };
     let mut backwards = samples::all();
     backwards.reverse();
-    assert_eq!(names(&Set::of(samples::all())), names(&Set::of(backwards)));
+    assert_eq!(
+        names(&ResultSet::of(samples::all())),
+        names(&ResultSet::of(backwards))
+    );
 }
 
 #[test]
-fn earlier_results_are_compared() {
+fn results_are_compared_with_earlier_ones() {
     let slower = |result: &mut ResultFile| {
         for run in &mut result.runs {
             run.per_token_ms = run.per_token_ms.map(|ms| ms * 2.0);
         }
     };
-    let old = Set::of(vec![
+    let old = ResultSet::of(vec![
         samples::virtual_memory("a", "m", 26.0),
         samples::steering("gone"),
     ]);
     let mut changed = samples::virtual_memory("a", "m", 26.0);
     slower(&mut changed);
     changed.baselines.remove(0);
-    let new = Set::of(vec![changed, samples::agents("new")]);
+    let new = ResultSet::of(vec![changed, samples::agents("new")]);
     let comparison = compare(&old, &new);
     assert!(comparison.worse() && !compare(&old, &old).worse());
+    let per_token = comparison.rows.iter();
+    let per_token =
+        per_token.filter(|row| row.metric == "time per token" && row.contender == "Djinn");
+    let per_token: Vec<_> = per_token.map(|row| (row.change, row.share())).collect();
+    assert_eq!(per_token, [(MetricChange::Worse, Some(1.0))]);
     let terminal = comparison.terminal();
     assert!(
-        terminal.contains("worse   virtual-memory a (m), Djinn: a token"),
+        terminal.contains("worse   virtual-memory a (m), Djinn: time per token"),
         "{terminal}"
     );
     assert!(terminal.contains("(+100.0 %)"), "{terminal}");
@@ -268,32 +283,52 @@ fn earlier_results_are_compared() {
     assert!(markdown.contains("2 standard deviations"), "{markdown}");
     let backwards = compare(&new, &old).terminal();
     assert!(
-        backwards.contains("better  virtual-memory a (m), Djinn: a token"),
+        backwards.contains("better  virtual-memory a (m), Djinn: time per token"),
         "{backwards}"
     );
 }
 
 #[test]
-fn a_readme_has_every_experiment() {
-    let table = measurements_table(&Set::of(samples::all()));
+fn the_readme_table_has_every_experiment() {
+    let table = measurements_table(&ResultSet::of(samples::all()));
     for row in [
-        "| what | measured | beside (ours is so many times as fast) |",
-        "| a token, llama-13b in 16 GB |",
+        "| Measurement | Djinn | Compared with (speed-up of Djinn) |",
+        "| time per token, llama-13b in 16 GB |",
         "; Accelerate: ",
-        "PCIe 5 x16 alone: 55.3 GB/s",
-        "| 50 sessions at once, llama-13b in 16 GB | 50 of 50 complete |",
+        "PCIe 5 x16 without compute: 55.3 GB/s",
+        "| 50 concurrent sessions, llama-13b in 16 GB | 50 of 50 complete |",
         "eager PyTorch: out of memory ",
         "resume at layer 0–31, KV on the device, llama-7b",
         "manual offload: ",
-        "added to a token by steering, stories-7m in 16 GB",
-        "next token of one of 64 agents, 99 % of the time, llama-7b",
+        "steering overhead per token, stories-7m in 16 GB",
+        "next token with 64 agents, p99, llama-7b",
     ] {
         assert!(table.contains(row), "{row} not in\n{table}");
     }
-    assert!(!table.contains("DeepSpeed"), "who is absent is not in it");
+    assert!(
+        !table.contains("DeepSpeed"),
+        "absent baselines are not in the table"
+    );
 }
 
-/// Few and many contenders, long names, one session and fifty, who ends in the same place.
+#[test]
+fn the_summary_table_is_short() {
+    let table = summary_table(&ResultSet::of(samples::all()));
+    let rows: Vec<&str> = table.lines().collect();
+    assert_eq!(rows[0], "| Measurement | Djinn | Compared with |");
+    assert!(rows.len() <= 2 + 8, "{table}");
+    assert!(rows.iter().all(|row| row.len() < 160), "{table}");
+    assert!(
+        !table.contains("no prefetch") && !table.contains('×'),
+        "{table}"
+    );
+    assert!(
+        table.contains("Accelerate: ") && table.contains("stateless: "),
+        "{table}"
+    );
+}
+
+/// Results with few and many contenders, long names, and several baselines that stop at the same point.
 fn extremes() -> Vec<ResultFile> {
     let mut one = samples::virtual_memory("one", "m", 26.0);
     one.baselines.clear();
@@ -301,12 +336,12 @@ fn extremes() -> Vec<ResultFile> {
     let mut many = samples::virtual_memory(long, "organisation/a-model-with-a-long-name-too", 26.0);
     for i in 0..4 {
         let name = format!("another_contender_with_a_long_name_{i}");
-        let run = |j| Run {
+        let run = |j| RunRecord {
             effective_bandwidth_gbps: Some(f64::from(i * 900 + j + 1)),
             ..many.runs[0].clone()
         };
         let runs = (0..3).map(run).collect();
-        let ran = samples::baseline(&name, "x", Status::Ran);
+        let ran = samples::baseline(&name, "x", BaselineStatus::Ran);
         many.baselines.push(Baseline { runs, ..ran });
     }
     let named = |name: &str, one: &Baseline| Baseline {
@@ -328,26 +363,26 @@ fn extremes() -> Vec<ResultFile> {
 }
 
 #[test]
-fn extremes_are_drawn() {
+fn extreme_results_are_drawn() {
     let dir = tempfile::tempdir().unwrap();
-    let done = written(&Set::of(extremes()), dir.path());
+    let done = written(&ResultSet::of(extremes()), dir.path());
     assert!(done.left_out.is_empty());
     for name in FIGURES {
         figure(dir.path(), name);
     }
 }
 
-/// `REPORT_SAMPLE=FOLDER cargo test -p djinn-report` leaves reports to look at.
+/// `REPORT_SAMPLE=FOLDER cargo test -p djinn-report` writes sample reports for inspection.
 #[test]
-fn a_sample_to_look_at() {
+fn a_sample_report_for_inspection() {
     let Some(folder) = std::env::var_os("REPORT_SAMPLE") else {
         return;
     };
     let folder = Path::new(&folder);
     stored(&folder.join("results"), samples::all());
-    let set = Set::read(&[folder.join("results")]).unwrap();
+    let set = ResultSet::read(&[folder.join("results")]).unwrap();
     set.write(folder, Some(&compare(&set, &set)), &mut |_| {})
         .unwrap();
     fs::write(folder.join("measurements.md"), measurements_table(&set)).unwrap();
-    written(&Set::of(extremes()), &folder.join("extreme"));
+    written(&ResultSet::of(extremes()), &folder.join("extreme"));
 }

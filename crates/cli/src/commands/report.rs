@@ -2,7 +2,9 @@
 
 use std::{fs, path::Path};
 
-use djinn_report::{Comparison, Set, compare, measurements_table, replace_between};
+use djinn_report::{
+    Comparison, ResultSet, compare, measurements_table, replace_between, summary_table,
+};
 
 use crate::{
     args::ReportArgs,
@@ -10,15 +12,17 @@ use crate::{
     progress::Doing,
 };
 
-/// What a table of measurements stands between.
-const MARK: &str = "measurements";
+/// Name of the markers around the full table of measurements.
+const MEASUREMENTS: &str = "measurements";
+/// Name of the markers around the short table of measurements.
+const SUMMARY: &str = "summary";
 
 /// Figures, tables and a verdict.
 pub fn report(args: &ReportArgs) -> Result<(), Failure> {
-    let set = Set::read(&args.results)?;
+    let set = ResultSet::read(&args.results)?;
     let comparison = match &args.against[..] {
         [] => None,
-        old => Some(compare(&Set::read(old)?, &set)),
+        old => Some(compare(&ResultSet::read(old)?, &set)),
     };
     let doing = Doing::new("drawing");
     let written = set.write(&args.output, comparison.as_ref(), &mut |what| {
@@ -49,10 +53,14 @@ fn told(comparison: &Comparison) -> String {
     format!("\n{}\n", comparison.terminal().trim_end())
 }
 
-/// Puts the table of measurements into a file, between its marks.
-fn put_table(path: &Path, set: &Set) -> Result<(), Failure> {
+/// Writes a table of measurements into a file: the short one between `summary` markers, the full one between
+/// `measurements` markers.
+fn put_table(path: &Path, set: &ResultSet) -> Result<(), Failure> {
     let fault = |error: std::io::Error| Failure::Message(format!("{}: {error}", path.display()));
     let text = fs::read_to_string(path).map_err(fault)?;
-    let text = replace_between(&text, MARK, &measurements_table(set))?;
+    let text = match text.contains(&format!("<!-- {SUMMARY}:begin -->")) {
+        true => replace_between(&text, SUMMARY, &summary_table(set))?,
+        false => replace_between(&text, MEASUREMENTS, &measurements_table(set))?,
+    };
     fs::write(path, text).map_err(fault)
 }

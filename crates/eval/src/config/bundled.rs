@@ -19,16 +19,17 @@ bundled![
     "exp3_osdi_full",
     "exp3_resume_llama",
     "exp3_smoke",
+    "pressure_smoke",
     "agent_scaling",
     "agent_smoke",
 ];
 
-/// Their names.
+/// Returns the names of the bundled configurations.
 pub fn names() -> impl Iterator<Item = &'static str> {
     BUNDLED.iter().map(|(name, _)| *name)
 }
 
-/// One of them, with or without `.yaml` behind its name.
+/// Returns the text of a bundled configuration, named with or without `.yaml`.
 pub fn by_name(path: &Path) -> Option<&'static str> {
     let name = path.to_str()?;
     let name = name.strip_suffix(".yaml").unwrap_or(name);
@@ -42,11 +43,11 @@ mod tests {
     use std::path::Path;
 
     use super::names;
-    use crate::Config;
+    use crate::config::{ConfigError, EvalConfig};
 
     #[test]
-    fn the_distributed_experiment_means_what_it_says() {
-        let config = Config::read(Path::new("virt_mem_distributed")).unwrap();
+    fn the_distributed_configuration_has_its_documented_values() {
+        let config = EvalConfig::read(Path::new("virt_mem_distributed")).unwrap();
         assert_eq!(config.server_address().unwrap(), "192.168.1.100:5556");
         let experiment = &config.experiment;
         assert_eq!(experiment.model.model_id, "meta-llama/Llama-2-70b-hf");
@@ -67,19 +68,22 @@ mod tests {
         for key in ["pin_memory_gb", "os_reserve_gb", "prefetch_workers"] {
             assert!(
                 notes.contains(key),
-                "{key} changes nothing, and nobody says so: {notes}"
+                "no note says that {key} has no effect: {notes}"
             );
         }
     }
 
     #[test]
-    fn all_of_them_can_be_read() {
+    fn all_bundled_configurations_can_be_read() {
         for name in names() {
-            let config = Config::read(Path::new(name)).unwrap();
+            let config = EvalConfig::read(Path::new(name)).unwrap();
             assert!(!config.experiment.name.is_empty(), "{name}");
         }
-        assert!(Config::read(Path::new("virt_mem_l4.yaml")).is_ok());
-        let told = Config::read(Path::new("virt_mem_l5")).unwrap_err();
-        assert!(told.to_string().contains("virt_mem_l4"), "{told}");
+        assert!(EvalConfig::read(Path::new("virt_mem_l4.yaml")).is_ok());
+        let error = EvalConfig::read(Path::new("virt_mem_l5")).unwrap_err();
+        let ConfigError::Unreadable { bundled, .. } = error else {
+            panic!("{error}");
+        };
+        assert!(bundled.contains(&"virt_mem_l4"));
     }
 }

@@ -1,11 +1,11 @@
-//! What cannot be is refused when a configuration is read, with the key.
+//! Checks of configuration values. Errors name the key and the accepted values.
 
 use djinn_report::METRICS;
 
-use super::{Config, told_metric};
+use super::{error::ConfigProblem, sections::EvalConfig};
 use crate::baselines::NAMES;
 
-/// What is measured at several places.
+/// Series of points that targets may name.
 const SERIES: [&str; 6] = [
     "resume",
     "resume_from_host",
@@ -15,123 +15,134 @@ const SERIES: [&str; 6] = [
     "p99",
 ];
 
-type Checked = Result<(), String>;
-
-fn refuse(key: &str, why: &str) -> Checked {
-    Err(format!("{key}: {why}"))
+/// Returns an error for the key unless the condition holds.
+fn require(key: &str, condition: bool, reason: &str) -> Result<(), ConfigProblem> {
+    let (key, reason) = (key.to_owned(), reason.to_owned());
+    match condition {
+        true => Ok(()),
+        false => Err(ConfigProblem::Value { key, reason }),
+    }
 }
 
-/// Refuses a key's value unless something holds of it.
-fn holds(key: &str, so: bool, why: &str) -> Checked {
-    if so { Ok(()) } else { refuse(key, why) }
+/// Returns the metric that a name in `output.metrics` stands for. Names of older versions are accepted.
+pub(super) fn metric_key(name: &str) -> Option<&'static str> {
+    let name = match name {
+        "latency_ms" => "total_time_ms",
+        "peak_vram_mb" => "vram_used_mb",
+        "logit_norm_diff" => "logit_norm",
+        name => name,
+    };
+    djinn_report::metric(name).map(|metric| metric.key)
 }
 
-impl Config {
-    /// Refuses what cannot be.
-    pub(super) fn check(&self) -> Checked {
-        self.check_asked()?;
+impl EvalConfig {
+    /// Checks all values.
+    pub(super) fn check(&self) -> Result<(), ConfigProblem> {
+        self.check_requests()?;
         self.check_memory()?;
         self.check_sessions()?;
         self.check_targets()
     }
 
-    fn check_asked(&self) -> Checked {
+    fn check_requests(&self) -> Result<(), ConfigProblem> {
         let experiment = &self.experiment;
         let runs = experiment.measurement.runs;
-        holds("experiment.measurement.runs", runs > 0, "at least one run")?;
+        require(
+            "experiment.measurement.runs",
+            runs > 0,
+            "must be at least 1",
+        )?;
         let inference = &experiment.inference;
-        holds(
+        require(
             "experiment.inference",
             inference.prompt_length > 0 && inference.generation_length > 0,
-            "a prompt and what is generated have at least one token",
+            "prompt_length and generation_length must be at least 1",
         )?;
-        holds(
+        require(
             "experiment.inference.batch_size",
             inference.batch_size == 1,
-            "one session is measured at a time; many are memory-pressure and agents",
+            "must be 1; memory-pressure and agents measure several sessions",
         )?;
         let timeout = experiment
             .server
             .as_ref()
             .map_or(1.0, |s| s.timeout_seconds);
-        holds(
+        require(
             "experiment.server.timeout_seconds",
             timeout > 0.0 && timeout <= 1e6,
-            "seconds, more than 0 and at most a million",
+            "must be above 0 and at most 1000000",
         )?;
         let ours = self.baselines.get("ring_buffer_async_prefetch");
-        holds(
+        require(
             "baselines.ring_buffer_async_prefetch.enabled",
             ours.is_none_or(|ours| ours.enabled),
-            "it is what is tried; use_async_prefetch: false is Djinn without prefetch",
+            "cannot be disabled, because it is the system under test; set use_async_prefetch: false to turn off prefetch",
         )?;
-        holds(
+        require(
             "experiment.activation_steering.modification_type",
             experiment.activation_steering.modification_type == "scale",
-            "only scale",
+            "must be 'scale'",
         )
     }
 
-    fn check_memory(&self) -> Checked {
+    fn check_memory(&self) -> Result<(), ConfigProblem> {
         let machine = &self.environment;
         let margin = machine.safety_margin_gb.unwrap_or(0.0);
         let room = machine.max_gpu_memory_gb.map_or(1.0, |all| all - margin);
-        holds(
+        require(
             "environment.max_gpu_memory_gb",
             room > 0.0 && margin >= 0.0,
-            "nothing is left of it without safety_margin_gb",
+            "must be larger than safety_margin_gb",
         )?;
-        holds(
+        require(
             "environment.safety_margin_gb",
             machine.safety_margin_gb.is_none() || machine.max_gpu_memory_gb.is_some(),
-            "of what? give max_gpu_memory_gb too",
+            "needs max_gpu_memory_gb",
         )?;
         let capacity = self.experiment.ring_buffer.capacity_gb;
-        holds(
+        require(
             "experiment.ring_buffer.capacity_gb",
             capacity.is_none_or(|gb| gb > 0.0),
-            "more than 0",
+            "must be above 0",
         )
     }
 
-    fn check_sessions(&self) -> Checked {
+    fn check_sessions(&self) -> Result<(), ConfigProblem> {
         let sessions = &self.experiment.sessions;
         let [from, to] = sessions.think_seconds;
-        holds(
+        require(
             "experiment.sessions.think_seconds",
             (0.0..=1e5).contains(&from) && (from..=1e5).contains(&to),
-            "seconds from and to, as [0.5, 2]",
+            "must be a range of seconds up to 100000, such as [0.5, 2]",
         )?;
-        holds(
+        require(
             "experiment.sessions",
             sessions.count > 0 && sessions.turns > 0,
-            "at least one session and one turn",
+            "count and turns must be at least 1",
         )?;
-        holds(
+        require(
             "experiment.sessions.check",
             sessions.check > 0,
-            "at least one session runs alone too, or nothing would be compared",
+            "must be at least 1, so that tokens are compared with a session that runs alone",
         )?;
         let breakpoints = &self.experiment.breakpoints;
-        holds(
+        require(
             "experiment.breakpoints",
             !breakpoints.layers.is_empty() && breakpoints.repeats > 0,
-            "at least one layer, and one stop there",
+            "layers must not be empty, and repeats must be at least 1",
         )?;
-        holds(
+        require(
             "experiment.activation_steering.repeats",
             self.experiment.activation_steering.repeats > 0,
-            "at least one, or nothing would be measured",
+            "must be at least 1",
         )
     }
 
-    fn check_targets(&self) -> Checked {
+    fn check_targets(&self) -> Result<(), ConfigProblem> {
         for name in &self.output.metrics {
-            if told_metric(name).is_none() {
-                let names: Vec<&str> = METRICS.iter().map(|metric| metric.key).collect();
-                let why = format!("there is no '{name}'; there are {}", names.join(", "));
-                return refuse("output.metrics", &why);
-            }
+            let names: Vec<&str> = METRICS.iter().map(|metric| metric.key).collect();
+            let reason = format!("unknown metric '{name}'; known: {}", names.join(", "));
+            require("output.metrics", metric_key(name).is_some(), &reason)?;
         }
         for (number, target) in self.targets.iter().enumerate() {
             let key = format!("targets[{number}]");
@@ -139,15 +150,16 @@ impl Config {
             let is_known = metric == "spread"
                 || SERIES.contains(&metric)
                 || djinn_report::metric(metric).is_some();
-            holds(&key, is_known, &format!("no run has a '{metric}'"))?;
+            require(
+                &key,
+                is_known,
+                &format!("unknown metric or series '{metric}'"),
+            )?;
             let of = target.of.as_deref().unwrap_or(NAMES[0]);
-            let why = format!(
-                "there is no baseline '{of}'; there are {}",
-                NAMES.join(", ")
-            );
-            holds(&key, NAMES.contains(&of), &why)?;
+            let reason = format!("unknown baseline '{of}'; known: {}", NAMES.join(", "));
+            require(&key, NAMES.contains(&of), &reason)?;
             let is_limited = target.at_least.is_some() || target.at_most.is_some();
-            holds(&key, is_limited, "neither at_least nor at_most")?;
+            require(&key, is_limited, "needs at_least or at_most")?;
         }
         Ok(())
     }
@@ -156,13 +168,16 @@ impl Config {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use crate::Config;
+    use crate::config::{ConfigProblem, EvalConfig};
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_key() {
+    fn invalid_values_are_rejected_with_their_key() {
         let check = |text: &str, expect: &str| {
-            let told = Config::parse(text).unwrap_err();
-            assert!(told.starts_with(expect), "{text}: {told}");
+            let problem = EvalConfig::parse(text).unwrap_err();
+            let ConfigProblem::Value { key, .. } = &problem else {
+                panic!("{text}: {problem}");
+            };
+            assert_eq!(key, expect, "{text}: {problem}");
         };
         check(
             "experiment: {measurement: {runs: 0}}",
@@ -196,18 +211,13 @@ mod tests {
             "experiment: {sessions: {check: 0}}",
             "experiment.sessions.check",
         );
-        check(
-            "output: {metrics: [speed]}",
-            "output.metrics: there is no 'speed'",
-        );
-        check(
-            "targets: [{metric: speed, at_most: 1}]",
-            "targets[0]: no run has a 'speed'",
-        );
+        check("output: {metrics: [speed]}", "output.metrics");
+        check("targets: [{metric: speed, at_most: 1}]", "targets[0]");
         check(
             "targets: [{metric: spread, at_most: 1, of: nobody}]",
-            "targets[0]: there is no baseline 'nobody'",
+            "targets[0]",
         );
+        check("targets: [{metric: spread}]", "targets[0]");
         check(
             "baselines: {ring_buffer_async_prefetch: {enabled: false}}",
             "baselines.ring_buffer_async_prefetch.enabled",

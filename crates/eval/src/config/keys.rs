@@ -1,21 +1,21 @@
-//! Keys that nobody reads are errors, with what may have been meant.
+//! Check of configuration keys. An unknown key is an error that suggests a similar key.
 
 use serde_json::Value;
 
-use super::Config;
+use super::{error::ConfigProblem, sections::EvalConfig};
 use crate::baselines::NAMES;
 
-/// How alike two keys are that may be meant for each other.
-const ALIKE: f64 = 0.75;
+/// Smallest similarity of a key that an error suggests.
+const SIMILAR: f64 = 0.75;
 
-/// Holds every key to the schema of a configuration.
-pub fn check(value: &Value) -> Result<(), String> {
-    let schema = schemars::schema_for!(Config).to_value();
+/// Checks that every key exists in the schema of a configuration.
+pub fn check(value: &Value) -> Result<(), ConfigProblem> {
+    let schema = schemars::schema_for!(EvalConfig).to_value();
     let root = schema.clone();
     walk(value, &schema, &root, "")
 }
 
-fn walk(value: &Value, schema: &Value, root: &Value, path: &str) -> Result<(), String> {
+fn walk(value: &Value, schema: &Value, root: &Value, path: &str) -> Result<(), ConfigProblem> {
     let schema = resolved(schema, root);
     match value {
         Value::Object(entries) => {
@@ -36,7 +36,7 @@ fn walk(value: &Value, schema: &Value, root: &Value, path: &str) -> Result<(), S
                         return Err(unknown(&here, key, &names));
                     }
                     None => {
-                        // A map of names: there is one, and its names are known too.
+                        // The only map without a schema is `baselines`; its keys are the baselines.
                         if !NAMES.contains(&key.as_str()) {
                             return Err(unknown(&here, key, NAMES));
                         }
@@ -57,7 +57,7 @@ fn walk(value: &Value, schema: &Value, root: &Value, path: &str) -> Result<(), S
     }
 }
 
-/// What a schema stands for: behind references, and of what may be left out what it is otherwise.
+/// Follows references, and the first alternative of optional values, to the schema itself.
 fn resolved<'s>(mut schema: &'s Value, root: &'s Value) -> &'s Value {
     loop {
         let inner = schema["anyOf"].as_array().and_then(|any| any.first());
@@ -72,57 +72,67 @@ fn resolved<'s>(mut schema: &'s Value, root: &'s Value) -> &'s Value {
     }
 }
 
-fn unknown(path: &str, key: &str, known: &[&str]) -> String {
-    let alike = known
+fn unknown(path: &str, key: &str, known: &[&str]) -> ConfigProblem {
+    let similar = known
         .iter()
         .map(|name| (strsim::jaro_winkler(key, name), *name))
         .max_by(|a, b| a.0.total_cmp(&b.0))
-        .filter(|(alike, _)| *alike >= ALIKE);
-    match alike {
-        Some((_, name)) => format!("there is no key '{path}': is it '{name}'?"),
-        None => format!("there is no key '{path}'; there are {}", known.join(", ")),
+        .filter(|(similarity, _)| *similarity >= SIMILAR);
+    ConfigProblem::UnknownKey {
+        key: path.to_owned(),
+        similar: similar.map(|(_, name)| name.to_owned()),
+        known: known.iter().map(|name| (*name).to_owned()).collect(),
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use crate::Config;
+    use crate::config::{ConfigProblem, EvalConfig};
 
     #[test]
-    fn keys_that_nobody_reads_are_told_with_what_may_be_meant() {
-        let check = |text: &str, expect: &str| {
-            let told = Config::parse(text).unwrap_err();
-            assert!(told.contains(expect), "{told}");
+    fn unknown_keys_are_rejected_with_a_suggestion() {
+        let check = |text: &str, expect: &str, suggested: Option<&str>| {
+            let problem = EvalConfig::parse(text).unwrap_err();
+            let ConfigProblem::UnknownKey { key, similar, .. } = &problem else {
+                panic!("{text}: {problem}");
+            };
+            assert_eq!((key.as_str(), similar.as_deref()), (expect, suggested));
         };
         check(
             "experiment: {inference: {promt_length: 3}}",
-            "no key 'experiment.inference.promt_length': is it 'prompt_length'?",
+            "experiment.inference.promt_length",
+            Some("prompt_length"),
         );
-        check("experimnt: {}", "'experimnt': is it 'experiment'?");
+        check("experimnt: {}", "experimnt", Some("experiment"));
         check(
             "baselines: {hf_acelerate: {enabled: true}}",
-            "'baselines.hf_acelerate': is it 'hf_accelerate'?",
+            "baselines.hf_acelerate",
+            Some("hf_accelerate"),
         );
         check(
             "baselines: {vllm: {enable: true}}",
-            "'baselines.vllm.enable': is it 'enabled'?",
+            "baselines.vllm.enable",
+            Some("enabled"),
         );
-        check("experiment: {server: {hots: a}}", "is it 'host'?");
+        check(
+            "experiment: {server: {hots: a}}",
+            "experiment.server.hots",
+            Some("host"),
+        );
         check(
             "targets: [{metric: spread, at_mst: 1}]",
-            "'targets[0].at_mst': is it 'at_most'?",
+            "targets[0].at_mst",
+            Some("at_most"),
         );
-        check(
-            "tuning: {zzz: 1}",
-            "there is no key 'tuning.zzz'; there are",
-        );
-        check("experiment: {measurement: {runs: 0}}", "at least one run");
-        check("experiment: {measurement: {runs: many}}", "invalid type");
-        check(
-            "targets: [{metric: spread}]",
-            "neither at_least nor at_most",
-        );
-        check("experiment: [", "");
+        check("tuning: {zzz: 1}", "tuning.zzz", None);
+    }
+
+    #[test]
+    fn invalid_yaml_and_wrong_types_are_syntax_errors() {
+        for text in ["experiment: [", "experiment: {measurement: {runs: many}}"] {
+            let problem = EvalConfig::parse(text).unwrap_err();
+            assert!(matches!(problem, ConfigProblem::Syntax(_)), "{problem}");
+        }
     }
 }

@@ -1,47 +1,50 @@
-//! A model larger than the memory it runs in: how fast, and is it right?
+//! The virtual-memory experiment: speed and correctness of a model that is larger than the memory budget.
 
 use std::{collections::BTreeMap, time::Instant};
 
 use djinn_client::v1;
-use djinn_report::{Baseline, Experiment, Lane, Run, Span, Timeline, percentile};
+use djinn_report::{
+    Baseline, Experiment, PassTimeline, RunRecord, TimelineLane, TimelineSpan, percentile,
+};
 use serde_json::json;
 
-use super::{Outcome, count, limits, model_size_gb, repeat, unlimited};
+use super::measure::{ExperimentOutput, limits, model_size_gb, record_counters, repeat, unlimited};
 use crate::{
-    Config, EvalError,
-    ask::{LOGITS, Timed, session, some_tokens, timed, whole},
-    baselines::{self, Reference},
-    compare::Logits,
-    lab::{Lab, Loaded},
-    sampler::Sampler,
+    accuracy::LogitDifference,
+    baselines::{self, ReferenceOutput},
+    config::EvalConfig,
+    error::EvalError,
+    memory_sampler::MemorySampler,
+    testbed::{ModelUnderTest, Testbed},
+    turns::{LOGITS, TimedTurn, require_complete, session, synthetic_tokens, timed},
 };
 
-/// What Djinn is called here.
+/// Name of Djinn among the contenders of this experiment.
 const OURS: &str = "ring_buffer_async_prefetch";
-/// Tokens of the run whose copies and operations are recorded.
+/// Number of tokens of the run whose timeline is recorded.
 const RECORDED: u64 = 2;
 
-/// Spans of a record that are written down, about; and what lies between neighbours that become one, at
-/// most.
+/// Approximate number of spans in a timeline.
 const SPANS: usize = 1200;
+/// Largest gap between neighbouring spans that are merged, in milliseconds.
 const GAP_MS: f64 = 0.05;
 
-/// One contender's runs.
+/// Runs and memory samples of one contender.
 #[derive(Default)]
-struct Measured {
-    warmup: Vec<Run>,
-    runs: Vec<Run>,
+struct MeasuredRuns {
+    warmup: Vec<RunRecord>,
+    runs: Vec<RunRecord>,
     memory: Vec<djinn_report::MemorySample>,
     link_ceiling: f64,
 }
 
-pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
+pub async fn run(config: &EvalConfig, testbed: &Testbed) -> Result<ExperimentOutput, EvalError> {
     let inference = &config.experiment.inference;
     let context = inference.prompt_length + inference.generation_length;
-    let asked = limits(config, context, 1);
+    let limits = limits(config, context, 1);
     let mut notes = Vec::new();
     let mut baselines = Vec::new();
-    let (reference, resident) = reference(config, lab, asked, &mut notes).await?;
+    let (reference, resident) = reference(config, testbed, limits, &mut notes).await?;
     baselines.extend(resident);
 
     let prefetch = config
@@ -50,30 +53,34 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
         .and_then(|ours| ours.use_async_prefetch);
     let ours = v1::ModelLimits {
         no_prefetch: prefetch == Some(false),
-        ..asked
+        ..limits
     };
-    let loaded = lab.load(OURS, ours).await?;
+    let loaded = testbed.load(OURS, ours).await?;
     if !config.experiment.ring_buffer.enabled && streams(&loaded) {
-        return Err(EvalError::Asked(format!(
-            "experiment.ring_buffer.enabled: false, and not everything fits: {}",
-            loaded.told.routing
-        )));
+        return Err(EvalError::Setting {
+            key: "experiment.ring_buffer.enabled",
+            reason: format!(
+                "is false, but the weights do not fit the budget: {}",
+                loaded.info.routing
+            ),
+        });
     }
-    let measured = measure(config, lab, &loaded, OURS, &reference).await?;
-    let timeline = record(config, lab, &loaded).await?;
+    let measured = measure(config, testbed, &loaded, OURS, &reference).await?;
+    let timeline = record(config, testbed, &loaded).await?;
     if !streams(&loaded) {
-        notes.push(format!("nothing streams: {}", loaded.told.routing));
+        notes.push(format!("no weights stream: {}", loaded.info.routing));
     }
-    lab.unload(loaded).await?;
+    testbed.unload(loaded).await?;
 
-    if config.runs("ring_buffer_no_prefetch") {
-        baselines.push(without_prefetch(config, lab, asked, &reference).await?);
+    if config.is_enabled("ring_buffer_no_prefetch") {
+        baselines.push(without_prefetch(config, testbed, limits, &reference).await?);
     }
     let more = json!({ "prompt": prompt(config, &reference) });
-    let kept = &reference.kept;
-    let others = baselines::run_all(lab, config, Experiment::VirtualMemory, &more, kept).await?;
+    let output = &reference.output;
+    let others =
+        baselines::run_all(testbed, config, Experiment::VirtualMemory, &more, output).await?;
     baselines.extend(others);
-    Ok(Outcome {
+    Ok(ExperimentOutput {
         baseline: OURS.to_owned(),
         warmup: measured.warmup,
         runs: measured.runs,
@@ -85,80 +92,79 @@ pub async fn run(config: &Config, lab: &Lab) -> Result<Outcome, EvalError> {
     })
 }
 
-/// Whether some of the weights come over the link.
-fn streams(loaded: &Loaded) -> bool {
-    let memory = loaded.told.memory;
+/// Whether some of the weights stream.
+fn streams(loaded: &ModelUnderTest) -> bool {
+    let memory = loaded.info.memory;
     memory.is_some_and(|memory| memory.streamed_bytes > 0)
 }
 
-/// What everybody is compared with.
-struct Known {
-    kept: Reference,
+/// The run that all contenders are compared with.
+struct ReferenceRun {
+    output: ReferenceOutput,
     vocab: u64,
 }
 
-fn prompt(config: &Config, reference: &Known) -> Vec<u32> {
-    some_tokens(
+fn prompt(config: &EvalConfig, reference: &ReferenceRun) -> Vec<u32> {
+    synthetic_tokens(
         reference.vocab,
         config.experiment.inference.prompt_length,
         1,
     )
 }
 
-/// The reference: everything in memory, where that is possible; else weights brought when they are
-/// needed and not ahead, which is the plain way that the other has to equal.
+/// Runs the reference: with all weights in memory if they fit, otherwise without prefetch. Returns it with
+/// the baseline `djinn_resident`, if that is enabled.
 async fn reference(
-    config: &Config,
-    lab: &Lab,
-    asked: v1::ModelLimits,
+    config: &EvalConfig,
+    testbed: &Testbed,
+    limits: v1::ModelLimits,
     notes: &mut Vec<String>,
-) -> Result<(Known, Option<Baseline>), EvalError> {
-    let fits = lab.load("djinn_resident", unlimited(asked)).await;
+) -> Result<(ReferenceRun, Option<Baseline>), EvalError> {
+    let fits = testbed.load("djinn_resident", unlimited(limits)).await;
     let (loaded, is_resident) = match fits {
         Ok(loaded) if !streams(&loaded) => (loaded, true),
         other => {
             let why = match other {
                 Ok(loaded) => {
-                    let why = loaded.told.routing.clone();
-                    lab.unload(loaded).await?;
+                    let why = loaded.info.routing.clone();
+                    testbed.unload(loaded).await?;
                     why
                 }
                 Err(error) => error.to_string(),
             };
             let plain = v1::ModelLimits {
                 no_prefetch: true,
-                ..asked
+                ..limits
             };
             notes.push(format!(
-                "the reference has its weights brought when they are needed and not ahead, since all of \
-                 them cannot be in memory: {why}"
+                "the reference run streams weights without prefetch, because they do not all fit: {why}"
             ));
-            (lab.load("reference", plain).await?, false)
+            (testbed.load("reference", plain).await?, false)
         }
     };
     let vocab = loaded.dims.vocab;
-    let mut known = Known {
-        kept: Reference::default(),
+    let mut known = ReferenceRun {
+        output: ReferenceOutput::default(),
         vocab,
     };
-    lab.say("the reference run");
+    testbed.report_step("reference run");
     let timed = generate(config, &loaded, &known).await?;
-    known.kept = Reference {
+    known.output = ReferenceOutput {
         logits: timed.logits().to_vec(),
         tokens: timed.turn.tokens,
     };
     let mut resident = None;
-    if is_resident && config.runs("djinn_resident") {
-        let measured = measure(config, lab, &loaded, "djinn_resident", &known).await?;
+    if is_resident && config.is_enabled("djinn_resident") {
+        let measured = measure(config, testbed, &loaded, "djinn_resident", &known).await?;
         let program = "Djinn, all weights in device memory";
         resident = Some(as_baseline("djinn_resident", program, measured));
     }
-    lab.unload(loaded).await?;
+    testbed.unload(loaded).await?;
     Ok((known, resident))
 }
 
-fn as_baseline(name: &str, program: &str, measured: Measured) -> Baseline {
-    let mut baseline = baselines::own(name, program);
+fn as_baseline(name: &str, program: &str, measured: MeasuredRuns) -> Baseline {
+    let mut baseline = baselines::baseline(name, program);
     (baseline.warmup, baseline.runs) = (measured.warmup, measured.runs);
     baseline.memory = measured.memory;
     baseline.sum_up();
@@ -166,53 +172,57 @@ fn as_baseline(name: &str, program: &str, measured: Measured) -> Baseline {
 }
 
 async fn without_prefetch(
-    config: &Config,
-    lab: &Lab,
-    asked: v1::ModelLimits,
-    reference: &Known,
+    config: &EvalConfig,
+    testbed: &Testbed,
+    limits: v1::ModelLimits,
+    reference: &ReferenceRun,
 ) -> Result<Baseline, EvalError> {
     let name = "ring_buffer_no_prefetch";
-    let asked = v1::ModelLimits {
+    let limits = v1::ModelLimits {
         no_prefetch: true,
-        ..asked
+        ..limits
     };
-    let loaded = lab.load(name, asked).await?;
-    let measured = measure(config, lab, &loaded, name, reference).await?;
-    lab.unload(loaded).await?;
+    let loaded = testbed.load(name, limits).await?;
+    let measured = measure(config, testbed, &loaded, name, reference).await?;
+    testbed.unload(loaded).await?;
     Ok(as_baseline(
         name,
-        "Djinn, weights brought when they are needed",
+        "Djinn, weights copied on demand",
         measured,
     ))
 }
 
-/// The prompt, and what is generated behind it.
-async fn generate(config: &Config, loaded: &Loaded, known: &Known) -> Result<Timed, EvalError> {
+/// Runs the prompt and generates the configured number of tokens.
+async fn generate(
+    config: &EvalConfig,
+    loaded: &ModelUnderTest,
+    known: &ReferenceRun,
+) -> Result<TimedTurn, EvalError> {
     let tokens = prompt(config, known);
     let count = config.experiment.inference.generation_length;
-    let asked = session(config, &loaded.model, tokens, count).capture(LOGITS);
+    let create = session(config, &loaded.model, tokens, count).capture(LOGITS);
     let begin = Instant::now();
-    let timed = timed(asked.open().await?, begin).await?;
-    whole(&timed.turn)?;
+    let timed = timed(create.open().await?, begin).await?;
+    require_complete(&timed.turn)?;
     Ok(timed)
 }
 
 async fn measure(
-    config: &Config,
-    lab: &Lab,
-    loaded: &Loaded,
-    who: &str,
-    reference: &Known,
-) -> Result<Measured, EvalError> {
-    let size = model_size_gb(lab, loaded);
-    let sampler = Sampler::start(&lab.client, &loaded.told.name).await?;
-    let one = async |_: u32| -> Result<Run, EvalError> {
+    config: &EvalConfig,
+    testbed: &Testbed,
+    loaded: &ModelUnderTest,
+    contender: &str,
+    reference: &ReferenceRun,
+) -> Result<MeasuredRuns, EvalError> {
+    let size = model_size_gb(testbed, loaded);
+    let sampler = MemorySampler::start(&testbed.client, &loaded.info.name).await?;
+    let one = async |_: u32| -> Result<RunRecord, EvalError> {
         sampler.take_peak();
-        let before = lab.status(loaded).await?;
+        let before = testbed.status(loaded).await?;
         let timed = generate(config, loaded, reference).await?;
-        let after = lab.status(loaded).await?;
-        let logits = Logits::beside(timed.logits(), &reference.kept.logits);
-        let mut run = Run {
+        let after = testbed.status(loaded).await?;
+        let logits = LogitDifference::of(timed.logits(), &reference.output.logits);
+        let mut run = RunRecord {
             total_time_ms: timed.total_ms,
             model_size_gb: Some(size),
             vram_used_mb: sampler.take_peak(),
@@ -220,16 +230,16 @@ async fn measure(
             per_token_ms: percentile(&timed.gaps_ms, 50),
             logit_norm: Some(logits.norm),
             logit_match: Some(logits.matches()),
-            tokens_match: Some(timed.turn.tokens == reference.kept.tokens),
-            ..Run::default()
+            tokens_match: Some(timed.turn.tokens == reference.output.tokens),
+            ..RunRecord::default()
         };
-        count(&mut run, &before, &after)?;
+        record_counters(&mut run, &before, &after)?;
         (run.paged_out_gb, run.paged_back_gb) = (None, None);
         Ok(run)
     };
-    let (warmup, runs) = repeat(config, lab, who, one).await?;
-    let link_ceiling = lab.status(loaded).await?.link_ceiling;
-    Ok(Measured {
+    let (warmup, runs) = repeat(config, testbed, contender, one).await?;
+    let link_ceiling = testbed.status(loaded).await?.link_ceiling;
+    Ok(MeasuredRuns {
         warmup,
         runs,
         memory: sampler.end(),
@@ -237,53 +247,53 @@ async fn measure(
     })
 }
 
-/// Copies and operations of a short run of its own: to record costs time, so nothing is measured there.
+/// Records the timeline of a separate short run; recording costs time, so this run is not measured.
 async fn record(
-    config: &Config,
-    lab: &Lab,
-    loaded: &Loaded,
-) -> Result<Option<Timeline>, EvalError> {
-    lab.say("a run that is recorded");
-    let tokens = some_tokens(
+    config: &EvalConfig,
+    testbed: &Testbed,
+    loaded: &ModelUnderTest,
+) -> Result<Option<PassTimeline>, EvalError> {
+    testbed.report_step("recording a timeline");
+    let tokens = synthetic_tokens(
         loaded.dims.vocab,
         config.experiment.inference.prompt_length,
         2,
     );
-    let name = &loaded.told.name;
-    lab.client.record(name).await?;
-    let asked = session(config, &loaded.model, tokens, RECORDED);
-    let ran = timed(asked.open().await?, Instant::now()).await;
-    let kept = lab.client.end_record(name).await?;
+    let name = &loaded.info.name;
+    testbed.client.record(name).await?;
+    let create = session(config, &loaded.model, tokens, RECORDED);
+    let ran = timed(create.open().await?, Instant::now()).await;
+    let record = testbed.client.end_record(name).await?;
     ran?;
-    let Some(first) = kept.spans.first().map(|span| span.start_s) else {
+    let Some(first) = record.spans.first().map(|span| span.start_s) else {
         return Ok(None);
     };
-    let of = |span: v1::Span| Span {
+    let of = |span: v1::Span| TimelineSpan {
         lane: match span.lane.as_str() {
-            "copy" => Lane::Copy,
-            "wait" => Lane::Wait,
-            _ => Lane::Compute,
+            "copy" => TimelineLane::Copy,
+            "wait" => TimelineLane::Wait,
+            _ => TimelineLane::Compute,
         },
         name: span.name,
         start_ms: to_microseconds(span.start_s - first),
         ms: to_microseconds(span.seconds),
         bytes: span.bytes,
     };
-    let spans = kept.spans.into_iter().map(of).collect();
-    Ok(Some(Timeline {
-        spans: thinned(spans),
+    let spans = record.spans.into_iter().map(of).collect();
+    Ok(Some(PassTimeline {
+        spans: merged(spans),
     }))
 }
 
-/// Where there are very many, neighbours in a lane with nothing to speak of between them become one.
-fn thinned(spans: Vec<Span>) -> Vec<Span> {
+/// Merges neighbouring spans of a lane until about [`SPANS`] are left.
+fn merged(spans: Vec<TimelineSpan>) -> Vec<TimelineSpan> {
     let together = spans.len().div_ceil(SPANS);
-    let mut merged: Vec<Span> = Vec::new();
-    // For each lane the last span, and how many it stands for.
-    let mut last: BTreeMap<Lane, (usize, usize)> = BTreeMap::new();
+    let mut spans_out: Vec<TimelineSpan> = Vec::new();
+    // Index of the last span of each lane, and the number of spans merged into it.
+    let mut last: BTreeMap<TimelineLane, (usize, usize)> = BTreeMap::new();
     for span in spans {
         if let Some((at, count)) = last.get_mut(&span.lane) {
-            let before = &mut merged[*at];
+            let before = &mut spans_out[*at];
             let gap = span.start_ms - (before.start_ms + before.ms);
             if *count < together && gap < GAP_MS {
                 before.ms = to_microseconds((span.start_ms + span.ms - before.start_ms) / 1e3);
@@ -292,26 +302,26 @@ fn thinned(spans: Vec<Span>) -> Vec<Span> {
                 continue;
             }
         }
-        last.insert(span.lane, (merged.len(), 1));
-        merged.push(span);
+        last.insert(span.lane, (spans_out.len(), 1));
+        spans_out.push(span);
     }
-    merged
+    spans_out
 }
 
-/// Seconds as milliseconds, to the microsecond: what clocks say beyond that is noise.
+/// Converts seconds to milliseconds, rounded to the microsecond.
 fn to_microseconds(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e3
 }
 
 #[cfg(test)]
 mod tests {
-    use djinn_report::{Lane, Span};
+    use djinn_report::{TimelineLane, TimelineSpan};
 
-    use super::thinned;
+    use super::merged;
 
     #[test]
-    fn neighbours_become_one_and_nothing_is_lost() {
-        let span = |lane, number: usize| Span {
+    fn neighbouring_spans_are_merged_without_loss() {
+        let span = |lane, number: usize| TimelineSpan {
             lane,
             name: number.to_string(),
             start_ms: number as f64,
@@ -319,17 +329,19 @@ mod tests {
             bytes: 7,
         };
         let few = vec![
-            span(Lane::Copy, 0),
-            span(Lane::Compute, 0),
-            span(Lane::Copy, 1),
+            span(TimelineLane::Copy, 0),
+            span(TimelineLane::Compute, 0),
+            span(TimelineLane::Copy, 1),
         ];
-        assert_eq!(thinned(few.clone()), few);
-        let many: Vec<Span> = (0..6000).map(|i| span(Lane::Copy, i)).collect();
-        let thin = thinned(many);
+        assert_eq!(merged(few.clone()), few);
+        let many: Vec<TimelineSpan> = (0..6000).map(|i| span(TimelineLane::Copy, i)).collect();
+        let thin = merged(many);
         assert_eq!(thin.len(), 1200);
         assert_eq!(thin.iter().map(|span| span.bytes).sum::<u64>(), 42_000);
         assert!((thin[0].ms - 4.99).abs() < 1e-9);
-        let apart: Vec<Span> = (0..6000).map(|i| span(Lane::Wait, 10 * i)).collect();
-        assert_eq!(thinned(apart).len(), 6000);
+        let apart: Vec<TimelineSpan> = (0..6000)
+            .map(|i| span(TimelineLane::Wait, 10 * i))
+            .collect();
+        assert_eq!(merged(apart).len(), 6000);
     }
 }

@@ -1,26 +1,27 @@
-//! A plot with two axes, and data on it.
+//! Plots with two axes, and the data drawn on them.
 
 use super::{
-    canvas::{Anchor, Area, Canvas, GRID, Ink, Letters, QUIET},
-    font::{self, Weight},
+    canvas::{Anchor, Canvas, GRID, LineStyle, QUIET, TextStyle},
+    font::{self, FontWeight},
+    rect::Rect,
     scale::{Scale, Tick},
-    style::Look,
+    style::SeriesStyle,
 };
 
-/// Size of numbers on axes.
+/// Font size of axis numbers.
 pub const SMALL: f64 = 11.0;
-/// Size of other text.
+/// Font size of labels and legends.
 pub const PLAIN: f64 = 12.0;
-/// Size of a mark at a point.
+/// Radius of the marker of a data point.
 pub const MARK: f64 = 3.6;
-/// Between an axis and its numbers.
+/// Distance between an axis and its numbers.
 const GAP: f64 = 6.0;
 
-/// An axis: what is on it, and how.
+/// An axis: its label, scale and ticks.
 pub struct Axis<'a> {
     pub label: &'a str,
     pub scale: Scale,
-    /// Marks other than those of the scale: at what was measured.
+    /// Ticks that replace those of the scale, for example at the measured values.
     pub ticks: Option<Vec<Tick>>,
 }
 
@@ -39,25 +40,25 @@ impl<'a> Axis<'a> {
     }
 }
 
-/// What a plot is made from.
-pub struct Frame<'a> {
+/// Title and axes of a plot, before its data is drawn.
+pub struct PlotFrame<'a> {
     pub title: &'a str,
     pub x: Axis<'a>,
     pub y: Axis<'a>,
 }
 
-/// A plot that data is drawn on.
+/// The data area of a plot, with the scales that map values to positions.
 pub struct Plot {
-    pub area: Area,
+    pub area: Rect,
     x: Scale,
     y: Scale,
 }
 
-impl Frame<'_> {
-    /// Draws all but the data.
-    pub fn draw(&self, canvas: &mut Canvas, outer: Area) -> Plot {
+impl PlotFrame<'_> {
+    /// Draws the title and the axes, and returns the plot for the data.
+    pub fn draw(&self, canvas: &mut Canvas, outer: Rect) -> Plot {
         let ticks = self.y.ticks();
-        let small = Letters::new(SMALL);
+        let small = TextStyle::new(SMALL);
         let wide = ticks
             .iter()
             .map(|tick| small.width(&tick.label))
@@ -65,7 +66,7 @@ impl Frame<'_> {
         let left = PLAIN + 8.0 + wide + GAP;
         let top = if self.title.is_empty() { 8.0 } else { 24.0 };
         let bottom = SMALL + GAP + PLAIN + 10.0;
-        let area = Area {
+        let area = Rect {
             x: outer.x + left,
             y: outer.y + top,
             w: (outer.w - left - 12.0).max(40.0),
@@ -86,37 +87,37 @@ impl Frame<'_> {
         }
     }
 
-    fn y_axis(&self, canvas: &mut Canvas, area: Area, label_x: f64) {
+    fn y_axis(&self, canvas: &mut Canvas, area: Rect, label_x: f64) {
         for tick in self.y.ticks() {
             let y = area.bottom() - self.y.scale.place(tick.at) * area.h;
-            canvas.line((area.x, y), (area.right(), y), Ink::solid(GRID, 0.8));
-            let letters = Letters::new(SMALL).anchor(Anchor::End);
+            canvas.line((area.x, y), (area.right(), y), LineStyle::solid(GRID, 0.8));
+            let letters = TextStyle::new(SMALL).anchor(Anchor::End);
             canvas.text((area.x - GAP, y + SMALL * 0.36), &tick.label, letters);
         }
         let middle = (label_x, area.y + area.h / 2.0);
-        let label = font::fit(self.y.label, PLAIN, Weight::Regular, area.h + 40.0);
-        canvas.upward(middle, &label, Letters::new(PLAIN).anchor(Anchor::Middle));
+        let label = font::fit(self.y.label, PLAIN, FontWeight::Regular, area.h + 40.0);
+        canvas.vertical_text(middle, &label, TextStyle::new(PLAIN).anchor(Anchor::Middle));
     }
 }
 
-/// The title of a plot, as much as there is room for.
+/// Draws the title of a plot, shortened to the available width.
 pub fn title(canvas: &mut Canvas, text: &str, at: (f64, f64), room: f64) {
-    let text = font::fit(text, PLAIN, Weight::Strong, room);
-    canvas.text(at, &text, Letters::new(PLAIN).strong());
+    let text = font::fit(text, PLAIN, FontWeight::Strong, room);
+    canvas.text(at, &text, TextStyle::new(PLAIN).strong());
 }
 
-/// The axis below a plot, with its numbers and its label.
-pub fn x_axis(canvas: &mut Canvas, axis: &Axis<'_>, area: Area) {
-    let (bottom, letters) = (area.bottom(), Letters::new(SMALL).anchor(Anchor::Middle));
+/// Draws the horizontal axis below a plot, with its numbers and label.
+pub fn x_axis(canvas: &mut Canvas, axis: &Axis<'_>, area: Rect) {
+    let (bottom, letters) = (area.bottom(), TextStyle::new(SMALL).anchor(Anchor::Middle));
     canvas.line(
         (area.x, bottom),
         (area.right(), bottom),
-        Ink::solid(QUIET, 1.0),
+        LineStyle::solid(QUIET, 1.0),
     );
     let mut free = f64::NEG_INFINITY;
     for tick in axis.ticks() {
         let x = area.x + axis.scale.place(tick.at) * area.w;
-        canvas.line((x, bottom), (x, bottom + 4.0), Ink::solid(QUIET, 1.0));
+        canvas.line((x, bottom), (x, bottom + 4.0), LineStyle::solid(QUIET, 1.0));
         let half = letters.width(&tick.label) / 2.0;
         if x - half >= free {
             canvas.text((x, bottom + GAP + SMALL), &tick.label, letters);
@@ -127,12 +128,12 @@ pub fn x_axis(canvas: &mut Canvas, axis: &Axis<'_>, area: Area) {
     canvas.text(
         middle,
         axis.label,
-        Letters::new(PLAIN).anchor(Anchor::Middle),
+        TextStyle::new(PLAIN).anchor(Anchor::Middle),
     );
 }
 
 impl Plot {
-    /// Where a point lies on the canvas.
+    /// Returns the canvas position of a data point.
     pub fn at(&self, x: f64, y: f64) -> (f64, f64) {
         let area = self.area;
         (
@@ -141,43 +142,43 @@ impl Plot {
         )
     }
 
-    /// A line through points, each of which no finer than a pixel.
-    pub fn line(&self, canvas: &mut Canvas, points: &[(f64, f64)], ink: Ink) {
+    /// Draws a line through data points; long lines are reduced to what a pixel can show.
+    pub fn line(&self, canvas: &mut Canvas, points: &[(f64, f64)], ink: LineStyle) {
         let places: Vec<(f64, f64)> = points.iter().map(|(x, y)| self.at(*x, *y)).collect();
-        canvas.polyline(&thinned(&places), ink);
+        canvas.polyline(&decimated(&places), ink);
     }
 
-    /// A level from side to side.
-    pub fn level(&self, canvas: &mut Canvas, y: f64, ink: Ink) {
+    /// Draws a horizontal line across the whole plot.
+    pub fn level(&self, canvas: &mut Canvas, y: f64, ink: LineStyle) {
         let (_, y) = self.at(0.0, y);
         canvas.line((self.area.x, y), (self.area.right(), y), ink);
     }
 
-    /// From the smallest to the largest of a point.
+    /// Draws a whisker from the smallest to the largest value at `x`.
     pub fn whisker(&self, canvas: &mut Canvas, x: f64, range: (f64, f64), color: &'static str) {
         let (x, low) = self.at(x, range.0);
         let (_, high) = self.at(0.0, range.1);
         if low - high < 1.0 {
             return;
         }
-        let ink = Ink::solid(color, 1.0);
+        let ink = LineStyle::solid(color, 1.0);
         canvas.line((x, low), (x, high), ink);
         for y in [low, high] {
             canvas.line((x - 2.5, y), (x + 2.5, y), ink);
         }
     }
 
-    /// Points with their marks.
-    pub fn marks(&self, canvas: &mut Canvas, points: &[(f64, f64)], look: Look) {
+    /// Draws a marker at each data point.
+    pub fn marks(&self, canvas: &mut Canvas, points: &[(f64, f64)], look: SeriesStyle) {
         for (x, y) in points {
             canvas.marker(look.marker, self.at(*x, *y), MARK, look.color);
         }
     }
 }
 
-/// What is left of a line when of all points in a column of a pixel only the first, the lowest, the
-/// highest and the last stay: it looks the same, and the file stays small.
-fn thinned(places: &[(f64, f64)]) -> Vec<(f64, f64)> {
+/// Reduces a long line: of the points in one pixel column, only the first, lowest, highest and last stay.
+/// The line looks the same and the file stays small.
+fn decimated(places: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if places.len() < 500 {
         return places.to_vec();
     }
@@ -196,18 +197,18 @@ fn thinned(places: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::thinned;
+    use super::decimated;
 
     #[test]
-    fn a_long_line_keeps_its_peaks() {
+    fn decimating_a_line_keeps_its_peaks() {
         let peak = |i: u32| if i == 5_500 { 90.0 } else { f64::from(i % 3) };
         let places: Vec<(f64, f64)> = (0..10_000)
             .map(|i| (f64::from(i) / 50.0, peak(i)))
             .collect();
-        let kept = thinned(&places);
+        let kept = decimated(&places);
         assert!(kept.len() <= 4 * 200, "{}", kept.len());
         assert!(kept.contains(&(110.0, 90.0)));
         assert_eq!((kept[0], kept[kept.len() - 1]), (places[0], places[9_999]));
-        assert_eq!(thinned(&places[..9]), places[..9]);
+        assert_eq!(decimated(&places[..9]), places[..9]);
     }
 }

@@ -1,67 +1,36 @@
-//! Shapes, written as SVG one after another. Knows nothing of data.
+//! An SVG canvas: lines, rectangles, markers and text, appended in drawing order.
 
 use std::fmt::Write;
 
 use super::{
-    font::{self, Weight},
+    font::{self, FontWeight},
+    rect::Rect,
     style::{Dash, Hatch, Marker},
 };
 
 /// Colour of text.
 pub const TEXT: &str = "#222222";
-/// Colour of what is said aside.
+/// Colour of secondary text: axis lines and notes.
 pub const QUIET: &str = "#666666";
 /// Colour of grid lines.
 pub const GRID: &str = "#e2e2e2";
 
-/// A box, from its upper left corner.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Area {
-    pub x: f64,
-    pub y: f64,
-    pub w: f64,
-    pub h: f64,
-}
-
-impl Area {
-    pub fn right(&self) -> f64 {
-        self.x + self.w
-    }
-
-    pub fn bottom(&self) -> f64 {
-        self.y + self.h
-    }
-
-    /// Whether a place is in it.
-    pub fn holds(&self, x: f64, y: f64) -> bool {
-        x >= self.x && x <= self.right() && y >= self.y && y <= self.bottom()
-    }
-
-    /// Whether both cover some place.
-    pub fn meets(&self, other: &Area) -> bool {
-        self.x < other.right()
-            && other.x < self.right()
-            && self.y < other.bottom()
-            && other.y < self.bottom()
-    }
-}
-
-/// How a line is drawn.
+/// Colour, width and dash pattern of a line.
 #[derive(Clone, Copy, Debug)]
-pub struct Ink {
+pub struct LineStyle {
     pub color: &'static str,
     pub width: f64,
     pub dash: Dash,
 }
 
-impl Ink {
+impl LineStyle {
     pub fn solid(color: &'static str, width: f64) -> Self {
         let dash = Dash::Solid;
-        Ink { color, width, dash }
+        LineStyle { color, width, dash }
     }
 }
 
-/// Where a text stands with regard to its place.
+/// Horizontal alignment of text relative to its position.
 #[derive(Clone, Copy, Debug)]
 pub enum Anchor {
     Start,
@@ -69,27 +38,27 @@ pub enum Anchor {
     End,
 }
 
-/// How text is written.
+/// Size, weight, colour and alignment of text.
 #[derive(Clone, Copy, Debug)]
-pub struct Letters {
+pub struct TextStyle {
     pub size: f64,
-    pub weight: Weight,
+    pub weight: FontWeight,
     pub color: &'static str,
     pub anchor: Anchor,
 }
 
-impl Letters {
+impl TextStyle {
     pub fn new(size: f64) -> Self {
-        Letters {
+        TextStyle {
             size,
-            weight: Weight::Regular,
+            weight: FontWeight::Regular,
             color: TEXT,
             anchor: Anchor::Start,
         }
     }
 
     pub fn strong(mut self) -> Self {
-        self.weight = Weight::Strong;
+        self.weight = FontWeight::Strong;
         self
     }
 
@@ -108,17 +77,17 @@ impl Letters {
     }
 }
 
-/// A sheet that is drawn on.
+/// An SVG document under construction.
 pub struct Canvas {
     width: f64,
     height: f64,
     body: String,
 }
 
-/// Two digits are finer than any printer. What is no number must not get into a file.
-struct N(f64);
+/// A coordinate as SVG text: rounded to two decimals, and 0 where the value is not finite.
+struct Coordinate(f64);
 
-impl std::fmt::Display for N {
+impl std::fmt::Display for Coordinate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let value = if self.0.is_finite() { self.0 } else { 0.0 };
         let rounded = (value * 100.0).round() / 100.0;
@@ -126,7 +95,7 @@ impl std::fmt::Display for N {
     }
 }
 
-/// Text that XML may hold.
+/// Escapes text for XML and replaces control characters by spaces.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -153,9 +122,13 @@ impl Canvas {
         }
     }
 
-    /// All of it as a file, with words for those who cannot see it.
+    /// Returns the whole SVG document; `title` is the text that screen readers speak.
     pub fn svg(&self, title: &str) -> String {
-        let (w, h, title) = (N(self.width), N(self.height), escape(title));
+        let (w, h, title) = (
+            Coordinate(self.width),
+            Coordinate(self.height),
+            escape(title),
+        );
         let family = font::FAMILY;
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" \
@@ -169,50 +142,56 @@ impl Canvas {
     fn put(&mut self, line: std::fmt::Arguments<'_>) {
         self.body
             .write_fmt(line)
-            .expect("a string takes everything");
+            .expect("writing to a String cannot fail");
         self.body.push('\n');
     }
 
-    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink) {
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: LineStyle) {
         self.polyline(&[from, to], ink);
     }
 
-    pub fn polyline(&mut self, points: &[(f64, f64)], ink: Ink) {
+    pub fn polyline(&mut self, points: &[(f64, f64)], ink: LineStyle) {
         if points.len() < 2 {
             return;
         }
         let mut path = String::new();
         for (i, (x, y)) in points.iter().enumerate() {
             let step = if i == 0 { 'M' } else { 'L' };
-            write!(path, "{step}{} {}", N(*x), N(*y)).expect("a string takes everything");
+            write!(path, "{step}{} {}", Coordinate(*x), Coordinate(*y))
+                .expect("writing to a String cannot fail");
         }
         let dash = match ink.dash.pattern() {
             "" => String::new(),
             pattern => format!(" stroke-dasharray=\"{pattern}\""),
         };
-        let (color, width) = (ink.color, N(ink.width));
+        let (color, width) = (ink.color, Coordinate(ink.width));
         self.put(format_args!(
             "<path d=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\" \
              stroke-linejoin=\"round\"{dash}/>"
         ));
     }
 
-    pub fn rect(&mut self, area: Area, fill: &str) {
-        let Area { x, y, w, h } = area;
-        let (x, y, w, h) = (N(x), N(y), N(w.max(0.0)), N(h.max(0.0)));
+    pub fn rect(&mut self, area: Rect, fill: &str) {
+        let Rect { x, y, w, h } = area;
+        let (x, y, w, h) = (
+            Coordinate(x),
+            Coordinate(y),
+            Coordinate(w.max(0.0)),
+            Coordinate(h.max(0.0)),
+        );
         self.put(format_args!(
             "<rect x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\" fill=\"{fill}\"/>"
         ));
     }
 
-    /// A bar: pale with an outline and lines of its own, so that it is told apart in grey too.
-    pub fn bar(&mut self, area: Area, color: &'static str, hatch: Hatch) {
+    /// Draws a bar: a pale fill with an outline and a hatch, so that bars differ without colour as well.
+    pub fn bar(&mut self, area: Rect, color: &'static str, hatch: Hatch) {
         if hatch == Hatch::Full {
             return self.rect(area, color);
         }
         self.rect(area, &pale(color));
         for (from, to) in hatch.lines(area) {
-            self.line(from, to, Ink::solid(color, 1.0));
+            self.line(from, to, LineStyle::solid(color, 1.0));
         }
         let (r, b) = (area.right(), area.bottom());
         let outline = [
@@ -222,13 +201,13 @@ impl Canvas {
             (area.x, b),
             (area.x, area.y),
         ];
-        self.polyline(&outline, Ink::solid(color, 1.0));
+        self.polyline(&outline, LineStyle::solid(color, 1.0));
     }
 
     pub fn marker(&mut self, marker: Marker, at: (f64, f64), size: f64, color: &'static str) {
         let (x, y) = at;
         if marker == Marker::Cross {
-            let ink = Ink::solid(color, 2.2);
+            let ink = LineStyle::solid(color, 2.2);
             self.line((x - size, y - size), (x + size, y + size), ink);
             return self.line((x - size, y + size), (x + size, y - size), ink);
         }
@@ -237,7 +216,7 @@ impl Canvas {
         let width = if marker.hollow() { 1.5 } else { 0.8 };
         let corners = marker.corners();
         if corners.is_empty() {
-            let (x, y, r) = (N(x), N(y), N(size));
+            let (x, y, r) = (Coordinate(x), Coordinate(y), Coordinate(size));
             return self.put(format_args!(
                 "<circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\" fill=\"{fill}\" stroke=\"{edge}\" \
                  stroke-width=\"{width}\"/>"
@@ -245,7 +224,11 @@ impl Canvas {
         }
         let place = |(i, (dx, dy)): (usize, &(f64, f64))| {
             let step = if i == 0 { 'M' } else { 'L' };
-            format!("{step}{} {}", N(x + dx * size), N(y + dy * size))
+            format!(
+                "{step}{} {}",
+                Coordinate(x + dx * size),
+                Coordinate(y + dy * size)
+            )
         };
         let path: String = corners.iter().enumerate().map(place).collect();
         self.put(format_args!(
@@ -253,25 +236,29 @@ impl Canvas {
         ));
     }
 
-    pub fn text(&mut self, at: (f64, f64), text: &str, letters: Letters) {
+    pub fn text(&mut self, at: (f64, f64), text: &str, letters: TextStyle) {
         self.write(at, text, letters, "");
     }
 
-    /// Text that is read from below upwards.
-    pub fn upward(&mut self, at: (f64, f64), text: &str, letters: Letters) {
-        let turn = format!(" transform=\"rotate(-90 {} {})\"", N(at.0), N(at.1));
-        self.write(at, text, letters, &turn);
+    /// Draws text rotated by 90 degrees, read from bottom to top.
+    pub fn vertical_text(&mut self, at: (f64, f64), text: &str, letters: TextStyle) {
+        let rotation = format!(
+            " transform=\"rotate(-90 {} {})\"",
+            Coordinate(at.0),
+            Coordinate(at.1)
+        );
+        self.write(at, text, letters, &rotation);
     }
 
-    fn write(&mut self, at: (f64, f64), text: &str, letters: Letters, more: &str) {
-        let (x, y, text) = (N(at.0), N(at.1), escape(text));
+    fn write(&mut self, at: (f64, f64), text: &str, letters: TextStyle, more: &str) {
+        let (x, y, text) = (Coordinate(at.0), Coordinate(at.1), escape(text));
         let anchor = match letters.anchor {
             Anchor::Start => "",
             Anchor::Middle => " text-anchor=\"middle\"",
             Anchor::End => " text-anchor=\"end\"",
         };
         let weight = match letters.weight {
-            Weight::Regular => String::new(),
+            FontWeight::Regular => String::new(),
             strong => format!(" font-weight=\"{}\"", strong.number()),
         };
         let (size, color) = (letters.size, letters.color);
@@ -282,7 +269,7 @@ impl Canvas {
     }
 }
 
-/// A colour with much white in it.
+/// Returns the colour mixed with 70 % white.
 fn pale(color: &str) -> String {
     let part = |i: usize| {
         let value = color
@@ -296,19 +283,19 @@ fn pale(color: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Area, Canvas, Ink, Letters, escape, pale};
+    use super::{Canvas, LineStyle, Rect, TextStyle, escape, pale};
 
     #[test]
-    fn a_file_is_wellformed_whatever_is_written() {
+    fn any_input_gives_well_formed_svg() {
         let mut canvas = Canvas::new(10.0, 10.0);
-        canvas.text((1.0, f64::NAN), "<a & \"b\">\u{0}", Letters::new(9.0));
+        canvas.text((1.0, f64::NAN), "<a & \"b\">\u{0}", TextStyle::new(9.0));
         canvas.line(
             (0.0, f64::INFINITY),
             (1.0 / 3.0, -0.001),
-            Ink::solid("#000000", 1.0),
+            LineStyle::solid("#000000", 1.0),
         );
         canvas.rect(
-            Area {
+            Rect {
                 x: 0.0,
                 y: 0.0,
                 w: -4.0,

@@ -1,4 +1,4 @@
-//! The one font of all figures: how wide text is in it, and where it is for those who draw it.
+//! The bundled font of all figures: text widths, and the font database for rendering.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,26 +8,26 @@ use ttf_parser::Face;
 const REGULAR: &[u8] = include_bytes!("../../assets/Inter-Regular.ttf");
 const SEMIBOLD: &[u8] = include_bytes!("../../assets/Inter-SemiBold.ttf");
 
-/// What SVG asks for: the bundled font first, then what looks like it.
+/// The `font-family` of the SVG files: the bundled font first, then similar ones.
 pub const FAMILY: &str = "Inter, Helvetica, Arial, sans-serif";
-/// Width of a letter that the font has not, of its size.
+/// Width of a letter missing from the font, as a share of the font size.
 const UNKNOWN: f64 = 0.6;
 
-/// How strong letters are.
+/// Weight of the letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weight {
-    /// Of plain text.
+pub enum FontWeight {
+    /// Weight of plain text.
     Regular,
-    /// Of titles.
+    /// Weight of titles.
     Strong,
 }
 
-impl Weight {
-    /// As SVG calls it.
+impl FontWeight {
+    /// Returns the number that SVG uses for the weight.
     pub fn number(self) -> u32 {
         match self {
-            Weight::Regular => 400,
-            Weight::Strong => 600,
+            FontWeight::Regular => 400,
+            FontWeight::Strong => 600,
         }
     }
 
@@ -39,8 +39,8 @@ impl Weight {
     }
 }
 
-/// How wide a text is.
-pub fn width(text: &str, size: f64, weight: Weight) -> f64 {
+/// Returns the width of a text in SVG units.
+pub fn width(text: &str, size: f64, weight: FontWeight) -> f64 {
     let face = weight.face();
     let em = f64::from(face.units_per_em());
     let of = |letter| {
@@ -52,8 +52,8 @@ pub fn width(text: &str, size: f64, weight: Weight) -> f64 {
     text.chars().map(of).sum::<f64>() * size
 }
 
-/// As much of a text as there is room for, with an ellipsis where something is left out.
-pub fn fit(text: &str, size: f64, weight: Weight, room: f64) -> String {
+/// Shortens a text to the available width; an ellipsis marks the cut.
+pub fn fit(text: &str, size: f64, weight: FontWeight, room: f64) -> String {
     if width(text, size, weight) <= room {
         return text.to_owned();
     }
@@ -68,7 +68,8 @@ pub fn fit(text: &str, size: f64, weight: Weight, room: f64) -> String {
     String::new()
 }
 
-/// The font for what turns SVG into pictures. No font of the machine: pictures are the same everywhere.
+/// Returns the font database for rendering. It holds the bundled font only, so that pictures do not depend
+/// on the machine.
 pub fn database() -> Arc<Database> {
     static DATABASE: OnceLock<Arc<Database>> = OnceLock::new();
     let load = || {
@@ -83,18 +84,23 @@ pub fn database() -> Arc<Database> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Weight, database, fit, width};
+    use super::{FontWeight, database, fit, width};
 
     #[test]
-    fn text_is_measured_and_cut() {
-        let wide = |text| width(text, 12.0, Weight::Regular);
+    fn text_is_measured_and_shortened() {
+        let wide = |text| width(text, 12.0, FontWeight::Regular);
         assert!(wide("WW") > 1.5 * wide("ii"));
         assert_eq!(wide("漢"), 0.6 * 12.0);
-        assert!(width("bold", 12.0, Weight::Strong) > wide("bold"));
-        let short = fit("a long text that has no room", 12.0, Weight::Regular, 60.0);
+        assert!(width("bold", 12.0, FontWeight::Strong) > wide("bold"));
+        let short = fit(
+            "a long text that has no room",
+            12.0,
+            FontWeight::Regular,
+            60.0,
+        );
         assert!(short.ends_with('…') && wide(&short) <= 60.0, "{short}");
-        assert_eq!(fit("fits", 12.0, Weight::Regular, 60.0), "fits");
-        assert_eq!(fit("nothing", 12.0, Weight::Regular, 1.0), "");
+        assert_eq!(fit("fits", 12.0, FontWeight::Regular, 60.0), "fits");
+        assert_eq!(fit("nothing", 12.0, FontWeight::Regular, 1.0), "");
     }
 
     #[test]

@@ -1,31 +1,32 @@
-//! Numbers on an axis: where they lie, and which of them are written.
+//! Axis scales: the position of a value on an axis, and the ticks.
 
-/// Beyond these a number is drawn at the end of the axis: no measurement is there, and sums stay finite.
+/// Largest magnitude on an axis; larger values are drawn at its end, so that sums stay finite.
 const HUGE: f64 = 1e150;
+/// Smallest magnitude on a logarithmic axis.
 const TINY: f64 = 1e-150;
-/// Up to this many times from end to end, an axis by size has marks at 1, 2 and 5, beyond at decades.
+/// Largest ratio of a logarithmic axis with ticks at 1, 2 and 5; longer axes have ticks at decades.
 const FINE: f64 = 500.0;
 
-/// A mark on an axis.
+/// A tick of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tick {
-    /// Where.
+    /// Value at which the tick stands.
     pub at: f64,
-    /// What is written there.
+    /// Text beside the tick.
     pub label: String,
 }
 
-/// How numbers lie on an axis.
+/// Mapping of values to positions on an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
-    /// Evenly, with a mark every `step`.
+    /// Linear from `lo` to `hi`, with a tick every `step`.
     Linear { lo: f64, hi: f64, step: f64 },
-    /// By their size: each decade is as long as any other.
+    /// Logarithmic: all decades have the same length.
     Log { lo: f64, hi: f64 },
 }
 
 impl Scale {
-    /// From nothing to a mark above all of these, with so many marks at most.
+    /// Linear scale from zero to a tick above all values, with at most `most` ticks.
     pub fn from_zero(values: impl IntoIterator<Item = f64>, most: usize) -> Self {
         let (lo, hi) = range(values.into_iter().chain([0.0]));
         let step = step(hi - lo, most);
@@ -34,14 +35,14 @@ impl Scale {
         Scale::Linear { lo, hi, step }
     }
 
-    /// From the smallest of these to the largest, and marks between.
+    /// Linear scale from the smallest to the largest value.
     pub fn tight(values: impl IntoIterator<Item = f64>, most: usize) -> Self {
         let (lo, hi) = range(values.into_iter());
         let step = step(hi - lo, most);
         Scale::Linear { lo, hi, step }
     }
 
-    /// The same for what is counted: no marks between whole numbers.
+    /// Linear scale for counts: ticks only at whole numbers.
     pub fn whole(values: impl IntoIterator<Item = f64>, most: usize) -> Self {
         match Scale::tight(values, most) {
             Scale::Linear { lo, hi, step } => Scale::Linear {
@@ -53,7 +54,7 @@ impl Scale {
         }
     }
 
-    /// By size, from the smallest to the largest of these, for an axis with marks of its own.
+    /// Logarithmic scale from the smallest to the largest value, for an axis with its own ticks.
     pub fn log_tight(values: &[f64]) -> Self {
         let usable = |value: &&f64| **value > 0.0 && value.is_finite();
         let lo = values
@@ -68,7 +69,7 @@ impl Scale {
         }
     }
 
-    /// By size, from a mark below all that are above zero to a mark above.
+    /// Logarithmic scale from a tick below all positive values to a tick above.
     pub fn log(values: impl IntoIterator<Item = f64>) -> Self {
         let positive = values
             .into_iter()
@@ -97,7 +98,7 @@ impl Scale {
         }
     }
 
-    /// Where a number lies, from 0 to 1.
+    /// Returns the position of a value on the axis, from 0 to 1.
     pub fn place(&self, value: f64) -> f64 {
         let share = match *self {
             Scale::Linear { lo, hi, .. } => (value.clamp(-HUGE, HUGE) - lo) / (hi - lo),
@@ -112,7 +113,7 @@ impl Scale {
         }
     }
 
-    /// Which numbers are written.
+    /// Returns the ticks of the scale, in increasing order.
     pub fn ticks(&self) -> Vec<Tick> {
         let tick = |at, step| Tick {
             at,
@@ -132,7 +133,7 @@ impl Scale {
     }
 }
 
-/// The smallest and the largest, never the same.
+/// Returns the smallest and the largest value, widened where they are equal.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (mut lo, mut hi) = (f64::INFINITY, f64::NEG_INFINITY);
     for value in values.filter(|value| value.is_finite()) {
@@ -155,13 +156,13 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     (lo, hi)
 }
 
-/// A step of 1, 2 or 5 of some decade, with which there are no more marks than wanted.
+/// Returns a step of 1, 2 or 5 times a power of ten that gives at most `most` ticks.
 fn step(span: f64, most: usize) -> f64 {
     let least = span / (most.max(3) - 2) as f64;
     one_two_five(least, true)
 }
 
-/// 1, 2 or 5 times a power of ten, not above or not below.
+/// Rounds a value up (`above`) or down to 1, 2 or 5 times a power of ten.
 fn one_two_five(value: f64, above: bool) -> f64 {
     let exponent = decade(value, false);
     let inside = [1.0, 2.0, 5.0, 10.0].map(|part| part * power(exponent));
@@ -191,7 +192,7 @@ fn decade(value: f64, above: bool) -> i32 {
     exponent as i32
 }
 
-/// Decades from one mark to the next.
+/// Number of decades between two ticks.
 fn stride(lo: i32, hi: i32) -> i32 {
     ((hi - lo) + 6) / 7
 }
@@ -207,7 +208,7 @@ fn log_ticks(lo: f64, hi: f64) -> Box<dyn Iterator<Item = f64>> {
     Box::new((first..=last).flat_map(each).filter(inside))
 }
 
-/// A number as finely as its step needs it.
+/// Formats a tick value with the digits that its step needs.
 fn label(value: f64, step: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
@@ -232,7 +233,7 @@ fn minus(text: &str) -> String {
     text.replace('-', "−")
 }
 
-/// With a comma before every three digits of a whole part of five or more.
+/// Inserts thousands separators where the whole part has five digits or more.
 pub fn grouped(text: &str) -> String {
     let (whole, rest) = text
         .split_once('.')
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_round() {
+    fn ticks_are_round() {
         let cases = [
             (Scale::from_zero([53.2], 7), "0 20 40 60"),
             (Scale::from_zero([0.031], 7), "0 0.01 0.02 0.03 0.04"),
@@ -304,7 +305,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn marks_rise_and_cover(values in prop::collection::vec(any_number(), 0..6), most in 3..12usize) {
+        fn ticks_rise_and_cover_all_values(values in prop::collection::vec(any_number(), 0..6), most in 3..12usize) {
             let usable = |value: &&f64| value.is_finite() && value.abs() < 1e149 && value.abs() > 1e-149;
             for scale in [
                 Scale::from_zero(values.clone(), most),

@@ -1,72 +1,74 @@
-//! A figure's sheet: its title, its legend, and places for plots.
+//! Layout of a figure: title, legend, and a cell for each plot.
 
 use super::{
     axes::{MARK, PLAIN},
-    canvas::{Area, Canvas, Ink, Letters, TEXT},
-    font::{self, Weight},
+    canvas::{Canvas, LineStyle, TEXT, TextStyle},
+    font::{self, FontWeight},
+    rect::Rect,
     style::{Dash, Marker},
 };
 
-/// Around everything.
+/// Margin around the figure.
 const MARGIN: f64 = 10.0;
-/// Between plots.
+/// Distance between plots.
 const APART: f64 = 16.0;
-/// Size of a figure's title.
+/// Font size of the figure title.
 const TITLE: f64 = 14.0;
-/// From one row of the legend to the next.
+/// Height of a row of the legend.
 const ROW: f64 = 18.0;
-/// Length of a legend's sample.
+/// Width of the line sample of a legend entry.
 const SAMPLE: f64 = 26.0;
-/// Between a sample and its words, and between entries.
+/// Distance between the sample of a legend entry and its label.
 const GAP: f64 = 6.0;
+/// Distance between two legend entries.
 const BETWEEN: f64 = 18.0;
-/// A dashed line for what must not be passed.
-pub const LIMIT: Ink = Ink {
+/// Dashed line style for limits, such as a memory budget.
+pub const LIMIT: LineStyle = LineStyle {
     color: TEXT,
     width: 1.4,
     dash: Dash::Dashed,
 };
 
-/// What an entry of a legend shows.
+/// Sample that a legend entry shows beside its label.
 #[derive(Clone, Copy, Debug)]
-pub enum Sample {
-    /// A line, with a mark where points have one.
-    Line(Ink, Option<Marker>),
-    /// A mark alone.
+pub enum LegendSample {
+    /// A line, with a marker where the data points have one.
+    Line(LineStyle, Option<Marker>),
+    /// A marker without a line.
     Mark(Marker, &'static str),
 }
 
-/// An entry of a legend.
+/// A legend entry: sample and label.
 #[derive(Clone, Debug)]
-pub struct Entry {
-    pub sample: Sample,
+pub struct LegendEntry {
+    pub sample: LegendSample,
     pub label: String,
 }
 
-impl Entry {
-    pub fn new(sample: Sample, label: impl Into<String>) -> Self {
+impl LegendEntry {
+    pub fn new(sample: LegendSample, label: impl Into<String>) -> Self {
         let label = label.into();
-        Entry { sample, label }
+        LegendEntry { sample, label }
     }
 }
 
-/// What a sheet is to hold.
-pub struct Plan<'a> {
+/// Description of a figure from which its layout is computed.
+pub struct SheetLayout<'a> {
     pub title: &'a str,
-    pub legend: Vec<Entry>,
-    /// How many plots.
+    pub legend: Vec<LegendEntry>,
+    /// Number of plots.
     pub plots: usize,
-    /// Side by side at most.
+    /// Largest number of plots side by side.
     pub columns: usize,
-    /// Of one plot.
+    /// Width and height of one plot.
     pub size: (f64, f64),
-    /// Left of all plots, for what rows of them share.
+    /// Width of the column left of the plots, for labels that a row of plots shares.
     pub lead: f64,
 }
 
-impl Plan<'_> {
-    /// The sheet with its title and legend, and a place for each plot.
-    pub fn lay(self) -> (Canvas, Vec<Area>) {
+impl SheetLayout<'_> {
+    /// Draws title and legend on a new canvas, and returns a cell for each plot.
+    pub fn draw(self) -> (Canvas, Vec<Rect>) {
         let columns = self.plots.clamp(1, self.columns.max(1));
         let rows = self.plots.div_ceil(columns).max(1);
         let (w, h) = self.size;
@@ -82,17 +84,17 @@ impl Plan<'_> {
             width + 2.0 * MARGIN,
             top + h * rows as f64 + APART * (rows - 1) as f64 + MARGIN,
         );
-        let title = font::fit(self.title, TITLE, Weight::Strong, width);
+        let title = font::fit(self.title, TITLE, FontWeight::Strong, width);
         canvas.text(
             (MARGIN, MARGIN + TITLE - 1.0),
             &title,
-            Letters::new(TITLE).strong(),
+            TextStyle::new(TITLE).strong(),
         );
         for (i, line) in lines.iter().enumerate() {
             let y = MARGIN + TITLE + 10.0 + ROW * i as f64 + ROW / 2.0;
             entries(&mut canvas, line, (MARGIN, y), room);
         }
-        let place = |i: usize| Area {
+        let place = |i: usize| Rect {
             x: MARGIN + self.lead + (w + APART) * (i % columns) as f64,
             y: top + (h + APART) * (i / columns) as f64,
             w,
@@ -102,13 +104,13 @@ impl Plan<'_> {
     }
 }
 
-fn entry_width(entry: &Entry) -> f64 {
-    SAMPLE + GAP + Letters::new(PLAIN).width(&entry.label) + BETWEEN
+fn entry_width(entry: &LegendEntry) -> f64 {
+    SAMPLE + GAP + TextStyle::new(PLAIN).width(&entry.label) + BETWEEN
 }
 
-/// Entries in as many rows as they need.
-fn wrapped(legend: &[Entry], room: f64) -> Vec<Vec<&Entry>> {
-    let mut rows: Vec<Vec<&Entry>> = Vec::new();
+/// Distributes the legend entries over as many rows as they need.
+fn wrapped(legend: &[LegendEntry], room: f64) -> Vec<Vec<&LegendEntry>> {
+    let mut rows: Vec<Vec<&LegendEntry>> = Vec::new();
     let mut free = 0.0;
     for entry in legend {
         let wide = entry_width(entry);
@@ -124,26 +126,31 @@ fn wrapped(legend: &[Entry], room: f64) -> Vec<Vec<&Entry>> {
     rows
 }
 
-fn entries(canvas: &mut Canvas, row: &[&Entry], at: (f64, f64), room: f64) {
+fn entries(canvas: &mut Canvas, row: &[&LegendEntry], at: (f64, f64), room: f64) {
     let (mut x, y) = at;
     for entry in row {
         sample(canvas, entry.sample, (x, y));
-        let letters = Letters::new(PLAIN);
-        let label = font::fit(&entry.label, PLAIN, Weight::Regular, room - SAMPLE - GAP);
+        let letters = TextStyle::new(PLAIN);
+        let label = font::fit(
+            &entry.label,
+            PLAIN,
+            FontWeight::Regular,
+            room - SAMPLE - GAP,
+        );
         canvas.text((x + SAMPLE + GAP, y + PLAIN * 0.36), &label, letters);
         x += entry_width(entry);
     }
 }
 
-fn sample(canvas: &mut Canvas, sample: Sample, (x, y): (f64, f64)) {
+fn sample(canvas: &mut Canvas, sample: LegendSample, (x, y): (f64, f64)) {
     let middle = (x + SAMPLE / 2.0, y);
     match sample {
-        Sample::Line(ink, marker) => {
+        LegendSample::Line(ink, marker) => {
             canvas.line((x, y), (x + SAMPLE, y), ink);
             if let Some(marker) = marker {
                 canvas.marker(marker, middle, MARK, ink.color);
             }
         }
-        Sample::Mark(marker, color) => canvas.marker(marker, middle, MARK + 0.6, color),
+        LegendSample::Mark(marker, color) => canvas.marker(marker, middle, MARK + 0.6, color),
     }
 }

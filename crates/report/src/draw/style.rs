@@ -1,8 +1,8 @@
-//! How contenders are told apart: by colour, and without it by marker, dash and hatch.
+//! Styles that distinguish contenders: colour, and also marker, dash and hatch for readers without colour.
 
-use super::canvas::Area;
+use super::rect::Rect;
 
-/// How a line is broken.
+/// Dash pattern of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dash {
     Solid,
@@ -30,7 +30,7 @@ impl Dash {
     }
 }
 
-/// What stands at a point.
+/// Marker of a data point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marker {
     Circle,
@@ -42,12 +42,12 @@ pub enum Marker {
     HollowSquare,
     HollowDiamond,
     HollowTriangle,
-    /// Where something came to an end.
+    /// Marks the point where a contender ran out of memory.
     Cross,
 }
 
 impl Marker {
-    /// Whether there is nothing in it.
+    /// Whether the marker is drawn as an outline.
     pub fn hollow(self) -> bool {
         use Marker::{HollowCircle, HollowDiamond, HollowSquare, HollowTriangle};
         matches!(
@@ -56,7 +56,7 @@ impl Marker {
         )
     }
 
-    /// Corners, of a size of 1; none for a circle.
+    /// Returns the corners of the marker at size 1; empty for circles and crosses.
     pub fn corners(self) -> &'static [(f64, f64)] {
         match self {
             Marker::Circle | Marker::HollowCircle | Marker::Cross => &[],
@@ -72,10 +72,10 @@ impl Marker {
     }
 }
 
-/// Lines in a bar.
+/// Hatch pattern of a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hatch {
-    /// All of its colour.
+    /// Filled with the full colour.
     Full,
     Rising,
     Falling,
@@ -86,14 +86,15 @@ pub enum Hatch {
     Grid,
 }
 
-/// From one line to the next.
+/// Distance between two hatch lines.
 const GAP: f64 = 5.0;
 
-type Stroke = ((f64, f64), (f64, f64));
+/// Start and end point of a hatch line.
+type HatchLine = ((f64, f64), (f64, f64));
 
 impl Hatch {
-    /// The lines, cut to a box.
-    pub fn lines(self, area: Area) -> Vec<Stroke> {
+    /// Returns the hatch lines, clipped to a rectangle.
+    pub fn lines(self, area: Rect) -> Vec<HatchLine> {
         match self {
             Hatch::Full | Hatch::Empty => Vec::new(),
             Hatch::Rising => slanted(area, true),
@@ -113,19 +114,19 @@ fn steps(room: f64) -> impl Iterator<Item = f64> {
         .filter(move |at| *at < room)
 }
 
-fn level(area: Area) -> Vec<Stroke> {
+fn level(area: Rect) -> Vec<HatchLine> {
     let of = |at| ((area.x, area.y + at), (area.right(), area.y + at));
     steps(area.h).map(of).collect()
 }
 
-fn upright(area: Area) -> Vec<Stroke> {
+fn upright(area: Rect) -> Vec<HatchLine> {
     let of = |at| ((area.x + at, area.y), (area.x + at, area.bottom()));
     steps(area.w).map(of).collect()
 }
 
-/// Lines x + y = c (or x - y = c), each from where it enters the box to where it leaves it.
-fn slanted(area: Area, rising: bool) -> Vec<Stroke> {
-    let Area { x, y, w, h } = area;
+/// Returns the lines x + y = c (or x - y = c), clipped to the rectangle.
+fn slanted(area: Rect, rising: bool) -> Vec<HatchLine> {
+    let Rect { x, y, w, h } = area;
     let of = |c: f64| {
         let (from, to) = ((c - h).max(0.0), c.min(w));
         let place = |along: f64| match rising {
@@ -137,17 +138,17 @@ fn slanted(area: Area, rising: bool) -> Vec<Stroke> {
     steps(w + h).map(of).collect()
 }
 
-/// How one contender looks, everywhere.
+/// Style of one series: colour, marker, dash and hatch.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct SeriesStyle {
     pub color: &'static str,
     pub marker: Marker,
     pub dash: Dash,
     pub hatch: Hatch,
 }
 
-impl Look {
-    /// For a second line of the same contender: its colour, an empty mark, a broken line.
+impl SeriesStyle {
+    /// Returns the style of a second line of the same contender: same colour, hollow marker, dashed line.
     pub fn second(self) -> Self {
         let marker = match self.marker {
             Marker::Circle => Marker::HollowCircle,
@@ -157,7 +158,7 @@ impl Look {
             other => other,
         };
         let dash = Dash::Short;
-        Look {
+        SeriesStyle {
             marker,
             dash,
             ..self
@@ -165,8 +166,8 @@ impl Look {
     }
 }
 
-const fn look(color: &'static str, marker: Marker, dash: Dash, hatch: Hatch) -> Look {
-    Look {
+const fn style(color: &'static str, marker: Marker, dash: Dash, hatch: Hatch) -> SeriesStyle {
+    SeriesStyle {
         color,
         marker,
         dash,
@@ -174,38 +175,38 @@ const fn look(color: &'static str, marker: Marker, dash: Dash, hatch: Hatch) -> 
     }
 }
 
-/// Okabe and Ito's colours, which most who see few colours tell apart, without the yellow that is too
-/// pale for a line, and a grey.
-pub const LOOKS: [Look; 8] = [
-    look("#0072B2", Marker::Circle, Dash::Solid, Hatch::Full),
-    look("#D55E00", Marker::Square, Dash::Dashed, Hatch::Rising),
-    look("#009E73", Marker::Triangle, Dash::Mixed, Hatch::Falling),
-    look("#E69F00", Marker::Diamond, Dash::Short, Hatch::Crossed),
-    look("#CC79A7", Marker::Down, Dash::Long, Hatch::Level),
-    look(
+/// The palette of Okabe and Ito, which colour-blind readers can distinguish; a grey replaces the yellow,
+/// which is too pale for a line.
+pub const STYLES: [SeriesStyle; 8] = [
+    style("#0072B2", Marker::Circle, Dash::Solid, Hatch::Full),
+    style("#D55E00", Marker::Square, Dash::Dashed, Hatch::Rising),
+    style("#009E73", Marker::Triangle, Dash::Mixed, Hatch::Falling),
+    style("#E69F00", Marker::Diamond, Dash::Short, Hatch::Crossed),
+    style("#CC79A7", Marker::Down, Dash::Long, Hatch::Level),
+    style(
         "#56B4E9",
         Marker::HollowTriangle,
         Dash::Dotted,
         Hatch::Upright,
     ),
-    look("#000000", Marker::HollowSquare, Dash::LongDot, Hatch::Empty),
-    look("#767676", Marker::HollowDiamond, Dash::Sparse, Hatch::Grid),
+    style("#000000", Marker::HollowSquare, Dash::LongDot, Hatch::Empty),
+    style("#767676", Marker::HollowDiamond, Dash::Sparse, Hatch::Grid),
 ];
 
 #[cfg(test)]
 mod tests {
-    use super::{Area, Hatch, LOOKS};
+    use super::{Hatch, Rect, STYLES};
 
     #[test]
-    fn hatches_stay_in_their_box() {
+    fn hatch_lines_stay_inside_the_rectangle() {
         for (w, h) in [(40.0, 12.0), (3.0, 12.0), (0.0, 0.0), (12.0, 90.0)] {
-            let area = Area {
+            let area = Rect {
                 x: 7.0,
                 y: 9.0,
                 w,
                 h,
             };
-            for look in LOOKS {
+            for look in STYLES {
                 for (x, y) in look
                     .hatch
                     .lines(area)
@@ -217,7 +218,7 @@ mod tests {
                 }
             }
         }
-        let area = Area {
+        let area = Rect {
             x: 0.0,
             y: 0.0,
             w: 40.0,
@@ -227,9 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_by_colour_alone() {
-        for (i, one) in LOOKS.iter().enumerate() {
-            for other in &LOOKS[i + 1..] {
+    fn styles_differ_without_colour() {
+        for (i, one) in STYLES.iter().enumerate() {
+            for other in &STYLES[i + 1..] {
                 assert!(
                     one.marker != other.marker
                         && one.dash != other.dash

@@ -1,28 +1,31 @@
-//! How long agents wait, by how many there are.
+//! Figure: latency of agents by their number.
 
-use super::lines::{Drawn, Lines, Series, heights, looks, own_ticks, places};
+use super::{
+    figure::MissingData,
+    lines::{LineFigure, Series, StyledSeries, durations, positions, series_styles, ticks_at},
+};
 use crate::{
-    Experiment, ResultFile,
     contender::label,
     draw::{Axis, Dash, Scale},
+    result::{Experiment, ResultFile},
 };
 
-/// From this many times on, numbers lie by their size.
+/// Ratio of the largest to the smallest value from which an axis is logarithmic.
 const FAR: f64 = 20.0;
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let lines = Lines::of(results, Experiment::Agents)?;
-    let words = (
+pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+    let lines = LineFigure::of(results, Experiment::Agents)?;
+    let titles = (
         "Latency with many agents",
         "Latency by number of agents, in ms",
     );
-    Ok(lines.draw(words, &styles(&lines.kinds()), axes))
+    Ok(lines.draw(titles, &styles(&lines.kinds()), axes))
 }
 
 fn axes(series: &[Series<'_>]) -> (Axis<'static>, Axis<'static>) {
-    let at = places(series);
-    let ticks = own_ticks(&at);
-    let scale = match (far(&at), &ticks) {
+    let at = positions(series);
+    let ticks = ticks_at(&at);
+    let scale = match (is_wide(&at), &ticks) {
         (true, Some(_)) => Scale::log_tight(&at),
         (true, None) => Scale::log(at.iter().copied()),
         (false, _) => Scale::whole(at.iter().copied().chain([0.0]), 9),
@@ -32,35 +35,35 @@ fn axes(series: &[Series<'_>]) -> (Axis<'static>, Axis<'static>) {
         scale,
         ticks,
     };
-    let values: Vec<f64> = heights(series).collect();
-    let y = match far(&values) {
+    let values: Vec<f64> = durations(series).collect();
+    let y = match is_wide(&values) {
         true => Axis::new("ms, log axis", Scale::log(values)),
         false => Axis::new("ms", Scale::from_zero(values, 7)),
     };
     (x, y)
 }
 
-/// Whether the largest is many times the smallest.
-fn far(values: &[f64]) -> bool {
+/// Whether the largest value is many times the smallest.
+fn is_wide(values: &[f64]) -> bool {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(0.0, f64::max);
     low > 0.0 && high / low >= FAR
 }
 
-/// A colour for everyone; p50 with a full line, p99 with a broken one and an empty mark.
-fn styles<'a>(kinds: &[(&'a str, &'a str)]) -> Vec<Drawn<'a>> {
-    let looks = looks(kinds);
+/// Gives each contender a colour; p50 gets a solid line, p99 a dashed line with hollow markers.
+fn styles<'a>(kinds: &[(&'a str, &'a str)]) -> Vec<StyledSeries<'a>> {
+    let styles = series_styles(kinds);
     let of = |(who, series): &(&'a str, &'a str)| {
-        let mut look = looks.of(who);
+        let mut style = styles.of(who);
         match *series {
-            "p50" => look.dash = Dash::Solid,
-            _ => look = look.second(),
+            "p50" => style.dash = Dash::Solid,
+            _ => style = style.second(),
         }
         let label = format!("{}, {series}", label(who));
-        Drawn {
+        StyledSeries {
             of: (who, series),
             label,
-            look,
+            style,
         }
     };
     kinds.iter().map(of).collect()

@@ -1,23 +1,26 @@
-//! Lines through points with whiskers, one for each series of each contender.
+//! Line figures: one line with whiskers for each series of each contender.
 
-use super::plot_title;
+use super::figure::MissingData;
 use crate::{
-    Experiment, ResultFile,
-    contender::{Looks, contenders},
-    draw::{Axis, Canvas, Entry, Frame, Ink, Look, Plan, Plot, Sample, Tick},
+    contender::{SeriesStyles, contenders},
+    draw::{
+        Axis, Canvas, LegendEntry, LegendSample, LineStyle, Plot, PlotFrame, SeriesStyle,
+        SheetLayout, Tick,
+    },
+    result::{Experiment, ResultFile},
 };
 
-/// Marks on a line at most: more would hide it.
+/// Largest number of markers on a line; more would hide it.
 const MARKS: usize = 16;
 
-/// A series of a contender: where, the median, and from where to where.
+/// A series of a contender: position, median and range of each point.
 pub struct Series<'a> {
     pub contender: &'a str,
     pub series: &'a str,
     pub points: Vec<(f64, f64, (f64, f64))>,
 }
 
-/// Every series of every contender of a result, by place.
+/// Returns every series of every contender of a result, sorted by position.
 fn series_of(result: &ResultFile) -> Vec<Series<'_>> {
     let mut all: Vec<Series<'_>> = Vec::new();
     for who in contenders(result) {
@@ -41,61 +44,61 @@ fn series_of(result: &ResultFile) -> Vec<Series<'_>> {
     all
 }
 
-/// A series as it is drawn and told of in the legend.
-pub struct Drawn<'a> {
+/// A series with its style and legend label.
+pub struct StyledSeries<'a> {
     pub of: (&'a str, &'a str),
     pub label: String,
-    pub look: Look,
+    pub style: SeriesStyle,
 }
 
-impl Drawn<'_> {
-    fn ink(&self) -> Ink {
-        Ink {
-            color: self.look.color,
+impl StyledSeries<'_> {
+    fn line_style(&self) -> LineStyle {
+        LineStyle {
+            color: self.style.color,
             width: 2.0,
-            dash: self.look.dash,
+            dash: self.style.dash,
         }
     }
 
-    fn entry(&self) -> Entry {
-        Entry::new(
-            Sample::Line(self.ink(), Some(self.look.marker)),
+    fn entry(&self) -> LegendEntry {
+        LegendEntry::new(
+            LegendSample::Line(self.line_style(), Some(self.style.marker)),
             self.label.clone(),
         )
     }
 
-    /// Draws a series: whiskers below, then the line, then its marks.
+    /// Draws a series: whiskers first, then the line, then its markers.
     fn draw(&self, plot: &Plot, canvas: &mut Canvas, series: &Series<'_>) {
         for (x, _, range) in &series.points {
-            plot.whisker(canvas, *x, *range, self.look.color);
+            plot.whisker(canvas, *x, *range, self.style.color);
         }
         let line: Vec<(f64, f64)> = series.points.iter().map(|(x, ms, _)| (*x, *ms)).collect();
-        plot.line(canvas, &line, self.ink());
-        plot.marks(canvas, &sparse(&line), self.look);
+        plot.line(canvas, &line, self.line_style());
+        plot.marks(canvas, &thinned(&line), self.style);
     }
 }
 
-/// A figure of lines: a plot for each result that has points.
-pub struct Lines<'a> {
+/// A figure with a plot for each result that has points.
+pub struct LineFigure<'a> {
     shown: Vec<&'a ResultFile>,
     series: Vec<Vec<Series<'a>>>,
 }
 
-impl<'a> Lines<'a> {
-    pub fn of(results: &[&'a ResultFile], experiment: Experiment) -> Result<Self, String> {
+impl<'a> LineFigure<'a> {
+    pub fn of(results: &[&'a ResultFile], experiment: Experiment) -> Result<Self, MissingData> {
         let all = results.iter().map(|result| (*result, series_of(result)));
         let (shown, series): (Vec<_>, Vec<_>) =
             all.filter(|(_, series)| !series.is_empty()).unzip();
         match shown.is_empty() {
-            true => Err(format!("no {} result has points", experiment.name())),
-            false => Ok(Lines { shown, series }),
+            true => Err(MissingData::Points(experiment)),
+            false => Ok(LineFigure { shown, series }),
         }
     }
 
-    /// Without the series of some names.
-    pub fn without(mut self, is_left_out: impl Fn(&str) -> bool) -> Self {
+    /// Removes the series whose names match.
+    pub fn without(mut self, is_removed: impl Fn(&str) -> bool) -> Self {
         for series in &mut self.series {
-            series.retain(|one| !is_left_out(one.series));
+            series.retain(|one| !is_removed(one.series));
         }
         self
     }
@@ -104,31 +107,31 @@ impl<'a> Lines<'a> {
         &self.shown
     }
 
-    /// All series once, in order.
+    /// Returns the contender and name of every series, without duplicates.
     pub fn kinds(&self) -> Vec<(&'a str, &'a str)> {
         kinds(&self.series)
     }
 
-    /// Draws every series as it is told, over axes that suit those of its plot.
+    /// Draws every series in its style; `axes` chooses the axes of each plot.
     pub fn draw<'t>(
         &self,
-        (title, told): (&str, &str),
-        drawn: &[Drawn<'_>],
+        (title, description): (&str, &str),
+        drawn: &[StyledSeries<'_>],
         axes: impl Fn(&[Series<'_>]) -> (Axis<'t>, Axis<'t>),
     ) -> String {
-        let plan = Plan {
+        let layout = SheetLayout {
             title,
-            legend: drawn.iter().map(Drawn::entry).collect(),
+            legend: drawn.iter().map(StyledSeries::entry).collect(),
             plots: self.shown.len(),
             columns: 2,
             size: (460.0, 300.0),
             lead: 0.0,
         };
-        let (mut canvas, cells) = plan.lay();
+        let (mut canvas, cells) = layout.draw();
         for ((result, series), cell) in self.shown.iter().zip(&self.series).zip(cells) {
-            let title = &plot_title(result);
+            let title = &result.plot_title();
             let (x, y) = axes(series);
-            let plot = Frame { title, x, y }.draw(&mut canvas, cell);
+            let plot = PlotFrame { title, x, y }.draw(&mut canvas, cell);
             for one in series {
                 let of = (one.contender, one.series);
                 if let Some(drawn) = drawn.iter().find(|drawn| drawn.of == of) {
@@ -136,11 +139,11 @@ impl<'a> Lines<'a> {
                 }
             }
         }
-        canvas.svg(told)
+        canvas.svg(description)
     }
 }
 
-/// All series of some results once, in order.
+/// Returns the contender and name of every series of some results, without duplicates.
 fn kinds<'a>(results: &[Vec<Series<'a>>]) -> Vec<(&'a str, &'a str)> {
     let mut kinds = Vec::new();
     for one in results.iter().flatten() {
@@ -152,40 +155,42 @@ fn kinds<'a>(results: &[Vec<Series<'a>>]) -> Vec<(&'a str, &'a str)> {
     kinds
 }
 
-/// How contenders look, ours first.
-pub fn looks<'a>(kinds: &[(&'a str, &'a str)]) -> Looks<'a> {
-    Looks::new(kinds.iter().map(|(contender, _)| *contender))
+/// Assigns styles to the contenders, Djinn first.
+pub fn series_styles<'a>(kinds: &[(&'a str, &'a str)]) -> SeriesStyles<'a> {
+    SeriesStyles::new(kinds.iter().map(|(contender, _)| *contender))
 }
 
-/// All that is on the axis of times: medians and ranges.
-pub fn heights<'s>(series: &'s [Series<'_>]) -> impl Iterator<Item = f64> + 's {
+/// Returns all values on the axis of durations: medians and ranges.
+pub fn durations<'s>(series: &'s [Series<'_>]) -> impl Iterator<Item = f64> + 's {
     let points = series.iter().flat_map(|one| &one.points);
     points.flat_map(|(_, ms, (low, high))| [*ms, *low, *high])
 }
 
-/// All places.
-pub fn places(series: &[Series<'_>]) -> Vec<f64> {
-    let mut places: Vec<f64> = series
+/// Returns the positions of all points, sorted and without duplicates.
+pub fn positions(series: &[Series<'_>]) -> Vec<f64> {
+    let mut positions: Vec<f64> = series
         .iter()
         .flat_map(|one| one.points.iter().map(|point| point.0))
         .collect();
-    places.sort_by(f64::total_cmp);
-    places.dedup();
-    places
+    positions.sort_by(f64::total_cmp);
+    positions.dedup();
+    positions
 }
 
-/// Marks at the places themselves, where they are few.
-pub fn own_ticks(places: &[f64]) -> Option<Vec<Tick>> {
-    let whole = places.iter().all(|at| at.fract() == 0.0 && at.abs() < 1e6);
+/// Returns ticks at the positions themselves, if these are few whole numbers.
+pub fn ticks_at(positions: &[f64]) -> Option<Vec<Tick>> {
+    let whole = positions
+        .iter()
+        .all(|at| at.fract() == 0.0 && at.abs() < 1e6);
     let tick = |at: &f64| Tick {
         at: *at,
         label: at.to_string(),
     };
-    (whole && places.len() <= 9).then(|| places.iter().map(tick).collect())
+    (whole && positions.len() <= 9).then(|| positions.iter().map(tick).collect())
 }
 
-/// Some of many points, the last among them.
-pub fn sparse(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+/// Selects a limited number of points, always including the last.
+pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let step = points.len().div_ceil(MARKS).max(1);
     let mut some: Vec<(f64, f64)> = points.iter().copied().step_by(step).collect();
     if let Some(last) = points.last().filter(|last| some.last() != Some(last)) {

@@ -1,14 +1,17 @@
-//! Memory over time.
+//! Figure: memory over time.
 
-use super::plot_title;
+use super::figure::MissingData;
 use crate::{
-    MemorySample, ResultFile,
-    draw::{Axis, Dash, Entry, Frame, Ink, LIMIT, Plan, Sample, Scale},
+    draw::{
+        Axis, Dash, LIMIT, LegendEntry, LegendSample, LineStyle, PlotFrame, Scale, SheetLayout,
+    },
+    result::{MemorySample, ResultFile},
 };
 
-type Get = fn(&MemorySample) -> Option<f64>;
+/// Accessor of one number of a memory sample.
+type SampleField = fn(&MemorySample) -> Option<f64>;
 
-const SERIES: [(&str, Ink, Get); 4] = [
+const SERIES: [(&str, LineStyle, SampleField); 4] = [
     (
         "device memory used",
         ink("#0072B2", Dash::Solid),
@@ -25,30 +28,31 @@ const SERIES: [(&str, Ink, Get); 4] = [
     }),
 ];
 
-const fn ink(color: &'static str, dash: Dash) -> Ink {
-    Ink {
+const fn ink(color: &'static str, dash: Dash) -> LineStyle {
+    LineStyle {
         color,
         width: 1.8,
         dash,
     }
 }
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
+pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
     let has = |result: &&&ResultFile| !result.memory.is_empty();
     let shown: Vec<&ResultFile> = results.iter().filter(has).copied().collect();
     if shown.is_empty() {
-        return Err("no result has memory over time".to_owned());
+        return Err(MissingData::MemorySamples);
     }
-    let used =
-        |(_, _, get): &(&str, Ink, Get)| shown.iter().any(|result| worth(&result.memory, *get));
+    let used = |(_, _, get): &(&str, LineStyle, SampleField)| {
+        shown.iter().any(|result| is_used(&result.memory, *get))
+    };
     let series = SERIES.iter().filter(|series| used(series));
-    let mut legend: Vec<Entry> = series
-        .map(|(label, ink, _)| Entry::new(Sample::Line(*ink, None), *label))
+    let mut legend: Vec<LegendEntry> = series
+        .map(|(label, ink, _)| LegendEntry::new(LegendSample::Line(*ink, None), *label))
         .collect();
     if shown.iter().any(|result| result.budget_mb.is_some()) {
-        legend.push(Entry::new(Sample::Line(LIMIT, None), "budget"));
+        legend.push(LegendEntry::new(LegendSample::Line(LIMIT, None), "budget"));
     }
-    let plan = Plan {
+    let layout = SheetLayout {
         title: "Memory over time",
         legend,
         plots: shown.len(),
@@ -56,22 +60,22 @@ pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
         size: (430.0, 270.0),
         lead: 0.0,
     };
-    let (mut canvas, cells) = plan.lay();
+    let (mut canvas, cells) = layout.draw();
     for (result, cell) in shown.iter().zip(cells) {
         let tops = SERIES
             .iter()
             .flat_map(|(_, _, get)| result.memory.iter().filter_map(get));
         let tops = tops.chain(result.budget_mb).map(|mb| mb / 1000.0);
         let times = result.memory.iter().map(|sample| sample.t_s);
-        let frame = Frame {
-            title: &plot_title(result),
+        let frame = PlotFrame {
+            title: &result.plot_title(),
             x: Axis::new("time, s", Scale::tight(times.chain([0.0]), 8)),
             y: Axis::new("memory, GB", Scale::from_zero(tops, 7)),
         };
         let plot = frame.draw(&mut canvas, cell);
         for (_, ink, get) in SERIES
             .iter()
-            .filter(|(_, _, get)| worth(&result.memory, *get))
+            .filter(|(_, _, get)| is_used(&result.memory, *get))
         {
             let mut points: Vec<(f64, f64)> = result
                 .memory
@@ -88,10 +92,10 @@ pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
             plot.level(&mut canvas, budget / 1000.0, LIMIT);
         }
     }
-    Ok(canvas.svg("Memory of the device, and where KV lies, over time"))
+    Ok(canvas.svg("Device memory and location of the KV cache over time"))
 }
 
-/// Whether a series says anything: what is zero all the time does not.
-fn worth(samples: &[MemorySample], get: Get) -> bool {
+/// Whether a series contains a value above zero.
+fn is_used(samples: &[MemorySample], get: SampleField) -> bool {
     samples.iter().filter_map(get).any(|mb| mb > 0.0)
 }

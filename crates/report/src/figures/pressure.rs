@@ -1,119 +1,124 @@
-//! More sessions than memory holds: what they ask for, and what the device gives.
+//! Figure: memory that sessions need, and device memory in use, by number of sessions.
 
-use super::{lines::sparse, plot_title};
+use super::{figure::MissingData, lines::thinned};
 use crate::{
-    MemorySample, ResultFile, Status,
-    contender::{Contender, Looks, contenders},
+    contender::{Contender, SeriesStyles, contenders},
     draw::{
-        Anchor, Area, Axis, Canvas, Dash, Entry, Frame, Ink, LIMIT, LOOKS, Letters, Look, Marker,
-        Plan, Plot, SMALL, Sample, Scale, TEXT, Weight, fit,
+        Anchor, Axis, Canvas, Dash, FontWeight, LIMIT, LegendEntry, LegendSample, LineStyle,
+        Marker, Plot, PlotFrame, Rect, SMALL, STYLES, Scale, SeriesStyle, SheetLayout, TEXT,
+        TextStyle, fit,
     },
+    result::{BaselineStatus, MemorySample, ResultFile},
 };
 
-const DEMAND: Ink = Ink {
+const DEMAND: LineStyle = LineStyle {
     color: "#009E73",
     width: 2.0,
     dash: Dash::Long,
 };
-const HOST: Ink = Ink {
+const HOST: LineStyle = LineStyle {
     color: "#CC79A7",
     width: 2.0,
     dash: Dash::Short,
 };
-/// The looks whose colours these two have.
+/// Indices of the styles that have the colours of [`DEMAND`] and [`HOST`].
 const RESERVED: [usize; 2] = [2, 4];
 const LINE: f64 = 2.0;
 
-type Line = Vec<(f64, f64)>;
+/// Points of a line: number of sessions, and memory in GB.
+type Curve = Vec<(f64, f64)>;
 
-/// What is drawn of one result, in GB by sessions.
-struct Data<'a> {
+/// The lines of one result.
+struct PressureData<'a> {
     result: &'a ResultFile,
-    demand: Line,
-    used: Line,
-    host: Line,
-    others: Vec<(Contender<'a>, Line)>,
+    demand: Curve,
+    used: Curve,
+    host: Curve,
+    others: Vec<(Contender<'a>, Curve)>,
 }
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let shown: Vec<Data<'_>> = results
+pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+    let shown: Vec<PressureData<'_>> = results
         .iter()
-        .filter_map(|result| Data::of(result))
+        .filter_map(|result| PressureData::of(result))
         .collect();
     if shown.is_empty() {
-        return Err("no memory-pressure result has memory by number of sessions".to_owned());
+        return Err(MissingData::SessionSamples);
     }
     let names = shown
         .iter()
         .flat_map(|data| data.others.iter().map(|(who, _)| who.name));
-    let looks = Looks::beside(&RESERVED, std::iter::once("djinn").chain(names));
-    let plan = Plan {
+    let styles = SeriesStyles::with_reserved(&RESERVED, std::iter::once("djinn").chain(names));
+    let layout = SheetLayout {
         title: "Memory virtualization",
-        legend: legend(&shown, &looks),
+        legend: legend(&shown, &styles),
         plots: shown.len(),
         columns: 2,
         size: (460.0, 310.0),
         lead: 0.0,
     };
-    let (mut canvas, cells) = plan.lay();
+    let (mut canvas, cells) = layout.draw();
     for (data, cell) in shown.iter().zip(cells) {
-        data.draw(&mut canvas, cell, &looks);
+        data.draw(&mut canvas, cell, &styles);
     }
-    Ok(canvas.svg("Memory by number of open sessions: asked for, used, and the budget"))
+    Ok(canvas.svg("Memory by number of open sessions: needed, used, and the budget"))
 }
 
-fn legend(shown: &[Data<'_>], looks: &Looks<'_>) -> Vec<Entry> {
-    let line = |look: Look| Sample::Line(solid(look), Some(look.marker));
+fn legend(shown: &[PressureData<'_>], styles: &SeriesStyles<'_>) -> Vec<LegendEntry> {
+    let line = |style: SeriesStyle| LegendSample::Line(line_style(style), Some(style.marker));
     let mut entries = Vec::new();
     if shown.iter().any(|data| !data.demand.is_empty()) {
-        entries.push(Entry::new(
-            Sample::Line(DEMAND, None),
-            "asked for: weights and KV",
+        entries.push(LegendEntry::new(
+            LegendSample::Line(DEMAND, None),
+            "needed: weights and KV",
         ));
     }
-    entries.push(Entry::new(line(LOOKS[0]), "device memory used"));
+    entries.push(LegendEntry::new(line(STYLES[0]), "device memory used"));
     if shown.iter().any(|data| !data.host.is_empty()) {
-        entries.push(Entry::new(Sample::Line(HOST, None), "KV in host memory"));
+        entries.push(LegendEntry::new(
+            LegendSample::Line(HOST, None),
+            "KV in host memory",
+        ));
     }
-    let mut told: Vec<&str> = Vec::new();
+    let mut listed: Vec<&str> = Vec::new();
     for (who, _) in shown.iter().flat_map(|data| &data.others) {
-        if !told.contains(&who.name) {
-            told.push(who.name);
-            entries.push(Entry::new(line(looks.of(who.name)), who.label()));
+        if !listed.contains(&who.name) {
+            listed.push(who.name);
+            entries.push(LegendEntry::new(line(styles.of(who.name)), who.label()));
         }
     }
     if shown.iter().any(|data| data.result.budget_mb.is_some()) {
-        entries.push(Entry::new(Sample::Line(LIMIT, None), "budget"));
+        entries.push(LegendEntry::new(LegendSample::Line(LIMIT, None), "budget"));
     }
-    let ended = |who: &Contender<'_>| who.status == Status::OutOfMemory;
+    let ended = |who: &Contender<'_>| who.status == BaselineStatus::OutOfMemory;
     if shown
         .iter()
         .flat_map(|data| &data.others)
         .any(|(who, _)| ended(who))
     {
-        entries.push(Entry::new(
-            Sample::Mark(Marker::Cross, TEXT),
+        entries.push(LegendEntry::new(
+            LegendSample::Mark(Marker::Cross, TEXT),
             "out of memory",
         ));
     }
     entries
 }
 
-fn solid(look: Look) -> Ink {
-    Ink {
-        color: look.color,
+fn line_style(style: SeriesStyle) -> LineStyle {
+    LineStyle {
+        color: style.color,
         width: LINE,
-        dash: look.dash,
+        dash: style.dash,
     }
 }
 
-/// The most of something, for every number of sessions.
-fn by_sessions(samples: &[MemorySample], get: fn(&MemorySample) -> Option<f64>) -> Line {
+/// Returns the largest value for every number of sessions.
+fn by_sessions(samples: &[MemorySample], get: fn(&MemorySample) -> Option<f64>) -> Curve {
     let mut most: std::collections::BTreeMap<u64, f64> = std::collections::BTreeMap::new();
     for sample in samples {
         if let (Some(sessions), Some(mb)) = (sample.sessions, get(sample)) {
-            let place = most.entry(sessions).or_insert(mb);
-            *place = place.max(mb);
+            let largest = most.entry(sessions).or_insert(mb);
+            *largest = largest.max(mb);
         }
     }
     most.into_iter()
@@ -121,8 +126,8 @@ fn by_sessions(samples: &[MemorySample], get: fn(&MemorySample) -> Option<f64>) 
         .collect()
 }
 
-/// Weights, and what every session adds to them.
-fn demand(result: &ResultFile) -> Line {
+/// Returns the memory that weights and KV cache need, from no session to all sessions.
+fn demand(result: &ResultFile) -> Curve {
     let median = |metric: &str| result.summary.metrics.get(metric).map(|stats| stats.median);
     let (Some(weights), Some(kv), Some(sessions)) = (
         median("model_size_gb"),
@@ -134,7 +139,7 @@ fn demand(result: &ResultFile) -> Line {
     vec![(0.0, weights), (sessions, weights + kv)]
 }
 
-impl<'a> Data<'a> {
+impl<'a> PressureData<'a> {
     fn of(result: &'a ResultFile) -> Option<Self> {
         let used = by_sessions(&result.memory, |sample| Some(sample.used_mb));
         let host = by_sessions(&result.memory, |sample| sample.host_kv_mb);
@@ -143,7 +148,7 @@ impl<'a> Data<'a> {
             .into_iter()
             .filter(|who| !who.ours)
             .map(of);
-        let data = Data {
+        let data = PressureData {
             result,
             demand: demand(result),
             host: if host.iter().any(|(_, gb)| *gb > 0.0) {
@@ -157,9 +162,9 @@ impl<'a> Data<'a> {
         (!data.used.is_empty()).then_some(data)
     }
 
-    fn draw(&self, canvas: &mut Canvas, cell: Area, looks: &Looks<'_>) {
+    fn draw(&self, canvas: &mut Canvas, cell: Rect, styles: &SeriesStyles<'_>) {
         let others = self.others.iter().map(|(_, line)| line);
-        let all: Line = [&self.demand, &self.used, &self.host]
+        let all: Curve = [&self.demand, &self.used, &self.host]
             .into_iter()
             .chain(others)
             .flatten()
@@ -168,8 +173,8 @@ impl<'a> Data<'a> {
         let budget = self.result.budget_mb.map(|mb| mb / 1000.0);
         let tops = all.iter().map(|(_, gb)| *gb).chain(budget);
         let xs = all.iter().map(|(x, _)| *x).chain([0.0]);
-        let frame = Frame {
-            title: &plot_title(self.result),
+        let frame = PlotFrame {
+            title: &self.result.plot_title(),
             x: Axis::new("sessions open", Scale::whole(xs, 8)),
             y: Axis::new("memory, GB", Scale::from_zero(tops, 7)),
         };
@@ -180,14 +185,14 @@ impl<'a> Data<'a> {
         plot.line(canvas, &self.demand, DEMAND);
         plot.line(canvas, &self.host, HOST);
         for (who, line) in &self.others {
-            drawn(&plot, canvas, line, looks.of(who.name));
+            draw_line(&plot, canvas, line, styles.of(who.name));
         }
-        drawn(&plot, canvas, &self.used, LOOKS[0]);
-        self.ends(&plot, canvas, looks);
+        draw_line(&plot, canvas, &self.used, STYLES[0]);
+        self.out_of_memory(&plot, canvas, styles);
     }
 
-    /// A cross and the reason, where someone ran out of memory.
-    fn ends(&self, plot: &Plot, canvas: &mut Canvas, looks: &Looks<'_>) {
+    /// Draws a cross and the reason where a baseline ran out of memory.
+    fn out_of_memory(&self, plot: &Plot, canvas: &mut Canvas, styles: &SeriesStyles<'_>) {
         let lines = [&self.demand, &self.used, &self.host].into_iter();
         let lines = lines.chain(self.others.iter().map(|(_, line)| line));
         let mut inked: Vec<(f64, f64)> = lines.flat_map(|line| trace(plot, line)).collect();
@@ -197,32 +202,32 @@ impl<'a> Data<'a> {
                 &[(0.0, budget / 1000.0), (last.0, budget / 1000.0)],
             ));
         }
-        let mut written: Vec<Area> = Vec::new();
+        let mut written: Vec<Rect> = Vec::new();
         let ended = self
             .others
             .iter()
-            .filter(|(who, _)| who.status == Status::OutOfMemory);
+            .filter(|(who, _)| who.status == BaselineStatus::OutOfMemory);
         for (who, line) in ended {
             let Some((x, y)) = line.last() else { continue };
             let at = plot.at(*x, *y);
-            canvas.marker(Marker::Cross, at, 5.5, looks.of(who.name).color);
-            // Where it ran out; what exactly its allocator said is in the tables.
+            canvas.marker(Marker::Cross, at, 5.5, styles.of(who.name).color);
+            // The figure shows where the baseline stopped; the tables show the allocator message.
             let reason = who.reason.unwrap_or("out of memory");
             let reason = reason.split(": ").next().unwrap_or(reason);
             let text = format!("{}: {reason}", who.label());
-            let text = fit(&text, SMALL, Weight::Regular, plot.area.w * 0.62);
-            let Some(place) = free(&text, at, plot.area, (&written, &inked)) else {
+            let text = fit(&text, SMALL, FontWeight::Regular, plot.area.w * 0.62);
+            let Some(place) = label_place(&text, at, plot.area, (&written, &inked)) else {
                 continue;
             };
             canvas.rect(place, "#ffffff");
-            let letters = Letters::new(SMALL).anchor(Anchor::Start);
+            let letters = TextStyle::new(SMALL).anchor(Anchor::Start);
             canvas.text((place.x + 2.0, place.bottom() - 3.5), &text, letters);
             written.push(place);
         }
     }
 }
 
-/// Places that a line goes through, a few pixels apart.
+/// Returns positions along a line, a few pixels apart.
 fn trace(plot: &Plot, line: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let places: Vec<(f64, f64)> = line.iter().map(|(x, y)| plot.at(*x, *y)).collect();
     let between = |two: &[(f64, f64)]| {
@@ -234,15 +239,21 @@ fn trace(plot: &Plot, line: &[(f64, f64)]) -> Vec<(f64, f64)> {
     places.windows(2).flat_map(between).collect()
 }
 
-/// A place for words near a point: inside the plot, over no other words, and if it can be over no line.
-fn free(text: &str, at: (f64, f64), inside: Area, taken: (&[Area], &[(f64, f64)])) -> Option<Area> {
+/// Finds a place for a label near a point: inside the plot, over no other label, and if possible over no
+/// line.
+fn label_place(
+    text: &str,
+    at: (f64, f64),
+    inside: Rect,
+    taken: (&[Rect], &[(f64, f64)]),
+) -> Option<Rect> {
     let (written, inked) = taken;
-    let (w, h) = (Letters::new(SMALL).width(text) + 4.0, SMALL + 4.0);
+    let (w, h) = (TextStyle::new(SMALL).width(text) + 4.0, SMALL + 4.0);
     let left = (inside.x + 2.0, inside.right() - w - 2.0);
     let places = (1..40).flat_map(|step| {
         let far = 8.0 + 6.0 * f64::from(step - 1);
         [at.1 - far - h, at.1 + far].into_iter().flat_map(move |y| {
-            [at.0 + 8.0, at.0 - w / 2.0, at.0 - w - 8.0].map(|x| Area {
+            [at.0 + 8.0, at.0 - w / 2.0, at.0 - w - 8.0].map(|x| Rect {
                 x: x.clamp(left.0, left.1.max(left.0)),
                 y,
                 w,
@@ -250,12 +261,12 @@ fn free(text: &str, at: (f64, f64), inside: Area, taken: (&[Area], &[(f64, f64)]
             })
         })
     });
-    let fits = |place: &Area| {
+    let fits = |place: &Rect| {
         let inside = place.y >= inside.y && place.bottom() <= inside.bottom() - 2.0;
-        inside && !written.iter().any(|other| other.meets(place))
+        inside && !written.iter().any(|other| other.overlaps(place))
     };
-    let clear = |place: &Area| !inked.iter().any(|(x, y)| place.holds(*x, *y));
-    let fitting: Vec<Area> = places.filter(fits).collect();
+    let clear = |place: &Rect| !inked.iter().any(|(x, y)| place.contains(*x, *y));
+    let fitting: Vec<Rect> = places.filter(fits).collect();
     fitting
         .iter()
         .find(|place| clear(place))
@@ -263,7 +274,7 @@ fn free(text: &str, at: (f64, f64), inside: Area, taken: (&[Area], &[(f64, f64)]
         .copied()
 }
 
-fn drawn(plot: &Plot, canvas: &mut Canvas, line: &[(f64, f64)], look: Look) {
-    plot.line(canvas, line, solid(look));
-    plot.marks(canvas, &sparse(line), look);
+fn draw_line(plot: &Plot, canvas: &mut Canvas, line: &[(f64, f64)], style: SeriesStyle) {
+    plot.line(canvas, line, line_style(style));
+    plot.marks(canvas, &thinned(line), style);
 }

@@ -1,50 +1,53 @@
-//! How long a session that stopped takes to go on, layer by layer.
+//! Figure: time to resume a stopped session, by layer.
 
-use super::lines::{Drawn, Lines, Series, heights, looks, own_ticks, places};
+use super::{
+    figure::MissingData,
+    lines::{LineFigure, Series, StyledSeries, durations, positions, series_styles, ticks_at},
+};
 use crate::{
-    Experiment, ResultFile,
     contender::label,
     draw::{Axis, Scale},
+    result::{Experiment, ResultFile},
 };
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let lines = Lines::of(results, Experiment::ResumeLatency)?;
-    // What a client sees is comparable; the tables have both.
+pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+    let lines = LineFigure::of(results, Experiment::ResumeLatency)?;
+    // Baselines have client-side times only; the tables show both kinds.
     let lines = lines.without(|series| series.ends_with("_inside"));
-    let drawn = styles(lines.results(), &lines.kinds());
-    let words = ("Resume latency", "Time to resume by layer, in ms");
-    Ok(lines.draw(words, &drawn, axes))
+    let series = styles(lines.results(), &lines.kinds());
+    let titles = ("Resume latency", "Time to resume by layer, in ms");
+    Ok(lines.draw(titles, &series, axes))
 }
 
 fn axes(series: &[Series<'_>]) -> (Axis<'static>, Axis<'static>) {
-    let at = places(series);
+    let at = positions(series);
     let mut x = Axis::new("layer", Scale::whole(at.iter().copied(), 9));
-    x.ticks = own_ticks(&at);
-    (x, Axis::new("ms, log axis", Scale::log(heights(series))))
+    x.ticks = ticks_at(&at);
+    (x, Axis::new("ms, log axis", Scale::log(durations(series))))
 }
 
-/// Every series looks as its contender, the first of ours as ours everywhere.
-fn styles<'a>(results: &[&ResultFile], kinds: &[(&'a str, &'a str)]) -> Vec<Drawn<'a>> {
-    let looks = looks(kinds);
+/// Gives each series the style of its contender; later series of a contender get the second style.
+fn styles<'a>(results: &[&ResultFile], kinds: &[(&'a str, &'a str)]) -> Vec<StyledSeries<'a>> {
+    let styles = series_styles(kinds);
     let of = |(i, (who, series)): (usize, &(&'a str, &'a str))| {
         let again = kinds[..i].iter().any(|(other, _)| other == who);
-        let look = if again {
-            looks.of(who).second()
-        } else {
-            looks.of(who)
+        let style = match again {
+            true => styles.of(who).second(),
+            false => styles.of(who),
         };
         let ours = results.iter().any(|result| result.baseline == *who);
         let alone = kinds.iter().filter(|(other, _)| other == who).count() == 1;
-        Drawn {
+        StyledSeries {
             of: (who, series),
-            label: told(who, series, ours, alone),
-            look,
+            label: series_label(who, series, ours, alone),
+            style,
         }
     };
     kinds.iter().enumerate().map(of).collect()
 }
 
-fn told(who: &str, series: &str, ours: bool, alone: bool) -> String {
+/// Returns the legend label of a series: the contender, and where the KV cache was.
+fn series_label(who: &str, series: &str, ours: bool, alone: bool) -> String {
     let place = match series {
         "resume" if ours && !alone => "KV on the device",
         "resume_from_host" => "KV in host memory",

@@ -1,15 +1,15 @@
-//! What the link and the device did when.
+//! Figure: activity of the link and the device over time.
 
-use super::plot_title;
+use super::figure::MissingData;
 use crate::{
-    Lane, ResultFile, Span,
     draw::{
-        Anchor, Area, Axis, Canvas, GRID, Hatch, Ink, Letters, PLAIN, Plan, SMALL, Scale, title,
-        x_axis,
+        Anchor, Axis, Canvas, GRID, Hatch, LineStyle, PLAIN, Rect, SMALL, Scale, SheetLayout,
+        TextStyle, title, x_axis,
     },
+    result::{ResultFile, TimelineLane, TimelineSpan},
 };
 
-/// Passes that are shown.
+/// Number of passes that the figure shows.
 const PASSES: usize = 2;
 const LANE: f64 = 34.0;
 const BAR: f64 = 22.0;
@@ -18,22 +18,32 @@ const FOOT: f64 = 46.0;
 const NAMES: f64 = 122.0;
 const BUSY: f64 = 62.0;
 const WIDTH: f64 = 720.0;
-const LANES: [(Lane, &str, &str, Hatch); 3] = [
-    (Lane::Copy, "copy over the link", "#0072B2", Hatch::Full),
-    (Lane::Compute, "compute", "#E69F00", Hatch::Rising),
-    (Lane::Wait, "wait for weights", "#D55E00", Hatch::Crossed),
+const LANES: [(TimelineLane, &str, &str, Hatch); 3] = [
+    (
+        TimelineLane::Copy,
+        "copy over the link",
+        "#0072B2",
+        Hatch::Full,
+    ),
+    (TimelineLane::Compute, "compute", "#E69F00", Hatch::Rising),
+    (
+        TimelineLane::Wait,
+        "wait for weights",
+        "#D55E00",
+        Hatch::Crossed,
+    ),
 ];
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
-    let shown: Vec<(&ResultFile, Vec<&Span>)> = results
+pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+    let shown: Vec<(&ResultFile, Vec<&TimelineSpan>)> = results
         .iter()
-        .filter_map(|result| Some((*result, cut(&result.timeline.as_ref()?.spans))))
+        .filter_map(|result| Some((*result, first_passes(&result.timeline.as_ref()?.spans))))
         .filter(|(_, spans)| !spans.is_empty())
         .collect();
     if shown.is_empty() {
-        return Err("no virtual-memory result has a timeline".to_owned());
+        return Err(MissingData::Timeline);
     }
-    let plan = Plan {
+    let layout = SheetLayout {
         title: "Copies and compute over time",
         legend: Vec::new(),
         plots: shown.len(),
@@ -41,19 +51,23 @@ pub fn draw(results: &[&ResultFile]) -> Result<String, String> {
         size: (WIDTH, HEAD + LANE * 3.0 + FOOT),
         lead: 0.0,
     };
-    let (mut canvas, cells) = plan.lay();
+    let (mut canvas, cells) = layout.draw();
     for ((result, spans), cell) in shown.iter().zip(cells) {
-        panel(&mut canvas, cell, &plot_title(result), spans);
+        panel(&mut canvas, cell, &result.plot_title(), spans);
     }
     Ok(canvas.svg("Copy, compute and wait over time"))
 }
 
-/// Spans of about two passes: until what was computed first comes up for the third time.
-fn cut(spans: &[Span]) -> Vec<&Span> {
-    let sane = |span: &&Span| span.start_ms.is_finite() && span.ms.is_finite() && span.ms >= 0.0;
-    let mut sorted: Vec<&Span> = spans.iter().filter(sane).collect();
+/// Returns the spans of about two passes: until the block that was computed first starts for the third
+/// time.
+fn first_passes(spans: &[TimelineSpan]) -> Vec<&TimelineSpan> {
+    let sane =
+        |span: &&TimelineSpan| span.start_ms.is_finite() && span.ms.is_finite() && span.ms >= 0.0;
+    let mut sorted: Vec<&TimelineSpan> = spans.iter().filter(sane).collect();
     sorted.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
-    let compute = sorted.iter().filter(|span| span.lane == Lane::Compute);
+    let compute = sorted
+        .iter()
+        .filter(|span| span.lane == TimelineLane::Compute);
     let compute: Vec<(&str, f64)> = compute
         .map(|span| (span.name.as_str(), span.start_ms))
         .collect();
@@ -67,8 +81,8 @@ fn cut(spans: &[Span]) -> Vec<&Span> {
     sorted
 }
 
-fn panel(canvas: &mut Canvas, cell: Area, name: &str, spans: &[&Span]) {
-    let area = Area {
+fn panel(canvas: &mut Canvas, cell: Rect, name: &str, spans: &[&TimelineSpan]) {
+    let area = Rect {
         x: cell.x + NAMES,
         y: cell.y + HEAD,
         w: cell.w - NAMES - BUSY,
@@ -88,13 +102,13 @@ fn panel(canvas: &mut Canvas, cell: Area, name: &str, spans: &[&Span]) {
     canvas.text(
         (area.right() + 8.0, area.y),
         "busy",
-        Letters::new(SMALL).quiet(),
+        TextStyle::new(SMALL).quiet(),
     );
     for (i, (lane, label, color, hatch)) in LANES.into_iter().enumerate() {
         let y = area.y + LANE * (i as f64 + 0.5);
-        let letters = Letters::new(PLAIN).anchor(Anchor::End);
+        let letters = TextStyle::new(PLAIN).anchor(Anchor::End);
         canvas.text((area.x - 8.0, y + PLAIN * 0.36), label, letters);
-        canvas.line((area.x, y), (area.right(), y), Ink::solid(GRID, 0.8));
+        canvas.line((area.x, y), (area.right(), y), LineStyle::solid(GRID, 0.8));
         let of_lane = spans.iter().filter(|span| span.lane == lane);
         let times = of_lane.map(|span| (span.start_ms - start, span.start_ms - start + span.ms));
         let busy = merged(times.collect(), 0.0);
@@ -112,14 +126,14 @@ fn panel(canvas: &mut Canvas, cell: Area, name: &str, spans: &[&Span]) {
             (area.right() + 8.0, y + SMALL * 0.36),
             format!("{:.0} %", share * 100.0),
         );
-        canvas.text(at, &text, Letters::new(SMALL).quiet());
+        canvas.text(at, &text, TextStyle::new(SMALL).quiet());
     }
 }
 
-/// The bars of a lane; one that is too narrow for its lines is full.
+/// Draws the bars of a lane; bars too narrow for a hatch are filled.
 fn bars(
     canvas: &mut Canvas,
-    (area, y): (Area, f64),
+    (area, y): (Rect, f64),
     scale: Scale,
     times: &[(f64, f64)],
     (color, hatch): (&'static str, Hatch),
@@ -129,11 +143,11 @@ fn bars(
         let w = (area.x + scale.place(*to) * area.w - x).max(0.7);
         let (y, h) = (y - BAR / 2.0, BAR);
         let hatch = if w < 4.0 { Hatch::Full } else { hatch };
-        canvas.bar(Area { x, y, w, h }, color, hatch);
+        canvas.bar(Rect { x, y, w, h }, color, hatch);
     }
 }
 
-/// Times as one where less than a gap is between them.
+/// Merges periods that are separated by at most `gap`.
 fn merged(mut times: Vec<(f64, f64)>, gap: f64) -> Vec<(f64, f64)> {
     times.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut together: Vec<(f64, f64)> = Vec::new();
@@ -148,11 +162,11 @@ fn merged(mut times: Vec<(f64, f64)>, gap: f64) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{cut, merged};
-    use crate::{Lane, Span};
+    use super::{first_passes, merged};
+    use crate::result::{TimelineLane, TimelineSpan};
 
     #[test]
-    fn near_ones_are_one() {
+    fn close_periods_are_merged() {
         let times = vec![(5.0, 6.0), (0.0, 1.0), (1.5, 2.0), (1.0, 1.2)];
         assert_eq!(
             merged(times.clone(), 0.0),
@@ -163,20 +177,20 @@ mod tests {
 
     #[test]
     fn two_passes_are_shown() {
-        let span = |i: u32| Span {
-            lane: Lane::Compute,
+        let span = |i: u32| TimelineSpan {
+            lane: TimelineLane::Compute,
             name: format!("blocks.{}", i / 2 % 4),
             start_ms: f64::from(i),
             ms: 0.5,
             bytes: 0,
         };
-        let spans: Vec<Span> = (0..64).map(span).collect();
+        let spans: Vec<TimelineSpan> = (0..64).map(span).collect();
         assert_eq!(
-            cut(&spans).len(),
+            first_passes(&spans).len(),
             16,
             "two spans each of four blocks, twice"
         );
-        assert_eq!(cut(&spans[..12]).len(), 12);
-        assert!(cut(&[]).is_empty());
+        assert_eq!(first_passes(&spans[..12]).len(), 12);
+        assert!(first_passes(&[]).is_empty());
     }
 }

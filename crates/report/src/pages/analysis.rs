@@ -1,27 +1,28 @@
-//! What is said of results: an overview, then everything of each.
+//! The analysis page: an overview, then every result in detail.
 
 use serde_json::Value;
 
 use super::{
-    Shown, beside,
-    document::{Block, Line, Table},
+    contender_tables,
+    document::{DocBlock, DocTable, RichText},
 };
 use crate::{
-    Check, Experiment, Outcome, ResultFile, Set, Status,
     contender::contenders,
-    number::{show, show_size},
-    set::failed,
+    figures::DrawnFigure,
+    format::{show, show_size},
+    result::{BaselineStatus, Check, Experiment, Outcome, ResultFile},
+    result_set::ResultSet,
 };
 
-/// The whole page.
-pub fn blocks(set: &Set, figures: &[Shown]) -> Vec<Block> {
+/// Returns the blocks of the page.
+pub fn blocks(set: &ResultSet, figures: &[DrawnFigure]) -> Vec<DocBlock> {
     let mut blocks = overview(set);
     let mut placed: Vec<&str> = Vec::new();
     let mut before = None;
     for result in set.results() {
         let experiment = result.experiment;
         if before != Some(experiment) {
-            blocks.push(Block::Title(2, about(experiment)));
+            blocks.push(DocBlock::Title(2, about(experiment)));
             for figure in figures
                 .iter()
                 .filter(|figure| figure.experiments.contains(&experiment))
@@ -29,7 +30,7 @@ pub fn blocks(set: &Set, figures: &[Shown]) -> Vec<Block> {
                 if figure.svg.is_ok() && !placed.contains(&figure.name) {
                     placed.push(figure.name);
                     let (name, caption) = (figure.name.to_owned(), figure.caption.to_owned());
-                    blocks.push(Block::Figure { name, caption });
+                    blocks.push(DocBlock::Figure { name, caption });
                 }
             }
             before = Some(experiment);
@@ -40,35 +41,35 @@ pub fn blocks(set: &Set, figures: &[Shown]) -> Vec<Block> {
     blocks
 }
 
-fn about(experiment: Experiment) -> Line {
-    let what = match experiment {
-        Experiment::VirtualMemory => "a model larger than the memory it runs in",
-        Experiment::MemoryPressure => "more sessions than memory holds",
-        Experiment::ResumeLatency => "how long a session that stopped takes to go on",
-        Experiment::Steering => "what a change inside the model does, and costs",
-        Experiment::Agents => "many agents that think most of the time",
+fn about(experiment: Experiment) -> RichText {
+    let subject = match experiment {
+        Experiment::VirtualMemory => "a model larger than the memory budget",
+        Experiment::MemoryPressure => "more sessions than device memory holds",
+        Experiment::ResumeLatency => "time to resume a stopped session",
+        Experiment::Steering => "effect and cost of an edit inside the model",
+        Experiment::Agents => "many agents that pause between turns",
     };
-    Line::from(format!("{}: {what}", experiment.name()))
+    RichText::from(format!("{}: {subject}", experiment.name()))
 }
 
-fn overview(set: &Set) -> Vec<Block> {
+fn overview(set: &ResultSet) -> Vec<DocBlock> {
     let count = set.results().len();
     let bad = set.results().filter(|result| !result.summary.pass).count();
     let noun = if count == 1 { "result" } else { "results" };
-    let verdict = Line::default()
+    let verdict = RichText::default()
         .and("Overall: ")
         .verdict(Outcome::of(bad == 0))
         .and(match bad {
-            0 => format!(". Nothing failed in {count} {noun}."),
+            0 => format!(". All checks passed in {count} {noun}."),
             bad => format!(". {bad} of {count} {noun} failed."),
         });
-    let mut table = Table::new([
+    let mut table = DocTable::new([
         "experiment",
         "name",
         "model",
         "runs",
         "verdict",
-        "what failed",
+        "failed checks",
     ]);
     for result in set.results() {
         let open = result
@@ -77,71 +78,74 @@ fn overview(set: &Set) -> Vec<Block> {
             .iter()
             .filter(|check| check.outcome == Outcome::NotJudged)
             .count();
-        let mut outcome = Line::default().verdict(Outcome::of(result.summary.pass));
+        let mut outcome = RichText::default().verdict(Outcome::of(result.summary.pass));
         if open > 0 {
             outcome = outcome.and(format!(", {open} not judged"));
         }
-        let why: Vec<&str> = failed(&result.summary)
+        let why: Vec<&str> = result
+            .summary
+            .failed()
             .map(|check| check.name.as_str())
             .collect();
         table.rows.push(vec![
-            Line::from(result.experiment.name()),
-            Line::from(result.name.as_str()),
-            Line::from(result.model.as_str()),
-            Line::from(result.runs.len().to_string()),
+            RichText::from(result.experiment.name()),
+            RichText::from(result.name.as_str()),
+            RichText::from(result.model.as_str()),
+            RichText::from(result.runs.len().to_string()),
             outcome,
-            Line::from(why.join("; ")),
+            RichText::from(why.join("; ")),
         ]);
     }
     vec![
-        Block::Title(1, Line::from("Results of djinn eval")),
-        Block::Text(verdict),
-        Block::Table(table),
-        Block::Text(Line::from(
-            "Numbers are medians of the measured runs, with the smallest and the largest behind them; \
-             the spread is the distance between these two, of the median. Everything is computed from \
-             the runs, not from what a file says of itself.",
+        DocBlock::Title(1, RichText::from("Results of djinn eval")),
+        DocBlock::Text(verdict),
+        DocBlock::Table(table),
+        DocBlock::Text(RichText::from(
+            "Values are medians of the measured runs, followed by the smallest and the largest value. The \
+             spread is the difference between these two as a share of the median. All statistics are \
+             computed from the runs, not taken from the summary in the file.",
         )),
     ]
 }
 
-fn of_result(result: &ResultFile) -> Vec<Block> {
-    let title = Line::from(format!("{} ", result.name)).verdict(Outcome::of(result.summary.pass));
-    let mut blocks = vec![Block::Title(3, title)];
+fn of_result(result: &ResultFile) -> Vec<DocBlock> {
+    let title =
+        RichText::from(format!("{} ", result.name)).verdict(Outcome::of(result.summary.pass));
+    let mut blocks = vec![DocBlock::Title(3, title)];
     if !result.description.is_empty() {
-        blocks.push(Block::Text(Line::from(result.description.as_str())));
+        blocks.push(DocBlock::Text(RichText::from(result.description.as_str())));
     }
-    blocks.push(tried(result));
-    blocks.push(Block::Title(4, Line::from("Verdict")));
+    blocks.push(setup(result));
+    blocks.push(DocBlock::Title(4, RichText::from("Verdict")));
     blocks.push(checks(&result.summary.checks));
-    blocks.push(Block::Title(4, Line::from("Measured")));
-    blocks.extend(beside::blocks(result));
+    blocks.push(DocBlock::Title(4, RichText::from("Measurements")));
+    blocks.extend(contender_tables::blocks(result));
     blocks.extend(settings(result));
     if !result.notes.is_empty() {
-        blocks.push(Block::Title(4, Line::from("Notes")));
-        blocks.push(Block::List(
+        blocks.push(DocBlock::Title(4, RichText::from("Notes")));
+        blocks.push(DocBlock::List(
             result
                 .notes
                 .iter()
-                .map(|note| Line::from(note.as_str()))
+                .map(|note| RichText::from(note.as_str()))
                 .collect(),
         ));
     }
     blocks
 }
 
-/// What was tried, where and when.
-fn tried(result: &ResultFile) -> Block {
+/// Describes the model, the machine and the command.
+fn setup(result: &ResultFile) -> DocBlock {
     let place = &result.environment;
     let memory = place
         .device_memory_mb
         .map(|mb| format!(", {}", show(mb, "MB")));
-    let mut table = Table::new(["what", ""]);
-    let mut row = |what: &str, text: Line| table.rows.push(vec![Line::from(what), text]);
-    row("model", Line::default().code(result.model.as_str()));
+    let mut table = DocTable::new(["property", "value"]);
+    let mut row = |name: &str, text: RichText| table.rows.push(vec![RichText::from(name), text]);
+    row("model", RichText::default().code(result.model.as_str()));
     row(
         "device",
-        Line::from(format!(
+        RichText::from(format!(
             "{} ({}{})",
             place.device_name,
             place.device,
@@ -149,67 +153,67 @@ fn tried(result: &ResultFile) -> Block {
         )),
     );
     if let Some(budget) = result.budget_mb {
-        row("budget", Line::from(show_size(budget)));
+        row("budget", RichText::from(show_size(budget)));
     }
     let alone = place
         .link_gbps
-        .map(|gbps| format!("{} alone", show(gbps, "GB/s")));
+        .map(|gbps| format!("{} without compute", show(gbps, "GB/s")));
     let link: Vec<String> = place.link.clone().into_iter().chain(alone).collect();
     if !link.is_empty() {
-        row("link", Line::from(link.join(", ")));
+        row("link", RichText::from(link.join(", ")));
     }
     let driver = place.driver.iter().map(|driver| format!("driver {driver}"));
     let cuda = place.cuda.iter().map(|cuda| format!("CUDA {cuda}"));
     let software: Vec<String> = driver.chain(cuda).chain([place.system.clone()]).collect();
     row(
         "processor",
-        Line::from(format!(
+        RichText::from(format!(
             "{}, {} cores, {}",
             place.processor,
             place.cores,
             show(place.host_memory_mb, "MB")
         )),
     );
-    row("system", Line::from(software.join(", ")));
+    row("system", RichText::from(software.join(", ")));
     row(
         "version",
-        Line::from(format!("djinn {}, commit ", place.djinn)).code(place.commit.as_str()),
+        RichText::from(format!("djinn {}, commit ", place.djinn)).code(place.commit.as_str()),
     );
-    row("date", Line::from(result.started.as_str()));
+    row("date", RichText::from(result.started.as_str()));
     row(
         "runs",
-        Line::from(format!(
-            "{} measured, {} to warm up",
+        RichText::from(format!(
+            "{} measured, {} warm-up",
             result.runs.len(),
             result.warmup.len()
         )),
     );
-    row("server", Line::from(place.server.as_str()));
-    row("command", Line::default().code(place.command.as_str()));
-    Block::Table(table)
+    row("server", RichText::from(place.server.as_str()));
+    row("command", RichText::default().code(place.command.as_str()));
+    DocBlock::Table(table)
 }
 
-fn checks(checks: &[Check]) -> Block {
-    let mut table = Table::new(["check", "outcome", "found"]);
+fn checks(checks: &[Check]) -> DocBlock {
+    let mut table = DocTable::new(["check", "outcome", "found"]);
     for check in checks {
         table.rows.push(vec![
-            Line::from(check.name.as_str()),
-            Line::default().verdict(check.outcome),
-            Line::from(check.found.as_str()),
+            RichText::from(check.name.as_str()),
+            RichText::default().verdict(check.outcome),
+            RichText::from(check.found.as_str()),
         ]);
     }
-    Block::Table(table)
+    DocBlock::Table(table)
 }
 
-/// What each contender was given, and why some are not there.
-fn settings(result: &ResultFile) -> Vec<Block> {
-    let mut table = Table::new(["contender", "program", "what came of it", "settings"]);
+/// Describes the settings of each contender, and why some were not measured.
+fn settings(result: &ResultFile) -> Vec<DocBlock> {
+    let mut table = DocTable::new(["contender", "program", "status", "settings"]);
     for who in contenders(result) {
         let outcome = match who.status {
-            Status::Ran => Line::from("ran"),
-            _ => Line::from(who.fate()),
+            BaselineStatus::Ran => RichText::from("ran"),
+            _ => RichText::from(who.absence()),
         };
-        let told: Vec<String> = who
+        let settings: Vec<String> = who
             .settings
             .iter()
             .map(|(key, value)| setting(key, value))
@@ -220,17 +224,17 @@ fn settings(result: &ResultFile) -> Vec<Block> {
             who.program.to_owned()
         };
         table.rows.push(vec![
-            Line::from(format!("{} (", who.label()))
+            RichText::from(format!("{} (", who.label()))
                 .code(who.name)
                 .and(")"),
-            Line::from(program),
+            RichText::from(program),
             outcome,
-            Line::default().code(told.join(", ")),
+            RichText::default().code(settings.join(", ")),
         ]);
     }
     vec![
-        Block::Title(4, Line::from("Contenders and their settings")),
-        Block::Table(table),
+        DocBlock::Title(4, RichText::from("Contenders and settings")),
+        DocBlock::Table(table),
     ]
 }
 
@@ -241,17 +245,21 @@ fn setting(key: &str, value: &Value) -> String {
     }
 }
 
-fn left_out(figures: &[Shown]) -> Vec<Block> {
-    let line = |figure: &Shown| {
+fn left_out(figures: &[DrawnFigure]) -> Vec<DocBlock> {
+    let line = |figure: &DrawnFigure| {
         let reason = figure.svg.as_ref().err()?;
-        Some(Line::default().code(figure.name).and(format!(": {reason}")))
+        Some(
+            RichText::default()
+                .code(figure.name)
+                .and(format!(": {reason}")),
+        )
     };
-    let lines: Vec<Line> = figures.iter().filter_map(line).collect();
+    let lines: Vec<RichText> = figures.iter().filter_map(line).collect();
     if lines.is_empty() {
         return Vec::new();
     }
     vec![
-        Block::Title(2, Line::from("Figures that were left out")),
-        Block::List(lines),
+        DocBlock::Title(2, RichText::from("Omitted figures")),
+        DocBlock::List(lines),
     ]
 }

@@ -1,91 +1,91 @@
-//! A page as data, so that Markdown and HTML say the same.
+//! A page as data, from which both Markdown and HTML are made.
 
-use crate::Outcome;
+use crate::result::Outcome;
 
-/// A piece of a line.
+/// A piece of formatted text.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
-    /// As it stands.
+pub enum TextRun {
+    /// Plain text.
     Plain(String),
-    /// Something to type or to look up.
+    /// Code or a file name.
     Code(String),
-    /// What matters in the line.
+    /// Emphasized text.
     Strong(String),
-    /// What came of a check.
+    /// Outcome of a check.
     Verdict(Outcome),
 }
 
-/// A line of text.
+/// A line of formatted text.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Line(pub Vec<Part>);
+pub struct RichText(pub Vec<TextRun>);
 
-impl Line {
-    /// More of it.
+impl RichText {
+    /// Appends plain text.
     pub fn and(mut self, text: impl Into<String>) -> Self {
-        self.0.push(Part::Plain(text.into()));
+        self.0.push(TextRun::Plain(text.into()));
         self
     }
 
-    /// Something to type or to look up.
+    /// Appends code or a file name.
     pub fn code(mut self, text: impl Into<String>) -> Self {
-        self.0.push(Part::Code(text.into()));
+        self.0.push(TextRun::Code(text.into()));
         self
     }
 
-    /// What matters.
+    /// Appends emphasized text.
     pub fn strong(mut self, text: impl Into<String>) -> Self {
-        self.0.push(Part::Strong(text.into()));
+        self.0.push(TextRun::Strong(text.into()));
         self
     }
 
-    /// What came of a check.
+    /// Appends the outcome of a check.
     pub fn verdict(mut self, outcome: Outcome) -> Self {
-        self.0.push(Part::Verdict(outcome));
+        self.0.push(TextRun::Verdict(outcome));
         self
     }
 }
 
-impl<T: Into<String>> From<T> for Line {
+impl<T: Into<String>> From<T> for RichText {
     fn from(text: T) -> Self {
-        Line::default().and(text)
+        RichText::default().and(text)
     }
 }
 
-/// A table: what its columns are, and rows of as many cells.
+/// A table.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Table {
-    /// Above the columns.
-    pub head: Vec<Line>,
-    /// The rest.
-    pub rows: Vec<Vec<Line>>,
+pub struct DocTable {
+    /// Column headers.
+    pub head: Vec<RichText>,
+    /// Rows, each with as many cells as there are columns.
+    pub rows: Vec<Vec<RichText>>,
 }
 
-impl Table {
-    /// With these columns.
+impl DocTable {
+    /// Makes an empty table with the given column headers.
     pub fn new<const N: usize>(head: [&str; N]) -> Self {
-        Table {
-            head: head.into_iter().map(Line::from).collect(),
+        DocTable {
+            head: head.into_iter().map(RichText::from).collect(),
             rows: Vec::new(),
         }
     }
 }
 
-/// What stands below one another.
+/// A block of a page.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Block {
+pub enum DocBlock {
     /// A title, of level 1 to 4.
-    Title(u8, Line),
-    /// Some sentences.
-    Text(Line),
-    /// Points.
-    List(Vec<Line>),
+    Title(u8, RichText),
+    /// A paragraph.
+    Text(RichText),
+    /// A bullet list.
+    List(Vec<RichText>),
     /// A table.
-    Table(Table),
-    /// A figure by its file's name, with what it shows.
+    Table(DocTable),
+    /// A figure with its caption.
     Figure {
-        /// Without an ending.
+        /// File name without extension.
         name: String,
-        /// What it shows.
+        /// Caption below the figure.
         caption: String,
     },
 }

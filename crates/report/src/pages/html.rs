@@ -1,15 +1,12 @@
-//! A page as HTML: one file with everything in it.
+//! Rendering of a page as self-contained HTML.
 
-use super::{
-    Shown,
-    document::{Block, Line, Part, Table},
-};
-use crate::{Outcome, draw::escape};
+use super::document::{DocBlock, DocTable, RichText, TextRun};
+use crate::{draw::escape, figures::DrawnFigure, result::Outcome};
 
 const STYLE: &str = include_str!("style.css");
 
-/// All blocks below one another, with figures where they belong.
-pub fn page(title: &str, blocks: &[Block], figures: &[Shown]) -> String {
+/// Renders the blocks of a page, with the SVG of each figure inline.
+pub fn page(title: &str, blocks: &[DocBlock], figures: &[DrawnFigure]) -> String {
     let body: Vec<String> = blocks.iter().map(|one| block(one, figures)).collect();
     let (title, body) = (escape(title), body.join("\n"));
     format!(
@@ -20,19 +17,19 @@ pub fn page(title: &str, blocks: &[Block], figures: &[Shown]) -> String {
     )
 }
 
-fn block(block: &Block, figures: &[Shown]) -> String {
+fn block(block: &DocBlock, figures: &[DrawnFigure]) -> String {
     match block {
-        Block::Title(level, text) => format!("<h{level}>{}</h{level}>", line(text)),
-        Block::Text(text) => format!("<p>{}</p>", line(text)),
-        Block::List(lines) => {
+        DocBlock::Title(level, text) => format!("<h{level}>{}</h{level}>", line(text)),
+        DocBlock::Text(text) => format!("<p>{}</p>", line(text)),
+        DocBlock::List(lines) => {
             let points: String = lines
                 .iter()
                 .map(|text| format!("<li>{}</li>", line(text)))
                 .collect();
             format!("<ul>{points}</ul>")
         }
-        Block::Table(table) => self::table(table),
-        Block::Figure { name, caption } => {
+        DocBlock::Table(table) => self::table(table),
+        DocBlock::Figure { name, caption } => {
             let drawn = figures.iter().find(|figure| figure.name == name);
             let svg = drawn
                 .and_then(|figure| figure.svg.as_deref().ok())
@@ -43,9 +40,9 @@ fn block(block: &Block, figures: &[Shown]) -> String {
     }
 }
 
-fn table(table: &Table) -> String {
-    let row = |tag: &str, cells: &[Line]| {
-        let cell = |text: &Line| format!("<{tag}>{}</{tag}>", line(text));
+fn table(table: &DocTable) -> String {
+    let row = |tag: &str, cells: &[RichText]| {
+        let cell = |text: &RichText| format!("<{tag}>{}</{tag}>", line(text));
         format!("<tr>{}</tr>", cells.iter().map(cell).collect::<String>())
     };
     let rows: Vec<String> = table.rows.iter().map(|cells| row("td", cells)).collect();
@@ -56,12 +53,12 @@ fn table(table: &Table) -> String {
     )
 }
 
-fn line(line: &Line) -> String {
-    let part = |part: &Part| match part {
-        Part::Plain(text) => escape(text),
-        Part::Code(text) => format!("<code>{}</code>", escape(text)),
-        Part::Strong(text) => format!("<strong>{}</strong>", escape(text)),
-        Part::Verdict(outcome) => {
+fn line(line: &RichText) -> String {
+    let part = |part: &TextRun| match part {
+        TextRun::Plain(text) => escape(text),
+        TextRun::Code(text) => format!("<code>{}</code>", escape(text)),
+        TextRun::Strong(text) => format!("<strong>{}</strong>", escape(text)),
+        TextRun::Verdict(outcome) => {
             let class = match outcome {
                 Outcome::Pass => "pass",
                 Outcome::Fail => "fail",

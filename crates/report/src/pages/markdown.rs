@@ -1,59 +1,62 @@
-//! A page as Markdown.
+//! Rendering of a page as Markdown.
 
 use std::fmt::Write;
 
-use super::document::{Block, Line, Part, Table};
+use super::document::{DocBlock, DocTable, RichText, TextRun};
 
-/// All blocks below one another.
-pub fn page(blocks: &[Block]) -> String {
+/// Renders the blocks of a page.
+pub fn page(blocks: &[DocBlock]) -> String {
     let texts: Vec<String> = blocks.iter().map(block).collect();
     texts.join("\n\n") + "\n"
 }
 
-fn block(block: &Block) -> String {
+fn block(block: &DocBlock) -> String {
     match block {
-        Block::Title(level, text) => format!("{} {}", "#".repeat(usize::from(*level)), line(text)),
-        Block::Text(text) => line(text),
-        Block::List(lines) => {
+        DocBlock::Title(level, text) => {
+            format!("{} {}", "#".repeat(usize::from(*level)), line(text))
+        }
+        DocBlock::Text(text) => line(text),
+        DocBlock::List(lines) => {
             let points: Vec<String> = lines
                 .iter()
                 .map(|text| format!("- {}", line(text)))
                 .collect();
             points.join("\n")
         }
-        Block::Table(table) => self::table(table),
-        Block::Figure { name, caption } => {
+        DocBlock::Table(table) => self::table(table),
+        DocBlock::Figure { name, caption } => {
             let caption = escape(caption);
             format!("![{caption}]({name}.svg)\n\n{caption} ([PNG]({name}.png), [PDF]({name}.pdf))")
         }
     }
 }
 
-/// A table on its own.
-pub fn table(table: &Table) -> String {
-    let row = |cells: &[Line]| {
+/// Renders a table.
+pub fn table(table: &DocTable) -> String {
+    let row = |cells: &[RichText]| {
         let cells: Vec<String> = cells.iter().map(line).collect();
         format!("| {} |", cells.join(" | "))
     };
     let mut text = row(&table.head);
-    write!(text, "\n|{}", "---|".repeat(table.head.len())).expect("a string takes everything");
+    write!(text, "\n|{}", "---|".repeat(table.head.len()))
+        .expect("writing to a String cannot fail");
     for cells in &table.rows {
-        write!(text, "\n{}", row(cells)).expect("a string takes everything");
+        write!(text, "\n{}", row(cells)).expect("writing to a String cannot fail");
     }
     text
 }
 
-fn line(line: &Line) -> String {
-    let part = |part: &Part| match part {
-        Part::Plain(text) => escape(text),
-        Part::Code(text) => code(text),
-        Part::Strong(text) => format!("**{}**", escape(text)),
-        Part::Verdict(outcome) => format!("**{}**", outcome.word()),
+fn line(line: &RichText) -> String {
+    let part = |part: &TextRun| match part {
+        TextRun::Plain(text) => escape(text),
+        TextRun::Code(text) => code(text),
+        TextRun::Strong(text) => format!("**{}**", escape(text)),
+        TextRun::Verdict(outcome) => format!("**{}**", outcome.word()),
     };
     line.0.iter().map(part).collect()
 }
 
-/// Text in which nothing means anything to Markdown, on one line.
+/// Escapes text for Markdown and joins its lines.
 fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -69,7 +72,8 @@ fn escape(text: &str) -> String {
     safe
 }
 
-/// A backtick cannot be escaped in code; a bar must be, even there, or it ends a cell.
+/// Formats a code span. Backticks cannot be escaped there and become apostrophes; a bar is escaped, because
+/// it would end the table cell.
 fn code(text: &str) -> String {
     let safe: String = text
         .chars()
@@ -88,17 +92,21 @@ fn code(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::document::{Block, Line, Table},
+        super::document::{DocBlock, DocTable, RichText},
         page,
     };
 
     #[test]
-    fn nothing_breaks_out_of_its_cell() {
-        let mut table = Table::new(["a", "b"]);
-        table
-            .rows
-            .push(vec![Line::from("x|y\nz"), Line::default().code("p|`q`")]);
-        let text = page(&[Block::Title(2, Line::from("*t*")), Block::Table(table)]);
+    fn special_characters_stay_inside_their_cell() {
+        let mut table = DocTable::new(["a", "b"]);
+        table.rows.push(vec![
+            RichText::from("x|y\nz"),
+            RichText::default().code("p|`q`"),
+        ]);
+        let text = page(&[
+            DocBlock::Title(2, RichText::from("*t*")),
+            DocBlock::Table(table),
+        ]);
         assert_eq!(
             text,
             "## \\*t\\*\n\n| a | b |\n|---|---|\n| x\\|y z | `p\\|'q'` |\n"

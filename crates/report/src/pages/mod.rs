@@ -1,36 +1,25 @@
-//! The pages of a report, from results and figures.
+//! The pages of a report: `analysis.md`, `report.html` and `comparison.md`.
 
 mod analysis;
-mod beside;
+mod comparison;
+mod contender_tables;
 mod document;
 mod html;
 mod markdown;
 
-pub use document::{Block, Line, Table};
-pub use markdown::{page as as_markdown, table as markdown_table};
+pub use document::{DocTable, RichText};
+pub use markdown::table as markdown_table;
 
-use crate::{Comparison, Experiment, Set};
+use crate::{compare::Comparison, figures::DrawnFigure, result_set::ResultSet};
 
-/// A figure that was drawn, or why it was not.
-pub struct Shown {
-    /// Its file's name, without an ending.
-    pub name: &'static str,
-    /// What it shows.
-    pub caption: &'static str,
-    /// What it is drawn from.
-    pub experiments: &'static [Experiment],
-    /// The drawing, or the reason.
-    pub svg: Result<String, String>,
-}
-
-/// `analysis.md`.
-pub fn markdown(set: &Set, figures: &[Shown]) -> String {
+/// Returns the text of `analysis.md`.
+pub fn markdown(set: &ResultSet, figures: &[DrawnFigure]) -> String {
     markdown::page(&analysis::blocks(set, figures))
 }
 
-/// `report.html`: the same, and a comparison where there is one.
-pub fn html(set: &Set, figures: &[Shown], comparison: Option<&Comparison>) -> String {
+/// Returns the text of `report.html`: the analysis, and a comparison if there is one.
+pub fn html(set: &ResultSet, figures: &[DrawnFigure], comparison: Option<&Comparison>) -> String {
     let mut blocks = analysis::blocks(set, figures);
-    blocks.extend(comparison.map(Comparison::blocks).unwrap_or_default());
+    blocks.extend(comparison.map(comparison::blocks).unwrap_or_default());
     html::page("Results of djinn eval", &blocks, figures)
 }

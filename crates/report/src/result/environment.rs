@@ -1,45 +1,45 @@
-//! Where an experiment ran.
+//! Machine and program version of a measurement.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The machine, the program and how it was started.
+/// Machine, program version and command line of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Environment {
+pub struct RunEnvironment {
     /// Version of Djinn.
     pub djinn: String,
-    /// The commit it was built from, with `-dirty` where files had changed.
+    /// Commit that the program was built from, with `-dirty` if files had changed.
     pub commit: String,
-    /// `cpu` or `cuda:0`.
+    /// Device name: `cpu` or `cuda:0`.
     pub device: String,
-    /// What that is.
+    /// Model name of the device.
     pub device_name: String,
-    /// All of its memory, in MB.
+    /// Total device memory, in MB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_memory_mb: Option<f64>,
-    /// The card's driver.
+    /// Version of the GPU driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// The CUDA that driver speaks.
+    /// CUDA version that the driver supports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<String>,
-    /// What weights come over: `PCIe 5 x16`, or the model's files.
+    /// Link that weights stream over: `PCIe 5 x16`, or the model's files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
-    /// What that gave alone, in the same sitting.
+    /// Rate of the link without compute, in GB/s, measured in the same sitting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_gbps: Option<f64>,
-    /// The processor.
+    /// Model name of the CPU.
     pub processor: String,
-    /// Cores that may be used.
+    /// Number of usable CPU cores.
     pub cores: u64,
-    /// Memory of the host, in MB.
+    /// Host memory, in MB.
     pub host_memory_mb: f64,
-    /// The operating system and its version.
+    /// Operating system and version.
     pub system: String,
-    /// `in process`, or the server's address.
+    /// Address of the server, or `in process`.
     pub server: String,
-    /// The command line.
+    /// Command line of the measurement.
     pub command: String,
 }

@@ -1,40 +1,40 @@
-//! The numbers of a run: their names, their units, and which way is better.
+//! The metrics of a run: names, units and direction.
 
-use super::Run;
+use super::run::RunRecord;
 
-/// Which way is better.
+/// Direction in which a metric improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// More.
+    /// Higher values are better.
     Higher,
-    /// Less.
+    /// Lower values are better.
     Lower,
-    /// Neither: it says what was done.
+    /// The metric describes the workload and has no better direction.
     Neither,
 }
 
-/// A number of a run.
+/// A metric of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Its name in the file.
+    /// Name of the metric in the result file.
     pub key: &'static str,
-    /// What it is, for readers.
+    /// Title of the metric in reports.
     pub title: &'static str,
-    /// In what it is counted; `share` is shown in percent.
+    /// Unit of the metric; `share` is shown in percent.
     pub unit: &'static str,
-    /// Which way is better.
+    /// Direction in which the metric improves.
     pub better: Better,
-    get: fn(&Run) -> Option<f64>,
+    get: fn(&RunRecord) -> Option<f64>,
 }
 
 impl Metric {
-    /// What a run says.
-    pub fn of(&self, run: &Run) -> Option<f64> {
+    /// Returns the value that a run measured.
+    pub fn of(&self, run: &RunRecord) -> Option<f64> {
         (self.get)(run)
     }
 }
 
-/// A metric by its name in the file.
+/// Finds a metric by its name in the result file.
 pub fn metric(key: &str) -> Option<&'static Metric> {
     METRICS.iter().find(|metric| metric.key == key)
 }
@@ -51,50 +51,50 @@ macro_rules! metrics {
     };
 }
 
-/// All of them, in the order they are shown.
+/// All metrics, in the order in which reports show them.
 pub const METRICS: &[Metric] = metrics! {
     total_time_ms, "whole run", "ms", Lower;
     first_token_ms, "first token", "ms", Lower;
-    per_token_ms, "a token", "ms", Lower;
+    per_token_ms, "time per token", "ms", Lower;
     effective_bandwidth_gbps, "effective bandwidth", "GB/s", Higher;
-    link_gbps, "over the link", "GB/s", Higher;
+    link_gbps, "link throughput", "GB/s", Higher;
     link_share, "share of the link", "share", Higher;
-    stall_ms, "waited for weights", "ms", Lower;
+    stall_ms, "stalled on weights", "ms", Lower;
     vram_used_mb, "device memory", "MB", Lower;
     model_size_gb, "weights", "GB", Neither;
     passes, "passes", "", Neither;
     tokens, "tokens", "", Neither;
-    logit_norm, "difference of logits", "", Lower;
+    logit_norm, "logit difference (norm)", "", Lower;
     sessions, "sessions", "", Neither;
     sessions_completed, "sessions completed", "", Higher;
-    kv_demand_gb, "KV of all sessions", "GB", Neither;
+    kv_demand_gb, "KV cache demand", "GB", Neither;
     paged_out_gb, "KV paged out", "GB", Neither;
-    paged_back_gb, "KV paged back", "GB", Neither;
-    resume_p50_ms, "resume to next token, half", "ms", Lower;
-    resume_p99_ms, "resume to next token, 99 %", "ms", Lower;
-    output_change, "change of the logits", "share", Neither;
-    tokens_changed, "tokens that are others", "share", Neither;
-    overhead, "added to a token", "share", Lower;
+    paged_back_gb, "KV paged in", "GB", Neither;
+    resume_p50_ms, "resume to next token, p50", "ms", Lower;
+    resume_p99_ms, "resume to next token, p99", "ms", Lower;
+    output_change, "logit change", "share", Neither;
+    tokens_changed, "tokens changed", "share", Neither;
+    overhead, "steering overhead", "share", Lower;
 };
 
-/// What a field of a run is as a number, where it is there.
-trait Number {
+/// Conversion of a field of a run to a number, if it was measured.
+trait MetricValue {
     fn number(&self) -> Option<f64>;
 }
 
-impl Number for f64 {
+impl MetricValue for f64 {
     fn number(&self) -> Option<f64> {
         Some(*self)
     }
 }
 
-impl Number for Option<f64> {
+impl MetricValue for Option<f64> {
     fn number(&self) -> Option<f64> {
         *self
     }
 }
 
-impl Number for Option<u64> {
+impl MetricValue for Option<u64> {
     fn number(&self) -> Option<f64> {
         self.map(|count| count as f64)
     }

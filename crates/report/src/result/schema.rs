@@ -1,26 +1,30 @@
-//! The JSON Schema of result files, and files that are held to it, on writing and on reading.
+//! JSON Schema of result files. Files are validated when they are read and written.
 
 use std::{fs, path::Path, sync::OnceLock};
 
 use serde_json::Value;
 
-use super::{Baseline, ResultFile, Summary, VERSION, judge::summarize};
-use crate::ReportError;
+use super::{
+    file::{Baseline, ResultFile, VERSION},
+    judge::summarize,
+    summary::Summary,
+};
+use crate::error::ReportError;
 
-/// Faults that are told of at most.
-const TOLD: usize = 5;
+/// Largest number of schema violations that an error lists.
+const REPORTED: usize = 5;
 
-/// The schema, as it stands beside the configurations.
+/// Returns the JSON Schema of result files; `eval/result.schema.json` is a copy of it.
 pub fn schema() -> Value {
     let mut schema = schemars::schema_for!(ResultFile).to_value();
-    schema["title"] = "A result of djinn eval".into();
+    schema["title"] = "Result file of djinn eval".into();
     schema["properties"]["version"]["const"] = VERSION.into();
     without_null(&mut schema);
     schema
 }
 
-/// Takes `null` out of everything that may be left out. What is not there is left out; a number that is
-/// none would be written as `null`, and must not pass for one that was not measured.
+/// Removes `null` from the types of optional fields. Absent fields are omitted from a file; a `null` would
+/// be a number that is not finite, which must not pass as "not measured".
 fn without_null(schema: &mut Value) {
     let is_null = |value: &Value| *value == "null" || value["type"] == "null";
     match schema {
@@ -42,8 +46,8 @@ fn without_null(schema: &mut Value) {
     }
 }
 
-/// What is wrong with the shape of a value.
-fn faults(value: &Value) -> Vec<String> {
+/// Returns the schema violations of a value, each with its path.
+fn violations(value: &Value) -> Vec<String> {
     static VALIDATOR: OnceLock<jsonschema::Validator> = OnceLock::new();
     let validator = VALIDATOR
         .get_or_init(|| jsonschema::validator_for(&schema()).expect("the schema is well-formed"));
@@ -51,11 +55,15 @@ fn faults(value: &Value) -> Vec<String> {
         "" => error.to_string(),
         path => format!("{path}: {error}"),
     };
-    validator.iter_errors(value).take(TOLD).map(fault).collect()
+    validator
+        .iter_errors(value)
+        .take(REPORTED)
+        .map(fault)
+        .collect()
 }
 
 impl ResultFile {
-    /// Reads a file and holds it to the schema.
+    /// Reads a result file and validates it against the schema.
     pub fn read(path: &Path) -> Result<Self, ReportError> {
         let text = fs::read_to_string(path).map_err(|error| ReportError::File {
             path: path.to_owned(),
@@ -65,44 +73,45 @@ impl ResultFile {
             path: path.to_owned(),
             reason: error.to_string(),
         })?;
-        let shape = |faults: Vec<String>| ReportError::Shape {
+        let shape = |violations: Vec<String>| ReportError::Schema {
             path: path.to_owned(),
-            faults,
+            violations,
         };
-        let faults = faults(&value);
-        if !faults.is_empty() {
-            return Err(shape(faults));
+        let violations = violations(&value);
+        if !violations.is_empty() {
+            return Err(shape(violations));
         }
         serde_json::from_value(value).map_err(|error| shape(vec![error.to_string()]))
     }
 
-    /// Sums the runs up, holds all of it to the schema, and writes it: all of the file or nothing. A
-    /// number that is none is refused.
+    /// Computes the summary, validates the result against the schema, and writes the file atomically.
+    /// Numbers that are not finite are an error.
     pub fn write(&mut self, path: &Path) -> Result<(), ReportError> {
-        // What was said of fewer runs must not be held against those that are there now.
+        // A stale summary would fail the check that compares it with the runs.
         self.baselines.iter_mut().for_each(Baseline::sum_up);
         self.summary = Summary::default();
         self.summary = summarize(self);
-        let value = serde_json::to_value(&*self).expect("a result is JSON");
-        let faults = faults(&value);
-        if !faults.is_empty() {
+        let value = serde_json::to_value(&*self).expect("a result serializes to JSON");
+        let violations = violations(&value);
+        if !violations.is_empty() {
             let path = path.to_owned();
-            return Err(ReportError::Shape { path, faults });
+            return Err(ReportError::Schema { path, violations });
         }
-        let fault = |error| ReportError::File {
+        let file_error = |error| ReportError::File {
             path: path.to_owned(),
             error,
         };
         if let Some(folder) = path.parent().filter(|folder| *folder != Path::new("")) {
-            fs::create_dir_all(folder).map_err(fault)?;
+            fs::create_dir_all(folder).map_err(file_error)?;
         }
-        let text = serde_json::to_string_pretty(&value).expect("a result is JSON") + "\n";
-        let beside = path.with_extension("json.part");
-        let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+        let text =
+            serde_json::to_string_pretty(&value).expect("a result serializes to JSON") + "\n";
+        let part = path.with_extension("json.part");
+        let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
         written.map_err(|error| {
-            // Half a result is of use to nobody.
-            let _ = fs::remove_file(&beside);
-            fault(error)
+            // Do not leave a partial file behind.
+            let _ = fs::remove_file(&part);
+            file_error(error)
         })
     }
 }

@@ -1,28 +1,28 @@
-//! What numbers of several runs come to.
+//! Statistics of a number over several runs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Numbers of several runs together.
+/// Statistics of one number over several runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Stats {
-    /// How many runs had it.
+    /// Number of runs that measured the value.
     pub count: u64,
-    /// Their mean.
+    /// Arithmetic mean.
     pub mean: f64,
-    /// Their standard deviation, as of a sample.
+    /// Sample standard deviation.
     pub std: f64,
-    /// As many are larger as smaller.
+    /// Median.
     pub median: f64,
-    /// The smallest.
+    /// Smallest value.
     pub min: f64,
-    /// The largest.
+    /// Largest value.
     pub max: f64,
 }
 
 impl Stats {
-    /// Of these; nothing where there are none or one is not a number.
+    /// Computes the statistics of values; `None` if there are none or one is not finite.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -45,16 +45,30 @@ impl Stats {
         })
     }
 
-    /// From the smallest to the largest, of the median.
+    /// Returns the distance between the smallest and the largest value, as a share of the median.
     pub fn spread(&self) -> f64 {
         match self.median {
             0.0 => 0.0,
             median => (self.max - self.min) / median.abs(),
         }
     }
+
+    /// Whether both are statistics of the same values, up to rounding.
+    pub(super) fn agrees_with(&self, other: &Stats) -> bool {
+        let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-9);
+        // The deviation is a difference of large numbers, so its error follows their size.
+        let size = self.max.abs().max(self.min.abs());
+        self.count == other.count
+            && near(self.mean, other.mean)
+            && near(self.median, other.median)
+            && near(self.min, other.min)
+            && near(self.max, other.max)
+            && (self.std - other.std).abs() <= 1e-6 * size.max(1e-9)
+    }
 }
 
-/// Of numbers, one of them that so many percent do not exceed; nothing of none.
+/// Returns the smallest value that at least `percent` percent of the values do not exceed; `None` for no
+/// values.
 pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -68,7 +82,7 @@ mod tests {
     use super::{Stats, percentile};
 
     #[test]
-    fn percentiles_are_numbers_that_were_there() {
+    fn percentiles_are_measured_values() {
         let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
         let all = [50, 90, 99, 100].map(|percent| percentile(&values, percent));
         assert_eq!(all, [100.0, 180.0, 198.0, 200.0].map(Some));
@@ -77,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_together() {
+    fn statistics_of_several_values() {
         let stats = Stats::of(&[4.0, 1.0, 2.0, 3.0]).unwrap();
         let expect = (4, 2.5, 2.5, 1.0, 4.0);
         let found = (stats.count, stats.mean, stats.median, stats.min, stats.max);

@@ -1,68 +1,76 @@
-//! What was to be reached, and whether it was.
+//! Checks of the targets that a configuration sets.
 
 use super::{
-    Baseline, Check, Outcome, PointStats, ResultFile, Status, Summary, Target,
-    judge::{check, of_runs},
+    file::{Baseline, BaselineStatus, MetricTarget, ResultFile},
+    judgement::{CheckKind, Judgement},
+    summary::{PointStats, Summary},
 };
 
-/// Whether a target was reached: one check, or one for each point it is about.
-pub fn reached(result: &ResultFile, summary: &Summary, target: &Target) -> Vec<Check> {
-    if let Some(check) = without_grounds(result, summary, target) {
+/// Checks a target: one check, or one for each point of a series.
+pub fn reached(result: &ResultFile, summary: &Summary, target: &MetricTarget) -> Vec<Judgement> {
+    if let Some(check) = undecidable(result, summary, target) {
         return vec![check];
     }
-    let other = match &target.of {
+    let baseline = match &target.of {
         None => None,
         Some(name) => {
-            // One that ran out of memory came as far as its runs say; one that broke down says nothing.
+            // The runs of a baseline that ran out of memory are valid; those of one that failed are not.
             let ran = |other: &&Baseline| {
-                let counts = matches!(other.status, Status::Ran | Status::OutOfMemory);
+                use BaselineStatus::{OutOfMemory, Ran};
+                let counts = matches!(other.status, Ran | OutOfMemory);
                 other.baseline == *name && counts && !other.runs.is_empty()
             };
-            let Some(other) = result.baselines.iter().find(ran) else {
+            let Some(baseline) = result.baselines.iter().find(ran) else {
                 return vec![not_judged(target, None, format!("{name} did not run"))];
             };
-            Some(of_runs(&other.runs))
+            Some(Summary::of_runs(&baseline.runs))
         }
     };
-    let all = numbers(summary, target);
     let one = |(x, value): (Option<f64>, f64)| {
-        let value = match &other {
+        let value = match &baseline {
             None => value,
-            Some(other) => {
-                let beside = numbers(other, target);
-                let beside = beside.iter().find(|(at, _)| *at == x);
-                match beside {
-                    Some((_, beside)) if *beside != 0.0 => value / beside,
+            Some(baseline) => {
+                let theirs = numbers(baseline, target);
+                match theirs.iter().find(|(at, _)| *at == x) {
+                    Some((_, theirs)) if *theirs != 0.0 => value / theirs,
                     _ => {
-                        return not_judged(target, x, "the baseline has no such number".to_owned());
+                        let metric = &target.metric;
+                        let found = format!("the baseline did not measure {metric}");
+                        return not_judged(target, x, found);
                     }
                 }
             }
         };
         let above = target.at_least.is_none_or(|least| value >= least);
         let below = target.at_most.is_none_or(|most| value <= most);
-        check(said(target, x), above && below, shown(target, value))
+        let pass = above && below;
+        Judgement::new(
+            CheckKind::Target,
+            described(target, x),
+            pass,
+            shown(target, value),
+        )
     };
-    all.into_iter().map(one).collect()
+    numbers(summary, target).into_iter().map(one).collect()
 }
 
-/// What is to be said of a target that no number can be held against: that it says nothing, that runs say
-/// nothing of it, or that there are too few.
-fn without_grounds(result: &ResultFile, summary: &Summary, target: &Target) -> Option<Check> {
-    let fails = |found: String| Some(check(said(target, target.x), false, found));
+/// Returns the check of a target that cannot be compared with a number: a target without limits, a metric
+/// that was not measured, or too few runs.
+fn undecidable(result: &ResultFile, summary: &Summary, target: &MetricTarget) -> Option<Judgement> {
+    let fails = |found: String| {
+        let name = described(target, target.x);
+        Some(Judgement::new(CheckKind::Target, name, false, found))
+    };
     let (metric, runs) = (&target.metric, result.runs.len() as u64);
     if target.at_least.is_none() && target.at_most.is_none() {
-        return fails("it says neither at least nor at most what".to_owned());
+        return fails("the target has neither at_least nor at_most".to_owned());
     }
     if numbers(summary, target).is_empty() {
-        return fails(format!("no run says anything of {metric}"));
+        return fails(format!("no run measured {metric}"));
     }
     if metric == "spread" && runs < 2 {
-        return Some(not_judged(
-            target,
-            None,
-            "a single run does not scatter".to_owned(),
-        ));
+        let found = "the spread needs at least two runs".to_owned();
+        return Some(not_judged(target, None, found));
     }
     let of_points = summary
         .points
@@ -76,15 +84,15 @@ fn without_grounds(result: &ResultFile, summary: &Summary, target: &Target) -> O
         None => counts.min(),
     };
     match fewest {
-        Some(fewest) if fewest < runs => fails(format!(
-            "only {fewest} of {runs} runs say anything of {metric}"
-        )),
+        Some(fewest) if fewest < runs => {
+            fails(format!("only {fewest} of {runs} runs measured {metric}"))
+        }
         _ => None,
     }
 }
 
-/// What a target is about: a number, or some at places.
-fn numbers(summary: &Summary, target: &Target) -> Vec<(Option<f64>, f64)> {
+/// Returns the values that a target applies to: one metric, or one value for each point of a series.
+fn numbers(summary: &Summary, target: &MetricTarget) -> Vec<(Option<f64>, f64)> {
     if target.metric == "spread" {
         let time = summary.metrics.get("total_time_ms");
         return time.map(|time| (None, time.spread())).into_iter().collect();
@@ -92,25 +100,21 @@ fn numbers(summary: &Summary, target: &Target) -> Vec<(Option<f64>, f64)> {
     if let Some(stats) = summary.metrics.get(&target.metric) {
         return vec![(None, stats.median)];
     }
-    let wanted = |point: &&PointStats| {
+    let applies = |point: &&PointStats| {
         point.series == target.metric && target.x.is_none_or(|x| x == point.x)
     };
-    let points = summary.points.iter().filter(wanted);
+    let points = summary.points.iter().filter(applies);
     points
         .map(|point| (Some(point.x), point.ms.median))
         .collect()
 }
 
-fn not_judged(target: &Target, x: Option<f64>, found: String) -> Check {
-    Check {
-        name: said(target, x),
-        outcome: Outcome::NotJudged,
-        found,
-    }
+fn not_judged(target: &MetricTarget, x: Option<f64>, found: String) -> Judgement {
+    Judgement::not_judged(CheckKind::Target, described(target, x), found)
 }
 
-/// A target in words.
-fn said(target: &Target, x: Option<f64>) -> String {
+/// Describes a target in words: `per_token_ms at most 1 × hf_accelerate`.
+fn described(target: &MetricTarget, x: Option<f64>) -> String {
     let at = x.map_or(String::new(), |x| format!(" at {x}"));
     let of = target
         .of
@@ -122,7 +126,7 @@ fn said(target: &Target, x: Option<f64>) -> String {
     format!("{}{at} {}", target.metric, limits.join(" and "))
 }
 
-fn shown(target: &Target, value: f64) -> String {
+fn shown(target: &MetricTarget, value: f64) -> String {
     match &target.of {
         Some(of) => format!("{value:.3} × {of}"),
         None => format!("{value:.4}"),

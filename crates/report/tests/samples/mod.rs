@@ -1,19 +1,19 @@
-//! Made-up results of all experiments, as good ones would be.
+//! Synthetic valid results of all experiments.
 
 use djinn_report::{
-    Baseline, Environment, Experiment, Lane, MemorySample, Point, ResultFile, Run, Span, Status,
-    Summary, Target, Timeline, VERSION,
+    Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, PassTimeline, Point,
+    ResultFile, RunEnvironment, RunRecord, Summary, TimelineLane, TimelineSpan, VERSION,
 };
 use serde_json::json;
 
-/// A number near another, the same each time.
+/// Returns a value near another, the same in every call.
 fn near(value: f64, i: u32) -> f64 {
     let wave = f64::from((i * 7919 + 13) % 101) / 101.0 - 0.5;
     value * (1.0 + 0.04 * wave)
 }
 
-fn environment() -> Environment {
-    Environment {
+fn environment() -> RunEnvironment {
+    RunEnvironment {
         djinn: "0.1.0".to_owned(),
         commit: "0123abc".to_owned(),
         device: "cuda:0".to_owned(),
@@ -32,7 +32,7 @@ fn environment() -> Environment {
     }
 }
 
-/// A result with nothing measured yet.
+/// Returns a result without runs.
 pub fn empty(experiment: Experiment, name: &str, model: &str) -> ResultFile {
     ResultFile {
         version: VERSION,
@@ -56,13 +56,14 @@ pub fn empty(experiment: Experiment, name: &str, model: &str) -> ResultFile {
     }
 }
 
-/// A baseline with nothing measured.
-pub fn baseline(name: &str, program: &str, status: Status) -> Baseline {
+/// Returns a baseline without runs.
+pub fn baseline(name: &str, program: &str, status: BaselineStatus) -> Baseline {
     Baseline {
         baseline: name.to_owned(),
         program: program.to_owned(),
         status,
-        reason: (status != Status::Ran).then(|| "the package is not installed here".to_owned()),
+        reason: (status != BaselineStatus::Ran)
+            .then(|| "the package is not installed here".to_owned()),
         settings: [("device_map".to_owned(), json!("auto"))].into(),
         warmup: Vec::new(),
         runs: Vec::new(),
@@ -71,10 +72,10 @@ pub fn baseline(name: &str, program: &str, status: Status) -> Baseline {
     }
 }
 
-fn virtual_run(i: u32, gb: f64, gbps: f64) -> Run {
+fn virtual_run(i: u32, gb: f64, gbps: f64) -> RunRecord {
     let passes = 16.0;
     let total_time_ms = near(gb * passes / gbps * 1000.0, i);
-    Run {
+    RunRecord {
         run_id: i,
         total_time_ms,
         model_size_gb: Some(gb),
@@ -90,29 +91,29 @@ fn virtual_run(i: u32, gb: f64, gbps: f64) -> Run {
         logit_match: Some(true),
         logit_norm: Some(0.0),
         tokens_match: Some(true),
-        ..Run::default()
+        ..RunRecord::default()
     }
 }
 
-/// A model larger than memory, with all baselines there are.
+/// Returns a virtual-memory result with baselines of every status.
 pub fn virtual_memory(name: &str, model: &str, gb: f64) -> ResultFile {
     let mut result = empty(Experiment::VirtualMemory, name, model);
     result.runs = (0..5).map(|i| virtual_run(i, gb, 66.0)).collect();
     result.targets = vec![
-        Target {
+        MetricTarget {
             metric: "effective_bandwidth_gbps".to_owned(),
             at_least: Some(45.0),
-            ..Target::default()
+            ..MetricTarget::default()
         },
-        Target {
+        MetricTarget {
             metric: "per_token_ms".to_owned(),
             at_most: Some(1.0),
             of: Some("hf_accelerate".to_owned()),
-            ..Target::default()
+            ..MetricTarget::default()
         },
     ];
     let ran = |name: &str, program: &str, gbps| {
-        let mut one = baseline(name, program, Status::Ran);
+        let mut one = baseline(name, program, BaselineStatus::Ran);
         one.runs = (0..3).map(|i| virtual_run(i + 9, gb, gbps)).collect();
         one
     };
@@ -123,14 +124,14 @@ pub fn virtual_memory(name: &str, model: &str, gb: f64) -> ResultFile {
         baseline(
             "deepspeed_zero",
             "DeepSpeed 0.17, ZeRO-3 offload",
-            Status::Absent,
+            BaselineStatus::Absent,
         ),
         Baseline {
             reason: Some("CUDA out of memory while loading layer 21 of 40".to_owned()),
             ..baseline(
                 "transformers_vram",
                 "transformers 5.17",
-                Status::OutOfMemory,
+                BaselineStatus::OutOfMemory,
             )
         },
     ];
@@ -148,14 +149,14 @@ pub fn virtual_memory(name: &str, model: &str, gb: f64) -> ResultFile {
     result
 }
 
-/// Copies behind compute, for so many blocks and passes.
-pub fn timeline(blocks: u32, passes: u32) -> Timeline {
+/// Returns a timeline of copies and computation for a number of blocks and passes.
+pub fn timeline(blocks: u32, passes: u32) -> PassTimeline {
     let mut spans = Vec::new();
     for i in 0..blocks * passes {
         let at = f64::from(i) * 12.0;
         let mut span = |lane, start_ms, ms, bytes| {
             let name = format!("blocks.{}", i % blocks);
-            spans.push(Span {
+            spans.push(TimelineSpan {
                 lane,
                 name,
                 start_ms,
@@ -163,17 +164,22 @@ pub fn timeline(blocks: u32, passes: u32) -> Timeline {
                 bytes,
             });
         };
-        span(Lane::Copy, at, 11.4, 640_000_000);
-        span(Lane::Compute, at + 12.0, 2.2, 0);
-        span(Lane::Wait, at + 14.2, if i % 9 == 0 { 9.8 } else { 3.0 }, 0);
+        span(TimelineLane::Copy, at, 11.4, 640_000_000);
+        span(TimelineLane::Compute, at + 12.0, 2.2, 0);
+        span(
+            TimelineLane::Wait,
+            at + 14.2,
+            if i % 9 == 0 { 9.8 } else { 3.0 },
+            0,
+        );
     }
-    Timeline { spans }
+    PassTimeline { spans }
 }
 
-/// More sessions than memory holds, and a baseline that breaks down.
+/// Returns a memory-pressure result with a baseline that runs out of memory.
 pub fn memory_pressure(name: &str, sessions: u64) -> ResultFile {
     let mut result = empty(Experiment::MemoryPressure, name, "shapes/llama-13b");
-    let run = |i: u32| Run {
+    let run = |i: u32| RunRecord {
         run_id: i,
         total_time_ms: near(240_000.0, i),
         model_size_gb: Some(12.0),
@@ -187,7 +193,7 @@ pub fn memory_pressure(name: &str, sessions: u64) -> ResultFile {
         paged_back_gb: Some(30.5),
         resume_p50_ms: Some(near(80.0, i)),
         resume_p99_ms: Some(near(190.0, i)),
-        ..Run::default()
+        ..RunRecord::default()
     };
     result.runs = (0..3).map(run).collect();
     let sample = |i: u64, used: f64| MemorySample {
@@ -203,7 +209,7 @@ pub fn memory_pressure(name: &str, sessions: u64) -> ResultFile {
     let mut eager = baseline(
         "pytorch_eager",
         "PyTorch 2.9, transformers 5.17",
-        Status::OutOfMemory,
+        BaselineStatus::OutOfMemory,
     );
     eager.reason = Some("out of memory at session 8".to_owned());
     eager.memory = (0..=sessions.min(8))
@@ -213,11 +219,11 @@ pub fn memory_pressure(name: &str, sessions: u64) -> ResultFile {
     result
 }
 
-/// How long a session takes to go on, at several layers.
+/// Returns a resume-latency result at several layers.
 pub fn resume_latency(name: &str) -> ResultFile {
     let mut result = empty(Experiment::ResumeLatency, name, "shapes/llama-7b");
     let layers = [0u32, 8, 16, 24, 31];
-    let run = |i: u32, series: &[(&str, f64, f64)]| Run {
+    let run = |i: u32, series: &[(&str, f64, f64)]| RunRecord {
         run_id: i,
         total_time_ms: near(4000.0, i),
         tokens_match: Some(true),
@@ -231,7 +237,7 @@ pub fn resume_latency(name: &str) -> ResultFile {
                 })
             })
             .collect(),
-        ..Run::default()
+        ..RunRecord::default()
     };
     result.runs = (0..5)
         .map(|i| {
@@ -242,7 +248,7 @@ pub fn resume_latency(name: &str) -> ResultFile {
         })
         .collect();
     let with = |name: &str, base, slope| {
-        let mut one = baseline(name, "PyTorch 2.9", Status::Ran);
+        let mut one = baseline(name, "PyTorch 2.9", BaselineStatus::Ran);
         one.runs = (0..3).map(|i| run(i, &[("resume", base, slope)])).collect();
         one
     };
@@ -254,10 +260,10 @@ pub fn resume_latency(name: &str) -> ResultFile {
     result
 }
 
-/// What a change inside the model costs.
+/// Returns a steering result.
 pub fn steering(name: &str) -> ResultFile {
     let mut result = empty(Experiment::Steering, name, "models/stories-7m");
-    let run = |i: u32| Run {
+    let run = |i: u32| RunRecord {
         run_id: i,
         total_time_ms: near(900.0, i),
         per_token_ms: Some(near(11.0, i)),
@@ -267,13 +273,13 @@ pub fn steering(name: &str) -> ResultFile {
         output_change: Some(0.31),
         tokens_changed: Some(0.44),
         overhead: Some(near(0.012, i)),
-        ..Run::default()
+        ..RunRecord::default()
     };
     result.runs = (0..3).map(run).collect();
     result
 }
 
-/// Many agents that think most of the time.
+/// Returns an agents result.
 pub fn agents(name: &str) -> ResultFile {
     let mut result = empty(Experiment::Agents, name, "shapes/llama-7b");
     let points = |i: u32, base: f64, growth: f64| {
@@ -290,23 +296,30 @@ pub fn agents(name: &str) -> ResultFile {
             .flat_map(at)
             .collect::<Vec<_>>()
     };
-    let run = |i: u32, base, growth| Run {
+    let run = |i: u32, base, growth| RunRecord {
         run_id: i,
         total_time_ms: near(60_000.0, i),
         tokens_match: Some(true),
         sessions: Some(64),
         sessions_completed: Some(64),
         points: points(i, base, growth),
-        ..Run::default()
+        ..RunRecord::default()
     };
     result.runs = (0..3).map(|i| run(i, 18.0, 0.9)).collect();
-    let mut stateless = baseline("stateless", "djinn 0.1.0, prompt sent anew", Status::Ran);
+    let mut stateless = baseline(
+        "stateless",
+        "djinn 0.1.0, prompt sent anew",
+        BaselineStatus::Ran,
+    );
     stateless.runs = (0..3).map(|i| run(i, 160.0, 24.0)).collect();
-    result.baselines = vec![stateless, baseline("vllm", "vLLM 0.11", Status::Absent)];
+    result.baselines = vec![
+        stateless,
+        baseline("vllm", "vLLM 0.11", BaselineStatus::Absent),
+    ];
     result
 }
 
-/// One or two of each.
+/// Returns one or two results of each experiment.
 pub fn all() -> Vec<ResultFile> {
     vec![
         virtual_memory("llama-13b-16gb", "shapes/llama-13b", 26.0),

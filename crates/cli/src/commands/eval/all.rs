@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use djinn_bench::ServerProcess;
 use djinn_client::Options;
-use djinn_eval::{Config, Place};
+use djinn_eval::{EvalConfig, ServerLocation};
 use djinn_report::{Experiment, Outcome, ResultFile, summarize};
 
 use super::{
@@ -26,7 +26,7 @@ type Listed = (Experiment, &'static str, &'static str);
 
 const SMOKE: &[Listed] = &[
     (VirtualMemory, "virt_mem_smoke", "virtual_memory"),
-    (MemoryPressure, "exp3_smoke", "memory_pressure"),
+    (MemoryPressure, "pressure_smoke", "memory_pressure"),
     (ResumeLatency, "exp3_smoke", "resume_latency"),
     (Steering, "exp3_smoke", "steering"),
     (Agents, "agent_smoke", "agents"),
@@ -116,7 +116,7 @@ fn one(
     output: &Path,
     interrupt: &Interrupt,
 ) -> Result<ResultFile, Failure> {
-    let mut config = Config::read(Path::new(name))?;
+    let mut config = EvalConfig::read(Path::new(name))?;
     heed(&mut config, &args.measuring)?;
     if let Some(result) = args
         .keep
@@ -127,7 +127,7 @@ fn one(
         return Ok(result);
     }
     let place = match workplace {
-        Workplace::Server(server) => Place::Server {
+        Workplace::Server(server) => ServerLocation::Remote {
             address: format!("127.0.0.1:{}", server.port),
             options: Options::default(),
         },
@@ -138,7 +138,7 @@ fn one(
 }
 
 /// A result that is there already, if it is of this experiment with these settings, and passes.
-fn kept(experiment: Experiment, config: &Config, output: &Path) -> Option<ResultFile> {
+fn kept(experiment: Experiment, config: &EvalConfig, output: &Path) -> Option<ResultFile> {
     let mut result = ResultFile::read(output).ok()?;
     result.summary = summarize(&result);
     let is_it = result.experiment == experiment && result.settings == config.settings();

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use djinn_eval::{Config, Lab, Place, Said, Setup, Tell};
+use djinn_eval::{EvalConfig, EvalProgress, ProgressSink, ServerLocation, Testbed, TestbedOptions};
 use djinn_report::{Experiment, Outcome, ResultFile};
 use tokio::runtime::Runtime;
 
@@ -34,7 +34,7 @@ pub fn eval(args: &EvalArgs) -> Result<(), Failure> {
 }
 
 fn one(experiment: Experiment, args: &ExperimentArgs) -> Result<(), Failure> {
-    let mut config = Config::read(&args.config)?;
+    let mut config = EvalConfig::read(&args.config)?;
     if let Some(model) = &args.model {
         model.clone_into(&mut config.experiment.model.model_id);
         // What another model has its weights in is its own affair.
@@ -55,7 +55,7 @@ fn one(experiment: Experiment, args: &ExperimentArgs) -> Result<(), Failure> {
 }
 
 /// What flags say in place of a configuration.
-fn heed(config: &mut Config, args: &MeasuringArgs) -> Result<(), Failure> {
+fn heed(config: &mut EvalConfig, args: &MeasuringArgs) -> Result<(), Failure> {
     if let Some(runs) = args.runs {
         config.experiment.measurement.runs = u32::try_from(runs)?;
     }
@@ -70,7 +70,7 @@ fn heed(config: &mut Config, args: &MeasuringArgs) -> Result<(), Failure> {
 /// Where the result goes. Refused before anything is measured if nothing can be written there.
 fn output(
     experiment: Experiment,
-    config: &Config,
+    config: &EvalConfig,
     asked: Option<&Path>,
 ) -> Result<PathBuf, Failure> {
     let path = match (asked, &config.output.results_dir) {
@@ -95,8 +95,8 @@ fn output(
 /// Runs an experiment and writes what came of it.
 fn measure(
     experiment: Experiment,
-    config: &Config,
-    place: Place,
+    config: &EvalConfig,
+    place: ServerLocation,
     python: &str,
     output: &Path,
     interrupt: &Interrupt,
@@ -104,26 +104,26 @@ fn measure(
     let words: Vec<String> = std::env::args().collect();
     let no_threads = |error| Failure::Message(format!("no threads to measure with: {error}"));
     let serving = match place {
-        Place::InProcess(_) => Some(serving().map_err(no_threads)?),
-        Place::Server { .. } => None,
+        ServerLocation::InProcess(_) => Some(serving().map_err(no_threads)?),
+        ServerLocation::Remote { .. } => None,
     };
     // A client has one thread, as most have: what it asks for does not go from hand to hand.
     let asking = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(no_threads)?;
-    let setup = Setup {
-        place,
+    let setup = TestbedOptions {
+        location: place,
         serving: serving.as_ref().unwrap_or(&asking).handle().clone(),
         bundled: bundled::bundled()?,
         python: python.to_owned(),
         command: command_line(&words),
-        tell: tell(),
+        progress: tell(),
     };
     let mut result = asking.block_on(async {
         // A folder that is sent to a server takes its time.
         let lab = tokio::select! {
-            lab = Lab::open(config, setup) => lab?,
+            lab = Testbed::open(config, setup) => lab?,
             () = interrupt.pressed() => return Err(Failure::Interrupted),
         };
         let result = tokio::select! {
@@ -171,25 +171,25 @@ fn command_line(words: &[String]) -> String {
 }
 
 /// A line that moves on a terminal, and lines elsewhere.
-fn tell() -> Tell {
+fn tell() -> ProgressSink {
     if !std::io::stderr().is_terminal() {
         return Box::new(|said| match said {
-            Said::Doing(text) => eprintln!("… {text}"),
-            Said::Done(text) => eprintln!("{text}"),
+            EvalProgress::Step(text) => eprintln!("… {text}"),
+            EvalProgress::Result(text) => eprintln!("{text}"),
         });
     }
     let doing = Doing::new("starting");
     Box::new(move |said| match said {
-        Said::Doing(text) => doing.now(text.to_owned()),
-        Said::Done(text) => doing.note(text),
+        EvalProgress::Step(text) => doing.now(text.to_owned()),
+        EvalProgress::Result(text) => doing.note(text),
     })
 }
 
 /// What an experiment came to: its numbers, then its checks.
-fn told(result: &ResultFile, output: &Path, config: &Config) -> String {
+fn told(result: &ResultFile, output: &Path, config: &EvalConfig) -> String {
     let rows: Vec<Vec<String>> = djinn_report::METRICS
         .iter()
-        .filter(|metric| config.tells(metric.key))
+        .filter(|metric| config.shows(metric.key))
         .filter_map(|metric| {
             let stats = result.summary.metrics.get(metric.key)?;
             let number = |value: f64| format!("{value:.3}");

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use djinn_client::Options;
 use djinn_device::{Backend, host};
 use djinn_engine::KvMemory;
-use djinn_eval::{Config, Place};
+use djinn_eval::{EvalConfig, ServerLocation};
 use djinn_memory::Amount;
 use djinn_server::{LoadOptions, ServerConfig, ServerLimits};
 use djinn_weights::{MemorySettings, Overrides};
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// What flags say, then the configuration, then this process.
-pub fn place(config: &Config, args: &ExperimentArgs) -> Result<Place, Failure> {
+pub fn place(config: &EvalConfig, args: &ExperimentArgs) -> Result<ServerLocation, Failure> {
     let named = args.server.server.clone();
     let address = named.or_else(|| config.server_address().filter(|_| !args.in_process));
     if let Some(address) = address {
@@ -28,7 +28,7 @@ pub fn place(config: &Config, args: &ExperimentArgs) -> Result<Place, Failure> {
             timeout: timeout.map(Duration::from_secs_f64),
             ..Options::default()
         };
-        return Ok(Place::Server { address, options });
+        return Ok(ServerLocation::Remote { address, options });
     }
     in_process(config, &mut Devices::new(&args.device), args.host_memory)
 }
@@ -48,7 +48,7 @@ impl Devices {
     }
 
     /// The one that flags name, or else the configuration.
-    fn of(&mut self, config: &Config) -> Result<Arc<dyn Backend>, Failure> {
+    fn of(&mut self, config: &EvalConfig) -> Result<Arc<dyn Backend>, Failure> {
         let name = match self.asked.device {
             DeviceName::Auto => device_of(config)?,
             named => named,
@@ -73,10 +73,10 @@ impl Devices {
 
 /// A server in this process, with all of the device: each model is given its share.
 pub fn in_process(
-    config: &Config,
+    config: &EvalConfig,
     devices: &mut Devices,
     host_memory: Option<Amount>,
-) -> Result<Place, Failure> {
+) -> Result<ServerLocation, Failure> {
     let backend = devices.of(config)?;
     let free_host = host::available_memory();
     let host_budget = match (
@@ -96,7 +96,7 @@ pub fn in_process(
         host_budget,
         ..MemorySettings::default()
     };
-    Ok(Place::InProcess(Box::new(ServerConfig {
+    Ok(ServerLocation::InProcess(Box::new(ServerConfig {
         listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
         node: "eval".to_owned(),
         backend,
@@ -117,7 +117,7 @@ pub fn in_process(
 }
 
 /// The device that a configuration names.
-fn device_of(config: &Config) -> Result<DeviceName, Failure> {
+fn device_of(config: &EvalConfig) -> Result<DeviceName, Failure> {
     let named = config.experiment.model.device.as_deref();
     let index = config.environment.gpu_index.unwrap_or(0) as usize;
     Ok(match named.unwrap_or("auto") {

@@ -1,4 +1,4 @@
-//! The model an experiment is about.
+//! The model of an experiment: where it is stored, and how the server can load it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,30 +7,31 @@ use djinn_hub::Resolved;
 use djinn_model::{Model, Shape, shapes};
 use serde_json::Value;
 
-use crate::EvalError;
+use crate::error::EvalError;
 
 /// The name of the model that ships with Djinn.
 const BUNDLED: &str = "bundled";
 
-/// A model, as this machine and the server know it.
+/// The model of an experiment, as this machine and the server refer to it.
 #[derive(Clone, Debug)]
-pub struct Subject {
-    /// As it was named.
+pub struct ModelSource {
+    /// Name in the configuration.
     pub name: String,
-    /// Where it lies here, if it does: a shape lies nowhere.
+    /// Folder on this machine; `None` for shapes and for models on the server only.
     pub folder: Option<PathBuf>,
-    /// Its configuration, for programs that build it themselves.
+    /// Contents of `config.json`, for baselines.
     pub config: Value,
-    /// What its weights are in, as PyTorch calls it.
+    /// Data type of the weights, by its PyTorch name.
     pub dtype: String,
-    /// Bytes of its weights.
+    /// Size of the weights in bytes; 0 if unknown.
     pub weights_bytes: u64,
-    /// What the server is told to load.
-    register: String,
+    /// Reference under which the server loads the model.
+    reference: String,
 }
 
-impl Subject {
-    /// Finds a model here. One that is only on the server is known by its name alone.
+impl ModelSource {
+    /// Finds the model on this machine. For a remote server, a model that is not found here is referred to by
+    /// name.
     pub fn find(
         name: &str,
         dtype: Option<&str>,
@@ -45,13 +46,13 @@ impl Subject {
             Ok(Resolved::Folder(folder)) => Self::of_folder(name, &folder, dtype),
             Ok(Resolved::Shape(shape)) => Self::of_shape(&shape),
             Err(error) if in_process => Err(error.into()),
-            Err(_) => Ok(Subject {
+            Err(_) => Ok(ModelSource {
                 name: name.clone(),
                 folder: None,
                 config: Value::Null,
                 dtype: dtype.unwrap_or_default().to_owned(),
                 weights_bytes: 0,
-                register: name.clone(),
+                reference: name.clone(),
             }),
         }
     }
@@ -60,7 +61,7 @@ impl Subject {
         let shape = Shape::parse(reference.trim_start_matches(shapes::PREFIX))?;
         let config = shape.config_json();
         let (program, _) = shape.build()?;
-        Ok(Subject {
+        Ok(ModelSource {
             name: reference.to_owned(),
             folder: None,
             dtype: config["torch_dtype"]
@@ -69,7 +70,7 @@ impl Subject {
                 .to_owned(),
             config,
             weights_bytes: program.weight_bytes(),
-            register: reference.to_owned(),
+            reference: reference.to_owned(),
         })
     }
 
@@ -85,41 +86,47 @@ impl Subject {
             what: path.display().to_string(),
             error,
         })?;
-        let config: Value = serde_json::from_str(&config)
-            .map_err(|error| EvalError::Asked(format!("{}: {error}", path.display())))?;
+        let config: Value = serde_json::from_str(&config).map_err(|error| EvalError::System {
+            what: path.display().to_string(),
+            error: error.into(),
+        })?;
         let dtype = torch_name(&model.program.tensors[0].dtype.to_string());
         if asked.is_some_and(|asked| asked != dtype) {
             let asked = asked.unwrap_or_default();
-            return Err(EvalError::Asked(format!(
-                "experiment.model.dtype: {name} has weights in {dtype}, and Djinn computes them as they \
-                 are stored, not in {asked}"
-            )));
+            return Err(EvalError::Setting {
+                key: "experiment.model.dtype",
+                reason: format!(
+                    "{asked} was requested, but the weights of {name} are stored as {dtype}, and Djinn \
+                     computes with the stored type; remove the key or set it to {dtype}"
+                ),
+            });
         }
-        Ok(Subject {
+        Ok(ModelSource {
             name: name.to_owned(),
             config,
             dtype: dtype.to_owned(),
             weights_bytes: model.program.weight_bytes(),
             folder: Some(folder),
-            register: text,
+            reference: text,
         })
     }
 
-    /// What the server is told to load: where it cannot see the folder, the files are sent first.
-    pub async fn reference(&self, client: &Client, in_process: bool) -> Result<String, EvalError> {
+    /// Returns the reference under which the server loads the model. The files of a folder are first sent
+    /// to a remote server.
+    pub async fn upload(&self, client: &Client, in_process: bool) -> Result<String, EvalError> {
         match &self.folder {
             Some(folder) if !in_process => Ok(client.push(folder, |_| {}).await?.reference),
-            _ => Ok(self.register.clone()),
+            _ => Ok(self.reference.clone()),
         }
     }
 
-    /// Whether its weights are made up, so that no two programs have the same.
-    pub fn is_made_up(&self) -> bool {
+    /// Whether the weights are synthetic, so that baselines have other weights.
+    pub fn is_synthetic(&self) -> bool {
         self.folder.is_none()
     }
 }
 
-/// A shape with the dtype that was asked for.
+/// Adds the data type to the name of a shape.
 fn with_dtype(name: &str, dtype: Option<&str>) -> String {
     let short = match dtype {
         Some("float16") => "f16",
@@ -147,7 +154,7 @@ mod tests {
     use super::with_dtype;
 
     #[test]
-    fn a_shape_takes_the_dtype() {
+    fn the_dtype_is_added_to_shapes_only() {
         let check = |name: &str, dtype: Option<&str>, expect: &str| {
             assert_eq!(with_dtype(name, dtype), expect);
         };

@@ -1,15 +1,15 @@
-//! Numbers for readers: with the digits that mean something, and a unit that suits them.
+//! Formatting of numbers for readers: three significant digits and a suitable unit.
 
-use crate::{Stats, draw::grouped};
+use crate::{draw::grouped, result::Stats};
 
-/// Three digits that count, and no more zeros than needed.
+/// Formats a number with three significant digits.
 pub fn digits(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 {
         return "0".to_owned();
     }
     if !value.is_finite() {
-        return "no number".to_owned();
+        return "not a number".to_owned();
     }
     if !(1e-4..1e9).contains(&size) {
         return format!("{value:.2e}");
@@ -19,7 +19,7 @@ pub fn digits(value: f64) -> String {
     grouped(&format!("{value:.after$}"))
 }
 
-/// By what a number of this size is multiplied, and the unit it then has.
+/// Returns the factor and the unit in which a number of this size is shown.
 fn unit_of(size: f64, unit: &str) -> (f64, &str) {
     match unit {
         "ms" if size >= 1_000.0 => (1e-3, "s"),
@@ -43,13 +43,13 @@ fn with(text: &str, unit: &str) -> String {
     }
 }
 
-/// A number with its unit.
+/// Formats a number with its unit.
 pub fn show(value: f64, unit: &str) -> String {
     let (factor, unit) = unit_of(value.abs(), unit);
     with(&plain(value * factor, unit), unit)
 }
 
-/// Memory of a round size: `16 GB`.
+/// Formats a memory size; whole gigabytes without decimals: `16 GB`.
 pub fn show_size(mb: f64) -> String {
     match mb % 1000.0 == 0.0 && (1e3..1e9).contains(&mb) {
         true => format!("{} GB", mb / 1000.0),
@@ -57,7 +57,7 @@ pub fn show_size(mb: f64) -> String {
     }
 }
 
-/// From one number to another, in the unit of the larger.
+/// Formats a range, in the unit of the larger number.
 pub fn show_range(low: f64, high: f64, unit: &str) -> String {
     let (factor, unit) = unit_of(low.abs().max(high.abs()), unit);
     let (low, high) = (plain(low * factor, unit), plain(high * factor, unit));
@@ -67,7 +67,7 @@ pub fn show_range(low: f64, high: f64, unit: &str) -> String {
     }
 }
 
-/// The median, from where to where the runs lie, and how much of the median that is.
+/// Formats statistics: the median, the range, and the spread as a share of the median.
 pub fn show_stats(stats: &Stats, unit: &str) -> String {
     let median = show(stats.median, unit);
     if stats.count < 2 {
@@ -86,7 +86,7 @@ pub fn show_stats(stats: &Stats, unit: &str) -> String {
     }
 }
 
-/// How many times.
+/// Formats a ratio: `3.25 ×`.
 pub fn times(ratio: f64) -> String {
     match ratio {
         ratio if (0.995..10.0).contains(&ratio) => format!("{ratio:.2} ×"),
@@ -98,10 +98,10 @@ pub fn times(ratio: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::{digits, show, show_range, show_size, show_stats, times};
-    use crate::Stats;
+    use crate::result::Stats;
 
     #[test]
-    fn digits_that_mean_something() {
+    fn numbers_have_three_significant_digits() {
         let cases = [
             (0.0, "0"),
             (1234.5, "1234"),
@@ -113,7 +113,7 @@ mod tests {
             (1e-7, "1.00e-7"),
             (3e12, "3.00e12"),
             (-2.5, "-2.50"),
-            (f64::NAN, "no number"),
+            (f64::NAN, "not a number"),
         ];
         for (value, expect) in cases {
             assert_eq!(digits(value), expect, "{value}");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn units_suit_the_number() {
+    fn units_follow_the_size() {
         assert_eq!(show(23_456.0, "ms"), "23.5 s");
         assert_eq!(show(0.973, "share"), "97.3 %");
         assert_eq!(show(16_384.0, "MB"), "16.4 GB");

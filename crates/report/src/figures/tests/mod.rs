@@ -1,12 +1,16 @@
-//! Whatever is measured, drawing it does not fail: nothing, one thing, the same, huge, tiny, no numbers.
+//! Drawing succeeds for any input: no data, single values, equal, huge, tiny and invalid numbers. What the
+//! figures show for fixed data is tested in `content`.
+
+mod content;
+mod svg;
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use resvg::usvg;
 
 use super::FIGURES;
 use crate::{
-    Baseline, Environment, Experiment, Lane, MemorySample, Point, ResultFile, Run, Set, Span,
-    Status, Summary, Target, Timeline, VERSION,
+    Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, PassTimeline, Point,
+    ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineLane, TimelineSpan, VERSION,
 };
 
 fn number() -> impl Strategy<Value = f64> {
@@ -23,7 +27,7 @@ fn number() -> impl Strategy<Value = f64> {
     ]
 }
 
-fn run() -> impl Strategy<Value = Run> {
+fn run() -> impl Strategy<Value = RunRecord> {
     let point = (
         select(vec!["resume", "p50", "p99", "other"]),
         number(),
@@ -39,14 +43,14 @@ fn run() -> impl Strategy<Value = Run> {
         option::of(any::<u64>()),
         vec(point, 0..12),
     )
-        .prop_map(|(numbers, sessions, points)| Run {
+        .prop_map(|(numbers, sessions, points)| RunRecord {
             total_time_ms: numbers[0],
             effective_bandwidth_gbps: Some(numbers[1]),
             model_size_gb: Some(numbers[2]),
             kv_demand_gb: Some(numbers[3]),
             sessions,
             points,
-            ..Run::default()
+            ..RunRecord::default()
         })
 }
 
@@ -69,10 +73,10 @@ fn samples() -> impl Strategy<Value = Vec<MemorySample>> {
 
 fn baseline() -> impl Strategy<Value = Baseline> {
     let status = select(vec![
-        Status::Ran,
-        Status::Absent,
-        Status::OutOfMemory,
-        Status::Failed,
+        BaselineStatus::Ran,
+        BaselineStatus::Absent,
+        BaselineStatus::OutOfMemory,
+        BaselineStatus::Failed,
     ]);
     let name = select(vec![
         "vllm",
@@ -96,16 +100,21 @@ fn baseline() -> impl Strategy<Value = Baseline> {
     )
 }
 
-fn timeline() -> impl Strategy<Value = Option<Timeline>> {
-    let lane = select(vec![Lane::Copy, Lane::Compute, Lane::Wait]);
-    let span = (lane, 0..4u32, number(), number()).prop_map(|(lane, i, start_ms, ms)| Span {
-        lane,
-        name: format!("blocks.{i}"),
-        start_ms,
-        ms,
-        bytes: 0,
-    });
-    option::of(vec(span, 0..30).prop_map(|spans| Timeline { spans }))
+fn timeline() -> impl Strategy<Value = Option<PassTimeline>> {
+    let lane = select(vec![
+        TimelineLane::Copy,
+        TimelineLane::Compute,
+        TimelineLane::Wait,
+    ]);
+    let span =
+        (lane, 0..4u32, number(), number()).prop_map(|(lane, i, start_ms, ms)| TimelineSpan {
+            lane,
+            name: format!("blocks.{i}"),
+            start_ms,
+            ms,
+            bytes: 0,
+        });
+    option::of(vec(span, 0..30).prop_map(|spans| PassTimeline { spans }))
 }
 
 fn result() -> impl Strategy<Value = ResultFile> {
@@ -129,17 +138,17 @@ fn result() -> impl Strategy<Value = ResultFile> {
                 description: String::new(),
                 baseline: "djinn".to_owned(),
                 started: String::new(),
-                environment: Environment {
+                environment: RunEnvironment {
                     link_gbps,
-                    ..Environment::default()
+                    ..RunEnvironment::default()
                 },
                 settings: Default::default(),
                 notes: Vec::new(),
                 budget_mb,
-                targets: vec![Target {
+                targets: vec![MetricTarget {
                     metric: "effective_bandwidth_gbps".to_owned(),
                     at_least: budget_mb,
-                    ..Target::default()
+                    ..MetricTarget::default()
                 }],
                 warmup: Vec::new(),
                 runs,
@@ -156,16 +165,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
     fn drawing_never_fails(results in vec(result(), 0..4)) {
-        let set = Set::of(results);
+        let set = ResultSet::of(results);
         let results: Vec<&ResultFile> = set.results().collect();
         for figure in &FIGURES {
-            match figure.draw(&results) {
+            match figure.draw(&results).svg {
                 Ok(svg) => {
                     prop_assert!(!svg.contains("NaN") && !svg.contains("\"inf"));
                     let parsed = usvg::Tree::from_str(&svg, &usvg::Options::default());
                     prop_assert!(parsed.is_ok(), "{}: {:?}", figure.name, parsed.err());
                 }
-                Err(reason) => prop_assert!(!reason.is_empty()),
+                Err(reason) => prop_assert!(!reason.to_string().is_empty()),
             }
         }
         crate::measurements_table(&set);

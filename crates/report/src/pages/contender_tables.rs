@@ -1,60 +1,60 @@
-//! Contenders beside one another: their numbers, and how many times better or worse than ours.
+//! Tables that compare the contenders of a result with Djinn.
 
-use super::document::{Block, Line, Table};
+use super::document::{DocBlock, DocTable, RichText};
 use crate::{
-    Better, Experiment, METRICS, Metric, PointStats, ResultFile, Stats,
     contender::{Contender, contenders},
-    number::{show_stats, times},
+    format::{show_stats, times},
+    result::{Better, Experiment, METRICS, Metric, PointStats, ResultFile, Stats},
 };
 
-/// Numbers that are of every run of an experiment, but say little there.
-fn aside(experiment: Experiment, metric: &Metric) -> bool {
+/// Whether a metric is irrelevant to an experiment, although its runs contain it.
+fn is_irrelevant(experiment: Experiment, metric: &Metric) -> bool {
     match experiment {
         Experiment::Steering => false,
         _ => matches!(metric.key, "output_change" | "tokens_changed" | "overhead"),
     }
 }
 
-/// Tables and, where a peer is better, sentences that say so.
-pub fn blocks(result: &ResultFile) -> Vec<Block> {
+/// Returns the tables, and a list of the metrics in which a baseline is better than Djinn.
+pub fn blocks(result: &ResultFile) -> Vec<DocBlock> {
     let everyone = contenders(result);
-    let mut blocks = vec![Block::Table(numbers(result, &everyone))];
+    let mut blocks = vec![DocBlock::Table(numbers(result, &everyone))];
     blocks.extend(points(&everyone));
     blocks.extend(ratios(&everyone));
     blocks.extend(better(&everyone));
     blocks
 }
 
-/// Metrics down, contenders across: who took part without a number has a dash.
-fn numbers(result: &ResultFile, everyone: &[Contender<'_>]) -> Table {
+/// Makes the table of metrics by contender; a dash stands for a metric that was not measured.
+fn numbers(result: &ResultFile, everyone: &[Contender<'_>]) -> DocTable {
     let ran: Vec<&Contender<'_>> = everyone
         .iter()
         .filter(|who| !who.summary.metrics.is_empty())
         .collect();
-    let mut table = Table::new(["metric"]);
+    let mut table = DocTable::new(["metric"]);
     table
         .head
-        .extend(ran.iter().map(|who| Line::from(who.label())));
+        .extend(ran.iter().map(|who| RichText::from(who.label())));
     for metric in METRICS
         .iter()
-        .filter(|metric| !aside(result.experiment, metric))
+        .filter(|metric| !is_irrelevant(result.experiment, metric))
     {
         if ran.iter().all(|who| who.stats(metric.key).is_none()) {
             continue;
         }
         let cell = |who: &&Contender<'_>| match who.stats(metric.key) {
-            Some(stats) => Line::from(show_stats(stats, metric.unit)),
-            None => Line::from("–"),
+            Some(stats) => RichText::from(show_stats(stats, metric.unit)),
+            None => RichText::from("–"),
         };
-        let mut row = vec![Line::from(metric.title)];
+        let mut row = vec![RichText::from(metric.title)];
         row.extend(ran.iter().map(cell));
         table.rows.push(row);
     }
     table
 }
 
-/// What was measured at several places.
-fn points(everyone: &[Contender<'_>]) -> Option<Block> {
+/// Makes the table of the points, if there are any.
+fn points(everyone: &[Contender<'_>]) -> Option<DocBlock> {
     let mut columns: Vec<(&Contender<'_>, &str)> = Vec::new();
     let mut places: Vec<f64> = Vec::new();
     for who in everyone {
@@ -73,27 +73,28 @@ fn points(everyone: &[Contender<'_>]) -> Option<Block> {
     if columns.is_empty() {
         return None;
     }
-    let mut table = Table::new(["at"]);
-    let head =
-        |(who, series): &(&Contender<'_>, &str)| Line::from(format!("{}, {series}", who.label()));
+    let mut table = DocTable::new(["layer or agents"]);
+    let head = |(who, series): &(&Contender<'_>, &str)| {
+        RichText::from(format!("{}, {series}", who.label()))
+    };
     table.head.extend(columns.iter().map(head));
     for x in places {
-        let mut row = vec![Line::from(x.to_string())];
+        let mut row = vec![RichText::from(x.to_string())];
         row.extend(
             columns
                 .iter()
                 .map(|(who, series)| match point(who, series, x) {
-                    Some(stats) => Line::from(show_stats(stats, "ms")),
-                    None => Line::from("–"),
+                    Some(stats) => RichText::from(show_stats(stats, "ms")),
+                    None => RichText::from("–"),
                 }),
         );
         table.rows.push(row);
     }
-    Some(Block::Table(table))
+    Some(DocBlock::Table(table))
 }
 
-/// What a contender came to at a place.
-pub fn point<'a>(who: &Contender<'a>, series: &str, x: f64) -> Option<&'a Stats> {
+/// Returns the statistics of a contender at a point.
+fn point<'a>(who: &Contender<'a>, series: &str, x: f64) -> Option<&'a Stats> {
     let wanted = |point: &&PointStats| point.series == series && point.x == x;
     who.summary
         .points
@@ -102,8 +103,8 @@ pub fn point<'a>(who: &Contender<'a>, series: &str, x: f64) -> Option<&'a Stats>
         .map(|point| &point.ms)
 }
 
-/// How many times as good ours is, above 1 where ours is better; nothing where one of both is zero.
-pub fn advantage(better: Better, ours: f64, other: f64) -> Option<f64> {
+/// Returns the ratio by which Djinn is better: above 1 if Djinn is better, `None` if a value is zero.
+fn advantage(better: Better, ours: f64, other: f64) -> Option<f64> {
     let ratio = match better {
         Better::Lower => other / ours,
         Better::Higher => ours / other,
@@ -112,8 +113,8 @@ pub fn advantage(better: Better, ours: f64, other: f64) -> Option<f64> {
     (ratio.is_finite() && ratio > 0.0).then_some(ratio)
 }
 
-/// A ratio in words: `3.20 × slower`.
-fn said(metric: &Metric, ratio: f64) -> String {
+/// Describes a ratio from the view of the baseline: `3.20 × slower`.
+fn described(metric: &Metric, ratio: f64) -> String {
     let (worse, better) = match (metric.unit, metric.better) {
         ("ms", _) => ("slower", "faster"),
         (_, Better::Higher) => ("less", "more"),
@@ -126,9 +127,9 @@ fn said(metric: &Metric, ratio: f64) -> String {
     }
 }
 
-/// Whether a number is of the same work: whole runs are where as many tokens were generated in them, by
-/// as many sessions.
-fn alike(ours: &Contender<'_>, other: &Contender<'_>, metric: &Metric) -> bool {
+/// Whether both contenders did the same work for a metric. Whole runs are comparable only if they
+/// generated the same number of tokens in the same number of sessions.
+fn is_comparable(ours: &Contender<'_>, other: &Contender<'_>, metric: &Metric) -> bool {
     let same = |key: &str| match (ours.stats(key), other.stats(key)) {
         (Some(mine), Some(theirs)) => mine.median == theirs.median,
         (None, None) => true,
@@ -138,8 +139,10 @@ fn alike(ours: &Contender<'_>, other: &Contender<'_>, metric: &Metric) -> bool {
     metric.key != "total_time_ms" || (!of_points && same("tokens") && same("sessions_completed"))
 }
 
-/// Every number that can be held against ours.
-fn against<'a>(everyone: &'a [Contender<'a>]) -> Vec<(&'static Metric, &'a Contender<'a>, f64)> {
+/// Returns the ratio to Djinn for every comparable metric of every baseline.
+fn ratios_to_djinn<'a>(
+    everyone: &'a [Contender<'a>],
+) -> Vec<(&'static Metric, &'a Contender<'a>, f64)> {
     let Some((ours, others)) = everyone.split_first() else {
         return Vec::new();
     };
@@ -148,7 +151,10 @@ fn against<'a>(everyone: &'a [Contender<'a>]) -> Vec<(&'static Metric, &'a Conte
         .iter()
         .filter(|metric| metric.better != Better::Neither)
     {
-        for other in others.iter().filter(|other| alike(ours, other, metric)) {
+        for other in others
+            .iter()
+            .filter(|other| is_comparable(ours, other, metric))
+        {
             let both = ours.stats(metric.key).zip(other.stats(metric.key));
             let ratio = both.and_then(|(a, b)| advantage(metric.better, a.median, b.median));
             all.extend(ratio.map(|ratio| (metric, other, ratio)));
@@ -157,8 +163,9 @@ fn against<'a>(everyone: &'a [Contender<'a>]) -> Vec<(&'static Metric, &'a Conte
     all
 }
 
-fn ratios(everyone: &[Contender<'_>]) -> Vec<Block> {
-    let all = against(everyone);
+/// Makes the table of ratios to Djinn.
+fn ratios(everyone: &[Contender<'_>]) -> Vec<DocBlock> {
+    let all = ratios_to_djinn(everyone);
     let others: Vec<&Contender<'_>> = everyone
         .iter()
         .filter(|who| all.iter().any(|(_, other, _)| other.name == who.name))
@@ -166,38 +173,38 @@ fn ratios(everyone: &[Contender<'_>]) -> Vec<Block> {
     if others.is_empty() {
         return Vec::new();
     }
-    let mut table = Table::new(["beside ours"]);
+    let mut table = DocTable::new(["compared with Djinn"]);
     table
         .head
-        .extend(others.iter().map(|who| Line::from(who.label())));
+        .extend(others.iter().map(|who| RichText::from(who.label())));
     for metric in METRICS {
         if !all.iter().any(|(other, _, _)| other.key == metric.key) {
             continue;
         }
-        let mut row = vec![Line::from(metric.title)];
+        let mut row = vec![RichText::from(metric.title)];
         for who in &others {
             let found = all
                 .iter()
                 .find(|(other, by, _)| other.key == metric.key && by.name == who.name);
-            row.push(Line::from(
-                found.map_or("–".to_owned(), |(_, _, ratio)| said(metric, *ratio)),
+            row.push(RichText::from(
+                found.map_or("–".to_owned(), |(_, _, ratio)| described(metric, *ratio)),
             ));
         }
         table.rows.push(row);
     }
-    vec![Block::Table(table)]
+    vec![DocBlock::Table(table)]
 }
 
-/// Where others are better, plainly.
-fn better(everyone: &[Contender<'_>]) -> Option<Block> {
+/// Lists the metrics in which a baseline is better than Djinn.
+fn better(everyone: &[Contender<'_>]) -> Option<DocBlock> {
     let (ours, others) = everyone.split_first()?;
-    let all = against(everyone);
+    let all = ratios_to_djinn(everyone);
     let line = |other: &Contender<'_>| {
         let of_other = all
             .iter()
             .filter(|(_, by, ratio)| by.name == other.name && *ratio < 1.0);
         let numbers =
-            of_other.map(|(metric, _, ratio)| (metric.title.to_owned(), said(metric, *ratio)));
+            of_other.map(|(metric, _, ratio)| (metric.title.to_owned(), described(metric, *ratio)));
         let faster = |mine: &PointStats| {
             let theirs = point(other, &mine.series, mine.x)?.median;
             let ratio =
@@ -208,15 +215,15 @@ fn better(everyone: &[Contender<'_>]) -> Option<Block> {
             ))
         };
         let points = ours.summary.points.iter().filter_map(faster);
-        let told = numbers
+        let all = numbers
             .chain(points)
             .filter(|(_, words)| words != "the same");
-        let told: Vec<String> = told
-            .map(|(what, words)| format!("{what} {words}"))
+        let all: Vec<String> = all
+            .map(|(metric, words)| format!("{metric} {words}"))
             .collect();
-        let strong = Line::default().strong(format!("{} is better", other.label()));
-        (!told.is_empty()).then(|| strong.and(format!(" than ours here: {}.", told.join(", "))))
+        let strong = RichText::default().strong(format!("{} is better", other.label()));
+        (!all.is_empty()).then(|| strong.and(format!(" than Djinn in: {}.", all.join(", "))))
     };
-    let lines: Vec<Line> = others.iter().filter_map(line).collect();
-    (!lines.is_empty()).then_some(Block::List(lines))
+    let lines: Vec<RichText> = others.iter().filter_map(line).collect();
+    (!lines.is_empty()).then_some(DocBlock::List(lines))
 }
