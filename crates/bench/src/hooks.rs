@@ -177,23 +177,23 @@ impl HookBench<'_> {
         for round in 0..=self.options.repeat {
             let mut one = [0.0; 4];
             self.run_to_stop()?;
-            one[0] = self.engine.stop_seconds();
+            one[0] = self.engine.pause_seconds();
             one[1] = self.next_block(id, |_| Ok(()))?;
-            self.engine.resume(id)?;
+            self.engine.any_session(id)?.resume()?;
             self.run_to_stop()?;
             self.leave(id)?;
             one[2] = self.next_block(id, |_| Ok(()))?;
-            self.engine.resume(id)?;
+            self.engine.any_session(id)?.resume()?;
             self.run_to_stop()?;
             self.leave(id)?;
             one[3] = self.next_block(id, |engine| {
                 let now = Instant::now();
-                engine.wait(id, Some(now))?;
-                engine.tend(now);
+                engine.any_session(id)?.wait(Some(now))?;
+                engine.maintain(now);
                 engine.paging_stats()?;
                 Ok(())
             })?;
-            self.engine.resume(id)?;
+            self.engine.any_session(id)?.resume()?;
             // The first round warms up.
             if round > 0 {
                 taken.push(one[0]);
@@ -235,14 +235,16 @@ impl HookBench<'_> {
     ) -> Result<f64, BenchError> {
         let start = Instant::now();
         before(self.engine)?;
-        self.engine.go_on_from(id, &[], RunUntil::Hook)?;
+        self.engine
+            .any_session(id)?
+            .resume_with(&[], RunUntil::Hook)?;
         self.run_to_stop()?;
         Ok(start.elapsed().as_secs_f64())
     }
 
     /// Moves all pages of a session to the host.
     fn leave(&mut self, id: SessionId) -> Result<(), BenchError> {
-        self.engine.wait(id, None)?;
+        self.engine.any_session(id)?.wait(None)?;
         self.engine.paging_stats()?;
         Ok(())
     }

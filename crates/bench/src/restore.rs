@@ -90,10 +90,10 @@ fn measure(
         // All pages first: announcing the return prefetches every page before the session resumes.
         leave(engine, id)?;
         let (before, start) = (engine.paging_stats()?, Instant::now());
-        engine.wait(id, Some(start))?;
-        engine.tend(start);
+        engine.any_session(id)?.wait(Some(start))?;
+        engine.maintain(start);
         let back = engine.paging_stats()?.copied_in;
-        engine.resume(id)?;
+        engine.any_session(id)?.resume()?;
         engine.step()?;
         times[3].push(start.elapsed().as_secs_f64());
         times[1].push(back.seconds - before.copied_in.seconds);
@@ -101,7 +101,7 @@ fn measure(
 
         leave(engine, id)?;
         let start = Instant::now();
-        engine.resume(id)?;
+        engine.any_session(id)?.resume()?;
         engine.step()?;
         times[2].push(start.elapsed().as_secs_f64());
     }
@@ -117,7 +117,7 @@ fn measure(
 
 /// Marks the session as waiting and moves all its pages to the host.
 fn leave(engine: &mut Engine, id: SessionId) -> Result<(), BenchError> {
-    engine.wait(id, None)?;
+    engine.any_session(id)?.wait(None)?;
     engine.paging_stats()?;
     Ok(())
 }

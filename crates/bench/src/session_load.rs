@@ -111,7 +111,9 @@ pub fn run(
         while let Some((until, id)) = thinking.pop_if(|(until, _)| *until <= now) {
             let session = active.get_mut(&id).expect("a thinking session is open");
             let turn = &plans[session.number].turns[session.turns - 1];
-            engine.say(id, &turn.answer, turn.output)?;
+            engine
+                .any_session(id)?
+                .append(&turn.answer, turn.output, &[])?;
             (session.since, session.resumed) = (until, true);
         }
         if engine.is_idle() {
@@ -122,7 +124,7 @@ pub fn run(
             let Some(due) = [arrival, next].into_iter().flatten().min() else {
                 break;
             };
-            for lost in engine.tend(now) {
+            for lost in engine.maintain(now) {
                 record(&mut measured, engine, &mut active, plans, &lost);
             }
             thinking.retain(|(_, id)| active.contains_key(id));
@@ -141,7 +143,7 @@ pub fn run(
             if let Some(thought) = thought {
                 let until = Instant::now() + Duration::from_secs_f64(thought);
                 if announce {
-                    engine.wait(id, Some(until))?;
+                    engine.any_session(id)?.wait(Some(until))?;
                 }
                 thinking.push((until, id));
             }
@@ -179,7 +181,7 @@ fn record(
             (_, false) => &mut measured.next,
         };
         times.push(time);
-        if let (true, Some(turn)) = (session.resumed, output.turn) {
+        if let (true, Some(turn)) = (session.resumed, output.scheduled) {
             measured.served.push((now - turn).as_secs_f64());
         }
         session.generated += 1;

@@ -66,7 +66,7 @@ pub fn report(
         "disk": {
             "kv_bytes": blueprint.disk_page_bytes(), "kv_peak_bytes": paged.disk_peak,
         },
-        "shared_tokens": engine.adopted(),
+        "shared_tokens": engine.prefix_tokens_reused(),
         "link_gb_per_s": link, "paged_out": way(paged.copied_out), "paged_back": way(paged.copied_in),
         "spilled": rate(paged.spilled), "fetched": rate(paged.fetched),
         "streamed_bytes": measured.streamed,

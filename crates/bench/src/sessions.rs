@@ -186,7 +186,9 @@ fn check(
                 engine.step()?;
             }
             let Some(turn) = turns.next() else { break };
-            engine.say(id, &turn.answer, turn.output)?;
+            engine
+                .any_session(id)?
+                .append(&turn.answer, turn.output, &[])?;
         }
         let alone = engine.close(id).expect("the session is open").generated;
         let Some(found) = measured.generated.get(&number) else {

@@ -6,7 +6,10 @@ use djinn_types::{DType, Tier};
 
 use djinn_weights::{Packing, weights_dtype};
 
-use crate::{EngineError, Settings};
+use crate::{
+    error::{EngineError, LimitKind},
+    settings::Settings,
+};
 
 /// Element type of a model's keys and values on a backend.
 pub fn kv_dtype(backend: &dyn Backend, program: &Program) -> DType {
@@ -44,18 +47,7 @@ pub(crate) fn check_settings(
     let keys = settings.table_pages().saturating_mul(settings.page_tokens);
     let limits = backend.limits(kv_dtype(backend, program), program.dims.d_head);
     let pattern_keys = settings.probe_limits.pattern_keys;
-    for (what, asked, limit) in [
-        ("rows of a pass on this card", settings.rows, limits.rows),
-        ("keys of such heads on this card", keys, limits.keys),
-        (
-            "keys of a pattern on this card",
-            pattern_keys,
-            limits.pattern_keys,
-        ),
-    ] {
-        if asked > limit {
-            return Err(EngineError::Limit { what, asked, limit });
-        }
-    }
-    Ok(())
+    LimitKind::DeviceRows.check(settings.rows, limits.rows)?;
+    LimitKind::DeviceKeys.check(keys, limits.keys)?;
+    LimitKind::DevicePatternKeys.check(pattern_keys, limits.pattern_keys)
 }

@@ -1,456 +1,527 @@
-//! The engine: a loaded model, its sessions, and the pass that serves them.
+//! The engine: a loaded model, its sessions, and the loop that runs passes over them.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::{Arc, OnceLock},
-    time::Instant,
-};
+use std::{collections::BTreeMap, time::Instant};
 
-use djinn_device::{Backend, Device, DeviceInfo, Event, Stream, View, Weight};
-use djinn_kv::{DiskTier, KvUsage, Pager, PagingStats, PendingPages};
-use djinn_model::{
-    Model,
-    program::{Op, Program, TensorId},
-};
-use djinn_types::Order;
-use djinn_weights::{PassStats, Recorder, Streamer, Timeline};
+use djinn_device::{Backend, DeviceInfo};
+use djinn_kv::{DiskTier, KvUsage, Pager, PagingStats};
+use djinn_model::Model;
+use djinn_types::SessionId;
+use djinn_weights::{PassStats, Timeline};
 
 use crate::{
-    Blueprint, EngineError, Footprint, Output, Quota, SessionId,
-    durability::Journal,
-    executor::batch::Batch,
-    executor::{
-        pass::{Pass, PassResult, upload_ids, upload_numbers},
-        progress::PassProgress,
+    arena::Footprint,
+    blueprint::Blueprint,
+    durability::{
+        Durability,
+        recovery::{RecoveryContext, RestoreScope, Restored},
+        saved_file::SavedFile,
+        saved_session::SavedSession,
+        state_folder::StateFolder,
     },
-    probe::staging::Staging,
-    sampling::sample_outputs::settle,
-    session::Session,
-    session::state::{State, Step},
+    error::EngineError,
+    executor::{Executor, LoadProgress},
+    prefix_cache::{self, PrefixCache},
+    sampling::sample_outputs::sample_outputs,
+    scheduler::{
+        Scheduler, eviction::copy_to_host, ready::BatchLimits, selection::SelectionLimits,
+        spill_policy::SpillPolicy,
+    },
+    session::{
+        Session, lifecycle,
+        output::{Finish, Output, Transcript},
+        quota::Quota,
+        request::Request,
+        residency::Residency,
+        state::Transition,
+        table::Sessions,
+        view::{SessionInfo, SessionView},
+    },
+    session_ref::{self, SessionRef},
 };
 
-/// Rows from which on a pass takes as long as its rows do, and not as its weights.
-const MANY_ROWS: usize = 128;
-
-/// How far loading has come.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadProgress {
-    /// Bytes in place.
-    pub loaded: u64,
-    /// Bytes of all weights that will be.
-    pub total: u64,
-}
-
-/// A model on a device, and its sessions.
+/// A model on a device, with its sessions.
 pub struct Engine {
-    /// First, so that its threads end before what they use.
-    streamer: Box<dyn Streamer>,
-    recorder: Arc<Recorder>,
-    device: Arc<dyn Device>,
-    pub(crate) model: Model,
-    pub(crate) blueprint: Blueprint,
-    pub(crate) pager: Pager,
-    staging: Staging,
-    last_pass: Option<PassStats>,
-    passes: usize,
-    /// Seconds of the host that stops took in the last pass.
-    stop_s: f64,
-    /// Seconds a row takes in a pass of many; 0 until there was one.
-    pub(crate) row_s: f64,
-    pub(crate) sessions: BTreeMap<SessionId, Session>,
-    /// Where the first in the order of sessions stood last.
-    pub(crate) clock: u64,
-    pub(crate) next_id: u64,
-    /// What tells the model from others, once somebody asked.
-    pub(crate) identity: OnceLock<String>,
-    /// What sessions are to be told with the next pass.
-    pub(crate) untold: Vec<Output>,
-    /// Why the disk takes no more pages, once it does not, and why it last did not.
-    pub(crate) disk_failure: Option<String>,
-    pub(crate) last_failure: Option<String>,
-    /// Tokens that sessions did not compute because others had.
-    pub(crate) adopted: usize,
-    pub(crate) quota: Quota,
-    /// Of owners who have their own.
-    pub(crate) quotas: BTreeMap<String, Quota>,
-    /// Where sessions are written down, if they are.
-    pub(crate) journal: Option<Journal>,
-    /// Steps in a row in which nobody could run.
-    stuck: usize,
+    /// Runs passes. First, so that its threads end before the memory that they use is freed.
+    executor: Executor,
+    model: Model,
+    blueprint: Blueprint,
+    pager: Pager,
+    sessions: Sessions,
+    scheduler: Scheduler,
+    prefix_cache: PrefixCache,
+    durability: Durability,
+    /// Outputs that the next step returns.
+    deferred: Vec<Output>,
 }
 
 impl Engine {
-    /// Takes the slab of a blueprint and brings in the weights that stay.
+    /// Allocates the memory of a blueprint on the device and loads the resident weights.
     pub fn load(
         model: Model,
         backend: &dyn Backend,
         blueprint: Blueprint,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, EngineError> {
-        blueprint.check(backend)?;
-        let device = backend.open(blueprint.footprint().slab(), blueprint.pass_limits())?;
-        let weights = blueprint.weights();
-        let recorder = Arc::new(Recorder::new(weights.labels()));
-        let mut streamer = djinn_weights::start(weights, &device, &model.weights, &recorder)?;
-        let total = weights.load_bytes();
-        streamer.load(weights, &mut |loaded| {
-            progress(LoadProgress { loaded, total });
-        })?;
-        device.release_staging();
-        for weight in expected(&model.program) {
-            device.warm_up(weight)?;
-        }
-        let arena = &blueprint.arena;
-        if let Some(rope) = &model.program.rope {
-            upload_numbers(&*device, arena.frequencies, &rope.frequencies)?;
-        }
-        let numbers: Vec<i32> = (0..arena.row_numbers.rows as i32).collect();
-        upload_ids(&*device, arena.row_numbers, &numbers)?;
-        let blocks = model.program.dims.blocks;
-        let settings = &blueprint.settings;
+        let executor = Executor::load(&model, backend, &blueprint, progress)?;
+        let settings = blueprint.settings();
         let disk = blueprint.spill.clone().map(|folder| DiskTier {
             folder,
             pages: settings.disk_pages,
         });
+        let (device, kv) = (executor.device(), blueprint.arena.kv(0));
+        let blocks = model.program.dims.blocks;
+        let pager = Pager::new(device, kv, blocks, settings.host_pages, disk)?;
+        let ring = &blueprint.plan().ring;
+        let limits = SelectionLimits {
+            pass: BatchLimits {
+                sessions: settings.sessions,
+                rows: settings.rows,
+                lens_rows: settings.probe_limits.lens_rows,
+            },
+            streamed_bytes: ring.streamed_bytes(),
+            page_bytes: blueprint.page_bytes(),
+            streams: !ring.slots.is_empty(),
+        };
         Ok(Engine {
-            pager: Pager::new(&device, arena.kv(0), blocks, settings.host_pages, disk)?,
-            staging: Staging::default(),
-            streamer,
-            recorder,
-            device,
+            executor,
+            scheduler: Scheduler::new(limits, SpillPolicy::new(settings, &pager)),
             model,
             blueprint,
-            sessions: BTreeMap::new(),
-            clock: 0,
-            next_id: 0,
-            identity: OnceLock::new(),
-            last_pass: None,
-            passes: 0,
-            stop_s: 0.0,
-            row_s: 0.0,
-            untold: Vec::new(),
-            disk_failure: None,
-            last_failure: None,
-            adopted: 0,
-            quota: Quota::default(),
-            quotas: BTreeMap::new(),
-            journal: None,
-            stuck: 0,
+            pager,
+            sessions: Sessions::default(),
+            prefix_cache: PrefixCache::default(),
+            durability: Durability::default(),
+            deferred: Vec::new(),
         })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// The device.
+    /// Returns a description of the device.
     pub fn device(&self) -> DeviceInfo {
-        self.device.info()
+        self.executor.device().info()
     }
 
-    /// Where the slab's bytes went.
+    /// Returns how the device memory is used.
     pub fn footprint(&self) -> Footprint {
         self.blueprint.footprint()
     }
 
-    /// What was decided before loading.
+    /// Returns the memory layout that the engine was loaded with.
     pub fn blueprint(&self) -> &Blueprint {
         &self.blueprint
     }
 
-    /// The number that the next session will have.
+    /// Returns the id that the next session gets.
     pub fn next_session(&self) -> SessionId {
-        SessionId(self.next_id)
+        self.sessions.next_id()
     }
 
-    /// How many passes there were.
+    /// Returns the number of passes so far.
     pub fn passes(&self) -> usize {
-        self.passes
+        self.executor.passes()
     }
 
-    /// What the last pass cost.
+    /// Returns the statistics of the last pass.
     pub fn last_pass(&self) -> Option<PassStats> {
-        self.last_pass
+        self.executor.last_pass()
     }
 
-    /// Seconds of the host that went, in the last pass, into what sessions which stopped need
-    /// to go on.
-    pub fn stop_seconds(&self) -> f64 {
-        self.stop_s
+    /// Returns the host time in seconds that the last pass spent on saving paused sessions.
+    pub fn pause_seconds(&self) -> f64 {
+        self.executor.pause_seconds()
     }
 
-    /// Keeps a record of copies, waits and products from now on.
+    /// Starts recording copies, waits and computation.
     pub fn record(&self) {
-        self.recorder.turn_on();
+        self.executor.recorder().turn_on();
     }
 
-    /// The record.
+    /// Returns the recording so far.
     pub fn timeline(&self) -> Timeline {
-        self.recorder.timeline()
+        self.executor.recorder().timeline()
     }
 
-    /// Ends the record and gives it.
+    /// Stops the recording and returns it.
     pub fn end_record(&self) -> Timeline {
-        self.recorder.turn_off()
+        self.executor.recorder().turn_off()
     }
 
-    /// What pages of KV went to host memory and came back; waits for those under way.
+    /// Returns the traffic of KV pages between tiers; waits for copies in flight.
     pub fn paging_stats(&mut self) -> Result<PagingStats, EngineError> {
         Ok(self.pager.stats()?)
     }
 
-    /// Pages of KV in each tier.
+    /// Returns the number of KV pages in each tier.
     pub fn kv_usage(&self) -> KvUsage {
         self.pager.usage()
     }
 
-    /// Whether no session can run: none has tokens to run, or those that have wait for room
-    /// that sessions hold which wait themselves.
+    /// Returns the number of tokens that were not computed because the prefix cache had them.
+    pub fn prefix_tokens_reused(&self) -> usize {
+        self.prefix_cache.reused()
+    }
+
+    /// Whether no session can run: none has tokens to run, or all that have wait for KV memory.
     pub fn is_idle(&self) -> bool {
-        !self.can_run()
+        !self.scheduler.can_run(&self.sessions, &self.pager)
     }
 
-    /// Panics unless pages and sessions agree.
+    /// Checks that pages and sessions agree.
+    ///
+    /// # Panics
+    /// Panics if they do not.
     pub fn check_integrity(&self) {
-        self.pager
-            .pages()
-            .check_integrity(self.sessions.values().map(|s| &s.pages));
-        self.streamer.check_integrity();
+        let tables = self.sessions.iter().map(|session| &session.pages);
+        self.pager.pages().check_integrity(tables);
+        self.executor.check_integrity();
     }
 
-    /// Runs one pass over the ready sessions whose turn it is, all of them where there is
-    /// room. Where it fails, those sessions are over: half a pass may already have been
-    /// captured, and must not be captured again. A session whose pages could not be moved
-    /// is over too, and told so; the others go on.
+    /// Sets the quota of owners that have none of their own.
+    pub fn set_quota(&mut self, quota: Quota) {
+        self.sessions.set_quota(quota);
+    }
+
+    /// Sets the quota of one owner; `None` returns the owner to the general quota.
+    pub fn set_quota_of(&mut self, owner: &str, quota: Option<Quota>) {
+        self.sessions.quotas.set(owner, quota);
+    }
+
+    /// Opens a session. It runs as soon as the scheduler chooses it.
+    pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
+        self.durability.compact(&mut self.sessions);
+        request.check_probe(&self.model.program)?;
+        let (id, settings) = (self.sessions.next_id(), self.blueprint.settings());
+        self.sessions.check_count(settings.open)?;
+        let virtual_time = self.scheduler.virtual_time();
+        let mut session = lifecycle::create(&self.model, settings, request, id, virtual_time)?;
+        self.sessions
+            .check_quota(&session.owner, session.pages_most)?;
+        self.durability.commit_opened(&mut session)?;
+        self.sessions.insert(session);
+        Ok(id)
+    }
+
+    /// Returns the handle of a session. Another owner's session is reported as not open.
+    pub fn session(&mut self, owner: &str, id: SessionId) -> Result<SessionRef<'_>, EngineError> {
+        let session = self.sessions.find(id);
+        match session.is_some_and(|session| session.owner == owner) {
+            true => self.any_session(id),
+            false => Err(EngineError::NoSession(id)),
+        }
+    }
+
+    /// Returns the handle of a session of any owner.
+    pub fn any_session(&mut self, id: SessionId) -> Result<SessionRef<'_>, EngineError> {
+        self.sessions.get(id)?;
+        self.durability.compact(&mut self.sessions);
+        Ok(SessionRef {
+            id,
+            model: &self.model,
+            blueprint: &self.blueprint,
+            scheduler: &self.scheduler,
+            durability: &mut self.durability,
+            residency: Residency {
+                sessions: &mut self.sessions,
+                pager: &mut self.pager,
+                running: &[],
+                deferred: &mut self.deferred,
+            },
+        })
+    }
+
+    /// Returns a read-only view of a session of any owner, if it is open.
+    pub fn view(&self, id: SessionId) -> Option<SessionView<'_>> {
+        let session = self.sessions.find(id)?;
+        Some(SessionView::new(session, &self.model, &self.pager))
+    }
+
+    /// Closes a session of any owner and returns its transcript, if it is open.
+    pub fn close(&mut self, id: SessionId) -> Option<Transcript> {
+        Some(self.any_session(id).ok()?.close())
+    }
+
+    /// Returns summaries of all sessions, or of one owner's.
+    pub fn list(&self, owner: Option<&str>) -> Vec<SessionInfo> {
+        let wanted = |session: &&Session| owner.is_none_or(|owner| session.owner == owner);
+        let info = |session| SessionView::new(session, &self.model, &self.pager).info();
+        self.sessions.iter().filter(wanted).map(info).collect()
+    }
+
+    /// Writes sessions to a folder from now on, and restores those of the folder that are in
+    /// scope. Must be called before the first session is opened.
+    ///
+    /// # Panics
+    /// Panics if a session is open.
+    pub fn attach_state(
+        &mut self,
+        mut folder: StateFolder,
+        scope: RestoreScope,
+    ) -> Result<Restored, EngineError> {
+        assert!(self.sessions.is_empty(), "attach_state after a session");
+        folder.claim(self.durability.identity(&self.model)?)?;
+        if let RestoreScope::One(id) = scope {
+            folder.get(id)?;
+        }
+        let mut restored = Restored {
+            torn: folder.torn(),
+            ..Restored::default()
+        };
+        let mut parked = BTreeMap::new();
+        let (saved, next_id) = folder.take_sessions();
+        for (number, saved) in saved {
+            let id = SessionId(number);
+            if !scope.includes(id) {
+                parked.insert(number, saved);
+                continue;
+            }
+            match self.restore(&saved) {
+                Ok(()) => restored.sessions.push(id),
+                Err(error) => {
+                    restored.refused.push((id, error));
+                    parked.insert(number, saved);
+                }
+            }
+        }
+        self.sessions.reserve_ids(next_id);
+        self.durability.attach(&self.model, folder, parked)?;
+        Ok(restored)
+    }
+
+    /// Imports a session of a file under a new id. A kept session that was running waits.
+    pub fn import(&mut self, file: SavedFile, owner: &str) -> Result<SessionId, EngineError> {
+        self.durability.compact(&mut self.sessions);
+        let identity = self.durability.identity(&self.model)?;
+        identity.check(&file.model_identity())?;
+        let id = self.sessions.next_id();
+        let saved = file.session.imported(id.0, owner.to_owned());
+        let pages = self.blueprint.settings().table_pages();
+        self.sessions.check_quota(owner, pages)?;
+        self.restore(&saved)?;
+        if let Err(error) = self.durability.commit_imported(saved) {
+            self.sessions.remove(id);
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    /// Opens a saved session, with nothing computed yet.
+    fn restore(&mut self, saved: &SavedSession) -> Result<(), EngineError> {
+        let context = RecoveryContext {
+            model: &self.model,
+            settings: self.blueprint.settings(),
+            stops: &self.blueprint.stops,
+            virtual_time: self.scheduler.virtual_time(),
+        };
+        let session = context.restore(saved)?;
+        self.sessions.check_count(context.settings.open)?;
+        self.sessions.insert(session);
+        Ok(())
+    }
+
+    /// Does what is due at `now` without running a pass: ends sessions whose deadline or lease
+    /// is over, moves pages between tiers, and prefetches sessions that are expected soon.
+    /// Passes do the same, so this is for idle engines. Returns the outputs of sessions that
+    /// ended.
+    pub fn maintain(&mut self, now: Instant) -> Vec<Output> {
+        let mut outputs = self.apply_time(now);
+        let (scheduler, mut residency) = self.scheduling();
+        outputs.extend(scheduler.spill.start_transfers(&mut residency, now));
+        self.write_outputs(&mut outputs);
+        outputs
+    }
+
+    /// Runs one pass over the sessions that the scheduler selects. If the pass fails, its
+    /// sessions end, because some of their captures may have been taken and must not be taken
+    /// twice. A session whose pages could not be moved ends too; the others continue.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
         self.step_with(&mut |_| {})
     }
 
-    /// The same, calling `meanwhile` again and again while a device that works by itself does: what
-    /// cannot wait for the end of a pass need not.
+    /// Runs one pass as [`step`](Self::step) does, and calls `meanwhile` again and again while
+    /// the device computes, for work that cannot wait for the end of the pass.
     pub fn step_with(
         &mut self,
         meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
     ) -> Result<Vec<Output>, EngineError> {
-        let mut outputs = self.advance(meanwhile)?;
-        self.write_down(&mut outputs);
-        Ok(outputs)
-    }
-
-    /// One pass, and what is told of it.
-    fn advance(
-        &mut self,
-        meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
-    ) -> Result<Vec<Output>, EngineError> {
         let now = Instant::now();
-        let mut outputs = self.look_after(now);
-        self.admit();
-        self.adopt();
-        let turn = self.make_ready(now);
-        outputs.extend(turn.lost);
-        outputs.extend(self.work_on_disk(now));
-        if turn.run.is_empty() {
+        let mut outputs = self.apply_time(now);
+        self.scheduler.admit(&mut self.sessions, &self.pager);
+        self.prefix_cache
+            .lookup(&mut self.sessions, &mut self.pager);
+        let (scheduler, mut residency) = self.scheduling();
+        let selection = scheduler.select(&mut residency, now);
+        outputs.extend(selection.lost);
+        outputs.extend(scheduler.spill.start_transfers(&mut residency, now));
+        if selection.run.is_empty() {
             if outputs.is_empty() {
-                outputs = self.wait_for_disk();
+                outputs = scheduler.wait_for_pages(&mut residency);
             }
-            return Ok(outputs);
-        }
-        self.stuck = 0;
-        match self.run_pass(&turn.run, meanwhile) {
-            Ok(more) => outputs.extend(more),
-            Err(error) => {
-                self.streamer.abort_pass();
-                self.pager.drain();
-                outputs.extend(turn.run.iter().map(|&(id, _)| self.fail(id, &error)));
-                self.write_down(&mut outputs);
-                let told = |output: &Output| !turn.run.iter().any(|(id, _)| *id == output.session);
-                self.untold.extend(outputs.into_iter().filter(told));
-                return Err(error);
+        } else {
+            match self.run_pass(&selection.run, meanwhile) {
+                Ok(more) => outputs.extend(more),
+                Err(error) => return Err(self.fail_pass(&selection.run, outputs, error)),
             }
         }
-        for output in &mut outputs {
-            let session = self.sessions.get(&output.session);
-            let is_running = session.is_some_and(|session| session.state == State::Running);
-            if let (Some(finish), true) = (output.finish, is_running) {
-                output.finish = Some(self.end_turn(output.session, finish));
-            }
-            if output.paused.is_some() && is_running {
-                self.pause(output.session);
-            }
-        }
-        for &(id, _) in &turn.run {
-            // The others' turns are over.
-            let _ = self.session(id).take(Step::Pass);
-        }
+        self.write_outputs(&mut outputs);
         Ok(outputs)
     }
 
-    /// Notes what a row of a pass of many takes.
-    fn note_row_time(&mut self) {
-        if let Some(pass) = self.last_pass
-            && pass.rows >= MANY_ROWS
-        {
-            self.row_s = pass.seconds / pass.rows as f64;
-        }
+    /// Splits off what scheduling reads and changes.
+    fn scheduling(&mut self) -> (&mut Scheduler, Residency<'_>) {
+        let residency = Residency {
+            sessions: &mut self.sessions,
+            pager: &mut self.pager,
+            running: &[],
+            deferred: &mut self.deferred,
+        };
+        (&mut self.scheduler, residency)
     }
 
-    /// Nobody runs: waits until a page arrives that somebody needs, or makes room for the
-    /// others where the disk takes none.
-    fn wait_for_disk(&mut self) -> Vec<Output> {
-        if self.pager.disk_transfers_in_flight() > 0 {
-            return self.take_from_disk(true);
-        }
-        // What the disk has already goes there at once, and makes room for the next time.
-        self.stuck += usize::from(self.sessions.values().any(Session::is_ready));
-        match self.stuck {
-            0..=2 => Vec::new(),
-            _ => self.give_way().into_iter().collect(),
-        }
+    /// Returns the deferred outputs of sessions that are still open, and those of sessions that
+    /// end because of the time.
+    fn apply_time(&mut self, now: Instant) -> Vec<Output> {
+        self.durability.compact(&mut self.sessions);
+        let mut outputs = std::mem::take(&mut self.deferred);
+        outputs.retain(|output| self.sessions.find(output.session).is_some());
+        let (scheduler, mut residency) = self.scheduling();
+        outputs.extend(scheduler.apply_time(&mut residency, now));
+        outputs
     }
 
-    /// Runs so many tokens of these sessions, whose pages are there.
+    /// Runs tokens of these sessions, whose pages are on the device or in transit.
     fn run_pass(
         &mut self,
         run: &[(SessionId, usize)],
         meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
     ) -> Result<Vec<Output>, EngineError> {
-        let mut members = members(&mut self.sessions, run);
-        for session in &mut members {
-            session.take(Step::Run)?;
+        let rows: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
+        let mut members = self.sessions.take_members(run.iter().map(|(id, _)| *id));
+        let computed: Vec<usize> = members.iter().map(|member| member.computed).collect();
+        let (sessions, durability) = (&mut self.sessions, &mut self.durability);
+        let (deferred, policy) = (&mut self.deferred, &self.scheduler.spill);
+        let mut during = |pager: &mut Pager, running: &[Session]| {
+            let residency = Residency {
+                sessions: &mut *sessions,
+                pager,
+                running,
+                deferred: &mut *deferred,
+            };
+            meanwhile(&mut DuringPass {
+                residency,
+                policy,
+                durability: &mut *durability,
+            });
+        };
+        let (model, blueprint) = (&self.model, &self.blueprint);
+        let (executor, pager) = (&mut self.executor, &mut self.pager);
+        let ran = executor.run_pass(model, blueprint, pager, &mut members, &rows, &mut during);
+        let outputs = ran.map(|result| {
+            let outputs = sample_outputs(&mut members, &rows, result);
+            for (member, before) in members.iter_mut().zip(computed) {
+                prefix_cache::insert(member, &mut self.pager, before);
+            }
+            outputs
+        });
+        self.sessions.put_back(members);
+        let mut outputs = outputs?;
+        if let Some(pass) = self.executor.last_pass() {
+            self.scheduler.note_pass(pass.rows, pass.seconds);
         }
-        let shares: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
-        let settings = &self.blueprint.settings;
-        let tables = members.iter().map(|session| &session.pages);
-        let arrivals = self.pager.pending(tables)?;
-        let batch = Batch::new(&members, &shares, settings, self.pager.pages());
-        let before: Vec<usize> = members.iter().map(|member| member.computed).collect();
-        self.pager.begin_pass()?;
-        let ran = self.compute(run, &batch, &arrivals, meanwhile);
-        self.pager.end_pass();
-        self.staging.clear();
-        let PassResult {
-            last,
-            stopped,
-            stop_s,
-        } = ran?;
-        self.stop_s = stop_s;
-        self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
-        self.passes += 1;
-        let mut members = self::members(&mut self.sessions, run);
-        for (member, (session, rows)) in members.iter_mut().zip(&shares).enumerate() {
-            session.ran(*rows, stopped.contains(&member));
-        }
-        let outputs = settle(&mut members, last, &stopped);
-        self.note_row_time();
-        for (&(id, _), computed) in run.iter().zip(before) {
-            self.publish(id, computed);
+        self.end_turns(&mut outputs);
+        for &(id, _) in run {
+            // Members that paused or ended have left the running state already.
+            let _ = self.sessions.known_mut(id).apply(Transition::EndPass);
         }
         Ok(outputs)
     }
 
-    /// Has the device do it, and reads what it came to.
-    fn compute(
-        &mut self,
-        run: &[(SessionId, usize)],
-        batch: &Batch,
-        arrivals: &PendingPages<Event>,
-        meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
-    ) -> Result<PassResult, EngineError> {
-        let progress = self.pass(run, batch, arrivals, PassProgress::default(), |pass| {
-            pass.begin()?;
-            Ok(std::mem::take(&mut pass.progress))
-        })?;
-        let end = self.device.record(Stream::Compute)?;
-        while !self.device.is_past(&end)? {
-            meanwhile(&mut DuringPass { engine: self });
+    /// Ends the turns that outputs report as finished: a kept session waits, another one ends.
+    fn end_turns(&mut self, outputs: &mut [Output]) {
+        let (scheduler, mut residency) = self.scheduling();
+        for output in outputs {
+            let id = output.session;
+            let session = residency.sessions.known_mut(id);
+            let (Some(finish), true) = (output.finish, session.state.is_running()) else {
+                continue;
+            };
+            let is_turn_end = matches!(finish, Finish::Length | Finish::Eos | Finish::Stop);
+            if session.keep && is_turn_end {
+                let ended = session.apply(Transition::EndTurn);
+                ended.expect("the session ran in this pass");
+                session.lifetime.touch();
+                copy_to_host(&mut residency, &scheduler.spill, id);
+            } else {
+                residency.end(id, finish, None);
+            }
         }
-        // By name it would be of one lifetime alone.
-        #[allow(clippy::redundant_closure_for_method_calls)]
-        self.pass(run, batch, arrivals, progress, |pass| pass.end())
     }
 
-    /// A pass, or the rest of one.
-    fn pass<T>(
+    /// Ends the sessions of a failed pass. The next step returns the outputs of other sessions;
+    /// the members' ends are reported by the error.
+    fn fail_pass(
         &mut self,
         run: &[(SessionId, usize)],
-        batch: &Batch,
-        arrivals: &PendingPages<Event>,
-        progress: PassProgress,
-        work: impl FnOnce(&mut Pass<'_, '_>) -> Result<T, EngineError>,
-    ) -> Result<T, EngineError> {
-        let mut members = members(&mut self.sessions, run);
-        let arena = &self.blueprint.arena;
-        work(&mut Pass {
-            device: &*self.device,
-            program: &self.model.program,
-            blueprint: &self.blueprint,
-            ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
-            arena,
-            streamer: &mut *self.streamer,
-            staging: &mut self.staging,
-            members: &mut members,
-            batch,
-            arrivals,
-            recording: self.recorder.is_on(),
-            progress,
-        })
+        mut outputs: Vec<Output>,
+        error: EngineError,
+    ) -> EngineError {
+        self.executor.abort_pass();
+        self.pager.drain();
+        let (_, mut residency) = self.scheduling();
+        outputs.extend(run.iter().map(|&(id, _)| residency.fail(id, &error)));
+        self.write_outputs(&mut outputs);
+        let is_other = |output: &Output| !run.iter().any(|(id, _)| *id == output.session);
+        self.deferred.extend(outputs.into_iter().filter(is_other));
+        error
+    }
+
+    /// Writes outputs to the log before they are returned. A session whose end cannot be written
+    /// fails; the log keeps what it has of the session.
+    fn write_outputs(&mut self, outputs: &mut [Output]) {
+        let failed = self.durability.write_outputs(outputs, &mut self.sessions);
+        let (_, mut residency) = self.scheduling();
+        for (id, error) in failed {
+            let output = outputs.iter_mut().find(|output| output.session == id);
+            let output = output.expect("the session has an output");
+            if output.failure.is_none() {
+                let failed = residency.fail(id, &error);
+                (output.finish, output.failure) = (failed.finish, failed.failure);
+                output.paused = None;
+            }
+        }
     }
 }
 
-/// The sessions of a pass, in its order.
-fn members<'s>(
-    sessions: &'s mut BTreeMap<SessionId, Session>,
-    run: &[(SessionId, usize)],
-) -> Vec<&'s mut Session> {
-    let order: BTreeMap<SessionId, usize> = run.iter().map(|(id, _)| *id).zip(0..).collect();
-    let running = |session: &&mut Session| order.contains_key(&session.id);
-    let mut members: Vec<&mut Session> = sessions.values_mut().filter(running).collect();
-    members.sort_by_key(|session| order[&session.id]);
-    members
-}
-
-/// An engine in the middle of a pass.
+/// Access to the engine while the device computes a pass.
 pub struct DuringPass<'e> {
-    engine: &'e mut Engine,
+    residency: Residency<'e>,
+    policy: &'e SpillPolicy,
+    durability: &'e mut Durability,
 }
 
 impl DuringPass<'_> {
-    /// [`Engine::wait`], of one who is not in the pass: its pages begin to move at once, beside what
-    /// computes. Nothing where it is; then it has to be asked again when the pass is over.
+    /// Lets a session wait for its owner, as [`SessionRef::wait`] does; its pages move while the
+    /// pass computes. Returns `None` if the session runs in the pass: then call
+    /// [`SessionRef::wait`] after the pass.
     pub fn wait(
         &mut self,
         owner: &str,
         id: SessionId,
         expected: Option<Instant>,
     ) -> Option<Result<(), EngineError>> {
-        match self.engine.state_of(id) {
-            Some("running") => None,
-            _ => Some(self.engine.as_owner(owner).wait(id, expected)),
+        let residency = &mut self.residency;
+        if residency.running.iter().any(|member| member.id == id) {
+            return None;
         }
-    }
-}
-
-/// The shapes of every product, each once and without its place: blocks are alike.
-fn expected(program: &Program) -> HashSet<Weight> {
-    let weight = |id: TensorId, order: Order| {
-        let tensor = program.tensor(id);
-        let (rows, cols) = tensor.matrix();
-        let view = View::new(0, tensor.dtype, rows, cols);
-        Weight { view, order }
-    };
-    let mut all = HashSet::new();
-    for op in program.ops() {
-        match op {
-            Op::Linear {
-                weight: id, order, ..
-            } => all.extend([weight(*id, *order)]),
-            Op::Experts { experts, .. } => {
-                let matrices = experts.iter().flat_map(|e| [e.gate, e.up, e.down]);
-                all.extend(matrices.map(|id| weight(id, Order::OutIn)));
-            }
-            _ => {}
+        let session = residency.sessions.find(id);
+        if session.is_none_or(|session| session.owner != owner) {
+            return Some(Err(EngineError::NoSession(id)));
         }
+        let (policy, durability) = (self.policy, &mut *self.durability);
+        let waits = session_ref::wait(residency, policy, durability, id, expected);
+        Some(waits)
     }
-    all
 }

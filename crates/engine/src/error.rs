@@ -1,246 +1,399 @@
-//! What can go wrong between a request and its tokens.
+//! Errors of the engine.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use djinn_device::DeviceError;
 use djinn_kv::{KvError, OutOfPages, SpillError};
-use djinn_memory::Size;
 use djinn_model::hook::HookError;
-
+use djinn_types::{SessionId, Size};
+use djinn_wal::WalError;
 use djinn_weights::{PlanError, WeightsError};
 
-use crate::SessionId;
+use crate::session::status::SessionStatus;
 
-/// An edit, a breakpoint or a capture that cannot be read as it is written.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} '{text}': {reason}")]
-pub struct ParseError {
-    what: &'static str,
-    text: String,
-    reason: String,
+/// Kind of text that a [`ParseError`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParsedText {
+    /// An edit, such as `blocks.3.hook_resid_post:scale=0.9`.
+    Edit,
+    /// A breakpoint, such as `blocks.3.hook_resid_post@generated`.
+    Breakpoint,
+    /// A capture, such as `blocks.3.hook_resid_post|norm`.
+    Capture,
 }
 
-impl ParseError {
-    pub(crate) fn new(what: &'static str, text: &str, reason: String) -> Self {
-        let text = text.to_owned();
-        ParseError { what, text, reason }
+impl fmt::Display for ParsedText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ParsedText::Edit => "edit",
+            ParsedText::Breakpoint => "breakpoint",
+            ParsedText::Capture => "capture",
+        })
     }
 }
 
-/// Why the engine did not do what was asked.
+/// Error of an edit, breakpoint or capture whose text is malformed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid {kind} '{text}': {reason}")]
+pub struct ParseError {
+    /// Kind of the text.
+    pub kind: ParsedText,
+    /// Text as it was given.
+    pub text: String,
+    /// What is wrong with the text.
+    pub reason: String,
+}
+
+impl ParseError {
+    pub(crate) fn new(kind: ParsedText, text: &str, reason: String) -> Self {
+        let text = text.to_owned();
+        ParseError { kind, text, reason }
+    }
+}
+
+/// Limit of an engine that a request exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitKind {
+    /// Number of open sessions.
+    Sessions,
+    /// Positions of a session.
+    Context,
+    /// Positions of a session, as the model limits them.
+    ModelContext,
+    /// Rows through the head in one pass.
+    HeadRows,
+    /// Rows of one pass.
+    PassRows,
+    /// Rows of one pass, as the device limits them.
+    DeviceRows,
+    /// Keys of an attention head, as the device limits them.
+    DeviceKeys,
+    /// Keys of an attention pattern, as the device limits them.
+    DevicePatternKeys,
+    /// Keys of an attention pattern that is captured or edited.
+    PatternKeys,
+    /// Width of the operand of an edit.
+    OperandWidth,
+    /// Width of a captured part of a hook.
+    CaptureWidth,
+    /// Numbers that a capture reduces a row to.
+    ReducedWidth,
+    /// Rows of the logit lens in one pass.
+    LensRows,
+}
+
+impl LimitKind {
+    /// Refuses a request beyond the limit.
+    pub(crate) fn check(self, asked: usize, limit: usize) -> Result<(), EngineError> {
+        match asked > limit {
+            true => Err(EngineError::Limit {
+                kind: self,
+                asked,
+                limit,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Describes a request of `asked` where only `limit` are allowed.
+    fn describe(self, asked: usize, limit: usize) -> String {
+        match self {
+            LimitKind::Sessions => format!(
+                "too many open sessions (limit {limit}); close some, retry later or raise \
+                 --sessions"
+            ),
+            LimitKind::Context => format!(
+                "prompt plus max_tokens is {asked} tokens, but the context is {limit} (raise it \
+                 with --context)"
+            ),
+            LimitKind::ModelContext => {
+                format!("a context of {asked} tokens exceeds the model's limit of {limit}")
+            }
+            LimitKind::HeadRows => format!(
+                "captures or breakpoints at ln_final or logits need {asked} rows of logits in one \
+                 pass, but the limit is {limit}; select fewer positions"
+            ),
+            LimitKind::PassRows => format!(
+                "{asked} tokens must run in one pass, but a pass has {limit} rows; raise --rows"
+            ),
+            LimitKind::DeviceRows => {
+                format!("{asked} rows in one pass exceed the device's limit of {limit}")
+            }
+            LimitKind::DeviceKeys => format!(
+                "a context of {asked} tokens exceeds the device's limit of {limit} for heads of \
+                 this size; lower --context"
+            ),
+            LimitKind::DevicePatternKeys => format!(
+                "attention patterns over {asked} tokens exceed the device's limit of {limit}; \
+                 lower --context"
+            ),
+            LimitKind::PatternKeys => format!(
+                "attention patterns over {asked} tokens were requested, but the engine has room \
+                 for {limit}"
+            ),
+            LimitKind::OperandWidth => format!(
+                "the operand of an edit has {asked} elements, but the engine has room for {limit}"
+            ),
+            LimitKind::CaptureWidth => format!(
+                "a capture of {asked} elements per row was requested, but the engine has room for \
+                 {limit}"
+            ),
+            LimitKind::ReducedWidth => format!(
+                "a capture reduces rows to {asked} numbers, but the engine has room for {limit}"
+            ),
+            LimitKind::LensRows => format!(
+                "the logit lens was requested for {asked} rows of one pass, but the limit is \
+                 {limit}; select fewer hooks or positions"
+            ),
+        }
+    }
+}
+
+/// Quota of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuotaKind {
+    /// Number of open sessions.
+    Sessions,
+    /// Number of KV pages that the open sessions may need.
+    Pages,
+}
+
+impl fmt::Display for QuotaKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            QuotaKind::Sessions => "sessions",
+            QuotaKind::Pages => "KV pages",
+        })
+    }
+}
+
+/// Error of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A hook that is not there.
+    /// The model has no such hook.
     #[error(transparent)]
     Hook(#[from] HookError),
-    /// An edit that does not fit the model or the request.
+    /// An edit does not fit the model or the request.
     #[error("edit at '{hook}': {reason}")]
     Edit {
-        /// Where.
+        /// Name of the hook.
         hook: String,
-        /// Why not.
+        /// What does not fit.
         reason: String,
     },
-    /// Something written that cannot be read.
+    /// An edit, breakpoint or capture is malformed.
     #[error(transparent)]
     Parse(#[from] ParseError),
-    /// A capture that does not fit the model.
+    /// A capture does not fit the model.
     #[error("capture at '{hook}': {reason}")]
     Capture {
-        /// Where.
+        /// Name of the hook.
         hook: String,
-        /// Why not.
+        /// What does not fit.
         reason: String,
     },
-    /// A hook at which a pass cannot stop.
+    /// Sessions cannot pause at this hook.
     #[error(
-        "a session cannot stop at '{0}': a pattern is taken apart only for whoever reads it; \
-         stop at attn.hook_z instead"
+        "sessions cannot pause at '{0}': attention patterns exist only while they are captured; \
+         pause at attn.hook_z instead"
     )]
     NoStop(String),
-    /// A session whose activation was not kept over a restart.
+    /// The activations of a paused session were lost with a restart.
     #[error(
-        "session {} was taken back from its folder and has not come to its hook again: run it \
-         there first (Engine::recall)",
+        "session {} was restored without its activations; run it to its hook again first \
+         (recall)",
         .0.0
     )]
-    NotThere(SessionId),
-    /// Nothing to start from.
-    #[error("the prompt is empty: a session needs at least one token")]
+    NotRecalled(SessionId),
+    /// The prompt is empty.
+    #[error("the prompt is empty; a session needs at least one token")]
     EmptyPrompt,
-    /// A token the model does not have.
-    #[error("token id {token} at position {position} is beyond the vocabulary of {vocab}")]
+    /// A token is not in the vocabulary.
+    #[error("token id {token} at position {position} is outside the vocabulary of {vocab} tokens")]
     UnknownToken {
-        /// The id.
+        /// Id of the token.
         token: u32,
-        /// Where it stood.
+        /// Position of the token in the input.
         position: usize,
-        /// Ids there are.
+        /// Number of tokens in the vocabulary.
         vocab: usize,
     },
-    /// More positions than the model has.
-    #[error("the prompt has {prompt} tokens, the model's context {context}: shorten it")]
+    /// The input does not fit in the context.
+    #[error("the prompt has {prompt} tokens, but the context is {context}; shorten the prompt")]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Number of tokens of the session with the input.
         prompt: usize,
-        /// Positions there are.
+        /// Maximum number of positions.
         context: usize,
     },
-    /// No room for another session's KV.
-    #[error("no memory for the session's KV: {0}")]
+    /// The KV cache has too few pages for the session.
+    #[error("not enough KV memory for the session: {0}")]
     OutOfPages(#[from] OutOfPages),
-    /// No room for the KV of sessions that hold some already.
-    #[error("no memory for the session's KV, neither on the host nor on disk: {0}")]
+    /// Host memory and disk have no room for the KV pages of open sessions.
+    #[error("not enough KV memory in host memory and on disk: {0}")]
     NoRoom(String),
-    /// No room for another session that goes on from this one, and what it reads and
-    /// changes on the way must not happen twice.
+    /// The KV cache has no room for a fork, and the fork cannot be computed again because its
+    /// captures and edits must not happen twice.
     #[error(
-        "session {} has captures or edits and cannot be forked now: there is no memory for \
-         another one's KV; close some, or wait",
+        "session {} has captures, edits or a pause and cannot be forked now: the KV memory is \
+         full; close some sessions or retry later",
         .0.0
     )]
     NoRoomToFork(SessionId),
     /// The spill file failed.
     #[error(transparent)]
     Spill(#[from] SpillError),
-    /// The log or an archive of sessions failed.
+    /// The session log or an archive failed.
     #[error(transparent)]
-    Wal(#[from] djinn_wal::WalError),
-    /// What was written down could not be read.
+    Wal(#[from] WalError),
+    /// A saved session or the model cannot be read.
     #[error("{0}")]
-    NotRead(String),
-    /// What a session came to could not be written down.
-    #[error("the session's state could not be written: {0}")]
+    Unreadable(String),
+    /// The end of a turn could not be written to the session log.
+    #[error("the state of the session could not be written: {0}")]
     NotWritten(String),
-    /// Sessions of another model.
-    #[error("these are sessions of {theirs}, and {name} is another model: use another folder")]
+    /// The sessions belong to another model.
+    #[error(
+        "the saved sessions belong to {theirs}, which differs from the loaded model {name}; use \
+         another folder"
+    )]
     OtherModel {
-        /// The model at hand.
+        /// Name of the loaded model.
         name: String,
-        /// The one they belong to.
+        /// Name of the model that the sessions belong to.
         theirs: String,
     },
-    /// An owner who has as much as it may.
-    #[error("{owner} would have {asked} {what} with this, and may have {limit}: close some")]
+    /// The owner has used up a quota.
+    #[error("{owner} would have {asked} {kind}, but the quota is {limit}; close some sessions")]
     Quota {
-        /// Who.
+        /// Name of the owner.
         owner: String,
-        /// Of what.
-        what: &'static str,
-        /// How many it would have.
+        /// Quota that is used up.
+        kind: QuotaKind,
+        /// Amount that the request would bring the owner to.
         asked: usize,
-        /// How many it may.
+        /// Amount that the owner may have.
         limit: usize,
     },
-    /// A session that is not open.
-    #[error("there is no session {}", .0.0)]
+    /// No such session is open.
+    #[error("no session {}", .0.0)]
     NoSession(SessionId),
-    /// A session whose memory was laid out for its first request alone.
-    #[error("session {} is not kept: nothing can be said to it after its prompt", .0.0)]
+    /// The session was opened without `keep`.
+    #[error("session {} was opened without keep: its input ends with the prompt", .0.0)]
     NotKept(SessionId),
-    /// A session that has run all it has.
-    #[error(
-        "session {} has run all its tokens, and generated none with the last: tell it something",
-        .0.0
-    )]
+    /// The session has no token to run and none was appended.
+    #[error("session {} has no token left to run; append at least one", .0.0)]
     NothingToRun(SessionId),
-    /// A session that is not as it would have to be.
-    #[error("session {} is {is}, not {wanted}", id.0)]
-    State {
-        /// Which.
+    /// The session is in the middle of a pass, where no token can be appended.
+    #[error("session {} is in the middle of a pass; resume it before appending tokens", .0.0)]
+    MidPass(SessionId),
+    /// The operation is not allowed in the current status of the session.
+    #[error("session {} is {status}, but must be {}", id.0, any_of(allowed))]
+    WrongStatus {
+        /// Session that the operation is for.
         id: SessionId,
-        /// How it is.
-        is: &'static str,
-        /// How it would have to be.
-        wanted: &'static str,
+        /// Status of the session.
+        status: SessionStatus,
+        /// Statuses that allow the operation.
+        allowed: &'static [SessionStatus],
     },
-    /// A limit that was set at start.
-    #[error("{what}: {asked} asked for, {limit} set at start")]
+    /// A limit of the engine is exceeded.
+    #[error("{}", kind.describe(*asked, *limit))]
     Limit {
-        /// Of what.
-        what: &'static str,
-        /// RestoreScope.
+        /// Limit that is exceeded.
+        kind: LimitKind,
+        /// Amount that was requested.
         asked: usize,
-        /// Allowed.
+        /// Amount that is allowed.
         limit: usize,
     },
-    /// A budget that cannot work, or does not hold what was to stay.
+    /// The memory budget is too small for the model.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The link that weights stream over could not be set up.
+    /// Weight streaming could not be set up.
     #[error(transparent)]
     Weights(WeightsError),
-    /// What streams and who waits does not fit in the host memory it may have.
+    /// The host memory budget is too small for streamed weights and waiting sessions.
     #[error(
-        "weights that stream and sessions that wait need {} of host memory, and may have {}: give \
-         more --host-memory, or more --memory, so that less streams",
+        "streamed weights and waiting sessions need {} of host memory, but --host-memory is {}; \
+         raise --host-memory, or raise --memory so that fewer weights stream",
         Size(*needed), Size(*there)
     )]
     HostBudget {
-        /// Needed.
+        /// Number of bytes needed.
         needed: u64,
-        /// Allowed.
+        /// Number of bytes allowed.
         there: u64,
     },
-    /// What streams and who waits does not fit in the host memory there is.
+    /// Free host memory is too small for streamed weights and waiting sessions.
     #[error(
-        "weights that stream and sessions that wait need {} of host memory, and {} are free: give \
-         more --memory, so that less streams, or wait until more is free",
+        "streamed weights and waiting sessions need {} of host memory, but {} are free; raise \
+         --memory so that fewer weights stream, or free host memory",
         Size(*needed), Size(*there)
     )]
     HostMemory {
-        /// Needed.
+        /// Number of bytes needed.
         needed: u64,
-        /// Free.
+        /// Number of bytes free.
         there: u64,
     },
-    /// Pages come from disk through host memory, and there is too little.
+    /// Host memory is too small for pages in transit from disk.
     #[error(
-        "pages on disk pass through host memory, which has {} for them and needs {}: give more \
-         --host-memory, or no --spill",
-        Size(*there), Size(*needed)
+        "--spill needs {} of host memory for pages in transit, but {} are left; raise \
+         --host-memory or drop --spill",
+        Size(*needed), Size(*there)
     )]
     SpillNeedsHost {
-        /// Needed.
+        /// Number of bytes needed.
         needed: u64,
-        /// Left for pages.
+        /// Number of bytes left for pages.
         there: u64,
     },
-    /// The link's threads would not start.
-    #[error("cannot start {count} workers: {error}")]
+    /// Worker threads could not be started.
+    #[error("{count} worker threads could not be started: {error}")]
     Workers {
-        /// How many were to.
+        /// Number of threads.
         count: usize,
-        /// As the system put it.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// A sampling parameter out of range.
-    #[error("{name} = {value}: {expect}")]
+    /// A sampling parameter is out of range.
+    #[error("{name} = {value} is out of range: expected {expect}")]
     Sampling {
-        /// The parameter.
+        /// Name of the parameter.
         name: &'static str,
-        /// What was given.
+        /// Value that was given.
         value: String,
-        /// What would do.
+        /// Values that are allowed.
         expect: &'static str,
     },
-    /// Stop strings need text.
-    #[error("this model has no tokenizer.json, so {what} cannot be used")]
+    /// A feature needs a tokenizer, and the model has none.
+    #[error("{feature} need a tokenizer, but this model has no tokenizer.json")]
     NoTokenizer {
-        /// What was asked for.
-        what: &'static str,
+        /// Feature that was requested.
+        feature: &'static str,
     },
-    /// A tensor file that could not be read or written.
+    /// A file could not be read or written.
     #[error("{}: {reason}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// What went wrong.
         reason: String,
     },
+}
+
+/// Lists statuses as `ready, waiting or paused`.
+fn any_of(statuses: &[SessionStatus]) -> String {
+    let names: Vec<&str> = statuses.iter().map(|status| status.name()).collect();
+    match names.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        None => String::new(),
+    }
 }
 
 impl From<KvError> for EngineError {

@@ -19,6 +19,7 @@ mod probe;
 mod sampling;
 mod scheduler;
 mod session;
+mod session_ref;
 mod settings;
 mod slab_layout;
 mod tensors;
@@ -29,13 +30,16 @@ pub use blueprint::Blueprint;
 pub use djinn_kv::{KvMemory, KvUsage, PagingStats, SpillConfig, TierUsage, Traffic};
 pub use djinn_types::{SessionId, Tier};
 pub use durability::{
-    SavedFile, SavedLogprobs, SavedSession, SavedState, SavedStop, StateFolder,
     recovery::{RestoreScope, Restored},
+    saved_file::SavedFile,
+    saved_session::{SavedLogprobs, SavedSession, SavedState, SavedStop},
+    state_folder::StateFolder,
 };
-pub use engine::{DuringPass, Engine, LoadProgress};
-pub use error::{EngineError, ParseError};
+pub use engine::{DuringPass, Engine};
+pub use error::{EngineError, LimitKind, ParseError, ParsedText, QuotaKind};
+pub use executor::LoadProgress;
 pub use probe::{
-    Probe, SavedProbe,
+    Probe,
     breakpoint::{BreakCondition, BreakSpec, NormCondition, RunUntil},
     capture::{CaptureSpec, Reduce},
     captured::Captured,
@@ -44,13 +48,17 @@ pub use probe::{
     part::Part,
     positions::Positions,
     probe_limits::ProbeLimits,
+    saved_probe::SavedProbe,
 };
 pub use sampling::sampler::{Logprob, Sampling};
-pub use scheduler::Class;
+pub use scheduler::fair_share::Class;
 pub use session::{
     output::{Finish, Output, Transcript},
-    quota::{Owned, Quota, SessionInfo},
+    quota::Quota,
     request::Request,
+    status::SessionStatus,
+    view::{SessionInfo, SessionView},
 };
+pub use session_ref::SessionRef;
 pub use settings::Settings;
 pub use tensors::{Tensor, check_writable, read_tensors, write_tensors};

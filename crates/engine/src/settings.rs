@@ -2,7 +2,11 @@
 
 use djinn_model::{Model, program::Program};
 
-use crate::{EngineError, ProbeLimits, Request};
+use crate::{
+    error::{EngineError, LimitKind},
+    probe::probe_limits::ProbeLimits,
+    session::request::Request,
+};
 
 /// What an engine is laid out for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,12 +51,12 @@ impl Settings {
         rows: usize,
     ) -> Result<Self, EngineError> {
         for request in requests {
-            check(model, request)?;
-            check_probe(model, request)?;
+            request.check(model)?;
+            request.check_probe(&model.program)?;
         }
         let program = &model.program;
         let sessions = requests.len();
-        let lengths = || requests.iter().map(|r| positions(program, r));
+        let lengths = || requests.iter().map(|r| r.positions(program));
         let prompts: usize = requests.iter().map(|r| r.tokens.len()).sum();
         let head = requests.iter().any(|r| r.probe.looks_in_head());
         let rows = if head {
@@ -83,12 +87,7 @@ impl Settings {
         context: usize,
         rows: usize,
     ) -> Result<Self, EngineError> {
-        let limit = program.dims.context;
-        if context > limit {
-            let what = "positions of a session (the model's context)";
-            let asked = context;
-            return Err(EngineError::Limit { what, asked, limit });
-        }
+        LimitKind::ModelContext.check(context, program.dims.context)?;
         Ok(Settings {
             rows: rows.min(sessions.saturating_mul(context)).max(sessions),
             sessions,
@@ -107,55 +106,4 @@ impl Settings {
     pub(crate) fn table_pages(&self) -> usize {
         self.context.div_ceil(self.page_tokens).max(1)
     }
-}
-
-/// Positions a request may come to: all but its last token are run.
-pub(crate) fn positions(program: &Program, request: &Request) -> usize {
-    let last = request
-        .tokens
-        .len()
-        .saturating_add(request.max_tokens.saturating_sub(1));
-    last.min(program.dims.context)
-}
-
-/// Refuses tokens that the model does not have.
-pub(crate) fn check_tokens(program: &Program, tokens: &[u32]) -> Result<(), EngineError> {
-    let vocab = program.dims.vocab;
-    match tokens.iter().position(|&token| token as usize >= vocab) {
-        None => Ok(()),
-        Some(position) => Err(EngineError::UnknownToken {
-            token: tokens[position],
-            position,
-            vocab,
-        }),
-    }
-}
-
-/// Refuses a request no engine over this model can run, whatever it reads and changes.
-pub(crate) fn check(model: &Model, request: &Request) -> Result<(), EngineError> {
-    let program = &model.program;
-    let dims = &program.dims;
-    if model.tokenizer.is_none() && !request.stop.is_empty() {
-        return Err(EngineError::NoTokenizer {
-            what: "a stop string",
-        });
-    }
-    if request.tokens.is_empty() {
-        return Err(EngineError::EmptyPrompt);
-    }
-    if request.tokens.len() > dims.context {
-        return Err(EngineError::PromptTooLong {
-            prompt: request.tokens.len(),
-            context: dims.context,
-        });
-    }
-    check_tokens(program, &request.tokens)?;
-    request.sampling.check(dims.vocab)
-}
-
-/// Refuses edits that fit neither the model nor the request.
-pub(crate) fn check_probe(model: &Model, request: &Request) -> Result<(), EngineError> {
-    let program = &model.program;
-    let (prompt, positions) = (request.tokens.len(), positions(program, request));
-    request.probe.check(prompt, positions)
 }

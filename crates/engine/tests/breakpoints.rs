@@ -92,11 +92,17 @@ fn from_hook_to_hook_nothing_changes() {
                 let Some((_, at)) = stopped.first() else {
                     break;
                 };
-                let activation = engine.activation(id).unwrap();
+                let activation = engine
+                    .any_session(id)
+                    .and_then(|session| session.activation())
+                    .unwrap();
                 let shown: &mut Vec<f32> = shown.entry(at.site.to_string()).or_default();
                 shown.extend(activation.data);
                 seen.push(at.site);
-                engine.go_on_from(id, &[], until).unwrap();
+                engine
+                    .any_session(id)
+                    .and_then(|mut session| session.resume_with(&[], until))
+                    .unwrap();
             }
             let stops = sites(&folder);
             let wanted = stops.iter().filter(|site| match until {
@@ -171,9 +177,22 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                     .collect();
                 // The others go on while the first stands, and are joined in the middle.
                 let mut stood = 0;
-                while !engine.is_idle() || engine.paused(ids[0]).is_some() {
-                    if engine.paused(ids[0]).is_some() && stood % 3 == 2 {
-                        engine.resume(ids[0]).unwrap();
+                while !engine.is_idle()
+                    || engine
+                        .view(ids[0])
+                        .and_then(|session| session.paused())
+                        .is_some()
+                {
+                    if engine
+                        .view(ids[0])
+                        .and_then(|session| session.paused())
+                        .is_some()
+                        && stood % 3 == 2
+                    {
+                        engine
+                            .any_session(ids[0])
+                            .and_then(|mut session| session.resume())
+                            .unwrap();
                     }
                     stood += 1;
                     engine.step().unwrap();
@@ -227,7 +246,10 @@ fn an_edit_at_a_stop_agrees_with_others() {
         let edits = [format!("{hook}:scale={}", note["factor"]).parse().unwrap()];
         let id = engine.open(stops).unwrap();
         assert_eq!(settle(&mut engine).len(), 1);
-        engine.go_on_from(id, &edits, RunUntil::Breakpoint).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.resume_with(&edits, RunUntil::Breakpoint))
+            .unwrap();
         settle(&mut engine);
         let found = tensors(&engine.close(id).unwrap());
         let expect = &golden["steered.logits"].data;
@@ -346,7 +368,10 @@ fn it_stands_at_one_hook() {
             // On and on, and at one place at a time.
             assert!(last < Some(place), "{until:?}: {at:?}");
             last = Some(place);
-            engine.go_on_from(id, &[], until).unwrap();
+            engine
+                .any_session(id)
+                .and_then(|mut session| session.resume_with(&[], until))
+                .unwrap();
         }
         let found = bits(&engine.close(id).unwrap());
         assert!(found == bits(&alone), "{until:?}");
@@ -382,10 +407,16 @@ fn what_is_said_stops_too() {
         for turn in 0..2 {
             while !settle(&mut engine).is_empty() {
                 stops += 1;
-                engine.resume(id).unwrap();
+                engine
+                    .any_session(id)
+                    .and_then(|mut session| session.resume())
+                    .unwrap();
             }
             if turn == 0 {
-                engine.say(id, &said, 3).unwrap();
+                engine
+                    .any_session(id)
+                    .and_then(|mut session| session.append(&said, 3, &[]))
+                    .unwrap();
             }
         }
         (bits(&engine.close(id).unwrap()), stops)
@@ -420,7 +451,10 @@ fn whoever_would_stop_computes_for_itself() {
     let stopped = settle(&mut engine);
     assert_eq!(stopped.len(), 1);
     assert_eq!((stopped[0].1.position, stopped[0].1.rows), (5, 35));
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     settle(&mut engine);
     let [one, two] = [other, id].map(|id| engine.close(id).unwrap().generated);
     assert_eq!(one, two);

@@ -17,7 +17,7 @@ use std::{
 use common::{How, open, request, stories};
 use djinn_engine::{
     Blueprint, Engine, EngineError, Finish, Request, RestoreScope, Sampling, SavedFile, SessionId,
-    Settings, StateFolder, Transcript,
+    SessionStatus, Settings, StateFolder, Transcript,
 };
 use djinn_weights::MemorySettings;
 
@@ -41,7 +41,7 @@ fn engine(sessions: usize) -> Engine {
 
 fn restarted(sessions: usize, folder: &Path) -> Engine {
     let mut engine = engine(sessions);
-    let restored = engine.keep_state(StateFolder::open(folder).unwrap(), RestoreScope::All);
+    let restored = engine.attach_state(StateFolder::open(folder).unwrap(), RestoreScope::All);
     assert!(restored.unwrap().refused.is_empty());
     engine
 }
@@ -89,12 +89,19 @@ fn alone(number: u64) -> (Transcript, Vec<u32>) {
         while !engine.is_idle() {
             engine.step().unwrap();
         }
-        engine.say(id, &answer(number, turn), TURN).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.append(&answer(number, turn), TURN, &[]))
+            .unwrap();
     }
     while !engine.is_idle() {
         engine.step().unwrap();
     }
-    let tokens = engine.tokens(id).unwrap().to_vec();
+    let tokens = engine
+        .view(id)
+        .map(|session| session.tokens())
+        .unwrap()
+        .to_vec();
     (engine.close(id).unwrap(), tokens)
 }
 
@@ -103,10 +110,13 @@ fn go_on(engine: &mut Engine) -> Vec<SessionId> {
     let mut ended = Vec::new();
     for info in engine.list(None) {
         let turn = info.generated / TURN;
-        if info.state == "waiting" && turn < TURNS {
+        if info.status == SessionStatus::Waiting && turn < TURNS {
             let said = answer(info.id.0, turn);
-            engine.say(info.id, &said, TURN).unwrap();
-        } else if info.state == "waiting" {
+            engine
+                .any_session(info.id)
+                .and_then(|mut session| session.append(&said, TURN, &[]))
+                .unwrap();
+        } else if info.status == SessionStatus::Waiting {
             ended.push(info.id);
         }
     }
@@ -206,7 +216,10 @@ fn edits_captures_and_forks_come_back() {
         seed: 99,
         ..Sampling::default()
     };
-    let fork = engine.fork(id, Some(other.clone())).unwrap();
+    let fork = engine
+        .any_session(id)
+        .and_then(|mut session| session.fork(Some(other.clone())))
+        .unwrap();
     drop(engine);
     let mut engine = restarted(3, folder.path());
     run(&mut engine);
@@ -251,7 +264,13 @@ fn a_stop_string_may_span_the_end_of_a_process() {
         ..ask
     };
     let id = engine.open(stop).unwrap();
-    while engine.tokens(id).unwrap().len() < 7 + 3 {
+    while engine
+        .view(id)
+        .map(|session| session.tokens())
+        .unwrap()
+        .len()
+        < 7 + 3
+    {
         engine.step().unwrap();
     }
     drop(engine);
@@ -263,7 +282,14 @@ fn a_stop_string_may_span_the_end_of_a_process() {
         }
     }
     assert_eq!(
-        (finish, engine.tokens(id).unwrap().len()),
+        (
+            finish,
+            engine
+                .view(id)
+                .map(|session| session.tokens())
+                .unwrap()
+                .len()
+        ),
         (Some(Finish::Stop), 7 + 4)
     );
 }
@@ -320,7 +346,7 @@ fn one_session_moves_as_a_file() {
         let mut bad = good.clone();
         bad.session.given = given;
         let mut state = StateFolder::open(&folder.path().join("third")).unwrap();
-        assert!(matches!(state.import(bad), Err(EngineError::NotRead(_))));
+        assert!(matches!(state.import(bad), Err(EngineError::Unreadable(_))));
     }
     fs::write(&file, "nothing of the kind").unwrap();
     assert!(SavedFile::read(&file).is_err());
@@ -334,8 +360,10 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
     let in_use = StateFolder::open(folder.path()).err().unwrap().to_string();
     assert!(in_use.contains("another process"), "{in_use}");
     let theirs = |engine: &mut Engine, owner: &str| {
-        let mut owned = engine.as_owner(owner);
-        (owned.list().len(), owned.wait(id, None).is_ok())
+        let waits = engine
+            .session(owner, id)
+            .and_then(|mut session| session.wait(None));
+        (engine.list(Some(owner)).len(), waits.is_ok())
     };
     assert_eq!(theirs(&mut first, "owner 0"), (1, true));
     assert_eq!(theirs(&mut first, "owner 1"), (0, false));
@@ -349,7 +377,7 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
         Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     let mut other = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
     let state = StateFolder::open(folder.path()).unwrap();
-    let refused = other.keep_state(state, RestoreScope::All);
+    let refused = other.attach_state(state, RestoreScope::All);
     assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
 
     // Too small for it: it stays in the folder.
@@ -359,7 +387,7 @@ fn what_is_not_theirs_or_does_not_fit_is_refused_and_stays() {
         Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
     let mut small = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
     let state = StateFolder::open(folder.path()).unwrap();
-    let restored = small.keep_state(state, RestoreScope::All).unwrap();
+    let restored = small.attach_state(state, RestoreScope::All).unwrap();
     assert_eq!((restored.sessions.len(), restored.refused.len()), (0, 1));
     drop(small);
     assert_eq!(
@@ -401,7 +429,12 @@ fn child(folder: &Path) {
             }
         }
         for id in go_on(&mut engine) {
-            let tokens = engine.tokens(id).unwrap().iter().map(u32::to_string);
+            let tokens = engine
+                .view(id)
+                .map(|session| session.tokens())
+                .unwrap()
+                .iter()
+                .map(u32::to_string);
             let tokens: Vec<String> = tokens.collect();
             writeln!(out, "whole {} {}", id.0, tokens.join(" ")).unwrap();
             engine.close(id).unwrap();
@@ -560,23 +593,36 @@ fn deadlines_leases_and_quotas() {
         refused,
         "a would have 3 sessions with this, and may have 2: close some"
     );
-    assert!(engine.fork(late, None).is_err());
+    assert!(
+        engine
+            .any_session(late)
+            .and_then(|mut session| session.fork(None))
+            .is_err()
+    );
     engine.open(unlike(1)).unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
     }
     let ends = |engine: &mut Engine, seconds: u64| -> Vec<(SessionId, Option<Finish>)> {
-        let outputs = engine.tend(now + Duration::from_secs(seconds));
+        let outputs = engine.maintain(now + Duration::from_secs(seconds));
         outputs
             .iter()
             .map(|output| (output.session, output.finish))
             .collect()
     };
     assert_eq!(ends(&mut engine, 4), []);
-    engine.renew(leased).unwrap();
+    engine
+        .any_session(leased)
+        .map(|mut session| session.renew())
+        .unwrap();
     assert_eq!(ends(&mut engine, 5), [(late, Some(Finish::Deadline))]);
     assert_eq!(ends(&mut engine, 60), [(leased, Some(Finish::Lease))]);
-    assert!(engine.say(late, &[1], 1).is_err());
+    assert!(
+        engine
+            .any_session(late)
+            .and_then(|mut session| session.append(&[1], 1, &[]))
+            .is_err()
+    );
     engine.check_integrity();
     assert_eq!(engine.close(late).unwrap().finish, Some(Finish::Deadline));
     engine.open(owned(2)).unwrap();

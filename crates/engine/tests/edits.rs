@@ -277,9 +277,12 @@ fn three_turns(engine: &mut Engine, second: &[EditSpec], state: Option<&Path>) -
         if let Some(folder) = state {
             *engine = empty(&f.folder);
             let state = StateFolder::open(folder).unwrap();
-            engine.keep_state(state, RestoreScope::All).unwrap();
+            engine.attach_state(state, RestoreScope::All).unwrap();
         }
-        engine.say_with(id, said, 3, edits).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.append(said, 3, edits))
+            .unwrap();
     }
     settle(engine);
     engine.close(id).unwrap()
@@ -327,7 +330,7 @@ fn an_edit_of_a_request_is_over_with_it() {
     let state = tempfile::tempdir().unwrap();
     let mut engine = empty(&folder);
     let kept = StateFolder::open(state.path()).unwrap();
-    engine.keep_state(kept, RestoreScope::All).unwrap();
+    engine.attach_state(kept, RestoreScope::All).unwrap();
     let restarted = three_turns(&mut engine, &[scale], Some(state.path()));
     assert!(bits(&restarted) == bits(&edited));
     // One that selects nothing of its turn is refused, and the session goes on.
@@ -339,9 +342,15 @@ fn an_edit_of_a_request_is_over_with_it() {
     let id = engine.open(ask).unwrap();
     settle(&mut engine);
     let early: EditSpec = format!("{HOOK}:zero@0..5").parse().unwrap();
-    let refused = engine.say_with(id, &[5], 1, &[early]).unwrap_err();
+    let refused = engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[5], 1, &[early]))
+        .unwrap_err();
     assert!(refused.to_string().contains("selected"), "{refused}");
-    engine.say(id, &[5], 1).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[5], 1, &[]))
+        .unwrap();
 }
 
 /// An engine and a session of nine tokens that is kept, its first turn over.
@@ -378,14 +387,32 @@ fn a_turn_that_generates_nothing_is_changed_too() {
     // All of the prompt ran, so the turn is one token.
     let (mut engine, id, _) = kept(0, &[]);
     let scale: EditSpec = format!("{HOOK}:scale=0.5").parse().unwrap();
-    engine.say_with(id, &[5], 0, &[scale]).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[5], 0, &[scale]))
+        .unwrap();
     settle(&mut engine);
     // The last token it generated runs with three more: four rows, no fewer.
     let (mut engine, id, _) = kept(3, &[]);
-    assert!(engine.say_with(id, &[5, 6, 7], 0, &[rows_of(3)]).is_err());
-    engine.say_with(id, &[5, 6, 7], 0, &[rows_of(4)]).unwrap();
+    assert!(
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.append(&[5, 6, 7], 0, &[rows_of(3)]))
+            .is_err()
+    );
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[5, 6, 7], 0, &[rows_of(4)]))
+        .unwrap();
     settle(&mut engine);
-    assert_eq!(engine.tokens(id).unwrap().len(), 15);
+    assert_eq!(
+        engine
+            .view(id)
+            .map(|session| session.tokens())
+            .unwrap()
+            .len(),
+        15
+    );
 }
 
 #[test]
@@ -407,49 +434,106 @@ fn an_operand_with_a_row_for_each_position_has_no_more_positions_later() {
     };
     let id = engine.open(ask).unwrap();
     settle(&mut engine);
-    engine.say(id, &[5, 6], 3).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[5, 6], 3, &[]))
+        .unwrap();
     settle(&mut engine);
-    assert_eq!(engine.tokens(id).unwrap().len(), 17);
+    assert_eq!(
+        engine
+            .view(id)
+            .map(|session| session.tokens())
+            .unwrap()
+            .len(),
+        17
+    );
 }
 
 #[test]
 fn who_has_nothing_to_run_does_not() {
     let (mut engine, id, _) = kept(0, &[]);
-    let refused = engine.say(id, &[], 4).unwrap_err();
+    let refused = engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[], 4, &[]))
+        .unwrap_err();
     assert!(
         refused.to_string().contains("tell it something"),
         "{refused}"
     );
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     settle(&mut engine);
     // One whose turn is over waits on, however often it is expected.
     let (mut engine, id, _) = kept(3, &[]);
     for _ in 0..2 {
-        engine.resume(id).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.resume())
+            .unwrap();
         settle(&mut engine);
     }
-    assert_eq!(engine.tokens(id).unwrap().len(), 12);
-    engine.say(id, &[], 2).unwrap();
+    assert_eq!(
+        engine
+            .view(id)
+            .map(|session| session.tokens())
+            .unwrap()
+            .len(),
+        12
+    );
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[], 2, &[]))
+        .unwrap();
     settle(&mut engine);
-    assert_eq!(engine.tokens(id).unwrap().len(), 14);
+    assert_eq!(
+        engine
+            .view(id)
+            .map(|session| session.tokens())
+            .unwrap()
+            .len(),
+        14
+    );
     let (mut plain, other, _) = kept(5, &[]);
     settle(&mut plain);
-    assert_eq!(plain.tokens(other).unwrap(), engine.tokens(id).unwrap());
+    assert_eq!(
+        plain.tokens(other).unwrap(),
+        engine.view(id).map(|session| session.tokens()).unwrap()
+    );
 }
 
 #[test]
 fn a_session_as_bytes_goes_on_elsewhere() {
     let (mut engine, id, _) = kept(3, &[&format!("{HOOK}:scale=0.5")]);
-    let bytes = engine.export(id).unwrap().to_bytes();
-    engine.say(id, &[5], 3).unwrap();
+    let bytes = engine
+        .any_session(id)
+        .and_then(|session| session.export())
+        .unwrap()
+        .to_bytes();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.append(&[5], 3, &[]))
+        .unwrap();
     settle(&mut engine);
     let mut other = empty(&fixture().folder);
     let file = || djinn_engine::SavedFile::from_bytes(&bytes).unwrap();
     let copy = other.import(file(), "ada").unwrap();
-    assert!(other.as_owner("bert").say(copy, &[5], 3).is_err());
-    other.as_owner("ada").say(copy, &[5], 3).unwrap();
+    assert!(
+        other
+            .session("bert", copy)
+            .and_then(|mut session| session.append(&[5], 3, &[]))
+            .is_err()
+    );
+    other
+        .session("ada", copy)
+        .and_then(|mut session| session.append(&[5], 3, &[]))
+        .unwrap();
     settle(&mut other);
-    assert_eq!(other.tokens(copy).unwrap(), engine.tokens(id).unwrap());
+    assert_eq!(
+        other.view(copy).map(|session| session.tokens()).unwrap(),
+        engine.view(id).map(|session| session.tokens()).unwrap()
+    );
     // What was tampered with is refused, and nobody is hurt.
     let text = String::from_utf8(bytes.clone()).unwrap();
     for (from, to) in [

@@ -145,14 +145,20 @@ fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut
             } else if random.below(6) == 0 {
                 let expected = Instant::now() + Duration::from_secs(random.below(9) as u64);
                 let expected = (random.below(2) == 0).then_some(expected);
-                engine.wait(output.session, expected).unwrap();
+                engine
+                    .any_session(output.session)
+                    .and_then(|mut session| session.wait(expected))
+                    .unwrap();
                 waiting.push(output.session);
             } else if random.below(150) == 0 {
                 let found = told(&engine.close(output.session).unwrap()).0;
                 assert_eq!(found, expect[number].0[..found.len()], "seed {seed}");
                 cancelled += 1;
             } else if random.below(40) == 0 {
-                let fork = engine.fork(output.session, None).unwrap();
+                let fork = engine
+                    .any_session(output.session)
+                    .and_then(|mut session| session.fork(None))
+                    .unwrap();
                 numbers.insert(fork, number);
                 forks += 1;
             }
@@ -164,7 +170,10 @@ fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut
                 engine.close(id).unwrap();
                 cancelled += 1;
             } else {
-                engine.resume(id).unwrap();
+                engine
+                    .any_session(id)
+                    .and_then(|mut session| session.resume())
+                    .unwrap();
             }
         }
     }
@@ -172,7 +181,11 @@ fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut
         cancelled > 2 && done > 150 && forks > 20,
         "{done} {cancelled} {forks}"
     );
-    assert!(engine.adopted() > 200, "{}", engine.adopted());
+    assert!(
+        engine.prefix_tokens_reused() > 200,
+        "{}",
+        engine.prefix_tokens_reused()
+    );
     let paged = engine.paging_stats().unwrap();
     assert!(
         0 < paged.copied_in.bytes && 0 < paged.copied_out.bytes,
@@ -241,7 +254,10 @@ fn on_disk(disk: &Path) -> (Engine, Vec<SessionId>, Vec<Told>) {
     while waiting.len() < sessions.len() {
         for output in engine.step().unwrap() {
             if waiting.insert(output.session) {
-                engine.wait(output.session, None).unwrap();
+                engine
+                    .any_session(output.session)
+                    .and_then(|mut session| session.wait(None))
+                    .unwrap();
             }
         }
     }
@@ -257,7 +273,10 @@ fn on_disk(disk: &Path) -> (Engine, Vec<SessionId>, Vec<Told>) {
 /// Lets all go on; says how many came to their end, and what the others were told.
 fn finish(mut engine: Engine, sessions: &[SessionId], expect: &[Told]) -> (usize, Vec<String>) {
     for &id in sessions {
-        engine.resume(id).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.resume())
+            .unwrap();
     }
     while !engine.is_idle() {
         engine.step().unwrap();
@@ -339,9 +358,15 @@ fn without_room_elsewhere_sessions_queue_and_none_fails() {
         let outputs = engine.step().unwrap();
         // The host has no room for one that waits: it stays where it is, and comes back.
         if let (Some(output), false) = (outputs.first(), waited) {
-            engine.wait(output.session, None).unwrap();
+            engine
+                .any_session(output.session)
+                .and_then(|mut session| session.wait(None))
+                .unwrap();
             engine.check_integrity();
-            engine.resume(output.session).unwrap();
+            engine
+                .any_session(output.session)
+                .and_then(|mut session| session.resume())
+                .unwrap();
             waited = true;
         }
     }
@@ -381,7 +406,10 @@ fn weights_stream_while_pages_move() {
                 }
                 if turn == 0 {
                     for &id in ids {
-                        engine.say(id, &[5, 9, 4], 5).unwrap();
+                        engine
+                            .any_session(id)
+                            .and_then(|mut session| session.append(&[5, 9, 4], 5, &[]))
+                            .unwrap();
                     }
                 }
             }
@@ -513,7 +541,10 @@ fn a_conversation_goes_on_where_it_was() {
             said.extend(found);
             said.extend(&answer);
             for id in [id, other] {
-                engine.say(id, &answer, 6).unwrap();
+                engine
+                    .any_session(id)
+                    .and_then(|mut session| session.append(&answer, 6, &[]))
+                    .unwrap();
             }
         }
         let both = [id, other].map(|id| engine.close(id).unwrap());
@@ -540,10 +571,16 @@ fn what_the_host_has_already_is_not_sent_again() {
         // Two passes over the prompt, or two tokens.
         engine.step().unwrap();
         engine.step().unwrap();
-        engine.wait(id, None).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.wait(None))
+            .unwrap();
         engine.check_integrity();
         sent.push(engine.paging_stats().unwrap().copied_out.bytes / page);
-        engine.resume(id).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.resume())
+            .unwrap();
     }
     // Seven pages of prompt; then only the one that tokens were added to.
     assert_eq!(sent, [7, 8, 9]);
@@ -573,22 +610,37 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
     }
     let now = Instant::now();
     // Back in a moment, nothing moves.
-    engine.wait(id, Some(now)).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.wait(Some(now)))
+        .unwrap();
     assert_eq!(moved(&mut engine), (false, false));
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     engine.step().unwrap();
     // Back in a minute, the host has what stays here.
     let minute = Duration::from_secs(60);
-    engine.wait(id, Some(now + minute)).unwrap();
-    assert!(engine.tend(now).is_empty());
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.wait(Some(now + minute)))
+        .unwrap();
+    assert!(engine.maintain(now).is_empty());
     assert_eq!(moved(&mut engine), (true, false));
     let sent = engine.paging_stats().unwrap().copied_out.bytes;
     assert_eq!(engine.kv_usage().device.used, engine.kv_usage().host.used);
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     engine.step().unwrap();
     assert_eq!(moved(&mut engine), (true, false), "it was there");
     // Somebody else takes its place: of what had not changed since nothing is sent again.
-    engine.wait(id, Some(now + minute)).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.wait(Some(now + minute)))
+        .unwrap();
     let other = engine.open(asks[1].clone()).unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
@@ -598,10 +650,13 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
     assert_eq!(engine.paging_stats().unwrap().copied_out.bytes, sent + page);
     assert!(told(&engine.close(other).unwrap()) == expect[1]);
     assert_eq!(moved(&mut engine), (true, false), "not yet");
-    assert!(engine.tend(now + minute).is_empty());
+    assert!(engine.maintain(now + minute).is_empty());
     assert_eq!(moved(&mut engine), (true, true), "ahead of its return");
     engine.check_integrity();
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
     }
@@ -656,8 +711,11 @@ fn who_is_expected_takes_the_place_of_who_is_not() {
     };
     assert_eq!(away(&engine), [true, false]);
     let now = Instant::now();
-    engine.wait(ids[0], Some(now)).unwrap();
-    assert!(engine.tend(now).is_empty());
+    engine
+        .any_session(ids[0])
+        .and_then(|mut session| session.wait(Some(now)))
+        .unwrap();
+    assert!(engine.maintain(now).is_empty());
     engine.check_integrity();
     assert_eq!(away(&engine), [false, true]);
     let (out, back) = (
@@ -666,8 +724,11 @@ fn who_is_expected_takes_the_place_of_who_is_not() {
     );
     assert!(out.bytes > back.bytes, "the host had all of the second");
     // One as soon as the other stays where it is.
-    engine.wait(ids[1], Some(now)).unwrap();
-    assert!(engine.tend(now).is_empty());
+    engine
+        .any_session(ids[1])
+        .and_then(|mut session| session.wait(Some(now)))
+        .unwrap();
+    assert!(engine.maintain(now).is_empty());
     assert_eq!(away(&engine), [false, true]);
 }
 
@@ -680,26 +741,54 @@ fn states_are_told_apart() {
     let id = engine.open(ask.clone()).unwrap();
     let told = |done: Result<(), EngineError>| done.unwrap_err().to_string();
     assert_eq!(
-        told(engine.resume(id)),
+        told(
+            engine
+                .any_session(id)
+                .and_then(|mut session| session.resume())
+        ),
         "session 0 is ready, not waiting or paused"
     );
-    engine.wait(id, None).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.wait(None))
+        .unwrap();
     assert!(engine.is_idle() && engine.step().unwrap().is_empty());
-    engine.wait(id, None).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.wait(None))
+        .unwrap();
     assert_eq!(
-        told(engine.say(id, &[1], 1)),
+        told(
+            engine
+                .any_session(id)
+                .and_then(|mut session| session.append(&[1], 1, &[]))
+        ),
         "session 0 is not kept: nothing can be said to it after its prompt"
     );
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
     }
     assert_eq!(
-        told(engine.resume(id)),
+        told(
+            engine
+                .any_session(id)
+                .and_then(|mut session| session.resume())
+        ),
         "session 0 is done, not waiting or paused"
     );
     assert_eq!(engine.close(id).unwrap().generated.len(), 3);
-    assert_eq!(told(engine.wait(id, None)), "there is no session 0");
+    assert_eq!(
+        told(
+            engine
+                .any_session(id)
+                .and_then(|mut session| session.wait(None))
+        ),
+        "there is no session 0"
+    );
     // More than the pages there are is refused at once, and nothing is left of it.
     let long = request(&folder, &[1; 40], &[], 3);
     let settings = Settings::for_requests(&open(&folder), std::slice::from_ref(&long), 64);

@@ -39,11 +39,15 @@ fn branches_share_what_lies_before() {
     let id = engine.open(first).unwrap();
     assert_eq!(settle(&mut engine).len(), 1);
     let passes = engine.passes();
-    let branches = engine.branch(id, factors.len()).unwrap();
+    let branches = engine
+        .any_session(id)
+        .and_then(|mut session| session.branch(factors.len()))
+        .unwrap();
     for (&branch, &factor) in branches.iter().zip(&factors) {
         let edits = [edit(factor).parse().unwrap()];
         engine
-            .go_on_from(branch, &edits, RunUntil::Breakpoint)
+            .any_session(branch)
+            .and_then(|mut session| session.resume_with(&edits, RunUntil::Breakpoint))
             .unwrap();
     }
     assert_eq!(settle(&mut engine), []);
@@ -53,7 +57,10 @@ fn branches_share_what_lies_before() {
         assert_eq!(engine.close(branch).unwrap().generated, flown, "{branch:?}");
     }
     // The one they came from still stands, and goes on as if nothing had been.
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     settle(&mut engine);
     let alone = run(&folder, vec![plain], How::default()).remove(0);
     assert_eq!(engine.close(id).unwrap().generated, alone.generated);
@@ -91,25 +98,40 @@ fn bad_input_is_refused_and_harms_nobody() {
     let edit = |text: &str| vec![text.parse().unwrap()];
     // Not paused yet.
     let error = engine
-        .go_on_from(id, &[], RunUntil::Breakpoint)
+        .any_session(id)
+        .and_then(|mut session| session.resume_with(&[], RunUntil::Breakpoint))
         .unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("session {} is ready, not paused", id.0)
     );
-    assert!(engine.activation(id).is_err());
+    assert!(
+        engine
+            .any_session(id)
+            .and_then(|session| session.activation())
+            .is_err()
+    );
     settle(&mut engine);
     // Somebody else's, and nobody's.
-    let error = engine.as_owner("bert").resume(id).unwrap_err();
+    let error = engine
+        .session("bert", id)
+        .and_then(|mut session| session.resume())
+        .unwrap_err();
     assert!(matches!(error, EngineError::NoSession(_)), "{error}");
-    assert!(engine.branch(SessionId(99), 1).is_err());
+    assert!(
+        engine
+            .any_session(SessionId(99))
+            .and_then(|mut session| session.branch(1))
+            .is_err()
+    );
     for (text, reason) in [
         ("blocks.1.hook_resid_post:zero", "stands at"),
         ("blocks.0.hook_nothing:zero", "unknown hook"),
         ("blocks.0.hook_resid_post:zero@77", "is selected"),
     ] {
         let error = engine
-            .go_on_from(id, &edit(text), RunUntil::Breakpoint)
+            .any_session(id)
+            .and_then(|mut session| session.resume_with(&edit(text), RunUntil::Breakpoint))
             .unwrap_err();
         assert!(error.to_string().contains(reason), "{text}: {error}");
     }
@@ -126,18 +148,26 @@ fn bad_input_is_refused_and_harms_nobody() {
     let file = format!("{site}:replace={}", path.display());
     write("short", vec![0.0; 5]);
     let error = engine
-        .go_on_from(id, &edit(&file), RunUntil::Breakpoint)
+        .any_session(id)
+        .and_then(|mut session| session.resume_with(&edit(&file), RunUntil::Breakpoint))
         .unwrap_err();
     assert!(error.to_string().contains("has shape"), "{error}");
     write("nan", vec![f32::NAN; program.dims.d_model]);
     let error = engine
-        .go_on_from(id, &edit(&file), RunUntil::Breakpoint)
+        .any_session(id)
+        .and_then(|mut session| session.resume_with(&edit(&file), RunUntil::Breakpoint))
         .unwrap_err();
     assert!(error.to_string().contains("not finite"), "{error}");
     // After all that it goes on as it would have.
-    engine.resume(id).unwrap();
+    engine
+        .any_session(id)
+        .and_then(|mut session| session.resume())
+        .unwrap();
     while !settle(&mut engine).is_empty() {
-        engine.resume(id).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.resume())
+            .unwrap();
     }
     let alone = run(&folder, vec![plain], How::default()).remove(0);
     assert_eq!(engine.close(id).unwrap().generated, alone.generated);
@@ -193,15 +223,26 @@ fn away_on_host_and_disk_while_twenty_others_run_nothing_changes() {
         let stopped = open_all(&mut engine, stops);
         assert_eq!(settle(&mut engine).len(), stopped.len(), "{name}");
         for &id in &stopped {
-            engine.wait(id, None).unwrap();
+            engine
+                .any_session(id)
+                .and_then(|mut session| session.wait(None))
+                .unwrap();
         }
         let others_ids = open_all(&mut engine, others.clone());
         settle(&mut engine);
         let away: usize = engine.list(None).iter().map(|info| info.away).sum();
         assert!(away > 0, "{name}: nobody had to go");
         for &id in &stopped {
-            assert!(engine.paused(id).is_some());
-            engine.resume(id).unwrap();
+            assert!(
+                engine
+                    .view(id)
+                    .and_then(|session| session.paused())
+                    .is_some()
+            );
+            engine
+                .any_session(id)
+                .and_then(|mut session| session.resume())
+                .unwrap();
         }
         assert_eq!(settle(&mut engine), [], "{name}");
         for id in stopped {
@@ -231,7 +272,7 @@ fn after_a_restart_nothing_changes() {
     let keep = |engine: &mut Engine, state: &Path| {
         let state = djinn_engine::StateFolder::open(state).unwrap();
         let restored = engine
-            .keep_state(state, djinn_engine::RestoreScope::All)
+            .attach_state(state, djinn_engine::RestoreScope::All)
             .unwrap();
         assert!(restored.refused.is_empty(), "{restored:?}");
     };
@@ -268,30 +309,51 @@ fn after_a_restart_nothing_changes() {
                 if stopped.is_empty() {
                     break;
                 }
-                let shown = engine.activation(id).unwrap();
+                let shown = engine
+                    .any_session(id)
+                    .and_then(|session| session.activation())
+                    .unwrap();
                 if crashes & 1 != 0 {
                     drop(engine);
                     engine = fresh();
                     // It stands where it stood, and what is there can be had again.
-                    assert_eq!(engine.paused(id).as_ref(), Some(&stopped[0].1));
-                    let error = engine.activation(id).unwrap_err();
-                    assert!(matches!(error, EngineError::NotThere(_)), "{error}");
+                    assert_eq!(
+                        engine
+                            .view(id)
+                            .and_then(|session| session.paused())
+                            .as_ref(),
+                        Some(&stopped[0].1)
+                    );
+                    let error = engine
+                        .any_session(id)
+                        .and_then(|session| session.activation())
+                        .unwrap_err();
+                    assert!(matches!(error, EngineError::NotRecalled(_)), "{error}");
                     if crashes & 2 != 0 {
-                        engine.recall(id).unwrap();
+                        engine
+                            .any_session(id)
+                            .and_then(|mut session| session.recall())
+                            .unwrap();
                         assert_eq!(settle(&mut engine), stopped);
-                        let again = engine.activation(id).unwrap();
+                        let again = engine
+                            .any_session(id)
+                            .and_then(|session| session.activation())
+                            .unwrap();
                         assert!(again.data == shown.data);
                     }
                 }
                 let factor = if stopped[0].1.position < 21 { 4 } else { 7 };
                 let edits = [edit(factor).parse().unwrap()];
-                engine.go_on_from(id, &edits, RunUntil::Breakpoint).unwrap();
+                engine
+                    .any_session(id)
+                    .and_then(|mut session| session.resume_with(&edits, RunUntil::Breakpoint))
+                    .unwrap();
                 stops += 1;
                 if crashes & 4 != 0 {
                     // On its way again, and not yet at the next one.
                     drop(engine);
                     engine = fresh();
-                    assert_eq!(engine.paused(id), None);
+                    assert_eq!(engine.view(id).and_then(|session| session.paused()), None);
                 }
             }
             assert_eq!(stops, 1 + 21usize.div_ceil(rows), "{crashes}");
@@ -330,10 +392,17 @@ fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
                 (vec![edit.parse().unwrap()], flown),
             ];
             for (edits, expect) in pair {
-                let branch = engine.branch_back(id, site, position, rest).unwrap();
-                engine.set_breaks(branch, &[]).unwrap();
+                let branch = engine
+                    .any_session(id)
+                    .and_then(|mut session| session.branch_back(site, position, rest))
+                    .unwrap();
                 engine
-                    .go_on_from(branch, &edits, RunUntil::Breakpoint)
+                    .any_session(branch)
+                    .and_then(|mut session| session.set_breakpoints(&[]))
+                    .unwrap();
+                engine
+                    .any_session(branch)
+                    .and_then(|mut session| session.resume_with(&edits, RunUntil::Breakpoint))
                     .unwrap();
                 settle(&mut engine);
                 let found = engine.close(branch).unwrap().generated;
@@ -344,7 +413,8 @@ fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
         let refused = |engine: &mut Engine, site, position, count: usize| {
             let rest = vec![0.0; count];
             engine
-                .branch_back(id, site, position, &rest)
+                .any_session(id)
+                .and_then(|mut session| session.branch_back(site, position, &rest))
                 .unwrap_err()
                 .to_string()
         };
@@ -353,6 +423,11 @@ fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
         assert!(refused(&mut engine, site, 0, whole - 1).contains("for 20 rows"));
         assert!(refused(&mut engine, Site::Z(0), 0, whole).contains("more than the residual"));
         assert!(refused(&mut engine, Site::Logits, 0, whole).contains("stands at"));
-        assert!(engine.paused(id).is_some());
+        assert!(
+            engine
+                .view(id)
+                .and_then(|session| session.paused())
+                .is_some()
+        );
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use djinn_engine::EngineError;
+use djinn_engine::{EngineError, LimitKind};
 use djinn_hub::HubError;
 use djinn_model::ModelError;
 use djinn_weights::WeightsError;
@@ -117,20 +117,21 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::PromptTooLong { .. }
         | E::Sampling { .. }
         | E::NoTokenizer { .. }
-        | E::NotRead(_)
+        | E::Unreadable(_)
         | E::Weights(WeightsError::WorkerCount { .. })
         | E::File { .. } => ErrorCode::Invalid,
         E::NoSession(_) => ErrorCode::NotFound,
         E::NotKept(_)
-        | E::NotThere(_)
+        | E::NotRecalled(_)
         | E::NothingToRun(_)
-        | E::State { .. }
+        | E::WrongStatus { .. }
+        | E::MidPass(_)
         | E::OtherModel { .. }
         | E::Plan(_)
         | E::HostBudget { .. }
         | E::HostMemory { .. }
         | E::SpillNeedsHost { .. } => ErrorCode::Conflict,
-        E::Limit { what, .. } if *what != "sessions" => ErrorCode::Invalid,
+        E::Limit { kind, .. } if *kind != LimitKind::Sessions => ErrorCode::Invalid,
         E::Quota { .. }
         | E::Limit { .. }
         | E::OutOfPages(_)

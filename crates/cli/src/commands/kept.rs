@@ -53,7 +53,7 @@ pub fn start(
     };
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
     let mut engine = load(settled, model, blueprint, watch)?;
-    let restored = engine.keep_state(state, wanted)?;
+    let restored = engine.attach_state(state, wanted)?;
     if let Some((_, error)) = restored.refused.into_iter().next() {
         return Err(error.into());
     }
@@ -74,8 +74,13 @@ pub fn start(
             rest.push_str(&output.text);
         }
     }
-    let generated = engine.transcript(id).map_or(0, |t| t.generated.len());
-    engine.say(id, &request.tokens, request.max_tokens)?;
+    let generated = engine
+        .view(id)
+        .map(|session| session.transcript())
+        .map_or(0, |t| t.generated.len());
+    engine
+        .any_session(id)?
+        .append(&request.tokens, request.max_tokens, &[])?;
     Ok(Kept {
         engine,
         id,
@@ -86,7 +91,10 @@ pub fn start(
 
 /// What the session has come to in this turn, or why it is over.
 pub fn so_far(engine: &Engine, id: SessionId, generated: usize) -> Result<Transcript, Failure> {
-    let mut transcript = engine.transcript(id).expect("it is kept");
+    let mut transcript = engine
+        .view(id)
+        .map(|session| session.transcript())
+        .expect("it is kept");
     if let Some(finish) = transcript.finish {
         let why = transcript.failure.unwrap_or_else(|| match finish {
             Finish::Context => "no position is left in its context".to_owned(),

@@ -300,11 +300,15 @@ impl Patching<'_> {
                 }
                 let site = Site::ResidPost(block);
                 let rest = &residual[here.start..];
-                let branch = self.engine.branch_back(base, site, position, rest)?;
-                self.engine.set_breaks(branch, &[])?;
+                let branch = self
+                    .engine
+                    .any_session(base)?
+                    .branch_back(site, position, rest)?;
+                self.engine.any_session(branch)?.set_breakpoints(&[])?;
                 let edit = [self.edit(block, position)];
                 self.engine
-                    .go_on_from(branch, &edit, RunUntil::Breakpoint)?;
+                    .any_session(branch)?
+                    .resume_with(&edit, RunUntil::Breakpoint)?;
                 branches.push((position, branch));
             }
             run_out(self.engine)?;

@@ -103,7 +103,7 @@ fn list(args: &SessionsArgs, state: &StateFolder) -> Result<(), Failure> {
     let line = |s: &SavedSession| {
         vec![
             s.id.to_string(),
-            s.state.name().to_owned(),
+            s.state.status().name().to_owned(),
             s.tokens.len().to_string(),
             s.generated().to_string(),
             s.owner.clone(),
@@ -125,7 +125,7 @@ fn told(session: &SavedSession) -> Value {
         _ => (None, None),
     };
     json!({
-        "id": session.id, "owner": session.owner, "state": session.state.name(),
+        "id": session.id, "owner": session.owner, "state": session.state.status().name(),
         "class": session.class, "tokens": session.tokens.len(),
         "generated": session.generated(), "finish": finish, "failure": failure,
     })
@@ -156,7 +156,7 @@ fn show(
         "session {} of {}: {}, {} tokens, {} of them generated\n",
         session.id,
         state.model().unwrap_or_default(),
-        session.state.name(),
+        session.state.status().name(),
         session.tokens.len(),
         session.generated(),
     );

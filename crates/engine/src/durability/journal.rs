@@ -1,99 +1,112 @@
-//! What an engine writes down as it goes.
+//! The journal: the session log of a running engine.
 
 use std::collections::BTreeMap;
 
+use djinn_types::SessionId;
 use djinn_wal::Log;
 
 use super::{
-    SavedSession, SavedState,
+    identity::ModelIdentity,
     records::Record,
-    saved_session::save_logprobs,
-    state_folder::{ModelIdentity, State, write},
+    saved_session::{SavedSession, SavedState, save_logprobs},
+    state_folder::StateFolder,
 };
-use crate::{EngineError, Output, SessionId, session::Session};
+use crate::{
+    error::EngineError,
+    session::{Session, output::Output, table::Sessions},
+};
 
-/// A log smaller than this is not worth writing again.
+/// Log size below which compaction does not pay.
 const SMALL: u64 = 64 << 10;
 
-/// The log of an engine's sessions, and of those that it does not run.
-pub(crate) struct Journal {
+/// The session log of an engine, with the sessions that the engine does not run.
+pub(super) struct Journal {
     log: Log,
-    whose: ModelIdentity,
-    /// Sessions of the folder that are not open here.
+    model: ModelIdentity,
+    /// Sessions of the folder that are not open in the engine.
     parked: BTreeMap<u64, SavedSession>,
-    /// Sessions that are closed, which could not be written yet.
+    /// Closed sessions whose end could not be written yet.
     closed: Vec<u64>,
-    /// Bytes when it was last written as it stands; 0 where it was not yet.
+    /// Size of the log after its last compaction; 0 before the first.
     compact: u64,
 }
 
 impl Journal {
-    /// Goes on where a folder's log ends.
-    pub fn new(state: State, parked: BTreeMap<u64, SavedSession>) -> Self {
+    /// Continues the log of a folder.
+    pub fn new(
+        folder: StateFolder,
+        model: ModelIdentity,
+        parked: BTreeMap<u64, SavedSession>,
+    ) -> Self {
         Journal {
             compact: 0,
-            log: state.log,
-            whose: state.whose.expect("they belong to a model"),
+            log: folder.log,
+            model,
             parked,
             closed: Vec::new(),
         }
     }
 
-    /// Writes things down, in order, and sees to it that they stay.
+    /// Writes records durably, in order.
     pub fn commit(&mut self, records: &[Record]) -> Result<(), EngineError> {
         self.write_closed()?;
         for record in records {
-            write(&mut self.log, record)?;
+            record.append_to(&mut self.log)?;
         }
         Ok(self.log.sync()?)
     }
 
-    /// A session is closed, which stays so as soon as it can be written.
+    /// Writes the end of a session, now or with the next record that can be written.
     pub fn close(&mut self, id: SessionId) {
         self.closed.push(id.0);
-        // What fails here is tried again with whatever comes next.
+        // The next commit writes what fails here.
         let _ = self.commit(&[]);
     }
 
     fn write_closed(&mut self) -> Result<(), EngineError> {
         while let Some(&id) = self.closed.first() {
-            write(&mut self.log, &Record::Closed { id })?;
+            Record::Closed { id }.append_to(&mut self.log)?;
             self.closed.remove(0);
         }
         Ok(())
     }
 
-    /// Writes the log again as it stands, where most of it is of the past. Where that fails
-    /// the old one goes on. What is about to be written down comes after it.
-    pub fn tidy(&mut self, sessions: &mut BTreeMap<SessionId, Session>, next_id: u64) {
+    /// Rewrites the log with the current state if most of it is outdated. If that fails, the
+    /// old log continues.
+    pub fn compact(&mut self, sessions: &mut Sessions) {
         if self.log.bytes() < SMALL.max(4 * self.compact) {
             return;
         }
         let head = Record::Model {
-            name: self.whose.name.clone(),
-            identity: self.whose.identity.clone(),
-            next_id,
+            name: self.model.name.clone(),
+            identity: self.model.identity.clone(),
+            legacy_identity: self.model.legacy.clone(),
+            next_id: sessions.next_id().0,
         };
-        let open = sessions.values().filter(|session| !session.transient);
+        let open = sessions.iter().filter(|session| !session.transient);
         let open = open.map(SavedSession::of);
         let all = open.chain(self.parked.values().cloned());
         let all = all.map(|session| Record::Session(Box::new(session)));
         let records = std::iter::once(head).chain(all);
-        let bytes = records.map(|record| serde_json::to_vec(&record).expect("plain data"));
+        let bytes = records.map(|record| record.to_bytes());
         if self.log.compact(bytes).is_ok() {
             self.compact = self.log.bytes();
             self.closed.clear();
-            for session in sessions.values_mut() {
+            for session in sessions.iter_mut() {
                 session.logged = session.tokens.len();
             }
         }
     }
 
-    /// Writes down what a session generated since it last was, and where it stands if its
-    /// turn is over.
-    pub fn tell(&mut self, session: &mut Session, is_over: bool) -> Result<(), EngineError> {
+    /// Writes the tokens that a session generated since its last record, and its state if the
+    /// turn has ended.
+    pub fn write_progress(
+        &mut self,
+        session: &mut Session,
+        has_ended: bool,
+    ) -> Result<(), EngineError> {
         let id = session.id.0;
-        let state = is_over.then(|| SavedState::of(session));
+        let state = has_ended.then(|| SavedState::of(session));
         let new = &session.tokens[session.logged..];
         let record = match (new, state) {
             ([], None) => return Ok(()),
@@ -110,30 +123,30 @@ impl Journal {
                 }
             }
         };
-        write(&mut self.log, &record)?;
+        record.append_to(&mut self.log)?;
         session.logged = session.tokens.len();
         Ok(())
     }
 
-    /// Writes down what sessions are about to be told. The end of a turn is on disk before it
-    /// is told; tokens on the way there need not be, since they would come again as they
-    /// are. Says whose end could not be written, and why.
-    pub fn outputs(
+    /// Writes outputs before they are returned. The end of a turn is on disk before it is
+    /// reported; tokens before the end need not be, because they would be generated again.
+    /// Returns the sessions whose end could not be written, each with the error.
+    pub fn write_outputs(
         &mut self,
         outputs: &[Output],
-        sessions: &mut BTreeMap<SessionId, Session>,
+        sessions: &mut Sessions,
     ) -> Vec<(SessionId, EngineError)> {
         let mut failed = Vec::new();
         let mut ended = Vec::new();
         for output in outputs {
-            let session = sessions.get_mut(&output.session);
+            let session = sessions.get_mut(output.session).ok();
             let Some(session) = session.filter(|session| !session.transient) else {
                 continue;
             };
-            let is_over = output.finish.is_some() || output.paused.is_some();
-            match self.tell(session, is_over) {
-                Ok(()) if is_over => ended.push(output.session),
-                Err(error) if is_over => failed.push((output.session, error)),
+            let has_ended = output.finish.is_some() || output.paused.is_some();
+            match self.write_progress(session, has_ended) {
+                Ok(()) if has_ended => ended.push(output.session),
+                Err(error) if has_ended => failed.push((output.session, error)),
                 _ => {}
             }
         }

@@ -1,19 +1,180 @@
-//! Sessions that outlive the process: what was acknowledged is in a log before it is, and a
-//! session goes on from there with the same bits.
+//! Durability: sessions that outlive the process. What a client was told is in a log before the
+//! client is told, and a session continues from there with the same bits.
 //!
-//! A session's KV is not written down. Its tokens are, as they come, and its keys and values
-//! follow from them, computed again the way they were: given tokens together, generated
-//! ones one by one. So a token that was not yet on disk when the power went is the one that
-//! is generated again.
+//! The KV cache of a session is not written. Its tokens are, as they are generated, and the keys
+//! and values follow from them, computed again in the same way: given tokens together, generated
+//! tokens one by one. A token that was not on disk when the power failed is generated again.
 
-mod identity;
+pub(crate) mod identity;
 mod journal;
+mod legacy_identity;
 pub(crate) mod records;
 pub(crate) mod recovery;
-mod saved_session;
-mod state_folder;
+pub(crate) mod saved_file;
+pub(crate) mod saved_session;
+pub(crate) mod state_folder;
+mod tensor_samples;
 
-pub(crate) use journal::Journal;
-pub use saved_session::{SavedLogprobs, SavedSession, SavedState, SavedStop};
-pub(crate) use saved_session::{from_unix, load_logprobs};
-pub use state_folder::{SavedFile, State as StateFolder};
+use std::{collections::BTreeMap, sync::OnceLock};
+
+use djinn_model::Model;
+use djinn_types::SessionId;
+
+use crate::{
+    error::EngineError,
+    probe::{Probe, saved_probe::SavedProbe},
+    session::{Session, lifecycle::NextTurn, output::Output, table::Sessions},
+};
+use identity::ModelIdentity;
+use journal::Journal;
+use records::Record;
+use saved_file::SavedFile;
+use saved_session::{SavedSession, SavedState};
+use state_folder::StateFolder;
+
+/// Log of the sessions, if they are kept in a folder, and the identity of the model.
+#[derive(Default)]
+pub(crate) struct Durability {
+    journal: Option<Journal>,
+    identity: OnceLock<ModelIdentity>,
+}
+
+impl Durability {
+    /// Returns the identity of the model, computed when first needed.
+    pub fn identity(&self, model: &Model) -> Result<&ModelIdentity, EngineError> {
+        if let Some(known) = self.identity.get() {
+            return Ok(known);
+        }
+        let found = ModelIdentity::of(model)?;
+        Ok(self.identity.get_or_init(|| found))
+    }
+
+    /// Writes sessions to a folder from now on. `parked` are the sessions of the folder that the
+    /// engine does not open.
+    pub fn attach(
+        &mut self,
+        model: &Model,
+        folder: StateFolder,
+        parked: BTreeMap<u64, SavedSession>,
+    ) -> Result<(), EngineError> {
+        let identity = self.identity(model)?.clone();
+        self.journal = Some(Journal::new(folder, identity, parked));
+        Ok(())
+    }
+
+    /// Exports a session.
+    pub fn export(&self, model: &Model, session: &Session) -> Result<SavedFile, EngineError> {
+        let identity = self.identity(model)?.clone();
+        Ok(SavedFile::new(identity, SavedSession::of(session)))
+    }
+
+    /// Compacts the log if most of it is outdated. All sessions must be in the table, so this
+    /// must not be called during a pass.
+    pub fn compact(&mut self, sessions: &mut Sessions) {
+        if let Some(journal) = &mut self.journal {
+            journal.compact(sessions);
+        }
+    }
+
+    /// Returns the journal if this session is written to one.
+    fn journal_of(&mut self, session: &Session) -> Option<&mut Journal> {
+        self.journal.as_mut().filter(|_| !session.transient)
+    }
+
+    /// Writes a session that was just opened.
+    pub fn commit_opened(&mut self, session: &mut Session) -> Result<(), EngineError> {
+        let Some(journal) = self.journal_of(session) else {
+            return Ok(());
+        };
+        let saved = SavedSession::of(session);
+        journal.commit(&[Record::Session(Box::new(saved))])?;
+        session.logged = session.tokens.len();
+        Ok(())
+    }
+
+    /// Writes a session that was just imported.
+    pub fn commit_imported(&mut self, saved: SavedSession) -> Result<(), EngineError> {
+        match &mut self.journal {
+            Some(journal) => journal.commit(&[Record::Session(Box::new(saved))]),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes a new probe of a session and sets it. With `resumes`, the session is written as
+    /// resumed from its pause.
+    pub fn commit_probe(
+        &mut self,
+        session: &mut Session,
+        probe: Probe,
+        resumes: bool,
+    ) -> Result<(), EngineError> {
+        if let Some(journal) = self.journal_of(session) {
+            let mut saved = SavedSession::of(session);
+            saved.probe = SavedProbe::of(&probe);
+            if resumes && let SavedState::Paused(at) = saved.state {
+                (saved.state, saved.past) = (SavedState::Ready, Some(at));
+            }
+            journal.commit(&[Record::Session(Box::new(saved))])?;
+            session.logged = session.tokens.len();
+        }
+        session.probe = probe;
+        Ok(())
+    }
+
+    /// Writes the state that a session is about to have.
+    pub fn commit_state(
+        &mut self,
+        session: &Session,
+        state: SavedState,
+    ) -> Result<(), EngineError> {
+        let id = session.id.0;
+        match self.journal_of(session) {
+            Some(journal) => journal.commit(&[Record::State { id, state }]),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes a turn that is about to be appended to a session.
+    pub fn commit_turn(
+        &mut self,
+        session: &mut Session,
+        turn: &NextTurn,
+    ) -> Result<(), EngineError> {
+        let Some(journal) = self.journal_of(session) else {
+            return Ok(());
+        };
+        journal.write_progress(session, false)?;
+        let probe = match SavedProbe::of(&turn.probe) {
+            saved if saved == SavedProbe::of(&session.probe) => None,
+            saved => Some(Box::new(saved.unwrap_or_default())),
+        };
+        journal.commit(&[Record::Said {
+            id: session.id.0,
+            tokens: turn.tokens.clone(),
+            max_tokens: turn.max_tokens,
+            probe,
+        }])
+    }
+
+    /// Writes the end of a session. An end that cannot be written now is written with the next
+    /// record; until then a restart would restore the session.
+    pub fn commit_closed(&mut self, session: &Session) {
+        let id = session.id;
+        if let Some(journal) = self.journal_of(session) {
+            journal.close(id);
+        }
+    }
+
+    /// Writes outputs before they are returned. Returns the sessions whose end could not be
+    /// written, each with the error; the log keeps what it has of them.
+    pub fn write_outputs(
+        &mut self,
+        outputs: &[Output],
+        sessions: &mut Sessions,
+    ) -> Vec<(SessionId, EngineError)> {
+        match &mut self.journal {
+            Some(journal) => journal.write_outputs(outputs, sessions),
+            None => Vec::new(),
+        }
+    }
+}

@@ -1,34 +1,39 @@
 //! Records of the session log.
 
+use djinn_wal::Log;
 use serde::{Deserialize, Serialize};
 
-use super::{SavedLogprobs, SavedSession, SavedState};
-use crate::SavedProbe;
+use super::saved_session::{SavedLogprobs, SavedSession, SavedState};
+use crate::{error::EngineError, probe::saved_probe::SavedProbe};
 
-/// What the log is made of.
+/// Record of the session log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Record {
-    /// First: which model's sessions these are, and the least number the next one has, so
-    /// that none is given twice.
+    /// First record: the model that the sessions belong to, and the lowest id of the next
+    /// session, so that no id is used twice.
     Model {
         name: String,
         identity: String,
+        /// Digest as releases before 0.2 computed it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        legacy_identity: Option<String>,
         #[serde(default)]
         next_id: u64,
     },
+    /// Complete session.
     Session(Box<SavedSession>),
-    /// A session was told something, and goes on.
+    /// Tokens that the owner appended to a session, which then runs.
     Said {
         id: u64,
         tokens: Vec<u32>,
         max_tokens: usize,
-        /// What it reads and changes from now on, where that is something else.
+        /// Probe from now on, where it changed.
         #[serde(default)]
         probe: Option<Box<SavedProbe>>,
     },
-    /// A session generated tokens after so many that it had, and stands elsewhere if its
-    /// turn is over: one record, so that neither is there without the other.
+    /// Tokens that a session generated after its first `after` tokens, and its state if the turn
+    /// ended. One record holds both, so that neither is there without the other.
     Tokens {
         id: u64,
         after: usize,
@@ -36,11 +41,20 @@ pub(crate) enum Record {
         logprobs: Vec<SavedLogprobs>,
         state: Option<SavedState>,
     },
-    State {
-        id: u64,
-        state: SavedState,
-    },
-    Closed {
-        id: u64,
-    },
+    /// State of a session.
+    State { id: u64, state: SavedState },
+    /// End of a session.
+    Closed { id: u64 },
+}
+
+impl Record {
+    /// Appends the record to a log.
+    pub fn append_to(&self, log: &mut Log) -> Result<(), EngineError> {
+        Ok(log.append(&self.to_bytes())?)
+    }
+
+    /// Encodes the record as JSON.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("records are plain data")
+    }
 }

@@ -1,61 +1,64 @@
-//! A session as it is written down: its tokens, how the next ones are chosen, and what it
-//! changes on the way. Everything else follows from these, to the bit.
+//! A session as it is saved: its tokens, how the next ones are sampled, and its probe. The keys
+//! and values follow from these, to the bit.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Class, EngineError, Finish, Logprob, Paused, Sampling, probe::SavedProbe,
-    probe::checkpoint::Rewind, session::Session, session::state::State,
+    error::EngineError,
+    probe::{checkpoint::Paused, saved_probe::SavedProbe},
+    sampling::sampler::{Logprob, Sampling},
+    scheduler::fair_share::Class,
+    session::{Session, output::Finish, state::SessionState, status::SessionStatus},
 };
 
-/// A session that can go on in another process.
+/// A session that another process can continue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedSession {
-    /// Its number.
+    /// Session id.
     pub id: u64,
-    /// Whose it is.
+    /// Owner of the session.
     pub owner: String,
-    /// How urgent.
+    /// Scheduling class.
     pub class: Class,
-    /// Prompt, and what was said and generated since.
+    /// Prompt, appended and generated tokens.
     pub tokens: Vec<u32>,
-    /// Which of them were given: first, and one past the last.
+    /// Ranges of the given tokens: first position, and one past the last.
     pub given: Vec<(usize, usize)>,
-    /// Generated tokens at which its turn ends.
+    /// Number of generated tokens at which the turn ends.
     pub max_tokens: usize,
-    /// Whether it waits then.
+    /// Whether the session waits after its turn.
     pub keep: bool,
-    /// How tokens are chosen.
+    /// How tokens are sampled.
     pub sampling: Sampling,
-    /// Tokens that end its turn.
+    /// Tokens that end a turn.
     pub eos: Vec<u32>,
-    /// Texts that do.
+    /// Strings that end a turn.
     pub stop: Vec<String>,
-    /// Of each generated token, itself and its alternatives, where asked for.
+    /// For each generated token, the token and its alternatives, if requested.
     pub logprobs: Vec<SavedLogprobs>,
-    /// What is read and changed on the way.
+    /// Captures, edits and breakpoints.
     pub probe: Option<SavedProbe>,
-    /// Seconds since 1970 at which it is over.
+    /// Deadline in seconds since 1970.
     pub deadline: Option<f64>,
-    /// Seconds it stays unused.
+    /// Seconds that the session stays open unused.
     pub lease: Option<f64>,
-    /// Where it stands.
+    /// State of the session.
     pub state: SavedState,
-    /// Where it stopped last, and went on from.
+    /// Pause that the session last resumed from.
     #[serde(default)]
     pub past: Option<SavedStop>,
 }
 
-/// A hook at which a session stopped, on the way of some of its tokens.
+/// Hook at which tokens of a session paused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedStop {
-    /// Which.
+    /// Name of the hook.
     pub hook: String,
-    /// The first of them.
+    /// First position that paused.
     pub position: usize,
-    /// How many.
+    /// Number of positions that paused.
     pub rows: usize,
 }
 
@@ -69,10 +72,10 @@ impl SavedStop {
     }
 }
 
-/// A token and its alternatives: each with the bits of its logarithm.
+/// A token and its alternatives, each with the bits of its log-probability.
 pub type SavedLogprobs = Vec<(u32, u32)>;
 
-/// Where a session stands.
+/// Saved state of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SavedState {
@@ -80,15 +83,15 @@ pub enum SavedState {
     Ready,
     /// Waits for its owner in the middle of a turn.
     Waiting,
-    /// Has generated what was asked for, and waits to be told more.
+    /// Has generated everything that was asked for and waits for more input.
     TurnOver,
-    /// Stopped at a hook.
+    /// Is paused at a hook.
     Paused(SavedStop),
-    /// Is over.
+    /// Has ended.
     Done {
-        /// Why.
+        /// Reason for the end.
         finish: Finish,
-        /// What went wrong, where something did.
+        /// Error that ended the session.
         failure: Option<String>,
     },
 }
@@ -96,10 +99,11 @@ pub enum SavedState {
 impl SavedSession {
     pub(crate) fn of(session: &Session) -> Self {
         let seconds = |duration: Duration| duration.as_secs_f64();
+        let logprobs = session.logprobs.iter().map(|all| save_logprobs(all));
         SavedSession {
             id: session.id.0,
             owner: session.owner.clone(),
-            class: session.account.class,
+            class: session.fair_share.class,
             tokens: session.tokens.clone(),
             given: session.given.iter().map(|g| (g.start, g.end)).collect(),
             max_tokens: session.max_tokens,
@@ -107,20 +111,31 @@ impl SavedSession {
             sampling: session.sampling.clone(),
             eos: session.eos.clone(),
             stop: session.stop.clone(),
-            logprobs: session
-                .logprobs
-                .iter()
-                .map(|all| save_logprobs(all))
-                .collect(),
-            probe: session.probe.saved(),
-            deadline: session.deadline.map(to_unix),
-            lease: session.lease.map(seconds),
+            logprobs: logprobs.collect(),
+            probe: SavedProbe::of(&session.probe),
+            deadline: session.lifetime.deadline.map(to_unix),
+            lease: session.lifetime.lease.map(seconds),
             state: SavedState::of(session),
-            past: session.past.as_ref().map(SavedStop::of),
+            past: session.last_pause.as_ref().map(SavedStop::of),
         }
     }
 
-    /// An error unless its parts fit together: what comes from a file may be anything.
+    /// Returns the same session with another id and owner, for import. A kept session that was
+    /// running waits after the import.
+    pub(crate) fn imported(self, id: u64, owner: String) -> Self {
+        let state = match self.state {
+            SavedState::Ready if self.keep => SavedState::Waiting,
+            state => state,
+        };
+        SavedSession {
+            id,
+            owner,
+            state,
+            ..self
+        }
+    }
+
+    /// Refuses a session whose parts do not fit together: a file may contain anything.
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         let mut end = 0;
         let mut is_next = |&(from, to): &(usize, usize)| {
@@ -130,7 +145,7 @@ impl SavedSession {
         };
         let first = self.given.first().is_some_and(|given| given.0 == 0);
         let is_whole = first && self.given.iter().all(&mut is_next);
-        // Who is not kept is told nothing after its prompt.
+        // Only kept sessions have input after the prompt.
         let fits = self.keep || self.given.len() == 1 && self.generated() <= self.max_tokens;
         let stands = |at: &SavedStop| {
             at.rows > 0 && at.position.saturating_add(at.rows) <= self.tokens.len()
@@ -141,15 +156,15 @@ impl SavedSession {
         };
         match is_whole && fits && at.into_iter().chain(&self.past).all(stands) {
             true => Ok(()),
-            false => Err(EngineError::NotRead(format!(
-                "session {} is not whole: what it was given and what it generated do not fit \
+            false => Err(EngineError::Unreadable(format!(
+                "saved session {} is inconsistent: its given and generated tokens do not fit \
                  together",
                 self.id
             ))),
         }
     }
 
-    /// How many of its tokens it generated.
+    /// Number of generated tokens.
     pub fn generated(&self) -> usize {
         let length = |(from, to): &(usize, usize)| to.saturating_sub(*from);
         let given: usize = self.given.iter().map(length).sum();
@@ -159,45 +174,47 @@ impl SavedSession {
 
 impl SavedState {
     pub(crate) fn of(session: &Session) -> Self {
-        // Who is on its way to where it stood, to stop there again, stands there.
-        if let Some(Rewind {
-            to, stops: true, ..
-        }) = &session.rewind
-            && !session.state.is_done()
+        // A session on its way to an earlier pause is saved as paused there.
+        if let Some(rewind) = session.rewind()
+            && rewind.stops
         {
-            return SavedState::Paused(SavedStop::of(to));
+            return SavedState::Paused(SavedStop::of(&rewind.to));
         }
-        match session.state {
-            State::Ready | State::Running => SavedState::Ready,
-            State::Waiting { .. } if session.turn_over => SavedState::TurnOver,
-            State::Waiting { .. } => SavedState::Waiting,
-            State::Paused { .. } => {
-                let at = session.paused().expect("it stopped somewhere");
+        match &session.state {
+            SessionState::Queued { .. }
+            | SessionState::Ready { .. }
+            | SessionState::Running { .. } => SavedState::Ready,
+            SessionState::Waiting { turn_over, .. } => match turn_over {
+                true => SavedState::TurnOver,
+                false => SavedState::Waiting,
+            },
+            SessionState::Paused { .. } => {
+                let at = session.paused().expect("a paused session has a place");
                 SavedState::Paused(SavedStop::of(&at))
             }
-            State::Done(finish) => SavedState::Done {
-                finish,
-                failure: session.failure.clone(),
+            SessionState::Done { finish, failure } => SavedState::Done {
+                finish: *finish,
+                failure: failure.clone(),
             },
         }
     }
 
-    /// In a word.
-    pub fn name(&self) -> &'static str {
+    /// Returns the status that clients see.
+    pub fn status(&self) -> SessionStatus {
         match self {
-            SavedState::Ready => "ready",
-            SavedState::Waiting | SavedState::TurnOver => "waiting",
-            SavedState::Paused(_) => "paused",
-            SavedState::Done { .. } => "done",
+            SavedState::Ready => SessionStatus::Ready,
+            SavedState::Waiting | SavedState::TurnOver => SessionStatus::Waiting,
+            SavedState::Paused(_) => SessionStatus::Paused,
+            SavedState::Done { .. } => SessionStatus::Done,
         }
     }
 }
 
-pub(crate) fn save_logprobs(all: &[Logprob]) -> SavedLogprobs {
+pub(super) fn save_logprobs(all: &[Logprob]) -> SavedLogprobs {
     all.iter().map(|l| (l.token, l.logprob.to_bits())).collect()
 }
 
-pub(crate) fn load_logprobs(all: &SavedLogprobs) -> Vec<Logprob> {
+pub(super) fn load_logprobs(all: &SavedLogprobs) -> Vec<Logprob> {
     let load = |&(token, bits): &(u32, u32)| Logprob {
         token,
         logprob: f32::from_bits(bits),
@@ -212,8 +229,8 @@ fn to_unix(at: Instant) -> f64 {
     now + ahead.as_secs_f64() - behind.as_secs_f64()
 }
 
-/// The same moment in this process; now, where it is past or was never one.
-pub(crate) fn from_unix(seconds: f64) -> Instant {
+/// Converts seconds since 1970 to an instant of this process; a moment in the past becomes now.
+pub(super) fn from_unix(seconds: f64) -> Instant {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let ahead = seconds - now.map_or(0.0, |since| since.as_secs_f64());
     let ahead = Duration::try_from_secs_f64(ahead).unwrap_or_default();

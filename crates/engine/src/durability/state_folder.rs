@@ -2,82 +2,33 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use djinn_wal::{Archive, ArchiveWriter, Log};
-use serde::{Deserialize, Serialize};
+use djinn_types::SessionId;
+use djinn_wal::Log;
 
-use super::{SavedSession, SavedState, records::Record};
-use crate::{EngineError, SessionId};
+use super::{
+    identity::ModelIdentity,
+    records::Record,
+    saved_file::SavedFile,
+    saved_session::{SavedSession, SavedState},
+};
+use crate::error::EngineError;
 
-/// What a file that holds one session begins with.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SavedFile {
-    /// The model's name.
-    pub model: String,
-    /// What tells it from others of that name.
-    pub identity: String,
-    /// The session.
-    pub session: SavedSession,
+/// A folder of sessions. One process has it open at a time.
+pub struct StateFolder {
+    pub(super) log: Log,
+    pub(super) model: Option<ModelIdentity>,
+    pub(super) sessions: BTreeMap<u64, SavedSession>,
+    /// One more than the highest id a session has had.
+    pub(super) next_id: u64,
 }
 
-impl SavedFile {
-    /// Reads one.
-    pub fn read(path: &Path) -> Result<Self, EngineError> {
-        let error = |e: std::io::Error| EngineError::File {
-            path: path.to_owned(),
-            reason: e.to_string(),
-        };
-        // As it travels it is the header alone.
-        let bytes = std::fs::read(path).map_err(error)?;
-        if bytes.first() == Some(&b'{') {
-            return Self::from_bytes(&bytes);
-        }
-        let archive = Archive::open(path)?;
-        serde_json::from_slice(archive.header()).map_err(|error| EngineError::File {
-            path: path.to_owned(),
-            reason: format!("is an archive, and not of a session: {error}"),
-        })
-    }
-
-    /// The same from bytes that came from somewhere.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, EngineError> {
-        let read = serde_json::from_slice(bytes);
-        read.map_err(|error| EngineError::NotRead(format!("this is no session: {error}")))
-    }
-
-    /// As bytes that can be sent.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain data")
-    }
-
-    /// Writes one where there is none yet, or in place of another.
-    pub fn write(&self, path: &Path, replace: bool) -> Result<(), EngineError> {
-        Ok(ArchiveWriter::create(path, &self.to_bytes(), 0, replace)?.finish()?)
-    }
-}
-
-/// Which model's sessions a folder holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ModelIdentity {
-    pub name: String,
-    pub identity: String,
-}
-
-/// A folder of sessions. One process has it at a time.
-pub struct State {
-    pub(crate) log: Log,
-    pub(crate) whose: Option<ModelIdentity>,
-    pub(crate) sessions: BTreeMap<u64, SavedSession>,
-    /// One more than the highest number a session has had.
-    pub(crate) next_id: u64,
-}
-
-impl State {
-    /// Opens a folder, and makes it where there is none.
+impl StateFolder {
+    /// Opens a folder, and creates it if there is none.
     pub fn open(folder: &Path) -> Result<Self, EngineError> {
         let (log, records) = Log::open(folder)?;
-        let mut state = State {
+        let mut state = StateFolder {
             log,
-            whose: None,
+            model: None,
             sessions: BTreeMap::new(),
             next_id: 0,
         };
@@ -87,26 +38,31 @@ impl State {
                 .and_then(|record| state.apply(record));
             applied.map_err(|reason| EngineError::File {
                 path: folder.to_owned(),
-                reason: format!("record {number} of its log cannot be used: {reason}"),
+                reason: format!("record {number} of the session log is invalid: {reason}"),
             })?;
         }
         Ok(state)
     }
 
-    /// Whether sessions are kept in a folder.
+    /// Whether a folder contains sessions.
     pub fn is_in(folder: &Path) -> bool {
         Log::is_in(folder)
     }
 
-    /// Takes in a record.
+    /// Applies a record of the log.
     fn apply(&mut self, record: Record) -> Result<(), String> {
         match record {
             Record::Model {
                 name,
                 identity,
+                legacy_identity,
                 next_id,
             } => {
-                self.whose = Some(ModelIdentity { name, identity });
+                self.model = Some(ModelIdentity {
+                    name,
+                    identity,
+                    legacy: legacy_identity,
+                });
                 self.next_id = self.next_id.max(next_id);
             }
             Record::Session(session) => {
@@ -141,7 +97,9 @@ impl State {
                 let session = self.session(id)?;
                 let found = session.tokens.len();
                 if found != after {
-                    return Err(format!("session {id} has {found} tokens, not {after}"));
+                    return Err(format!(
+                        "session {id} has {found} tokens, the record continues after {after}"
+                    ));
                 }
                 session.tokens.extend(tokens);
                 session.logprobs.extend(logprobs);
@@ -160,86 +118,78 @@ impl State {
 
     fn session(&mut self, id: u64) -> Result<&mut SavedSession, String> {
         let session = self.sessions.get_mut(&id);
-        session.ok_or_else(|| format!("there is no session {id}"))
+        session.ok_or_else(|| format!("session {id} does not exist"))
     }
 
-    /// The sessions, by number.
+    /// Iterates over the sessions in order of their ids.
     pub fn sessions(&self) -> impl Iterator<Item = &SavedSession> {
         self.sessions.values()
     }
 
-    /// One of them.
+    /// Returns one session.
     pub fn get(&self, id: SessionId) -> Result<&SavedSession, EngineError> {
         self.sessions.get(&id.0).ok_or(EngineError::NoSession(id))
     }
 
-    /// The name of the model whose they are, once there was one.
+    /// Returns the name of the model that the sessions belong to, once there was a session.
     pub fn model(&self) -> Option<&str> {
-        self.whose.as_ref().map(|whose| whose.name.as_str())
+        self.model.as_ref().map(|model| model.name.as_str())
     }
 
-    /// Bytes that the last crash left half written, and that were dropped.
+    /// Number of bytes that the last crash left half written, and that were dropped.
     pub fn torn(&self) -> u64 {
         self.log.torn()
     }
 
-    /// Writes down what happens, before it is told to anybody.
-    pub(crate) fn commit(&mut self, record: Record) -> Result<(), EngineError> {
-        write(&mut self.log, &record)?;
+    /// Writes a record durably, then applies it.
+    fn commit(&mut self, record: Record) -> Result<(), EngineError> {
+        record.append_to(&mut self.log)?;
         self.log.sync()?;
-        self.apply(record).expect("it was made from what is here");
+        self.apply(record)
+            .expect("the record was made from this state");
         Ok(())
     }
 
-    /// Ends a session for good.
+    /// Deletes a session.
     pub fn delete(&mut self, id: SessionId) -> Result<(), EngineError> {
         self.get(id)?;
         self.commit(Record::Closed { id: id.0 })
     }
 
-    /// One session as a file that another folder can take in.
+    /// Exports one session to a file that another folder can import.
     pub fn export(&self, id: SessionId) -> Result<SavedFile, EngineError> {
         let session = self.get(id)?.clone();
-        let whose = self.whose.as_ref().expect("a session has a model");
-        Ok(SavedFile {
-            model: whose.name.clone(),
-            identity: whose.identity.clone(),
-            session,
-        })
+        let model = self.model.clone();
+        let model = model.expect("the first session comes after the model's record");
+        Ok(SavedFile::new(model, session))
     }
 
-    /// Takes a session in, under a number of its own here. One that was running waits.
+    /// Imports a session under a new id. A kept session that was running waits.
     pub fn import(&mut self, file: SavedFile) -> Result<SessionId, EngineError> {
         file.session.check()?;
-        self.belong(&file.model, &file.identity)?;
+        self.claim(&file.model_identity())?;
         let id = self.next_id;
-        let mut session = SavedSession { id, ..file.session };
-        if session.state == SavedState::Ready && session.keep {
-            session.state = SavedState::Waiting;
-        }
+        let owner = file.session.owner.clone();
+        let session = file.session.imported(id, owner);
         self.commit(Record::Session(Box::new(session)))?;
         Ok(SessionId(id))
     }
 
-    /// From now on these are sessions of this model: an error if they are another's.
-    pub(crate) fn belong(&mut self, name: &str, identity: &str) -> Result<(), EngineError> {
-        match &self.whose {
-            Some(whose) if whose.identity != identity => Err(EngineError::OtherModel {
-                name: name.to_owned(),
-                theirs: whose.name.clone(),
-            }),
-            Some(_) => Ok(()),
+    /// Takes the sessions out of the folder, with the lowest id of the next session.
+    pub(crate) fn take_sessions(&mut self) -> (BTreeMap<u64, SavedSession>, u64) {
+        (std::mem::take(&mut self.sessions), self.next_id)
+    }
+
+    /// Makes an empty folder one of this model; refuses a folder of another model.
+    pub(crate) fn claim(&mut self, model: &ModelIdentity) -> Result<(), EngineError> {
+        match &self.model {
+            Some(theirs) => model.check(theirs),
             None => self.commit(Record::Model {
-                name: name.to_owned(),
-                identity: identity.to_owned(),
+                name: model.name.clone(),
+                identity: model.identity.clone(),
+                legacy_identity: model.legacy.clone(),
                 next_id: 0,
             }),
         }
     }
-}
-
-/// Puts a record in a log.
-pub(crate) fn write(log: &mut Log, record: &Record) -> Result<(), EngineError> {
-    let bytes = serde_json::to_vec(record).expect("plain data");
-    Ok(log.append(&bytes)?)
 }

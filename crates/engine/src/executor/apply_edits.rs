@@ -9,7 +9,7 @@ use crate::{
     Change, EngineError, executor::batch::RowSpan, probe::edit::Edit, probe::staging::Staging,
 };
 
-impl Pass<'_, '_> {
+impl Pass<'_> {
     /// Makes the changes that sessions asked for here.
     pub(super) fn change(
         &mut self,
@@ -23,7 +23,7 @@ impl Pass<'_, '_> {
             operand: self.arena.operand,
         };
         for group in &stage.groups {
-            let session = &*self.members[group.member];
+            let session = &self.members[group.member];
             let rows = at.rows(group.first_row, group.rows);
             for edit in session.probe.changes(site) {
                 changer.change(edit, group, session.prompt(), rows)?;

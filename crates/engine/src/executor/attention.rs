@@ -20,7 +20,7 @@ struct Layer {
     z: View,
 }
 
-impl Pass<'_, '_> {
+impl Pass<'_> {
     /// Stores keys and values, and mixes values for every row. The fused operation says
     /// what comes out; the pattern is taken apart only where a session looks at it, and
     /// mixed again only where a session changed it.
@@ -139,7 +139,7 @@ impl Pass<'_, '_> {
         pattern: View,
     ) -> Result<(), EngineError> {
         let heads = self.program.dims.heads;
-        let session = &mut *self.members[part.member];
+        let session = &mut self.members[part.member];
         let prompt = session.prompt();
         let Some(capture) = session.probe.capture(site) else {
             return Ok(());

@@ -51,15 +51,10 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Lays out the next `shares[i]` tokens of `members[i]`.
-    pub fn new(
-        members: &[&mut Session],
-        shares: &[usize],
-        settings: &Settings,
-        pages: &Pages,
-    ) -> Self {
+    pub fn new(members: &[Session], shares: &[usize], settings: &Settings, pages: &Pages) -> Self {
         let mut batch = Batch::default();
         let mut order: Vec<usize> = (0..members.len()).collect();
-        order.sort_by_key(|&member| members[member].is_passing());
+        order.sort_by_key(|&member| members[member].is_partial());
         for phase in [Phase::Generated, Phase::Prompt] {
             for &member in &order {
                 let (session, rows) = (&members[member], shares[member]);
@@ -92,7 +87,7 @@ impl Batch {
             first_row: self.rows(),
             rows,
             position,
-            enter: session.checkpoint.as_ref().map_or(0, |at| at.stop.next),
+            enter: session.checkpoint().map_or(0, |at| at.stop.next),
         };
         let run = group.positions();
         let ids = &session.tokens[run.clone()];
@@ -165,76 +160,64 @@ fn wanted_rows(session: &Session, group: &RowSpan) -> Vec<RowSpan> {
 #[cfg(test)]
 mod tests {
     use djinn_device::{Draw, Phase};
-    use djinn_kv::{PageTable, Pages};
+    use djinn_kv::Pages;
+    use djinn_model::Model;
+    use djinn_types::SessionId;
 
     use super::{Batch, RowSpan, generated, phases};
     use crate::{
-        Captured, Class, Probe, ProbeLimits, RunUntil, Sampling, SessionId, Settings,
-        scheduler::FairShare, session, session::state::State,
+        probe::probe_limits::ProbeLimits,
+        sampling::sampler::Sampling,
+        session::{Session, lifecycle::create, request::Request},
+        settings::Settings,
     };
 
     /// A session of a prompt of `prompt` tokens, `more` generated ones, `computed` run.
-    fn session(prompt: usize, more: usize, computed: usize) -> session::Session {
-        session::Session {
-            id: SessionId(0),
-            tokens: (0..(prompt + more) as u32).collect(),
-            given: std::iter::once(0..prompt).collect(),
-            computed,
-            logged: 0,
+    fn session(prompt: usize, more: usize, computed: usize) -> Session {
+        let request = Request {
+            tokens: (0..prompt as u32).collect(),
             max_tokens: 9,
-            keep: false,
-            context: 100,
-            pages: PageTable::new(16),
-            shares: 0,
-            pages_most: 0,
-            admitted: true,
-            account: FairShare::new(Class::default(), 0),
-            turn: None,
-            sampling: Sampling::default(),
-            eos: Vec::new(),
-            stop: Vec::new(),
-            text: None,
-            logprobs: Vec::new(),
-            probe: Probe::default(),
-            captured: Captured::default(),
-            checkpoint: None,
-            past: None,
-            rewind: None,
-            until: RunUntil::default(),
-            state: State::Ready,
-            failure: None,
-            turn_over: false,
-            transient: false,
-            owner: String::new(),
-            deadline: None,
-            lease: None,
-            used: std::time::Instant::now(),
-        }
+            ..Request::default()
+        };
+        let settings = settings();
+        let model = model();
+        let id = SessionId(0);
+        let mut session = create(&model, &settings, request, id, 0).expect("a valid request");
+        session.tokens.extend(prompt as u32..(prompt + more) as u32);
+        session.computed = computed;
+        session
     }
 
-    #[test]
-    fn generated_rows_come_first_and_position_alone_says_which_they_are() {
-        // A prompt's end, a generated token, the middle of a prompt, a prompt of one.
-        let mut sessions = [
-            session(5, 0, 3),
-            session(4, 2, 5),
-            session(8, 0, 0),
-            session(1, 0, 0),
-        ];
-        let members: Vec<&mut session::Session> = sessions.iter_mut().collect();
-        let settings = Settings {
+    fn model() -> Model {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/");
+        Model::open(&format!("{root}gpt2")).expect("a golden model")
+    }
+
+    fn settings() -> Settings {
+        Settings {
             rows: 16,
             sessions: 4,
             open: 4,
-            context: 16,
+            context: 32,
             pages: 4,
             host_pages: 0,
             disk_pages: 0,
             page_tokens: 16,
             logit_rows: 4,
             probe_limits: ProbeLimits::default(),
-        };
-        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings, &Pages::new(0, 0, 0));
+        }
+    }
+
+    #[test]
+    fn generated_rows_come_first_and_position_alone_says_which_they_are() {
+        // A prompt's end, a generated token, the middle of a prompt, a prompt of one.
+        let members = [
+            session(5, 0, 3),
+            session(4, 2, 5),
+            session(8, 0, 0),
+            session(1, 0, 0),
+        ];
+        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings(), &Pages::new(0, 0, 0));
         let row = |group: &RowSpan| (group.member, group.first_row, group.position);
         let groups: Vec<_> = batch.groups.iter().map(row).collect();
         assert_eq!(groups, [(1, 0, 5), (0, 1, 3), (2, 3, 0), (3, 6, 0)]);

@@ -11,7 +11,7 @@ use crate::{
     executor::batch::phases,
     executor::{
         active_rows::ActiveRows,
-        pass::{upload_ids, upload_numbers},
+        upload::{upload_ids, upload_numbers},
     },
 };
 

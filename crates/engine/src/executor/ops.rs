@@ -8,7 +8,7 @@ use djinn_weights::Region;
 use super::{active_rows::ActiveRows, experts, pass::Pass};
 use crate::EngineError;
 
-impl Pass<'_, '_> {
+impl Pass<'_> {
     /// Runs an operation over the rows of a stage.
     pub(super) fn op(&mut self, stage: &ActiveRows, op: &Op) -> Result<(), EngineError> {
         let device = self.device;

@@ -1,8 +1,8 @@
 //! One trip of a batch of sessions through the model.
 
-use std::{ops::Range, time::Instant};
+use std::{collections::BTreeMap, ops::Range, time::Instant};
 
-use djinn_device::{Device, DeviceError, Event, Span, Stream, View};
+use djinn_device::{Device, Event, Stream, View};
 use djinn_kv::PendingPages;
 use djinn_model::program::{Buf, Op, Program, SegmentKind};
 use djinn_weights::Streamer;
@@ -11,20 +11,20 @@ use crate::{
     Blueprint, EngineError,
     arena::{Arena, Ids},
     executor::batch::{Batch, RowSpan},
-    probe::staging::Staging,
+    probe::{checkpoint::Checkpoint, staging::Staging},
     session::Session,
 };
 
-use super::{active_rows::ActiveRows, progress::PassProgress};
+use super::{active_rows::ActiveRows, progress::PassProgress, upload::upload_ids};
 
-/// What a pass came to.
+/// Results of a pass.
 pub(crate) struct PassResult {
-    /// What every session that will sample does so by.
-    pub last: Vec<SampleInput>,
-    /// The members that stopped on the way.
-    pub stopped: Vec<usize>,
-    /// Seconds of the host that went into what they need to go on.
-    pub stop_s: f64,
+    /// Inputs for sampling the next token of members whose last token ran.
+    pub samples: Vec<SampleInput>,
+    /// Checkpoints of the members that paused, by index of the member.
+    pub paused: BTreeMap<usize, Checkpoint>,
+    /// Host time in seconds spent on saving paused members.
+    pub pause_s: f64,
 }
 
 /// What a member's next token is chosen by.
@@ -41,14 +41,14 @@ pub(crate) enum TokenScores {
 }
 
 /// Walks the program over one batch.
-pub(crate) struct Pass<'a, 's> {
+pub(crate) struct Pass<'a> {
     pub device: &'a dyn Device,
     pub program: &'a Program,
     pub blueprint: &'a Blueprint,
     pub arena: &'a Arena,
     pub streamer: &'a mut dyn Streamer,
     pub staging: &'a mut Staging,
-    pub members: &'a mut [&'s mut Session],
+    pub members: &'a mut [Session],
     pub batch: &'a Batch,
     pub ids: Ids,
     /// Pages that are still on their way.
@@ -76,7 +76,7 @@ impl PassRows {
     }
 }
 
-impl Pass<'_, '_> {
+impl Pass<'_> {
     /// Has the device run the batch.
     pub fn begin(&mut self) -> Result<(), EngineError> {
         self.streamer.begin_pass()?;
@@ -86,18 +86,18 @@ impl Pass<'_, '_> {
 
     /// What it came to.
     pub fn end(&mut self) -> Result<PassResult, EngineError> {
-        let last = self.read_last()?;
+        let samples = self.read_last()?;
         self.tell_read()?;
         let start = Instant::now();
-        let stopped = self.tell_stopped();
-        let stop_s = match stopped.is_empty() {
+        let paused = self.take_checkpoints();
+        let pause_s = match paused.is_empty() {
             true => 0.0,
             false => (self.progress.stop_time + start.elapsed()).as_secs_f64(),
         };
         Ok(PassResult {
-            last,
-            stopped,
-            stop_s,
+            samples,
+            paused,
+            pause_s,
         })
     }
 
@@ -267,28 +267,4 @@ fn renumber(rows: &[RowSpan]) -> Vec<RowSpan> {
         }
     }
     groups
-}
-
-/// Writes ids into the first elements of a view.
-pub(crate) fn upload_ids(device: &dyn Device, to: View, ids: &[i32]) -> Result<(), DeviceError> {
-    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    upload(device, to, &bytes)
-}
-
-/// Writes numbers into the first elements of a view.
-pub(crate) fn upload_numbers(
-    device: &dyn Device,
-    to: View,
-    numbers: &[f32],
-) -> Result<(), DeviceError> {
-    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-    upload(device, to, &bytes)
-}
-
-fn upload(device: &dyn Device, to: View, bytes: &[u8]) -> Result<(), DeviceError> {
-    let span = Span {
-        offset: to.offset,
-        bytes: bytes.len() as u64,
-    };
-    device.upload(Stream::Compute, span, bytes)
 }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{EngineError, Reduce, arena::Arena, executor::batch::RowSpan, probe::capture::Capture};
 
-impl Pass<'_, '_> {
+impl Pass<'_> {
     /// Reads what sessions asked for here, of those of their rows that are in some groups.
     pub(super) fn read(
         &mut self,
@@ -157,7 +157,7 @@ impl Pass<'_, '_> {
     ) -> Result<(), EngineError> {
         let asked = rows.rows;
         let first_row = head.lend(asked).ok_or(EngineError::Limit {
-            what: "rows under the lens",
+            kind: crate::error::LimitKind::LensRows,
             asked,
             limit: self.blueprint.settings.probe_limits.lens_rows,
         })?;
@@ -190,7 +190,7 @@ impl Pass<'_, '_> {
     pub(super) fn tell_read(&mut self) -> Result<(), EngineError> {
         self.staging.settle(self.device)?;
         for read in self.progress.read.drain(..) {
-            let session = &mut *self.members[read.member];
+            let session = &mut self.members[read.member];
             let capture = session.probe.capture(read.site).expect("it was read");
             let (dims, numbers) = (&self.program.dims, self.staging.read(read.sent));
             let captured = &mut session.captured;

@@ -15,7 +15,7 @@ use crate::{
     executor::graph_regions::GraphRegion,
 };
 
-impl Pass<'_, '_> {
+impl Pass<'_> {
     /// Whether what the pass puts on the compute stream in a stretch follows from numbers
     /// alone, but for the operations at which somebody looks: nobody stops, nothing is on its
     /// way, and every row is a generated token that goes all the way.
@@ -29,7 +29,7 @@ impl Pass<'_, '_> {
             let session = &self.members[group.member];
             let (at, prompt) = (group.positions(), session.prompt());
             let under = session.probe.lens_rows(at.clone(), prompt);
-            group.enter == 0 && under == 0 && !session.may_stop(at)
+            group.enter == 0 && under == 0 && !session.may_pause(at)
         };
         generated && self.batch.groups.iter().all(is_plain)
     }

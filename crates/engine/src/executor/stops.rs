@@ -19,7 +19,7 @@ use crate::{
     probe::staging::StagedRead,
 };
 
-impl Pass<'_, '_> {
+impl Pass<'_> {
     /// Takes everybody out who stops at this hook, from the first position on that does, and
     /// keeps what they need to go on.
     pub(super) fn stop(
@@ -71,7 +71,7 @@ impl Pass<'_, '_> {
         let mut before = stage.groups.iter().filter(of);
         let later = |rows: Range<usize>| {
             let mut later = self.blueprint.stops.range(next + 1..);
-            session.until != RunUntil::Breakpoint
+            session.state.until() != RunUntil::Breakpoint
                 || later.any(|(_, stop)| session.breaks(stop.site, rows.clone()).next().is_some())
         };
         let may_stop = |group: &RowSpan| later(group.position..group.positions().end.min(first));
@@ -96,7 +96,7 @@ impl Pass<'_, '_> {
         if let Some(stops) = session.rewinds(stop.next) {
             return Ok(stops.then_some(group.position));
         }
-        if session.until.is(stop.site) {
+        if session.state.until().is(stop.site) {
             return Ok(Some(group.position));
         }
         let mut first: Option<usize> = None;
@@ -145,7 +145,7 @@ impl Pass<'_, '_> {
         }
         // All of them come from before the same operation: from one hook.
         if let Some(&(kind, group)) = coming.first() {
-            let checkpoint = self.members[group.member].checkpoint.as_ref();
+            let checkpoint = self.members[group.member].checkpoint();
             let stop = &checkpoint.expect("it comes from one").stop;
             let hook = (stop.site, stop.buf);
             let groups: Vec<RowSpan> = coming.iter().map(|(_, group)| *group).collect();
@@ -162,8 +162,8 @@ impl Pass<'_, '_> {
         group: &RowSpan,
         first: usize,
     ) -> Result<(), EngineError> {
-        let session = &*self.members[group.member];
-        let checkpoint = session.checkpoint.as_ref().expect("it comes from one");
+        let session = &self.members[group.member];
+        let checkpoint = session.checkpoint().expect("it comes from one");
         for (buf, numbers) in checkpoint.live.iter() {
             let rows = self.rows_of(kind, *buf, group);
             let numbers = &numbers[first * rows.cols..(first + rows.rows) * rows.cols];
@@ -203,37 +203,41 @@ impl Pass<'_, '_> {
             .any(|stopped| stopped.member == member)
     }
 
-    /// Gives those who stopped their checkpoints, once everything that was sent is there, and
-    /// says who they are.
-    pub(super) fn tell_stopped(&mut self) -> Vec<usize> {
-        let mut members = Vec::with_capacity(self.progress.stopped.len());
-        for stopped in self.progress.stopped.drain(..) {
-            let PausedRows {
-                member,
-                position,
-                stop,
-                live,
-            } = stopped;
-            let numbers = |sent: Vec<StagedRead>| {
-                let parts = sent.into_iter().map(|sent| self.staging.read(sent));
-                let parts: Vec<&[f32]> = parts.collect();
-                let mut all = host::vec_in_huge_pages(parts.iter().map(|part| part.len()).sum());
-                parts.iter().for_each(|part| all.extend_from_slice(part));
-                all
-            };
-            let live = live.into_iter().map(|(buf, sent)| (buf, numbers(sent)));
-            let live = Arc::new(live.collect());
-            let of = |group: &&RowSpan| group.member == member;
-            let groups = self.batch.groups.iter().filter(of);
-            let end = groups.map(|group| group.positions().end).max();
-            self.members[member].checkpoint = Some(Checkpoint {
-                stop,
-                rows: end.unwrap_or(position) - position,
-                live,
-                edits: Vec::new(),
-            });
-            members.push(member);
+    /// Returns the checkpoints of the members that paused, once all staged reads have arrived.
+    pub(super) fn take_checkpoints(&mut self) -> BTreeMap<usize, Checkpoint> {
+        let stopped = std::mem::take(&mut self.progress.stopped);
+        let checkpoints = stopped.into_iter().map(|paused| {
+            let member = paused.member;
+            (member, self.checkpoint(paused))
+        });
+        checkpoints.collect()
+    }
+
+    /// Returns the checkpoint of a member that paused.
+    fn checkpoint(&self, paused: PausedRows) -> Checkpoint {
+        let PausedRows {
+            member,
+            position,
+            stop,
+            live,
+        } = paused;
+        let numbers = |sent: Vec<StagedRead>| {
+            let parts = sent.into_iter().map(|sent| self.staging.read(sent));
+            let parts: Vec<&[f32]> = parts.collect();
+            let mut all = host::vec_in_huge_pages(parts.iter().map(|part| part.len()).sum());
+            parts.iter().for_each(|part| all.extend_from_slice(part));
+            all
+        };
+        let live = live.into_iter().map(|(buf, sent)| (buf, numbers(sent)));
+        let live = Arc::new(live.collect());
+        let of = |group: &&RowSpan| group.member == member;
+        let groups = self.batch.groups.iter().filter(of);
+        let end = groups.map(|group| group.positions().end).max();
+        Checkpoint {
+            stop,
+            rows: end.unwrap_or(position) - position,
+            live,
+            edits: Vec::new(),
         }
-        members
     }
 }

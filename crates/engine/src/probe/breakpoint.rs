@@ -6,7 +6,8 @@ use std::{fmt, str::FromStr};
 use djinn_model::{Site, hook, program::Program};
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, ParseError, Positions};
+use super::positions::Positions;
+use crate::error::{EngineError, ParseError, ParsedText};
 
 /// A breakpoint as written, not yet bound to a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,7 +89,7 @@ impl FromStr for BreakSpec {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |reason: String| ParseError::new("breakpoint", text, reason);
+        let error = |reason: String| ParseError::new(ParsedText::Breakpoint, text, reason);
         // Conditions have a sign of comparison, lists of positions have none.
         let parts = text.split(',');
         let (conditions, rest): (Vec<&str>, Vec<&str>) =
@@ -186,7 +187,7 @@ impl BreakSpec {
             && !limit.is_finite()
         {
             let reason = format!("{limit} is not a finite number");
-            return Err(ParseError::new("breakpoint", &self.hook, reason).into());
+            return Err(ParseError::new(ParsedText::Breakpoint, &self.hook, reason).into());
         }
         let found = hook::find(program, &self.hook)?;
         let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));

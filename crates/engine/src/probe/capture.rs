@@ -10,7 +10,11 @@ use djinn_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, ParseError, Part, Positions, probe::HEAD};
+use super::{part::Part, positions::Positions};
+use crate::error::{EngineError, ParseError, ParsedText};
+
+/// Hooks behind the last block.
+pub(crate) const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
 
 /// A capture as written, not yet bound to a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +128,7 @@ impl FromStr for CaptureSpec {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |reason: String| ParseError::new("capture", text, reason);
+        let error = |reason: String| ParseError::new(ParsedText::Capture, text, reason);
         let (rest, reduce) = match text.split_once('|') {
             None => (text, Reduce::None),
             Some((rest, reduce)) => (rest, reduce.parse().map_err(error)?),

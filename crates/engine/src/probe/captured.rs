@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use djinn_device::host;
 use djinn_model::{Site, program::Dims};
 
-use crate::{Reduce, Tensor, probe::capture::Capture};
+use super::capture::{Capture, Reduce};
+use crate::tensors::Tensor;
 
 /// What was read at hooks.
 #[derive(Clone, Debug, Default)]

@@ -1,4 +1,4 @@
-//! What a session that stopped needs to go on from there.
+//! Checkpoints: what a session paused at a hook needs to continue from there.
 
 use std::sync::Arc;
 
@@ -7,33 +7,33 @@ use djinn_model::{
     program::{Buf, Dims},
 };
 
-use crate::{Tensor, probe::edit::Edit};
+use crate::{probe::edit::Edit, tensors::Tensor};
 
-/// A session in the middle of a pass: its pages hold what the blocks before have made of
-/// its last tokens, and this what the next operation reads.
+/// Checkpoint of a session that is paused in the middle of a pass. Its KV pages hold the keys
+/// and values of earlier blocks; the checkpoint holds the buffers that the next operation reads.
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoint {
-    /// Where it stands.
+    /// Hook at which the session is paused.
     pub stop: Arc<StopPoint>,
-    /// Tokens that run together from here.
+    /// Number of tokens that continue from the hook together.
     pub rows: usize,
-    /// What is in the buffers that it still needs, row by row; as many rows as stopped,
-    /// which behind the last block are only those whose logits are wanted.
+    /// Contents of the buffers that later operations read, row by row. Behind the last block
+    /// only the rows whose logits are needed have one.
     pub live: Arc<Vec<(Buf, Vec<f32>)>>,
-    /// What is changed before it goes on.
+    /// Edits to apply before the session continues.
     pub edits: Vec<Edit>,
 }
 
 impl Checkpoint {
-    /// What is at the hook, as it lies there.
+    /// Returns the activation at the hook.
     pub fn activation(&self, dims: &Dims) -> Tensor {
         let found = self.live.iter().find(|(buf, _)| *buf == self.stop.buf);
-        let (_, data) = found.expect("what is at the hook is kept");
+        let (_, data) = found.expect("a checkpoint holds the buffer of its hook");
         let (shape, data) = (self.shape(dims), data.clone());
         Tensor { shape, data }
     }
 
-    /// Its shape.
+    /// Returns the shape of the activation at the hook.
     pub fn shape(&self, dims: &Dims) -> Vec<usize> {
         let found = self.live.iter().find(|(buf, _)| *buf == self.stop.buf);
         let data = found.map_or(&[][..], |(_, data)| data);
@@ -44,24 +44,52 @@ impl Checkpoint {
     }
 }
 
-/// Where a session stands that stopped.
+/// Position of a paused session: a hook, and the tokens that wait there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paused {
-    /// At which hook.
+    /// Hook at which the session is paused.
     pub site: Site,
-    /// The first position that stopped, and how many.
+    /// First position that is paused.
     pub position: usize,
-    /// Those.
+    /// Number of positions that are paused.
     pub rows: usize,
 }
 
-/// A session that was written down where it stood, or after it had: it runs there again, and
-/// nothing on the way stops it.
+/// Pause of a session that was restored without its activations: the session runs to the hook
+/// again, and no breakpoint before the hook pauses it.
 #[derive(Clone, Debug)]
 pub(crate) struct Rewind {
+    /// Hook and tokens of the pause.
     pub to: Paused,
-    /// The operation it comes to there.
+    /// Index of the operation that follows the hook.
     pub next: usize,
-    /// Whether it stops there again, or goes on.
+    /// Whether the session pauses at the hook again or runs past it.
     pub stops: bool,
+}
+
+/// A pause that a session is at, continues from, or runs to again.
+#[derive(Clone, Debug)]
+pub(crate) enum PausePlace {
+    /// The activations are at hand.
+    Here(Checkpoint),
+    /// The activations must be computed again.
+    Replay(Rewind),
+}
+
+impl PausePlace {
+    /// Returns the checkpoint if the activations are at hand.
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        match self {
+            PausePlace::Here(checkpoint) => Some(checkpoint),
+            PausePlace::Replay(_) => None,
+        }
+    }
+
+    /// Returns the rewind if the activations must be computed again.
+    pub fn rewind(&self) -> Option<&Rewind> {
+        match self {
+            PausePlace::Here(_) => None,
+            PausePlace::Replay(rewind) => Some(rewind),
+        }
+    }
 }

@@ -1,65 +1,76 @@
-//! Sessions that stopped at a hook: what is there, and how they go on.
+//! Debugging of sessions that are paused at a hook: reading activations, resuming with edits,
+//! and branching.
 
 use std::sync::Arc;
 
-use djinn_model::{Site, hook, program::Buf};
+use djinn_model::{Site, program::Buf};
+use djinn_types::SessionId;
 
+use super::{
+    Probe,
+    breakpoint::{BreakSpec, RunUntil},
+    checkpoint::{Checkpoint, PausePlace, Paused},
+    edit::{Edit, EditSpec},
+    part::Part,
+    positions::Positions,
+};
 use crate::{
-    BreakSpec, EditSpec, Engine, EngineError, Part, Paused, Positions, Probe, RunUntil, SavedStop,
-    SessionId, Tensor,
-    probe::checkpoint::{Checkpoint, Rewind},
-    probe::edit::Edit,
-    session::state::Step,
+    error::{EngineError, LimitKind},
+    session::{
+        lifecycle::check_head_rows,
+        state::{OwnerAction, SessionState},
+    },
+    session_ref::SessionRef,
+    tensors::Tensor,
 };
 
-impl Engine {
-    /// Where a session stands, if it stopped at a hook.
-    pub fn paused(&self, id: SessionId) -> Option<Paused> {
-        let session = self.sessions.get(&id)?;
-        session.paused().filter(|_| session.state.is_paused())
+impl SessionRef<'_> {
+    /// Returns the hook and tokens at which the session is paused.
+    fn pause_point(&self) -> Result<Paused, EngineError> {
+        self.get().check(OwnerAction::Debug)?;
+        let at = self.get().paused();
+        Ok(at.expect("a paused session has a place"))
     }
 
-    /// What is at the hook at which a session stopped: `[position, …]`, changed as it was
-    /// asked to be on the way there.
-    pub fn activation(&self, id: SessionId) -> Result<Tensor, EngineError> {
-        self.can(id, Step::GoOn)?;
-        let checkpoint = self.sessions[&id].checkpoint.as_ref();
-        let checkpoint = checkpoint.ok_or(EngineError::NotThere(id))?;
-        Ok(checkpoint.activation(&self.model.program.dims))
+    /// Returns the checkpoint of the paused session.
+    fn checkpoint(&self) -> Result<&Checkpoint, EngineError> {
+        self.get().check(OwnerAction::Debug)?;
+        let checkpoint = self.get().checkpoint();
+        checkpoint.ok_or(EngineError::NotRecalled(self.id))
     }
 
-    /// Its shape, where a session stopped at one and it is at hand.
-    pub fn activation_shape(&self, id: SessionId) -> Option<Vec<usize>> {
-        let checkpoint = self.sessions.get(&id)?.checkpoint.as_ref()?;
-        Some(checkpoint.shape(&self.model.program.dims))
+    /// Returns the activation at the hook, `[position, …]`, after the edits before the pause.
+    pub fn activation(&self) -> Result<Tensor, EngineError> {
+        Ok(self.checkpoint()?.activation(&self.model.program.dims))
     }
 
-    /// The same of some heads or elements, and of some of the positions that stopped.
+    /// Returns some heads or elements of the activation at the hook, for some of the paused
+    /// positions.
     pub fn activation_part(
         &self,
-        id: SessionId,
         part: &Part,
         positions: &Positions,
     ) -> Result<Tensor, EngineError> {
-        let whole = self.activation(id)?;
-        let at = self.paused(id).expect("it stopped somewhere");
-        let dims = &self.model.program.dims;
-        let (hook, prompt) = (at.site.to_string(), self.sessions[&id].prompt());
-        let columns = part.columns(at.site, dims);
+        let whole = self.activation()?;
+        let at = self.pause_point()?;
+        let (hook, prompt) = (at.site.to_string(), self.get().prompt());
+        let columns = part.columns(at.site, &self.model.program.dims);
         let columns = columns.map_err(|reason| EngineError::Capture {
             hook: hook.clone(),
             reason,
         })?;
         let count = whole.shape[0];
         let width = whole.data.len() / count.max(1);
-        // Behind the last block only some of the rows that stopped are left: the last ones.
+        // Behind the last block only the last of the paused rows have an activation.
         let first = at.position + at.rows - count;
         let rows: Vec<usize> = (0..count)
             .filter(|row| positions.contains(first + row, prompt))
             .collect();
         if rows.is_empty() {
             let last = first + count.saturating_sub(1);
-            let reason = format!("positions {first} to {last} are there, and none is selected");
+            let reason = format!(
+                "the activation covers positions {first} to {last}, and none of them is selected"
+            );
             return Err(EngineError::Capture { hook, reason });
         }
         let of = |row: usize| {
@@ -81,96 +92,76 @@ impl Engine {
         Ok(Tensor { shape, data })
     }
 
-    /// Lets a session go on from where it stopped, with what is there changed first, in the
-    /// order given; nothing before that is computed again. The changes are for the tokens
-    /// that stopped, all of them unless they say which.
-    pub fn go_on_from(
-        &mut self,
-        id: SessionId,
-        edits: &[EditSpec],
-        until: RunUntil,
-    ) -> Result<(), EngineError> {
-        self.can(id, Step::GoOn)?;
-        let at = self.sessions[&id].paused().expect("it stopped somewhere");
-        let edits = self.bind_here(id, &at, edits)?;
-        let mut next = self.sessions[&id].probe.clone();
+    /// Resumes the session from its hook after applying edits there, in the order given. Nothing
+    /// before the hook is computed again. The edits apply to the paused tokens that they select.
+    pub fn resume_with(&mut self, edits: &[EditSpec], until: RunUntil) -> Result<(), EngineError> {
+        let at = self.pause_point()?;
+        let edits = self.bind_here(&at, edits)?;
+        let mut probe = self.get().probe.clone();
         for edit in &edits {
-            next.push_edit(at.site, edit.clone());
+            probe.push_edit(at.site, edit.clone());
         }
-        self.commit_changed(id, next, true)?;
-        let session = self.session(id);
-        session.shares = session.shares.min(session.first_look());
-        session.until = until;
-        session.past = Some(at);
-        if let Some(checkpoint) = &mut session.checkpoint {
-            checkpoint.edits = edits;
+        let session = self.residency.sessions.known_mut(self.id);
+        self.durability.commit_probe(session, probe, true)?;
+        session.shares = session.shares.min(session.first_probed());
+        session.last_pause = Some(at);
+        self.make_ready()?;
+        let route = self.get_mut().state.route_mut();
+        let route = route.expect("a resumed session has a route");
+        route.until = until;
+        match &mut route.place {
+            Some(PausePlace::Here(checkpoint)) => checkpoint.edits = edits,
+            Some(PausePlace::Replay(rewind)) => rewind.stops = false,
+            None => {}
         }
-        if let Some(rewind) = &mut session.rewind {
-            rewind.stops = false;
-        }
-        self.go_on(id)
+        Ok(())
     }
 
-    /// Lets a session that was taken back from a folder run to where it had stopped, to stop
-    /// there again.
-    pub fn recall(&mut self, id: SessionId) -> Result<(), EngineError> {
-        self.can(id, Step::GoOn)?;
-        let settings = &self.blueprint.settings;
-        let (limit, lens) = (settings.rows, settings.probe_limits.lens_rows);
-        let session = &self.sessions[&id];
-        if let Some(Rewind { to, .. }) = &session.rewind {
-            let rows = to.position..to.position + to.rows;
-            let asked = session.probe.lens_rows(rows, session.prompt());
-            if asked > lens {
-                let (what, limit) = ("rows under the lens", lens);
-                return Err(EngineError::Limit { what, asked, limit });
-            }
+    /// Lets a restored session run to its hook again, to pause there with its activations. A
+    /// session that has them stays as it is.
+    pub fn recall(&mut self) -> Result<(), EngineError> {
+        let session = self.get();
+        session.check(OwnerAction::Debug)?;
+        let settings = self.blueprint.settings();
+        let Some(rewind) = session.rewind() else {
+            return Ok(());
+        };
+        let (position, rows) = (rewind.to.position, rewind.to.rows);
+        let lens_rows = session
+            .probe
+            .lens_rows(position..position + rows, session.prompt());
+        LimitKind::LensRows.check(lens_rows, settings.probe_limits.lens_rows)?;
+        // The tokens paused together, and can only do so again in one pass.
+        LimitKind::PassRows.check(rows, settings.rows)?;
+        self.make_ready()?;
+        let route = self.get_mut().state.route_mut();
+        let place = route.and_then(|route| route.place.as_mut());
+        if let Some(PausePlace::Replay(rewind)) = place {
+            rewind.stops = true;
         }
-        match &mut self.session(id).rewind {
-            // They stopped together, and can only do so again in one pass.
-            Some(rewind) if rewind.to.rows > limit => {
-                let (what, asked) = ("rows of a pass", rewind.to.rows);
-                return Err(EngineError::Limit { what, asked, limit });
-            }
-            Some(rewind) => rewind.stops = true,
-            None => return Ok(()),
-        }
-        self.go_on(id)
+        Ok(())
     }
 
-    /// Sets the breakpoints of a session that does not run, in place of those it had.
-    pub fn set_breaks(&mut self, id: SessionId, breaks: &[BreakSpec]) -> Result<(), EngineError> {
-        let session = self.sessions.get(&id).ok_or(EngineError::NoSession(id))?;
+    /// Replaces the breakpoints of the session.
+    pub fn set_breakpoints(&mut self, breaks: &[BreakSpec]) -> Result<(), EngineError> {
+        let session = self.get();
         let probe = session.probe.breaking_at(&self.model.program, breaks)?;
-        let context = self.blueprint.settings.context;
-        let (asked, limit) = (
-            self.head_rows(&probe, context, session.prompt()),
-            self.blueprint.settings.logit_rows,
-        );
-        if asked > limit {
-            let what = "rows through the head";
-            return Err(EngineError::Limit { what, asked, limit });
-        }
-        self.commit_changed(id, probe, false)
+        let settings = self.blueprint.settings();
+        check_head_rows(settings, &probe, settings.context, session.prompt())?;
+        let session = self.residency.sessions.known_mut(self.id);
+        self.durability.commit_probe(session, probe, false)
     }
 
-    /// The breakpoints of a session.
-    pub fn breaks(&self, id: SessionId) -> Option<Vec<BreakSpec>> {
-        Some(self.sessions.get(&id)?.probe.break_specs())
-    }
-
-    /// So many sessions that go on from where one stopped, beside it: they share all that
-    /// lies before. Either all of them are there, or none.
-    pub fn branch(&mut self, id: SessionId, count: usize) -> Result<Vec<SessionId>, EngineError> {
-        self.can(id, Step::GoOn)?;
+    /// Opens `count` sessions that continue from the hook of the paused session and share its
+    /// pages. Opens all of them or none.
+    pub fn branch(&mut self, count: usize) -> Result<Vec<SessionId>, EngineError> {
+        self.get().check(OwnerAction::Debug)?;
         let mut branches = Vec::new();
         for _ in 0..count {
-            match self.fork(id, None) {
+            match self.fork(None) {
                 Ok(branch) => branches.push(branch),
                 Err(error) => {
-                    for branch in branches {
-                        self.close(branch);
-                    }
+                    self.discard(branches);
                     return Err(error);
                 }
             }
@@ -178,32 +169,31 @@ impl Engine {
         Ok(branches)
     }
 
-    /// Another session that stands where this one was on its way here: at a hook before the one
-    /// it stands at, with its rows from a position on. `residual` is what was there, row by row;
-    /// all else that matters is in the pages. It goes on as any that stopped there would.
+    /// Opens a session that is paused at an earlier hook than this one, with the tokens from
+    /// `position` on. `residual` is the residual at that hook, row by row; everything else that
+    /// later operations read is in the pages.
     pub fn branch_back(
         &mut self,
-        id: SessionId,
         site: Site,
         position: usize,
         residual: &[f32],
     ) -> Result<SessionId, EngineError> {
-        self.can(id, Step::GoOn)?;
-        let checkpoint = self.checkpoint_at(id, site, position, residual)?;
-        let branch = self.fork(id, None)?;
-        let session = self.session(branch);
+        let checkpoint = self.checkpoint_at(site, position, residual)?;
+        let branch = self.fork(None)?;
+        let session = self.residency.sessions.known_mut(branch);
         session.computed = position;
-        session.checkpoint = Some(checkpoint);
-        // Where it stands is written down anew.
+        if let SessionState::Paused { place, .. } = &mut session.state {
+            *place = PausePlace::Here(checkpoint);
+        }
+        // The log must have the new pause.
         let probe = session.probe.clone();
-        self.commit_changed(branch, probe, false)?;
+        self.durability.commit_probe(session, probe, false)?;
         Ok(branch)
     }
 
-    /// What a session would have needed to go on from a hook before the one it stands at.
+    /// Returns the checkpoint that the session would have at an earlier hook.
     fn checkpoint_at(
         &self,
-        id: SessionId,
         site: Site,
         position: usize,
         residual: &[f32],
@@ -212,29 +202,33 @@ impl Engine {
             let hook = site.to_string();
             Err(EngineError::Edit { hook, reason })
         };
-        let session = &self.sessions[&id];
-        let here = session
-            .checkpoint
-            .as_ref()
-            .ok_or(EngineError::NotThere(id))?;
+        let here = self.checkpoint()?;
         let mut stops = self.blueprint.stops.values();
         let Some(stop) = stops.find(|stop| stop.site == site) else {
             return Err(EngineError::NoStop(site.to_string()));
         };
-        let (first, end) = (session.computed, session.computed + here.rows);
+        let computed = self.get().computed;
+        let (first, end) = (computed, computed + here.rows);
         if stop.next > here.stop.next || !(first..end).contains(&position) {
             let (at, last) = (here.stop.site, end - 1);
             return refuse(format!(
-                "the session stands at '{at}', positions {first} to {last}"
+                "the session is paused at '{at}' with positions {first} to {last}; branch at an \
+                 earlier hook and one of these positions"
             ));
         }
         if stop.live != [Buf::Resid] {
-            return refuse("more than the residual matters there".to_owned());
+            return refuse(
+                "later operations read more than the residual there; branch at a hook between \
+                 blocks"
+                    .to_owned(),
+            );
         }
         let (rows, width) = (end - position, self.model.program.dims.d_model);
         if residual.len() != rows * width {
             let found = residual.len();
-            return refuse(format!("{found} numbers for {rows} rows of {width}"));
+            return refuse(format!(
+                "the residual has {found} numbers, but {rows} rows of {width} are needed"
+            ));
         }
         Ok(Checkpoint {
             stop: Arc::clone(stop),
@@ -244,46 +238,9 @@ impl Engine {
         })
     }
 
-    /// A session came to a breakpoint in the pass that just ended.
-    pub(crate) fn pause(&mut self, id: SessionId) {
-        let session = self.session(id);
-        session.take(Step::Stop).expect("it ran in this pass");
-        session.rewind = None;
-        session.until = RunUntil::Breakpoint;
-        session.used = std::time::Instant::now();
-    }
-
-    /// How a session comes to where it was written down.
-    pub(crate) fn rewind_to(&self, at: &SavedStop) -> Result<Rewind, EngineError> {
-        let SavedStop {
-            hook,
-            position,
-            rows,
-        } = at;
-        hook::find(&self.model.program, hook)?;
-        let mut stops = self.blueprint.stops.values();
-        let stop = stops.find(|stop| stop.site.to_string() == *hook);
-        let stop = stop.ok_or_else(|| EngineError::NoStop(hook.clone()))?;
-        let to = Paused {
-            site: stop.site,
-            position: *position,
-            rows: *rows,
-        };
-        Ok(Rewind {
-            to,
-            next: stop.next,
-            stops: false,
-        })
-    }
-
-    /// Edits of what is at the hook where a session stands.
-    fn bind_here(
-        &self,
-        id: SessionId,
-        at: &Paused,
-        edits: &[EditSpec],
-    ) -> Result<Vec<Edit>, EngineError> {
-        let session = &self.sessions[&id];
+    /// Binds edits to the hook at which the session is paused.
+    fn bind_here(&self, at: &Paused, edits: &[EditSpec]) -> Result<Vec<Edit>, EngineError> {
+        let session = self.get();
         let here = at.position..at.position + at.rows;
         let mut bound = Vec::with_capacity(edits.len());
         for spec in edits {
@@ -300,19 +257,19 @@ impl Engine {
             probe.push_edit(at.site, edit.clone());
         }
         probe.check(session.prompt(), session.tokens.len())?;
-        let probe_limits = &self.blueprint.settings.probe_limits;
-        probe_limits.check(&probe, session.tokens.len())?;
+        let limits = &self.blueprint.settings().probe_limits;
+        limits.check(&probe, session.tokens.len())?;
         Ok(bound)
     }
 }
 
-/// Refuses an edit of another hook than the one where a session stands.
+/// Refuses an edit of another hook than the one at which a session is paused.
 fn check_here(at: &Paused, site: Site) -> Result<(), EngineError> {
     match site == at.site {
         true => Ok(()),
         false => Err(EngineError::Edit {
             hook: site.to_string(),
-            reason: format!("the session stands at '{}'", at.site),
+            reason: format!("the session is paused at '{}'; edit that hook", at.site),
         }),
     }
 }

@@ -6,7 +6,11 @@ use std::{ops::Range, path::PathBuf, str::FromStr, sync::Arc};
 use djinn_model::{Site, SiteLayout, hook, program::Program};
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, ParseError, Part, Positions, Tensor, tensors::read_tensor};
+use super::{part::Part, positions::Positions};
+use crate::{
+    error::{EngineError, ParseError, ParsedText},
+    tensors::{Tensor, read_tensor},
+};
 
 /// What an edit does to an activation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -128,7 +132,7 @@ impl FromStr for EditSpec {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |reason: String| ParseError::new("edit", text, reason);
+        let error = |reason: String| ParseError::new(ParsedText::Edit, text, reason);
         let (hook, rest) = text.split_once(':').ok_or_else(|| {
             error("expected HOOK:CHANGE, as in 'blocks.3.hook_resid_post:scale=0.9'".to_owned())
         })?;

@@ -9,22 +9,18 @@ pub(crate) mod edit;
 pub(crate) mod part;
 pub(crate) mod positions;
 pub(crate) mod probe_limits;
+pub(crate) mod saved_probe;
 pub(crate) mod staging;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use djinn_model::{Site, hook, program::Program};
-use serde::{Deserialize, Serialize};
+use djinn_model::{Site, program::Program};
 
-use crate::{
-    BreakCondition, BreakSpec, CaptureSpec, Change, EditSpec, EngineError, Part, Positions, Reduce,
-    Tensor,
-};
-use capture::Capture;
-use edit::Edit;
-
-/// Hooks behind the last block.
-pub(crate) const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
+use crate::error::EngineError;
+use breakpoint::{BreakCondition, BreakSpec};
+use capture::{Capture, CaptureSpec, HEAD, Reduce};
+use edit::{Edit, EditSpec};
+use positions::Positions;
 
 /// Captures and edits, bound to one model.
 ///
@@ -352,85 +348,6 @@ impl Probe {
         }
         Ok(())
     }
-}
-
-/// A probe as it is written down.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SavedProbe {
-    captures: Vec<CaptureSpec>,
-    edits: Vec<SavedEdit>,
-    #[serde(default)]
-    breaks: Vec<BreakSpec>,
-}
-
-impl SavedProbe {
-    /// Refuses positions that nobody wrote: what comes from a file may be any.
-    fn check(&self) -> Result<(), EngineError> {
-        let captures = self.captures.iter().filter_map(|c| c.positions.as_ref());
-        let edits = self.edits.iter().map(|edit| &edit.positions);
-        let breaks = self.breaks.iter().map(|spec| &spec.when.positions);
-        let is_sane = |positions: &Positions| positions.is_sane();
-        if self.edits.iter().any(|edit| edit.hook.contains('*')) {
-            let why = "an edit that was written down is of one hook";
-            return Err(EngineError::NotRead(why.to_owned()));
-        }
-        match captures.chain(edits).chain(breaks).all(is_sane) {
-            true => Ok(()),
-            false => Err(EngineError::NotRead(
-                "positions of what is read or changed are beyond any context".to_owned(),
-            )),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct SavedEdit {
-    hook: String,
-    change: Change<SavedTensor>,
-    /// All of them where it does not say.
-    #[serde(default)]
-    columns: Vec<(usize, usize)>,
-    positions: Positions,
-    #[serde(default)]
-    for_turn: bool,
-}
-
-/// A tensor by the bits of its numbers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct SavedTensor {
-    shape: Vec<usize>,
-    bits: Vec<u32>,
-}
-
-impl Probe {
-    /// As it is written down; nothing where it is empty.
-    pub(crate) fn saved(&self) -> Option<SavedProbe> {
-        if self.is_empty() {
-            return None;
-        }
-        let save = |tensor: &Arc<Tensor>| SavedTensor {
-            shape: tensor.shape.clone(),
-            bits: tensor.data.iter().map(|x| x.to_bits()).collect(),
-        };
-        let edits = self.edits.iter().flat_map(|(site, edits)| {
-            edits.iter().map(|edit| SavedEdit {
-                hook: site.to_string(),
-                change: edit.change.map(save),
-                columns: edit.columns.iter().map(|c| (c.start, c.end)).collect(),
-                positions: edit.positions.clone(),
-                for_turn: edit.for_turn,
-            })
-        });
-        Some(SavedProbe {
-            captures: self
-                .captures
-                .iter()
-                .map(|(site, c)| c.spec(*site))
-                .collect(),
-            edits: edits.collect(),
-            breaks: self.break_specs(),
-        })
-    }
 
     /// The breakpoints, each with its hook.
     pub(crate) fn break_specs(&self) -> Vec<BreakSpec> {
@@ -441,40 +358,5 @@ impl Probe {
             })
         });
         specs.collect()
-    }
-
-    /// What was written down, bound to a model again.
-    pub(crate) fn load(program: &Program, saved: &SavedProbe) -> Result<Self, EngineError> {
-        let mut probe = Probe::default().with_breaks(program, &saved.breaks)?;
-        saved.check()?;
-        for spec in &saved.captures {
-            probe.read(spec.bind(program, &Positions::All)?);
-        }
-        let load = |tensor: &SavedTensor| {
-            Arc::new(Tensor {
-                shape: tensor.shape.clone(),
-                data: tensor
-                    .bits
-                    .iter()
-                    .map(|&bits| f32::from_bits(bits))
-                    .collect(),
-            })
-        };
-        for edit in &saved.edits {
-            for site in hook::find(program, &edit.hook)? {
-                let edit = Edit {
-                    change: edit.change.map(load),
-                    columns: match &edit.columns[..] {
-                        [] => vec![Part::whole(site, &program.dims)],
-                        some => some.iter().map(|&(from, to)| from..to).collect(),
-                    },
-                    positions: edit.positions.clone(),
-                    for_turn: edit.for_turn,
-                };
-                edit.check_fit(program, site)?;
-                probe.push_edit(site, edit);
-            }
-        }
-        Ok(probe)
     }
 }

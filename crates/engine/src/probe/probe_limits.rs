@@ -2,7 +2,11 @@
 
 use djinn_model::program::{Dims, Program};
 
-use crate::{EngineError, Probe, Reduce, Request};
+use super::{Probe, capture::Reduce};
+use crate::{
+    error::{EngineError, LimitKind},
+    session::request::Request,
+};
 
 /// Room for what sessions read and change probe_limits a pass; nothing unless it is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,33 +75,11 @@ impl ProbeLimits {
     /// Refuses a session of so many positions that there is no room for.
     pub(crate) fn check(&self, probe: &Probe, positions: usize) -> Result<(), EngineError> {
         let least = ProbeLimits::least(probe, positions);
-        let wants = [
-            (
-                "keys of an attention pattern",
-                least.pattern_keys,
-                self.pattern_keys,
-            ),
-            (
-                "width of an edit's operand",
-                least.operand_width,
-                self.operand_width,
-            ),
-            (
-                "width of a part that is read",
-                least.packed_width,
-                self.packed_width,
-            ),
-            (
-                "numbers made of a row",
-                least.reduced_width,
-                self.reduced_width,
-            ),
-            ("hooks under the lens", least.lens_rows, self.lens_rows),
-        ];
-        match wants.into_iter().find(|(_, asked, limit)| asked > limit) {
-            Some((what, asked, limit)) => Err(EngineError::Limit { what, asked, limit }),
-            None => Ok(()),
-        }
+        LimitKind::PatternKeys.check(least.pattern_keys, self.pattern_keys)?;
+        LimitKind::OperandWidth.check(least.operand_width, self.operand_width)?;
+        LimitKind::CaptureWidth.check(least.packed_width, self.packed_width)?;
+        LimitKind::ReducedWidth.check(least.reduced_width, self.reduced_width)?;
+        LimitKind::LensRows.check(least.lens_rows, self.lens_rows)
     }
 }
 

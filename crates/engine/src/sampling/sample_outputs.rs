@@ -1,53 +1,63 @@
-//! After a pass: what its sessions are told.
+//! Outputs of a pass: the next token of every session, and which sessions paused or ended.
 
+use super::sampler::{self, SampledToken};
 use crate::{
-    Finish, Output,
-    executor::pass::{SampleInput, TokenScores},
-    sampling::sampler::{self, SampledToken},
-    session::{Session, output::over},
+    executor::pass::{PassResult, SampleInput, TokenScores},
+    session::{
+        Session,
+        output::{Finish, Output},
+    },
 };
 
-/// Samples for every session whose last token was run, and says who stopped and whose turn
-/// is over.
-pub(crate) fn settle(
-    members: &mut [&mut Session],
-    mut last: Vec<SampleInput>,
-    stopped: &[usize],
+/// Advances the members of a pass by their rows, pauses those that reached a breakpoint, and
+/// samples the next token of those whose last token ran. Returns the outputs and the indexes of
+/// the members that paused.
+pub(crate) fn sample_outputs(
+    members: &mut [Session],
+    rows: &[usize],
+    result: PassResult,
 ) -> Vec<Output> {
     let mut outputs = Vec::new();
-    for (member, session) in members.iter_mut().enumerate() {
-        if stopped.contains(&member) {
-            outputs.push(Output {
-                index: session.generated(),
-                finish: None,
-                paused: session.paused(),
-                turn: session.turn,
-                ..over(session.id, Finish::Length)
-            });
-        } else if session.pending() == 0 && !session.samples() {
-            outputs.push(over(session.id, Finish::Length));
+    let mut paused = result.paused;
+    for (member, (session, &rows)) in members.iter_mut().zip(rows).enumerate() {
+        match paused.remove(&member) {
+            Some(checkpoint) => {
+                let scheduled = session.state.scheduled();
+                let pause = session.pause(rows, checkpoint);
+                pause.expect("a member of a pass is running");
+                let at = session.paused().expect("the session has just paused");
+                let (id, index) = (session.id, session.generated());
+                outputs.push(Output::paused(id, index, scheduled, at));
+            }
+            None => {
+                session.advance(rows);
+                if session.pending() == 0 && !session.samples() {
+                    outputs.push(Output::finished(session.id, Finish::Length, None));
+                }
+            }
         }
     }
-    last.sort_by_key(|last| last.member);
-    for SampleInput { member, scores } in last {
-        outputs.push(sample(members[member], &scores));
+    let mut samples = result.samples;
+    samples.sort_by_key(|sample| sample.member);
+    for SampleInput { member, scores } in samples {
+        outputs.push(sample(&mut members[member], &scores));
     }
     outputs
 }
 
-/// Gives a session its next token.
+/// Samples the next token of a session.
 fn sample(session: &mut Session, scores: &TokenScores) -> Output {
-    let Some(choice) = choose(session, scores) else {
-        return over(session.id, Finish::NotANumber);
+    let Some(sampled) = choose(session, scores) else {
+        return Output::finished(session.id, Finish::NotANumber, None);
     };
-    session.tokens.push(choice.token);
-    let is_eos = session.eos.contains(&choice.token);
+    session.tokens.push(sampled.token);
+    let is_eos = session.eos.contains(&sampled.token);
     let (mut text, stopped) = match &mut session.text {
-        // The ending token is the model's business, not text.
-        Some(text) if !is_eos => text.push(choice.token),
+        // The ending token is not part of the text.
+        Some(text) if !is_eos => text.push(sampled.token),
         _ => (String::new(), false),
     };
-    let mut finish = session.finished_by(choice.token, stopped);
+    let mut finish = session.finished_by(sampled.token, stopped);
     if let (Some(stream), Some(_), false) = (&mut session.text, finish, stopped) {
         let (rest, stopped) = stream.finish();
         text.push_str(&rest);
@@ -56,17 +66,17 @@ fn sample(session: &mut Session, scores: &TokenScores) -> Output {
         }
     }
     if session.sampling.logprobs.is_some() {
-        session.logprobs.push(choice.logprobs.clone());
+        session.logprobs.push(sampled.logprobs.clone());
     }
     Output {
         session: session.id,
         index: session.generated() - 1,
-        token: Some(choice.token),
+        token: Some(sampled.token),
         text,
-        logprobs: choice.logprobs,
+        logprobs: sampled.logprobs,
         finish,
         failure: None,
-        turn: session.turn,
+        scheduled: session.state.scheduled(),
         paused: None,
     }
 }
@@ -78,7 +88,7 @@ fn choose(session: &Session, scores: &TokenScores) -> Option<SampledToken> {
             logprobs: Vec::new(),
         }),
         TokenScores::Logits(logits) => {
-            let (given, generated) = session.apart();
+            let (given, generated) = session.given_and_generated();
             sampler::choose(&session.sampling, logits, &given, &generated)
         }
     }

@@ -1,24 +1,24 @@
-//! What goes to disk and what comes from there, while passes run.
+//! The disk decision: which pages to read from disk and which to spill, while passes run.
 
 use djinn_kv::{PageId, PageTable, Pages};
 
-/// Frames of the host that only pages from disk may take where there is one: then whoever
-/// is first can always come back from there, a few pages at a time if need be. `largest` is
-/// the most pages of a session.
-pub(crate) fn reserve(host: usize, largest: usize) -> usize {
+/// Number of host frames reserved for pages read from disk. With a reserve, the first session in
+/// the order can always be paged in, a few pages at a time if need be. `largest` is the maximum
+/// number of pages of a session.
+pub(crate) fn host_reserve(host: usize, largest: usize) -> usize {
     largest.min(host / 4).max(1)
 }
 
-/// Pages to read, and pages to write.
+/// Pages to read from disk, and pages to write to disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DiskWork {
     pub fetch: Vec<PageId>,
     pub spill: Vec<PageId>,
 }
 
-/// Decides. `wanted` are sessions that will run, the next first; `idle` the others, those
-/// needed last first. So many frames of the host are kept free, the reserve and room for
-/// another session, so that what leaves the device seldom waits for the disk.
+/// Decides which pages to fetch and spill. `wanted` are the tables of sessions that will run,
+/// the next first; `idle` are the others, in order of eviction. `margin` host frames stay free
+/// (the reserve, and room for another session), so that evictions seldom wait for the disk.
 pub(crate) fn disk_work(
     wanted: &[&PageTable],
     idle: &[&PageTable],
@@ -29,8 +29,8 @@ pub(crate) fn disk_work(
     let mut taken = vec![false; pages.index_bound()];
     let mut room = pages.host().free() + pages.host_copies();
     for (number, table) in wanted.iter().enumerate() {
-        // The reserve is for the first alone, and the others come only where nothing has to
-        // go for it: those that have half each would wait for one another.
+        // Only the first session uses the reserve. The others are read only into spare room,
+        // because sessions that are read in halves would wait for one another.
         let left = if number == 0 { 0 } else { margin };
         for &page in table.pages() {
             let can_come = pages.is_only_on_disk(page) && !pages.in_disk_transfer(page);

@@ -1,24 +1,24 @@
-//! What turns cost, and what a session has paid.
+//! Fair share: the virtual time of each session, which orders passes.
 
 use serde::{Deserialize, Serialize};
 
-/// How urgent a session is.
+/// Scheduling class of a session.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Somebody listens: eight times the share of a batch.
+    /// For voice and other real-time use: eight times the share of a batch session.
     Realtime,
-    /// Somebody reads: four times the share.
+    /// For a person who reads along: four times the share of a batch session.
     #[default]
     Interactive,
-    /// Nobody waits.
+    /// For work that nobody waits for.
     Batch,
 }
 
 impl Class {
-    /// What a pass costs.
+    /// Virtual time that one pass costs.
     fn price(self) -> u64 {
         match self {
             Class::Realtime => 1,
@@ -28,60 +28,61 @@ impl Class {
     }
 }
 
-/// Passes of a turn.
-pub(super) const TURN: u32 = 16;
+/// Number of passes in a time slice.
+pub(super) const SLICE_PASSES: u32 = 16;
 
-/// What a session has paid, and where that puts it.
+/// Share of one session: the session with the least virtual time runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FairShare {
     pub class: Class,
-    /// Paid so far.
-    paid: u64,
-    /// Paid when its turn began, or where it came in.
-    pub place: u64,
-    /// Passes left of its turn.
+    /// Virtual time with all passes that the session ran in.
+    charged: u64,
+    /// Virtual time at the start of the time slice; orders the sessions.
+    pub virtual_time: u64,
+    /// Passes left of the time slice.
     left: u32,
 }
 
 impl FairShare {
-    /// Of a session that comes when the first in the order stands at `clock`: it comes in
-    /// behind that one by half a turn, so that however many come, the order moves on.
-    pub fn new(class: Class, clock: u64) -> Self {
-        let place = clock + class.price() * u64::from(TURN) / 2;
+    /// Creates the share of a session that arrives when the first session in the order has
+    /// virtual time `now`. The session starts half a slice behind it, so that the order advances
+    /// however many sessions arrive.
+    pub fn new(class: Class, now: u64) -> Self {
+        let virtual_time = now + class.price() * u64::from(SLICE_PASSES) / 2;
         FairShare {
             class,
-            paid: place,
-            place,
+            charged: virtual_time,
+            virtual_time,
             left: 0,
         }
     }
 
-    /// The same session after a while away: it neither has to catch up nor is ahead of the
-    /// others by having been away.
-    pub fn back(self, clock: u64) -> Self {
-        let place = self.paid.max(clock);
+    /// Returns the share of the same session after an absence: the session neither catches up
+    /// nor gains by its absence.
+    pub fn rejoin(self, now: u64) -> Self {
+        let virtual_time = self.charged.max(now);
         FairShare {
-            paid: place,
-            place,
+            charged: virtual_time,
+            virtual_time,
             left: 0,
             ..self
         }
     }
 
-    /// What the order goes by: the least comes first.
+    /// Returns the sort key of the session; the least runs first.
     pub fn rank(self) -> (u64, Class) {
-        (self.place, self.class)
+        (self.virtual_time, self.class)
     }
 
-    /// The session ran in a pass.
-    pub fn ran(&mut self) {
+    /// Charges the session for one pass.
+    pub fn charge(&mut self) {
         if self.left == 0 {
-            self.left = TURN;
+            self.left = SLICE_PASSES;
         }
         self.left -= 1;
-        self.paid += self.class.price();
+        self.charged += self.class.price();
         if self.left == 0 {
-            self.place = self.paid;
+            self.virtual_time = self.charged;
         }
     }
 }

@@ -1,84 +1,89 @@
-//! How the rows of a pass are dealt out.
+//! Distribution of the rows of a pass over sessions.
 
-use super::{Limits, Ready};
+use super::ready::{BatchLimits, ReadySession};
 
-/// Tokens that are soon run: what a session is told when it comes back, not its first
-/// prompt.
-const FEW: usize = 64;
+/// Maximum length of a short input: an answer appended to a session, not its first prompt.
+const SHORT: usize = 64;
 
-/// What a session has to run.
+/// Kind of input that a session has to run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// The one token that comes of each pass.
+enum InputKind {
+    /// One generated token.
     Token,
-    Few,
-    Many,
+    /// A short input.
+    Short,
+    /// A long prompt.
+    Long,
 }
 
-fn kind(session: &Ready<'_>) -> Kind {
+fn kind(session: &ReadySession<'_>) -> InputKind {
     match session.pending {
-        0..=1 => Kind::Token,
-        2..=FEW => Kind::Few,
-        _ => Kind::Many,
+        0..=1 => InputKind::Token,
+        2..=SHORT => InputKind::Short,
+        _ => InputKind::Long,
     }
 }
 
-/// Rows that nobody has yet.
-pub(super) struct RowsLeft {
+/// Rows of a pass that are still free.
+pub(super) struct FreeRows {
+    /// All free rows.
     all: usize,
-    /// Those that are not kept for sessions that generate, and of these those that are not
-    /// kept for sessions with few tokens either.
+    /// Free rows that are not reserved for generated tokens.
     spare: usize,
-    many: usize,
-    /// Those under the lens.
+    /// Free rows that are reserved neither for generated tokens nor for short inputs.
+    long: usize,
+    /// Free rows of the logit lens.
     lens: usize,
 }
 
-impl RowsLeft {
-    pub fn new(ready: &[Ready<'_>], limits: Limits) -> Self {
-        let of = |wanted: Kind| ready.iter().filter(move |session| kind(session) == wanted);
-        let tokens = of(Kind::Token).count().min(limits.sessions);
+impl FreeRows {
+    /// Reserves rows for the generated tokens and short inputs of the ready sessions.
+    pub fn new(ready: &[ReadySession<'_>], limits: BatchLimits) -> Self {
+        let of = |wanted: InputKind| ready.iter().filter(move |session| kind(session) == wanted);
+        let tokens = of(InputKind::Token).count().min(limits.sessions);
         let spare = limits.rows - tokens.min(limits.rows);
-        let few: usize = of(Kind::Few).map(|session| session.pending).sum();
-        RowsLeft {
+        let short: usize = of(InputKind::Short).map(|session| session.pending).sum();
+        FreeRows {
             all: limits.rows,
             spare,
-            // Half of what is spare is for long prompts, however many short ones there are.
-            many: spare - few.min(spare / 2),
-            lens: limits.lens,
+            // Long prompts get at least half of the spare rows.
+            long: spare - short.min(spare / 2),
+            lens: limits.lens_rows,
         }
     }
 
-    /// Rows for a session: long prompts take what there is for them, in order, since many
-    /// that have one each would not get anywhere. The first always has some.
-    pub fn of(&self, session: &Ready<'_>, is_first: bool) -> usize {
-        if session.lens > self.lens {
+    /// Number of rows that a session may use. Long prompts take their rows in order, because
+    /// many prompts with one row each would make no progress. The first session always gets
+    /// some.
+    pub fn available(&self, session: &ReadySession<'_>, is_first: bool) -> usize {
+        if session.lens_rows > self.lens {
             return 0;
         }
         let least = usize::from(is_first);
         let rows = match kind(session) {
-            Kind::Token => 1,
-            Kind::Few => session.pending.min(self.spare.max(least)),
-            Kind::Many => session.pending.min(self.many.max(least)),
+            InputKind::Token => 1,
+            InputKind::Short => session.pending.min(self.spare.max(least)),
+            InputKind::Long => session.pending.min(self.long.max(least)),
         };
         let rows = rows.min(self.all);
         match session.whole && rows < session.pending {
-            // All of a pass is enough: as many ran together before.
+            // A whole pass is enough, because as many tokens ran together before.
             true if is_first => session.pending.min(self.all),
             true => 0,
             false => rows,
         }
     }
 
-    pub fn take(&mut self, session: &Ready<'_>, rows: usize) {
+    /// Assigns rows to a session.
+    pub fn take(&mut self, session: &ReadySession<'_>, rows: usize) {
         self.all -= rows;
-        self.lens -= session.lens;
-        if kind(session) == Kind::Many {
-            self.many = self.many.saturating_sub(rows);
+        self.lens -= session.lens_rows;
+        if kind(session) == InputKind::Long {
+            self.long = self.long.saturating_sub(rows);
         }
-        if kind(session) != Kind::Token {
+        if kind(session) != InputKind::Token {
             self.spare = self.spare.saturating_sub(rows);
-            self.many = self.many.min(self.spare);
+            self.long = self.long.min(self.spare);
         }
     }
 }

@@ -5,8 +5,11 @@ use djinn_kv::{PageId, PageTable, Pages};
 use proptest::prelude::*;
 
 use super::{
-    Class, FairShare, Limits, PageCommitment, Ready, admitted, decide, disk_work, fair_share::TURN,
-    reserve,
+    commitment::{PageCommitment, admissible},
+    decision::decide,
+    disk_work::{disk_work, host_reserve},
+    fair_share::{Class, FairShare, SLICE_PASSES},
+    ready::{BatchLimits, ReadySession},
 };
 
 const CLASSES: [Class; 3] = [Class::Realtime, Class::Interactive, Class::Batch];
@@ -15,7 +18,7 @@ const PAGE: usize = 2;
 /// A session.
 struct Simulated {
     table: PageTable,
-    account: FairShare,
+    fair_share: FairShare,
     most: usize,
     tokens: usize,
     wanted: usize,
@@ -43,7 +46,7 @@ impl Simulated {
 struct World {
     pages: Pages,
     all: Vec<Simulated>,
-    limits: Limits,
+    limits: BatchLimits,
     clock: u64,
     /// Frames of the host that only pages from disk take.
     reserve: usize,
@@ -79,21 +82,21 @@ impl World {
         for s in self.all.iter_mut().filter(|s| s.waits > 0) {
             s.waits -= 1;
             if s.waits == 0 {
-                s.account = match s.tokens {
-                    0 => FairShare::new(s.account.class, self.clock),
-                    _ => s.account.back(self.clock),
+                s.fair_share = match s.tokens {
+                    0 => FairShare::new(s.fair_share.class, self.clock),
+                    _ => s.fair_share.rejoin(self.clock),
                 };
             }
         }
         let is_queued = |&i: &usize| self.all[i].is_ready() && !self.all[i].admitted;
         let mut queue: Vec<usize> = (0..self.all.len()).filter(is_queued).collect();
-        queue.sort_by_key(|&i| (self.all[i].account.place, i));
+        queue.sort_by_key(|&i| (self.all[i].fair_share.virtual_time, i));
         let most = queue.iter().map(|&i| self.all[i].most);
         let (device, elsewhere) = (self.pages.device().total(), self.elsewhere());
-        let count = admitted(self.promised(), most, device, elsewhere);
+        let count = admissible(self.promised(), most, device, elsewhere);
         for &i in &queue[..count] {
             self.all[i].admitted = true;
-            self.all[i].account = self.all[i].account.back(self.clock);
+            self.all[i].fair_share = self.all[i].fair_share.rejoin(self.clock);
         }
     }
 
@@ -142,7 +145,13 @@ impl World {
             return;
         }
         let mut order = ids.to_vec();
-        order.sort_by_key(|&i| (self.all[i].account.place, self.all[i].account.class, i));
+        order.sort_by_key(|&i| {
+            (
+                self.all[i].fair_share.virtual_time,
+                self.all[i].fair_share.class,
+                i,
+            )
+        });
         let tables = |ids: &[usize]| -> Vec<&PageTable> {
             ids.iter().map(|&i| &self.all[i].table).collect()
         };
@@ -165,28 +174,34 @@ impl World {
         let is_ready = |s: &Simulated| s.admitted && s.is_ready();
         let (ids, idle): (Vec<usize>, Vec<usize>) =
             (0..self.all.len()).partition(|&i| is_ready(&self.all[i]));
-        let of = |&i: &usize| Ready {
-            account: self.all[i].account,
+        let of = |&i: &usize| ReadySession {
+            fair_share: self.all[i].fair_share,
             table: &self.all[i].table,
             computed: self.all[i].tokens,
             // The first tokens are a prompt.
             whole: false,
-            lens: 0,
+            lens_rows: 0,
             pending: match self.all[i].tokens {
                 0 => self.all[i].wanted.div_ceil(2),
                 _ => 1,
             },
         };
-        let ready: Vec<Ready<'_>> = ids.iter().map(of).collect();
+        let ready: Vec<ReadySession<'_>> = ids.iter().map(of).collect();
         let waiting: Vec<&PageTable> = idle.iter().map(|&i| &self.all[i].table).collect();
         let room = self.pages.host().free() + self.pages.host_copies();
         let room = room.saturating_sub(self.reserve);
         let decision = decide(&ready, &waiting, &self.pages, room, self.limits);
-        let order = |&i: &usize| (ready[i].account.place, ready[i].account.class, i);
+        let order = |&i: &usize| {
+            (
+                ready[i].fair_share.virtual_time,
+                ready[i].fair_share.class,
+                i,
+            )
+        };
         let first = (0..ids.len()).min_by_key(order);
         let is_first = decision.run.first().map(|run| run.0) == first;
-        self.clock = self.clock.max(decision.clock);
-        for page in decision.away {
+        self.clock = self.clock.max(decision.virtual_time);
+        for page in decision.evict {
             let sent = self.pages.evict(page);
             prop_assert!(sent.is_ok(), "there is room for what goes");
         }
@@ -203,7 +218,7 @@ impl World {
             self.pages
                 .prepare_write(&mut s.table, tokens)
                 .expect("room was made");
-            s.account.ran();
+            s.fair_share.charge();
             s.hungry = 0;
             if s.tokens == s.wanted {
                 self.pages.release(&mut s.table);
@@ -225,7 +240,7 @@ impl World {
         // Everybody else may have a turn, and those who come back another one; a disk may
         // be in the way.
         let disk = if self.pages.disk().total() > 0 { 8 } else { 1 };
-        let bound = 4 * disk * TURN as usize * self.all.len();
+        let bound = 4 * disk * SLICE_PASSES as usize * self.all.len();
         prop_assert!(
             self.all.iter().all(|s| s.hungry <= bound),
             "somebody starves"
@@ -251,7 +266,7 @@ proptest! {
             let wanted = wanted.min(device * PAGE);
             Simulated {
                 table: PageTable::new(PAGE),
-                account: FairShare::new(CLASSES[class], 0),
+                fair_share: FairShare::new(CLASSES[class], 0),
                 most: wanted.div_ceil(PAGE),
                 tokens: 0,
                 wanted,
@@ -267,9 +282,9 @@ proptest! {
         let mut world = World {
             pages: Pages::new(device, host, disk),
             all,
-            limits: Limits { sessions: most, rows, lens: 0 },
+            limits: BatchLimits { sessions: most, rows, lens_rows: 0 },
             clock: 0,
-            reserve: if disk > 0 { reserve(host, largest) } else { 0 },
+            reserve: if disk > 0 { host_reserve(host, largest) } else { 0 },
             largest,
             moving: Vec::new(),
             stuck: 0,

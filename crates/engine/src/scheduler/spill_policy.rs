@@ -1,134 +1,144 @@
-//! Between host memory and disk: what goes there while passes run, and what comes back.
+//! Spilling: pages between host memory and disk, and what happens when the disk fails.
 
 use std::time::Instant;
 
-use djinn_kv::{DiskDirection, PageTable};
+use djinn_kv::{DiskDirection, PageTable, Pager, Pages};
+use djinn_types::SessionId;
 
+use super::{
+    disk_work::{disk_work, host_reserve},
+    waiting::{expected, idle_tables},
+};
 use crate::{
-    Engine, EngineError, Output, SessionId,
-    scheduler::{disk_work, reserve},
-    session::Session,
-    session::lifecycle::AHEAD,
+    error::EngineError,
+    session::{Session, output::Output, residency::Residency},
+    settings::Settings,
 };
 
-impl Engine {
-    /// Frames of the host that only pages from disk take.
-    pub(crate) fn reserve(&self) -> usize {
-        match self.pager.has_disk() {
-            false => 0,
+/// Room for pages outside the device, and the state of the disk.
+pub(crate) struct SpillPolicy {
+    /// Host frames that only pages from disk take; 0 without a disk.
+    reserve: usize,
+    /// Host frames to keep free: the reserve, and room for the largest session.
+    margin: usize,
+    /// Why the disk accepts no more pages, once it does not.
+    failure: Option<String>,
+    /// Failure after which the disk was tried once more.
+    last_failure: Option<String>,
+}
+
+impl SpillPolicy {
+    /// Creates the policy for these settings.
+    pub fn new(settings: &Settings, pager: &Pager) -> Self {
+        let largest = settings.table_pages();
+        let (reserve, margin) = match pager.has_disk() {
+            false => (0, 0),
             true => {
-                let settings = &self.blueprint.settings;
-                reserve(settings.host_pages, settings.table_pages())
+                let reserve = host_reserve(settings.host_pages, largest);
+                (reserve, reserve + largest)
             }
+        };
+        SpillPolicy {
+            reserve,
+            margin,
+            failure: None,
+            last_failure: None,
         }
     }
 
-    /// Frames of the host that are kept free where there is a disk, since what leaves the device
-    /// should seldom wait for that: the reserve, and as many as the largest session may take.
-    pub(crate) fn host_margin(&self) -> usize {
-        match self.pager.has_disk() {
-            false => 0,
-            true => self.reserve() + self.blueprint.settings.table_pages(),
-        }
+    /// Number of host frames to keep free.
+    pub fn margin(&self) -> usize {
+        self.margin
     }
 
-    /// Pages that can leave the device now: copies make way for those that are nowhere else.
-    pub(crate) fn room_elsewhere(&self) -> usize {
-        let pages = self.pager.pages();
+    /// Number of pages that can leave the device now. Host copies of device pages yield to pages
+    /// that have no other copy.
+    pub fn evictable(&self, pages: &Pages) -> usize {
         let room = pages.host().free() + pages.host_copies();
-        room.saturating_sub(self.reserve())
+        room.saturating_sub(self.reserve)
     }
 
-    /// Pages the disk holds or can: once it would take no more, those that are there.
-    pub(crate) fn disk_pages(&self) -> usize {
-        let disk = self.pager.pages().disk();
-        match self.disk_failure {
-            None => disk.total(),
-            Some(_) => disk.total() - disk.free(),
-        }
+    /// Number of pages that can be outside the device at all.
+    pub fn capacity(&self, pages: &Pages) -> usize {
+        let disk = match self.failure {
+            None => pages.disk().total(),
+            // A disk that accepts no more pages still holds those it has.
+            Some(_) => pages.disk().total() - pages.disk().free(),
+        };
+        pages.host().total() - self.reserve + disk
     }
 
-    /// Has pages written and read as sessions will need them.
-    pub(crate) fn work_on_disk(&mut self, now: Instant) -> Vec<Output> {
-        if !self.pager.has_disk() {
+    /// Starts reading and writing the pages that sessions will need next. Returns the ends of
+    /// sessions whose pages could not be moved.
+    pub fn start_transfers(&self, residency: &mut Residency<'_>, now: Instant) -> Vec<Output> {
+        if !residency.pager.has_disk() {
             return Vec::new();
         }
-        let mut ready: Vec<&Session> = self.sessions.values().filter(|s| s.is_ready()).collect();
-        ready.sort_by_key(|s| (s.account.rank(), s.id));
+        let sessions = &*residency.sessions;
+        let mut ready: Vec<&Session> = sessions.iter().filter(|s| s.is_ready()).collect();
+        ready.sort_by_key(|s| (s.fair_share.rank(), s.id));
         let mut wanted: Vec<&PageTable> = ready.iter().map(|s| &s.pages).collect();
-        wanted.extend(self.expected(now).iter().map(|id| &self.sessions[id].pages));
-        let pages = self.pager.pages();
-        let margin = self.host_margin();
-        let work = disk_work(&wanted, &self.idle(), pages, margin);
+        let soon = expected(sessions, now);
+        wanted.extend(soon.iter().map(|&id| &sessions.known(id).pages));
+        let idle = idle_tables(sessions, residency.pager);
+        let work = disk_work(&wanted, &idle, residency.pager.pages(), self.margin);
         let mut lost = Vec::new();
         for page in work.fetch {
-            if let Err(error) = self.pager.fetch(page) {
-                lost.extend(self.lose(&[page], &error.into()));
+            if let Err(error) = residency.pager.fetch(page) {
+                lost.extend(residency.fail_holders(&[page], &error.into()));
             }
         }
-        if self.disk_failure.is_none() {
+        if self.failure.is_none() {
             for page in work.spill {
-                if let Err(error) = self.pager.spill(page) {
-                    lost.extend(self.lose(&[page], &error.into()));
+                if let Err(error) = residency.pager.spill(page) {
+                    lost.extend(residency.fail_holders(&[page], &error.into()));
                 }
             }
         }
         lost
     }
 
-    /// Takes in what arrived on disk or from there; where nothing has yet, waits if told to.
-    /// What could not be written stays where it was. Who has pages that could not be read is
-    /// over.
-    pub(crate) fn take_from_disk(&mut self, wait: bool) -> Vec<Output> {
+    /// Takes in pages whose transfer from or to disk has ended; waits for one if `wait` is set.
+    /// A page that could not be written stays in host memory. A page that could not be read ends
+    /// its holders, whose outputs are returned.
+    pub fn finish_transfers(&mut self, residency: &mut Residency<'_>, wait: bool) -> Vec<Output> {
         let mut lost = Vec::new();
-        for failed in self.pager.finish_disk_transfers(wait) {
+        for failed in residency.pager.finish_disk_transfers(wait) {
             let error = EngineError::Spill(failed.error);
             match failed.direction {
-                DiskDirection::Spill => self.disk_failure = Some(error.to_string()),
-                DiskDirection::Fetch => lost.extend(self.lose(&[failed.page], &error)),
+                DiskDirection::Spill => self.failure = Some(error.to_string()),
+                DiskDirection::Fetch => lost.extend(residency.fail_holders(&[failed.page], &error)),
             }
         }
         lost
     }
 
-    /// Nobody can run though somebody is ready, and nothing is on its way: the disk does not
-    /// take pages that it was to. It is asked once more; then whoever came in last is over,
-    /// so that the others go on.
-    pub(crate) fn give_way(&mut self) -> Option<Output> {
-        if let Some(failure) = self.disk_failure.take() {
-            let was_asked = self.last_failure.replace(failure).is_some();
-            if !was_asked {
+    /// Resolves a deadlock: a session is ready, none can run, and no page is in transit, because
+    /// the disk does not accept pages. Tries the disk once more; then ends the session that
+    /// arrived last, so that the others can run.
+    pub fn resolve_deadlock(&mut self, residency: &mut Residency<'_>) -> Option<Output> {
+        if let Some(failure) = self.failure.take() {
+            let was_retried = self.last_failure.replace(failure).is_some();
+            if !was_retried {
                 return None;
             }
         }
-        let holds = |s: &&Session| s.admitted && !s.pages.is_empty();
-        let ready = self.sessions.values().filter(|s| s.is_ready()).count();
-        // One that is alone would only make room for itself.
-        let goes = |s: &&Session| s.is_ready() == (ready > 1);
-        let last = |s: &&Session| (s.account.place, s.id);
-        let all = || self.sessions.values().filter(holds);
-        let last = all()
-            .filter(goes)
-            .max_by_key(last)
-            .or(all().max_by_key(last))?;
-        let id: SessionId = last.id;
-        let why = self.last_failure.take();
-        let why = why.unwrap_or_else(|| "what is there is all in use".to_owned());
-        Some(self.fail(id, &EngineError::NoRoom(why)))
+        let id = newest_holder(residency)?;
+        let reason = self.last_failure.take();
+        let reason = reason.unwrap_or_else(|| "all pages are in use".to_owned());
+        Some(residency.fail(id, &EngineError::NoRoom(reason)))
     }
+}
 
-    /// Who waits and is expected back within a moment, the soonest first.
-    pub(crate) fn expected(&self, now: Instant) -> Vec<SessionId> {
-        let by = now + AHEAD;
-        let mut expected: Vec<(Instant, SessionId)> = Vec::new();
-        for session in self.sessions.values() {
-            if let Some(Some(at)) = session.state.awaits()
-                && at <= by
-            {
-                expected.push((at, session.id));
-            }
-        }
-        expected.sort_unstable();
-        expected.into_iter().map(|(_, id)| id).collect()
-    }
+/// Returns the session with pages that arrived last: a ready one if several are ready, else one
+/// that waits. Ending the only ready session would make room for nobody.
+fn newest_holder(residency: &Residency<'_>) -> Option<SessionId> {
+    let sessions = &*residency.sessions;
+    let holds = |s: &&Session| s.state.is_admitted() && !s.pages.is_empty();
+    let ready = sessions.iter().filter(|s| s.is_ready()).count();
+    let goes = |s: &&Session| s.is_ready() == (ready > 1);
+    let last = |s: &&Session| (s.fair_share.virtual_time, s.id);
+    let all = || sessions.iter().filter(holds);
+    let newest = all().filter(goes).max_by_key(last);
+    Some(newest.or_else(|| all().max_by_key(last))?.id)
 }

@@ -1,7 +1,12 @@
 use djinn_kv::{PageId, PageTable, Pages};
 use proptest::prelude::*;
 
-use super::{Class, FairShare, Limits, PageCommitment, Ready, admitted, decide};
+use super::{
+    commitment::{PageCommitment, admissible},
+    decision::decide,
+    fair_share::{Class, FairShare},
+    ready::{BatchLimits, ReadySession},
+};
 
 const CLASSES: [Class; 3] = [Class::Realtime, Class::Interactive, Class::Batch];
 
@@ -22,24 +27,24 @@ fn tables(device: usize, host: usize, held: &[(usize, usize)]) -> (Pages, Vec<Pa
     (pages, tables)
 }
 
-fn ready(place: u64, table: &PageTable, pending: usize) -> Ready<'_> {
-    let mut account = FairShare::new(Class::Interactive, 0);
-    account.place = place;
-    Ready {
-        account,
+fn ready(place: u64, table: &PageTable, pending: usize) -> ReadySession<'_> {
+    let mut fair_share = FairShare::new(Class::Interactive, 0);
+    fair_share.virtual_time = place;
+    ReadySession {
+        fair_share,
         table,
         computed: 2 * table.len(),
         pending,
         whole: false,
-        lens: 0,
+        lens_rows: 0,
     }
 }
 
-fn limits(sessions: usize, rows: usize) -> Limits {
-    Limits {
+fn limits(sessions: usize, rows: usize) -> BatchLimits {
+    BatchLimits {
         sessions,
         rows,
-        lens: 0,
+        lens_rows: 0,
     }
 }
 
@@ -61,12 +66,15 @@ fn who_paid_least_comes_first_and_the_last_makes_room() {
     // Six pages for the second: two are free, three of an idle session, one of the
     // first, which comes last. The third finds one more there.
     let decision = decide(&all, &idle, &pages, 100, limits(8, 8));
-    assert_eq!(counts(&decision.away, &tables), [2, 0, 0, 3]);
-    assert_eq!((decision.run, decision.clock), (vec![(1, 1), (2, 1)], 3));
+    assert_eq!(counts(&decision.evict, &tables), [2, 0, 0, 3]);
+    assert_eq!(
+        (decision.run, decision.virtual_time),
+        (vec![(1, 1), (2, 1)], 3)
+    );
     // With room for nothing elsewhere, those run that are here.
     let decision = decide(&all, &idle, &pages, 0, limits(8, 8));
     assert_eq!(
-        (decision.run, decision.away),
+        (decision.run, decision.evict),
         (vec![(2, 1), (0, 1)], vec![])
     );
     assert_eq!(decide(&all, &idle, &pages, 0, limits(1, 8)).run, [(2, 1)]);
@@ -81,7 +89,7 @@ fn pages_of_several_count_once_and_stay_for_whoever_runs() {
     let all = [ready(1, &tables[0], 1), ready(2, &tables[2], 1)];
     let decision = decide(&all, &[&tables[1]], &pages, 9, limits(8, 8));
     assert_eq!(decision.run, [(0, 1), (1, 1)]);
-    assert_eq!(counts(&decision.away, &tables), [0, 1, 0]);
+    assert_eq!(counts(&decision.evict, &tables), [0, 1, 0]);
     // What the one who runs holds does not go with the idle one that holds it too.
     for &page in tables[0].pages() {
         pages.copy_in(page).unwrap();
@@ -90,7 +98,7 @@ fn pages_of_several_count_once_and_stay_for_whoever_runs() {
     let idle = [&tables[2], &tables[1]];
     let decision = decide(&all, &idle, &pages, 9, limits(8, 8));
     assert_eq!(
-        (decision.run, counts(&decision.away, &tables)),
+        (decision.run, counts(&decision.evict, &tables)),
         (vec![(0, 5)], vec![0, 2, 0])
     );
 }
@@ -115,7 +123,7 @@ fn generating_sessions_never_wait_for_prompts() {
     let (pages, table) = (Pages::new(1000, 0, 0), PageTable::new(2));
     let check = |pending: &[usize], rows: usize, expect: &[usize]| {
         let all = (0..).zip(pending).map(|(i, &n)| ready(i, &table, n));
-        let all: Vec<Ready<'_>> = all.collect();
+        let all: Vec<ReadySession<'_>> = all.collect();
         let run = decide(&all, &[], &pages, 0, limits(rows, rows)).run;
         let found: Vec<usize> = run.iter().map(|(_, rows)| *rows).collect();
         assert_eq!(found, expect, "{pending:?} in {rows}");
@@ -142,7 +150,7 @@ proptest! {
         let rows = pending.len() + extra;
         let (pages, table) = (Pages::new(1000, 0, 0), PageTable::new(2));
         let all = (0..).zip(&pending).map(|(i, &n)| ready(i, &table, n));
-        let all: Vec<Ready<'_>> = all.collect();
+        let all: Vec<ReadySession<'_>> = all.collect();
         let run = decide(&all, &[], &pages, 0, limits(10, rows)).run;
         prop_assert!(run.iter().all(|&(i, rows)| 1 <= rows && rows <= pending[i]));
         let total: usize = run.iter().map(|(_, rows)| rows).sum();
@@ -166,21 +174,21 @@ fn run_one(accounts: &mut [FairShare], clock: &mut u64) -> usize {
             (pages, tables)
         },
     );
-    let one = |(&account, table)| Ready {
-        account,
+    let one = |(&fair_share, table)| ReadySession {
+        fair_share,
         table,
         computed: 1,
         pending: 1,
         whole: false,
-        lens: 0,
+        lens_rows: 0,
     };
-    let all: Vec<Ready<'_>> = accounts.iter().zip(&tables).map(one).collect();
+    let all: Vec<ReadySession<'_>> = accounts.iter().zip(&tables).map(one).collect();
     let decision = decide(&all, &[], &pages, 9, limits(3, 3));
     let [(chosen, 1)] = decision.run[..] else {
         panic!("one runs")
     };
-    *clock = decision.clock.max(*clock);
-    accounts[chosen].ran();
+    *clock = decision.virtual_time.max(*clock);
+    accounts[chosen].charge();
     chosen
 }
 
@@ -230,7 +238,7 @@ fn nobody_overtakes_and_a_swap_stays_possible() {
             .iter()
             .fold(PageCommitment::default(), |all, &n| all.and(n, n));
         let queue = queue.iter().copied();
-        assert_eq!(admitted(promised, queue, device, host), expect);
+        assert_eq!(admissible(promised, queue, device, host), expect);
     };
     check(&[], &[4, 4], 8, 0, 2);
     check(&[], &[4, 4, 1], 8, 0, 2);

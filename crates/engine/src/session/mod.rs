@@ -1,89 +1,92 @@
-//! A session: tokens, pages, sampler, probe, and state.
+//! Sessions: their data, state machine, requests, outputs and quotas.
 
 pub(crate) mod lifecycle;
+pub(crate) mod lifetime;
 pub(crate) mod output;
 pub(crate) mod quota;
 pub(crate) mod request;
+pub(crate) mod residency;
 pub(crate) mod state;
+pub(crate) mod status;
+pub(crate) mod table;
+pub(crate) mod view;
 
-use std::{
-    cmp::Ordering,
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::{cmp::Ordering, ops::Range};
 
 use djinn_device::Phase;
 use djinn_kv::{PageTable, Pages};
 use djinn_model::Site;
+use djinn_types::SessionId;
 
 use crate::{
-    BreakCondition, Captured, EngineError, Finish, Logprob, Probe, RunUntil, Sampling, SessionId,
+    error::EngineError,
     probe::{
-        HEAD,
-        checkpoint::{Checkpoint, Paused, Rewind},
+        Probe,
+        breakpoint::{BreakCondition, RunUntil},
+        capture::HEAD,
+        captured::Captured,
+        checkpoint::{Checkpoint, PausePlace, Paused, Rewind},
     },
-    sampling::stop_strings::TextStream,
-    scheduler::FairShare,
+    sampling::{
+        sampler::{Logprob, Sampling},
+        stop_strings::TextStream,
+    },
+    scheduler::fair_share::FairShare,
 };
-use state::{State, Step};
+use lifetime::Lifetime;
+use output::Finish;
+use state::{OwnerAction, SessionState, Transition};
 
+/// A session: its tokens, KV pages, sampling, probe and state.
 pub(crate) struct Session {
     pub id: SessionId,
-    /// Prompt and generated tokens.
+    pub owner: String,
+    /// Prompt, appended and generated tokens, in order of position.
     pub tokens: Vec<u32>,
-    /// Which of them were given, in order: the prompt, and what was said later.
+    /// Positions of the given tokens: the prompt, then what was appended later.
     pub given: Vec<Range<usize>>,
-    /// Tokens whose keys and values lie in the pages.
+    /// Number of tokens whose keys and values lie in the pages.
     pub computed: usize,
-    /// Tokens that are in the log, where there is one.
+    /// Number of tokens that are in the session log.
     pub logged: usize,
-    /// Generated tokens at which its turn ends, and whether it is kept then.
+    /// Number of generated tokens at which the current turn ends.
     pub max_tokens: usize,
+    /// Whether the session waits for more after a turn instead of ending.
     pub keep: bool,
+    /// Maximum number of positions.
     pub context: usize,
     pub pages: PageTable,
-    /// Tokens whose pages others may hold too: those before the first that is read or
-    /// changed on the way.
+    /// Number of leading tokens whose pages others may share: those before the first position
+    /// that the probe reads or edits.
     pub shares: usize,
-    /// Pages it may come to, and whether it may hold any.
+    /// Maximum number of pages that the session may need.
     pub pages_most: usize,
-    pub admitted: bool,
-    /// What it has paid for its turns.
-    pub account: FairShare,
-    /// When its turn came, if it has since it was last ready.
-    pub turn: Option<Instant>,
+    pub fair_share: FairShare,
     pub sampling: Sampling,
+    /// Tokens that end a turn.
     pub eos: Vec<u32>,
+    /// Stop strings.
     pub stop: Vec<String>,
+    /// Decoder of the generated tokens; `None` where the model has no tokenizer.
     pub text: Option<TextStream>,
+    /// For each generated token, the token and its alternatives, if requested.
     pub logprobs: Vec<Vec<Logprob>>,
     pub probe: Probe,
     pub captured: Captured,
-    /// What it goes on from where it stopped in the middle of a pass.
-    pub checkpoint: Option<Checkpoint>,
-    /// Where it stopped last, and went on from.
-    pub past: Option<Paused>,
-    /// Where it stood when it was written down, if it has not come there again.
-    pub rewind: Option<Rewind>,
-    /// How far it goes on, beside its breakpoints.
-    pub until: RunUntil,
-    pub state: State,
-    pub failure: Option<String>,
-    /// Whether it generated what was asked for, and waits to be told more.
-    pub turn_over: bool,
-    /// Whether it is written down where sessions are.
+    /// Pause that the session last resumed from.
+    pub last_pause: Option<Paused>,
+    pub state: SessionState,
+    /// Whether the session is never written to the log.
     pub transient: bool,
-    pub owner: String,
-    pub deadline: Option<Instant>,
-    /// How long it stays unused, and since when it is.
-    pub lease: Option<Duration>,
-    pub used: Instant,
+    pub lifetime: Lifetime,
 }
 
 impl Session {
-    /// The same with other pages and nothing captured.
-    pub fn again(&self, pages: PageTable, text: Option<TextStream>) -> Self {
+    /// Clones the session with other pages and nothing captured.
+    pub fn duplicate(&self, id: SessionId, pages: PageTable, text: Option<TextStream>) -> Self {
         Session {
+            id,
+            owner: self.owner.clone(),
             tokens: self.tokens.clone(),
             given: self.given.clone(),
             pages,
@@ -94,109 +97,156 @@ impl Session {
             logprobs: self.logprobs.clone(),
             probe: self.probe.clone(),
             captured: Captured::default(),
-            checkpoint: self.checkpoint.clone(),
-            past: self.past.clone(),
-            rewind: self.rewind.clone(),
-            failure: None,
-            owner: self.owner.clone(),
+            last_pause: self.last_pause.clone(),
+            state: self.state.clone(),
+            lifetime: self.lifetime.clone(),
             ..*self
         }
     }
 
-    /// So many of its tokens were in a pass, and went all the way; or `stopped`, those from
-    /// its checkpoint on.
-    pub fn ran(&mut self, rows: usize, stopped: bool) {
-        if !stopped {
-            self.checkpoint = None;
-        }
-        self.computed += rows - self.checkpoint.as_ref().map_or(0, |at| at.rows);
-        // It is where it stood, or past that.
+    /// Advances the session over `rows` tokens that went through the whole pass.
+    pub fn advance(&mut self, rows: usize) {
+        self.computed += rows;
         let computed = self.computed;
-        self.rewind
-            .take_if(|rewind| rewind.to.position + rewind.to.rows <= computed);
+        let is_past = |place: &mut PausePlace| match place {
+            PausePlace::Here(_) => true,
+            PausePlace::Replay(rewind) => rewind.to.position + rewind.to.rows <= computed,
+        };
+        if let Some(route) = self.state.route_mut() {
+            route.place.take_if(is_past);
+        }
     }
 
-    /// Where a step leads it, or an error that says in which states it could be taken.
-    pub fn after(&self, step: Step) -> Result<State, EngineError> {
-        let (id, is) = (self.id, self.state.name());
-        let next = self.state.after(step);
-        next.map_err(|wanted| EngineError::State { id, is, wanted })
-    }
-
-    /// Something happens to it.
-    pub fn take(&mut self, step: Step) -> Result<(), EngineError> {
-        self.state = self.after(step)?;
+    /// Advances the session over the first of `rows` tokens of a pass, and pauses it with the
+    /// others at a checkpoint.
+    pub fn pause(&mut self, rows: usize, checkpoint: Checkpoint) -> Result<(), EngineError> {
+        self.computed += rows - checkpoint.rows;
+        self.apply(Transition::Pause(checkpoint))?;
+        self.lifetime.touch();
         Ok(())
     }
 
-    /// Whether it has tokens to run and may hold pages.
-    pub fn is_ready(&self) -> bool {
-        self.state == State::Ready && self.admitted
+    /// Applies a transition, or returns an error that names the statuses that allow it.
+    pub fn apply(&mut self, transition: Transition) -> Result<(), EngineError> {
+        let (id, status) = (self.id, self.state.status());
+        let applied = self.state.apply(transition);
+        applied.map_err(|allowed| EngineError::WrongStatus {
+            id,
+            status,
+            allowed,
+        })
     }
 
-    /// Pages it holds that its next tokens are written to.
+    /// Checks that the owner may do something in the current state.
+    pub fn check(&self, action: OwnerAction) -> Result<(), EngineError> {
+        let checked = self.state.check(action);
+        checked.map_err(|allowed| EngineError::WrongStatus {
+            id: self.id,
+            status: self.state.status(),
+            allowed,
+        })
+    }
+
+    /// Whether the session has tokens to run and may hold pages.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.state, SessionState::Ready { .. })
+    }
+
+    /// Whether the session has tokens to run and waits for admission to KV memory.
+    pub fn is_queued(&self) -> bool {
+        matches!(self.state, SessionState::Queued { .. })
+    }
+
+    /// Whether the session runs or is about to.
+    pub fn is_active(&self) -> bool {
+        self.is_ready() || self.is_queued() || self.state.is_running()
+    }
+
+    /// Returns the checkpoint that the session is paused at or continues from.
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.state.place()?.checkpoint()
+    }
+
+    /// Returns the pause that the session has to run to again.
+    pub fn rewind(&self) -> Option<&Rewind> {
+        self.state.place()?.rewind()
+    }
+
+    /// Returns the hook and tokens at which the session is paused or was paused last.
+    pub fn paused(&self) -> Option<Paused> {
+        match self.state.place()? {
+            PausePlace::Here(checkpoint) => Some(Paused {
+                site: checkpoint.stop.site,
+                position: self.computed,
+                rows: checkpoint.rows,
+            }),
+            PausePlace::Replay(rewind) => Some(rewind.to.clone()),
+        }
+    }
+
+    /// Number of held pages that the next tokens are written to.
     pub fn pages_ahead(&self) -> usize {
         let done = self.computed / self.pages.page_tokens();
         self.pages.len().saturating_sub(done)
     }
 
-    /// Pages it may still come to take.
+    /// Number of pages that the session may still allocate, copies of shared pages included.
     pub fn more_pages(&self, pages: &Pages) -> usize {
         self.pages_left() + self.copied_pages(pages)
     }
 
-    /// Pages it has not come to yet.
+    /// Number of pages between the held pages and the maximum.
     pub fn pages_left(&self) -> usize {
         self.pages_most.saturating_sub(self.pages.len())
     }
 
-    /// Pages that it has to copy before it writes its next tokens, since others hold them too.
+    /// Number of shared pages that the session must copy before it writes its next tokens.
     pub fn copied_pages(&self, pages: &Pages) -> usize {
-        let rows = self.checkpoint.as_ref().map_or(1, |at| at.rows);
+        let rows = self.checkpoint().map_or(1, |at| at.rows);
         let next = self.computed..self.computed + rows;
         pages.frames_needed(&self.pages, &next) - self.pages.missing(next.end)
     }
 
-    /// Whether a token was given, not generated.
+    /// Whether the token at a position was given, not generated.
     pub fn is_given(&self, position: usize) -> bool {
         let given = self.given_from(position);
         given.is_some_and(|given| given.start <= position)
     }
 
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub fn prompt(&self) -> usize {
         self.given.first().map_or(0, |given| given.end)
     }
 
-    /// The first position that its next turn computes: the last token it generated is run with
-    /// what it is told next.
-    pub fn turn(&self) -> usize {
+    /// First position that the next turn computes: the last generated token runs with the
+    /// tokens appended after it.
+    pub fn turn_start(&self) -> usize {
         let last = self.tokens.len() - 1;
         last + usize::from(self.is_given(last))
     }
 
-    /// The first of its positions at which anything is read or changed.
-    pub fn first_look(&self) -> usize {
+    /// First position that the probe reads or edits.
+    pub fn first_probed(&self) -> usize {
         let first = self.probe.first(self.context, self.prompt());
         first.unwrap_or(usize::MAX)
     }
 
-    /// Tokens not yet run.
+    /// Number of tokens that have not run yet.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// How many of the tokens not yet run go together: given ones do, with a generated one
-    /// before them; others run one by one as they did when they were generated.
+    /// Number of pending tokens that run together. Given tokens do, with the generated token
+    /// before them; generated tokens run one by one, as they did when they were generated.
     pub fn next_run(&self) -> usize {
-        if let Some(checkpoint) = &self.checkpoint {
+        if let Some(checkpoint) = self.checkpoint() {
             return checkpoint.rows;
         }
         let run = match self.given_from(self.computed) {
             Some(given) if given.start <= self.computed + 1 => given.end - self.computed,
             _ => 1,
         };
-        match &self.rewind {
+        match self.rewind() {
             Some(Rewind { to, .. }) if self.computed < to.position => {
                 run.min(to.position - self.computed)
             }
@@ -205,8 +255,8 @@ impl Session {
         }
     }
 
-    /// How many of those go together under a lens of so many rows, and how many rows of it
-    /// they take.
+    /// Number of pending tokens that run together where the logit lens has room for `lens`
+    /// rows, and the number of lens rows that they need.
     pub fn run_under(&self, lens: usize) -> (usize, usize) {
         let (run, prompt) = (self.next_run(), self.prompt());
         if self.probe.lenses().next().is_none() {
@@ -217,7 +267,7 @@ impl Session {
             let at = self.computed + i;
             let rows = self.probe.lens_rows(at..at + 1, prompt);
             if under + rows > lens {
-                // Those that go together were under it together before.
+                // Tokens that must run together had room together before.
                 return (if self.runs_whole() { run } else { i.max(1) }, under);
             }
             under += rows;
@@ -225,27 +275,31 @@ impl Session {
         (run, under)
     }
 
-    /// Whether they run in one pass or not at all: they stop, or have stopped, together.
+    /// Whether the next tokens run in one pass or not at all, because they pause together or
+    /// continue from one checkpoint.
     pub fn runs_whole(&self) -> bool {
-        let comes_to = |rewind: &Rewind| rewind.stops && rewind.to.position == self.computed;
-        self.checkpoint.is_some() || self.rewind.as_ref().is_some_and(comes_to)
+        match self.state.place() {
+            Some(PausePlace::Here(_)) => true,
+            Some(PausePlace::Replay(rewind)) => rewind.stops && rewind.to.position == self.computed,
+            None => false,
+        }
     }
 
-    /// How many tokens it had generated before one of its own.
+    /// Number of tokens generated up to a position.
     pub fn step_of(&self, position: usize) -> usize {
         let before =
             |given: &Range<usize>| given.end.min(position + 1) - given.start.min(position + 1);
         position + 1 - self.given.iter().map(before).sum::<usize>()
     }
 
-    /// Whether it stops before this operation, or not, on its way to where it once stood;
-    /// nothing where it is past that.
+    /// On the way to an earlier pause: whether the session pauses before operation `next`.
+    /// `None` once the earlier pause is behind.
     pub fn rewinds(&self, next: usize) -> Option<bool> {
         let Rewind {
             to,
             next: there,
             stops,
-        } = self.rewind.as_ref()?;
+        } = self.rewind()?;
         match next.cmp(there) {
             _ if self.computed < to.position => Some(false),
             _ if self.computed >= to.position + to.rows => None,
@@ -255,63 +309,52 @@ impl Session {
         }
     }
 
-    /// Whether some of these rows may stop at any hook.
-    pub fn may_stop(&self, rows: Range<usize>) -> bool {
+    /// Whether some of these rows may pause at any hook.
+    pub fn may_pause(&self, rows: Range<usize>) -> bool {
         let breaks = |site| self.breaks(site, rows.clone()).next().is_some();
-        self.rewind.is_some()
-            || self.until != RunUntil::Breakpoint
+        self.rewind().is_some()
+            || self.state.until() != RunUntil::Breakpoint
             || self.probe.break_sites().any(breaks)
     }
 
-    /// Whether a breakpoint behind the last block may be for a row.
+    /// Whether a breakpoint behind the last block may match a row.
     pub fn breaks_in_head(&self, row: usize) -> bool {
         let breaks = |site| self.breaks(site, row..row + 1).next().is_some();
         HEAD.into_iter().any(breaks)
     }
 
-    /// The breakpoints of a hook that may be for some of these rows, each with the row.
+    /// Breakpoints of a hook that may match some of these rows, each with its row.
     pub fn breaks(
         &self,
         site: Site,
         rows: Range<usize>,
     ) -> impl Iterator<Item = (&BreakCondition, usize)> {
-        let (whens, prompt) = (self.probe.breaks(site), self.prompt());
-        whens.iter().flat_map(move |when| {
-            let may =
-                move |&at: &usize| when.may_hold(at, prompt, self.step_of(at), self.tokens[at]);
-            rows.clone().filter(may).map(move |at| (when, at))
+        let (conditions, prompt) = (self.probe.breaks(site), self.prompt());
+        conditions.iter().flat_map(move |condition| {
+            let may = move |&at: &usize| {
+                condition.may_hold(at, prompt, self.step_of(at), self.tokens[at])
+            };
+            rows.clone().filter(may).map(move |at| (condition, at))
         })
     }
 
-    /// Whether it comes in the middle of a pass, or leaves there; who does both comes last.
-    pub fn is_passing(&self) -> (bool, bool) {
-        (
-            self.until != RunUntil::Breakpoint,
-            self.checkpoint.is_some(),
-        )
+    /// Whether the session may leave in the middle of a pass, and whether it enters there.
+    /// Batches place sessions that do neither first.
+    pub fn is_partial(&self) -> (bool, bool) {
+        let leaves = self.state.until() != RunUntil::Breakpoint;
+        (leaves, self.checkpoint().is_some())
     }
 
-    /// The first block it goes through next.
+    /// First block that the next pass runs for this session.
     pub fn first_block(&self) -> usize {
-        let site = self.checkpoint.as_ref().map(|at| at.stop.site);
+        let site = self.checkpoint().map(|at| at.stop.site);
         match site {
             Some(Site::ResidPost(block)) => block + 1,
             site => site.and_then(Site::block).unwrap_or(0),
         }
     }
 
-    /// Where it stands, if it stopped.
-    pub fn paused(&self) -> Option<Paused> {
-        let stopped = self.checkpoint.as_ref().map(|checkpoint| Paused {
-            site: checkpoint.stop.site,
-            position: self.computed,
-            rows: checkpoint.rows,
-        });
-        stopped.or_else(|| self.rewind.as_ref().map(|rewind| rewind.to.clone()))
-    }
-
-    /// So many tokens not yet run, by what they are: each part with its first position and
-    /// how many they are.
+    /// Splits the next `rows` tokens by phase; each part has its first position and length.
     pub fn parts(&self, rows: usize) -> impl Iterator<Item = (Phase, usize, usize)> {
         let generated = usize::from(!self.is_given(self.computed));
         let parts = [
@@ -321,19 +364,19 @@ impl Session {
         parts.into_iter().filter(|(_, _, rows)| *rows > 0)
     }
 
-    /// The tokens given that hold a position or come next after it.
+    /// Range of given tokens that contains a position or follows it.
     fn given_from(&self, position: usize) -> Option<&Range<usize>> {
         self.given.iter().find(|given| position < given.end)
     }
 
-    /// How many tokens it generated.
+    /// Number of generated tokens.
     pub fn generated(&self) -> usize {
         let given: usize = self.given.iter().map(ExactSizeIterator::len).sum();
         self.tokens.len() - given
     }
 
-    /// What was given to it and what it generated.
-    pub fn apart(&self) -> (Vec<u32>, Vec<u32>) {
+    /// Separates the given tokens from the generated ones.
+    pub fn given_and_generated(&self) -> (Vec<u32>, Vec<u32>) {
         let mut given = self.given.iter().flat_map(Range::clone).peekable();
         let mut apart = (Vec::new(), Vec::new());
         for (position, &token) in self.tokens.iter().enumerate() {
@@ -345,12 +388,12 @@ impl Session {
         apart
     }
 
-    /// Whether the last token's logits will be sampled from.
+    /// Whether a token is sampled from the logits of the last token.
     pub fn samples(&self) -> bool {
         self.generated() < self.max_tokens
     }
 
-    /// Whether the session is over now that `token` is its last.
+    /// Returns why the turn ends now that `token` is the last token, if it does.
     pub fn finished_by(&self, token: u32, stopped: bool) -> Option<Finish> {
         if stopped {
             Some(Finish::Stop)

@@ -1,30 +1,34 @@
-//! Outputs of a pass, and the transcript of a session.
+//! Outputs of passes, and transcripts of sessions.
 
 use std::{fmt, time::Instant};
 
+use djinn_types::SessionId;
 use serde::{Deserialize, Serialize};
 
-use crate::{Captured, Logprob, Paused, SessionId};
+use crate::{
+    probe::{captured::Captured, checkpoint::Paused},
+    sampling::sampler::Logprob,
+};
 
-/// Why a session ended.
+/// Reason for the end of a turn or of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Finish {
-    /// It generated as much as was asked for.
+    /// The session generated the maximum number of tokens.
     Length,
-    /// No position is left in the context.
+    /// The context is full.
     Context,
-    /// The model said so.
+    /// The model generated an end-of-sequence token.
     Eos,
-    /// A stop string was reached.
+    /// The output reached a stop string.
     Stop,
-    /// The model computed something that is not a number: weights or edits are broken.
+    /// The logits contain NaN: the weights or the edits are broken.
     NotANumber,
-    /// Its deadline came.
+    /// The deadline passed.
     Deadline,
-    /// Its owner did not renew its lease.
+    /// The lease ran out without renewal.
     Lease,
-    /// The device failed in the middle of a pass, or its pages are lost.
+    /// The device failed during a pass, or KV pages were lost.
     Failed,
 }
 
@@ -43,59 +47,76 @@ impl fmt::Display for Finish {
     }
 }
 
-/// What is left of a session when it is closed.
+/// Transcript of a session: its tokens, captures and end.
 #[derive(Clone, Debug)]
 pub struct Transcript {
-    /// The prompt.
+    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// What was generated, the ending token included.
+    /// Generated tokens, the ending token included.
     pub generated: Vec<u32>,
-    /// For each generated token, itself and its alternatives, when asked for.
+    /// For each generated token, the token and its alternatives, if requested.
     pub logprobs: Vec<Vec<Logprob>>,
-    /// Why it ended; `None` where it was closed before its end.
+    /// Reason for the end; `None` where the session has not ended.
     pub finish: Option<Finish>,
-    /// What went wrong, where something did.
+    /// Error that ended the session.
     pub failure: Option<String>,
-    /// What was captured.
+    /// Captured activations.
     pub captured: Captured,
 }
 
-/// What a pass gave one session.
+/// Output of a pass for one session.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// Whose.
+    /// Session that the output belongs to.
     pub session: SessionId,
-    /// How many tokens it had generated before this one: those after a restart tell which
-    /// one it is.
+    /// Number of tokens generated before this one; identifies the token after a restart.
     pub index: usize,
-    /// The token it generated; `None` while its prompt is still running, or where it
-    /// was to generate none.
+    /// Generated token; `None` while the prompt is still running, or where no token was asked
+    /// for.
     pub token: Option<u32>,
-    /// The text this released: whole characters, no part of a stop string.
+    /// Text that the token released: whole characters, without stop strings.
     pub text: String,
-    /// The token and its alternatives, when asked for.
+    /// The token and its alternatives, if requested.
     pub logprobs: Vec<Logprob>,
-    /// Set when the session is over, or its turn where it is kept.
+    /// Reason for the end of the turn or of the session, if either ended.
     pub finish: Option<Finish>,
-    /// What went wrong, where something did.
+    /// Error that ended the session.
     pub failure: Option<String>,
-    /// When its turn came, since it had to wait for it last.
-    pub turn: Option<Instant>,
-    /// Where it stopped, if it came to a breakpoint.
+    /// When the scheduler first chose the session since it last waited.
+    pub scheduled: Option<Instant>,
+    /// Hook and tokens at which the session paused.
     pub paused: Option<Paused>,
 }
 
-/// A session's turn ends without another token.
-pub(crate) fn over(session: SessionId, finish: Finish) -> Output {
-    Output {
-        session,
-        index: 0,
-        token: None,
-        text: String::new(),
-        logprobs: Vec::new(),
-        finish: Some(finish),
-        failure: None,
-        turn: None,
-        paused: None,
+impl Output {
+    /// Creates an output without a token that ends a turn or a session.
+    pub fn finished(session: SessionId, finish: Finish, failure: Option<String>) -> Self {
+        Output {
+            session,
+            index: 0,
+            token: None,
+            text: String::new(),
+            logprobs: Vec::new(),
+            finish: Some(finish),
+            failure,
+            scheduled: None,
+            paused: None,
+        }
+    }
+
+    /// Creates an output without a token for a session that paused at a hook.
+    pub(crate) fn paused(
+        session: SessionId,
+        index: usize,
+        scheduled: Option<Instant>,
+        at: Paused,
+    ) -> Self {
+        Output {
+            index,
+            finish: None,
+            scheduled,
+            paused: Some(at),
+            ..Output::finished(session, Finish::Length, None)
+        }
     }
 }

@@ -51,7 +51,10 @@ pub fn go_through(
             break;
         }
         stops.extend(stopped.into_iter().map(|(_, at)| at));
-        engine.go_on_from(id, edits, RunUntil::Breakpoint).unwrap();
+        engine
+            .any_session(id)
+            .and_then(|mut session| session.resume_with(edits, RunUntil::Breakpoint))
+            .unwrap();
     }
     (bits(&engine.close(id).unwrap()), stops)
 }

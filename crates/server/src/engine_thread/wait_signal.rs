@@ -38,7 +38,9 @@ impl WaitSignal {
 
     /// Handles the signal between two passes.
     pub fn handle(self, engine: &mut Engine) {
-        let done = engine.as_owner(&self.owner).wait(self.id, self.expected);
+        let done = engine
+            .session(&self.owner, self.id)
+            .and_then(|mut session| session.wait(self.expected));
         self.reply(done);
     }
 

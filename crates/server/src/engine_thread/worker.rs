@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, Finish, Output, Request, SessionId};
+use djinn_engine::{Engine, Finish, Output, Request, SessionId, SessionStatus, Tensor};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{event::SessionEvent, subscriber::Subscriber, wait_signal::WaitSignal};
@@ -88,7 +88,7 @@ impl Worker {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    for output in self.engine.tend(Instant::now()) {
+                    for output in self.engine.maintain(Instant::now()) {
                         self.publish(output);
                     }
                 }
@@ -139,20 +139,13 @@ impl Worker {
 
     /// Publishes the end of every session that a failed pass ended: the engine reports them only once.
     fn publish_failure(&mut self, failure: &str) {
-        let is_done = |id: &SessionId| self.engine.state_of(*id) == Some("done");
+        let is_done = |id: &SessionId| {
+            self.engine.view(*id).map(|session| session.status()) == Some(SessionStatus::Done)
+        };
         let done: Vec<SessionId> = self.subscribers.keys().copied().filter(is_done).collect();
         for session in done {
-            self.publish(Output {
-                session,
-                index: 0,
-                token: None,
-                text: String::new(),
-                logprobs: Vec::new(),
-                finish: Some(Finish::Failed),
-                failure: Some(failure.to_owned()),
-                turn: None,
-                paused: None,
-            });
+            let failure = Some(failure.to_owned());
+            self.publish(Output::finished(session, Finish::Failed, failure));
         }
     }
 
@@ -163,7 +156,7 @@ impl Worker {
         let mut text = output.text;
         if let Some(token) = output.token {
             self.totals.tokens += 1;
-            observe_latency(&self.latency, subscriber, output.turn);
+            observe_latency(&self.latency, subscriber, output.scheduled);
             subscriber.send(SessionEvent::Token {
                 token,
                 text: std::mem::take(&mut text),
@@ -173,18 +166,26 @@ impl Worker {
         }
         if let Some(at) = output.paused {
             let took = subscriber.since.elapsed();
-            subscriber.send_captures(self.engine.take_captured(id).tensors());
-            let shape = self.engine.activation_shape(id).unwrap_or_default();
+            subscriber.send_captures(take_captured(&mut self.engine, id));
+            let shape = self
+                .engine
+                .view(id)
+                .and_then(|session| session.activation_shape())
+                .unwrap_or_default();
             subscriber.send(SessionEvent::Paused { at, shape, took });
             subscriber.disconnect();
         } else if let Some(finish) = output.finish {
-            let kept = self.engine.state_of(id) == Some("waiting");
-            subscriber.send_captures(self.engine.take_captured(id).tensors());
+            let kept = self.engine.view(id).map(|session| session.status())
+                == Some(SessionStatus::Waiting);
+            subscriber.send_captures(take_captured(&mut self.engine, id));
             subscriber.send(SessionEvent::Finished {
                 finish,
                 failure: output.failure,
                 text,
-                generated: self.engine.generated(id),
+                generated: self
+                    .engine
+                    .view(id)
+                    .map_or(0, |session| session.generated()),
                 kept,
             });
             subscriber.disconnect();
@@ -209,7 +210,10 @@ impl Worker {
         request: Request,
     ) -> Result<(SessionId, UnboundedReceiver<SessionEvent>), ServeError> {
         let since = Instant::now();
-        let id = self.engine.as_owner(owner).open(request)?;
+        let id = self.engine.open(Request {
+            owner: owner.to_owned(),
+            ..request
+        })?;
         Ok((id, self.subscribe(id, since)))
     }
 
@@ -243,8 +247,12 @@ impl Worker {
         tokens: usize,
         limits: &ServerLimits,
     ) -> Result<(), ServeError> {
-        self.engine.as_owner(owner).renew(id)?;
-        limits.check_captured(self.engine.captured_bytes(id, tokens))
+        self.engine.session(owner, id)?.renew();
+        limits.check_captured(
+            self.engine
+                .view(id)
+                .map_or(0, |session| session.captured_bytes(tokens)),
+        )
     }
 
     /// How a session's last turn ended.
@@ -254,7 +262,7 @@ impl Worker {
 
     /// Closes a session in any state.
     pub fn close(&mut self, owner: &str, id: SessionId) -> Result<(), ServeError> {
-        self.engine.as_owner(owner).close(id)?;
+        self.engine.session(owner, id)?.close();
         if let Some(mut subscriber) = self.subscribers.remove(&id) {
             subscriber.send(SessionEvent::Replaced);
         }
@@ -306,14 +314,14 @@ impl Worker {
     pub fn snapshot(&mut self) -> Result<EngineSnapshot, ServeError> {
         let mut sessions = BTreeMap::new();
         for session in self.engine.list(None) {
-            *sessions.entry(session.state).or_insert(0) += 1;
+            *sessions.entry(session.status.name()).or_insert(0) += 1;
         }
         Ok(EngineSnapshot {
             totals: self.totals,
             pages: self.engine.kv_usage(),
             paged: self.engine.paging_stats()?,
             sessions,
-            adopted: self.engine.adopted() as u64,
+            adopted: self.engine.prefix_tokens_reused() as u64,
         })
     }
 }
@@ -333,4 +341,13 @@ fn observe_latency(latency: &Latency, subscriber: &mut Subscriber, began: Option
         false => latency.next.observe(seconds),
     }
     subscriber.since = now;
+}
+
+/// Takes the activations that a session has captured since the last call.
+fn take_captured(engine: &mut Engine, id: SessionId) -> BTreeMap<String, Tensor> {
+    let session = engine.any_session(id);
+    let captured = session.map(|mut session| session.take_captured());
+    captured
+        .map(|captured| captured.tensors())
+        .unwrap_or_default()
 }

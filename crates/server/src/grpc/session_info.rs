@@ -14,23 +14,22 @@ use crate::{
 };
 
 /// State of a session on the engine thread.
-pub struct SessionStatus {
+pub struct SessionSnapshot {
     info: SessionInfo,
     paused: Option<v1::Paused>,
 }
 
-impl SessionStatus {
+impl SessionSnapshot {
     /// Reads the state of one session.
     pub fn of(worker: &Worker, id: SessionId) -> Result<Self, ServeError> {
-        let mut all = worker.engine.list(None).into_iter();
-        let info = all.find(|session| session.id == id);
+        let info = worker.engine.view(id).map(|session| session.info());
         let info = info.ok_or(EngineError::NoSession(id))?;
-        Ok(SessionStatus::with_stop(worker, info))
+        Ok(SessionSnapshot::with_stop(worker, info))
     }
 
     /// Adds the breakpoint at which a session stands, if any.
     pub fn with_stop(worker: &Worker, info: SessionInfo) -> Self {
-        SessionStatus {
+        SessionSnapshot {
             paused: paused_at(worker, info.id),
             info,
         }
@@ -41,7 +40,7 @@ impl SessionStatus {
         v1::Session {
             session: session_name(model, self.info.id),
             model: model.name.clone(),
-            state: self.info.state.to_owned(),
+            state: self.info.status.name().to_owned(),
             tokens: self.info.tokens as u64,
             generated: self.info.generated as u64,
             pages: self.info.pages as u64,
@@ -54,8 +53,15 @@ impl SessionStatus {
 }
 
 fn paused_at(worker: &Worker, id: SessionId) -> Option<v1::Paused> {
-    let at = worker.engine.paused(id)?;
-    let shape = worker.engine.activation_shape(id).unwrap_or_default();
+    let at = worker
+        .engine
+        .view(id)
+        .and_then(|session| session.paused())?;
+    let shape = worker
+        .engine
+        .view(id)
+        .and_then(|session| session.activation_shape())
+        .unwrap_or_default();
     Some(paused(&at, &shape))
 }
 
@@ -77,7 +83,7 @@ pub fn opened(
 
 /// Seed of a session's sampler.
 pub fn seed_of(worker: &Worker, id: SessionId) -> u64 {
-    let sampling = worker.engine.sampling(id);
+    let sampling = worker.engine.view(id).map(|session| session.sampling());
     sampling.map_or(0, |sampling| sampling.seed)
 }
 
@@ -90,8 +96,8 @@ pub async fn follow(
 ) -> Result<EventMessages, ServeError> {
     let owner = caller.owner.name.clone();
     let found = model.call(move |worker| {
-        worker.engine.as_owner(&owner).renew(id)?;
-        let saved = worker.engine.as_owner(&owner).export(id)?.session;
+        worker.engine.session(&owner, id)?.renew();
+        let saved = worker.engine.session(&owner, id)?.export()?.session;
         let is_running = matches!(saved.state, SavedState::Ready);
         let events = is_running.then(|| worker.follow(id));
         let paused = paused_at(worker, id);

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Streaming};
 use super::{
     events::EventMessages,
     service::{GrpcResult, GrpcService, GrpcStream},
-    session_info::{SessionStatus, follow, opened, seed_of},
+    session_info::{SessionSnapshot, follow, opened, seed_of},
 };
 use crate::{
     ServeError,
@@ -57,10 +57,16 @@ impl Sessions for GrpcService {
         let limits = self.0.config.limits.clone();
         let started = model.call(move |worker| {
             let since = Instant::now();
-            let (generated, seed) = (worker.engine.generated(id), seed_of(worker, id));
+            let (generated, seed) = (
+                worker
+                    .engine
+                    .view(id)
+                    .map_or(0, |session| session.generated()),
+                seed_of(worker, id),
+            );
             worker.check_captures(&owner, id, tokens.len() + max_tokens, &limits)?;
-            let mut owned = worker.engine.as_owner(&owner);
-            owned.say_with(id, &tokens, max_tokens, &edits)?;
+            let mut session = worker.engine.session(&owner, id)?;
+            session.append(&tokens, max_tokens, &edits)?;
             Ok((generated, seed, worker.subscribe(id, since)))
         });
         let (generated, seed, events) = started.await?;
@@ -96,10 +102,10 @@ impl Sessions for GrpcService {
             }
             other => {
                 let done = model.call(move |worker| {
-                    let mut owned = worker.engine.as_owner(&owner);
+                    let mut session = worker.engine.session(&owner, id)?;
                     match other {
-                        Signal::Renew(_) => owned.renew(id)?,
-                        _ => owned.resume(id)?,
+                        Signal::Renew(_) => session.renew(),
+                        _ => session.resume()?,
                     }
                     Ok(received.elapsed())
                 });
@@ -119,9 +125,9 @@ impl Sessions for GrpcService {
         let sampling = sampling.map(|spec| spec.resolve(&model.tokenizer.generation));
         let owner = caller.owner.name.clone();
         let forked = model.call(move |worker| {
-            let fork = worker.engine.as_owner(&owner).fork(id, sampling)?;
+            let fork = worker.engine.session(&owner, id)?.fork(sampling)?;
             worker.adopt(fork);
-            SessionStatus::of(worker, fork)
+            SessionSnapshot::of(worker, fork)
         });
         Ok(Response::new(forked.await?.message(&model)))
     }
@@ -131,9 +137,14 @@ impl Sessions for GrpcService {
         let (model, id) = self.0.session(&request.into_inner().session).await?;
         let owner = caller.owner.name.clone();
         let found = model.call(move |worker| {
-            worker.engine.as_owner(&owner).renew(id)?;
-            let tokens = worker.engine.tokens(id).unwrap_or_default().to_vec();
-            Ok((SessionStatus::of(worker, id)?, tokens))
+            worker.engine.session(&owner, id)?.renew();
+            let tokens = worker
+                .engine
+                .view(id)
+                .map(|session| session.tokens())
+                .unwrap_or_default()
+                .to_vec();
+            Ok((SessionSnapshot::of(worker, id)?, tokens))
         });
         let (status, token_ids) = found.await?;
         Ok(Response::new(v1::Session {
@@ -156,9 +167,9 @@ impl Sessions for GrpcService {
         for model in models {
             let owner = caller.owner.name.clone();
             let listed = model.call(move |worker| {
-                let owned = worker.engine.as_owner(&owner).list().into_iter();
+                let owned = worker.engine.list(Some(&owner)).into_iter();
                 Ok(owned
-                    .map(|info| SessionStatus::with_stop(worker, info))
+                    .map(|info| SessionSnapshot::with_stop(worker, info))
                     .collect::<Vec<_>>())
             });
             let listed = match listed.await {
@@ -175,7 +186,7 @@ impl Sessions for GrpcService {
         let caller = self.caller(&request)?;
         let (model, id) = self.0.session(&request.into_inner().session).await?;
         let owner = caller.owner.name.clone();
-        let saved = model.call(move |worker| Ok(worker.engine.as_owner(&owner).export(id)?));
+        let saved = model.call(move |worker| Ok(worker.engine.session(&owner, id)?.export()?));
         let bytes = bytes::Bytes::from(saved.await?.to_bytes());
         let starts = (0..bytes.len()).step_by(SAVED_PART_BYTES);
         let parts: Vec<_> = starts
@@ -198,9 +209,9 @@ impl Sessions for GrpcService {
         let file = limit_loaded(file.map_err(ServeError::from)?, limits)?;
         let owner = caller.owner.name.clone();
         let loaded = model.call(move |worker| {
-            let id = worker.engine.as_owner(&owner).import(file)?;
+            let id = worker.engine.import(file, &owner)?;
             worker.adopt(id);
-            SessionStatus::of(worker, id)
+            SessionSnapshot::of(worker, id)
         });
         Ok(Response::new(loaded.await?.message(&model)))
     }

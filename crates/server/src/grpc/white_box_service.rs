@@ -14,7 +14,7 @@ use tonic::{Request, Response};
 use super::{
     events::EventMessages,
     service::{GrpcResult, GrpcService, GrpcStream},
-    session_info::{SessionStatus, opened, seed_of},
+    session_info::{SessionSnapshot, opened, seed_of},
 };
 use crate::{
     ServeError,
@@ -63,10 +63,10 @@ impl WhiteBox for GrpcService {
         );
         let owner = caller.owner.name.clone();
         let read = model.call(move |worker| {
-            let mut owned = worker.engine.as_owner(&owner);
-            owned.renew(id)?;
-            let at = owned.paused(id)?;
-            let tensor = owned.activation_part(id, &part, &positions)?;
+            let mut session = worker.engine.session(&owner, id)?;
+            session.renew();
+            let at = session.view().paused();
+            let tensor = session.activation_part(&part, &positions)?;
             Ok((at.map(|at| at.site.to_string()).unwrap_or_default(), tensor))
         });
         let (name, tensor) = read.await?;
@@ -87,8 +87,8 @@ impl WhiteBox for GrpcService {
             let until = until_of(&worker.engine.model().program, until)?;
             Ok(worker
                 .engine
-                .as_owner(owner)
-                .go_on_from(id, &edits, until)?)
+                .session(owner, id)?
+                .resume_with(&edits, until)?)
         });
         Ok(Response::new(Box::pin(events.await?)))
     }
@@ -98,7 +98,7 @@ impl WhiteBox for GrpcService {
         self.0.check_serving()?;
         let name = request.into_inner().session;
         let events = self.continue_stopped(&name, caller, |worker, owner, id| {
-            Ok(worker.engine.as_owner(owner).recall(id)?)
+            Ok(worker.engine.session(owner, id)?.recall()?)
         });
         Ok(Response::new(Box::pin(events.await?)))
     }
@@ -112,8 +112,12 @@ impl WhiteBox for GrpcService {
         let (model, id) = self.0.session(&request.session).await?;
         let breaks = request::breakpoints(&request.breakpoints)?;
         let owner = caller.owner.name.clone();
-        let set =
-            model.call(move |worker| Ok(worker.engine.as_owner(&owner).set_breaks(id, &breaks)?));
+        let set = model.call(move |worker| {
+            Ok(worker
+                .engine
+                .session(&owner, id)?
+                .set_breakpoints(&breaks)?)
+        });
         set.await?;
         Ok(Response::new(v1::SetBreakpointsReply {}))
     }
@@ -132,7 +136,7 @@ impl WhiteBox for GrpcService {
         let (model, id) = self.0.session(&request.session).await?;
         let owner = caller.owner.name.clone();
         let branched = model.call(move |worker| {
-            let branches = worker.engine.as_owner(&owner).branch(id, count)?;
+            let branches = worker.engine.session(&owner, id)?.branch(count)?;
             for branch in &branches {
                 worker.adopt(*branch);
             }
@@ -162,10 +166,10 @@ impl WhiteBox for GrpcService {
         let owner = caller.owner.name.clone();
         let branched = model.call(move |worker| {
             let site = one_site(&worker.engine.model().program, &request.hook)?;
-            let mut owned = worker.engine.as_owner(&owner);
-            let branch = owned.branch_back(id, site, request.position as usize, &residual)?;
+            let mut session = worker.engine.session(&owner, id)?;
+            let branch = session.branch_back(site, request.position as usize, &residual)?;
             worker.adopt(branch);
-            SessionStatus::of(worker, branch)
+            SessionSnapshot::of(worker, branch)
         });
         Ok(Response::new(branched.await?.message(&model)))
     }
@@ -186,7 +190,13 @@ impl GrpcService {
         let started = model.call(move |worker| {
             let since = Instant::now();
             go(worker, &owner, id)?;
-            let (generated, seed) = (worker.engine.generated(id), seed_of(worker, id));
+            let (generated, seed) = (
+                worker
+                    .engine
+                    .view(id)
+                    .map_or(0, |session| session.generated()),
+                seed_of(worker, id),
+            );
             Ok((generated, seed, worker.subscribe(id, since)))
         });
         let (generated, seed, events) = started.await?;

@@ -170,26 +170,31 @@ async fn continue_session(
     let limits = app.config.limits.clone();
     let events = model.call(move |worker| {
         let since = Instant::now();
-        worker.engine.as_owner(&owner).renew(id)?;
-        if let Some(own) = worker.engine.sampling(id) {
+        worker.engine.session(&owner, id)?.renew();
+        if let Some(own) = worker.engine.view(id).map(|session| session.sampling()) {
             let other_logprobs = (logprobs != own.logprobs).then_some("logprobs");
             if let Some(name) = sampling.first_difference(own).or(other_logprobs) {
                 return Err(fixed_at_start(name));
             }
         }
-        if !stop.is_empty() && worker.engine.export(id)?.session.stop != stop {
+        let own_stop = worker.engine.view(id).map(|session| session.stop());
+        if !stop.is_empty() && own_stop.is_some_and(|own| *own != *stop) {
             return Err(fixed_at_start("stop"));
         }
         let tokens = match api {
             ApiKind::Completion => tokens,
             ApiKind::Chat => {
-                let seen = worker.engine.tokens(id).unwrap_or_default();
+                let seen = worker
+                    .engine
+                    .view(id)
+                    .map(|session| session.tokens())
+                    .unwrap_or_default();
                 new_chat_tokens(&tokenizer, seen, &tokens)?
             }
         };
         worker.check_captures(&owner, id, tokens.len() + max_tokens, &limits)?;
-        let mut owned = worker.engine.as_owner(&owner);
-        owned.say_with(id, &tokens, max_tokens, &edits)?;
+        let mut session = worker.engine.session(&owner, id)?;
+        session.append(&tokens, max_tokens, &edits)?;
         Ok(worker.subscribe(id, since))
     });
     let events = events.await?;

@@ -96,7 +96,7 @@ impl ModelLoader {
         if let Some(folder) = &self.config.state {
             let folder = folder.join(as_folder(&self.name));
             let state = StateFolder::open(&folder)?;
-            let restored = engine.keep_state(state, RestoreScope::All)?;
+            let restored = engine.attach_state(state, RestoreScope::All)?;
             for (id, error) in &restored.refused {
                 tracing::warn!(model = self.name, session = id.0, %error, "session not restored");
             }

@@ -61,10 +61,18 @@ impl Local {
         let by_model = generation.max_new_tokens.unwrap_or(ANSWER);
         let max_tokens = how.max_tokens.unwrap_or(by_model);
         if let Some(open) = self.sessions.remove(&talk) {
-            let has = self.engine.tokens(open.id).unwrap_or_default();
+            let has = self
+                .engine
+                .view(open.id)
+                .map(|session| session.tokens())
+                .unwrap_or_default();
             let rest = untold(has, tokens).filter(|_| open.version == how.version);
             if let Some(rest) = rest
-                && self.engine.say(open.id, rest, max_tokens).is_ok()
+                && self
+                    .engine
+                    .any_session(open.id)
+                    .and_then(|mut session| session.append(rest, max_tokens, &[]))
+                    .is_ok()
             {
                 self.sessions.insert(talk, open);
                 return Ok(open.id);
@@ -168,7 +176,10 @@ impl Voice for Local {
         self.forget(to);
         // Without room for it the other begins anew when it is asked.
         if let Some(open) = self.sessions.get(&from).copied()
-            && let Ok(id) = self.engine.fork(open.id, None)
+            && let Ok(id) = self
+                .engine
+                .any_session(open.id)
+                .and_then(|mut session| session.fork(None))
         {
             self.sessions.insert(to, Open { id, ..open });
         }

@@ -23,7 +23,7 @@ impl Local {
     pub fn new(mut engine: Engine, request: Request) -> Result<Self, Failure> {
         let first = engine.open(request)?;
         // It runs when it is told to, and not beside what is looked at before.
-        engine.wait(first, None)?;
+        engine.any_session(first)?.wait(None)?;
         Ok(Local { engine, first })
     }
 
@@ -72,12 +72,16 @@ impl Local {
     }
 
     fn place_of(&self, id: SessionId, at: &Paused) -> Place {
-        let shape = self.engine.activation(id).map(|tensor| tensor.shape);
+        let shape = self
+            .engine
+            .view(id)
+            .and_then(|session| session.activation_shape())
+            .unwrap_or_default();
         Place {
             hook: at.site.to_string(),
             position: at.position,
             rows: at.rows,
-            shape: shape.unwrap_or_default(),
+            shape,
         }
     }
 }
@@ -98,7 +102,10 @@ impl Target for Local {
     }
 
     fn set_breaks(&mut self, id: u64, breaks: &[BreakSpec]) -> Result<(), Failure> {
-        Ok(self.engine.set_breaks(SessionId(id), breaks)?)
+        Ok(self
+            .engine
+            .any_session(SessionId(id))?
+            .set_breakpoints(breaks)?)
     }
 
     fn start(
@@ -106,38 +113,53 @@ impl Target for Local {
         id: u64,
         breaks: &[BreakSpec],
     ) -> Result<Option<(u64, Vec<Heard>)>, Failure> {
-        if self.engine.resume(SessionId(id)).is_err() {
+        if self
+            .engine
+            .any_session(SessionId(id))
+            .and_then(|mut session| session.resume())
+            .is_err()
+        {
             return Ok(None);
         }
-        self.engine.set_breaks(SessionId(id), breaks)?;
+        self.engine
+            .any_session(SessionId(id))?
+            .set_breakpoints(breaks)?;
         Ok(Some((id, self.run_on(SessionId(id))?)))
     }
 
     fn go(&mut self, id: u64, edits: &[EditSpec], goal: &Goal) -> Result<Vec<Heard>, Failure> {
         let until = self.until(goal)?;
-        self.engine.go_on_from(SessionId(id), edits, until)?;
+        self.engine
+            .any_session(SessionId(id))?
+            .resume_with(edits, until)?;
         self.run_on(SessionId(id))
     }
 
     fn check_edits(&mut self, id: u64, edits: &[EditSpec]) -> Result<(), Failure> {
         // Tried on another that stands there.
-        let tried = self.engine.branch(SessionId(id), 1)?[0];
-        let fits = self.engine.go_on_from(tried, edits, RunUntil::Hook);
+        let tried = self.engine.any_session(SessionId(id))?.branch(1)?[0];
+        let fits = self
+            .engine
+            .any_session(tried)
+            .and_then(|mut session| session.resume_with(edits, RunUntil::Hook));
         self.engine.close(tried);
         Ok(fits?)
     }
 
     fn place(&mut self, id: u64) -> Result<Option<Place>, Failure> {
-        let at = self.engine.paused(SessionId(id));
+        let at = self
+            .engine
+            .view(SessionId(id))
+            .and_then(|session| session.paused());
         Ok(at.map(|at| self.place_of(SessionId(id), &at)))
     }
 
     fn activation(&mut self, id: u64) -> Result<Tensor, Failure> {
-        Ok(self.engine.activation(SessionId(id))?)
+        Ok(self.engine.any_session(SessionId(id))?.activation()?)
     }
 
     fn branch(&mut self, id: u64, count: usize) -> Result<Vec<u64>, Failure> {
-        let branches = self.engine.branch(SessionId(id), count)?;
+        let branches = self.engine.any_session(SessionId(id))?.branch(count)?;
         Ok(branches.into_iter().map(|id| id.0).collect())
     }
 
@@ -148,10 +170,11 @@ impl Target for Local {
     fn list(&mut self) -> Result<Vec<Listed>, Failure> {
         let told = |info: djinn_engine::SessionInfo| Listed {
             id: info.id.0,
-            state: info.state.to_owned(),
+            state: info.status.name().to_owned(),
             at: self
                 .engine
-                .paused(info.id)
+                .view(info.id)
+                .and_then(|session| session.paused())
                 .map_or(String::new(), |at| at.site.to_string()),
             generated: info.generated,
         };
@@ -159,7 +182,11 @@ impl Target for Local {
     }
 
     fn tokens(&mut self, id: u64) -> Result<Option<Vec<u32>>, Failure> {
-        Ok(self.engine.tokens(SessionId(id)).map(<[u32]>::to_vec))
+        Ok(self
+            .engine
+            .view(SessionId(id))
+            .map(|session| session.tokens())
+            .map(<[u32]>::to_vec))
     }
 
     fn text(&mut self, tokens: &[u32]) -> Option<String> {

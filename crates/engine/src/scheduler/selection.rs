@@ -1,0 +1,180 @@
+//! Selection of the members of the next pass, and paging-in of their pages.
+
+use std::time::Instant;
+
+use djinn_kv::{Granularity, PageId};
+use djinn_types::SessionId;
+
+use super::{
+    decision::decide,
+    ready::{BatchLimits, ReadySession},
+    spill_policy::SpillPolicy,
+    waiting::idle_tables,
+};
+use crate::session::{Session, output::Output, residency::Residency};
+
+/// Factor by which a pass may take longer because it waits for pages.
+const PATIENCE: f64 = 1.2;
+
+/// Fraction of the link that pages may use while weights stream: one byte in this many.
+const LINK_SHARE: u64 = 4;
+
+/// Members of the next pass.
+#[derive(Default)]
+pub(crate) struct PassSelection {
+    /// Sessions in order, each with its number of tokens.
+    pub run: Vec<(SessionId, usize)>,
+    /// Ends of sessions whose pages could not be moved.
+    pub lost: Vec<Output>,
+}
+
+/// Numbers that selection depends on.
+pub(crate) struct SelectionLimits {
+    pub pass: BatchLimits,
+    /// Bytes of weights that stream through the ring in each pass.
+    pub streamed_bytes: u64,
+    pub page_bytes: u64,
+    /// Whether weights stream through the ring.
+    pub streams: bool,
+}
+
+impl SelectionLimits {
+    /// Maximum number of pages to page in while a pass runs. Where weights stream, pages leave
+    /// three quarters of the link to them.
+    fn pages_of_a_pass(&self) -> usize {
+        let pages = self.streamed_bytes / LINK_SHARE / self.page_bytes.max(1);
+        match self.streamed_bytes {
+            0 => usize::MAX,
+            _ => usize::try_from(pages).unwrap_or(usize::MAX).max(1),
+        }
+    }
+}
+
+/// Selects the members of the next pass and makes sure that their pages are on the device.
+/// Advances `virtual_time`. `seconds_per_row` estimates how long the pass takes.
+pub(crate) fn select(
+    residency: &mut Residency<'_>,
+    policy: &SpillPolicy,
+    limits: &SelectionLimits,
+    virtual_time: &mut u64,
+    seconds_per_row: f64,
+    now: Instant,
+) -> PassSelection {
+    let sessions = &*residency.sessions;
+    let ready: Vec<&Session> = sessions.iter().filter(|s| s.is_ready()).collect();
+    let as_ready = |session| as_ready(session, limits.pass.lens_rows);
+    let pages = residency.pager.pages();
+    let decision = decide(
+        &ready.iter().copied().map(as_ready).collect::<Vec<_>>(),
+        &idle_tables(sessions, residency.pager),
+        pages,
+        policy.evictable(pages),
+        limits.pass,
+    );
+    let run = decision.run.iter().map(|&(i, rows)| (ready[i].id, rows));
+    let run: Vec<(SessionId, usize)> = run.collect();
+    *virtual_time = (*virtual_time).max(decision.virtual_time);
+    let mut selection = PassSelection::default();
+    if let Err(error) = residency.pager.evict(&decision.evict) {
+        selection.lost = residency.fail_holders(&decision.evict, &error.into());
+    }
+    page_in(residency, limits, run, seconds_per_row, now, &mut selection);
+    selection
+}
+
+/// Pages in the sessions that run next. A session whose pages arrive while earlier blocks compute
+/// runs in the pass; one that would delay the others joins a later pass. If all have to wait, the
+/// first runs.
+fn page_in(
+    residency: &mut Residency<'_>,
+    limits: &SelectionLimits,
+    run: Vec<(SessionId, usize)>,
+    seconds_per_row: f64,
+    now: Instant,
+    selection: &mut PassSelection,
+) {
+    let mut absent = Vec::new();
+    for (id, rows) in run {
+        let session = residency.sessions.known_mut(id);
+        if !session.is_ready() {
+            continue;
+        }
+        session.state.note_scheduled(now);
+        match residency.move_pages(id, |pager, session| Ok(pager.is_resident(&session.pages)?)) {
+            Ok(true) => join(residency, id, rows, selection),
+            Ok(false) => absent.push((id, rows)),
+            Err(lost) => selection.lost.push(*lost),
+        }
+    }
+    let rows: usize = selection.run.iter().map(|(_, rows)| rows).sum();
+    let (pass_s, mut coming_s) = (seconds_per_row * rows as f64, 0.0);
+    let mut most = limits.pages_of_a_pass();
+    for (id, rows) in absent {
+        let session = residency.sessions.known(id);
+        let awaited = residency.pager.awaited(&session.pages);
+        coming_s += residency.pager.copy_in_seconds(awaited);
+        let joins = selection.run.is_empty() || coming_s <= PATIENCE * pass_s;
+        let coming = match joins {
+            true => residency.move_pages(id, |pager, session| {
+                let first = session.first_block();
+                Ok(pager.copy_in(session.pages.pages(), Granularity::FromBlock(first))?)
+            }),
+            false => page_in_some(residency, limits, id, &mut most),
+        };
+        match coming {
+            Ok(()) if joins => join(residency, id, rows, selection),
+            Ok(()) => {}
+            Err(lost) => selection.lost.push(*lost),
+        }
+    }
+}
+
+/// Pages in up to `most` pages of a session, behind the weights that are in transit.
+fn page_in_some(
+    residency: &mut Residency<'_>,
+    limits: &SelectionLimits,
+    id: SessionId,
+    most: &mut usize,
+) -> Result<(), Box<Output>> {
+    let pages = residency.pager.pages();
+    let is_away = |page: &&PageId| pages.device_frame(**page).is_none();
+    let own = residency.sessions.known(id).pages.pages();
+    let away = own.iter().filter(is_away);
+    let away: Vec<PageId> = away.copied().take(*most).collect();
+    *most -= away.len();
+    residency.move_pages(id, |pager, _| {
+        if limits.streams && !away.is_empty() {
+            pager.order_after_weights()?;
+        }
+        Ok(pager.copy_in(&away, Granularity::WholePage)?)
+    })
+}
+
+/// Adds a session to the pass with `rows` tokens.
+fn join(residency: &mut Residency<'_>, id: SessionId, rows: usize, selection: &mut PassSelection) {
+    let there = residency.move_pages(id, |pager, session| {
+        let tokens = session.computed..session.computed + rows;
+        Ok(pager.prepare_write(&mut session.pages, tokens)?)
+    });
+    match there {
+        Ok(()) => {
+            residency.sessions.known_mut(id).fair_share.charge();
+            selection.run.push((id, rows));
+        }
+        Err(lost) => selection.lost.push(*lost),
+    }
+}
+
+/// Returns a session as the decision sees it, with no more tokens than the logit lens has rows
+/// for.
+fn as_ready(session: &Session, lens_rows: usize) -> ReadySession<'_> {
+    let (pending, lens_rows) = session.run_under(lens_rows);
+    ReadySession {
+        fair_share: session.fair_share,
+        table: &session.pages,
+        computed: session.computed,
+        pending,
+        whole: session.runs_whole(),
+        lens_rows,
+    }
+}

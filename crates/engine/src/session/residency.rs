@@ -1,0 +1,75 @@
+//! Sessions together with their KV pages: ending sessions, and what happens when pages are lost.
+
+use djinn_kv::{PageId, Pager};
+use djinn_types::SessionId;
+
+use super::{
+    Session,
+    output::{Finish, Output},
+    state::Transition,
+    table::Sessions,
+};
+use crate::error::EngineError;
+
+/// Borrowed view of the sessions and their KV pages.
+pub(crate) struct Residency<'e> {
+    pub sessions: &'e mut Sessions,
+    pub pager: &'e mut Pager,
+    /// Members of the current pass, which are not in the table while it runs.
+    pub running: &'e [Session],
+    /// Outputs that the next step returns.
+    pub deferred: &'e mut Vec<Output>,
+}
+
+impl Residency<'_> {
+    /// Ends a session and releases its pages. A session that has ended keeps its first reason.
+    pub fn end(&mut self, id: SessionId, finish: Finish, failure: Option<String>) -> Output {
+        let session = self.sessions.known_mut(id);
+        let _ = session.apply(Transition::End(finish, failure.clone()));
+        self.pager.release(&mut session.pages);
+        Output::finished(id, finish, failure)
+    }
+
+    /// Ends a session because of an error.
+    pub fn fail(&mut self, id: SessionId, error: &EngineError) -> Output {
+        self.end(id, Finish::Failed, Some(error.to_string()))
+    }
+
+    /// Ends all sessions that hold one of these pages, whose contents are lost.
+    pub fn fail_holders(&mut self, pages: &[PageId], error: &EngineError) -> Vec<Output> {
+        self.pager.drain();
+        let holds = |session: &Session| session.pages.pages().iter().any(|p| pages.contains(p));
+        let lost = self.sessions.ids(holds);
+        lost.into_iter().map(|id| self.fail(id, error)).collect()
+    }
+
+    /// Ends the holders of pages that could not be moved; the next step reports their ends.
+    pub fn defer_failure(&mut self, moved: Result<(), EngineError>, pages: &[PageId]) {
+        if let Err(error) = moved {
+            let lost = self.fail_holders(pages, &error);
+            self.deferred.extend(lost);
+        }
+    }
+
+    /// Moves pages of a session. If that fails, its keys and values are lost: the session ends,
+    /// as do all that share its pages. Returns the output of the session; the next step reports
+    /// the ends of the others.
+    pub fn move_pages<T>(
+        &mut self,
+        id: SessionId,
+        work: impl FnOnce(&mut Pager, &mut Session) -> Result<T, EngineError>,
+    ) -> Result<T, Box<Output>> {
+        let session = self.sessions.known_mut(id);
+        work(self.pager, session).map_err(|error| {
+            let pages = self.sessions.known(id).pages.pages().to_vec();
+            let others = self.fail_holders(&pages, &error).into_iter();
+            let others = others.filter(|output| output.session != id);
+            self.deferred.extend(others);
+            Box::new(Output::finished(
+                id,
+                Finish::Failed,
+                Some(error.to_string()),
+            ))
+        })
+    }
+}
