@@ -1,4 +1,4 @@
-//! Tensors in and out of safetensors files, as f32.
+//! Reading and writing of safetensors files, as f32.
 
 use std::{
     collections::BTreeMap,
@@ -12,12 +12,12 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::EngineError;
 
-/// Numbers with a shape.
+/// A tensor of f32 numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Outermost first.
+    /// Sizes of the dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// Row-major.
+    /// Numbers in row-major order.
     pub data: Vec<f32>,
 }
 
@@ -31,8 +31,8 @@ pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, Tensor>, EngineError
         .collect()
 }
 
-/// Reads one tensor of a file, converted to f32: the one named `name`, or else the
-/// only one, or else the one named `fallback`.
+/// Reads one tensor of a file, converted to f32: the tensor `name`, else the only tensor, else
+/// the tensor `fallback`. Returns its name too.
 pub(crate) fn read_tensor(
     path: &Path,
     name: Option<&str>,
@@ -48,7 +48,7 @@ pub(crate) fn read_tensor(
     };
     let view = file.tensor(name).map_err(|_| EngineError::File {
         path: path.to_owned(),
-        reason: format!("has no tensor '{name}'; name one with #NAME"),
+        reason: format!("the file has no tensor '{name}'; select one with #NAME"),
     })?;
     Ok((name.to_owned(), convert(path, name, &view)?))
 }
@@ -71,7 +71,7 @@ fn convert(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Tensor, Eng
     let data = to_f32(view).ok_or_else(|| EngineError::File {
         path: path.to_owned(),
         reason: format!(
-            "tensor '{name}' is {:?}: not numbers Djinn reads",
+            "tensor '{name}' has type {:?}; supported are F32, F64, F16, BF16 and I64",
             view.dtype()
         ),
     })?;
@@ -96,16 +96,16 @@ fn each<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32) -> Vec<f32>
     chunks.iter().map(|&chunk| read(chunk)).collect()
 }
 
-/// Refuses a path that cannot be written, before the work that would fill it.
+/// Checks that a file can be written, before the work whose results go there.
 pub fn check_writable(path: &Path) -> Result<(), EngineError> {
     let probe = match target(path) {
-        Target::File(path) => {
+        WriteTarget::File(path) => {
             let beside = beside(&path);
             fs::File::create_new(&beside).and_then(|_| fs::remove_file(&beside))
         }
-        Target::Folder => Err(ErrorKind::IsADirectory.into()),
-        // Opening a pipe would be felt at its other end.
-        Target::Other => Ok(()),
+        WriteTarget::Folder => Err(ErrorKind::IsADirectory.into()),
+        // Opening a pipe would affect its reader.
+        WriteTarget::Other => Ok(()),
     };
     probe.map_err(|e| EngineError::File {
         path: path.to_owned(),
@@ -113,21 +113,21 @@ pub fn check_writable(path: &Path) -> Result<(), EngineError> {
     })
 }
 
-/// What writing to a path means.
-enum Target {
-    /// A file, there or not; links are followed.
+/// Kind of path to write to.
+enum WriteTarget {
+    /// A regular file, which may not exist yet; links are followed.
     File(PathBuf),
     Folder,
     /// A device or a pipe: written as it is, for there is nothing to rename.
     Other,
 }
 
-fn target(path: &Path) -> Target {
+fn target(path: &Path) -> WriteTarget {
     match fs::canonicalize(path) {
-        Ok(path) if path.is_dir() => Target::Folder,
-        Ok(path) if path.is_file() => Target::File(path),
-        Ok(_) => Target::Other,
-        Err(_) => Target::File(path.to_owned()),
+        Ok(path) if path.is_dir() => WriteTarget::Folder,
+        Ok(path) if path.is_file() => WriteTarget::File(path),
+        Ok(_) => WriteTarget::Other,
+        Err(_) => WriteTarget::File(path.to_owned()),
     }
 }
 
@@ -177,9 +177,9 @@ fn le_bytes<T, const N: usize>(values: &[T], write: impl Fn(&T) -> [u8; N]) -> V
 /// Writes a file whole, or into something that is no file.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     match target(path) {
-        Target::File(path) => djinn_wal::write_atomically(&path, bytes),
-        Target::Folder => Err(ErrorKind::IsADirectory.into()),
-        Target::Other => fs::OpenOptions::new()
+        WriteTarget::File(path) => djinn_wal::write_atomically(&path, bytes),
+        WriteTarget::Folder => Err(ErrorKind::IsADirectory.into()),
+        WriteTarget::Other => fs::OpenOptions::new()
             .write(true)
             .open(path)?
             .write_all(bytes),

@@ -1,4 +1,4 @@
-//! Where a session stops on its way through the model, and how that is written:
+//! Breakpoints, and their text form:
 //! `HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]`.
 
 use std::{fmt, str::FromStr};
@@ -9,46 +9,46 @@ use serde::{Deserialize, Serialize};
 use super::positions::Positions;
 use crate::error::{EngineError, ParseError, ParsedText};
 
-/// A breakpoint as written, not yet bound to a model.
+/// A breakpoint that is not bound to a model yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BreakSpec {
-    /// A hook, or several by `*`.
+    /// Name of a hook, or of several with `*`.
     pub hook: String,
-    /// At which rows.
+    /// Rows that the breakpoint pauses at.
     #[serde(flatten)]
     pub when: BreakCondition,
 }
 
-/// Which rows a breakpoint is for: those for which all of this holds.
+/// Condition of a breakpoint. A row matches if all parts of the condition hold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BreakCondition {
-    /// By position.
+    /// Positions that match.
     #[serde(default)]
     pub positions: Positions,
-    /// By how many tokens were generated before it: 0 is the prompt, and what was said
-    /// later counts with the token before it.
+    /// Number of tokens generated before the row: 0 is the prompt, and appended tokens count with
+    /// the generated token before them.
     #[serde(default)]
     pub step: Option<usize>,
-    /// By its token.
+    /// Token that matches.
     #[serde(default)]
     pub token: Option<u32>,
-    /// By what is there.
+    /// Condition on the norm of the activation.
     #[serde(default)]
     pub norm: Option<NormCondition>,
 }
 
-/// A row whose length is more, or less, than something.
+/// Condition on the Euclidean norm of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NormCondition {
-    /// More.
+    /// The norm is above this value.
     Above(f32),
-    /// Less.
+    /// The norm is below this value.
     Below(f32),
 }
 
 impl NormCondition {
-    /// Whether some row's is.
+    /// Whether the condition holds for a row.
     pub(crate) fn holds(self, row: &[f32]) -> bool {
         let squares = row.iter().map(|x| f64::from(*x) * f64::from(*x));
         let length = squares.sum::<f64>().sqrt();
@@ -59,22 +59,22 @@ impl NormCondition {
     }
 }
 
-/// How far a session that stopped goes on.
+/// How far a resumed session runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RunUntil {
-    /// To the next breakpoint it comes to.
+    /// To the next breakpoint.
     #[default]
     Breakpoint,
     /// To the next hook.
     Hook,
-    /// To the end of the block it is in, or of the next one.
+    /// To the end of the current block, or of the next one.
     Block,
-    /// To this hook.
+    /// To a hook.
     Site(Site),
 }
 
 impl RunUntil {
-    /// Whether it ends at a hook.
+    /// Whether the session pauses at this hook.
     pub(crate) fn is(self, site: Site) -> bool {
         match self {
             RunUntil::Breakpoint => false,
@@ -90,7 +90,7 @@ impl FromStr for BreakSpec {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = |reason: String| ParseError::new(ParsedText::Breakpoint, text, reason);
-        // Conditions have a sign of comparison, lists of positions have none.
+        // Only conditions contain a comparison sign; lists of positions do not.
         let parts = text.split(',');
         let (conditions, rest): (Vec<&str>, Vec<&str>) =
             parts.partition(|part| part.contains(['=', '<', '>']));
@@ -100,7 +100,9 @@ impl FromStr for BreakSpec {
             None => (&*rest, Positions::All),
         };
         if hook.is_empty() {
-            return Err(error("the hook is missing".to_owned()));
+            return Err(error(
+                "the hook is missing; expected HOOK[@POSITIONS][,step=N]".to_owned(),
+            ));
         }
         let mut when = BreakCondition {
             positions,
@@ -148,7 +150,7 @@ impl BreakCondition {
             _ => self.norm.is_some(),
         };
         if given {
-            return Err(format!("{name} is there twice"));
+            return Err(format!("{name} is given twice"));
         }
         match (name, sign) {
             ("step", "=") => self.step = Some(value.parse().map_err(|_| whole())?),
@@ -172,7 +174,7 @@ impl BreakCondition {
         Ok(())
     }
 
-    /// Whether it is for a row, as far as can be told before the pass.
+    /// Whether the condition may hold for a row; the norm is known only during the pass.
     pub(crate) fn may_hold(&self, position: usize, prompt: usize, step: usize, token: u32) -> bool {
         self.positions.contains(position, prompt)
             && self.step.is_none_or(|wanted| wanted == step)
@@ -181,7 +183,7 @@ impl BreakCondition {
 }
 
 impl BreakSpec {
-    /// The hooks it names, all of which a row can stop at.
+    /// Returns the named hooks at which sessions can pause.
     pub(crate) fn bind(&self, program: &Program) -> Result<Vec<Site>, EngineError> {
         if let Some(NormCondition::Above(limit) | NormCondition::Below(limit)) = self.when.norm
             && !limit.is_finite()
@@ -207,12 +209,12 @@ mod tests {
     use crate::Positions;
 
     #[test]
-    fn reads_breakpoints() {
+    fn breakpoints_are_parsed() {
         let check = |text: &str, hook: &str, when: BreakCondition| {
             let hook = hook.to_owned();
             let spec = BreakSpec { hook, when };
             assert_eq!(text.parse().as_ref(), Ok(&spec), "{text}");
-            // What is printed can be read again.
+            // The printed form parses to the same breakpoint.
             assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
         };
         check("h", "h", BreakCondition::default());
@@ -245,7 +247,7 @@ mod tests {
         };
         check("", "hook is missing");
         check("@3", "hook is missing");
-        check("h@never", "is not positions");
+        check("h@never", "is not a selection of positions");
         check("h,step=x", "not a whole number");
         check("h,norm>NaN", "not a finite number");
         check("h,norm=3", "is not a condition");
@@ -263,7 +265,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reading_never_panics(text in "[a-z.*@,=<>0-9-]{0,40}") {
+        fn parsing_never_panics(text in "[a-z.*@,=<>0-9-]{0,40}") {
             let _ = text.parse::<BreakSpec>();
         }
     }

@@ -1,4 +1,4 @@
-//! What is read at hooks, and how that is written: `HOOK[PART][@POSITIONS][|REDUCTION]`.
+//! Captures, and their text form: `HOOK[PART][@POSITIONS][|REDUCTION]`.
 
 use std::{fmt, ops::Range, str::FromStr};
 
@@ -16,43 +16,44 @@ use crate::error::{EngineError, ParseError, ParsedText};
 /// Hooks behind the last block.
 pub(crate) const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
 
-/// A capture as written, not yet bound to a model.
+/// A capture that is not bound to a model yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaptureSpec {
-    /// A hook, or several by `*`.
+    /// Name of a hook, or of several with `*`.
     pub hook: String,
-    /// Which of its heads or elements.
+    /// Heads or elements to capture.
     pub part: Part,
-    /// Where; when not said, where the others are read.
+    /// Positions to capture; `None` means the default of the probe.
     pub positions: Option<Positions>,
-    /// What is made of it before anybody has it.
+    /// Reduction on the device.
     pub reduce: Reduce,
 }
 
-/// What is made of rows on the device, so that no more leaves it.
+/// Reduction of captured rows on the device, so that less data leaves it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reduce {
-    /// They are as they are.
+    /// No reduction.
     #[default]
     None,
-    /// Their mean over positions: one row.
+    /// Mean over positions: one row.
     Mean,
-    /// The length of each: one number.
+    /// Euclidean norm of each row: one number.
     Norm,
-    /// The largest elements of each: `[2, k]`, their places and then their values.
+    /// Largest elements of each row: `[2, k]`, first their indexes, then their values.
     Top(usize),
-    /// Of logits the same with probabilities in place of values.
+    /// Most likely tokens of each row of logits: `[2, k]`, first the tokens, then their
+    /// probabilities.
     Likeliest(usize),
-    /// The same of the logits that the model would have if a row were the last residual.
+    /// Logit lens: most likely tokens if a row were the last residual, `[2, k]`.
     Lens(usize),
 }
 
 impl Reduce {
-    /// Elements of a row that can be asked for at most.
+    /// Maximum number of elements of a row that a reduction returns.
     pub const MOST: usize = 128;
 
-    /// How a device makes it of a row.
+    /// Returns the operation of the device that reduces a row.
     pub(crate) fn on_device(self) -> Option<Reduction> {
         match self {
             Reduce::None => None,
@@ -63,7 +64,7 @@ impl Reduce {
         }
     }
 
-    /// The elements of a row that are asked for.
+    /// Number of elements of a row that the reduction returns.
     fn count(self) -> Option<usize> {
         match self {
             Reduce::Top(count) | Reduce::Likeliest(count) | Reduce::Lens(count) => Some(count),
@@ -71,7 +72,7 @@ impl Reduce {
         }
     }
 
-    /// Numbers it makes of a row by itself.
+    /// Number of values that the reduction makes of one row.
     pub(crate) fn width(self) -> usize {
         match self {
             Reduce::Norm => 1,
@@ -85,7 +86,7 @@ impl FromStr for Reduce {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || {
-            format!("'{text}' is not made of rows (mean, norm, top5, lens5; of logits likeliest5)")
+            format!("'{text}' is not a reduction (mean, norm, top5, lens5; for logits likeliest5)")
         };
         let name = text.trim_end_matches(|c: char| c.is_ascii_digit());
         let count = match &text[name.len()..] {
@@ -96,7 +97,7 @@ impl FromStr for Reduce {
             && !(1..=Self::MOST).contains(&count)
         {
             return Err(format!(
-                "{count} elements of a row: from 1 to {}",
+                "a reduction returns 1 to {} elements of a row, not {count}",
                 Self::MOST
             ));
         }
@@ -148,7 +149,7 @@ impl FromStr for CaptureSpec {
 }
 
 impl CaptureSpec {
-    /// The hooks it names, each with what is read there.
+    /// Binds the capture to the hooks that it names.
     pub(crate) fn bind(
         &self,
         program: &Program,
@@ -176,18 +177,18 @@ impl CaptureSpec {
     }
 }
 
-/// What is read at one hook of one model.
+/// A capture that is bound to one hook of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Capture {
     part: Part,
-    /// Of a pattern, the heads.
+    /// Columns to capture, in runs; for an attention pattern, heads.
     pub columns: Vec<Range<usize>>,
     pub positions: Positions,
     pub reduce: Reduce,
 }
 
 impl Capture {
-    /// As it was asked for at one hook.
+    /// Returns the specification of the capture at its hook.
     pub fn spec(&self, site: Site) -> CaptureSpec {
         CaptureSpec {
             hook: site.to_string(),
@@ -197,17 +198,23 @@ impl Capture {
         }
     }
 
-    /// An error where nothing of the kind can be made of what is there.
+    /// Refuses a reduction that the hook does not support.
     fn check(&self, site: Site, dims: &Dims) -> Result<(), String> {
         let (width, whole) = (self.width(), Part::whole(site, dims));
         let can = match self.reduce {
             Reduce::None => Ok(()),
-            _ if matches!(site, Site::Pattern(_)) => Err("a pattern is read as it is"),
-            Reduce::Likeliest(_) if site != Site::Logits => Err("likeliest is of logits"),
-            Reduce::Lens(_) if whole.len() != dims.d_model || HEAD.contains(&site) => {
-                Err("the lens is for what is as wide as the residual, before the last norm")
+            _ if matches!(site, Site::Pattern(_)) => {
+                Err("an attention pattern cannot be reduced; drop the reduction")
             }
-            Reduce::Lens(_) if width != whole.len() => Err("the lens is of whole rows"),
+            Reduce::Likeliest(_) if site != Site::Logits => {
+                Err("likeliest works only on logits; use top or lens")
+            }
+            Reduce::Lens(_) if whole.len() != dims.d_model || HEAD.contains(&site) => {
+                Err("the lens works only on hooks as wide as the residual, before the last norm")
+            }
+            Reduce::Lens(_) if width != whole.len() => {
+                Err("the lens needs whole rows; drop the part")
+            }
             _ => Ok(()),
         };
         can.map_err(str::to_owned)?;
@@ -217,25 +224,27 @@ impl Capture {
         };
         match self.reduce.count() {
             Some(count) if !(1..=Reduce::MOST).contains(&count) => Err(format!(
-                "{count} elements of a row: from 1 to {}",
+                "a reduction returns 1 to {} elements of a row, not {count}",
                 Reduce::MOST
             )),
-            Some(count) if count > of => Err(format!("{count} of {of} elements")),
+            Some(count) if count > of => Err(format!(
+                "the reduction returns {count} elements, but a row has only {of}"
+            )),
             _ => Ok(()),
         }
     }
 
-    /// Elements of a row that are read.
+    /// Number of captured elements of a row.
     pub fn width(&self) -> usize {
         self.columns.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// Whether they have to be taken out of their rows.
+    /// Whether the capture covers only a part of each row.
     pub fn is_part(&self) -> bool {
         self.part != Part::default()
     }
 
-    /// The shape of what is made of a row.
+    /// Returns the shape of one captured row.
     pub fn shape(&self, site: Site, dims: &Dims) -> Vec<usize> {
         let width = self.width();
         match (self.reduce, self.reduce.count(), site.layout(dims)) {
@@ -252,7 +261,7 @@ mod tests {
     use super::{CaptureSpec, Reduce};
 
     #[test]
-    fn captures_are_read() {
+    fn captures_are_parsed() {
         let spec: CaptureSpec = "blocks.*.attn.hook_z[0,2]@-1|norm".parse().unwrap();
         assert_eq!(spec.hook, "blocks.*.attn.hook_z");
         assert_eq!(spec.part.to_string(), "[0,2]");

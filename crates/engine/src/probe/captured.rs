@@ -1,4 +1,4 @@
-//! What was read at hooks.
+//! Captured activations.
 
 use std::collections::BTreeMap;
 
@@ -8,25 +8,25 @@ use djinn_model::{Site, program::Dims};
 use super::capture::{Capture, Reduce};
 use crate::tensors::Tensor;
 
-/// What was read at hooks.
+/// Captured activations of a session, by hook.
 #[derive(Clone, Debug, Default)]
 pub struct Captured {
-    rows: BTreeMap<Site, Rows>,
+    rows: BTreeMap<Site, CapturedRows>,
     patterns: BTreeMap<Site, Vec<PatternRow>>,
 }
 
-/// Rows of one hook, or what was made of them.
+/// Captured rows of one hook, reduced if the capture has a reduction.
 #[derive(Clone, Debug)]
-struct Rows {
-    /// The shape of each.
+struct CapturedRows {
+    /// Shape of one row.
     shape: Vec<usize>,
     count: usize,
     data: Vec<f32>,
-    /// Where a mean is wanted, the sum so far, and what it has lost to rounding.
+    /// For a mean: the sum so far, and its rounding error.
     sum: Vec<f32>,
 }
 
-/// The attention of one position, some heads: `[head, keys]`.
+/// Attention of one position: `[head, keys]`.
 #[derive(Clone, Debug)]
 struct PatternRow {
     keys: usize,
@@ -34,8 +34,8 @@ struct PatternRow {
 }
 
 impl Captured {
-    fn rows(&mut self, site: Site, capture: &Capture, dims: &Dims) -> &mut Rows {
-        self.rows.entry(site).or_insert_with(|| Rows {
+    fn rows(&mut self, site: Site, capture: &Capture, dims: &Dims) -> &mut CapturedRows {
+        self.rows.entry(site).or_insert_with(|| CapturedRows {
             shape: capture.shape(site, dims),
             count: 0,
             data: Vec::new(),
@@ -43,7 +43,7 @@ impl Captured {
         })
     }
 
-    /// Takes in rows, or what was made of each.
+    /// Adds captured rows.
     pub(crate) fn push_rows(&mut self, site: Site, capture: &Capture, dims: &Dims, data: &[f32]) {
         let rows = self.rows(site, capture, dims);
         let each = match capture.reduce {
@@ -57,12 +57,12 @@ impl Captured {
         rows.data.extend(data);
     }
 
-    /// The sum of rows that were read before.
+    /// Returns the sum of the rows captured so far.
     pub(crate) fn sum(&self, site: Site) -> Option<&[f32]> {
         Some(&self.rows.get(&site)?.sum)
     }
 
-    /// It is another now, with so many rows more.
+    /// Replaces the sum, which includes `count` more rows.
     pub(crate) fn set_sum(
         &mut self,
         site: Site,
@@ -75,17 +75,18 @@ impl Captured {
         rows.sum = sum.to_vec();
     }
 
+    /// Adds the attention of one position.
     pub(crate) fn push_pattern(&mut self, site: Site, keys: usize, data: Vec<f32>) {
         let row = PatternRow { keys, data };
         self.patterns.entry(site).or_default().push(row);
     }
 
-    /// Whether nothing was.
+    /// Whether nothing was captured.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.patterns.is_empty()
     }
 
-    /// Everything by hook name, in the layout of its hook.
+    /// Returns all captures by hook name, in the layout of their hooks.
     pub fn tensors(&self) -> BTreeMap<String, Tensor> {
         let rows = self
             .rows
@@ -97,7 +98,7 @@ impl Captured {
     }
 }
 
-impl Rows {
+impl CapturedRows {
     fn tensor(&self) -> Tensor {
         if !self.sum.is_empty() {
             let (sum, lost) = self.sum.split_at(self.sum.len() / 2);
@@ -117,7 +118,7 @@ impl Rows {
     }
 }
 
-/// Rows of growing length as one `[head, query, key]`, zero where there is no key yet.
+/// Assembles rows of growing length into `[head, query, key]`, zero where a row has no key.
 fn assemble(rows: &[PatternRow]) -> Tensor {
     let keys = rows.iter().map(|row| row.keys).max().unwrap_or(0);
     let heads = rows.first().map_or(0, |row| row.data.len() / row.keys);

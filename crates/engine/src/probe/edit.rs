@@ -1,4 +1,4 @@
-//! Edits as typed data, and how they are written:
+//! Edits of activations, and their text form:
 //! `HOOK[PART]:CHANGE[=OPERAND][@POSITIONS]`.
 
 use std::{ops::Range, path::PathBuf, str::FromStr, sync::Arc};
@@ -12,43 +12,43 @@ use crate::{
     tensors::{Tensor, read_tensor},
 };
 
-/// What an edit does to an activation.
+/// Change that an edit makes to an activation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change<T> {
-    /// Multiplies.
+    /// Multiplies by a factor.
     Scale(f32),
     /// Sets to zero.
     Zero,
     /// Adds a multiple of the operand.
     Add {
-        /// What is added.
+        /// Operand that is added.
         operand: T,
-        /// How much of it.
+        /// Factor of the operand.
         factor: f32,
     },
-    /// Puts the operand in its place.
+    /// Replaces the activation by the operand.
     Replace(T),
-    /// Takes away the part that points along the operand.
+    /// Removes the component along the operand.
     ProjectOut(T),
-    /// Adds a multiple of the operand, made as long as what is there.
+    /// Adds a multiple of the operand, scaled to the norm of the activation.
     AddMatched {
-        /// What is added.
+        /// Operand that is added.
         operand: T,
-        /// How much of it.
+        /// Factor of the operand.
         factor: f32,
     },
-    /// Bounds what is there.
+    /// Limits every element to a range.
     Clamp {
-        /// The least there is afterwards.
+        /// Lower bound.
         low: f32,
-        /// The most.
+        /// Upper bound.
         high: f32,
     },
 }
 
 impl<T> Change<T> {
-    /// The same with another kind of operand.
+    /// Converts the operand.
     pub(crate) fn map<U>(&self, operand: impl FnOnce(&T) -> U) -> Change<U> {
         match self {
             Change::Scale(factor) => Change::Scale(*factor),
@@ -76,7 +76,7 @@ impl<T> Change<T> {
         }
     }
 
-    /// The numbers it is made with.
+    /// Returns the factors and bounds of the change.
     fn numbers(&self) -> Vec<f32> {
         match *self {
             Change::Scale(factor)
@@ -87,7 +87,7 @@ impl<T> Change<T> {
         }
     }
 
-    /// The operand, where there is one.
+    /// Returns the operand, if the change has one.
     pub fn operand(&self) -> Option<&T> {
         match self {
             Change::Scale(_) | Change::Zero | Change::Clamp { .. } => None,
@@ -99,32 +99,32 @@ impl<T> Change<T> {
     }
 }
 
-/// An edit as written, not yet bound to a model.
+/// An edit that is not bound to a model yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EditSpec {
-    /// A hook, or several by `*`.
+    /// Name of a hook, or of several with `*`.
     pub hook: String,
-    /// Which of its heads or elements.
+    /// Heads or elements to edit.
     pub part: Part,
-    /// What happens there.
+    /// Change to make.
     pub change: Change<Operand>,
-    /// Where.
+    /// Positions to edit.
     pub positions: Positions,
 }
 
-/// The numbers an edit works with.
+/// Operand of an edit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand {
     /// A tensor in a file: `FILE.safetensors` or `FILE.safetensors#NAME`.
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor; when not said, the one named as the hook, or the only one.
+        /// Name of the tensor; `None` means the only one, or the one named as the hook.
         name: Option<String>,
     },
-    /// As they are: `[0.1,-2]`, one row.
+    /// Numbers of one row: `[0.1,-2]`.
     Inline(Vec<f32>),
-    /// A tensor at hand.
+    /// A tensor in memory.
     Tensor(Arc<Tensor>),
 }
 
@@ -139,7 +139,7 @@ impl FromStr for EditSpec {
         if hook.is_empty() {
             return Err(error("the hook is missing before ':'".to_owned()));
         }
-        // The folder of a file may hold an `@` too; positions hold no slash.
+        // The path of a file may contain `@` too; positions contain no slash.
         let (change, positions) = match rest.rsplit_once('@') {
             Some((change, positions)) if !positions.contains(['/', '\\']) => {
                 (change, positions.parse().map_err(&error)?)
@@ -164,7 +164,7 @@ fn parse_change(text: &str) -> Result<Change<Operand>, String> {
     let file = || {
         let value = value.filter(|v| !v.is_empty());
         let numbers = format!("{name}=FILE.safetensors[#TENSOR] or {name}=[0.1,-2]");
-        value.ok_or_else(|| format!("{name} wants a file or numbers: {numbers}"))
+        value.ok_or_else(|| format!("{name} needs a file or numbers: {numbers}"))
     };
     let times = || match file()?.rsplit_once('*') {
         Some((operand, factor)) => Ok((parse_operand(operand)?, parse_factor(factor)?)),
@@ -172,7 +172,7 @@ fn parse_change(text: &str) -> Result<Change<Operand>, String> {
     };
     match (name, value) {
         ("scale", Some(value)) => parse_factor(value).map(Change::Scale),
-        ("scale", None) => Err("scale wants a factor: scale=0.9".to_owned()),
+        ("scale", None) => Err("scale needs a factor: scale=0.9".to_owned()),
         ("zero", None) => Ok(Change::Zero),
         ("zero", Some(_)) => Err("zero takes no value".to_owned()),
         ("add", _) => times().map(|(operand, factor)| Change::Add { operand, factor }),
@@ -182,7 +182,7 @@ fn parse_change(text: &str) -> Result<Change<Operand>, String> {
         ("replace", _) => Ok(Change::Replace(parse_operand(file()?)?)),
         ("project-out", _) => Ok(Change::ProjectOut(parse_operand(file()?)?)),
         ("clamp", Some(value)) => parse_clamp(value),
-        ("clamp", None) => Err("clamp wants bounds: clamp=-1..1".to_owned()),
+        ("clamp", None) => Err("clamp needs bounds: clamp=-1..1".to_owned()),
         _ => Err(format!(
             "'{name}' is not a change (scale, zero, clamp, add, add-matched, replace, \
              project-out)"
@@ -192,11 +192,13 @@ fn parse_change(text: &str) -> Result<Change<Operand>, String> {
 
 fn parse_clamp(text: &str) -> Result<Change<Operand>, String> {
     let bounds = text.split_once("..");
-    let (low, high) = bounds.ok_or_else(|| format!("'{text}' is not bounds (try -1..1)"))?;
+    let (low, high) = bounds.ok_or_else(|| format!("'{text}' is not a range (expected -1..1)"))?;
     let (low, high) = (parse_factor(low)?, parse_factor(high)?);
     match low <= high {
         true => Ok(Change::Clamp { low, high }),
-        false => Err(format!("{low} is more than {high}")),
+        false => Err(format!(
+            "the lower bound {low} exceeds the upper bound {high}"
+        )),
     }
 }
 
@@ -224,24 +226,24 @@ fn parse_operand(text: &str) -> Result<Operand, String> {
     })
 }
 
-/// An edit bound to one hook of one model, its operand at hand.
+/// An edit that is bound to one hook of one model, with its operand loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct Edit {
     pub change: Change<Arc<Tensor>>,
-    /// The columns it is for, in runs; of a pattern, the heads.
+    /// Columns to edit, in runs; for an attention pattern, heads.
     pub columns: Vec<Range<usize>>,
     pub positions: Positions,
-    /// Whether it is over when its session is told more.
+    /// Whether the edit ends with the current turn.
     pub for_turn: bool,
 }
 
 impl Edit {
-    /// Whether it leaves everything as it is.
+    /// Whether the edit has no effect.
     pub fn changes_nothing(&self) -> bool {
         let is_zero = |operand: &Tensor| operand.data.iter().all(|x| *x == 0.0);
         match &self.change {
             Change::Scale(factor) => *factor == 1.0,
-            // Not even the sign of a nought.
+            // Adding zero would change the sign of a negative zero, so such an edit is skipped.
             Change::Add { operand, factor } | Change::AddMatched { operand, factor } => {
                 *factor == 0.0 || is_zero(operand)
             }
@@ -249,17 +251,17 @@ impl Edit {
         }
     }
 
-    /// The operand, where there is one.
+    /// Returns the operand, if the change has one.
     pub fn operand(&self) -> Option<&Arc<Tensor>> {
         self.change.operand()
     }
 
-    /// How many columns it is for: as many numbers as its operand has a row.
+    /// Number of edited columns, which is the length of an operand row.
     pub fn width(&self) -> usize {
         self.columns.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// Rows of its operand, 0 where it has none.
+    /// Number of rows of the operand; 0 without an operand.
     pub fn operand_rows(&self) -> usize {
         let operand = self.operand();
         operand.map_or(0, |operand| operand.data.len() / self.width().max(1))
@@ -267,7 +269,7 @@ impl Edit {
 }
 
 impl EditSpec {
-    /// A change of all that is at a hook.
+    /// Creates an edit of a whole hook at all positions.
     pub fn at(site: Site, change: Change<Operand>) -> Self {
         EditSpec {
             hook: site.to_string(),
@@ -277,7 +279,7 @@ impl EditSpec {
         }
     }
 
-    /// Binds to the hooks of a model, reading the operand once for each.
+    /// Binds the edit to the hooks that it names, reading the operand for each.
     pub(crate) fn bind(&self, program: &Program) -> Result<Vec<(Site, Edit)>, EngineError> {
         hook::find(program, &self.hook)?
             .into_iter()
@@ -306,13 +308,13 @@ impl Change<Operand> {
             .operand()
             .map(|operand| operand.load(site))
             .transpose()?;
-        Ok(self.map(|_| operand.clone().expect("there is one")))
+        Ok(self.map(|_| operand.clone().expect("the change has an operand")))
     }
 }
 
 impl Operand {
     fn load(&self, site: Site) -> Result<Arc<Tensor>, EngineError> {
-        let not_finite = |name: &str| format!("{name} holds values that are not finite");
+        let not_finite = |name: &str| format!("{name} contains values that are not finite");
         match self {
             Operand::File { path, name } => {
                 let (name, tensor) = read_tensor(path, name.as_deref(), &site.to_string())?;
@@ -342,30 +344,32 @@ fn is_finite(numbers: &[f32]) -> bool {
 }
 
 impl Edit {
-    /// Refuses one that cannot apply at this hook.
+    /// Refuses an edit that the hook does not support.
     pub fn check_fit(&self, program: &Program, site: Site) -> Result<(), EngineError> {
         let error = |reason: String| EngineError::Edit {
             hook: site.to_string(),
             reason,
         };
         if !self.change.numbers().iter().all(|x| x.is_finite()) {
-            return Err(error("its numbers are not finite".to_owned()));
+            return Err(error("the factor or bounds are not finite".to_owned()));
         }
         let end = Part::whole(site, &program.dims).end;
         let is_inside = |c: &Range<usize>| c.start < c.end && c.end <= end;
         if !self.columns.iter().all(is_inside) {
-            return Err(error(format!("it is for columns beyond the hook's {end}")));
+            return Err(error(format!(
+                "the edit selects columns beyond the hook's {end}"
+            )));
         }
         let Some(operand) = self.operand() else {
             return Ok(());
         };
         if let SiteLayout::Pattern(_) = site.layout(&program.dims) {
             return Err(error(
-                "a pattern takes scale, zero and clamp only".to_owned(),
+                "attention patterns support only scale, zero and clamp".to_owned(),
             ));
         }
         let width = self.width();
-        // The innermost dimensions must make up one position, whole: `[…, d_model]`, or
+        // The innermost dimensions must cover exactly one position: `[…, d_model]` or
         // `[…, head, d_head]`.
         let shape = &operand.shape;
         let product = |of: &[usize]| of.iter().try_fold(1usize, |all, n| all.checked_mul(*n));
@@ -373,7 +377,7 @@ impl Edit {
         let is_whole = product(shape) == Some(operand.data.len());
         if !fits || !is_whole || operand.data.is_empty() {
             return Err(error(format!(
-                "the operand has shape {shape:?}; there are {width} numbers a position"
+                "the operand has shape {shape:?}, but the edit has {width} numbers per position"
             )));
         }
         Ok(())
@@ -395,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_edits() {
+    fn edits_are_parsed() {
         let check = |text: &str, hook: &str, change: Change<Operand>, positions: Positions| {
             let (hook, part) = crate::Part::split(hook).unwrap();
             let expect = EditSpec {
@@ -474,26 +478,26 @@ mod tests {
         check("", "expected HOOK:CHANGE");
         check(":zero", "hook is missing");
         check("h:", "is not a change");
-        check("h:scale", "wants a factor");
+        check("h:scale", "needs a factor");
         check("h:scale=much", "not a finite number");
         check("h:scale=NaN", "not a finite number");
         check("h:scale=inf", "not a finite number");
         check("h:zero=1", "takes no value");
-        check("h:add", "wants a file or numbers");
-        check("h:add=", "wants a file");
+        check("h:add", "needs a file or numbers");
+        check("h:add=", "needs a file");
         check("h:add=f*x", "not a finite number");
         check("h:add=[1,x]", "not a finite number");
-        check("h:clamp", "wants bounds");
-        check("h:clamp=3", "is not bounds");
-        check("h:clamp=3..1", "more than");
-        check("h[2:zero", "not closed");
-        check("h:scale=1@never", "is not positions");
+        check("h:clamp", "needs bounds");
+        check("h:clamp=3", "is not a range");
+        check("h:clamp=3..1", "exceeds");
+        check("h[2:zero", "unbalanced");
+        check("h:scale=1@never", "is not a selection of positions");
         check("h:rotate=3", "is not a change");
     }
 
     proptest! {
         #[test]
-        fn reading_never_panics(text in ".{0,60}") {
+        fn parsing_never_panics(text in ".{0,60}") {
             let _ = text.parse::<EditSpec>();
         }
 

@@ -1,4 +1,4 @@
-//! What a session reads and changes on its way through the model.
+//! Probes: captures, edits and breakpoints of a session.
 
 pub(crate) mod breakpoint;
 pub(crate) mod capture;
@@ -22,10 +22,10 @@ use capture::{Capture, CaptureSpec, HEAD, Reduce};
 use edit::{Edit, EditSpec};
 use positions::Positions;
 
-/// Captures and edits, bound to one model.
+/// Captures, edits and breakpoints, bound to one model.
 ///
-/// At a hook, edits apply in the order given, and a capture reads what they left:
-/// what the model goes on with.
+/// At a hook, edits apply in the order given, then breakpoints pause the session, and captures
+/// read the edited activation when the session continues.
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
     captures: BTreeMap<Site, Arc<Capture>>,
@@ -34,8 +34,8 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Binds captures and edits to a model. Captures read the given positions, unless they say
-    /// others; of a hook that is named twice the last one counts.
+    /// Binds captures and edits to a model. A capture without positions reads `positions`. If two
+    /// captures name the same hook, the last one counts.
     pub fn new(
         program: &Program,
         captures: &[impl AsRef<str>],
@@ -55,8 +55,7 @@ impl Probe {
         Ok(probe)
     }
 
-    /// The same with changes that last for the request they come with: until the session is
-    /// told more.
+    /// Adds edits that apply to the current turn only.
     pub fn with_turn_edits(
         mut self,
         program: &Program,
@@ -71,12 +70,12 @@ impl Probe {
         Ok(self)
     }
 
-    /// The same once a turn is over that went as far as a position: its changes stay where
-    /// they were made.
+    /// Returns the probe after a turn that ended at position `end`: its edits keep the positions
+    /// that they were applied at.
     pub(crate) fn after_turn(&self, end: usize, prompt: usize) -> Self {
         let within = |edit: &Edit| edit.positions.within(0..end, prompt);
         let mut probe = self.map_turn_edits(within, false);
-        // What the turn did not come to changes nothing any more.
+        // Edits of positions that the turn did not reach are dropped.
         for edits in probe.edits.values_mut() {
             edits.retain(|edit| !edit.positions.is_nowhere());
         }
@@ -84,7 +83,7 @@ impl Probe {
         probe
     }
 
-    /// The same with the changes of a turn no earlier than a position.
+    /// Returns the probe with the turn's edits limited to positions from `start` on.
     pub(crate) fn starting_at(&self, start: usize, context: usize, prompt: usize) -> Self {
         self.map_turn_edits(|edit| edit.positions.within(start..context, prompt), true)
     }
@@ -99,8 +98,8 @@ impl Probe {
         probe
     }
 
-    /// The same where edits with a row for each of their positions have no others later: they were
-    /// checked over so many, and a session may come to more.
+    /// Limits edits that have one operand row per position to the first `positions` positions,
+    /// because their operands were checked against these and the session may grow.
     pub(crate) fn pinned(mut self, prompt: usize, positions: usize) -> Self {
         let edits = self.edits.values_mut().flatten();
         for edit in edits.filter(|edit| edit.operand_rows() > 1) {
@@ -109,7 +108,7 @@ impl Probe {
         self
     }
 
-    /// An error where such an edit has another number of positions in so many.
+    /// Refuses edits that have more selected positions than operand rows.
     pub(crate) fn check_rows(&self, prompt: usize, positions: usize) -> Result<(), EngineError> {
         for (site, edits) in &self.edits {
             for edit in edits {
@@ -118,7 +117,7 @@ impl Probe {
                     return Err(EngineError::Edit {
                         hook: site.to_string(),
                         reason: format!(
-                            "its operand holds {rows} positions, and it is for {count}"
+                            "the operand has {rows} rows, but {count} positions are selected"
                         ),
                     });
                 }
@@ -127,7 +126,7 @@ impl Probe {
         Ok(())
     }
 
-    /// All that another probe changes, behind what this one does.
+    /// Appends the edits of another probe.
     pub(crate) fn and_edits(mut self, other: &Probe) -> Self {
         for (&site, edits) in &other.edits {
             for edit in edits {
@@ -137,8 +136,7 @@ impl Probe {
         self
     }
 
-    /// The same with breakpoints: whoever comes to one stops there, after edits and
-    /// captures.
+    /// Adds breakpoints. A session pauses at a breakpoint after the edits of its hook.
     pub fn with_breaks(
         mut self,
         program: &Program,
@@ -158,22 +156,22 @@ impl Probe {
             .extend(captures.map(|(site, capture)| (site, Arc::new(capture))));
     }
 
-    /// Whether nothing is read, nothing changed, and nobody stops.
+    /// Whether the probe has no captures, edits or breakpoints.
     pub(crate) fn is_empty(&self) -> bool {
         self.captures.is_empty() && self.edits.is_empty() && self.breaks.is_empty()
     }
 
-    /// The breakpoints of a hook.
+    /// Returns the conditions of the breakpoints at a hook.
     pub(crate) fn breaks(&self, site: Site) -> &[BreakCondition] {
         self.breaks.get(&site).map_or(&[], Vec::as_slice)
     }
 
-    /// Hooks that have breakpoints.
+    /// Returns the hooks that have breakpoints.
     pub(crate) fn break_sites(&self) -> impl Iterator<Item = Site> {
         self.breaks.keys().copied()
     }
 
-    /// The same with these breakpoints and no others.
+    /// Replaces the breakpoints.
     pub(crate) fn breaking_at(
         &self,
         program: &Program,
@@ -186,12 +184,12 @@ impl Probe {
         without.with_breaks(program, breaks)
     }
 
-    /// Another edit of a hook, behind those that are there.
+    /// Appends an edit to a hook.
     pub(crate) fn push_edit(&mut self, site: Site, edit: Edit) {
         self.edits.entry(site).or_default().push(edit);
     }
 
-    /// Whether anything is read or changed at one of these positions.
+    /// Whether the probe captures or edits one of these positions.
     pub(crate) fn looks_at(&self, mut rows: Range<usize>, prompt: usize) -> bool {
         let captures = || self.captures.values();
         let reads = |at| captures().any(|capture| capture.positions.contains(at, prompt));
@@ -200,28 +198,28 @@ impl Probe {
         rows.any(|at| reads(at) || changes(at))
     }
 
-    /// The first position at which anything is read or changed, if any is.
+    /// Returns the first position that the probe captures or edits.
     pub(crate) fn first(&self, positions: usize, prompt: usize) -> Option<usize> {
         (0..positions).find(|&at| self.looks_at(at..at + 1, prompt))
     }
 
-    /// Whether anything happens at this hook.
+    /// Whether the probe captures or edits a hook.
     pub(crate) fn touches(&self, site: Site) -> bool {
         self.captures.contains_key(&site) || self.edits.contains_key(&site)
     }
 
-    /// What is read at this hook.
+    /// Returns the capture at a hook.
     pub(crate) fn capture(&self, site: Site) -> Option<&Arc<Capture>> {
         self.captures.get(&site)
     }
 
-    /// What is read through the lens.
+    /// Returns the captures that use the logit lens.
     pub(crate) fn lenses(&self) -> impl Iterator<Item = &Capture> {
         let captures = self.captures.values().map(AsRef::as_ref);
         captures.filter(|capture| matches!(capture.reduce, Reduce::Lens(_)))
     }
 
-    /// How many rows that is at some positions.
+    /// Returns the number of logit-lens rows that some positions need.
     pub(crate) fn lens_rows(&self, positions: Range<usize>, prompt: usize) -> usize {
         let rows = |capture: &Capture| {
             let read = |&at: &usize| capture.positions.contains(at, prompt);
@@ -230,12 +228,12 @@ impl Probe {
         self.lenses().map(rows).sum()
     }
 
-    /// The hooks that are read.
+    /// Returns the names of the captured hooks.
     pub fn captured_hooks(&self) -> Vec<String> {
         self.captures.keys().map(Site::to_string).collect()
     }
 
-    /// Bytes of all that is read at some positions.
+    /// Returns the number of bytes that the captures of some positions take.
     pub fn captured_bytes(&self, program: &Program, positions: Range<usize>, prompt: usize) -> u64 {
         let dims = &program.dims;
         let bytes = |(site, capture): (&Site, &Arc<Capture>)| {
@@ -254,7 +252,8 @@ impl Probe {
         self.captures.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// The widest part of a hook that is read, or of which there is a mean.
+    /// Returns the width of the widest capture that is packed on the device: parts of hooks, and
+    /// means.
     pub(crate) fn packed_width(&self) -> usize {
         let is_pattern = |site: Site| matches!(site, Site::Pattern(_));
         let rows = self.captures.iter().filter(|(site, _)| !is_pattern(**site));
@@ -262,26 +261,26 @@ impl Probe {
         packed.map(|(_, read)| read.width()).max().unwrap_or(0)
     }
 
-    /// The most numbers that a row is reduced to.
+    /// Returns the largest number of values that a capture reduces a row to.
     pub(crate) fn reduced_width(&self) -> usize {
         let captures = self.captures.values();
         captures.map(|read| read.reduce.width()).max().unwrap_or(0)
     }
 
-    /// Whether any block's attention pattern is read or changed.
+    /// Whether the probe captures or edits an attention pattern.
     pub(crate) fn touches_pattern(&self) -> bool {
         let is_pattern = |site: &Site| matches!(site, Site::Pattern(_));
         self.captures.keys().any(is_pattern) || self.edits.keys().any(is_pattern)
     }
 
-    /// Whether somebody looks or stops behind the last block, so that more rows must go there
-    /// than tokens are chosen by.
+    /// Whether captures or breakpoints lie behind the last block, so that more rows pass through
+    /// the head than tokens are sampled.
     pub(crate) fn looks_in_head(&self) -> bool {
         let looks = |site| self.captures.contains_key(site) || self.breaks.contains_key(site);
         HEAD.iter().any(looks)
     }
 
-    /// How many of a session's rows have to go there at most.
+    /// Returns the maximum number of rows of a session that pass through the head.
     pub(crate) fn head_rows(&self, positions: usize, prompt: usize) -> usize {
         let stops = |at| {
             let whens = HEAD.iter().flat_map(|site| self.breaks(*site));
@@ -293,38 +292,38 @@ impl Probe {
         (0..positions).filter(goes).count()
     }
 
-    /// Whether they are at a position.
+    /// Whether a hook behind the last block is captured at a position.
     pub(crate) fn reads_head(&self, position: usize, prompt: usize) -> bool {
         HEAD.iter().any(|&site| self.reads(site, position, prompt))
     }
 
-    /// Whether a position is read at a hook.
+    /// Whether a position is captured at a hook.
     pub(crate) fn reads(&self, site: Site, position: usize, prompt: usize) -> bool {
         let capture = self.captures.get(&site);
         capture.is_some_and(|capture| capture.positions.contains(position, prompt))
     }
 
-    /// The edits of a hook that change anything, in order.
+    /// Returns the edits of a hook that have an effect, in order.
     pub(crate) fn changes(&self, site: Site) -> impl Iterator<Item = &Edit> {
         let edits = self.edits.get(&site).map_or(&[][..], Vec::as_slice);
         edits.iter().filter(|edit| !edit.changes_nothing())
     }
 
-    /// Whether anything is changed at a position of a hook.
+    /// Whether an edit has an effect at a position of a hook.
     pub(crate) fn changes_at(&self, site: Site, position: usize, prompt: usize) -> bool {
         let mut changes = self.changes(site);
         changes.any(|edit| edit.positions.contains(position, prompt))
     }
 
-    /// The widest operand of any edit.
+    /// Returns the width of the widest operand.
     pub(crate) fn operand_width(&self) -> usize {
         let edits = self.edits.values().flatten();
         let with_operand = edits.filter(|edit| edit.operand().is_some());
         with_operand.map(Edit::width).max().unwrap_or(0)
     }
 
-    /// Refuses edits that apply nowhere in a session of this many positions, and
-    /// operands that do not match the positions they are for.
+    /// Refuses edits that select none of the session's positions, and operands whose number of
+    /// rows differs from the number of selected positions.
     pub(crate) fn check(&self, prompt: usize, positions: usize) -> Result<(), EngineError> {
         for (&site, edits) in &self.edits {
             for edit in edits {
@@ -335,13 +334,13 @@ impl Probe {
                 let selected = edit.positions.count(positions, prompt);
                 if selected == 0 {
                     return Err(error(format!(
-                        "none of the session's {positions} positions is selected"
+                        "the edit selects none of the session's {positions} positions"
                     )));
                 }
                 let rows = edit.operand_rows();
                 if rows > 1 && rows != selected {
                     return Err(error(format!(
-                        "the operand holds {rows} positions, but {selected} are selected"
+                        "the operand has {rows} rows, but {selected} positions are selected"
                     )));
                 }
             }
@@ -349,7 +348,7 @@ impl Probe {
         Ok(())
     }
 
-    /// The breakpoints, each with its hook.
+    /// Returns the breakpoints as specifications.
     pub(crate) fn break_specs(&self) -> Vec<BreakSpec> {
         let specs = self.breaks.iter().flat_map(|(site, whens)| {
             whens.iter().map(|when| BreakSpec {

@@ -1,34 +1,34 @@
-//! Which part of a hook's width: heads where it has heads, elements where it has none.
+//! Parts of a hook: heads where the hook has heads, elements otherwise.
 
 use std::{fmt, ops::Range, str::FromStr};
 
 use djinn_model::{Site, SiteLayout, program::Dims};
 use serde::{Deserialize, Serialize};
 
-/// Some heads or elements, written `[0,3]` or `[2..5]` behind a hook's name; all of them where
-/// nothing is.
+/// Selection of heads or elements of a hook, written `[0,3]` or `[2..5]` after its name. The
+/// default selects all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part(Option<Vec<(usize, usize)>>);
 
 impl Part {
-    /// A hook's name, and the part that is written behind it.
+    /// Splits the text of a hook into its name and its part.
     pub(crate) fn split(text: &str) -> Result<(&str, Self), String> {
         match text.strip_suffix(']').and_then(|text| text.split_once('[')) {
             Some((hook, part)) => Ok((hook, part.parse()?)),
             None if text.contains(['[', ']']) => Err(format!(
-                "'{text}' has a bracket that is not closed at its end"
+                "'{text}' has an unbalanced bracket; write HOOK[PART]"
             )),
             None => Ok((text, Part::default())),
         }
     }
 
-    /// All columns of a hook.
+    /// Returns all columns of a hook.
     pub(crate) fn whole(site: Site, dims: &Dims) -> Range<usize> {
         let (count, each, _) = units(site, dims);
         0..count * each
     }
 
-    /// The columns of a hook that it names, in runs; of a pattern, its heads.
+    /// Returns the selected columns of a hook, in runs; for an attention pattern, heads.
     pub(crate) fn columns(&self, site: Site, dims: &Dims) -> Result<Vec<Range<usize>>, String> {
         let (count, each, what) = units(site, dims);
         let Some(ranges) = &self.0 else {
@@ -36,31 +36,33 @@ impl Part {
         };
         check_order(ranges)?;
         if let Some(&(from, to)) = ranges.iter().find(|(_, to)| *to > count) {
-            return Err(format!("[{from}..{to}] is beyond its {count} {what}"));
+            return Err(format!(
+                "[{from}..{to}] is out of range: the hook has {count} {what}"
+            ));
         }
         let columns = ranges.iter().map(|&(from, to)| from * each..to * each);
         Ok(columns.collect())
     }
 }
 
-/// Refuses ranges that are empty or out of order: what comes from a file may be.
+/// Refuses ranges that are empty or out of order: a file may contain anything.
 fn check_order(ranges: &[(usize, usize)]) -> Result<(), String> {
     let mut end = 0;
     for &(from, to) in ranges {
         if from < end || to <= from {
             return Err(format!(
-                "{from}..{to} is not in order: each begins after the one before it ends"
+                "{from}..{to} is out of order: each range must begin after the previous one ends"
             ));
         }
         end = to;
     }
     match ranges {
-        [] => Err("it is empty".to_owned()),
+        [] => Err("the part is empty".to_owned()),
         _ => Ok(()),
     }
 }
 
-/// How many heads or elements a hook has, the columns of each, and which they are.
+/// Returns the number of heads or elements of a hook, the columns of each, and their name.
 fn units(site: Site, dims: &Dims) -> (usize, usize, &'static str) {
     match site.layout(dims) {
         SiteLayout::Rows(width) => (width, 1, "elements"),
@@ -86,7 +88,7 @@ impl FromStr for Part {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || format!("'[{text}]' is not a part of a hook (try [0,3] or [2..5])");
+        let error = || format!("'[{text}]' is not a part of a hook (expected [0,3] or [2..5])");
         let number = |n: &str| n.trim().parse::<usize>().map_err(|_| error());
         let range = |part: &str| match part.split_once("..") {
             Some((from, to)) => Ok((number(from)?, number(to)?)),
@@ -125,7 +127,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reading_never_panics(text in ".{0,20}") {
+        fn parsing_never_panics(text in ".{0,20}") {
             let _ = Part::split(&text);
         }
     }

@@ -1,29 +1,29 @@
-//! Which positions of a session something applies to.
+//! Selections of positions.
 
 use std::{fmt, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Far beyond any context, and far from overflow.
+/// Largest position that is accepted: beyond any context, and far from overflow.
 const FARTHEST: i64 = 1 << 40;
 
-/// A selection of positions. Negative numbers count back from the prompt's end.
+/// A selection of positions. Negative numbers count back from the end of the prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Positions {
     /// Every position: `all`.
     #[default]
     All,
-    /// Those of the prompt: `prompt`.
+    /// Positions of the prompt: `prompt`.
     Prompt,
-    /// Those after it: `generated`.
+    /// Positions after the prompt: `generated`.
     Generated,
-    /// Ranges, ends excluded: `0,3,-1` or `2..5`.
+    /// Ranges without their ends: `0,3,-1` or `2..5`.
     Ranges(Vec<(i64, i64)>),
 }
 
 impl Positions {
-    /// Whether this position is selected.
+    /// Whether a position is selected.
     pub fn contains(&self, position: usize, prompt: usize) -> bool {
         match self {
             Positions::All => true,
@@ -35,7 +35,7 @@ impl Positions {
         }
     }
 
-    /// Which of the selected positions this one is, counted from the first.
+    /// Returns the index of a selected position among the selected ones.
     pub fn ordinal(&self, position: usize, prompt: usize) -> usize {
         match self {
             Positions::All | Positions::Prompt => position,
@@ -44,7 +44,7 @@ impl Positions {
         }
     }
 
-    /// Those of them that lie in a range.
+    /// Returns the selected positions within a range.
     pub fn within(&self, range: Range<usize>, prompt: usize) -> Positions {
         let mut ranges: Vec<(i64, i64)> = Vec::new();
         for position in range.filter(|&position| self.contains(position, prompt)) {
@@ -57,12 +57,12 @@ impl Positions {
         Positions::Ranges(ranges)
     }
 
-    /// Whether no position is selected, whatever the prompt.
+    /// Whether no position is selected for any prompt.
     pub(crate) fn is_nowhere(&self) -> bool {
         matches!(self, Positions::Ranges(ranges) if ranges.is_empty())
     }
 
-    /// Whether its numbers are of the kind that is read: what comes from a file may be any.
+    /// Whether all numbers are in the range that parsing accepts: a file may contain anything.
     pub(crate) fn is_sane(&self) -> bool {
         let is_far = |n: i64| n.unsigned_abs() > FARTHEST.unsigned_abs();
         match self {
@@ -71,19 +71,19 @@ impl Positions {
         }
     }
 
-    /// How many of the first `positions` positions are selected.
+    /// Returns the number of selected positions among the first `positions`.
     pub fn count(&self, positions: usize, prompt: usize) -> usize {
         (0..positions).filter(|&p| self.contains(p, prompt)).count()
     }
 }
 
-/// A range with negative ends counted from the prompt's end.
+/// Resolves negative ends of a range from the end of the prompt.
 fn resolve((start, end): (i64, i64), prompt: usize) -> Range<usize> {
     let at = |n: i64| {
         let n = if n < 0 { n + prompt as i64 } else { n };
         usize::try_from(n).unwrap_or(0)
     };
-    // `-1` alone reads `-1..0`: up to the prompt's end.
+    // `-1` alone means `-1..0`: up to the end of the prompt.
     let end = if start < 0 && end == 0 {
         prompt
     } else {
@@ -119,8 +119,11 @@ impl FromStr for Positions {
             "generated" => return Ok(Positions::Generated),
             _ => {}
         }
-        let error =
-            || format!("'{text}' is not positions (try all, prompt, generated, 0,3,-1 or 2..5)");
+        let error = || {
+            format!(
+                "'{text}' is not a selection of positions (expected all, prompt, generated, 0,3,-1 or 2..5)"
+            )
+        };
         let number = |n: &str| {
             let n: i64 = n.parse().map_err(|_| error())?;
             if n.unsigned_abs() > FARTHEST.unsigned_abs() {
@@ -134,7 +137,9 @@ impl FromStr for Positions {
                 Some((start, end)) => {
                     let (start, end) = (number(start)?, number(end)?);
                     if (start < 0) == (end < 0) && start >= end {
-                        return Err(format!("'{part}' selects nothing: its end is excluded"));
+                        return Err(format!(
+                            "'{part}' selects nothing: the end of a range is excluded"
+                        ));
                     }
                     Ok((start, end))
                 }
@@ -200,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reading_never_panics(text in ".{0,20}") {
+        fn parsing_never_panics(text in ".{0,20}") {
             let _ = text.parse::<Positions>();
         }
     }

@@ -1,4 +1,4 @@
-//! What an engine has room for beside the pass itself: what sessions read and change there.
+//! Limits of probes: the memory that an engine reserves for captures and edits.
 
 use djinn_model::program::{Dims, Program};
 
@@ -11,23 +11,23 @@ use crate::{
 /// Room for what sessions read and change probe_limits a pass; nothing unless it is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeLimits {
-    /// Keys of the longest attention pattern read.
+    /// Maximum number of keys of an attention pattern.
     pub pattern_keys: usize,
-    /// Width of the widest edit operand.
+    /// Maximum width of the operand of an edit.
     pub operand_width: usize,
-    /// Width of the widest part of a hook that is read, or of which there is a mean.
+    /// Maximum width of a captured part of a hook, or of a mean.
     pub packed_width: usize,
-    /// Numbers that a row is reduced to.
+    /// Maximum number of values that a row is reduced to.
     pub reduced_width: usize,
-    /// Rows that go through the head beside those that come there by themselves.
+    /// Maximum number of logit-lens rows in a pass.
     pub lens_rows: usize,
 }
 
 impl ProbeLimits {
-    /// Rows through the lens in a pass, unless a token alone has more.
+    /// Default number of logit-lens rows in a pass; models with many blocks get more.
     const LENS_ROWS: usize = 512;
 
-    /// Room for whatever a session may ask of a model, over so many positions.
+    /// Reserves memory for every probe of a model, over `context` positions.
     pub fn anything(program: &Program, context: usize) -> Self {
         let widest = widest(&program.dims);
         ProbeLimits {
@@ -39,7 +39,7 @@ impl ProbeLimits {
         }
     }
 
-    /// What these requests need, over so many positions each.
+    /// Reserves memory for these requests, over `context` positions each.
     pub(crate) fn of(requests: &[Request], context: usize) -> Self {
         let mut all = ProbeLimits::default();
         let mut lens_rows = 0;
@@ -58,7 +58,7 @@ impl ProbeLimits {
         all
     }
 
-    /// What a session needs at least.
+    /// Returns the memory that a probe needs at least.
     fn least(probe: &Probe, positions: usize) -> Self {
         ProbeLimits {
             pattern_keys: match probe.touches_pattern() {
@@ -72,7 +72,7 @@ impl ProbeLimits {
         }
     }
 
-    /// Refuses a session of so many positions that there is no room for.
+    /// Refuses a probe that needs more memory than is reserved.
     pub(crate) fn check(&self, probe: &Probe, positions: usize) -> Result<(), EngineError> {
         let least = ProbeLimits::least(probe, positions);
         LimitKind::PatternKeys.check(least.pattern_keys, self.pattern_keys)?;
@@ -83,7 +83,7 @@ impl ProbeLimits {
     }
 }
 
-/// The widest hook there is, but for logits.
+/// Returns the width of the widest hook except logits.
 fn widest(dims: &Dims) -> usize {
     dims.d_model.max(dims.d_mlp).max(dims.heads * dims.d_head)
 }

@@ -1,24 +1,24 @@
-//! Numbers on their way out of a pass and into it, beside what the device computes: nobody
-//! waits for them before the pass is over.
+//! Staging memory: captures leave the device and operands enter it while the pass computes, and
+//! nothing waits for them before the pass ends.
 
 use djinn_device::{Device, HostSlab, Span, Stream, View};
 
 use crate::EngineError;
 
-/// Bytes under way at most; more than that is waited for.
-const ROOM: u64 = 32 << 20;
+/// Size of the staging memory in bytes. Larger transfers wait for earlier ones.
+const STAGING_BYTES: u64 = 32 << 20;
 
-/// Host memory that the device writes and reads, taken when something first does.
+/// Pinned host memory for transfers of a pass, allocated on first use.
 #[derive(Default)]
 pub(crate) struct Staging {
     slab: Option<HostSlab>,
-    /// Bytes of it in use.
+    /// Number of bytes in use.
     used: u64,
-    /// What was there before it was last emptied.
+    /// Numbers read before the memory was last reused.
     done: Vec<f32>,
 }
 
-/// Numbers that will be there when the pass is over.
+/// Handle of numbers that can be read when the pass has ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StagedRead {
     at: usize,
@@ -26,7 +26,7 @@ pub(crate) struct StagedRead {
 }
 
 impl Staging {
-    /// Sends rows that lie side by side.
+    /// Copies contiguous rows from the device.
     pub fn send(&mut self, device: &dyn Device, rows: View) -> Result<StagedRead, EngineError> {
         let at = self.done.len() + (self.used / 4) as usize;
         let sent = StagedRead {
@@ -40,7 +40,7 @@ impl Staging {
         Ok(sent)
     }
 
-    /// Brings numbers into rows that lie side by side.
+    /// Copies numbers into contiguous rows on the device.
     pub fn bring(
         &mut self,
         device: &dyn Device,
@@ -66,12 +66,12 @@ impl Staging {
         Ok(())
     }
 
-    /// What was sent; once the pass is over.
+    /// Returns copied numbers after the pass.
     pub fn read(&self, sent: StagedRead) -> &[f32] {
         &self.done[sent.at..sent.at + sent.count]
     }
 
-    /// Waits for all that is under way, and keeps it to be read.
+    /// Waits for all copies in flight and keeps their numbers for reading.
     pub fn settle(&mut self, device: &dyn Device) -> Result<(), EngineError> {
         if self.used == 0 {
             return Ok(());
@@ -84,7 +84,7 @@ impl Staging {
         let done = &mut self.done;
         self.slab
             .as_ref()
-            .expect("some of it is in use")
+            .expect("bytes are in use")
             .show(span, |bytes| {
                 let numbers = bytes.as_chunks().0.iter();
                 done.extend(numbers.map(|&bytes| f32::from_le_bytes(bytes)));
@@ -93,20 +93,20 @@ impl Staging {
         Ok(())
     }
 
-    /// Forgets all of it.
+    /// Forgets all numbers.
     pub fn clear(&mut self) {
         self.done.clear();
         self.used = 0;
     }
 
-    /// Room for so many bytes.
+    /// Reserves bytes of the staging memory.
     fn take(&mut self, device: &dyn Device, bytes: u64) -> Result<u64, EngineError> {
         if self.slab.is_none() {
-            let slab = device.host_slab(ROOM)?;
+            let slab = device.host_slab(STAGING_BYTES)?;
             slab.seal()?;
             self.slab = Some(slab);
         }
-        if self.used + bytes > ROOM {
+        if self.used + bytes > STAGING_BYTES {
             self.settle(device)?;
         }
         self.used += bytes;
@@ -114,16 +114,16 @@ impl Staging {
     }
 
     fn slab(&self) -> &HostSlab {
-        self.slab.as_ref().expect("taken before it is used")
+        self.slab.as_ref().expect("allocated before use")
     }
 }
 
-/// A span in parts that each fit.
+/// Splits a span into parts that fit in the staging memory.
 fn parts(span: Span) -> impl Iterator<Item = Span> {
     (0..span.bytes)
-        .step_by(ROOM as usize)
+        .step_by(STAGING_BYTES as usize)
         .map(move |done| Span {
             offset: span.offset + done,
-            bytes: ROOM.min(span.bytes - done),
+            bytes: STAGING_BYTES.min(span.bytes - done),
         })
 }

@@ -1,4 +1,4 @@
-//! From logits to a token.
+//! The sampler: from logits to a token.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,32 +7,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// How a session chooses its tokens.
+/// Sampling parameters of a session.
 ///
-/// Applied in this order: logit bias, repetition penalty, presence and frequency penalty,
-/// temperature, top-k, top-p, min-p. Temperature 0 takes the likeliest token.
+/// They apply in this order: logit bias, repetition penalty, presence and frequency penalty,
+/// temperature, top-k, top-p, min-p. Temperature 0 takes the most likely token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0 is greedy; 1 is the model's own distribution.
+    /// Temperature: 0 is greedy, 1 keeps the model's distribution.
     pub temperature: f32,
-    /// Keeps the k likeliest; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: usize,
-    /// Keeps the likeliest whose probabilities reach this sum; 1 keeps all.
+    /// Sum of probabilities of the most likely tokens to keep; 1 keeps all.
     pub top_p: f32,
-    /// Drops what is less likely than this share of the likeliest; 0 drops none.
+    /// Minimum probability relative to the most likely token; 0 drops none.
     pub min_p: f32,
-    /// Divides the logits of tokens already there, prompt included; 1 does nothing.
+    /// Divisor of the logits of tokens that occurred, prompt included; 1 has no effect.
     pub repetition_penalty: f32,
-    /// Subtracted from the logits of tokens already generated.
+    /// Penalty on the logits of tokens that were generated.
     pub presence_penalty: f32,
-    /// Subtracted from the logits of tokens already generated, as often as they were.
+    /// Penalty on the logits of generated tokens, once for each occurrence.
     #[serde(default)]
     pub frequency_penalty: f32,
-    /// Added to the logits of given tokens.
+    /// Values added to the logits of some tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same tokens.
+    /// Random seed; the same seed gives the same tokens.
     pub seed: u64,
-    /// How many alternatives to report with each token; `None` reports nothing.
+    /// Number of alternatives to report with each token; `None` reports no log-probabilities.
     pub logprobs: Option<usize>,
 }
 
@@ -54,7 +54,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Refuses what makes no sense.
+    /// Refuses parameters that are out of range.
     pub fn check(&self, vocab: usize) -> Result<(), EngineError> {
         let check = |name, value: f32, ok: bool, expect| {
             if ok && value.is_finite() {
@@ -92,8 +92,8 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether logits are all that a token is chosen by: a device can do that by itself.
-    /// Penalties and bias change them first, and what is reported needs them all.
+    /// Whether the device can sample by itself. Penalties and bias change the logits first, and
+    /// log-probabilities need all of them, so these run on the host.
     pub(crate) fn needs_logits_alone(&self) -> bool {
         self.repetition_penalty == 1.0
             && self.presence_penalty == 0.0
@@ -102,7 +102,7 @@ impl Sampling {
             && self.logprobs.is_none()
     }
 
-    /// How token number `step` is drawn.
+    /// Returns the parameters and the random number for token number `step`.
     pub(crate) fn draw(&self, step: usize) -> Draw {
         Draw {
             temperature: self.temperature,
@@ -114,26 +114,24 @@ impl Sampling {
     }
 }
 
-/// A token and the logarithm of its probability under the model itself, before
-/// penalties, bias and temperature.
+/// A token and its log-probability under the model, before penalties, bias and temperature.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logprob {
-    /// The token.
+    /// Token id.
     pub token: u32,
-    /// Natural logarithm of its probability.
+    /// Natural logarithm of the probability.
     pub logprob: f32,
 }
 
-/// What was chosen.
+/// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SampledToken {
     pub token: u32,
-    /// The chosen token first, then the likeliest, when asked for.
+    /// The sampled token, then the most likely ones, if requested.
     pub logprobs: Vec<Logprob>,
 }
 
-/// Chooses the token after `prompt + generated`. `None` where the logits hold
-/// nothing to choose from (not a number).
+/// Samples the token after `prompt + generated`. Returns `None` if the logits contain NaN.
 pub(crate) fn choose(
     sampling: &Sampling,
     logits: &[f32],
@@ -149,7 +147,7 @@ pub(crate) fn choose(
     Some(SampledToken { token, logprobs })
 }
 
-/// Bias and penalties.
+/// Applies bias and penalties.
 fn adjust(sampling: &Sampling, logits: &[f32], prompt: &[u32], generated: &[u32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
     for &(token, bias) in &sampling.logit_bias {
@@ -159,7 +157,7 @@ fn adjust(sampling: &Sampling, logits: &[f32], prompt: &[u32], generated: &[u32]
         let seen: HashSet<u32> = prompt.iter().chain(generated).copied().collect();
         for token in seen {
             let x = &mut logits[token as usize];
-            // Toward less likely on either side of zero.
+            // Makes the token less likely, whatever the sign of its logit.
             *x = if *x > 0.0 {
                 *x / sampling.repetition_penalty
             } else {
@@ -180,8 +178,8 @@ fn adjust(sampling: &Sampling, logits: &[f32], prompt: &[u32], generated: &[u32]
     logits
 }
 
-/// A number that depends on seed and step alone, so that neither neighbours in the batch
-/// nor a pause can change it.
+/// Returns a random number that depends on seed and step alone, so that neither other sessions
+/// in the batch nor a pause can change it.
 fn random(seed: u64, step: u64) -> u64 {
     let mut x = seed ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for _ in 0..2 {
@@ -194,7 +192,7 @@ fn random(seed: u64, step: u64) -> u64 {
     x
 }
 
-/// The chosen token and the `top` likeliest, under the model itself.
+/// Returns the sampled token and the `top` most likely ones with their log-probabilities.
 fn report(logits: &[f32], token: u32, top: usize) -> Vec<Logprob> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - largest).exp()).sum();

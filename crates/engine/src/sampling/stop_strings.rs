@@ -1,17 +1,17 @@
-//! Text as it comes out of a session, up to a stop string.
+//! Text of generated tokens, up to a stop string.
 
 use djinn_model::Decoder;
 
-/// Turns tokens into text and watches for stop strings.
+/// Decodes tokens into text and detects stop strings.
 ///
-/// Text that may yet turn out to begin a stop string is held back until it is
-/// known not to.
+/// Text that may be the beginning of a stop string is held back until that is decided.
 pub(crate) struct TextStream {
     decoder: Decoder,
     watch: StopMatcher,
 }
 
 impl TextStream {
+    /// Creates a stream that starts with this decoder.
     pub fn new(decoder: Decoder, stops: Vec<String>) -> Self {
         TextStream {
             decoder,
@@ -19,7 +19,7 @@ impl TextStream {
         }
     }
 
-    /// The text this token releases, and whether a stop string was reached.
+    /// Adds a token. Returns the released text, and whether a stop string was reached.
     pub fn push(&mut self, token: u32) -> (String, bool) {
         match self.decoder.push(token) {
             Some(text) => self.watch.push(&text),
@@ -27,7 +27,7 @@ impl TextStream {
         }
     }
 
-    /// What was still held back at the end, and whether that reached a stop string.
+    /// Returns the text held back at the end, and whether it reached a stop string.
     pub fn finish(&mut self) -> (String, bool) {
         let rest = self.decoder.finish().unwrap_or_default();
         let (mut text, stopped) = self.watch.push(&rest);
@@ -38,7 +38,7 @@ impl TextStream {
     }
 }
 
-/// Finds the first of several strings in text that arrives in pieces.
+/// Finds the first of several stop strings in text that arrives in pieces.
 struct StopMatcher {
     stops: Vec<String>,
     held: String,
@@ -68,7 +68,7 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, held), false)
     }
 
-    /// Bytes at the end that may begin a stop string.
+    /// Number of bytes at the end that may begin a stop string.
     fn open_prefix(&self) -> usize {
         let longest = |stop: &String| {
             (1..stop.len())
