@@ -10,8 +10,7 @@
 use std::hash::Hasher;
 
 use djinn_model::{
-    Model,
-    Site,
+    Model, Site,
     program::{Buf, Dims, Expert, Op, Program, Rope, TensorId},
 };
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};

@@ -4,8 +4,7 @@
 use std::{fmt::Write, hash::Hasher};
 
 use djinn_model::{
-    Model,
-    Site,
+    Model, Site,
     program::{Buf, Dims, Expert, Op, Rope, TensorId},
 };
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
