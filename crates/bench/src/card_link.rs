@@ -41,7 +41,7 @@ pub fn card_link(
     progress: &dyn Fn(&str),
 ) -> Result<BenchReport, BenchError> {
     let most = SIZES.into_iter().max().unwrap_or(0);
-    let room = LinkBench::room(card, most)?;
+    let room = LinkBench::usable_bytes(card, most)?;
     let chunk = options.chunk;
     if chunk.is_some_and(|chunk| !(CHUNK_LEAST..=room / 2).contains(&chunk)) {
         let (least, most) = (binary(CHUNK_LEAST), binary(room / 2));

@@ -326,7 +326,7 @@ fn models_larger_than_memory() {
     let all = ["--resident", "all"];
     refused(&[&args[..], &all].concat(), &["--resident all", "357"]);
     let more_than_there_is = ["--memory", "400GB"];
-    let refusal = ["cannot take", "GB are free"];
+    let refusal = ["cannot allocate", "GB are free"];
     refused(&[&args[..], &more_than_there_is].concat(), &refusal);
     refused(
         &[&args[..], &["--memory", "10MB"]].concat(),

@@ -1,29 +1,29 @@
-//! One element of a row, chosen by weight.
+//! Sampling of one element of a row by weight.
 //!
-//! An element weighs `exp((x − largest) / temperature)`, as a whole number of parts of the
-//! largest's weight. Whole numbers add up to the same in any order, so however a device
-//! goes about it, the same element is chosen.
+//! The weight of an element is `exp((x − largest) / temperature)`, scaled to an integer.
+//! Integers have the same sum in any order, so every device chooses the same element.
 
 use std::cmp::Reverse;
 
-/// How an element is chosen: from the largest down, of equals the lowest place first.
+/// Parameters of a choice among the elements of a row, in descending order; of equal
+/// elements the one in the lower column comes first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
-    /// What differences are divided by; 0 takes the largest.
+    /// Divisor of the differences to the largest element; 0 chooses the largest.
     pub temperature: f32,
-    /// Keeps so many of the largest; 0 keeps all.
+    /// Number of largest elements to keep; 0 keeps all.
     pub top_k: u32,
-    /// Then keeps the heaviest that together reach this share; 1 keeps all.
+    /// Share of the total weight to keep, from the largest element down; 1 keeps all.
     pub top_p: f32,
-    /// Then drops what weighs less than this share of the largest; 0 drops none.
+    /// Least weight of a kept element, as a share of the largest weight; 0 keeps all.
     pub min_p: f32,
-    /// Where among what is left the choice falls, as a share of two to the power of 64.
+    /// Random number that selects among the kept elements, as a fraction of 2⁶⁴.
     pub at: u64,
 }
 
-/// What the largest weighs.
+/// Weight of the largest element.
 const ONE: f32 = (1u64 << 40) as f32;
-/// Two to the power of f, for f between −½ and ½: the coefficients of f⁶ to f⁰.
+/// Coefficients of f⁶ to f⁰ in the polynomial for 2ᶠ, with f between −½ and ½.
 const POWER: [f32; 7] = [
     1.540_353_1e-4,
     1.333_355_8e-3,
@@ -35,7 +35,7 @@ const POWER: [f32; 7] = [
 ];
 
 impl Draw {
-    /// The largest.
+    /// Chooses the largest element.
     pub const LARGEST: Draw = Draw {
         temperature: 0.0,
         top_k: 0,
@@ -44,10 +44,10 @@ impl Draw {
         at: 0,
     };
 
-    /// Numbers that say the same to a device.
+    /// Number of words that encode a draw for a device.
     pub const WORDS: usize = 6;
 
-    /// Those numbers.
+    /// Encodes the draw for a device.
     pub fn words(self) -> [i32; Self::WORDS] {
         let [t, p, m] =
             [self.temperature, self.top_p, self.min_p].map(|x| x.to_bits().cast_signed());
@@ -62,7 +62,7 @@ impl Draw {
         ]
     }
 
-    /// What such numbers say.
+    /// Decodes the words of a draw.
     pub(crate) fn from_words(words: [i32; Self::WORDS]) -> Self {
         let [t, top_k, p, m, low, high] = words.map(i32::cast_unsigned);
         let [temperature, top_p, min_p] = [t, p, m].map(f32::from_bits);
@@ -75,17 +75,17 @@ impl Draw {
         }
     }
 
-    /// The place of the element chosen; `None` where one is not a number.
+    /// Returns the column of the chosen element; `None` if the row contains NaN.
     pub fn choose(self, row: &[f32]) -> Option<u32> {
         let (place, largest) = largest(row)?;
         if self.temperature == 0.0 {
             return Some(place);
         }
-        let weigh = |(place, &x): (u32, &f32)| Element {
+        let weigh = |(place, &x): (u32, &f32)| WeightedElement {
             key: u64::from(order(x)) << 32 | u64::from(!place),
             weight: weight(x, largest, self.temperature),
         };
-        let mut all: Vec<Element> = (0..).zip(row).map(weigh).collect();
+        let mut all: Vec<WeightedElement> = (0..).zip(row).map(weigh).collect();
         let top_k = self.top_k as usize;
         if top_k > 0 && top_k < all.len() {
             all.select_nth_unstable_by_key(top_k - 1, |e| Reverse(e.key));
@@ -107,17 +107,18 @@ impl Draw {
 }
 
 #[derive(Clone, Copy)]
-struct Element {
-    /// Higher for larger numbers, and of equals for lower places.
+struct WeightedElement {
+    /// Sort key: higher for larger elements, and among equal ones for lower columns.
     key: u64,
     weight: u64,
 }
 
-fn sum(elements: &[Element]) -> u64 {
+fn sum(elements: &[WeightedElement]) -> u64 {
     elements.iter().map(|e| e.weight).sum()
 }
 
-/// The largest of a row and its place, the lowest of equals.
+/// Returns the column and the value of the largest element, of equal ones the lowest
+/// column.
 fn largest(row: &[f32]) -> Option<(u32, f32)> {
     let mut best = (0, f32::NEG_INFINITY);
     for (place, &x) in (0..).zip(row) {
@@ -131,7 +132,7 @@ fn largest(row: &[f32]) -> Option<(u32, f32)> {
     Some(best)
 }
 
-/// Numbers in their order as bits.
+/// Maps floats to integers in the same order.
 fn order(x: f32) -> u32 {
     let bits = x.to_bits();
     if bits >> 31 == 1 {
@@ -141,7 +142,7 @@ fn order(x: f32) -> u32 {
     }
 }
 
-/// In parts of what the largest weighs. Every step is one that all devices round alike.
+/// Integer weight of an element. Every step rounds alike on all devices.
 fn weight(x: f32, largest: f32, temperature: f32) -> u64 {
     if x == largest {
         return ONE as u64;
@@ -157,9 +158,9 @@ fn weight(x: f32, largest: f32, temperature: f32) -> u64 {
     (power.expect("some") * scale * ONE) as u64
 }
 
-/// The element at which weights, summed from the highest key down, first exceed a target,
-/// and that sum.
-fn find(mut among: &mut [Element], target: u64) -> (u64, u64) {
+/// Returns the key of the element at which the weights, summed from the highest key down,
+/// first exceed a target, and that sum.
+fn find(mut among: &mut [WeightedElement], target: u64) -> (u64, u64) {
     let mut before = 0;
     while among.len() > 1 {
         let middle = among.len() / 2;
@@ -191,7 +192,7 @@ mod tests {
         draw
     }
 
-    /// What is chosen as the choice falls further and further down.
+    /// Elements chosen for evenly spaced random numbers.
     fn kept(draw: Draw, row: &[f32]) -> Vec<u32> {
         let at = |i: u64| Draw {
             at: i << 54,

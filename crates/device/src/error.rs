@@ -1,4 +1,4 @@
-//! What can go wrong on a device.
+//! Errors of devices.
 
 use crate::Span;
 
@@ -8,44 +8,44 @@ pub type Result<T> = std::result::Result<T, DeviceError>;
 /// Failure of a device call.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The host would not give the memory.
-    #[error("cannot take {:.2} GB of memory: {reason}", *bytes as f64 / 1e9)]
+    /// Memory could not be allocated.
+    #[error("cannot allocate {:.2} GB of memory: {reason}", *bytes as f64 / 1e9)]
     NoMemory {
-        /// Asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// As the system put it.
+        /// Reason, and what to do about it.
         reason: String,
     },
     /// A view reaches beyond the slab.
-    #[error("{op}: bytes {}..{} lie outside the slab of {slab_bytes}", span.offset, span.end())]
+    #[error("{op}: bytes {}..{} exceed the slab of {slab_bytes} bytes", span.offset, span.end())]
     OutOfSlab {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// The view's bytes.
+        /// Bytes of the view.
         span: Span,
-        /// What there is.
+        /// Bytes of the slab.
         slab_bytes: u64,
     },
-    /// Operands that do not fit together.
+    /// Operands do not fit together.
     #[error("{op}: {detail}")]
     Shape {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// What did not fit.
+        /// Description of the mismatch.
         detail: String,
     },
-    /// The slow tier could not be read.
+    /// Weights could not be read from their file.
     #[error("{0}")]
     Read(#[from] std::io::Error),
-    /// A GPU's driver refused something.
+    /// A call of the GPU's driver failed.
     #[error("{what}: {reason}")]
     Driver {
-        /// What was asked of it.
+        /// Purpose of the call.
         what: &'static str,
-        /// As it put it.
+        /// Reason given by the driver.
         reason: String,
     },
-    /// The device cannot be set up as asked.
+    /// The device cannot be opened with these options.
     #[error("{0}")]
     Setup(String),
 }

@@ -1,4 +1,4 @@
-//! Where the keys and values of a layer lie, and which rows look at them.
+//! Layout of a layer's keys and values, and the rows that attend to them.
 
 use crate::{Phase, View};
 use djinn_types::DType;
@@ -14,15 +14,15 @@ pub struct KvLayer {
     pub offset: u64,
     /// Bytes from one page to the next.
     pub page_bytes: u64,
-    /// Pages there are.
+    /// Number of pages.
     pub pages: usize,
-    /// Tokens of a page.
+    /// Number of tokens of a page.
     pub page_tokens: usize,
-    /// Heads of keys and of values.
+    /// Number of key-value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Number of elements of a head.
     pub d_head: usize,
-    /// How they are stored.
+    /// Element type of keys and values.
     pub dtype: DType,
 }
 
@@ -42,22 +42,21 @@ impl KvLayer {
     }
 }
 
-/// Whose rows these are. All views are i32 and lie in the slab.
+/// Positions and sessions of the rows of an attention. All views are i32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// `[rows, 1]`: position of each row in its session.
     pub positions: View,
-    /// `[rows, 1]`: which row of `tables` is this session's.
+    /// `[rows, 1]`: row of `tables` that belongs to each row's session.
     pub sequences: View,
-    /// `[sessions, pages_max]`: a session's pages in order of position.
+    /// `[sessions, pages_max]`: pages of each session in order of position (block table).
     pub tables: View,
-    /// What they are, all of them. Those of a prompt are in order: session by session,
-    /// and within one position by position.
+    /// Phase of all rows. Rows of prompts are sorted by session and then by position.
     pub phase: Phase,
 }
 
 impl Rows {
-    /// The same for some of the rows.
+    /// Returns a range of the rows.
     pub fn rows(self, first: usize, count: usize) -> Self {
         Rows {
             positions: self.positions.rows(first, count),
@@ -67,13 +66,13 @@ impl Rows {
     }
 }
 
-/// How a row attends.
+/// Parameters of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Query heads; a multiple of the key-value heads.
+    /// Number of query heads, a multiple of the key-value heads.
     pub heads: usize,
-    /// Applied to the scores.
+    /// Factor of the scores.
     pub scale: f32,
-    /// A row sees at most this many keys, itself included.
+    /// Largest number of keys that a row sees, including its own; `None` for no limit.
     pub window: Option<usize>,
 }

@@ -124,7 +124,7 @@ impl Backend for LateBackend {
 
 /// A CPU device whose copies and events are late.
 ///
-/// A copy into the slab overwrites its destination with NaN at once and lands when somebody
+/// A copy into the slab overwrites its destination with NaN at once and lands when the caller
 /// waits for an event recorded after it, or finds that event past. An event is not past for
 /// a number of polls that the seed decides. Operations run at once.
 pub struct LateDevice {
@@ -133,13 +133,13 @@ pub struct LateDevice {
     polls: u32,
     /// Number of events so far.
     events: AtomicU64,
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingCopies>,
     ops: OpLog,
 }
 
 /// Copies that have not landed.
 #[derive(Default)]
-struct Pending {
+struct PendingCopies {
     /// Number of copies so far.
     count: u64,
     copies: VecDeque<PendingCopy>,

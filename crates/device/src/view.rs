@@ -1,18 +1,18 @@
-//! Places in the slab: untyped spans and typed, strided matrices.
+//! Regions of the slab: untyped spans and typed, strided matrices.
 
 use djinn_types::DType;
 
-/// A run of bytes in the slab.
+/// A range of bytes in the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Length.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
 impl Span {
-    /// The byte after the last.
+    /// Offset of the byte after the last.
     pub fn end(self) -> u64 {
         self.offset + self.bytes
     }
@@ -28,14 +28,14 @@ pub struct View {
     pub dtype: DType,
     /// Number of rows.
     pub rows: usize,
-    /// Elements used of each row.
+    /// Number of columns.
     pub cols: usize,
-    /// Elements from one row to the next.
+    /// Number of elements from one row to the next.
     pub stride: usize,
 }
 
 impl View {
-    /// A matrix without gaps.
+    /// Creates a view without gaps between rows.
     pub fn new(offset: u64, dtype: DType, rows: usize, cols: usize) -> Self {
         View {
             offset,
@@ -46,7 +46,7 @@ impl View {
         }
     }
 
-    /// Some rows of this view.
+    /// Returns a range of rows.
     pub fn rows(self, first: usize, count: usize) -> Self {
         assert!(
             first + count <= self.rows,
@@ -60,7 +60,7 @@ impl View {
         }
     }
 
-    /// Some columns of this view.
+    /// Returns a range of columns.
     pub fn cols(self, first: usize, count: usize) -> Self {
         assert!(
             first + count <= self.cols,
@@ -74,18 +74,18 @@ impl View {
         }
     }
 
-    /// The same gapless elements in rows of another width.
+    /// Returns a view of the same elements with `cols` columns. There must be no gaps.
     pub fn reshaped(self, cols: usize) -> Self {
         assert!(self.is_contiguous() && (self.rows * self.cols).is_multiple_of(cols));
         View::new(self.offset, self.dtype, self.rows * self.cols / cols, cols)
     }
 
-    /// Whether rows follow each other without gaps.
+    /// Returns whether rows follow each other without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.stride == self.cols || self.rows <= 1
     }
 
-    /// From the first byte used to the last.
+    /// Returns the span from the first byte to the last.
     pub fn span(&self) -> Span {
         let elements = match (self.rows, self.cols) {
             (0, _) | (_, 0) => 0,

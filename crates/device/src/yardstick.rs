@@ -1,9 +1,8 @@
-//! Other people's kernels, to measure ours against.
+//! The `gemm` crate, as a yardstick for our products.
 
 use std::time::{Duration, Instant};
 
-/// Time the `gemm` crate takes for one f32 product `[m, k] · [k, n]` on fresh
-/// buffers of ordinary numbers.
+/// One f32 product `[m, k] · [k, n]` of the `gemm` crate, to be timed.
 pub struct Gemm {
     m: usize,
     n: usize,
@@ -15,7 +14,7 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// A product of these sizes on this many threads.
+    /// Allocates the operands of a product of these sizes for this many threads.
     pub fn new(m: usize, n: usize, k: usize, threads: usize) -> Self {
         let numbers = |count: usize| (0..count).map(|i| (i % 251) as f32 * 0.01 - 1.0).collect();
         Gemm {
@@ -32,12 +31,11 @@ impl Gemm {
         }
     }
 
-    /// Multiplies once.
+    /// Runs the product once, and returns its time.
     pub fn run(&mut self) -> Duration {
         let started = Instant::now();
-        // The weights lie as a checkpoint has them, `[n, k]`: the product reads them
-        // transposed, by strides.
-        // SAFETY: the buffers hold m·k, n·k and m·n numbers, as the strides address.
+        // The weights are stored as `[n, k]`, as in a checkpoint; the strides transpose them.
+        // SAFETY: the buffers hold m·k, n·k and m·n numbers, which the strides address.
         unsafe {
             gemm::gemm(
                 self.m,

@@ -1,24 +1,24 @@
-//! CUDA kernels. The sources are compiled ahead by `build-ptx` and kept as PTX, text
-//! that the driver compiles for its own card: building Djinn needs no CUDA, and running
-//! it needs a driver alone.
+//! CUDA kernels as PTX. The script `build-ptx` compiles the sources ahead of time, and the
+//! driver compiles the PTX for its card. Building Djinn therefore needs no CUDA, and running
+//! it needs only a driver.
 
 #![forbid(unsafe_code)]
 
-/// Some of the kernels, as text.
+/// PTX of one CUDA source file.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
-    /// The source's name.
+pub struct KernelModule {
+    /// Name of the source file without its extension.
     pub name: &'static str,
-    /// The least compute capability it runs on, times ten. Of two with one name a card
-    /// takes the later that it can run.
+    /// Least compute capability, times ten. If several modules have the same name, a card
+    /// uses the one with the highest capability that it supports.
     pub capability: u32,
-    /// What the driver compiles.
+    /// PTX text for the driver.
     pub ptx: &'static str,
 }
 
-macro_rules! rooms {
+macro_rules! modules {
     ($($name:literal for $capability:literal),* $(,)?) => {
-        [$(Room {
+        [$(KernelModule {
             name: $name,
             capability: $capability,
             ptx: include_str!(concat!("ptx/", $name, ".sm", $capability, ".ptx")),
@@ -26,8 +26,8 @@ macro_rules! rooms {
     };
 }
 
-/// Every kernel.
-pub const ROOMS: [Room; 17] = rooms![
+/// All modules.
+pub const KERNEL_MODULES: [KernelModule; 17] = modules![
     "attention_many" for 80,
     "attention_one" for 80,
     "attention_simple" for 80,
@@ -47,8 +47,8 @@ pub const ROOMS: [Room; 17] = rooms![
     "sample" for 90,
 ];
 
-impl Room {
-    /// The names of its kernels.
+impl KernelModule {
+    /// Names of the kernels in the module.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
         let entries = self
             .ptx
@@ -64,7 +64,7 @@ mod tests {
 
     use sha2::{Digest, Sha256};
 
-    use super::{ROOMS, Room};
+    use super::{KERNEL_MODULES, KernelModule};
 
     fn source(name: &str) -> Vec<u8> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(name);
@@ -72,23 +72,25 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_of_these_sources() {
-        for room in ROOMS {
-            let room_source = format!("{}.cu", room.name);
-            let sources = [&room_source, "activation.cuh", "common.cuh", "tensor.cuh"];
+    fn the_ptx_matches_its_sources() {
+        for module in KERNEL_MODULES {
+            let cu_file = format!("{}.cu", module.name);
+            let sources = [&cu_file, "activation.cuh", "common.cuh", "tensor.cuh"];
             let digest = Sha256::digest(sources.map(source).concat());
             let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            let first = room.ptx.lines().next();
+            let first = module.ptx.lines().next();
             let expect = format!("// source {hex}");
             assert_eq!(first, Some(expect.as_str()), "run crates/kernels/build-ptx");
         }
     }
 
     #[test]
-    fn kernels_have_names_of_their_own() {
+    fn kernel_names_are_unique() {
         for capability in [80, 90] {
-            let rooms = ROOMS.iter().filter(|room| room.capability == capability);
-            let mut names: Vec<&str> = rooms.flat_map(Room::kernels).collect();
+            let modules = KERNEL_MODULES
+                .iter()
+                .filter(|module| module.capability == capability);
+            let mut names: Vec<&str> = modules.flat_map(KernelModule::kernels).collect();
             let count = names.len();
             names.sort_unstable();
             names.dedup();

@@ -1,4 +1,4 @@
-//! What is checked before an operation touches the slab.
+//! Checks of an operation's operands before it touches the slab.
 
 mod shapes;
 
@@ -14,19 +14,19 @@ pub(crate) struct Mat<T> {
     pub(crate) stride: usize,
 }
 
-// SAFETY: a place in the slab, which outlives every operation; who may use it when
-// is said where it is used.
+// SAFETY: an address in the slab, which outlives every operation; each use states why its
+// accesses do not conflict.
 unsafe impl<T> Send for Mat<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Mat<T> {}
 
 impl<T> Mat<T> {
-    /// Where the first element lies.
+    /// Address of the first element.
     pub(crate) fn address(&self) -> u64 {
         self.ptr.addr() as u64
     }
 
-    /// The first element of a row.
+    /// Pointer to the first element of a row.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> *mut T {
         debug_assert!(row < self.rows || self.rows == 0);
@@ -35,7 +35,7 @@ impl<T> Mat<T> {
 }
 
 impl Mat<i32> {
-    /// The first element of a row, as a non-negative index below `limit`.
+    /// Reads an element as an index below `limit`; `None` if it is out of range.
     pub(crate) fn index(&self, row: usize, col: usize, limit: usize) -> Option<usize> {
         assert!(row < self.rows && col < self.cols);
         // SAFETY: inside the matrix, so inside the slab.
@@ -44,17 +44,17 @@ impl Mat<i32> {
     }
 }
 
-/// An operation that is being checked.
+/// Checks of one operation.
 #[derive(Clone, Copy)]
 pub(crate) struct OpCheck {
     pub(crate) name: &'static str,
-    /// Where the slab starts, in whichever memory it is.
+    /// Start of the slab, in host or device memory.
     pub(crate) base: *mut u8,
     pub(crate) slab_bytes: u64,
 }
 
 impl OpCheck {
-    /// A shape error.
+    /// Returns a shape error.
     pub(crate) fn fail<T>(&self, detail: String) -> Result<T> {
         Err(DeviceError::Shape {
             op: self.name,
@@ -62,22 +62,22 @@ impl OpCheck {
         })
     }
 
-    /// An error unless the condition holds.
+    /// Returns a shape error unless the condition holds.
     pub(crate) fn ensure(&self, ok: bool, detail: impl FnOnce() -> String) -> Result<()> {
         if ok { Ok(()) } else { self.fail(detail()) }
     }
 
-    /// Whether two spans are of one length and do not overlap.
+    /// Checks that two spans have the same length and do not overlap.
     pub(crate) fn spans_apart(&self, a: Span, b: Span) -> Result<()> {
         self.ensure(a.bytes == b.bytes, || {
-            format!("{} bytes for a span of {}", a.bytes, b.bytes)
+            format!("source has {} bytes, destination {}", a.bytes, b.bytes)
         })?;
         let are_apart = a.offset.saturating_add(a.bytes) <= b.offset
             || b.offset.saturating_add(b.bytes) <= a.offset;
         self.ensure(are_apart, || "the spans overlap".into())
     }
 
-    /// A span of the slab.
+    /// Returns the address of a span of the slab.
     pub(crate) fn span(&self, span: Span) -> Result<*mut u8> {
         let end = span.offset.checked_add(span.bytes);
         if end.is_some_and(|end| end <= self.slab_bytes) {
@@ -85,7 +85,7 @@ impl OpCheck {
         }
         Err(DeviceError::OutOfSlab {
             op: self.name,
-            // A span that wraps around is named by what is left of it.
+            // The error names only the part of the span that does not wrap around.
             span: Span {
                 bytes: span.bytes.min(u64::MAX - span.offset),
                 ..span
@@ -115,17 +115,17 @@ impl OpCheck {
         self.place(view)
     }
 
-    /// An f32 input.
+    /// Checks an f32 input.
     pub(crate) fn f32(&self, what: &str, view: View) -> Result<Mat<f32>> {
         self.typed(what, view, DType::F32)
     }
 
-    /// An i32 input.
+    /// Checks an i32 input.
     pub(crate) fn i32(&self, what: &str, view: View) -> Result<Mat<i32>> {
         self.typed(what, view, DType::I32)
     }
 
-    /// An input of any float type; where it lies, to be cast to that type.
+    /// Checks an input of any float type. The caller casts its address to that type.
     pub(crate) fn floats(&self, what: &str, view: View) -> Result<Mat<u8>> {
         self.ensure(view.dtype != DType::I32, || {
             format!("{what} is i32, not a float")
@@ -133,13 +133,13 @@ impl OpCheck {
         self.place(view)
     }
 
-    /// An f32 output: its rows must not overlap each other.
+    /// Checks an f32 output, whose rows must not overlap each other.
     pub(crate) fn out(&self, what: &str, view: View) -> Result<Mat<f32>> {
         self.own_rows(what, view)?;
         self.f32(what, view)
     }
 
-    /// An i32 output: its rows must not overlap each other.
+    /// Checks an i32 output, whose rows must not overlap each other.
     pub(crate) fn out_ids(&self, what: &str, view: View) -> Result<Mat<i32>> {
         self.own_rows(what, view)?;
         self.i32(what, view)
@@ -154,7 +154,7 @@ impl OpCheck {
         })
     }
 
-    /// An error unless a view has this shape.
+    /// Checks that a view has this shape.
     pub(crate) fn shape(&self, what: &str, view: View, rows: usize, cols: usize) -> Result<()> {
         self.ensure(view.rows == rows && view.cols == cols, || {
             format!(
@@ -164,14 +164,14 @@ impl OpCheck {
         })
     }
 
-    /// An error if an output shares bytes with an input.
+    /// Checks that an output shares no byte with an input.
     pub(crate) fn apart(&self, out: View, input: View) -> Result<()> {
         self.ensure(!overlap(out, input), || {
             format!("output {out:?} overlaps input {input:?}")
         })
     }
 
-    /// An error if an output shares bytes with an input, unless they are the same.
+    /// Checks that an output is the input itself or shares no byte with it.
     pub(crate) fn same_or_apart(&self, out: View, input: View) -> Result<()> {
         if out == input {
             Ok(())
@@ -180,7 +180,7 @@ impl OpCheck {
         }
     }
 
-    /// The pages of a layer, and all that lies between them.
+    /// Checks the pages of a layer, and returns the span from the first to the last.
     pub(crate) fn pages(&self, kv: &KvLayer) -> Result<Span> {
         let sizes = [kv.page_tokens, kv.kv_heads, kv.d_head];
         self.ensure(sizes.iter().all(|&size| size > 0), || {
@@ -214,7 +214,7 @@ impl OpCheck {
         Ok(span)
     }
 
-    /// An error if a view shares bytes with a layer's pages.
+    /// Checks that a view shares no byte with a layer's pages.
     pub(crate) fn apart_from(&self, view: View, pages: Span) -> Result<()> {
         self.ensure(!crosses(reach(view), pages), || {
             format!(
@@ -226,7 +226,7 @@ impl OpCheck {
     }
 }
 
-/// Bytes from a view's first element to its last; `None` beyond 64 bits.
+/// Number of bytes from a view's first element to its last; `None` if it exceeds 64 bits.
 fn view_bytes(view: View) -> Option<u64> {
     if view.rows == 0 || view.cols == 0 {
         return Some(0);
@@ -237,8 +237,8 @@ fn view_bytes(view: View) -> Option<u64> {
         .checked_mul(view.dtype.bytes() as u64)
 }
 
-/// The bytes from a view's first element to its last; views may not yet be checked
-/// against the slab, so ends beyond 64 bits are cut off.
+/// Span from a view's first element to its last. The view may not be checked yet, so an end
+/// beyond 64 bits is cut off.
 fn reach(view: View) -> Span {
     let bytes = view_bytes(view).unwrap_or(u64::MAX);
     Span {
@@ -251,8 +251,8 @@ fn crosses(a: Span, b: Span) -> bool {
     a.bytes > 0 && b.bytes > 0 && a.offset < b.end() && b.offset < a.end()
 }
 
-/// Whether two views share a byte. Column groups of one matrix interleave without
-/// sharing any; other interleavings count as sharing.
+/// Returns whether two views share a byte. Column groups of one matrix interleave without
+/// sharing any; all other interleavings count as sharing.
 pub(crate) fn overlap(a: View, b: View) -> bool {
     if !crosses(reach(a), reach(b)) {
         return false;
@@ -280,7 +280,7 @@ mod tests {
         assert!(overlap(matrix, right));
         assert!(!overlap(matrix.rows(0, 2), matrix.rows(2, 2)));
         assert!(overlap(matrix.rows(0, 3), matrix.rows(2, 2)));
-        // Other strides: cautious.
+        // Views with different strides are treated as sharing.
         assert!(overlap(left, View { stride: 9, ..right }));
         // Empty views share nothing.
         assert!(!overlap(matrix, matrix.rows(1, 0)));

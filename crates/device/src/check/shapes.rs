@@ -1,4 +1,4 @@
-//! Which operands fit together: the same for every backend.
+//! Shapes of operands that fit together, the same for every backend.
 
 use super::OpCheck;
 use crate::{Attention, Draw, Edit, KvLayer, Reduction, Result, Rows, View, Weight};
@@ -29,7 +29,7 @@ impl OpCheck {
         self.bias(bias, x.cols, out)
     }
 
-    /// Says how many inputs and outputs a product has.
+    /// Checks a product.
     pub(crate) fn linear(
         &self,
         x: View,
@@ -190,7 +190,7 @@ impl OpCheck {
             format!("out has {} columns, not a multiple of {width}", out.cols)
         })?;
         self.ensure(x.rows == out.rows, || {
-            format!("out has {} rows, x {}", out.rows, x.rows)
+            format!("out has {} rows, but x has {}", out.rows, x.rows)
         })?;
         let groups = out.cols / width;
         let last = groups.saturating_sub(1).checked_mul(stride);
@@ -217,9 +217,13 @@ impl OpCheck {
     pub(crate) fn sample(&self, x: View, draws: View, ids: View) -> Result<()> {
         self.shape("draws", draws, x.rows, Draw::WORDS)?;
         self.shape("ids", ids, x.rows, 1)?;
-        // Weights of more could not be summed.
+        // The weights of more columns would overflow their sum.
         self.ensure(0 < x.cols && x.cols <= 1 << 23, || {
-            format!("one of {} columns", x.cols)
+            format!(
+                "cannot sample from {} columns; the limit is {}",
+                x.cols,
+                1 << 23
+            )
         })?;
         self.apart(ids, draws)?;
         self.apart(ids, x)
@@ -231,17 +235,20 @@ impl OpCheck {
             Reduction::Sum => self.shape("out", out, 2, x.cols)?,
             Reduction::Largest | Reduction::Likeliest => {
                 self.shape("out", out, x.rows, out.cols)?;
-                // Places are written as numbers.
+                // Columns are written as f32, which is exact up to 2²⁴.
                 let fits = out.cols.is_multiple_of(2) && out.cols / 2 <= x.cols;
                 self.ensure(fits && out.cols > 0 && x.cols <= 1 << 24, || {
-                    format!("the largest of {} columns in {}", x.cols, out.cols)
+                    format!(
+                        "out has {} columns, which does not fit the largest of {} columns",
+                        out.cols, x.cols
+                    )
                 })?;
             }
         }
         self.apart(out, x)
     }
 
-    /// The operand of an edit, if it has one.
+    /// Checks an edit, and returns its operand if it has one.
     pub(crate) fn operand(&self, x: View, edit: Edit) -> Result<Option<View>> {
         let operand = match edit {
             Edit::Add { operand, .. } | Edit::AddMatched { operand, .. } => operand,

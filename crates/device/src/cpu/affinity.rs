@@ -1,13 +1,13 @@
-//! Which CPU each thread of a pool runs on.
+//! CPUs that the threads of a pool run on.
 //!
-//! Workers are pinned, one to a CPU. The caller belongs to somebody else and keeps
-//! its freedom; but when it starts a job on a CPU that is a worker's, the two would
-//! take turns there while another CPU idles, until the system notices. So it is
-//! sent to a CPU that is nobody's and let go again.
+//! Each worker is pinned to a CPU. The calling thread is not: it belongs to the caller. If it
+//! starts a job on a worker's CPU, both would share that CPU while another one idles, until
+//! the system notices. So the calling thread is moved to a free CPU and its affinity is
+//! restored at once.
 
-/// A worker's CPU, if there is a say in it.
+/// CPU of a worker, on systems that support pinning.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place(#[cfg(target_os = "linux")] Option<usize>);
+pub(super) struct WorkerCpu(#[cfg(target_os = "linux")] Option<usize>);
 
 #[cfg(target_os = "linux")]
 mod imp {
@@ -16,23 +16,23 @@ mod imp {
 
     use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-    use super::Place;
+    use super::WorkerCpu;
 
-    /// Sending the caller away costs a few microseconds; a system so busy that it
-    /// keeps coming back is not to be fought over every job.
+    /// Least time between two moves of the caller. A move takes a few microseconds, which is
+    /// too much for every job on a busy system.
     const PATIENCE: Duration = Duration::from_millis(5);
 
-    /// CPUs dealt out to a pool.
-    pub(in crate::cpu) struct Places {
+    /// CPUs assigned to a pool.
+    pub(in crate::cpu) struct WorkerCpus {
         workers: Vec<usize>,
-        /// Where the caller may be sent: allowed, and no worker's.
+        /// Allowed CPUs that no worker is pinned to.
         free: Vec<usize>,
         sent: Mutex<Option<Instant>>,
     }
 
-    impl Places {
-        /// Chooses CPUs for `workers`, keeping the first for the caller. With fewer
-        /// CPUs than that nobody is pinned.
+    impl WorkerCpus {
+        /// Chooses CPUs for `workers` and keeps the first for the caller. Pins no worker if
+        /// there are too few CPUs.
         pub(in crate::cpu) fn choose(workers: usize) -> Self {
             let allowed: Vec<usize> = sched_getaffinity(None)
                 .map(|set| {
@@ -45,15 +45,15 @@ mod imp {
             if free.len() > workers {
                 taken = free.split_off(free.len() - workers);
             }
-            Places {
+            WorkerCpus {
                 workers: taken,
                 free,
                 sent: Mutex::new(None),
             }
         }
 
-        pub(in crate::cpu) fn worker(&self, index: usize) -> Place {
-            Place(self.workers.get(index).copied())
+        pub(in crate::cpu) fn worker(&self, index: usize) -> WorkerCpu {
+            WorkerCpu(self.workers.get(index).copied())
         }
 
         /// Moves the calling thread off a worker's CPU, if it is on one.
@@ -83,12 +83,12 @@ mod imp {
         }
     }
 
-    impl Place {
+    impl WorkerCpu {
         pub(in crate::cpu) fn pin_this_thread(self) {
             if let Some(cpu) = self.0 {
                 let mut set = CpuSet::new();
                 set.set(cpu);
-                // An unpinned worker is slower, not wrong.
+                // An unpinned worker is slower, but still correct.
                 let _ = sched_setaffinity(None, &set);
             }
         }
@@ -97,24 +97,24 @@ mod imp {
 
 #[cfg(not(target_os = "linux"))]
 mod imp {
-    use super::Place;
+    use super::WorkerCpu;
 
-    /// No say in it on this system.
-    pub(in crate::cpu) struct Places;
+    /// Placeholder on systems without pinning.
+    pub(in crate::cpu) struct WorkerCpus;
 
-    impl Places {
+    impl WorkerCpus {
         pub(in crate::cpu) fn choose(_: usize) -> Self {
-            Places
+            WorkerCpus
         }
-        pub(in crate::cpu) fn worker(&self, _: usize) -> Place {
-            Place()
+        pub(in crate::cpu) fn worker(&self, _: usize) -> WorkerCpu {
+            WorkerCpu()
         }
         pub(in crate::cpu) fn leave_worker_cpu(&self) {}
     }
 
-    impl Place {
+    impl WorkerCpu {
         pub(in crate::cpu) fn pin_this_thread(self) {}
     }
 }
 
-pub(super) use imp::Places;
+pub(super) use imp::WorkerCpus;

@@ -1,30 +1,30 @@
 //! Attention over paged keys and values.
 //!
-//! Rows of one session that follow each other form a tile, and a task is a tile
-//! with one key-value head: its pages are read once for all of the tile's queries.
-//! Each query keeps its own range of keys and its own order: scores by the
-//! canonical dot product, softmax in lanes from its first key on, and values added
-//! in one chain over ascending keys. So tiles change the speed, never the bits.
+//! Consecutive rows of one session form a tile. A task is a tile with one key-value head: it
+//! reads the pages once for all queries of the tile. Each query has its own range of keys and
+//! a fixed order of summation: scores by the canonical dot product, softmax in lanes from its
+//! first key on, and values in one chain over ascending keys. Tiles therefore change the
+//! speed, but never the bits.
 
 use std::ops::Range;
 
 use crate::{Attention, AttentionOps, KvLayer, Result, Rows, View};
 
 use super::CpuDevice;
-use super::attention_tile::{AttentionJob, Goal, Tile, TileKernel, seen};
+use super::attention_tile::{AttentionJob, AttentionOutput, Tile, TileKernel, seen};
 use super::element::{Element, with_element};
 use crate::check::{Mat, OpCheck};
 
-/// Queries that share a pass over the keys, at most and at least.
+/// Least and largest number of queries of a tile.
 const TILE_QUERIES: std::ops::RangeInclusive<usize> = 6..=48;
-/// Scores of a tile: they should stay in the second-level cache.
+/// Number of scores of a tile, which should stay in the second-level cache.
 const TILE_SCORES: usize = 128 << 10;
 
 /// Consecutive rows of one session.
-struct Run {
+struct SessionRun {
     sequence: usize,
     rows: Range<usize>,
-    /// All keys that any of them sees.
+    /// Union of the keys that the rows see.
     keys: Range<usize>,
 }
 
@@ -32,7 +32,7 @@ impl AttentionOps for CpuDevice {
     fn attend(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
         let op = self.op("attend");
         op.attend(q, rows, &kv, how, out)?;
-        let goal = Goal::Attend {
+        let goal = AttentionOutput::Attend {
             q: op.f32("q", q)?,
             out: op.out("out", out)?,
         };
@@ -42,7 +42,7 @@ impl AttentionOps for CpuDevice {
     fn pattern(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
         let op = self.op("pattern");
         op.pattern(q, rows, &kv, how, out)?;
-        let goal = Goal::Pattern {
+        let goal = AttentionOutput::Pattern {
             q: op.f32("q", q)?,
             out: op.out("out", out)?,
         };
@@ -52,7 +52,7 @@ impl AttentionOps for CpuDevice {
     fn mix(&self, pattern: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
         let op = self.op("mix");
         op.mix(pattern, rows, &kv, how, out)?;
-        let goal = Goal::Mix {
+        let goal = AttentionOutput::Mix {
             pattern: op.f32("pattern", pattern)?,
             out: op.out("out", out)?,
         };
@@ -79,7 +79,7 @@ impl AttentionOps for CpuDevice {
                 with_element!(kv.dtype, E => unsafe { store_as::<E>(from, kv.d_head, to.cast()) });
             }
         };
-        // Rows stay in order inside a chunk: of two for one slot the later wins.
+        // Rows stay in order inside a chunk: if two rows have the same slot, the later wins.
         if k.rows * width < 1 << 13 {
             (0..2 * kv.kv_heads).for_each(run);
         } else {
@@ -96,12 +96,12 @@ impl CpuDevice {
         rows: Rows,
         kv: KvLayer,
         how: Attention,
-        goal: Goal,
+        goal: AttentionOutput,
         keys_max: usize,
     ) -> Result<()> {
         let count = match goal {
-            Goal::Attend { q, .. } | Goal::Pattern { q, .. } => q.rows,
-            Goal::Mix { out, .. } => out.rows,
+            AttentionOutput::Attend { q, .. } | AttentionOutput::Pattern { q, .. } => q.rows,
+            AttentionOutput::Mix { out, .. } => out.rows,
         };
         let placed = Placed::check(&op, rows, count)?;
         let runs = placed.runs(&op, &kv, &how, keys_max)?;
@@ -117,7 +117,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    fn run_tiles(&self, job: &AttentionJob, runs: &[Run]) {
+    fn run_tiles(&self, job: &AttentionJob, runs: &[SessionRun]) {
         let (group, kv_heads) = (job.group(), job.kv.kv_heads);
         let mut tiles = Vec::new();
         for run in runs {
@@ -128,13 +128,13 @@ impl CpuDevice {
                 tiles.push((run.sequence, start..(start + tile_rows).min(run.rows.end)));
             }
         }
-        // Too few tasks for the threads: query heads go on their own.
+        // If there are too few tasks for the threads, each query head is a task of its own.
         let few = tiles.len() * kv_heads < 3 * self.threads() && self.threads() > 1;
         let heads_each = if few { 1 } else { group };
         let parts = group.div_ceil(heads_each);
         self.pool
             .run(tiles.len() * kv_heads * parts, &|thread, chunk| {
-                // The last rows see the most keys: they start first, so threads end together.
+                // The last rows see the most keys. They start first, so that threads end together.
                 let (sequence, rows) = tiles[tiles.len() - 1 - chunk / (kv_heads * parts)].clone();
                 let kv_head = chunk / parts % kv_heads;
                 let first_head = kv_head * group + chunk % parts * heads_each;
@@ -147,7 +147,7 @@ impl CpuDevice {
     }
 }
 
-/// A place that threads may share; what they do there is said at each use.
+/// An address that threads share; each use states why its accesses do not conflict.
 #[derive(Clone, Copy)]
 struct SlabPtr(*mut u8);
 
@@ -157,7 +157,7 @@ impl SlabPtr {
     }
 }
 
-// SAFETY: an address alone.
+// SAFETY: only an address.
 unsafe impl Send for SlabPtr {}
 // SAFETY: as above.
 unsafe impl Sync for SlabPtr {}
@@ -166,9 +166,9 @@ unsafe impl Sync for SlabPtr {}
 /// `from` must be readable and `to` writable over `n`.
 unsafe fn store_as<E: Element>(from: *const f32, n: usize, to: *mut E) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let x = unsafe { from.add(i).read_unaligned() };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.add(i).write_unaligned(E::from_f32(x)) };
     }
 }
@@ -191,7 +191,7 @@ impl Placed {
         })
     }
 
-    /// A row's session and position.
+    /// Returns the session and the position of a row.
     fn row(&self, op: &OpCheck, kv: &KvLayer, row: usize) -> Result<(usize, usize)> {
         let Some(sequence) = self.sequences.index(row, 0, self.tables.rows) else {
             return op.fail(format!(
@@ -218,7 +218,7 @@ impl Placed {
         }
     }
 
-    /// Where each row's key and value go: page, and token in it.
+    /// Returns the page of each row's key and value, and the token within the page.
     fn slots(&self, op: &OpCheck, kv: &KvLayer) -> Result<Vec<(usize, usize)>> {
         (0..self.positions.rows)
             .map(|row| {
@@ -229,15 +229,15 @@ impl Placed {
             .collect()
     }
 
-    /// Rows by session; every page that any of them looks at is checked, once.
+    /// Groups rows by session, and checks every page that they read once.
     fn runs(
         &self,
         op: &OpCheck,
         kv: &KvLayer,
         how: &Attention,
         keys_max: usize,
-    ) -> Result<Vec<Run>> {
-        let mut runs: Vec<Run> = Vec::new();
+    ) -> Result<Vec<SessionRun>> {
+        let mut runs: Vec<SessionRun> = Vec::new();
         for row in 0..self.positions.rows {
             let (sequence, position) = self.row(op, kv, row)?;
             op.ensure(position < keys_max, || {
@@ -249,14 +249,14 @@ impl Placed {
                     run.rows.end = row + 1;
                     run.keys = run.keys.start.min(keys.start)..run.keys.end.max(keys.end);
                 }
-                _ => runs.push(Run {
+                _ => runs.push(SessionRun {
                     sequence,
                     rows: row..row + 1,
                     keys,
                 }),
             }
         }
-        for Run { sequence, keys, .. } in &runs {
+        for SessionRun { sequence, keys, .. } in &runs {
             for index in keys.start / kv.page_tokens..keys.end.div_ceil(kv.page_tokens) {
                 self.page(op, kv, *sequence, index)?;
             }

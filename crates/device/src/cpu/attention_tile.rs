@@ -5,37 +5,37 @@ use std::ops::Range;
 use djinn_types::DType;
 
 use super::chain::Chains;
-use super::dot::{Products, Rows, Sink};
+use super::dot::{Products, Sink, StridedRows};
 use super::element::{Convert, with_element};
 use super::lanes::{Kernel, LANES, Simd};
 use super::softmax::softmax;
 use crate::check::Mat;
 use crate::{Attention, KvLayer};
 
-/// What every task of an operation shares.
+/// Operands that all tasks of an attention share.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionJob {
     pub(super) kv: KvLayer,
-    /// The layer's keys in page 0.
+    /// Address of the layer's keys in page 0.
     pub(super) pages: *const u8,
     pub(super) tables: Mat<i32>,
     pub(super) positions: Mat<i32>,
     pub(super) how: Attention,
-    pub(super) goal: Goal,
+    pub(super) goal: AttentionOutput,
 }
 
-// SAFETY: places in the slab; see `Mat`.
+// SAFETY: addresses in the slab; see `Mat`.
 unsafe impl Send for AttentionJob {}
 // SAFETY: as above.
 unsafe impl Sync for AttentionJob {}
 
 impl AttentionJob {
-    /// Query heads to a key-value head.
+    /// Number of query heads for each key-value head.
     pub(super) fn group(&self) -> usize {
         self.how.heads / self.kv.kv_heads
     }
 
-    /// The keys a row sees.
+    /// Range of keys that a row sees.
     pub(super) fn keys(&self, row: usize) -> Range<usize> {
         // SAFETY: positions were checked when the runs were made.
         let position = unsafe { self.positions.row(row).read_unaligned() } as usize;
@@ -43,14 +43,15 @@ impl AttentionJob {
     }
 }
 
+/// Range of keys that a position sees.
 pub(super) fn seen(position: usize, how: &Attention) -> Range<usize> {
     let end = position + 1;
     end - how.window.unwrap_or(end).min(end)..end
 }
 
-/// What an operation reads besides the pages, and what it writes.
+/// Input beside the pages, and output, of an attention.
 #[derive(Clone, Copy)]
-pub(super) enum Goal {
+pub(super) enum AttentionOutput {
     /// Queries to mixed values.
     Attend {
         /// `[rows, heads · d_head]`
@@ -74,23 +75,22 @@ pub(super) enum Goal {
     },
 }
 
-/// Rows and heads that a task is about. Query `i` is row `i / heads` and head
-/// `i % heads` of them.
+/// Rows and heads of a task. Query `i` is row `i / heads` and head `i % heads`.
 pub(super) struct Tile {
     sequence: usize,
     rows: Range<usize>,
     kv_head: usize,
     heads: Range<usize>,
-    /// All keys that any of the rows sees.
+    /// Union of the keys that the rows see.
     keys: Range<usize>,
-    /// The keys that all of the rows see; may be empty.
+    /// Keys that all rows see; may be empty.
     common: Range<usize>,
-    /// Where things lie in the scratch.
-    layout: Layout,
+    /// Layout of the scratch memory.
+    layout: TileLayout,
 }
 
 /// Offsets in the scratch, in floats.
-struct Layout {
+struct TileLayout {
     /// `[query, d_head padded]`
     queries: usize,
     /// `[query, d_head padded]`
@@ -121,13 +121,13 @@ impl Tile {
         }
         let queries = rows.len() * heads.len();
         let width = job.kv.d_head.next_multiple_of(LANES);
-        // An odd number of lines, so that rows do not all fall into the same sets.
+        // An odd number of cache lines, so that rows do not compete for the same cache sets.
         let stride = keys.len().next_multiple_of(LANES) + LANES;
         let mixed = queries * width;
         let page = mixed + queries * width;
         let scores = page + job.kv.page_tokens * width;
         let end = scores + queries * stride;
-        let layout = Layout {
+        let layout = TileLayout {
             queries: 0,
             mixed,
             page,
@@ -147,7 +147,7 @@ impl Tile {
         }
     }
 
-    /// Scratch this task needs.
+    /// Number of floats of scratch memory that the task needs.
     pub(super) fn floats(&self) -> usize {
         self.layout.end
     }
@@ -156,14 +156,14 @@ impl Tile {
         self.rows.len() * self.heads.len()
     }
 
-    /// A query's row and head.
+    /// Row and head of a query.
     fn query(&self, i: usize) -> (usize, usize) {
         let heads = self.heads.len();
         (self.rows.start + i / heads, self.heads.start + i % heads)
     }
 }
 
-/// The task, for pages of one element type.
+/// Kernel of a task.
 pub(super) struct TileKernel<'a> {
     job: &'a AttentionJob,
     tile: Tile,
@@ -171,7 +171,7 @@ pub(super) struct TileKernel<'a> {
 }
 
 impl<'a> TileKernel<'a> {
-    /// `scratch` must have room for [`Tile::floats`].
+    /// Creates the kernel; `scratch` must have [`Tile::floats`] floats.
     pub(super) fn new(job: &'a AttentionJob, tile: Tile, scratch: *mut f32) -> Self {
         TileKernel { job, tile, scratch }
     }
@@ -184,16 +184,16 @@ impl Kernel for TileKernel<'_> {
         // this thread's and large enough; tasks share no output element.
         unsafe {
             match self.job.goal {
-                Goal::Attend { q, out } => {
+                AttentionOutput::Attend { q, out } => {
                     self.scores(s, q);
                     self.mix(s);
                     self.write_mixed(out);
                 }
-                Goal::Pattern { q, out } => {
+                AttentionOutput::Pattern { q, out } => {
                     self.scores(s, q);
                     self.write_pattern(out);
                 }
-                Goal::Mix { pattern, out } => {
+                AttentionOutput::Mix { pattern, out } => {
                     self.read_pattern(pattern);
                     self.mix(s);
                     self.write_mixed(out);
@@ -204,12 +204,12 @@ impl Kernel for TileKernel<'_> {
 }
 
 impl TileKernel<'_> {
-    /// The attention pattern of every query into the scratch.
+    /// Computes the attention pattern of every query into the scratch memory.
     #[inline(always)]
     unsafe fn scores<S: Simd>(&self, s: S, q: Mat<f32>) {
         let (d, layout) = (self.job.kv.d_head, &self.tile.layout);
         let queries = self.scratch.wrapping_add(layout.queries);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for i in 0..self.tile.queries() {
                 let (row, head) = self.tile.query(i);
@@ -221,7 +221,7 @@ impl TileKernel<'_> {
                     ahead: 0,
                 });
             }
-            let x = Rows {
+            let x = StridedRows {
                 ptr: queries.cast_const(),
                 stride: layout.width,
             };
@@ -250,11 +250,11 @@ impl TileKernel<'_> {
         }
     }
 
-    /// The values mixed by the scores in the scratch.
+    /// Mixes the values by the scores in the scratch memory.
     #[inline(always)]
     unsafe fn mix<S: Simd>(&self, s: S) {
         let (queries, layout) = (self.tile.queries(), &self.tile.layout);
-        // SAFETY: the caller's; a query's chain is only extended by keys it sees.
+        // SAFETY: guaranteed by the caller; a query's chain is only extended by keys it sees.
         unsafe {
             std::ptr::write_bytes(self.scratch.add(layout.mixed), 0, queries * layout.width);
             for page in self.pages() {
@@ -269,14 +269,14 @@ impl TileKernel<'_> {
         }
     }
 
-    /// A page of which some queries do not see all keys.
+    /// Mixes a page of which some queries do not see all keys.
     #[inline(always)]
-    unsafe fn mix_ragged<S: Simd>(&self, s: S, page: &Page, values: Rows<f32>) {
+    unsafe fn mix_ragged<S: Simd>(&self, s: S, page: &TilePage, values: StridedRows<f32>) {
         for i in 0..self.tile.queries() {
             let seen = self.job.keys(self.tile.query(i).0);
             let start = seen.start.clamp(page.keys.start, page.keys.end);
             let seen = start..seen.end.clamp(start, page.keys.end);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.extend(s, page, values, i..i + 1, seen) };
         }
     }
@@ -286,8 +286,8 @@ impl TileKernel<'_> {
     unsafe fn extend<S: Simd>(
         &self,
         s: S,
-        page: &Page,
-        values: Rows<f32>,
+        page: &TilePage,
+        values: StridedRows<f32>,
         queries: Range<usize>,
         keys: Range<usize>,
     ) {
@@ -299,7 +299,7 @@ impl TileKernel<'_> {
         let chains = Chains {
             out: self.scratch.wrapping_add(mixed),
             stride: layout.width,
-            x: Rows {
+            x: StridedRows {
                 ptr: self.score(queries.start, keys.start).cast_const(),
                 stride: layout.stride,
             },
@@ -309,11 +309,11 @@ impl TileKernel<'_> {
             cols: self.job.kv.d_head,
             k: keys.len(),
         };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { chains.extend(s) };
     }
 
-    /// The score of a query for a key, in the scratch.
+    /// Pointer to the score of a query for a key.
     #[inline(always)]
     fn score(&self, query: usize, key: usize) -> *mut f32 {
         let layout = &self.tile.layout;
@@ -321,13 +321,13 @@ impl TileKernel<'_> {
         self.scratch.wrapping_add(offset)
     }
 
-    /// The pages that hold the tile's keys, in order.
+    /// Pages that hold the tile's keys, in order.
     #[inline(always)]
-    fn pages(&self) -> impl Iterator<Item = Page> + '_ {
+    fn pages(&self) -> impl Iterator<Item = TilePage> + '_ {
         let (tokens, keys) = (self.job.kv.page_tokens, self.tile.keys.clone());
         (keys.start / tokens..keys.end.div_ceil(tokens)).map(move |index| {
             let table = self.job.tables.row(self.tile.sequence).wrapping_add(index);
-            Page {
+            TilePage {
                 // SAFETY: the operation checked that the table has this page and
                 // that it exists.
                 id: unsafe { table.read_unaligned() } as usize,
@@ -337,16 +337,16 @@ impl TileKernel<'_> {
         })
     }
 
-    /// The keys (half 0) or values (half 1) of a page's tokens that the tile sees.
+    /// Keys (half 0) or values (half 1) of a page's tokens that the tile sees.
     #[inline(always)]
-    fn vectors<S: Simd>(&self, s: S, page: &Page, half: usize) -> Rows<f32> {
+    fn vectors<S: Simd>(&self, s: S, page: &TilePage, half: usize) -> StridedRows<f32> {
         let (kv, d) = (&self.job.kv, self.job.kv.d_head);
         let offset = page.id * kv.page_bytes as usize + half * kv.half_bytes() as usize;
         let token = self.tile.kv_head * kv.page_tokens + page.keys.start - page.first;
         let bytes = offset + token * d * kv.dtype.bytes();
         let from = self.job.pages.wrapping_add(bytes);
         if kv.dtype == DType::F32 {
-            return Rows {
+            return StridedRows {
                 ptr: from.cast(),
                 stride: d,
             };
@@ -356,7 +356,7 @@ impl TileKernel<'_> {
         with_element!(kv.dtype, E => {
             s.call(Convert { from: from.cast::<E>(), n: page.keys.len() * d, to, ahead: 0 });
         });
-        Rows { ptr: to, stride: d }
+        StridedRows { ptr: to, stride: d }
     }
 
     unsafe fn write_mixed(&self, out: Mat<f32>) {
@@ -364,7 +364,7 @@ impl TileKernel<'_> {
         for i in 0..self.tile.queries() {
             let (row, head) = self.tile.query(i);
             let from = self.scratch.wrapping_add(layout.mixed + i * layout.width);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { copy(from, out.row(row).wrapping_add(head * d), d) };
         }
     }
@@ -374,7 +374,7 @@ impl TileKernel<'_> {
             let (row, head) = self.tile.query(i);
             let to = out.row(row * self.job.how.heads + head);
             let keys = self.job.keys(row);
-            // SAFETY: the caller's; the keys end inside the row.
+            // SAFETY: guaranteed by the caller; the keys end inside the row.
             unsafe {
                 std::ptr::write_bytes(to.cast::<u8>(), 0, 4 * keys.start);
                 copy(self.score(i, keys.start), to.add(keys.start), keys.len());
@@ -389,18 +389,18 @@ impl TileKernel<'_> {
             let (row, head) = self.tile.query(i);
             let from = pattern.row(row * self.job.how.heads + head);
             let keys = self.job.keys(row);
-            // SAFETY: the caller's; the keys end inside the row.
+            // SAFETY: guaranteed by the caller; the keys end inside the row.
             unsafe { copy(from.add(keys.start), self.score(i, keys.start), keys.len()) };
         }
     }
 }
 
 /// A page of the tile's session.
-struct Page {
+struct TilePage {
     id: usize,
-    /// The key its first token is.
+    /// Number of the key that is the page's first token.
     first: usize,
-    /// The keys in it that the tile sees.
+    /// Keys of the page that the tile sees.
     keys: Range<usize>,
 }
 
@@ -409,6 +409,6 @@ struct Page {
 /// # Safety
 /// `from` must be readable and `to` writable over `n`, and they must lie apart.
 unsafe fn copy(from: *const f32, to: *mut f32, n: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), 4 * n) };
 }

@@ -10,12 +10,12 @@ pub(super) struct Avx2(());
 
 /// Lanes 0 to 7 and 8 to 15.
 #[derive(Clone, Copy)]
-pub(super) struct Pair(__m256, __m256);
+pub(super) struct Lanes2x8(__m256, __m256);
 
-/// Where code compiled for these instructions begins.
+/// Entry function: runs a kernel compiled for AVX2, FMA and F16C.
 ///
 /// # Safety
-/// The machine must have them.
+/// The machine must have these instructions.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) {
@@ -30,7 +30,7 @@ macro_rules! isa {
     }};
 }
 
-/// All ones in the lanes below `n`, of the lanes from `first` on.
+/// Mask of eight lanes from `first` on, with all ones in the lanes below `n`.
 #[inline(always)]
 fn mask(n: usize, first: i32) -> __m256i {
     isa! {
@@ -43,7 +43,7 @@ fn mask(n: usize, first: i32) -> __m256i {
 }
 
 impl Simd for Avx2 {
-    type V = Pair;
+    type V = Lanes2x8;
 
     const TILE_ROWS: usize = 3;
     const TILE_COLS: usize = 2;
@@ -56,43 +56,43 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
-        isa!(Pair(_mm256_set1_ps(x), _mm256_set1_ps(x)))
+        isa!(Lanes2x8(_mm256_set1_ps(x), _mm256_set1_ps(x)))
     }
     #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
-        isa!(Pair(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)))
+        isa!(Lanes2x8(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)))
     }
     #[inline(always)]
     fn sub(self, a: Self::V, b: Self::V) -> Self::V {
-        isa!(Pair(_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)))
+        isa!(Lanes2x8(_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)))
     }
     #[inline(always)]
     fn mul(self, a: Self::V, b: Self::V) -> Self::V {
-        isa!(Pair(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)))
+        isa!(Lanes2x8(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)))
     }
     #[inline(always)]
     fn div(self, a: Self::V, b: Self::V) -> Self::V {
-        isa!(Pair(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)))
+        isa!(Lanes2x8(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)))
     }
     #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        isa!(Pair(
+        isa!(Lanes2x8(
             _mm256_fmadd_ps(a.0, b.0, c.0),
             _mm256_fmadd_ps(a.1, b.1, c.1)
         ))
     }
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
-        isa!(Pair(_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)))
+        isa!(Lanes2x8(_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)))
     }
     #[inline(always)]
     fn min(self, a: Self::V, b: Self::V) -> Self::V {
-        isa!(Pair(_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)))
+        isa!(Lanes2x8(_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)))
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-        isa!(Pair(
+        isa!(Lanes2x8(
             _mm256_round_ps::<NEAREST>(a.0),
             _mm256_round_ps::<NEAREST>(a.1)
         ))
@@ -106,13 +106,13 @@ impl Simd for Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
             }
         }
-        Pair(half(a.0), half(a.1))
+        Lanes2x8(half(a.0), half(a.1))
     }
     #[inline(always)]
     fn abs(self, a: Self::V) -> Self::V {
         isa! {
             let sign = _mm256_set1_ps(-0.0);
-            Pair(_mm256_andnot_ps(sign, a.0), _mm256_andnot_ps(sign, a.1))
+            Lanes2x8(_mm256_andnot_ps(sign, a.0), _mm256_andnot_ps(sign, a.1))
         }
     }
     #[inline(always)]
@@ -120,7 +120,7 @@ impl Simd for Avx2 {
         let a = self.abs(a);
         isa! {
             let sign = _mm256_set1_ps(-0.0);
-            Pair(
+            Lanes2x8(
                 _mm256_or_ps(a.0, _mm256_and_ps(sign, b.0)),
                 _mm256_or_ps(a.1, _mm256_and_ps(sign, b.1)),
             )
@@ -128,7 +128,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn if_greater(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
-        isa!(Pair(
+        isa!(Lanes2x8(
             _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_GT_OQ>(a.0, b.0)),
             _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_GT_OQ>(a.1, b.1)),
         ))
@@ -179,14 +179,14 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
-        // SAFETY: the caller's.
-        unsafe { Pair(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+        // SAFETY: guaranteed by the caller.
+        unsafe { Lanes2x8(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
     }
     #[inline(always)]
     unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V {
-        // SAFETY: the caller's; masked lanes are not read.
+        // SAFETY: guaranteed by the caller; masked lanes are not read.
         unsafe {
-            Pair(
+            Lanes2x8(
                 _mm256_maskload_ps(p, mask(n, 0)),
                 _mm256_maskload_ps(p.wrapping_add(8), mask(n, 8)),
             )
@@ -194,23 +194,23 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let (low, high) = unsafe { (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(8).cast())) };
-        isa!(Pair(
+        isa!(Lanes2x8(
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(low))),
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(high))),
         ))
     }
     #[inline(always)]
     unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's, then an array of sixteen.
+        // SAFETY: guaranteed by the caller, then an array of sixteen elements.
         unsafe { self.load_bf16(first(p, n).as_ptr()) }
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            Pair(
+            Lanes2x8(
                 _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
                 _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
             )
@@ -218,12 +218,12 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's, then an array of sixteen.
+        // SAFETY: guaranteed by the caller, then an array of sixteen elements.
         unsafe { self.load_f16(first(p, n).as_ptr()) }
     }
     #[inline(always)]
     unsafe fn store(self, a: Self::V, p: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             _mm256_storeu_ps(p, a.0);
             _mm256_storeu_ps(p.add(8), a.1);
@@ -231,7 +231,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_part(self, a: Self::V, p: *mut f32, n: usize) {
-        // SAFETY: the caller's; masked lanes are not written.
+        // SAFETY: guaranteed by the caller; masked lanes are not written.
         unsafe {
             _mm256_maskstore_ps(p, mask(n, 0), a.0);
             _mm256_maskstore_ps(p.wrapping_add(8), mask(n, 8), a.1);

@@ -8,10 +8,10 @@ use super::lanes::{Kernel, Simd};
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
-/// Where code compiled for these instructions begins.
+/// Entry function: runs a kernel compiled for AVX-512 F, BW, VL and DQ.
 ///
 /// # Safety
-/// The machine must have them.
+/// The machine must have these instructions.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) {
@@ -147,17 +147,17 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_loadu_ps(p) }
     }
     #[inline(always)]
     unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V {
-        // SAFETY: the caller's; masked lanes are not read.
+        // SAFETY: guaranteed by the caller; masked lanes are not read.
         unsafe { _mm512_maskz_loadu_ps(mask(n), p) }
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let bits = unsafe { _mm256_loadu_si256(p.cast()) };
         isa!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(
             _mm512_cvtepu16_epi32(bits)
@@ -165,7 +165,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's; masked lanes are not read.
+        // SAFETY: guaranteed by the caller; masked lanes are not read.
         let bits = unsafe { _mm256_maskz_loadu_epi16(mask(n), p.cast()) };
         isa!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(
             _mm512_cvtepu16_epi32(bits)
@@ -173,22 +173,22 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
     unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's; masked lanes are not read.
+        // SAFETY: guaranteed by the caller; masked lanes are not read.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(n), p.cast())) }
     }
     #[inline(always)]
     unsafe fn store(self, a: Self::V, p: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_storeu_ps(p, a) }
     }
     #[inline(always)]
     unsafe fn store_part(self, a: Self::V, p: *mut f32, n: usize) {
-        // SAFETY: the caller's; masked lanes are not written.
+        // SAFETY: guaranteed by the caller; masked lanes are not written.
         unsafe { _mm512_mask_storeu_ps(p, mask(n), a) }
     }
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! How fast this machine reads its memory.
+//! Measurement of the memory bandwidth.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -12,16 +12,15 @@ use crate::Result;
 const PIECE: usize = 1 << 20;
 
 impl CpuDevice {
-    /// The rate, in bytes per second, at which all of the device's threads together read a
-    /// buffer of `bytes`: the median of several passes. The buffer is taken for the
-    /// measurement and given back; it should be many times the cache, or the cache
-    /// is what is measured. Every byte is written first, so that no two addresses
-    /// share one page of zeros.
+    /// Measures the rate, in bytes per second, at which all threads together read a buffer of
+    /// `bytes`: the median of several passes. The buffer should be much larger than the
+    /// caches, or the caches are measured. Every byte is written first, so that no two
+    /// pages map to the same zero page.
     pub fn read_bandwidth(&self, bytes: u64) -> Result<f64> {
         let pieces = (bytes as usize).div_ceil(PIECE).max(1);
         let buffer = Slab::new((pieces * PIECE) as u64)?;
         self.pool.run(pieces, &|_, piece| {
-            // SAFETY: each piece is inside the buffer and is one thread's.
+            // SAFETY: each piece lies in the buffer and belongs to one thread.
             unsafe { std::ptr::write_bytes(buffer.at((piece * PIECE) as u64), 1, PIECE) };
         });
         let sink = AtomicU32::new(0);
@@ -42,14 +41,14 @@ impl CpuDevice {
 
 struct Read<'a> {
     piece: *const f32,
-    /// Where the sums go, so that the reads cannot be left out.
+    /// Receives the sums, so that the compiler keeps the reads.
     sink: &'a AtomicU32,
 }
 
 impl Kernel for Read<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // Eight streams, like the weight rows of a product: more than one reads.
+        // Eight streams, like the weight rows of a product, read faster than one.
         let stretch = PIECE / 8 / size_of::<f32>();
         let mut acc = [s.splat(0.0); 8];
         for i in (0..stretch).step_by(LANES) {

@@ -3,27 +3,27 @@
 //!
 //! The chains live in `out` between calls, so they can be continued.
 
-use super::dot::Rows;
+use super::dot::StridedRows;
 use super::element::Element;
 use super::lanes::{Kernel, LANES, Simd};
 
-/// The most rows in a tile.
+/// Largest number of rows of a tile.
 pub(super) const TILE_ROWS: usize = 6;
 
-/// Chains to be continued: `rows` rows of f32, `stride` apart.
+/// Chains to extend: `rows` rows of f32, `stride` apart.
 #[derive(Clone, Copy)]
 pub(super) struct Chains<E> {
     pub(super) out: *mut f32,
     pub(super) stride: usize,
-    pub(super) x: Rows<f32>,
+    pub(super) x: StridedRows<f32>,
     pub(super) rows: usize,
     /// Rows of one link each.
-    pub(super) w: Rows<E>,
-    /// How many elements from here the link to be fetched from memory next lies; zero
-    /// if the links are at hand.
+    pub(super) w: StridedRows<E>,
+    /// Distance in elements to the link to prefetch from memory; zero if the links are in a
+    /// cache.
     pub(super) ahead: usize,
     pub(super) cols: usize,
-    /// Links to add.
+    /// Number of links to add.
     pub(super) k: usize,
 }
 
@@ -32,32 +32,32 @@ impl<E: Element> Chains<E> {
     ///
     /// # Safety
     /// `x` must be readable over `rows` rows of `k` elements, `w` over `k` rows of
-    /// `cols`, and `out` writable over `rows` rows of `cols`; nothing else may write
-    /// or read it.
+    /// `cols`, and `out` writable over `rows` rows of `cols`; no other thread
+    /// may access `out`.
     #[inline(always)]
     pub(super) unsafe fn extend<S: Simd>(self, s: S) {
         let mut r = 0;
         while r < self.rows {
-            // One instruction at a time there is nothing to gain from tiles.
+            // Scalar code gains nothing from tiles.
             let most = if S::TILE_ROWS == 1 { 1 } else { TILE_ROWS };
             let n = (self.rows - r).min(most);
             let part = self.starting_at(r);
             match n {
-                1 => s.call(Strip::<E, 1>(part)),
-                2 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 2>(part)),
-                3 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 3>(part)),
-                4 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 4>(part)),
-                5 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 5>(part)),
-                _ if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 6>(part)),
+                1 => s.call(ChainStrip::<E, 1>(part)),
+                2 if const { S::TILE_ROWS > 1 } => s.call(ChainStrip::<E, 2>(part)),
+                3 if const { S::TILE_ROWS > 1 } => s.call(ChainStrip::<E, 3>(part)),
+                4 if const { S::TILE_ROWS > 1 } => s.call(ChainStrip::<E, 4>(part)),
+                5 if const { S::TILE_ROWS > 1 } => s.call(ChainStrip::<E, 5>(part)),
+                _ if const { S::TILE_ROWS > 1 } => s.call(ChainStrip::<E, 6>(part)),
                 _ => unreachable!("no more rows than a tile has"),
             }
             r += n;
         }
     }
 
-    /// The same over links that are at hand as f32.
+    /// Extends every chain by links that are in a cache as f32.
     #[inline(always)]
-    pub(super) fn with(self, w: Rows<f32>) -> Chains<f32> {
+    pub(super) fn with(self, w: StridedRows<f32>) -> Chains<f32> {
         Chains {
             out: self.out,
             stride: self.stride,
@@ -85,15 +85,15 @@ impl<E: Element> Chains<E> {
     }
 }
 
-/// The first `R` rows.
-struct Strip<E, const R: usize>(Chains<E>);
+/// Kernel for the first `R` rows.
+struct ChainStrip<E, const R: usize>(Chains<E>);
 
-impl<E: Element, const R: usize> Kernel for Strip<E, R> {
+impl<E: Element, const R: usize> Kernel for ChainStrip<E, R> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.0.cols;
         let mut c = 0;
-        // SAFETY: as `Chains::extend` demands.
+        // SAFETY: the conditions of `Chains::extend`.
         unsafe {
             while const { S::TILE_COLS == 4 } && c + 4 * LANES <= cols {
                 self.tile::<S, 4>(s, c);
@@ -110,13 +110,13 @@ impl<E: Element, const R: usize> Kernel for Strip<E, R> {
     }
 }
 
-impl<E: Element, const R: usize> Strip<E, R> {
-    /// `C` vectors of columns from `col` on.
+impl<E: Element, const R: usize> ChainStrip<E, R> {
+    /// Extends `C` vectors of columns from `col` on.
     #[inline(always)]
     unsafe fn tile<S: Simd, const C: usize>(&self, s: S, col: usize) {
         let chains = &self.0;
         let mut acc = [[s.splat(0.0); C]; R];
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for (r, acc) in acc.iter_mut().enumerate() {
                 for (c, acc) in acc.iter_mut().enumerate() {
@@ -147,12 +147,12 @@ impl<E: Element, const R: usize> Strip<E, R> {
         }
     }
 
-    /// The last `n` columns, fewer than a vector.
+    /// Extends the last `n` columns, fewer than a vector.
     #[inline(always)]
     unsafe fn last<S: Simd>(&self, s: S, col: usize, n: usize) {
         let chains = &self.0;
         for r in 0..R {
-            // SAFETY: the caller's; lanes past the end are neither read nor written.
+            // SAFETY: guaranteed by the caller; lanes past the end are neither read nor written.
             unsafe {
                 let mut acc = s.load_part(chains.at(r, col), n);
                 for i in 0..chains.k {

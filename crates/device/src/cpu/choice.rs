@@ -39,7 +39,7 @@ impl ChoiceOps for CpuDevice {
         let ids = op.out_ids("ids", ids)?;
         self.by_rows(x.rows, x.cols, &|_, rows| {
             for row in rows {
-                // SAFETY: checked rows; nobody else writes this id.
+                // SAFETY: checked rows; no other thread writes this id.
                 unsafe {
                     let word = |i: usize| draws.row(row).add(i).read_unaligned();
                     let draw = Draw::from_words(std::array::from_fn(word));
@@ -60,7 +60,7 @@ struct Route {
     ids: Mat<i32>,
     weights: Mat<f32>,
     rows: Range<usize>,
-    /// Room for a row of logits.
+    /// Scratch for a row of logits.
     scores: *mut f32,
 }
 
@@ -90,7 +90,8 @@ impl Kernel for Route {
     }
 }
 
-/// The `k` greatest logits, ids ascending. A NaN is less than anything.
+/// Chooses the `k` greatest logits, with ids in ascending order. NaN counts as less than
+/// any number.
 fn choose(logits: &[f32], k: usize, chosen: &mut Vec<usize>) {
     let logit = |id: usize| {
         if logits[id].is_nan() {

@@ -1,59 +1,59 @@
-//! The CPU as a device: its slab, its threads, and how work is shared out.
+//! The CPU as a device: its slab, its threads, and the division of work among them.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::isa::{Isa, SimdEngine};
-use super::pool::Pool;
+use super::pool::ThreadPool;
 use super::slab::{ScratchFloats, Slab};
 use crate::check::OpCheck;
 use crate::{Device, DeviceError, DeviceInfo, FusedOps, Result, host};
 
-/// Elements below which an operation is not worth sharing out.
+/// Least number of elements that one thread works on.
 const CHUNK_ELEMENTS: usize = 16 << 10;
 
-/// How to set up a [`CpuDevice`].
+/// Options of a [`CpuDevice`].
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads that compute, the caller's among them; all cores if not said.
+    /// Number of computing threads, including the caller; all usable cores if `None`.
     pub threads: Option<usize>,
-    /// Bytes of the slab. Untouched ones cost nothing.
+    /// Bytes of the slab. Untouched pages take no memory.
     pub slab_bytes: u64,
-    /// Instructions to use; the best there are if not said.
+    /// Instruction set; the best one available if `None`.
     pub isa: Option<Isa>,
 }
 
 /// The CPU as a device.
 pub struct CpuDevice {
     pub(super) slab: Slab,
-    pub(super) pool: Pool,
+    pub(super) pool: ThreadPool,
     pub(super) engine: SimdEngine,
-    /// One for each thread of the pool. The locks are never fought over: a thread
-    /// takes its own, inside a job.
+    /// Scratch memory of each thread of the pool. The locks are never contended, because a
+    /// thread takes only its own, inside a job.
     scratch: Vec<Mutex<ScratchFloats>>,
 }
 
 impl CpuOptions {
-    /// Whether this machine has what is asked for, without taking any of it.
+    /// Checks that this machine can provide the options, without allocating anything.
     pub fn check(&self) -> Result<()> {
         self.settle()?;
         Slab::check(self.slab_bytes)
     }
 
-    /// The kernels and the number of threads.
+    /// Returns the instruction set and the number of threads.
     fn settle(&self) -> Result<(SimdEngine, usize)> {
         let isa = self.isa.unwrap_or_else(Isa::detect);
         let Some(engine) = SimdEngine::new(isa) else {
             let best = Isa::detect();
             return Err(DeviceError::Setup(format!(
-                "this machine has no {isa} instructions; its best are {best}"
+                "this machine has no {isa} instructions; the best available are {best}"
             )));
         };
         let cores = host::cores();
         let threads = self.threads.unwrap_or(cores);
         if threads == 0 || threads > cores {
             return Err(DeviceError::Setup(format!(
-                "{threads} threads asked for; this process may use 1 to {cores}"
+                "--threads {threads} is out of range; this process may use 1 to {cores}"
             )));
         }
         Ok((engine, threads))
@@ -61,11 +61,11 @@ impl CpuOptions {
 }
 
 impl CpuDevice {
-    /// Takes the slab and starts the threads.
+    /// Allocates the slab and starts the threads.
     pub fn new(options: CpuOptions) -> Result<Self> {
         let (engine, threads) = options.settle()?;
         let slab = Slab::new(options.slab_bytes)?;
-        let pool = Pool::new(threads).map_err(|error| {
+        let pool = ThreadPool::new(threads).map_err(|error| {
             DeviceError::Setup(format!("cannot start {threads} threads: {error}"))
         })?;
         let scratch = (0..threads).map(|_| Mutex::default()).collect();
@@ -77,12 +77,12 @@ impl CpuDevice {
         })
     }
 
-    /// The instructions in use.
+    /// Instruction set in use.
     pub fn isa(&self) -> Isa {
         self.engine.isa()
     }
 
-    /// Threads that compute, the caller's among them.
+    /// Number of computing threads, including the caller.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
@@ -95,19 +95,19 @@ impl CpuDevice {
         }
     }
 
-    /// Working memory of one of the pool's threads.
+    /// Scratch memory of one of the pool's threads.
     pub(super) fn scratch(&self, thread: usize) -> MutexGuard<'_, ScratchFloats> {
         self.scratch[thread]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs something with working memory, inside a job.
+    /// Runs `work` with scratch memory, inside a job.
     pub(super) fn with_scratch(&self, thread: usize, floats: usize, work: impl FnOnce(*mut f32)) {
         work(self.scratch(thread).floats(floats));
     }
 
-    /// Shares rows of some width out over the threads.
+    /// Divides rows of some width among the threads.
     pub(super) fn by_rows(
         &self,
         rows: usize,
@@ -117,7 +117,7 @@ impl CpuDevice {
         self.by_parts(rows, rows.saturating_mul(width), 1, work);
     }
 
-    /// Shares columns of some height out over the threads, in whole cache lines.
+    /// Divides columns of some height among the threads, in whole cache lines.
     pub(super) fn by_columns(
         &self,
         cols: usize,
@@ -157,5 +157,5 @@ impl Device for CpuDevice {
     }
 }
 
-/// A CPU runs the plain operations in order.
+// A CPU runs the plain operations in order.
 impl FusedOps for CpuDevice {}

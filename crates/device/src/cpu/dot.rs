@@ -1,30 +1,30 @@
 //! Dot products along the rows of two matrices, in the canonical order.
 //!
-//! Lane `l` of sixteen accumulates `k = l, l + 16, …` with fused multiply-adds from
-//! +0.0; elements past the end count as zero; the lanes are added by the tree of
-//! [`Simd::sum`]. How many rows share a pass changes the speed, never the bits.
+//! Lane `l` of sixteen accumulates `k = l, l + 16, …` with fused multiply-adds from +0.0.
+//! Elements past the end count as zero. The lanes are added by the tree of [`Simd::sum`]. The
+//! number of rows that share a pass changes the speed, but never the bits.
 
 use super::element::Element;
 use super::lanes::{Kernel, LANES, Simd};
 
-/// Rows of weights so short that the machine's own prefetching, which starts anew on
-/// each, comes too late.
+/// Length of weight rows below which the hardware prefetcher, which restarts on each row, is
+/// too late.
 const SHORT_ROW_BYTES: usize = 3 << 10;
 
-/// Rows of a matrix: where the first begins and how far apart they are.
-pub(super) struct Rows<E> {
+/// Rows of a matrix: pointer to the first row, and stride.
+pub(super) struct StridedRows<E> {
     pub(super) ptr: *const E,
     pub(super) stride: usize,
 }
 
-impl<E> Clone for Rows<E> {
+impl<E> Clone for StridedRows<E> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<E> Copy for Rows<E> {}
+impl<E> Copy for StridedRows<E> {}
 
-impl<E> Rows<E> {
+impl<E> StridedRows<E> {
     #[inline(always)]
     pub(super) fn at(self, row: usize, col: usize) -> *const E {
         self.ptr.wrapping_add(row * self.stride + col)
@@ -32,19 +32,19 @@ impl<E> Rows<E> {
 
     #[inline(always)]
     pub(super) fn from(self, row: usize, col: usize) -> Self {
-        Rows {
+        StridedRows {
             ptr: self.at(row, col),
             ..self
         }
     }
 }
 
-/// Where the products go: `out[r][c] = x[r] · w[c] (+ bias[c])`.
+/// Output of products: `out[r][c] = x[r] · w[c] (+ bias[c])`.
 #[derive(Clone, Copy)]
 pub(super) struct Sink {
     pub(super) ptr: *mut f32,
     pub(super) stride: usize,
-    /// As many as there are columns.
+    /// Bias with one element for each column.
     pub(super) bias: Option<*const f32>,
 }
 
@@ -60,13 +60,13 @@ impl Sink {
 }
 
 impl Sink {
-    /// Writes neighbours in the first row.
+    /// Writes adjacent columns of the first row.
     ///
     /// # Safety
-    /// There must be as many columns.
+    /// The output must have these columns.
     #[inline(always)]
     unsafe fn write<const N: usize>(self, mut sums: [f32; N]) {
-        // SAFETY: the caller's; a bias is as long as a row.
+        // SAFETY: guaranteed by the caller; a bias is as long as a row.
         unsafe {
             if let Some(bias) = self.bias {
                 let bias = bias.cast::<[f32; N]>().read_unaligned();
@@ -79,29 +79,30 @@ impl Sink {
     }
 }
 
-/// All products of the rows of `x` with the rows of `w`.
+/// Products of all rows of `x` with all rows of `w`.
 #[derive(Clone, Copy)]
 pub(super) struct Products<E> {
-    pub(super) x: Rows<f32>,
+    pub(super) x: StridedRows<f32>,
     pub(super) rows: usize,
-    pub(super) w: Rows<E>,
+    pub(super) w: StridedRows<E>,
     pub(super) cols: usize,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub(super) k: usize,
     pub(super) out: Sink,
 }
 
 impl<E: Element> Products<E> {
-    /// Computes them, reading every weight once for each tile of rows.
+    /// Computes the products. Reads every weight once for each tile of rows.
     ///
     /// # Safety
     /// `x` and `w` must be readable over their rows of `k` elements, the bias over
-    /// `cols`, and the sink writable; nothing else may write or read it.
+    /// `cols`, and the sink writable; no other thread may access the sink.
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd>(self, s: S) {
         let mut r = 0;
         while r < self.rows {
-            // As even as can be: a last tile of one row would cost as much as a full one.
+            // Tiles of about equal height: a last tile of one row would cost as much as a full
+            // one.
             let left = self.rows - r;
             let n = left.div_ceil(left.div_ceil(S::TILE_ROWS));
             let part = Products {
@@ -110,12 +111,12 @@ impl<E: Element> Products<E> {
                 ..self
             };
             match n {
-                1 => s.call(Strip::<E, 1>(part)),
-                2 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 2>(part)),
-                3 if const { S::TILE_ROWS > 1 } => s.call(Strip::<E, 3>(part)),
-                4 if const { S::TILE_ROWS > 3 } => s.call(Strip::<E, 4>(part)),
-                5 if const { S::TILE_ROWS > 3 } => s.call(Strip::<E, 5>(part)),
-                _ if const { S::TILE_ROWS > 3 } => s.call(Strip::<E, 6>(part)),
+                1 => s.call(DotStrip::<E, 1>(part)),
+                2 if const { S::TILE_ROWS > 1 } => s.call(DotStrip::<E, 2>(part)),
+                3 if const { S::TILE_ROWS > 1 } => s.call(DotStrip::<E, 3>(part)),
+                4 if const { S::TILE_ROWS > 3 } => s.call(DotStrip::<E, 4>(part)),
+                5 if const { S::TILE_ROWS > 3 } => s.call(DotStrip::<E, 5>(part)),
+                _ if const { S::TILE_ROWS > 3 } => s.call(DotStrip::<E, 6>(part)),
                 _ => unreachable!("no more rows than a tile has"),
             }
             r += n;
@@ -123,20 +124,20 @@ impl<E: Element> Products<E> {
     }
 }
 
-/// The first `R` rows against all columns.
-struct Strip<E, const R: usize>(Products<E>);
+/// Kernel for the first `R` rows against all columns.
+struct DotStrip<E, const R: usize>(Products<E>);
 
-impl<E: Element, const R: usize> Kernel for Strip<E, R> {
+impl<E: Element, const R: usize> Kernel for DotStrip<E, R> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Products {
             x, w, cols, k, out, ..
         } = self.0;
         let mut c = 0;
-        // SAFETY: as `Products::run` demands.
+        // SAFETY: the conditions of `Products::run`.
         unsafe {
-            // A row or two leave registers for more columns, and more streams of
-            // weights are read faster.
+            // One or two rows leave registers for more columns, and more streams of weights
+            // read faster.
             while const { S::TILE_COLS == 4 && R <= 2 } && c + 8 <= cols {
                 let (w, out) = (w.from(c, 0), out.from(0, c));
                 if k * size_of::<E>() <= SHORT_ROW_BYTES {
@@ -170,31 +171,31 @@ impl<E: Element, const R: usize> Kernel for Strip<E, R> {
 #[inline(always)]
 unsafe fn tile<S: Simd, E: Element, const R: usize, const C: usize>(
     s: S,
-    x: Rows<f32>,
-    w: Rows<E>,
+    x: StridedRows<f32>,
+    w: StridedRows<E>,
     k: usize,
     out: Sink,
 ) {
     let mut acc = [[s.splat(0.0); C]; R];
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         accumulate(s, &mut acc, x, w, k);
         finish(s, &acc, out);
     }
 }
 
-/// A tile that asks for the next `C` rows of `w` while it computes.
+/// Computes a tile, and prefetches the next `C` rows of `w`.
 #[inline(always)]
 unsafe fn prefetched_tile<S: Simd, E: Element, const R: usize, const C: usize>(
     s: S,
-    x: Rows<f32>,
-    w: Rows<E>,
+    x: StridedRows<f32>,
+    w: StridedRows<E>,
     k: usize,
     out: Sink,
 ) {
     let mut acc = [[s.splat(0.0); C]; R];
     let full = k / LANES * LANES;
-    // SAFETY: the caller's; steps of sixteen, and then the rest.
+    // SAFETY: guaranteed by the caller; full vectors first, then the rest.
     unsafe {
         for i in (0..full).step_by(LANES) {
             for c in 0..C {
@@ -215,8 +216,8 @@ unsafe fn prefetched_tile<S: Simd, E: Element, const R: usize, const C: usize>(
 pub(super) unsafe fn accumulate<S: Simd, E: Element, const R: usize, const C: usize>(
     s: S,
     acc: &mut [[S::V; C]; R],
-    x: Rows<f32>,
-    w: Rows<E>,
+    x: StridedRows<f32>,
+    w: StridedRows<E>,
     k: usize,
 ) {
     let full = k / LANES * LANES;
@@ -238,7 +239,7 @@ pub(super) unsafe fn accumulate<S: Simd, E: Element, const R: usize, const C: us
     }
     if full < k {
         for c in 0..C {
-            // SAFETY: what is left of the row.
+            // SAFETY: the rest of the row.
             let wv = unsafe { E::load_part(s, w.at(c, full), k - full) };
             for (r, acc) in acc.iter_mut().enumerate() {
                 // SAFETY: as above.
@@ -249,7 +250,7 @@ pub(super) unsafe fn accumulate<S: Simd, E: Element, const R: usize, const C: us
     }
 }
 
-/// Adds up the lanes and writes the sums.
+/// Sums the lanes and writes the results.
 ///
 /// # Safety
 /// The sink must be writable over `R` rows of `C` columns and its bias readable.
@@ -262,7 +263,7 @@ pub(super) unsafe fn finish<S: Simd, const R: usize, const C: usize>(
     for (r, acc) in acc.iter().enumerate() {
         let out = out.from(r, 0);
         let (fours, ones) = acc.as_chunks();
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for (i, &four) in fours.iter().enumerate() {
                 out.from(0, 4 * i).write(s.sum4(four));
@@ -274,15 +275,18 @@ pub(super) unsafe fn finish<S: Simd, const R: usize, const C: usize>(
     }
 }
 
-/// The dot product of two f32 rows.
+/// Dot product of two f32 rows.
 ///
 /// # Safety
 /// Both must be readable over `k` elements.
 #[inline(always)]
 pub(super) unsafe fn dot<S: Simd>(s: S, a: *const f32, b: *const f32, k: usize) -> f32 {
     let mut acc = [[s.splat(0.0)]];
-    let (a, b) = (Rows { ptr: a, stride: 0 }, Rows { ptr: b, stride: 0 });
-    // SAFETY: the caller's.
+    let (a, b) = (
+        StridedRows { ptr: a, stride: 0 },
+        StridedRows { ptr: b, stride: 0 },
+    );
+    // SAFETY: guaranteed by the caller.
     unsafe { accumulate(s, &mut acc, a, b, k) };
     s.sum(acc[0][0])
 }

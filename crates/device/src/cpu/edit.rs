@@ -44,7 +44,7 @@ struct EditRows {
     edit: Edit,
     operand: Option<Mat<f32>>,
     rows: Range<usize>,
-    /// Room for a row.
+    /// Scratch for a row.
     unit: *mut f32,
 }
 
@@ -85,7 +85,7 @@ impl Kernel for EditRows {
 #[inline(always)]
 unsafe fn scale<S: Simd>(s: S, x: *mut f32, factor: S::V, n: usize) {
     for i in (0..n).step_by(LANES) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let v = s.mul(part(s, x.add(i).cast_const(), n - i), factor);
             store(s, v, x.add(i), n - i);
@@ -93,11 +93,11 @@ unsafe fn scale<S: Simd>(s: S, x: *mut f32, factor: S::V, n: usize) {
     }
 }
 
-/// `from` over its largest magnitude, so that neither a tiny nor a huge one is lost in its
-/// square; says how large that was.
+/// Divides `from` by its largest magnitude, so that squares neither overflow nor underflow,
+/// and returns that magnitude.
 #[inline(always)]
 unsafe fn shrink<S: Simd>(s: S, from: *const f32, to: *mut f32, n: usize) -> f32 {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut most = s.splat(0.0);
         for i in (0..n).step_by(LANES) {
@@ -122,7 +122,7 @@ unsafe fn add_matched<S: Simd>(
     unit: *mut f32,
     n: usize,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let most = shrink(s, x, unit, n);
         let length = most * dot(s, unit, unit, n).sqrt();
@@ -137,9 +137,9 @@ unsafe fn add_matched<S: Simd>(
 #[inline(always)]
 unsafe fn clamp(x: *mut f32, low: f32, high: f32, n: usize) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let x = unsafe { &mut *x.add(i) };
-        // What is not a number stays so.
+        // NaN stays NaN.
         if *x < low {
             *x = low;
         } else if *x > high {
@@ -151,7 +151,7 @@ unsafe fn clamp(x: *mut f32, low: f32, high: f32, n: usize) {
 /// `x - (x · u)(u · u)⁻¹ u`
 #[inline(always)]
 unsafe fn project_out<S: Simd>(s: S, x: *mut f32, operand: *const f32, unit: *mut f32, n: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if shrink(s, operand, unit, n) == 0.0 {
             return;

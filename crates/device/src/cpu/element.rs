@@ -1,36 +1,36 @@
-//! Numbers as they are stored, read as f32.
+//! Stored float types, converted to f32.
 
 use half::{bf16, f16};
 
 use super::lanes::{Kernel, LANES, Simd};
 
-/// A stored float type. Every value of it is exactly an f32.
+/// A stored float type whose values are all exact in f32.
 pub(super) trait Element: Copy + Send + Sync {
-    /// Sixteen elements at any alignment.
+    /// Loads sixteen elements at any alignment.
     ///
     /// # Safety
-    /// They must be readable.
+    /// Sixteen elements must be readable.
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
 
-    /// The first `n` (at most 16); the other lanes are zero.
+    /// Loads the first `n` (at most 16) elements; the other lanes are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
     unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
 
-    /// The nearest value.
+    /// Rounds to the nearest value of this type.
     fn from_f32(x: f32) -> Self;
 }
 
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.load(p) }
     }
     #[inline(always)]
     unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.load_part(p, n) }
     }
     #[inline(always)]
@@ -42,12 +42,12 @@ impl Element for f32 {
 impl Element for bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller's; a bf16 is a transparent u16.
+        // SAFETY: guaranteed by the caller; a bf16 is a transparent u16.
         unsafe { s.load_bf16(p.cast()) }
     }
     #[inline(always)]
     unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
-        // SAFETY: the caller's; a bf16 is a transparent u16.
+        // SAFETY: guaranteed by the caller; a bf16 is a transparent u16.
         unsafe { s.load_bf16_part(p.cast(), n) }
     }
     #[inline(always)]
@@ -59,12 +59,12 @@ impl Element for bf16 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-        // SAFETY: the caller's; an f16 is a transparent u16.
+        // SAFETY: guaranteed by the caller; an f16 is a transparent u16.
         unsafe { s.load_f16(p.cast()) }
     }
     #[inline(always)]
     unsafe fn load_part<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
-        // SAFETY: the caller's; an f16 is a transparent u16.
+        // SAFETY: guaranteed by the caller; an f16 is a transparent u16.
         unsafe { s.load_f16_part(p.cast(), n) }
     }
     #[inline(always)]
@@ -73,15 +73,14 @@ impl Element for f16 {
     }
 }
 
-/// A row as f32, followed by zeros up to a multiple of sixteen.
+/// Converts a row to f32, followed by zeros up to a multiple of sixteen.
 pub(super) struct Convert<E> {
-    /// Readable over `n`.
+    /// Source, readable over `n`.
     pub(super) from: *const E,
     pub(super) n: usize,
-    /// Writable over `n`, rounded up to a multiple of sixteen.
+    /// Destination, writable over `n` rounded up to a multiple of sixteen.
     pub(super) to: *mut f32,
-    /// How many elements from here the next row to be converted lies; zero if it is
-    /// not known.
+    /// Distance in elements to the next row to convert, for prefetching; zero if unknown.
     pub(super) ahead: usize,
 }
 
@@ -90,7 +89,7 @@ impl<E: Element> Kernel for Convert<E> {
     fn run<S: Simd>(self, s: S) {
         let Convert { from, n, to, ahead } = self;
         let full = n / LANES * LANES;
-        // SAFETY: as the fields demand.
+        // SAFETY: the conditions of the fields.
         unsafe {
             for i in (0..full).step_by(LANES) {
                 if ahead != 0 {
@@ -107,7 +106,7 @@ impl<E: Element> Kernel for Convert<E> {
 }
 
 /// Runs an expression with a type alias bound to the element type of a dtype.
-/// Integers are refused by the checks before this point.
+/// The operation's checks have refused integers before.
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {

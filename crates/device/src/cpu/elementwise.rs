@@ -95,7 +95,7 @@ impl ElementwiseOps for CpuDevice {
 }
 
 impl CpuDevice {
-    /// A row as f32: itself, or converted into `scratch`, which has room for it.
+    /// Returns a row as f32: the row itself, or its conversion in `scratch`.
     fn as_f32(&self, dtype: DType, row: Mat<u8>, scratch: *mut f32) -> *const f32 {
         if dtype == DType::F32 {
             return row.row(0).cast_const().cast();
@@ -119,7 +119,7 @@ struct Activate {
 impl Kernel for Activate {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // One loop for each function, chosen outside it.
+        // The function is chosen outside the loop, so that each has its own loop.
         match self.f {
             Activation::Silu => self.rows(s, Activation::Silu),
             Activation::Gelu => self.rows(s, Activation::Gelu),
@@ -200,10 +200,10 @@ impl Kernel for NormRows {
 }
 
 impl NormRows {
-    /// Up to sixteen of the `n` elements from `i` on.
+    /// Writes up to sixteen of the `n` elements from `i` on.
     #[inline(always)]
     unsafe fn write<S: Simd>(&self, s: S, row: usize, i: usize, n: usize, mean: f32, scale: f32) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let v = part(s, self.x.row(row).cast_const().wrapping_add(i), n);
             let v = s.mul(s.sub(v, s.splat(mean)), s.splat(scale));
@@ -217,29 +217,29 @@ impl NormRows {
     }
 }
 
-/// The mean of `n` elements.
+/// Mean of `n` elements.
 ///
 /// # Safety
-/// They must be readable.
+/// `x` must be readable over `n` elements.
 #[inline(always)]
 unsafe fn mean<S: Simd>(s: S, x: *const f32, n: usize) -> f32 {
     let mut acc = s.splat(0.0);
     for i in (0..n).step_by(LANES) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         acc = s.add(acc, unsafe { part(s, x.wrapping_add(i), n - i) });
     }
     s.sum(acc) / n as f32
 }
 
-/// The mean of `(x - centre)²` of `n` elements.
+/// Mean of `(x - centre)²` over `n` elements.
 ///
 /// # Safety
-/// They must be readable.
+/// `x` must be readable over `n` elements.
 #[inline(always)]
 unsafe fn mean_square<S: Simd>(s: S, x: *const f32, centre: f32, n: usize) -> f32 {
     let mut acc = s.splat(0.0);
     let full = n / LANES * LANES;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for i in (0..full).step_by(LANES) {
             let d = s.sub(s.load(x.add(i)), s.splat(centre));

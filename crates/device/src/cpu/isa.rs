@@ -1,26 +1,26 @@
-//! Instruction sets, and how a kernel comes to run on one.
+//! Instruction sets, and the dispatch of kernels to them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::lanes::{Kernel, Scalar, Simd};
 
-/// The instructions the kernels are compiled for. All give the same bits.
+/// Instruction set that the kernels are compiled for. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// AVX-512 F, BW, VL, DQ.
     Avx512,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// No vector instructions: slow, everywhere, and the oracle of the others.
+    /// No vector instructions: slow, portable, and the oracle of the others.
     Scalar,
 }
 
 impl Isa {
-    /// All of them, best first.
+    /// All instruction sets, best first.
     pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Scalar];
 
-    /// The best this machine has.
+    /// Returns the best instruction set of this machine.
     pub fn detect() -> Isa {
         Isa::ALL
             .into_iter()
@@ -28,7 +28,7 @@ impl Isa {
             .unwrap_or(Isa::Scalar)
     }
 
-    /// Whether this machine has it.
+    /// Returns whether this machine has the instruction set.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -73,16 +73,16 @@ impl FromStr for Isa {
         Isa::ALL
             .into_iter()
             .find(|isa| isa.name() == text)
-            .ok_or_else(|| format!("unknown instruction set `{text}`: avx512, avx2 or scalar"))
+            .ok_or_else(|| format!("unknown instruction set '{text}'; use avx512, avx2 or scalar"))
     }
 }
 
-/// An instruction set this machine has: the proof that its kernels may be run.
+/// An instruction set that this machine has: proof that its kernels may run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SimdEngine(Isa);
 
 impl SimdEngine {
-    /// `None` if this machine lacks it.
+    /// Creates the proof; `None` if this machine lacks the instruction set.
     pub(super) fn new(isa: Isa) -> Option<Self> {
         isa.is_available().then_some(SimdEngine(isa))
     }
@@ -96,7 +96,7 @@ impl SimdEngine {
     pub(super) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: an `SimdEngine` exists only for instructions the machine has.
+            // SAFETY: a `SimdEngine` exists only for instructions the machine has.
             Isa::Avx512 => unsafe { super::avx512::enter(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.

@@ -1,37 +1,35 @@
-//! Sixteen f32 lanes: the vocabulary every kernel is written in.
+//! Vectors of sixteen f32 lanes, in which every kernel is written.
 //!
-//! A [`Simd`] is a token that proves an instruction set. Every method gives the
-//! same bits on each of them: plain operations are IEEE's, `fma` rounds once, and
-//! sums of lanes follow one tree.
+//! A [`Simd`] is a token that proves that the machine has an instruction set. Every method
+//! gives the same bits on all instruction sets: plain operations follow IEEE 754, `fma`
+//! rounds once, and sums of lanes follow one tree.
 
-/// Lanes of a vector.
+/// Number of lanes of a vector.
 pub(super) const LANES: usize = 16;
 
-/// Work written once for all instruction sets.
+/// A kernel, written once for all instruction sets.
 ///
-/// `run` must be `#[inline(always)]`, as must everything it calls with the token:
-/// only what ends up inside an entry function ([`Simd::call`]) is compiled for its
-/// instruction set.
+/// `run`, and everything it calls with the token, must be `#[inline(always)]`: only code that
+/// is inlined into an entry function ([`Simd::call`]) is compiled for its instruction set.
 pub(super) trait Kernel {
-    /// Does it.
+    /// Runs the kernel.
     fn run<S: Simd>(self, simd: S);
 }
 
-/// Sixteen lanes at a time, on one instruction set.
+/// Operations on sixteen lanes, for one instruction set.
 pub(super) trait Simd: Copy {
-    /// Sixteen f32.
+    /// Vector of sixteen f32.
     type V: Copy;
 
-    /// Accumulators that fit in the registers as `TILE_ROWS` by `TILE_COLS`.
+    /// Rows of the largest tile of accumulators that fits in the registers.
     const TILE_ROWS: usize;
-    /// See [`Simd::TILE_ROWS`].
+    /// Columns of the largest tile of accumulators that fits in the registers.
     const TILE_COLS: usize;
 
-    /// Runs a kernel as a function of its own. Everything else here is inlined, so
-    /// this is where compiled code is shared.
+    /// Runs a kernel as a function of its own. All other methods are inlined.
     fn call<K: Kernel>(self, kernel: K);
 
-    /// `x` in every lane.
+    /// Vector with `x` in every lane.
     fn splat(self, x: f32) -> Self::V;
     /// `a + b`
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -47,9 +45,9 @@ pub(super) trait Simd: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a < b ? a : b`, so `b` when either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// To the nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self, a: Self::V) -> Self::V;
-    /// `2^a` for integral `a` of -126..=127; anything for other `a`.
+    /// `2^a` for integral `a` in -126..=127; unspecified for other `a`.
     fn pow2(self, a: Self::V) -> Self::V;
     /// `|a|`
     fn abs(self, a: Self::V) -> Self::V;
@@ -57,64 +55,64 @@ pub(super) trait Simd: Copy {
     fn copysign(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a > b ? yes : no`, lane by lane.
     fn if_greater(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
-    /// All lanes, by the tree: upper half onto lower half, 16 → 8 → 4 → 2 → 1.
+    /// Sums all lanes by the tree: upper half onto lower half, 16 → 8 → 4 → 2 → 1.
     fn sum(self, a: Self::V) -> f32;
-    /// The sums of four vectors, each by the same tree.
+    /// Sums each of four vectors by the tree of [`Simd::sum`].
     fn sum4(self, a: [Self::V; 4]) -> [f32; 4];
 
-    /// Sixteen f32 at any alignment.
+    /// Loads sixteen f32 at any alignment.
     ///
     /// # Safety
-    /// They must be readable.
+    /// Sixteen elements must be readable.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// The first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) lanes; the others are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
     unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V;
-    /// Sixteen bfloat16 at any alignment.
+    /// Loads sixteen bfloat16 at any alignment.
     ///
     /// # Safety
-    /// They must be readable.
+    /// Sixteen elements must be readable.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// The first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) lanes; the others are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
     unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V;
-    /// Sixteen IEEE halves at any alignment.
+    /// Loads sixteen IEEE halves at any alignment.
     ///
     /// # Safety
-    /// They must be readable.
+    /// Sixteen elements must be readable.
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
-    /// The first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) lanes; the others are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
     unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V;
-    /// All lanes, at any alignment.
+    /// Stores all lanes at any alignment.
     ///
     /// # Safety
     /// Sixteen f32 must be writable.
     unsafe fn store(self, a: Self::V, p: *mut f32);
-    /// The first `n` (at most 16) lanes.
+    /// Stores the first `n` (at most 16) lanes.
     ///
     /// # Safety
     /// `n` f32 must be writable.
     unsafe fn store_part(self, a: Self::V, p: *mut f32, n: usize);
-    /// Asks for the cache line at `p`, which need not exist.
+    /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(self, p: *const u8);
 
-    /// All lanes as an array.
+    /// Returns all lanes as an array.
     #[inline(always)]
     fn to_array(self, a: Self::V) -> [f32; LANES] {
         let mut out = [0.0; LANES];
-        // SAFETY: the array has sixteen.
+        // SAFETY: the array has sixteen elements.
         unsafe { self.store(a, out.as_mut_ptr()) };
         out
     }
 
-    /// The greatest lane, by the tree of [`Simd::sum`].
+    /// Returns the greatest lane, by the tree of [`Simd::sum`].
     #[inline(always)]
     fn greatest(self, a: Self::V) -> f32 {
         let mut lanes = self.to_array(a);
@@ -129,7 +127,7 @@ pub(super) trait Simd: Copy {
     }
 }
 
-/// No instruction set at all.
+/// Portable code without vector instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Scalar;
 
@@ -138,14 +136,14 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; LANES] {
     std::array::from_fn(f)
 }
 
-/// The first `n` of sixteen elements at any alignment, the others zero.
+/// Reads the first `n` of sixteen elements at any alignment; the others are zero.
 ///
 /// # Safety
 /// `n` (at most 16) elements must be readable.
 #[inline(always)]
 pub(super) unsafe fn first<T: Copy + Default>(p: *const T, n: usize) -> [T; LANES] {
     let mut out = [T::default(); LANES];
-    // SAFETY: the caller's; as bytes there is no alignment to keep.
+    // SAFETY: guaranteed by the caller; as bytes there is no alignment to keep.
     unsafe {
         let (from, to) = (p.cast::<u8>(), out.as_mut_ptr().cast::<u8>());
         std::ptr::copy_nonoverlapping(from, to, n * size_of::<T>());
@@ -232,45 +230,45 @@ impl Simd for Scalar {
 
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { first(p, LANES) }
     }
     #[inline(always)]
     unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { first(p, n) }
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.load_bf16_part(p, LANES) }
     }
     #[inline(always)]
     unsafe fn load_bf16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let bits: [u16; LANES] = unsafe { first(p, n) };
         each(|i| f32::from_bits(u32::from(bits[i]) << 16))
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.load_f16_part(p, LANES) }
     }
     #[inline(always)]
     unsafe fn load_f16_part(self, p: *const u16, n: usize) -> Self::V {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let bits: [u16; LANES] = unsafe { first(p, n) };
         each(|i| half::f16::from_bits(bits[i]).to_f32())
     }
     #[inline(always)]
     unsafe fn store(self, a: Self::V, p: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { p.cast::<Self::V>().write_unaligned(a) }
     }
     #[inline(always)]
     unsafe fn store_part(self, a: Self::V, p: *mut f32, n: usize) {
         for (i, lane) in a.into_iter().enumerate().take(n) {
-            // SAFETY: the caller's, element by element below `n`.
+            // SAFETY: guaranteed by the caller for elements below `n`.
             unsafe { p.add(i).write_unaligned(lane) }
         }
     }

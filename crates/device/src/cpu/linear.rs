@@ -8,7 +8,7 @@ use djinn_types::{DType, Order};
 
 use super::CpuDevice;
 use super::chain::{Chains, TILE_ROWS};
-use super::dot::{Products, Rows, Sink};
+use super::dot::{Products, Sink, StridedRows};
 use super::element::{Convert, Element, with_element};
 use super::lanes::{Kernel, LANES, Simd};
 use super::panel;
@@ -16,13 +16,13 @@ use super::row;
 use super::split::Split;
 use crate::check::Mat;
 
-/// Up to this many rows a weight is converted for each tile of them; beyond, once
-/// into a panel.
+/// Largest number of rows for which a weight is converted tile by tile; for more rows it is
+/// converted once into a panel.
 const FEW_ROWS: usize = 24;
 
 /// A checked product.
 #[derive(Clone, Copy)]
-struct Job {
+struct LinearJob {
     x: Mat<f32>,
     weight: Mat<u8>,
     bias: Option<(DType, Mat<u8>)>,
@@ -40,7 +40,7 @@ impl ProductOps for CpuDevice {
     ) -> Result<()> {
         let op = self.op("linear");
         op.linear(x, weight, bias, out)?;
-        let mut job = Job {
+        let mut job = LinearJob {
             x: op.f32("x", x)?,
             weight: op.floats("weight", weight.view)?,
             bias: None,
@@ -58,7 +58,7 @@ impl ProductOps for CpuDevice {
 }
 
 impl CpuDevice {
-    fn out_in<E: Element>(&self, job: Job) {
+    fn out_in<E: Element>(&self, job: LinearJob) {
         let (rows, cols, k) = (job.x.rows, job.out.cols, job.x.cols);
         let few = rows <= FEW_ROWS;
         let split = if few {
@@ -72,12 +72,12 @@ impl CpuDevice {
             let panel_floats = if few { 0 } else { panel::floats(cols.len(), k) };
             self.with_scratch(thread, bias_floats + panel_floats, |scratch| {
                 let products = Products {
-                    x: Rows {
+                    x: StridedRows {
                         ptr: job.x.row(rows.start).cast_const(),
                         stride: job.x.stride,
                     },
                     rows: rows.len(),
-                    w: Rows {
+                    w: StridedRows {
                         ptr: job.weight_row::<E>(cols.start),
                         stride: job.weight.stride,
                     },
@@ -95,7 +95,7 @@ impl CpuDevice {
         });
     }
 
-    fn in_out<E: Element>(&self, job: Job) {
+    fn in_out<E: Element>(&self, job: LinearJob) {
         let (rows, cols) = (job.x.rows, job.out.cols);
         let (split, depth) = if rows <= FEW_ROWS {
             (Split::wide(rows, cols, self.threads()), 8)
@@ -122,8 +122,8 @@ impl CpuDevice {
         });
     }
 
-    /// The bias of some columns as f32 in `scratch`, which has room for them.
-    fn bias(&self, job: &Job, cols: &Range<usize>, scratch: *mut f32) -> Option<*const f32> {
+    /// Converts the bias of some columns to f32 in `scratch`.
+    fn bias(&self, job: &LinearJob, cols: &Range<usize>, scratch: *mut f32) -> Option<*const f32> {
         let (dtype, bias) = job.bias?;
         with_element!(dtype, B => {
             let from = bias.row(0).cast_const().cast::<B>().wrapping_add(cols.start);
@@ -133,7 +133,7 @@ impl CpuDevice {
     }
 }
 
-impl Job {
+impl LinearJob {
     fn weight_row<E>(&self, row: usize) -> *const E {
         let start: *const u8 = self.weight.row(0);
         start.cast::<E>().wrapping_add(row * self.weight.stride)
@@ -144,14 +144,14 @@ impl Job {
 /// matrices; chunks do not share output elements.
 struct OutIn<E> {
     products: Products<E>,
-    /// Room for a panel, if one is worth while.
+    /// Scratch for a panel, if there are enough rows.
     panel: Option<*mut f32>,
 }
 
 impl<E: Element> Kernel for OutIn<E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // SAFETY: checked, as above, and the panel has the room it asks for.
+        // SAFETY: checked by the operation, and the panel is large enough.
         unsafe {
             match self.panel {
                 None => self.products.run(s),
@@ -164,12 +164,12 @@ impl<E: Element> Kernel for OutIn<E> {
 /// A chunk of a product with an `[in, out]` weight. The operation has checked the
 /// matrices; chunks do not share output elements.
 struct InOut<E> {
-    job: Job,
+    job: LinearJob,
     rows: Range<usize>,
     cols: Range<usize>,
     bias: Option<*const f32>,
-    /// Room for `depth` rows of the columns' weights as f32, if so many rows share
-    /// them that they are worth converting once.
+    /// Scratch for `depth` rows of the columns' weights as f32, if there are enough rows to
+    /// convert the weights once.
     panel: Option<*mut f32>,
     depth: usize,
     e: PhantomData<E>,
@@ -191,21 +191,21 @@ impl<E: Element> Kernel for InOut<E> {
         let width = n.next_multiple_of(LANES);
         let out = |row| job.out.row(row).wrapping_add(cols.start);
         for row in rows.clone() {
-            // SAFETY: checked, as above; +0.0 is all zeros.
+            // SAFETY: checked by the operation; +0.0 is all zeros.
             unsafe { std::ptr::write_bytes(out(row).cast::<u8>(), 0, n * size_of::<f32>()) };
         }
         for start in (0..k).step_by(depth) {
             let links = depth.min(k - start);
-            let weights = Rows {
+            let weights = StridedRows {
                 ptr: job.weight_row::<E>(start).wrapping_add(cols.start),
                 stride: job.weight.stride,
             };
-            // The next rows of weights are asked for while these are used.
+            // Prefetches the next rows of weights while these are used.
             let ahead = depth * job.weight.stride;
             let chains = Chains {
                 out: out(rows.start),
                 stride: job.out.stride,
-                x: Rows {
+                x: StridedRows {
                     ptr: job.x.row(rows.start).wrapping_add(start).cast_const(),
                     stride: job.x.stride,
                 },
@@ -216,7 +216,7 @@ impl<E: Element> Kernel for InOut<E> {
                 k: links,
             };
             let Some(panel) = panel else {
-                // SAFETY: checked, as above.
+                // SAFETY: checked by the operation.
                 unsafe { chains.extend(s) };
                 continue;
             };
@@ -224,16 +224,16 @@ impl<E: Element> Kernel for InOut<E> {
                 let (from, to) = (weights.at(i, 0), panel.wrapping_add(i * width));
                 s.call(Convert { from, n, to, ahead });
             }
-            let w = Rows {
+            let w = StridedRows {
                 ptr: panel.cast_const(),
                 stride: width,
             };
-            // SAFETY: checked, as above.
+            // SAFETY: checked by the operation.
             unsafe { chains.with(w).extend(s) };
         }
         if let Some(bias) = bias {
             for row in rows {
-                // SAFETY: checked, as above.
+                // SAFETY: checked by the operation.
                 unsafe { row::add(s, out(row), bias, n) };
             }
         }

@@ -1,4 +1,4 @@
-//! Rows looked up, added into others, and taken apart.
+//! Lookups of rows, scattered sums, and copies of columns.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -32,7 +32,7 @@ impl LookupOps for CpuDevice {
         let (src, ids) = (op.f32("src", src)?, op.i32("ids", ids)?);
         let (weights, out) = (op.f32("weights", weights)?, op.out("out", out)?);
         let chosen = self.indices("scatter_add", "out", ids, out.rows)?;
-        // By columns: then rows keep their order even if ids repeat.
+        // Divided by columns, so that rows keep their order even if ids repeat.
         self.by_columns(src.cols, src.rows, &|_, cols| {
             self.engine.run(ScatterAdd {
                 src,
@@ -68,7 +68,7 @@ impl LookupOps for CpuDevice {
 }
 
 impl CpuDevice {
-    /// Ids as row numbers of something, or an error that names the bad one.
+    /// Converts ids to row numbers below `limit`; the error names the first invalid row.
     pub(super) fn indices(
         &self,
         op: &'static str,
@@ -81,7 +81,7 @@ impl CpuDevice {
             .map(|row| match ids.index(row, 0, limit) {
                 Some(index) => Ok(index),
                 None => op.fail(format!(
-                    "id of row {row} is not among the {limit} rows of {of}"
+                    "the id of row {row} is not one of the {limit} rows of {of}"
                 )),
             })
             .collect()
@@ -141,7 +141,7 @@ impl Kernel for ScatterAdd<'_> {
         for (row, &target) in self.chosen.iter().enumerate() {
             let from = self.src.row(row).wrapping_add(self.cols.start);
             let to = self.out.row(target).wrapping_add(self.cols.start);
-            // SAFETY: ids and shapes were checked; chunks have columns of their own.
+            // SAFETY: ids and shapes were checked; no two chunks share a column.
             unsafe {
                 let weight = self.weights.row(row).read_unaligned();
                 add_scaled(s, to, s.splat(weight), from, self.cols.len());

@@ -1,14 +1,14 @@
-//! Elementary functions, written out so that every instruction set agrees.
+//! Elementary functions that give the same bits on every instruction set.
 
 use super::lanes::Simd;
 use djinn_types::Activation;
 
-/// `e^x`, within 2 units in the last place; gradual underflow, infinities and NaN
-/// as IEEE would have them.
+/// `e^x`, within 2 units in the last place, with the gradual underflow, infinities and NaN of
+/// IEEE 754.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    // Beyond these the result is 0 or infinite anyway. NaN is the second operand, so
-    // it stays.
+    // Beyond these bounds the result is 0 or infinite. NaN is the second operand, so the
+    // result is NaN.
     let x = s.max(s.splat(-104.5), s.min(s.splat(89.0), x));
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     // x - n ln 2, with ln 2 in two parts so that the first product is exact.
@@ -25,8 +25,8 @@ pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
         p = s.fma(p, r, s.splat(c));
     }
     let e = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
-    // 2^n in two steps: n reaches below what one factor can hold, and only the last
-    // product then rounds.
+    // 2^n in two steps, because one factor cannot represent the smallest n. Only the last
+    // product rounds.
     let half = s.round(s.mul(n, s.splat(0.5)));
     s.mul(s.mul(e, s.pow2(half)), s.pow2(s.sub(n, half)))
 }
@@ -66,7 +66,7 @@ fn erf<S: Simd>(s: S, x: S::V) -> S::V {
     s.if_greater(t, s.splat(0.927_734_4), far, near)
 }
 
-/// An [`Activation`] of sixteen numbers.
+/// Applies an [`Activation`] to sixteen numbers.
 #[inline(always)]
 pub(super) fn activation<S: Simd>(s: S, f: Activation, x: S::V) -> S::V {
     match f {
@@ -81,7 +81,7 @@ pub(super) fn activation<S: Simd>(s: S, f: Activation, x: S::V) -> S::V {
             let inner = s.fma(cube, s.splat(0.044_715), x);
             s.mul(x, sigmoid(s, s.mul(inner, s.splat(1.595_769))))
         }
-        // NaN is the second operand, so it stays.
+        // NaN is the second operand, so the result is NaN.
         Activation::Relu => s.max(s.splat(0.0), x),
     }
 }
@@ -99,7 +99,7 @@ mod tests {
         scalar(|x| exp(Scalar, x), x)
     }
 
-    /// By its series, or one minus its continued fraction.
+    /// Reference error function: its series, or one minus its continued fraction.
     fn erf64(x: f64) -> f64 {
         let t = x.abs();
         if t < 2.5 {

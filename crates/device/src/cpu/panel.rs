@@ -1,30 +1,30 @@
 //! Dot products of many rows: a panel of weights is converted once and reused.
 //!
-//! A panel of weight rows, as f32 and padded with zeros, stays in the second-level
-//! cache; a tile of rows of `x`, a block of `k` at a time, stays in the first. The
-//! sixteen lanes of each product wait in scratch between blocks, so blocking over
+//! A panel of weight rows, as f32 and padded with zeros, stays in the second-level cache. A
+//! tile of rows of `x`, one block of `k` at a time, stays in the first-level cache. The
+//! sixteen lanes of each product are kept in scratch memory between blocks, so blocking over
 //! `k` does not change their order.
 
-use super::dot::{Products, Rows, Sink, accumulate, finish};
+use super::dot::{Products, Sink, StridedRows, accumulate, finish};
 use super::element::{Convert, Element};
 use super::lanes::{Kernel, LANES, Simd};
 
-/// Floats of a panel: half of a common second-level cache.
+/// Number of floats of a panel: half of a typical second-level cache.
 const PANEL_FLOATS: usize = 160 << 10;
-/// Elements of a row in one block: six such rows and four weight rows fit in the
+/// Number of elements of a row in one block: six such rows and four weight rows fit in the
 /// first-level cache.
 const BLOCK: usize = 768;
-/// Columns come in groups of so many, whatever a tile has.
+/// Number of columns of a group, for every shape of tile.
 const GROUP: usize = 4;
-/// The most rows of a tile on any instruction set.
+/// Largest number of rows of a tile on any instruction set.
 const ROWS: usize = 6;
 
-/// Columns of a panel.
+/// Number of columns of a panel.
 pub(super) fn columns(k: usize) -> usize {
     (PANEL_FLOATS / padded(k).max(1)).clamp(GROUP, 64) / GROUP * GROUP
 }
 
-/// Scratch that [`run`] needs for so many columns.
+/// Number of floats of scratch memory that [`run`] needs.
 pub(super) fn floats(cols: usize, k: usize) -> usize {
     let cols = cols.next_multiple_of(GROUP);
     cols * padded(k) + ROWS * cols * LANES
@@ -34,10 +34,10 @@ fn padded(k: usize) -> usize {
     k.next_multiple_of(LANES)
 }
 
-/// As [`Products::run`], for many rows.
+/// Computes products of many rows.
 ///
 /// # Safety
-/// As there, and `scratch` must be writable over [`floats`].
+/// The conditions of [`Products::run`], and `scratch` must be writable over [`floats`].
 #[inline(always)]
 pub(super) unsafe fn run<S: Simd, E: Element>(s: S, products: Products<E>, scratch: *mut f32) {
     let Products {
@@ -50,7 +50,7 @@ pub(super) unsafe fn run<S: Simd, E: Element>(s: S, products: Products<E>, scrat
     } = products;
     let depth = padded(k);
     let wide = cols.next_multiple_of(GROUP);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for c in 0..cols {
             s.call(Convert {
@@ -63,7 +63,7 @@ pub(super) unsafe fn run<S: Simd, E: Element>(s: S, products: Products<E>, scrat
         let padding = scratch.add(cols * depth);
         std::ptr::write_bytes(padding, 0, (wide - cols) * depth);
     }
-    let w = Rows {
+    let w = StridedRows {
         ptr: scratch.cast_const(),
         stride: depth,
     };
@@ -71,7 +71,7 @@ pub(super) unsafe fn run<S: Simd, E: Element>(s: S, products: Products<E>, scrat
     let mut r = 0;
     while r < rows {
         let n = (rows - r).min(S::TILE_ROWS);
-        let panel = Panel {
+        let panel = WeightPanel {
             x: x.from(r, 0),
             w,
             lanes,
@@ -92,18 +92,18 @@ pub(super) unsafe fn run<S: Simd, E: Element>(s: S, products: Products<E>, scrat
     }
 }
 
-struct Panel {
-    x: Rows<f32>,
-    w: Rows<f32>,
-    /// The accumulators of one tile of rows, `[column group, row, column, lane]`.
+struct WeightPanel {
+    x: StridedRows<f32>,
+    w: StridedRows<f32>,
+    /// Accumulators of one tile of rows, `[column group, row, column, lane]`.
     lanes: *mut f32,
     cols: usize,
     k: usize,
     out: Sink,
 }
 
-/// `R` rows against the whole panel.
-struct Tiles<const R: usize>(Panel);
+/// Kernel for `R` rows against the whole panel.
+struct Tiles<const R: usize>(WeightPanel);
 
 impl<const R: usize> Kernel for Tiles<R> {
     #[inline(always)]
@@ -112,7 +112,7 @@ impl<const R: usize> Kernel for Tiles<R> {
         loop {
             let depth = BLOCK.min(self.0.k - start);
             for c in (0..self.0.cols).step_by(S::TILE_COLS) {
-                // SAFETY: as `run` demands.
+                // SAFETY: the conditions of `run`.
                 unsafe {
                     if const { S::TILE_COLS == 4 } {
                         self.tile::<S, 4>(s, start, depth, c);
@@ -132,10 +132,10 @@ impl<const R: usize> Kernel for Tiles<R> {
 }
 
 impl<const R: usize> Tiles<R> {
-    /// `C` columns, over one block.
+    /// Accumulates `C` columns over one block.
     #[inline(always)]
     unsafe fn tile<S: Simd, const C: usize>(&self, s: S, start: usize, depth: usize, c: usize) {
-        let Panel {
+        let WeightPanel {
             x,
             w,
             lanes,
@@ -145,8 +145,8 @@ impl<const R: usize> Tiles<R> {
         } = &self.0;
         let mut acc = [[s.splat(0.0); C]; R];
         let lanes = lanes.wrapping_add(c * ROWS * LANES);
-        // SAFETY: the caller's; columns of the last group that do not exist are
-        // zeros in the panel and are not written.
+        // SAFETY: guaranteed by the caller; missing columns of the last group are zeros in
+        // the panel and are not written.
         unsafe {
             if start > 0 {
                 for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {

@@ -1,9 +1,9 @@
-//! Threads that share one job at a time.
+//! A pool of threads that work on one job at a time.
 //!
-//! A job is a number of chunks, claimed one by one through a counter, so a thread
-//! that the system has set aside holds up nothing it has not begun. The calling
-//! thread is one of the pool's. Workers spin for a moment after a job, because the
-//! next usually follows within microseconds, and then sleep.
+//! A job is a number of chunks that threads claim one by one through a counter. A thread that
+//! the system has descheduled therefore delays only the chunk that it holds. The calling
+//! thread is one of the pool's. After a job, workers spin briefly, because the next job
+//! usually follows within microseconds, and then sleep.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -13,84 +13,86 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::affinity::Places;
+use super::affinity::WorkerCpus;
 
-/// How long a thread looks for work before it sleeps: longer than the gap between
-/// two operations of a pass, shorter than anyone would notice in a load figure.
+/// Time that a thread spins before it sleeps: longer than the gap between two operations of
+/// a pass, and too short to show up as CPU load.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Threads inside the current job.
+/// Bits of the state that count the threads inside the current job.
 const ACTIVE: u64 = (1 << 16) - 1;
-/// No thread may enter the job any more.
+/// Bit of the state: no thread may enter the job any more.
 const CLOSED: u64 = 1 << 16;
-/// The caller sleeps until the last thread has left.
+/// Bit of the state: the caller sleeps until the last thread has left.
 const WAITING: u64 = 1 << 17;
-/// The job's number counts in these bits.
+/// Lowest of the state's bits that count jobs.
 const EPOCH: u64 = 1 << 18;
 
-/// What a job does with a chunk: `(thread, chunk)`.
-type Work<'a> = dyn Fn(usize, usize) + Sync + 'a;
+/// Work on one chunk, called with `(thread, chunk)`.
+type ChunkFn<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// Keeps what different threads write out of each other's cache lines.
+/// Gives a value cache lines of its own, so that threads do not share them.
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CacheAligned<T>(T);
 
-struct Shared {
-    /// Epoch, waiting, closed and active in one word: entering a job and closing it
-    /// are single steps that cannot interleave.
-    state: Apart<AtomicU64>,
-    /// The next chunk nobody has claimed.
-    next: Apart<AtomicUsize>,
-    /// Written by the caller while the state is closed and nobody is active; read
-    /// by threads while they are active.
-    job: UnsafeCell<Job>,
-    /// Whom to wake when the last thread leaves; set only when it sleeps.
+struct PoolShared {
+    /// Epoch, waiting, closed and active in one word, so that entering and closing a job
+    /// are single atomic steps.
+    state: CacheAligned<AtomicU64>,
+    /// The next unclaimed chunk.
+    next: CacheAligned<AtomicUsize>,
+    /// Written by the caller while the state is closed and no thread is active; read by
+    /// active threads.
+    job: UnsafeCell<PoolJob>,
+    /// Thread to wake when the last worker leaves; set only while it sleeps.
     caller: Mutex<Option<Thread>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    asleep: Vec<Apart<AtomicBool>>,
+    asleep: Vec<CacheAligned<AtomicBool>>,
     stop: AtomicBool,
 }
 
 #[derive(Clone, Copy)]
-struct Job {
-    work: *const Work<'static>,
+struct PoolJob {
+    work: *const ChunkFn<'static>,
     chunks: usize,
 }
 
 // SAFETY: `job` follows the protocol above, and what it points to is `Sync`.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolShared {}
 // SAFETY: as above; the pointer in `job` is not used outside a job.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolShared {}
 
 /// A pool of threads, the calling one among them.
-pub(super) struct Pool {
-    shared: Arc<Shared>,
+pub(super) struct ThreadPool {
+    shared: Arc<PoolShared>,
     workers: Vec<JoinHandle<()>>,
-    places: Places,
-    /// One job at a time, whoever calls.
+    places: WorkerCpus,
+    /// Held during a job: one job runs at a time.
     turn: Mutex<()>,
 }
 
-impl Pool {
-    /// A pool of `threads` in all, its workers each on a CPU of their own.
+impl ThreadPool {
+    /// Starts a pool of `threads` in total, with each worker pinned to its own CPU.
     pub(super) fn new(threads: usize) -> std::io::Result<Self> {
         let count = threads.saturating_sub(1).min(ACTIVE as usize);
-        let shared = Arc::new(Shared {
-            state: Apart(AtomicU64::new(CLOSED)),
-            next: Apart(AtomicUsize::new(0)),
-            job: UnsafeCell::new(Job {
+        let shared = Arc::new(PoolShared {
+            state: CacheAligned(AtomicU64::new(CLOSED)),
+            next: CacheAligned(AtomicUsize::new(0)),
+            job: UnsafeCell::new(PoolJob {
                 work: &|_, _| (),
                 chunks: 0,
             }),
             caller: Mutex::new(None),
             panic: Mutex::new(None),
-            asleep: (0..count).map(|_| Apart(AtomicBool::new(false))).collect(),
+            asleep: (0..count)
+                .map(|_| CacheAligned(AtomicBool::new(false)))
+                .collect(),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Pool {
+        let mut pool = ThreadPool {
             shared,
             workers: Vec::with_capacity(count),
-            places: Places::choose(count),
+            places: WorkerCpus::choose(count),
             turn: Mutex::new(()),
         };
         for worker in 0..count {
@@ -107,15 +109,15 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads, the caller's included.
+    /// Number of threads, including the caller.
     pub(super) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `work(thread, chunk)` once for every chunk, from all threads, and
-    /// returns when all are done. A panic in any of them is the caller's. Must not
-    /// be called from inside a job.
-    pub(super) fn run(&self, chunks: usize, work: &Work<'_>) {
+    /// Calls `work(thread, chunk)` once for every chunk, from all threads, and returns when
+    /// all chunks are done. A panic on any thread resumes on the caller. Must not be called
+    /// from inside a job.
+    pub(super) fn run(&self, chunks: usize, work: &ChunkFn<'_>) {
         let _turn = lock(&self.turn);
         if chunks <= 1 || self.workers.is_empty() {
             (0..chunks).for_each(|chunk| work(0, chunk));
@@ -134,22 +136,22 @@ impl Pool {
         }
     }
 
-    fn open(&self, chunks: usize, work: &Work<'_>) {
+    fn open(&self, chunks: usize, work: &ChunkFn<'_>) {
         let shared = &*self.shared;
-        let work: *const Work<'_> = work;
-        // SAFETY: the last job is closed and left by all, so nobody else looks at
-        // `job`; the pointer's lifetime is erased, but nobody is inside this job
-        // after `close`, which `run` calls before `work` ends.
+        let work: *const ChunkFn<'_> = work;
+        // SAFETY: the last job is closed and all threads have left it, so no thread reads
+        // `job`. The pointer's lifetime is erased, but no thread is inside this job after
+        // `close`, which `run` calls before `work` ends.
         unsafe {
-            let work = std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work);
-            *shared.job.get() = Job { work, chunks };
+            let work = std::mem::transmute::<*const ChunkFn<'_>, *const ChunkFn<'static>>(work);
+            *shared.job.get() = PoolJob { work, chunks };
         }
         shared.next.0.store(0, Ordering::Relaxed);
         let epoch = shared.state.0.load(Ordering::Relaxed) / EPOCH;
         let open = epoch.wrapping_add(1).wrapping_mul(EPOCH);
         shared.state.0.store(open, Ordering::Release);
-        // Pairs with the fence of a worker about to sleep: either it sees the job,
-        // or we see that it sleeps.
+        // Pairs with the fence of a worker that is about to sleep: either the worker sees the
+        // job, or this thread sees that the worker sleeps.
         fence(Ordering::SeqCst);
         for (asleep, worker) in shared.asleep.iter().zip(&self.workers).take(chunks - 1) {
             if asleep.0.load(Ordering::Relaxed) && asleep.0.swap(false, Ordering::Relaxed) {
@@ -158,7 +160,7 @@ impl Pool {
         }
     }
 
-    /// Lets nobody in any more and waits for those inside.
+    /// Closes the job and waits until all threads have left it.
     fn close(&self) {
         let state = &self.shared.state.0;
         let left = |state: u64| state & ACTIVE == 0;
@@ -177,7 +179,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
@@ -188,8 +190,8 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
-    /// A worker's life.
+impl PoolShared {
+    /// Main loop of a worker.
     fn serve(&self, worker: usize) {
         let mut last = 0;
         while !self.stop.load(Ordering::Acquire) {
@@ -202,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// Whether there is a job this worker has not been in, or an end.
+    /// Returns whether there is a new job for this worker, or the pool stops.
     fn has_news(&self, last: u64) -> bool {
         let state = self.state.0.load(Ordering::Acquire);
         (state & CLOSED == 0 && state / EPOCH != last) || self.stop.load(Ordering::Relaxed)
@@ -218,7 +220,7 @@ impl Shared {
         asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Counts this worker into the open job, unless it closes first.
+    /// Enters the open job, unless it closes first.
     fn enter(&self, last: &mut u64) -> bool {
         let mut state = self.state.0.load(Ordering::Acquire);
         while state & CLOSED == 0 && state / EPOCH != *last {
@@ -238,7 +240,7 @@ impl Shared {
         false
     }
 
-    /// Works on the job entered, and leaves it.
+    /// Works on the entered job, and leaves it.
     fn help(&self, worker: usize) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.claim(worker + 1))) {
             self.give_up();
@@ -246,23 +248,23 @@ impl Shared {
         }
         let before = self.state.0.fetch_sub(1, Ordering::AcqRel);
         if before & ACTIVE == 1 && before & WAITING != 0 {
-            // It may be a later caller by now, who then looks once too often.
+            // The caller may already be that of a later job; one spurious wake-up is harmless.
             if let Some(caller) = &*lock(&self.caller) {
                 caller.unpark();
             }
         }
     }
 
-    /// Leaves no chunk to claim.
+    /// Drops all unclaimed chunks.
     fn give_up(&self) {
         self.next.0.store(usize::MAX / 2, Ordering::Relaxed);
     }
 
-    /// Claims and does chunks until none is left.
+    /// Claims and runs chunks until none is left.
     fn claim(&self, thread: usize) {
-        // SAFETY: the caller is the job's own or counted as active: nobody writes.
+        // SAFETY: this thread started the job or is counted as active, so no thread writes.
         let job = unsafe { *self.job.get() };
-        // SAFETY: `run` keeps the work alive until everybody active has left.
+        // SAFETY: `run` keeps the work alive until all active threads have left.
         let work = unsafe { &*job.work };
         loop {
             let chunk = self.next.0.fetch_add(1, Ordering::Relaxed);
@@ -274,7 +276,7 @@ impl Shared {
     }
 }
 
-/// Spins for a moment; whether the condition came true.
+/// Spins briefly, and returns whether the condition became true.
 fn spin_until(condition: impl Fn() -> bool) -> bool {
     let mut start = None;
     loop {
@@ -290,7 +292,7 @@ fn spin_until(condition: impl Fn() -> bool) -> bool {
     }
 }
 
-/// A panic while the lock was held left nothing half-done here: take it anyway.
+/// Locks a mutex, poisoned or not: no panic here leaves the data inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -299,7 +301,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn count(pool: &Pool, chunks: usize) {
+    fn count(pool: &ThreadPool, chunks: usize) {
         let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
         pool.run(chunks, &|thread, chunk| {
             assert!(thread < pool.threads());
@@ -313,7 +315,7 @@ mod tests {
     #[test]
     fn every_chunk_is_done_once() {
         for threads in [1, 2, 3, 8] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = ThreadPool::new(threads).unwrap();
             assert_eq!(pool.threads(), threads);
             for chunks in [0, 1, 2, 3, 7, 100, 1000] {
                 count(&pool, chunks);
@@ -322,8 +324,8 @@ mod tests {
     }
 
     #[test]
-    fn many_tiny_jobs_hot_and_cold() {
-        let pool = Pool::new(3).unwrap();
+    fn many_tiny_jobs_with_and_without_sleep() {
+        let pool = ThreadPool::new(3).unwrap();
         for job in 0..20_000 {
             count(&pool, 1 + job % 5);
             if job % 2000 == 0 {
@@ -338,19 +340,19 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let pool = Pool::new(3).unwrap();
+                        let pool = ThreadPool::new(3).unwrap();
                         count(&pool, 10);
                         count(&pool, 3);
                     }
                 });
             }
         });
-        drop(Pool::new(4).unwrap());
+        drop(ThreadPool::new(4).unwrap());
     }
 
     #[test]
-    fn callers_take_turns() {
-        let pool = Pool::new(2).unwrap();
+    fn jobs_of_several_callers_run_one_at_a_time() {
+        let pool = ThreadPool::new(2).unwrap();
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..500).for_each(|_| count(&pool, 4)));
@@ -359,8 +361,8 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(3).unwrap();
+    fn a_panic_reaches_the_caller_and_the_pool_still_works() {
+        let pool = ThreadPool::new(3).unwrap();
         for bad in [0, 5, 63] {
             let panic = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(64, &|_, chunk| {
@@ -377,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_slow_worker_is_waited_for() {
-        let pool = Pool::new(2).unwrap();
+        let pool = ThreadPool::new(2).unwrap();
         for _ in 0..20 {
             let done = AtomicUsize::new(0);
             pool.run(2, &|_, _| {

@@ -4,7 +4,7 @@ use crate::{Reduction, check::Mat};
 
 use super::CpuDevice;
 
-/// Sums side by side, so that several elements are added at a time.
+/// Number of partial sums, so that several elements are added at a time.
 const SIDE: usize = 8;
 
 /// Reduces the rows of a checked matrix.
@@ -12,13 +12,13 @@ pub(super) fn reduce(device: &CpuDevice, x: Mat<f32>, how: Reduction, out: Mat<f
     match how {
         Reduction::Sum => device.by_columns(x.cols, x.rows, &|_, cols| {
             for col in cols {
-                // SAFETY: checked matrices; nobody else has this column.
+                // SAFETY: checked matrices; no other thread has this column.
                 unsafe { add_up(x, col, out) };
             }
         }),
         Reduction::Norm => device.by_rows(x.rows, x.cols, &|_, rows| {
             for row in rows {
-                // SAFETY: checked rows; nobody else writes this one.
+                // SAFETY: checked rows; no other thread writes this one.
                 unsafe { out.row(row).write_unaligned(length(&numbers(x, row))) };
             }
         }),
@@ -27,7 +27,7 @@ pub(super) fn reduce(device: &CpuDevice, x: Mat<f32>, how: Reduction, out: Mat<f
                 for row in rows {
                     let found = largest(&numbers(x, row), how, out.cols / 2);
                     for (col, number) in found.into_iter().enumerate() {
-                        // SAFETY: checked rows; nobody else writes this one.
+                        // SAFETY: checked rows; no other thread writes this one.
                         unsafe { out.row(row).add(col).write_unaligned(number) };
                     }
                 }
@@ -36,19 +36,19 @@ pub(super) fn reduce(device: &CpuDevice, x: Mat<f32>, how: Reduction, out: Mat<f
     }
 }
 
-/// A row of a matrix.
+/// Reads a row of a matrix.
 fn numbers(x: Mat<f32>, row: usize) -> Vec<f32> {
     // SAFETY: a checked matrix.
     let at = |col: usize| unsafe { x.row(row).add(col).read_unaligned() };
     (0..x.cols).map(at).collect()
 }
 
-/// Adds a column to a sum, and what that loses to what was lost.
+/// Adds a column to a running sum, and the rounding errors to the sum of errors.
 ///
 /// # Safety
-/// `sum` has two rows, as long as those of `x`, which nobody else uses at this column.
+/// `sum` has two rows as wide as `x`, and no other thread uses this column.
 unsafe fn add_up(x: Mat<f32>, col: usize, sum: Mat<f32>) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let [whole, rest] = [0, 1].map(|row| sum.row(row).add(col));
         let (mut all, mut lost) = (whole.read_unaligned(), rest.read_unaligned());
@@ -74,7 +74,7 @@ fn length(row: &[f32]) -> f32 {
     sums.iter().sum::<f64>().sqrt() as f32
 }
 
-/// The places of the largest elements, then what they are.
+/// Returns the columns of the largest elements, then their values.
 fn largest(row: &[f32], how: Reduction, count: usize) -> Vec<f32> {
     let first = |&a: &usize, &b: &usize| row[b].total_cmp(&row[a]).then(a.cmp(&b));
     let mut order: Vec<usize> = (0..row.len()).collect();
@@ -101,7 +101,7 @@ mod tests {
     use crate::Reduction;
 
     #[test]
-    fn the_largest_come_first_and_of_equals_the_lower_place() {
+    fn the_largest_come_first_and_of_equals_the_lower_column() {
         let row = [0.0, 2.0, -1.0, 2.0];
         let found = largest(&row, Reduction::Largest, 3);
         assert_eq!(found, [1.0, 3.0, 0.0, 2.0, 2.0, 0.0]);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_squares_of_its_type() {
+    fn lengths_do_not_overflow_in_the_squares() {
         assert_eq!(length(&[3e30, 4e30]), 5e30);
         assert!(length(&[1.0, f32::NAN]).is_nan());
     }

@@ -19,7 +19,7 @@ impl RopeOps for CpuDevice {
         let dtype = frequencies.dtype;
         let row = op.floats("frequencies", frequencies)?;
         let (positions, out) = (op.i32("positions", positions)?, op.out("out", out)?);
-        // Read once as f32, whatever they are stored as.
+        // Converts the frequencies to f32 once.
         let frequencies: Vec<f32> = (0..n)
             .map(|i| {
                 // SAFETY: a checked row of `n` elements.
@@ -28,10 +28,11 @@ impl RopeOps for CpuDevice {
                 })
             })
             .collect();
-        // A sine costs some forty times what an addition does.
+        // A sine costs about forty additions.
         self.by_rows(out.rows, n * 40, &|_, rows| {
             for row in rows {
-                // SAFETY: checked rows of one and of `2n` elements, the latter ours.
+                // SAFETY: checked rows of one and of `2n` elements; no other thread writes the
+                // latter.
                 unsafe {
                     let position = positions.row(row).read_unaligned() as f32;
                     for (i, &frequency) in frequencies.iter().enumerate() {
@@ -100,7 +101,7 @@ impl Kernel for Rotate {
 unsafe fn halves<S: Simd>(s: S, x: *mut f32, table: *const f32, n: usize) {
     for i in (0..n).step_by(LANES) {
         let left = n - i;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let (c, d) = (part(s, table.add(i), left), part(s, table.add(n + i), left));
             let (a, b) = (
@@ -114,11 +115,11 @@ unsafe fn halves<S: Simd>(s: S, x: *mut f32, table: *const f32, n: usize) {
     }
 }
 
-/// Rotates `x[2i]` with `x[2i + 1]`, by the same arithmetic.
+/// Rotates `x[2i]` with `x[2i + 1]`, with the arithmetic of [`halves`].
 #[inline(always)]
 unsafe fn interleaved(x: *mut f32, table: *const f32, n: usize) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let (c, d) = (
                 table.add(i).read_unaligned(),

@@ -1,14 +1,14 @@
-//! What kernels do with parts of rows.
+//! Loads, stores and sums of parts of rows.
 
 use super::lanes::{LANES, Simd};
 
-/// The first `n` of sixteen elements, or all.
+/// Loads the first `n` of sixteen elements, or all if `n` is larger.
 ///
 /// # Safety
-/// As many must be readable.
+/// The loaded elements must be readable.
 #[inline(always)]
 pub(super) unsafe fn part<S: Simd>(s: S, p: *const f32, n: usize) -> S::V {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if n >= LANES {
             s.load(p)
@@ -18,13 +18,13 @@ pub(super) unsafe fn part<S: Simd>(s: S, p: *const f32, n: usize) -> S::V {
     }
 }
 
-/// Stores the first `n` of sixteen elements, or all.
+/// Stores the first `n` of sixteen elements, or all if `n` is larger.
 ///
 /// # Safety
-/// As many must be writable.
+/// The stored elements must be writable.
 #[inline(always)]
 pub(super) unsafe fn store<S: Simd>(s: S, v: S::V, p: *mut f32, n: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if n >= LANES {
             s.store(v, p);
@@ -41,7 +41,7 @@ pub(super) unsafe fn store<S: Simd>(s: S, v: S::V, p: *mut f32, n: usize) {
 #[inline(always)]
 pub(super) unsafe fn add<S: Simd>(s: S, out: *mut f32, x: *const f32, n: usize) {
     let full = n / LANES * LANES;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for i in (0..full).step_by(LANES) {
             let sum = s.add(s.load(out.add(i)), s.load(x.add(i)));
@@ -68,7 +68,7 @@ pub(super) unsafe fn add_scaled<S: Simd>(
     n: usize,
 ) {
     let full = n / LANES * LANES;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for i in (0..full).step_by(LANES) {
             let sum = s.fma(factor, s.load(x.add(i)), s.load(out.add(i)));

@@ -1,38 +1,37 @@
-//! The slab, and scratch beside it.
+//! The slab, and scratch memory of threads.
 
 use crate::{DeviceError, Result, host};
 
-/// Memory that every operation works in. Pages cost nothing until touched.
+/// Memory that all operations work in. Untouched pages take no memory.
 ///
-/// Only raw pointers are ever made into it, never references that outlive an
-/// access: ordering accesses to the same bytes is the business of whoever calls
-/// the device, as its contract says.
+/// Only raw pointers into the slab exist, never references that outlive an access. By the
+/// device's contract the caller orders accesses to the same bytes.
 pub(super) struct Slab {
     _memory: host::Buffer,
     base: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the memory lives as long as the slab and is only reached through raw
-// pointers, whose uses are each justified where they are made.
+// SAFETY: the memory lives as long as the slab and is accessed only through raw pointers,
+// each use of which states its justification.
 unsafe impl Send for Slab {}
 // SAFETY: as above.
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Refuses more than is free: the system would give the addresses and fail later,
-    /// by ending the process.
+    /// Refuses more memory than is free: the system would reserve the addresses and later kill
+    /// the process.
     pub(super) fn check(bytes: u64) -> Result<()> {
         let free = host::available_memory();
         if bytes > free {
             let free_gb = free as f64 / 1e9;
-            let reason = format!("{free_gb:.2} GB are free on this machine");
+            let reason = format!("{free_gb:.2} GB are free on this machine; lower --memory");
             return Err(DeviceError::NoMemory { bytes, reason });
         }
         Ok(())
     }
 
-    /// A zeroed slab, aligned to a huge page.
+    /// Allocates a zeroed slab, aligned to a huge page.
     pub(super) fn new(bytes: u64) -> Result<Self> {
         Self::check(bytes)?;
         let refuse = |reason: String| DeviceError::NoMemory { bytes, reason };
@@ -53,7 +52,7 @@ impl Slab {
         self.bytes as u64
     }
 
-    /// Where a byte lies. Offsets come checked by [`crate::check::OpCheck`].
+    /// Address of a byte. [`crate::check::OpCheck`] checks the offset before.
     pub(super) fn at(&self, offset: u64) -> *mut u8 {
         self.base.wrapping_add(offset as usize)
     }
@@ -62,20 +61,20 @@ impl Slab {
 /// A cache line of floats.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([f32; 16]);
+struct CacheLine([f32; 16]);
 
-/// Working memory of one thread. Grows to the largest operation, then stays.
+/// Scratch memory of one thread, which grows to the need of the largest operation.
 #[derive(Default)]
 pub(super) struct ScratchFloats {
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
 }
 
 impl ScratchFloats {
-    /// At least `floats` floats, aligned to a cache line, with anything in them.
+    /// Returns at least `floats` floats with unspecified contents, aligned to a cache line.
     pub(super) fn floats(&mut self, floats: usize) -> *mut f32 {
         let lines = floats.div_ceil(16);
         if self.lines.len() < lines {
-            self.lines.resize(lines, Line([0.0; 16]));
+            self.lines.resize(lines, CacheLine([0.0; 16]));
         }
         self.lines.as_mut_ptr().cast()
     }

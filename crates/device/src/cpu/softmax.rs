@@ -4,8 +4,8 @@ use super::lanes::{LANES, Simd};
 use super::math::exp;
 use super::row::{part, store};
 
-/// Replaces `n` scores by the softmax of `scale` times them. Sums run in sixteen
-/// lanes from the first score on.
+/// Replaces `n` scores by the softmax of the scores times `scale`. Sums run in sixteen lanes
+/// from the first score on.
 ///
 /// # Safety
 /// The scores must be writable over `n`.
@@ -14,7 +14,7 @@ pub(super) unsafe fn softmax<S: Simd>(s: S, scores: *mut f32, n: usize, scale: f
     if n == 0 {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let most = scale_and_find_most(s, scores, n, s.splat(scale));
         let sum = exponentiate_and_add(s, scores, n, s.splat(most));
@@ -29,7 +29,7 @@ pub(super) unsafe fn softmax<S: Simd>(s: S, scores: *mut f32, n: usize, scale: f
 unsafe fn scale_and_find_most<S: Simd>(s: S, scores: *mut f32, n: usize, scale: S::V) -> f32 {
     let mut most = s.splat(f32::NEG_INFINITY);
     let full = n / LANES * LANES;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for i in (0..full).step_by(LANES) {
             let v = s.mul(s.load(scores.add(i)), scale);
@@ -39,7 +39,7 @@ unsafe fn scale_and_find_most<S: Simd>(s: S, scores: *mut f32, n: usize, scale: 
         if full < n {
             let v = s.mul(s.load_part(scores.add(full), n - full), scale);
             s.store_part(v, scores.add(full), n - full);
-            // Lanes past the end must not win with their zeros.
+            // Lanes past the end hold zeros, which must not be the maximum.
             let mut tail = [f32::NEG_INFINITY; LANES];
             s.store_part(v, tail.as_mut_ptr(), n - full);
             most = s.max(s.load(tail.as_ptr()), most);
@@ -52,7 +52,7 @@ unsafe fn scale_and_find_most<S: Simd>(s: S, scores: *mut f32, n: usize, scale: 
 unsafe fn exponentiate_and_add<S: Simd>(s: S, scores: *mut f32, n: usize, most: S::V) -> f32 {
     let mut acc = s.splat(0.0);
     for i in (0..n).step_by(LANES) {
-        // SAFETY: the caller's; reading back a part gives zeros past the end.
+        // SAFETY: guaranteed by the caller; reading back a part gives zeros past the end.
         unsafe {
             let p = scores.add(i);
             store(

@@ -1,14 +1,14 @@
-//! How a matrix product is cut into chunks for the threads.
+//! Division of a matrix product into chunks for the threads.
 
 use std::ops::Range;
 
-/// Rows below which a chunk would convert weights for too little work.
+/// Least number of rows of a chunk, so that converting the weights pays off.
 const ROWS_MIN: usize = 96;
-/// Rows and columns of the widest tiles: chunks are multiples of them.
+/// Rows and columns of the largest tiles; chunks are multiples of them.
 const TILE_ROWS: usize = 6;
 const LINE: usize = 16;
 
-/// A product cut into chunks of rows and columns.
+/// Division of a product into chunks of rows and columns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
     rows: usize,
@@ -18,8 +18,8 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Of few rows: by columns alone, so that every weight is read once. Chunks are
-    /// large enough to stream and small enough that threads end together.
+    /// Divides a product of few rows by columns alone, so that every weight is read once.
+    /// Chunks are large enough to stream and small enough that threads end together.
     pub(super) fn few(rows: usize, cols: usize, weight_row_bytes: usize, threads: usize) -> Self {
         let stream = (256 << 10) / weight_row_bytes.max(1);
         let chunk_cols = stream
@@ -34,8 +34,8 @@ impl Split {
         }
     }
 
-    /// Of few rows, where a column's weights lie apart: in strips wide enough to
-    /// stream along them.
+    /// Divides a product of few rows with an `[in, out]` weight into strips of columns that
+    /// are wide enough to stream.
     pub(super) fn wide(rows: usize, cols: usize, threads: usize) -> Self {
         let chunk_cols = (cols / (2 * threads)).clamp(4 * LINE, 512);
         let chunk_cols = chunk_cols.next_multiple_of(4 * LINE);
@@ -47,8 +47,8 @@ impl Split {
         }
     }
 
-    /// Of many rows: by columns in panels, and by rows too when that would leave
-    /// threads without work.
+    /// Divides a product of many rows by columns into panels, and also by rows if that would
+    /// leave threads idle.
     pub(super) fn many(rows: usize, cols: usize, panel_cols: usize, threads: usize) -> Self {
         let panels = cols.div_ceil(panel_cols);
         let wanted = if threads == 1 {
@@ -66,7 +66,7 @@ impl Split {
         }
     }
 
-    /// How many there are.
+    /// Number of chunks.
     pub(super) fn chunks(&self) -> usize {
         if self.rows == 0 || self.cols == 0 {
             return 0;
@@ -74,7 +74,7 @@ impl Split {
         self.rows.div_ceil(self.chunk_rows) * self.cols.div_ceil(self.chunk_cols)
     }
 
-    /// The rows and columns of one.
+    /// Rows and columns of one chunk.
     pub(super) fn chunk(&self, index: usize) -> (Range<usize>, Range<usize>) {
         let groups = self.rows.div_ceil(self.chunk_rows);
         let r = index % groups * self.chunk_rows;

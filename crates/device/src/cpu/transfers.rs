@@ -11,8 +11,7 @@ use crate::{
 impl Transfers for CpuDevice {
     fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
         let start = self.op("load").span(dst)?;
-        // SAFETY: a checked span of the slab; the contract leaves it to the caller
-        // that nobody else uses it now.
+        // SAFETY: a checked span of the slab, which by contract only this caller uses now.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start, dst.bytes as usize) };
         Ok(fill(bytes)?)
     }
@@ -27,7 +26,7 @@ impl Transfers for CpuDevice {
             src.place("copy_in", Span { offset, ..dst })?,
             self.op("copy_in").span(dst)?,
         );
-        // SAFETY: checked spans of different memory, which the contract gives this caller.
+        // SAFETY: checked spans of different memory, which by contract only this caller uses.
         unsafe { std::ptr::copy_nonoverlapping(from, to, dst.bytes as usize) };
         Ok(())
     }
@@ -61,7 +60,7 @@ impl Transfers for CpuDevice {
         let op = self.op("upload");
         let to = op.span(dst)?;
         op.ensure(dst.bytes == src.len() as u64, || {
-            format!("{} bytes for a span of {}", src.len(), dst.bytes)
+            format!("got {} bytes for a span of {} bytes", src.len(), dst.bytes)
         })?;
         // SAFETY: the span lies in the slab, which no slice of the host overlaps.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };

@@ -1,10 +1,10 @@
-//! What kernels are given, as the sources have it.
+//! Arguments of kernels, with the layout of the CUDA sources.
 
 use crate::check::Mat;
 use crate::{Attention, DeviceError, KvLayer, Result};
 use djinn_types::{Activation, DType};
 
-/// A matrix.
+/// A matrix of any type.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct MatArg {
@@ -15,7 +15,7 @@ pub(super) struct MatArg {
 }
 
 impl MatArg {
-    /// No matrix, where one may be left out.
+    /// Absent matrix, for optional arguments.
     pub(super) const NONE: MatArg = MatArg {
         at: 0,
         rows: 0,
@@ -23,7 +23,7 @@ impl MatArg {
         stride: 0,
     };
 
-    /// Some rows of an f32 matrix, or nothing of none.
+    /// Returns a range of rows of an f32 matrix. An absent matrix stays absent.
     pub(super) fn rows(self, first: usize, count: usize) -> Self {
         let at = self.at + 4 * first as u64 * self.stride as u64;
         MatArg {
@@ -33,14 +33,16 @@ impl MatArg {
         }
     }
 
-    /// A checked matrix; its elements must lie where the card can read them.
+    /// Converts a checked matrix, whose elements must be aligned to their size.
     pub(super) fn new<T>(op: &'static str, mat: Mat<T>, dtype: DType) -> Result<Self> {
         let fail = |detail: String| DeviceError::Shape { op, detail };
         if !mat.address().is_multiple_of(dtype.bytes() as u64) {
-            let detail = format!("numbers of type {dtype} that are not aligned to their size");
+            let detail = format!("{dtype} elements are not aligned to their size");
             return Err(fail(detail));
         }
-        let size = |n: usize| i32::try_from(n).map_err(|_| fail(format!("{n} rows or columns")));
+        let size = |n: usize| {
+            i32::try_from(n).map_err(|_| fail(format!("{n} rows or columns exceed 32 bits")))
+        };
         Ok(MatArg {
             at: mat.address(),
             rows: size(mat.rows)?,
@@ -50,7 +52,7 @@ impl MatArg {
     }
 }
 
-/// A layer's pages.
+/// KV pages of a layer.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct KvArg {
@@ -79,12 +81,12 @@ impl KvArg {
     }
 }
 
-/// How a row attends.
+/// Parameters of attention.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct AttendArg {
     heads: i32,
-    /// 0 where there is none.
+    /// Number of keys in the window; 0 for no window.
     window: i32,
     scale: f32,
 }
@@ -100,7 +102,7 @@ impl AttendArg {
     }
 }
 
-/// A copy of an output in the type of the weights it meets next.
+/// Copy of an output in the type of the weights of the next product.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct ShadowArg {
@@ -110,14 +112,14 @@ pub(super) struct ShadowArg {
 }
 
 impl ShadowArg {
-    /// No copy.
+    /// Absent copy.
     pub(super) const NONE: ShadowArg = ShadowArg {
         at: 0,
         stride: 0,
         dtype: 0,
     };
 
-    /// The copy from a row on.
+    /// Returns the copy from row `first` on.
     pub(super) fn from(self, first: usize) -> Self {
         let at = self.at + 2 * first as u64 * self.stride as u64;
         ShadowArg {
@@ -127,7 +129,7 @@ impl ShadowArg {
     }
 }
 
-/// What the units of one attention leave for the last of its blocks.
+/// Scratch memory for partial results of attention, which the last block combines.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct UnitsArg {
@@ -136,8 +138,7 @@ pub(super) struct UnitsArg {
     pub(super) count: i32,
 }
 
-/// Keys and values that are not in their pages yet, and how they and the queries are
-/// rotated.
+/// Keys and values to append, and the rotation of keys and queries.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct RotateArg {
@@ -148,7 +149,7 @@ pub(super) struct RotateArg {
 }
 
 impl RotateArg {
-    /// All that is done.
+    /// Absent argument: keys are rotated and appended already.
     pub(super) const NONE: RotateArg = RotateArg {
         keys: MatArg::NONE,
         values: MatArg::NONE,
@@ -157,7 +158,7 @@ impl RotateArg {
     };
 }
 
-/// One of several matrices that meet the same inputs.
+/// One matrix of a GEMV launch.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct GemvPartArg {
@@ -170,7 +171,7 @@ pub(super) struct GemvPartArg {
     pub(super) bias_dtype: i32,
 }
 
-/// A product of few rows.
+/// A GEMV launch: products of the same inputs with several matrices.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct GemvArg {
@@ -183,11 +184,11 @@ pub(super) struct GemvArg {
 }
 
 impl GemvArg {
-    /// Matrices of one launch at most.
+    /// Largest number of matrices of one launch.
     pub(super) const PARTS: usize = 3;
 }
 
-/// What becomes of two products.
+/// Gate of two products.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct GateArg {
@@ -197,7 +198,7 @@ pub(super) struct GateArg {
     pub(super) shadow: ShadowArg,
 }
 
-/// A dtype's number.
+/// Number of a dtype in the CUDA sources.
 pub(super) fn dtype_arg(dtype: DType) -> i32 {
     match dtype {
         DType::F32 => 0,
@@ -207,7 +208,7 @@ pub(super) fn dtype_arg(dtype: DType) -> i32 {
     }
 }
 
-/// A function's number.
+/// Number of an activation function in the CUDA sources.
 pub(super) fn activation_arg(f: Activation) -> i32 {
     match f {
         Activation::Silu => 0,

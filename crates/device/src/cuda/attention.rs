@@ -6,7 +6,7 @@ use djinn_types::DType;
 use super::CudaDevice;
 use super::args::{AttendArg, KvArg, MatArg, RotateArg, UnitsArg};
 use super::card::Card;
-use super::kernels::Size;
+use super::kernels::LaunchSize;
 use super::launch::{THREADS, columns, elements, launch};
 use super::row_ops::interleaved;
 use super::scratch::UNIT_KEYS;
@@ -51,7 +51,7 @@ impl AttentionOps for CudaDevice {
     fn mix(&self, pattern: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()> {
         let op = self.op("mix");
         op.mix(pattern, rows, &kv, how, out)?;
-        let size = Size {
+        let size = LaunchSize {
             blocks: [how.heads, out.rows, 1],
             threads: THREADS,
             shared: 0,
@@ -161,7 +161,7 @@ impl CudaDevice {
         let shadow = self.shadow_for(state, out);
         let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
         if rows.phase == Phase::Prompt {
-            let size = Size {
+            let size = LaunchSize {
                 blocks: [how.heads, q.rows.div_ceil(PREFILL_ROWS), 1],
                 threads: FAST_THREADS,
                 shared: PREFILL_TILES * kernel.width * 2,
@@ -172,7 +172,7 @@ impl CudaDevice {
         }
         let groups = kv.kv_heads * (how.heads / kv.kv_heads).div_ceil(DECODE_HEADS);
         let units = self.units(op, groups, q.rows, rows, &kv, how)?;
-        let size = Size {
+        let size = LaunchSize {
             blocks: [units.count as usize, groups, q.rows],
             threads: FAST_THREADS,
             shared: 0,
@@ -225,7 +225,7 @@ impl CudaDevice {
         &self,
         state: &mut LaunchState,
         op: OpCheck,
-        size: Size,
+        size: LaunchSize,
         from: View,
         (rows, kv, how): (Rows, KvLayer, Attention),
         out: View,
@@ -240,12 +240,18 @@ impl CudaDevice {
 
     /// Launch size with a block for every row and head, and shared memory for the score of
     /// every key that a row may see.
-    fn with_scores(&self, op: OpCheck, heads: usize, count: usize, keys: usize) -> Result<Size> {
+    fn with_scores(
+        &self,
+        op: OpCheck,
+        heads: usize,
+        count: usize,
+        keys: usize,
+    ) -> Result<LaunchSize> {
         let most = self.card.scores_max();
         op.ensure(keys <= most, || {
             format!("a context of {keys} keys exceeds this card's limit of {most}")
         })?;
-        Ok(Size {
+        Ok(LaunchSize {
             blocks: [heads, count, 1],
             threads: THREADS,
             shared: 4 * keys,

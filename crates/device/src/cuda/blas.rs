@@ -1,6 +1,5 @@
-//! Products of many rows, by cuBLASLt: for each shape of matrix one algorithm, whatever the
-//! number of rows and whichever part of the matrix, so that a row's result does not depend
-//! on them.
+//! Products of many rows with cuBLASLt. Each shape of matrix has one algorithm for any number
+//! of rows and any piece of the matrix, so a row's result depends on neither.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,14 +18,14 @@ pub(super) struct Product {
     pub(super) rows: usize,
     pub(super) inputs: usize,
     pub(super) outputs: usize,
-    /// Outputs of the whole matrix that this is a part of.
+    /// Number of outputs of the whole matrix.
     pub(super) of: usize,
     pub(super) x_stride: usize,
     pub(super) weight_stride: usize,
     pub(super) out_stride: usize,
 }
 
-/// Where its operands lie on the card.
+/// Addresses of a product's operands on the card.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) x: u64,
@@ -34,29 +33,29 @@ pub(super) struct Operands {
     pub(super) out: u64,
 }
 
-/// The library, and the algorithms chosen so far.
+/// The library's handle, and the algorithms chosen so far.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
-    chosen: Mutex<HashMap<Kind, sys::cublasLtMatmulAlgo_t>>,
+    chosen: Mutex<HashMap<AlgorithmKey, sys::cublasLtMatmulAlgo_t>>,
 }
 
-/// What an algorithm is chosen by: type, order, inputs, and outputs of the whole.
-type Kind = (DType, Order, usize, usize);
+/// Key of an algorithm: type, order, inputs, and outputs of the whole matrix.
+type AlgorithmKey = (DType, Order, usize, usize);
 
 // SAFETY: a handle of the library, which may be used from any thread.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
 
-/// What all operands are aligned to.
+/// Alignment of all operands in bytes.
 pub(super) const ALIGNED: u64 = 16;
-/// Rows that algorithms are chosen for.
+/// Number of rows that algorithms are chosen for.
 const TYPICAL: usize = 2048;
-/// Algorithms looked at.
+/// Number of algorithms considered.
 const CANDIDATES: usize = 16;
 
 impl Blas {
-    /// `None` where the library is missing or does not start.
+    /// Loads the library; `None` if it is missing or does not start.
     pub(super) fn open() -> Option<Self> {
         // SAFETY: only looks for the library; without it every other call would panic.
         if !unsafe { sys::is_culib_present() } {
@@ -68,21 +67,21 @@ impl Blas {
         })
     }
 
-    /// Puts a product on a stream.
+    /// Enqueues a product on a stream.
     ///
     /// # Safety
-    /// Operands must lie on the card as the product says until the stream has passed it.
+    /// The operands must be valid for the product until the stream has passed it.
     pub(super) unsafe fn run(
         &self,
         product: Product,
         at: Operands,
         stream: *mut c_void,
     ) -> Result<()> {
-        let layouts = Layouts::new(product)?;
+        let layouts = ProductLayouts::new(product)?;
         let algorithm = self.algorithm(product)?;
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: layouts made for this product, numbers that live through the call; where
-        // operands lie is the caller's.
+        // SAFETY: layouts of this product and numbers that live through the call; the caller
+        // guarantees the operands.
         unsafe {
             result::matmul(
                 self.handle,
@@ -103,7 +102,7 @@ impl Blas {
                 stream.cast(),
             )
         }
-        .map_err(|error| failed("a product", error))
+        .map_err(|error| failed("running a product", error))
     }
 
     fn algorithm(&self, product: Product) -> Result<sys::cublasLtMatmulAlgo_t> {
@@ -117,9 +116,12 @@ impl Blas {
         Ok(algorithm)
     }
 
-    /// The first of the library's that sums each output in one go.
-    fn choose(&self, (dtype, order, inputs, outputs): Kind) -> Result<sys::cublasLtMatmulAlgo_t> {
-        // Whole vectors: what is not can be part of a matrix, but is none.
+    /// Chooses the library's first algorithm that sums each output without splitting.
+    fn choose(
+        &self,
+        (dtype, order, inputs, outputs): AlgorithmKey,
+    ) -> Result<sys::cublasLtMatmulAlgo_t> {
+        // Rounded up to whole vectors: pieces of a matrix may be narrower, matrices not.
         let outputs = outputs.next_multiple_of(8);
         let typical = Product {
             dtype,
@@ -135,13 +137,13 @@ impl Blas {
             },
             out_stride: outputs,
         };
-        let layouts = Layouts::new(typical)?;
+        let layouts = ProductLayouts::new(typical)?;
         let preference = Preference::new()?;
-        // SAFETY: plain numbers and handles, for which no bytes are no handles.
+        // SAFETY: plain numbers and handles, for which zero is valid.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] =
             unsafe { std::mem::zeroed() };
         let mut count = 0;
-        // SAFETY: everything lives through the call, and there is room for what is found.
+        // SAFETY: all arguments live through the call, and `found` has `CANDIDATES` elements.
         unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
@@ -168,12 +170,12 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: made once, and nothing of it runs any more.
+        // SAFETY: created once, and none of its work still runs.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
 
-/// Whether sums are not split over blocks that add theirs in whatever order.
+/// Returns whether the algorithm sums each output in one block, in a fixed order.
 fn is_whole(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
     use sys::cublasLtMatmulAlgoConfigAttributes_t::{
         CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
@@ -181,7 +183,7 @@ fn is_whole(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
     let number = |what| {
         let mut value = 0i32;
         // SAFETY: attributes of four bytes.
-        let told = unsafe {
+        let queried = unsafe {
             sys::cublasLtMatmulAlgoConfigGetAttribute(
                 algorithm,
                 what,
@@ -190,25 +192,25 @@ fn is_whole(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
                 std::ptr::null_mut(),
             )
         };
-        told.result().is_ok().then_some(value)
+        queried.result().is_ok().then_some(value)
     };
     number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM).is_some_and(|n| n <= 1)
         && number(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0)
 }
 
-/// What the library is told of a product. It thinks in columns: a matrix stored row by
-/// row is to it the transposed one.
-struct Layouts {
+/// Description of a product for the library. The library is column-major, so a row-major
+/// matrix is described as its transpose.
+struct ProductLayouts {
     product: sys::cublasLtMatmulDesc_t,
     weights: sys::cublasLtMatrixLayout_t,
     x: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
 }
 
-impl Layouts {
+impl ProductLayouts {
     fn new(p: Product) -> Result<Self> {
         use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
-        let told = |error| failed("describing a product", error);
+        let describe_error = |error| failed("describing a product", error);
         let numbers = match p.dtype {
             DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
             _ => sys::cudaDataType_t::CUDA_R_16BF,
@@ -221,10 +223,10 @@ impl Layouts {
         };
         let layout = |dtype, rows: usize, cols: usize, stride: usize| {
             result::create_matrix_layout(dtype, rows as u64, cols as u64, stride as i64)
-                .map_err(told)
+                .map_err(describe_error)
         };
-        let layouts = Layouts {
-            product: result::create_matmul_desc(sums, float).map_err(told)?,
+        let layouts = ProductLayouts {
+            product: result::create_matmul_desc(sums, float).map_err(describe_error)?,
             weights: layout(numbers, rows, cols, p.weight_stride)?,
             x: layout(numbers, p.inputs, p.rows, p.x_stride)?,
             out: layout(float, p.outputs, p.rows, p.out_stride)?,
@@ -238,14 +240,14 @@ impl Layouts {
                 4,
             )
         }
-        .map_err(told)?;
+        .map_err(describe_error)?;
         Ok(layouts)
     }
 }
 
-impl Drop for Layouts {
+impl Drop for ProductLayouts {
     fn drop(&mut self) {
-        // SAFETY: each was made once; what runs has taken what it needs of them.
+        // SAFETY: each was created once; enqueued products have copied them.
         unsafe {
             let _ = result::destroy_matmul_desc(self.product);
             let _ = result::destroy_matrix_layout(self.weights);
@@ -255,14 +257,14 @@ impl Drop for Layouts {
     }
 }
 
-/// What algorithms may take: no memory of their own, operands aligned.
+/// Constraints on algorithms: no workspace, aligned operands.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
     fn new() -> Result<Self> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-        let told = |error| failed("stating preferences", error);
-        let preference = Preference(result::create_matmul_pref().map_err(told)?);
+        let describe_error = |error| failed("constraining algorithms", error);
+        let preference = Preference(result::create_matmul_pref().map_err(describe_error)?);
         let workspace = 0usize;
         // SAFETY: an attribute of eight bytes.
         unsafe {
@@ -273,7 +275,7 @@ impl Preference {
                 8,
             )
         }
-        .map_err(told)?;
+        .map_err(describe_error)?;
         let aligned = ALIGNED as u32;
         for what in [
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -290,7 +292,7 @@ impl Preference {
                     4,
                 )
             }
-            .map_err(told)?;
+            .map_err(describe_error)?;
         }
         Ok(preference)
     }
@@ -298,7 +300,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made once.
+        // SAFETY: created once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }

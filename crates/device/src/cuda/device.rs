@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::card::Card;
 use super::event::Events;
 use super::graph::Graphs;
-use super::memory::{DeviceMemory, Queue};
+use super::memory::{CudaStream, DeviceMemory};
 use super::pinned::Pinned;
 use super::scratch::Scratch;
 use super::shadow::LaunchState;
@@ -22,10 +22,10 @@ pub struct CudaDevice {
     pub(super) scratch: Scratch,
     /// Pinned word in which kernels note faults.
     pub(super) fault: Pinned,
-    pub(super) compute: Queue,
-    pub(super) copy: Queue,
-    pub(super) page_in: Queue,
-    pub(super) page_out: Queue,
+    pub(super) compute: CudaStream,
+    pub(super) copy: CudaStream,
+    pub(super) page_in: CudaStream,
+    pub(super) page_out: CudaStream,
     /// Pinned staging buffers of loads and downloads, one for each concurrent caller.
     pub(super) staging: Mutex<Vec<Pinned>>,
     pub(super) events: Arc<Events>,
@@ -44,10 +44,10 @@ impl CudaDevice {
             slab_bytes,
             scratch,
             fault: Pinned::new(4)?,
-            compute: Queue::new(card, false)?,
-            copy: Queue::new(card, true)?,
-            page_in: Queue::new(card, false)?,
-            page_out: Queue::new(card, false)?,
+            compute: CudaStream::new(card, false)?,
+            copy: CudaStream::new(card, true)?,
+            page_in: CudaStream::new(card, false)?,
+            page_out: CudaStream::new(card, false)?,
             staging: Mutex::default(),
             events: Events::new(card),
             launches: Mutex::default(),
@@ -63,7 +63,7 @@ impl CudaDevice {
         }
     }
 
-    pub(super) fn queue(&self, stream: Stream) -> &Queue {
+    pub(super) fn queue(&self, stream: Stream) -> &CudaStream {
         match stream {
             Stream::Compute => &self.compute,
             Stream::Copy => &self.copy,

@@ -1,4 +1,4 @@
-//! Events, made once and used again.
+//! A pool of driver events.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,23 +8,23 @@ use super::card::Card;
 use super::driver::DriverContext;
 use crate::Result;
 
-/// Events nobody holds any more.
+/// Pool of unused events.
 pub(super) struct Events {
-    spare: Mutex<Vec<Handle>>,
+    spare: Mutex<Vec<EventHandle>>,
     card: Arc<Card>,
 }
 
 #[derive(Clone, Copy)]
-struct Handle(sys::CUevent);
+struct EventHandle(sys::CUevent);
 
 // SAFETY: a handle of the driver.
-unsafe impl Send for Handle {}
+unsafe impl Send for EventHandle {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for EventHandle {}
 
-/// One that is held. Goes back when it is no longer.
+/// An event in use, which returns to its pool on drop.
 pub(super) struct Mark {
-    handle: Handle,
+    handle: EventHandle,
     home: Arc<Events>,
 }
 
@@ -42,21 +42,21 @@ impl Events {
         })
     }
 
-    /// One that is not in use.
+    /// Takes an unused event, or creates one.
     pub(super) fn take(self: &Arc<Self>) -> Result<Mark> {
         let spare = self.lock().pop();
         let handle = match spare {
             Some(handle) => handle,
             None => {
                 let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-                Handle(result::event::create(flags).context("making an event")?)
+                EventHandle(result::event::create(flags).context("creating an event")?)
             }
         };
         let home = Arc::clone(self);
         Ok(Mark { handle, home })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Handle>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<EventHandle>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -71,7 +71,7 @@ impl Drop for Events {
     fn drop(&mut self) {
         let _ = self.card.enter();
         for handle in self.lock().drain(..) {
-            // SAFETY: made once, and nobody holds it.
+            // SAFETY: created once, and not in use.
             let _ = unsafe { result::event::destroy(handle.0) };
         }
     }

@@ -1,44 +1,44 @@
-//! Kernels by name: compiled by the driver when a card is opened, and put on a stream.
+//! Kernels by name. The driver compiles them when a card is opened.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 
 use cudarc::driver::{result, sys};
-use djinn_kernels::{ROOMS, Room};
+use djinn_kernels::{KERNEL_MODULES, KernelModule};
 
 use super::context::CardContext;
 use super::driver::{DriverContext, Version};
 use crate::{DeviceError, Result};
 
-/// A launch's size: blocks, threads of a block, shared bytes.
+/// Size of a launch: blocks, threads of a block, bytes of shared memory.
 #[derive(Clone, Copy)]
-pub(super) struct Size {
+pub(super) struct LaunchSize {
     pub(super) blocks: [usize; 3],
     pub(super) threads: usize,
     pub(super) shared: usize,
 }
 
-/// All kernels, compiled for a card.
+/// All kernels, compiled for one card.
 pub(super) struct Kernels {
-    modules: Vec<Module>,
+    modules: Vec<LoadedModule>,
     functions: HashMap<&'static str, Function>,
-    /// Shared memory that blocks of the simple attention may ask for.
+    /// Bytes of shared memory that a block of the simple attention may use.
     pub(super) shared_max: usize,
 }
 
-struct Module(sys::CUmodule);
+struct LoadedModule(sys::CUmodule);
 
 // SAFETY: a handle of the driver.
-unsafe impl Send for Module {}
+unsafe impl Send for LoadedModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for LoadedModule {}
 
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
-    /// Whether it waits by itself for the one before it, so that it may be put on the
-    /// card before that has ended.
-    follows: bool,
+    /// Whether the kernel itself waits for the kernel before it, so that it may be launched
+    /// before that one has ended.
+    waits: bool,
 }
 
 // SAFETY: a handle of the driver.
@@ -46,20 +46,21 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
-/// Blocks of a launch in its second and third dimension at most: rows, mostly.
+/// Largest number of blocks of a launch in its second and third dimension, which is usually
+/// the number of rows.
 pub const ROWS_MAX: usize = 65_535;
 
-/// Kernels for this capability and later wait for the one before them by themselves.
-const FOLLOWS: u32 = 90;
+/// Compute capability, times ten, from which on kernels wait for the one before them
+/// themselves.
+const WAITS_FROM: u32 = 90;
 
 const SHARED_MAX: sys::CUdevice_attribute =
     sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-/// Shared bytes the simple attention takes beside what is asked for: partial sums.
+/// Bytes of shared memory that the simple attention uses for partial sums.
 const SHARED_OTHER: usize = 1024;
 
 impl Kernels {
-    /// Has the driver compile them, room by room side by side; it keeps the result for
-    /// the next time.
+    /// Has the driver compile all modules in parallel. The driver caches the result.
     pub(super) fn load(card: &CardContext) -> Result<Self> {
         let capability = card.capability()?;
         if capability < Version::CAPABILITY_NEEDED {
@@ -71,8 +72,8 @@ impl Kernels {
                 Version::CAPABILITY_NEEDED,
             )));
         }
-        let loaded: Vec<Result<Loaded>> = std::thread::scope(|scope| {
-            let compile = |room| scope.spawn(move || compile(card, room));
+        let loaded: Vec<Result<CompiledModule>> = std::thread::scope(|scope| {
+            let compile = |module| scope.spawn(move || compile(card, module));
             let threads: Vec<_> = fitting(10 * capability.major + capability.minor)
                 .into_iter()
                 .map(compile)
@@ -101,19 +102,19 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Puts a kernel on a stream, unless it would have no blocks, and says whether it did.
-    /// Arguments are pointers to what its parameters take. `close` says that what comes
-    /// before it there is a kernel too.
+    /// Launches a kernel unless it has no blocks, and returns whether it did. `arguments` are
+    /// pointers to the values of its parameters. `overlaps` means that the last work on the
+    /// stream is a kernel too.
     ///
     /// # Safety
-    /// They must be of the types the sources say, and places they name must stay until
-    /// the stream has passed the kernel.
+    /// The arguments must have the types of the CUDA sources, and the memory they point to
+    /// must be valid until the stream has passed the kernel.
     pub(super) unsafe fn launch(
         &self,
         name: &str,
-        size: Size,
+        size: LaunchSize,
         stream: sys::CUstream,
-        close: bool,
+        overlaps: bool,
         arguments: &mut [*mut c_void],
     ) -> Result<bool> {
         let [x, y, z] = size.blocks;
@@ -124,7 +125,7 @@ impl Kernels {
         let failed = |detail: String| DeviceError::Setup(format!("{name}: {detail}"));
         if y > ROWS_MAX || z > ROWS_MAX {
             return Err(failed(format!(
-                "{y} by {z} rows at once; a card takes {ROWS_MAX}"
+                "{y} by {z} blocks exceed the card's limit of {ROWS_MAX}"
             )));
         }
         let mut attribute = sys::CUlaunchAttribute {
@@ -144,9 +145,9 @@ impl Kernels {
             sharedMemBytes: size.shared as u32,
             hStream: stream,
             attrs: &raw mut attribute,
-            numAttrs: u32::from(function.follows && close),
+            numAttrs: u32::from(function.waits && overlaps),
         };
-        // SAFETY: a function of a module that is loaded; the rest is the caller's.
+        // SAFETY: a function of a loaded module; the caller guarantees the arguments.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -156,62 +157,62 @@ impl Kernels {
             )
         }
         .result()
-        .context("putting a kernel on the card")
+        .context("launching a kernel")
         .map(|()| true)
         .map_err(|error| failed(error.to_string()))
     }
 }
 
-type Loaded = (Module, Vec<(&'static str, Function)>);
+type CompiledModule = (LoadedModule, Vec<(&'static str, Function)>);
 
-/// Of each room the latest that the card can run.
-fn fitting(capability: u32) -> Vec<Room> {
-    let mut rooms: HashMap<&str, Room> = HashMap::new();
-    for room in ROOMS
+/// Returns the latest version of each module that the card can run.
+fn fitting(capability: u32) -> Vec<KernelModule> {
+    let mut modules: HashMap<&str, KernelModule> = HashMap::new();
+    for module in KERNEL_MODULES
         .into_iter()
-        .filter(|room| room.capability <= capability)
+        .filter(|module| module.capability <= capability)
     {
-        rooms.insert(room.name, room);
+        modules.insert(module.name, module);
     }
-    rooms.into_values().collect()
+    modules.into_values().collect()
 }
 
-fn compile(card: &CardContext, room: Room) -> Result<Loaded> {
+fn compile(card: &CardContext, module: KernelModule) -> Result<CompiledModule> {
     card.enter()?;
-    let text = CString::new(room.ptx).expect("PTX is text");
-    // SAFETY: text that ends with a zero, as the driver wants it.
-    let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
+    let text = CString::new(module.ptx).expect("PTX is text");
+    // SAFETY: text that ends with a zero.
+    let handle = unsafe { result::module::load_data(text.as_ptr().cast()) }
         .context("compiling the kernels for this card")?;
     let function = |name: &'static str| {
         let text = CString::new(name).expect("names are text");
         // SAFETY: a module just loaded.
-        let handle = unsafe { result::module::get_function(module, text) };
+        let found = unsafe { result::module::get_function(handle, text) };
         let function = Function {
-            handle: handle.context("finding a kernel")?,
-            follows: room.capability >= FOLLOWS,
+            handle: found.context("looking up a kernel")?,
+            waits: module.capability >= WAITS_FROM,
         };
         Ok((name, function))
     };
-    let functions: Result<Vec<_>> = room.kernels().map(function).collect();
-    Ok((Module(module), functions?))
+    let functions: Result<Vec<_>> = module.kernels().map(function).collect();
+    Ok((LoadedModule(handle), functions?))
 }
 
-/// Lets a kernel ask for all there is beside what it takes anyway.
+/// Lets a kernel use all shared memory beside its static use.
 fn allow_shared(function: Function, most: usize) -> Result<()> {
     use sys::CUfunction_attribute as Attribute;
     let taken = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
     // SAFETY: a function of a loaded module.
     let taken = unsafe { result::function::get_function_attribute(function.handle, taken) };
-    let bytes = most as i32 - taken.context("asking for shared memory")?;
+    let bytes = most as i32 - taken.context("configuring shared memory")?;
     let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: a function of a loaded module.
     unsafe { result::function::set_function_attribute(function.handle, attribute, bytes) }
-        .context("asking for shared memory")
+        .context("configuring shared memory")
 }
 
-impl Drop for Module {
+impl Drop for LoadedModule {
     fn drop(&mut self) {
-        // SAFETY: loaded once, and nothing of it runs any more.
+        // SAFETY: loaded once, and none of its kernels still runs.
         let _ = unsafe { result::module::unload(self.0) };
     }
 }
@@ -221,15 +222,15 @@ mod tests {
     use super::fitting;
 
     #[test]
-    fn a_card_takes_the_latest_it_can_run() {
+    fn a_card_gets_the_latest_version_it_can_run() {
         for (capability, expect) in [(80, 80), (89, 80), (90, 90), (120, 90)] {
-            let rooms = fitting(capability);
-            let few = rooms
+            let modules = fitting(capability);
+            let few = modules
                 .iter()
-                .find(|room| room.name == "product_few")
+                .find(|module| module.name == "product_few")
                 .unwrap();
             assert_eq!(few.capability, expect);
-            assert_eq!(rooms.len(), 11);
+            assert_eq!(modules.len(), 11);
         }
     }
 }

@@ -7,7 +7,7 @@ use djinn_types::DType;
 
 use super::CudaDevice;
 use super::args::{MatArg, ShadowArg, dtype_arg};
-use super::kernels::Size;
+use super::kernels::LaunchSize;
 use super::shadow::{LaunchState, ShadowCopy, fits};
 use crate::check::OpCheck;
 use crate::{Result, View};
@@ -41,14 +41,14 @@ impl CudaDevice {
         &self,
         state: &mut LaunchState,
         name: &str,
-        size: Size,
+        size: LaunchSize,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
         self.card.enter()?;
         let (kernels, stream) = (self.card.kernels(), self.compute.stream);
         let overlaps = std::mem::take(&mut state.overlaps);
         state.wrote_keys = false;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let launched = unsafe { kernels.launch(name, size, stream, overlaps, arguments) }?;
         state.overlaps = launched || overlaps;
         Ok(())
@@ -139,13 +139,13 @@ impl CudaDevice {
 }
 
 /// Launch size with one thread for every element.
-pub(super) fn elements(view: View) -> Size {
+pub(super) fn elements(view: View) -> LaunchSize {
     columns(view.cols, view.rows)
 }
 
 /// Launch size with one thread for each of `cols` columns of every row.
-pub(super) fn columns(cols: usize, rows: usize) -> Size {
-    Size {
+pub(super) fn columns(cols: usize, rows: usize) -> LaunchSize {
+    LaunchSize {
         blocks: [cols.div_ceil(THREADS), rows, 1],
         threads: THREADS,
         shared: 0,
@@ -153,8 +153,8 @@ pub(super) fn columns(cols: usize, rows: usize) -> Size {
 }
 
 /// Launch size with one block for every row.
-pub(super) fn by_row(view: View, threads: usize) -> Size {
-    Size {
+pub(super) fn by_row(view: View, threads: usize) -> LaunchSize {
+    LaunchSize {
         blocks: [1, view.rows, 1],
         threads,
         shared: 0,

@@ -1,5 +1,5 @@
-//! How fast bytes reach a card and leave it, and how fast it moves its own: what streaming
-//! and computing are held against.
+//! Measurements of the link between host and card, and of the card's memory: the bounds of
+//! streaming and computing.
 
 use std::sync::Arc;
 use std::thread;
@@ -10,65 +10,65 @@ use cudarc::driver::{result, sys};
 use super::card::Card;
 use super::driver::DriverContext;
 use super::event::{Events, Mark};
-use super::memory::{DeviceMemory, Queue};
+use super::memory::{CudaStream, DeviceMemory};
 use super::pinned::Pinned;
 use crate::host::{self, Buffer};
 use crate::{DeviceError, Result};
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the host to the card.
     In,
     /// From the card to the host.
     Out,
-    /// Half of them in and half of them out, at the same time.
+    /// Half of the bytes in and half of them out, at the same time.
     Both,
 }
 
-/// What kind of memory they have on the host.
+/// Kind of host memory of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostMemory {
-    /// Pinned: the card reads it by itself.
+    /// Pinned memory, which the card accesses directly.
     Pinned,
-    /// As any program has it: the driver copies it first.
+    /// Ordinary memory, which the driver stages through pinned memory.
     Pageable,
 }
 
-/// Bytes to be moved, so many at a time, all queued at once.
+/// A transfer in copies of equal size, all enqueued at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Which way.
+    /// Direction of the copies.
     pub direction: Direction,
-    /// From or to what.
+    /// Host memory to copy from or to.
     pub memory: HostMemory,
-    /// All of them.
+    /// Total number of bytes.
     pub bytes: u64,
-    /// Bytes of a copy.
+    /// Bytes of one copy.
     pub chunk: u64,
 }
 
-/// DeviceMemory on both sides of a link, and what measures it.
+/// Buffers on both sides of a link, and a clock to time copies.
 pub struct LinkBench {
-    // In the order in which they are given back.
-    clock: Clock,
+    // Fields are dropped in this order.
+    clock: LinkClock,
     there: DeviceMemory,
     pinned: Pinned,
-    /// Taken when it is first asked for.
+    /// Allocated on first use.
     pageable: Option<Buffer>,
-    /// DeviceMemory on it lives no longer than its context.
+    /// Keeps the context alive as long as the device memory.
     _card: Arc<Card>,
 }
 
-/// More is not needed to see what a link gives.
+/// Largest number of bytes worth measuring with.
 const MOST: u64 = 4 << 30;
-/// Sizes are multiples of this.
+/// Granularity of sizes in bytes.
 const STEP: u64 = 16 << 20;
 
 impl LinkBench {
-    /// The most bytes that can be measured with now, `most` or less: a quarter of the
-    /// host's free memory and half of the card's.
-    pub fn room(card: &Card, most: u64) -> Result<u64> {
+    /// Number of bytes to measure with, `most` at most: no more than a quarter of the host's
+    /// free memory and half of the card's.
+    pub fn usable_bytes(card: &Card, most: u64) -> Result<u64> {
         let (free, _) = card.memory()?;
         let room = (host::available_memory() / 4).min(free / 2);
         match room.min(most).min(MOST) / STEP * STEP {
@@ -77,23 +77,24 @@ impl LinkBench {
         }
     }
 
-    /// Takes so many bytes on either side. Pinning takes a second for every 2 GB or so.
+    /// Allocates buffers of `bytes` on both sides. Pinning takes about a second for 2 GB.
     pub fn new(card: &Arc<Card>, bytes: u64) -> Result<Self> {
         card.enter()?;
         Ok(LinkBench {
             there: DeviceMemory::new(card, bytes)?,
             pinned: Pinned::new(bytes as usize)?,
             pageable: None,
-            clock: Clock::new(card)?,
+            clock: LinkClock::new(card)?,
             _card: Arc::clone(card),
         })
     }
 
-    /// Seconds from the start of the first copy to the end of the last.
+    /// Runs a transfer and returns the seconds from the start of the first copy to the end of
+    /// the last.
     pub fn measure(&mut self, how: Transfer) -> Result<f64> {
         if how.bytes > self.there.bytes || how.chunk == 0 {
             return Err(DeviceError::Setup(format!(
-                "the link: {} bytes in copies of {} were asked for, there is room for {}",
+                "link measurement: a transfer of {} bytes in copies of {} does not fit the buffers of {} bytes",
                 how.bytes, how.chunk, self.there.bytes
             )));
         }
@@ -101,7 +102,7 @@ impl LinkBench {
             HostMemory::Pinned => self.pinned.start,
             HostMemory::Pageable => self.pageable(how.bytes)?,
         };
-        let lane = |inwards, queue: usize, from: u64, bytes: u64| Lane {
+        let lane = |inwards, queue: usize, from: u64, bytes: u64| CopyLane {
             inwards,
             here: here.wrapping_add(from as usize),
             there: self.there.address + from,
@@ -125,7 +126,7 @@ impl LinkBench {
         })
     }
 
-    /// DeviceMemory that was not pinned, of at least so many bytes.
+    /// Returns a pageable buffer of at least `bytes`.
     fn pageable(&mut self, bytes: u64) -> Result<*mut u8> {
         let bytes = bytes as usize;
         if let Some(buffer) = &mut self.pageable
@@ -134,14 +135,14 @@ impl LinkBench {
             return Ok(buffer.bytes().as_mut_ptr());
         }
         let buffer = self.pageable.insert(Buffer::new(bytes)?);
-        // Pages that were never written are all the same one.
+        // Untouched pages all map to the same zero page.
         buffer.bytes().fill(1);
         Ok(buffer.bytes().as_mut_ptr())
     }
 }
 
-/// Copies that go one way.
-struct Lane {
+/// Copies in one direction.
+struct CopyLane {
     inwards: bool,
     here: *mut u8,
     there: sys::CUdeviceptr,
@@ -150,10 +151,10 @@ struct Lane {
     stream: sys::CUstream,
 }
 
-// SAFETY: a place in memory that is no other lane's, and a handle of the driver.
-unsafe impl Sync for Lane {}
+// SAFETY: memory that no other lane uses, and a handle of the driver.
+unsafe impl Sync for CopyLane {}
 
-impl Lane {
+impl CopyLane {
     fn copies(&self) -> u64 {
         self.bytes.div_ceil(self.chunk)
     }
@@ -163,8 +164,8 @@ impl Lane {
         let bytes = self.chunk.min(self.bytes - from) as usize;
         let here = self.here.wrapping_add(from as usize).cast();
         let there = self.there + from;
-        // SAFETY: both sides have so many bytes from there on, which nobody else uses, and
-        // stay until the clock's queues have been waited for.
+        // SAFETY: both sides have `bytes` bytes that no other copy uses, and live until the
+        // clock's streams have been waited for.
         let queued = unsafe {
             match self.inwards {
                 true => sys::cuMemcpyHtoDAsync_v2(there, here, bytes, self.stream),
@@ -175,9 +176,9 @@ impl Lane {
     }
 }
 
-/// A copy of each lane in turn, so that none starts late.
-fn queue_in_turns(lanes: &[Lane]) -> Result<()> {
-    let copies = lanes.iter().map(Lane::copies).max().unwrap_or(0);
+/// Enqueues the copies of all lanes in turn, so that no lane starts late.
+fn queue_in_turns(lanes: &[CopyLane]) -> Result<()> {
+    let copies = lanes.iter().map(CopyLane::copies).max().unwrap_or(0);
     for number in 0..copies {
         for lane in lanes.iter().filter(|lane| number < lane.copies()) {
             lane.queue(number)?;
@@ -186,9 +187,9 @@ fn queue_in_turns(lanes: &[Lane]) -> Result<()> {
     Ok(())
 }
 
-/// A thread for each lane: copies of pageable memory keep their caller waiting.
-fn queue_at_once(card: &Card, lanes: &[Lane]) -> Result<()> {
-    let queue = |lane: &Lane| {
+/// Enqueues each lane from its own thread, because copies of pageable memory block.
+fn queue_at_once(card: &Card, lanes: &[CopyLane]) -> Result<()> {
+    let queue = |lane: &CopyLane| {
         card.enter()?;
         (0..lane.copies()).try_for_each(|number| lane.queue(number))
     };
@@ -208,30 +209,30 @@ fn queue_at_once(card: &Card, lanes: &[Lane]) -> Result<()> {
     })
 }
 
-/// Two queues, and the time that work on them takes as the card counts it.
-struct Clock {
-    queues: [Queue; 2],
+/// Two streams, and the time of their work by the card's clock.
+struct LinkClock {
+    queues: [CudaStream; 2],
     events: Arc<Events>,
     card: Arc<Card>,
 }
 
-impl Clock {
+impl LinkClock {
     fn new(card: &Arc<Card>) -> Result<Self> {
-        Ok(Clock {
-            queues: [Queue::new(card, true)?, Queue::new(card, true)?],
+        Ok(LinkClock {
+            queues: [CudaStream::new(card, true)?, CudaStream::new(card, true)?],
             events: Events::new(card),
             card: Arc::clone(card),
         })
     }
 
-    /// Seconds from now to the end of what `work` queues.
+    /// Seconds from now to the end of the work that `work` enqueues.
     fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.card.enter()?;
         let [first, second] = &self.queues;
         let start = self.mark(first)?;
         work()?;
         let joined = self.mark(second)?;
-        // SAFETY: a queue and an event of this card.
+        // SAFETY: a stream and an event of this card.
         let joining = unsafe {
             let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
             result::stream::wait_event(first.stream, joined.event(), flags)
@@ -239,34 +240,35 @@ impl Clock {
         joining.context("waiting for another stream")?;
         let end = self.mark(first)?;
         first.wait()?;
-        // SAFETY: both have been recorded, and are past now.
+        // SAFETY: both events are recorded and past.
         let ms = unsafe { result::event::elapsed(start.event(), end.event()) };
-        Ok(f64::from(ms.context("asking for the time")?) / 1e3)
+        Ok(f64::from(ms.context("reading the time between events")?) / 1e3)
     }
 
-    fn mark(&self, queue: &Queue) -> Result<Mark> {
+    fn mark(&self, queue: &CudaStream) -> Result<Mark> {
         let mark = self.events.take()?;
-        // SAFETY: an event and a queue of this card.
-        unsafe { result::event::record(mark.event(), queue.stream) }.context("marking a stream")?;
+        // SAFETY: an event and a stream of this card.
+        unsafe { result::event::record(mark.event(), queue.stream) }
+            .context("recording an event")?;
         Ok(mark)
     }
 }
 
-impl Drop for Clock {
+impl Drop for LinkClock {
     fn drop(&mut self) {
-        // DeviceMemory is given back after this, and nothing may still be copied then.
+        // The buffers are freed after this, so no copy may still run.
         let _ = self.card.enter();
-        let _ = self.queues.iter().try_for_each(Queue::wait);
+        let _ = self.queues.iter().try_for_each(CudaStream::wait);
     }
 }
 
-/// Bytes moved to learn a link's rate.
+/// Bytes of one transfer that measures the link.
 const LINK_BYTES: u64 = 256 << 20;
 
-/// Bytes a second from pinned host memory to the card, in copies of `chunk` bytes: the
-/// median of as many transfers as `time` has room for.
+/// Measures bytes per second from pinned host memory to the card, in copies of `chunk`
+/// bytes: the median of as many transfers as fit into `time`.
 pub fn measure_link(card: &Arc<Card>, chunk: u64, time: Duration) -> Result<f64> {
-    let bytes = LinkBench::room(card, LINK_BYTES.max(chunk))?;
+    let bytes = LinkBench::usable_bytes(card, LINK_BYTES.max(chunk))?;
     let mut bench = LinkBench::new(card, bytes)?;
     let how = Transfer {
         direction: Direction::In,
@@ -278,13 +280,13 @@ pub fn measure_link(card: &Arc<Card>, chunk: u64, time: Duration) -> Result<f64>
     Ok(bytes as f64 / seconds)
 }
 
-/// Bytes copied to learn what the card's own memory gives.
+/// Bytes of one copy that measures the card's memory.
 const MEMORY_BYTES: u64 = 2 << 30;
-/// With less than this, caches are measured.
+/// Least number of bytes: smaller copies would measure the caches.
 const MEMORY_BYTES_LEAST: u64 = 256 << 20;
 
-/// Bytes a second that the card's memory gives: read plus written, by a copy within it.
-/// Reads alone reach about the same, so this is what reading weights is held against.
+/// Measures bytes per second of the card's memory, read plus written, by a copy within it.
+/// Reads alone reach about the same rate, so this is the bound for reading weights.
 pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
     let (free, _) = card.memory()?;
     let bytes = MEMORY_BYTES.min(free / 4);
@@ -295,11 +297,11 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
         DeviceMemory::new(card, bytes)?,
         DeviceMemory::new(card, bytes)?,
     );
-    // Dropped before the memory: it waits for the last copy.
-    let clock = Clock::new(card)?;
+    // Dropped before the memory, because its drop waits for the last copy.
+    let clock = LinkClock::new(card)?;
     let stream = clock.queues[0].stream;
     let copy = || {
-        // SAFETY: both have so many bytes, and outlive the clock.
+        // SAFETY: both buffers have `bytes` bytes and outlive the clock.
         let queued =
             unsafe { result::memcpy_dtod_async(to.address, from.address, bytes as usize, stream) };
         queued.context("copying on the card")
@@ -308,8 +310,8 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
     Ok(2.0 * bytes as f64 / seconds)
 }
 
-/// The median of a measurement made again and again for so long. The first ones, while an
-/// idle card wakes up, do not count.
+/// Median of a measurement that is repeated for `time`. The first two do not count, because
+/// an idle card needs time to reach full speed.
 fn repeated(time: Duration, mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
     for _ in 0..2 {
         measure()?;
@@ -329,7 +331,7 @@ mod tests {
 
     #[test]
     fn copies_cover_a_lane() {
-        let lane = |bytes, chunk| Lane {
+        let lane = |bytes, chunk| CopyLane {
             inwards: true,
             here: std::ptr::null_mut(),
             there: 0,
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_leave_out_the_first() {
+    fn medians_skip_the_first_two() {
         let mut given = [9.0, 9.0, 1.0, 3.0, 2.0].into_iter();
         let time = repeated(Duration::ZERO, || Ok(given.next().unwrap()));
         assert_eq!(time.unwrap(), 2.0);

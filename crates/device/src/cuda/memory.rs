@@ -53,16 +53,16 @@ impl Drop for DeviceMemory {
 }
 
 /// A stream of the driver.
-pub(super) struct Queue {
+pub(super) struct CudaStream {
     pub(super) stream: sys::CUstream,
 }
 
 // SAFETY: a handle of the driver.
-unsafe impl Send for Queue {}
+unsafe impl Send for CudaStream {}
 // SAFETY: as above.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for CudaStream {}
 
-impl Queue {
+impl CudaStream {
     /// Creates a stream of the highest (`first`) or the lowest priority.
     pub(super) fn new(card: &Card, first: bool) -> Result<Self> {
         card.enter()?;
@@ -71,7 +71,7 @@ impl Queue {
             result::stream::get_priority_range().context("reading stream priorities")?;
         let priority = if first { greatest } else { least };
         let stream = result::stream::create_with_priority(kind, priority);
-        Ok(Queue {
+        Ok(CudaStream {
             stream: stream.context("creating a stream")?,
         })
     }
@@ -83,7 +83,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         // SAFETY: created once; its owner has waited for its work.
         let _ = unsafe { result::stream::destroy(self.stream) };

@@ -1,6 +1,6 @@
-//! Host memory that the card reads at full speed: filled first, then registered with the
-//! driver a granule at a time by whoever filled its last byte, so that many threads do it
-//! at once and nothing waits for a whole.
+//! Pinned host memory, which the card accesses at full speed. A host slab is filled first and
+//! then registered with the driver granule by granule. The thread that fills the last byte of
+//! a granule registers it, so threads register in parallel.
 
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -11,25 +11,25 @@ use cudarc::driver::{result, sys};
 
 use super::card::Card;
 use super::driver::DriverContext;
-use crate::host::Keeper;
+use crate::host::HostRegistration;
 use crate::{Result, Span};
 
-/// Host memory the card reads at full speed.
+/// A buffer of pinned host memory.
 pub(super) struct Pinned {
     pub(super) start: *mut u8,
     pub(super) bytes: usize,
 }
 
-// SAFETY: plain memory, owned.
+// SAFETY: plain owned memory.
 unsafe impl Send for Pinned {}
-// SAFETY: shared only as a place that kernels write.
+// SAFETY: shared only as an address that kernels write to.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(super) fn new(bytes: usize) -> Result<Self> {
-        // For every context, and not write-combined: it is read by the host as well. Kernels
-        // reach it at the same address.
-        // SAFETY: plain memory, given back when this is dropped.
+        // Usable in every context, and not write-combined, because the host reads it as well.
+        // Kernels use the same address.
+        // SAFETY: plain memory, freed on drop.
         let start = unsafe {
             result::malloc_host(
                 bytes,
@@ -46,32 +46,32 @@ impl Pinned {
     }
 
     pub(super) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: owned memory of this length; any byte is a byte.
+        // SAFETY: owned memory of this length, of which every byte is valid.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: taken once, and no copy of it is under way: all are waited for.
+        // SAFETY: allocated once, and all copies of it have been waited for.
         let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
     }
 }
 
-/// Bytes registered at a time.
+/// Bytes of a granule.
 pub(super) const GRANULE: u64 = 256 << 20;
 
-/// Which granules of some memory are registered.
+/// Registered granules of a host slab.
 pub(super) struct Registered {
     card: Arc<Card>,
     base: *mut u8,
     bytes: u64,
-    /// Bytes of each granule that have been filled.
+    /// Number of filled bytes of each granule.
     filled: Vec<AtomicU64>,
     done: Mutex<Vec<usize>>,
 }
 
-// SAFETY: the place of memory that lives longer than this, and a handle of the driver.
+// SAFETY: an address of memory that outlives `self`, and a handle of the driver.
 unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
@@ -88,14 +88,14 @@ impl Registered {
         }
     }
 
-    /// Writes a byte to each page of a granule that nothing was written to yet.
+    /// Writes a byte to each page of a granule that is not filled yet.
     fn touch(&self, granule: usize) {
         let start = granule as u64 * GRANULE;
         if self.filled[granule].load(Ordering::Acquire) > 0 {
             return;
         }
         for at in (start..(start + GRANULE).min(self.bytes)).step_by(4096) {
-            // SAFETY: memory that stays until this is dropped, and that nobody has filled.
+            // SAFETY: memory that outlives `self`, and that no thread has filled.
             unsafe { self.base.wrapping_add(at as usize).write_volatile(0) };
         }
     }
@@ -105,7 +105,7 @@ impl Registered {
         let start = granule as u64 * GRANULE;
         let bytes = GRANULE.min(self.bytes - start) as usize;
         let at = self.base.wrapping_add(start as usize).cast::<c_void>();
-        // SAFETY: memory of this length that stays until this is dropped.
+        // SAFETY: memory of this length that outlives `self`.
         unsafe { sys::cuMemHostRegister_v2(at, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }
             .result()
             .context("pinning host memory")?;
@@ -118,7 +118,7 @@ impl Registered {
     }
 }
 
-impl Keeper for Registered {
+impl HostRegistration for Registered {
     fn filled(&self, span: Span) -> Result<()> {
         let mut at = span.offset;
         while at < span.end() {
@@ -140,7 +140,7 @@ impl Keeper for Registered {
         let left = (0..self.filled.len()).filter(|granule| !done.contains(granule));
         let left: Mutex<Vec<usize>> = Mutex::new(left.collect());
         let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // Most of the time goes into taking pages from the system, which threads do at once.
+        // Most of the time goes into faulting in pages, which threads do in parallel.
         let work = || {
             std::iter::from_fn(next).try_for_each(|granule| {
                 self.touch(granule);

@@ -8,7 +8,7 @@ use djinn_types::{Activation, DType, Order};
 use super::CudaDevice;
 use super::args::{GateArg, GemvArg, GemvPartArg, activation_arg};
 use super::blas::{ALIGNED, Operands, Product};
-use super::kernels::Size;
+use super::kernels::LaunchSize;
 use super::launch::{THREADS, elements, launch};
 use super::shadow::LaunchState;
 use crate::check::OpCheck;
@@ -304,7 +304,7 @@ impl CudaDevice {
             (Order::InOut, DType::Bf16, _) => ("linear_in_out_bf16", THREADS, 1),
             (Order::InOut, _, _) => ("linear_in_out_f32", THREADS, 1),
         };
-        let size = Size {
+        let size = LaunchSize {
             blocks: [out.cols.div_ceil(per_block), x.rows.div_ceil(tile), 1],
             threads: THREADS,
             shared: 0,
@@ -348,8 +348,8 @@ impl GemvShape {
         format!("{kernel}_{dtype}_{}_{}", self.outputs, self.rows)
     }
 
-    fn size(&self, arg: &GemvArg, tiles: usize) -> Size {
-        Size {
+    fn size(&self, arg: &GemvArg, tiles: usize) -> LaunchSize {
+        LaunchSize {
             blocks: [tiles, (arg.rows as usize).div_ceil(self.rows), 1],
             threads: THREADS,
             shared: 0,

@@ -1,43 +1,44 @@
-//! Memory that operations need for themselves, behind the slab's end.
+//! Scratch memory of operations, which follows the slab.
 
 use crate::{ALIGN, PassLimits};
 
-/// Layout of the scratch memory behind the slab's end.
+/// Layout of the scratch memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scratch(pub(super) PassLimits);
 
-/// Keys of a unit in the attention of generated tokens, as the sources have it.
+/// Number of keys of a unit in the decode attention, as in the CUDA sources.
 pub(super) const UNIT_KEYS: usize = 64;
 
 impl Scratch {
-    /// Bytes of all of it.
+    /// Total number of bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.finished_at() + (4 * self.0.generated * self.0.heads).next_multiple_of(256) as u64
     }
 
-    /// Bytes for a copy of a product's inputs in the type of its weights.
+    /// Bytes of the copy of a product's inputs in the type of its weights.
     pub(super) fn shadow_bytes(&self) -> u64 {
         let row = 2 * self.0.width.next_multiple_of(8) as u64;
         (self.0.rows as u64 * row).next_multiple_of(ALIGN)
     }
 
-    /// Where another such copy goes, of generated rows alone, while the first is read.
+    /// Offset of a second copy, for generated rows only, that is written while the first is
+    /// read.
     pub(super) fn second_at(&self) -> u64 {
         self.shadow_bytes()
     }
 
-    /// Bytes for that.
+    /// Bytes of the second copy.
     pub(super) fn second_bytes(&self) -> u64 {
         let row = 2 * self.0.width.next_multiple_of(8) as u64;
         (self.0.generated as u64 * row).next_multiple_of(ALIGN)
     }
 
-    /// Where parts of attention begin.
+    /// Offset of the partial results of attention.
     pub(super) fn parts_at(&self) -> u64 {
         self.second_at() + self.second_bytes()
     }
 
-    /// Where counters of finished parts begin; they are nought between launches.
+    /// Offset of the counters of finished parts. They are zero between launches.
     pub(super) fn finished_at(&self) -> u64 {
         let units = self.0.keys.div_ceil(UNIT_KEYS) as u64;
         let lines = self.0.generated as u64 * self.0.heads as u64 * units;

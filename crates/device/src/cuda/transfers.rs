@@ -38,8 +38,8 @@ impl Transfers for CudaDevice {
     }
 
     fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
-        let keeper = |base| Ok(Box::new(Registered::new(&self.card, base, bytes)) as _);
-        HostSlab::new(bytes, keeper)
+        let registration = |base| Ok(Box::new(Registered::new(&self.card, base, bytes)) as _);
+        HostSlab::new(bytes, registration)
     }
 
     fn copy_in(&self, stream: Stream, src: &HostSlab, from: u64, dst: Span) -> Result<()> {

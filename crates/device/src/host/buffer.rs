@@ -1,13 +1,13 @@
-//! Memory as the system gives it, in huge pages where it has them.
+//! Large buffers, in huge pages if the system has them.
 
 use std::io;
 
 use memmap2::MmapMut;
 
-/// The size and alignment of a huge page.
+/// Size and alignment of a huge page in bytes.
 const HUGE: usize = 2 << 20;
 
-/// Zeroed memory, aligned to a huge page. Pages cost nothing until touched.
+/// Zeroed memory, aligned to a huge page. Untouched pages take no memory.
 #[derive(Debug)]
 pub struct Buffer {
     map: MmapMut,
@@ -16,21 +16,21 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Takes so many bytes of addresses.
+    /// Reserves `bytes` of address space.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let length = bytes
             .checked_next_multiple_of(HUGE)
             .and_then(|length| length.checked_add(HUGE))
-            .ok_or_else(|| io::Error::other("more than this machine can address"))?;
+            .ok_or_else(|| io::Error::other("the size exceeds the address space"))?;
         let mut map = MmapMut::map_anon(length)?;
-        // Fewer TLB misses, and fewer pages to pin for a read past the page cache.
+        // Huge pages cause fewer TLB misses, and fewer pages to pin for direct reads.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let skip = map.as_mut_ptr().align_offset(HUGE);
         Ok(Buffer { map, skip, bytes })
     }
 
-    /// All of it.
+    /// Returns the whole buffer.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.map[self.skip..self.skip + self.bytes]
     }

@@ -1,7 +1,7 @@
-//! Memory for many numbers.
+//! Vectors in huge pages.
 
-/// Room for so many numbers. What is large is asked for in huge pages: most of what copying into new
-/// memory takes is the kernel handing out pages one by one.
+/// Allocates an empty vector with room for `count` numbers. Large vectors use huge pages,
+/// because most of the time of a copy into new memory goes into page faults.
 pub fn vec_in_huge_pages(count: usize) -> Vec<f32> {
     let mut room = Vec::with_capacity(count);
     in_huge_pages(&mut room);
@@ -17,7 +17,7 @@ fn in_huge_pages(room: &mut Vec<f32>) {
     let whole = bytes.saturating_sub(before) / HUGE * HUGE;
     if whole > 0 {
         let first = start.wrapping_add(before).cast();
-        // SAFETY: pages that lie in the vector's memory as a whole; what is in them stays.
+        // SAFETY: whole pages of the vector's memory; the advice keeps their contents.
         let _ = unsafe { rustix::mm::madvise(first, whole, rustix::mm::Advice::LinuxHugepage) };
     }
 }
@@ -30,7 +30,7 @@ mod tests {
     use super::vec_in_huge_pages;
 
     #[test]
-    fn what_is_put_there_is_there() {
+    fn pushed_numbers_are_kept_in_place() {
         for count in [0, 1, 1000, 3 << 20] {
             let numbers: Vec<f32> = (0..count).map(|i| i as f32).collect();
             let mut room = vec_in_huge_pages(count);

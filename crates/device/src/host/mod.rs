@@ -1,4 +1,4 @@
-//! The host as the process sees it: files, memory, cores.
+//! Memory and cores of the host, as the process sees them.
 
 use std::path::Path;
 
@@ -11,33 +11,33 @@ pub use buffer::Buffer;
 pub use huge_pages::vec_in_huge_pages;
 pub use rows::HostRows;
 pub use slab::{Fill, HostSlab};
-pub(crate) use slab::{Keeper, PlainMemory};
+pub(crate) use slab::{HostRegistration, PlainMemory};
 
-/// How many threads this process can really run at once: the CPUs it may run on,
-/// bounded by a container's quota.
+/// Number of threads that this process can run at once: the CPUs it may run on, bounded by a
+/// container's quota.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes of memory the process can still take without swapping: what the kernel
-/// calls available, bounded by what the container's limit leaves. `u64::MAX` where
-/// the system does not say.
+/// Bytes of memory that the process can still allocate without swapping: the kernel's
+/// available memory, bounded by the rest of the container's limit. `u64::MAX` if the system
+/// does not say.
 pub fn available_memory() -> u64 {
     let kernel = read_kib("/proc/meminfo", "MemAvailable:").unwrap_or(u64::MAX);
     kernel.min(cgroup_left().unwrap_or(u64::MAX))
 }
 
-/// All memory of the machine, where the system says.
+/// Total memory of the machine in bytes, if the system says.
 pub fn all_memory() -> Option<u64> {
     read_kib("/proc/meminfo", "MemTotal:")
 }
 
-/// Bytes of memory the process holds now, where the system says.
+/// Resident memory of the process in bytes, if the system says.
 pub fn rss_bytes() -> Option<u64> {
     read_kib("/proc/self/status", "VmRSS:")
 }
 
-/// The most bytes of memory the process has held, where the system says.
+/// Peak resident memory of the process in bytes, if the system says.
 pub fn peak_rss_bytes() -> Option<u64> {
     read_kib("/proc/self/status", "VmHWM:")
 }
@@ -52,8 +52,8 @@ fn parse_kib(text: &str, key: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What the tightest of the process's memory cgroups leaves, if any limits it. Pages
-/// of files that nobody uses count as used there; the kernel gives them up on demand.
+/// Bytes left in the tightest of the process's memory cgroups, if any has a limit. A cgroup
+/// counts inactive file pages as used, but the kernel reclaims them on demand.
 fn cgroup_left() -> Option<u64> {
     let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     cgroup_files(&membership)
@@ -68,33 +68,32 @@ fn cgroup_left() -> Option<u64> {
         .min()
 }
 
-/// Bytes of unused pages of files, of the group and those below it.
+/// Bytes of inactive file pages, of the group and its descendants.
 fn inactive_file(stat: &str) -> u64 {
     let value = |key: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(key))?;
         line.trim().parse().ok()
     };
-    // Version 1 has both, the total with those below.
+    // Version 1 has both; the total includes the descendants.
     let total = value("total_inactive_file ");
     total.or_else(|| value("inactive_file ")).unwrap_or(0)
 }
 
 fn read_number(path: &str) -> Option<u64> {
-    // Version 2 writes `max` for no limit: not a number, so no limit here either.
+    // Version 2 writes `max` for no limit, which is not a number and gives `None`.
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Where a memory cgroup tells of itself.
+/// Files of a memory cgroup.
 struct CgroupFiles {
     limit: String,
     usage: String,
     stat: String,
 }
 
-/// The files of every memory cgroup from the process's own up to the
-/// root, of version 2 (`0::/path`) and version 1 (`n:memory:/path`). A container
-/// sees its own group at the root of the mount, whatever path it is told, so the
-/// root is always among them.
+/// Files of every memory cgroup from the process's own up to the root, of version 2
+/// (`0::/path`) and version 1 (`n:memory:/path`). The root is always included, because a
+/// container sees its own group at the root of the mount, whatever path it reports.
 fn cgroup_files(membership: &str) -> Vec<CgroupFiles> {
     let mut files = Vec::new();
     for line in membership.lines() {
@@ -133,14 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_read_from_their_lines() {
+    fn numbers_are_read_from_their_lines() {
         let text = "MemTotal: 10 kB\nMemAvailable:   24117248 kB\n";
         assert_eq!(parse_kib(text, "MemAvailable:"), Some(24_117_248 * 1024));
         assert_eq!(parse_kib(text, "VmRSS:"), None);
     }
 
     #[test]
-    fn cgroups_of_both_versions_are_looked_up_to_the_root() {
+    fn cgroups_of_both_versions_are_found_up_to_the_root() {
         let files = cgroup_files("5:cpu,memory:/a/b\n1:name=systemd:/x\n0::/c\n");
         let limits: Vec<&str> = files.iter().map(|group| group.limit.as_str()).collect();
         assert_eq!(
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_pages_of_files_are_found() {
+    fn inactive_file_pages_are_found() {
         assert_eq!(inactive_file("anon 5\ninactive_file 4096\n"), 4096);
         let both = "inactive_file 1\ntotal_inactive_file 70\n";
         assert_eq!(inactive_file(both), 70);
@@ -165,7 +164,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn the_host_says_something_sensible() {
+    fn the_host_reports_plausible_numbers() {
         assert!(cores() >= 1);
         assert!(available_memory() > 1 << 20);
         assert!(peak_rss_bytes().unwrap() >= rss_bytes().unwrap() / 2);

@@ -1,23 +1,22 @@
-//! Runs of bytes at equal distances, in host memory and in a slab.
+//! Rows of bytes with equal strides in host memory and in a slab.
 
 use crate::Span;
 
-/// Runs of bytes that go from host memory to a slab: `stride` after one another on both
-/// sides.
+/// Rows of bytes to copy from host memory to a slab, `stride` bytes apart on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRows {
-    /// Where the first is in host memory.
+    /// Offset of the first row in host memory.
     pub from: u64,
-    /// Where it goes.
+    /// Span of the first row in the slab.
     pub first: Span,
-    /// Bytes from one to the next.
+    /// Bytes from one row to the next.
     pub stride: u64,
-    /// How many.
+    /// Number of rows.
     pub count: usize,
 }
 
 impl HostRows {
-    /// Each by itself: where it is, and where it goes.
+    /// Offset in host memory and span in the slab of each row.
     pub(crate) fn each(self) -> impl Iterator<Item = (u64, Span)> {
         (0..self.count as u64).map(move |row| {
             let offset = self.first.offset + row * self.stride;
@@ -31,7 +30,7 @@ impl HostRows {
         })
     }
 
-    /// What lies between the first byte and the last, in host memory and in the slab.
+    /// Spans from the first byte to the last, in host memory and in the slab.
     pub(crate) fn spans(self) -> (Span, Span) {
         let bytes = (self.count as u64 - 1) * self.stride + self.first.bytes;
         let from = Span {
@@ -47,8 +46,8 @@ impl HostRows {
         )
     }
 
-    /// The same in parts that each lie in one granule of host memory, but for rows that
-    /// lie in two, which are by themselves.
+    /// Splits the rows into parts that each lie in one granule of host memory. A row that
+    /// crosses a boundary is a part of its own.
     pub(crate) fn in_granules(self, granule: u64) -> Vec<HostRows> {
         let mut runs: Vec<HostRows> = Vec::new();
         let granules = |from: u64| (from / granule, (from + self.first.bytes - 1) / granule);
@@ -75,7 +74,7 @@ mod tests {
     use crate::Span;
 
     #[test]
-    fn parts_are_all_rows_and_only_single_ones_lie_in_two_granules() {
+    fn parts_cover_all_rows_and_only_single_rows_cross_granules() {
         let rows = HostRows {
             from: 3,
             first: Span {

@@ -8,29 +8,29 @@ use crate::{DeviceError, Result, Span, check::OpCheck};
 /// Fills a span of memory with its bytes.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>;
 
-/// A run of host memory. A device makes it
-/// ([`Device::host_slab`](crate::Device::host_slab)) so that copies run at full speed. Many
-/// threads fill it once, or the device itself sends there what it will want back.
+/// Host memory that a device copies from and to at full speed, allocated by
+/// [`Transfers::host_slab`](crate::Transfers::host_slab). Threads fill it once in parallel,
+/// or the device copies out to it.
 pub struct HostSlab {
-    /// What the device keeps of it; given back before the memory.
-    pub(crate) keeper: Box<dyn Keeper>,
+    /// Device's registration of the memory, dropped before the memory.
+    pub(crate) registration: Box<dyn HostRegistration>,
     base: *mut u8,
     bytes: u64,
     _memory: Buffer,
 }
 
-/// What a device does with host memory as it is filled, and until it is given back.
-pub(crate) trait Keeper: Any + Send + Sync {
-    /// A span has been filled.
+/// Registration of host memory with a device, updated while the memory is filled.
+pub(crate) trait HostRegistration: Any + Send + Sync {
+    /// Notes that a span has been filled.
     fn filled(&self, span: Span) -> Result<()>;
-    /// Nothing more will be.
+    /// Notes that the memory will not be filled any more.
     fn sealed(&self) -> Result<()>;
 }
 
-/// PlainMemory memory.
+/// Registration of a device that needs none.
 pub(crate) struct PlainMemory;
 
-impl Keeper for PlainMemory {
+impl HostRegistration for PlainMemory {
     fn filled(&self, _: Span) -> Result<()> {
         Ok(())
     }
@@ -39,78 +39,81 @@ impl Keeper for PlainMemory {
     }
 }
 
-// SAFETY: owned memory, reached through raw pointers; who may use which span when is the
-// contract of `fill` and `read`.
+// SAFETY: owned memory, accessed through raw pointers; the contracts of `fill` and `read`
+// state who may use which span.
 unsafe impl Send for HostSlab {}
 // SAFETY: as above.
 unsafe impl Sync for HostSlab {}
 
 impl HostSlab {
-    /// Memory that costs nothing until it is filled. `keeper` is told where it starts.
+    /// Reserves memory, which takes none until it is filled. `registration` gets its address.
     pub(crate) fn new(
         bytes: u64,
-        keeper: impl FnOnce(*mut u8) -> Result<Box<dyn Keeper>>,
+        registration: impl FnOnce(*mut u8) -> Result<Box<dyn HostRegistration>>,
     ) -> Result<Self> {
         let refuse = |reason: String| DeviceError::NoMemory { bytes, reason };
         let size = usize::try_from(bytes).map_err(|error| refuse(error.to_string()))?;
         let mut memory = Buffer::new(size).map_err(|error| refuse(error.to_string()))?;
         let base = memory.bytes().as_mut_ptr();
         Ok(HostSlab {
-            keeper: keeper(base)?,
+            registration: registration(base)?,
             base,
             bytes,
             _memory: memory,
         })
     }
 
-    /// How much there is.
+    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Fills a span in the calling thread. Several threads may fill at once: each span is
-    /// its caller's alone until the call returns, and every byte is filled once.
+    /// Fills a span in the calling thread. Several threads may fill at the same time. Each
+    /// caller owns its span until the call returns, and every byte is filled once.
     pub fn fill(&self, span: Span, fill: Fill<'_>) -> Result<()> {
         let start = self.place("fill", span)?;
-        // SAFETY: a checked span that the contract gives to this caller alone.
+        // SAFETY: a checked span that by contract only this caller uses.
         fill(unsafe { std::slice::from_raw_parts_mut(start, span.bytes as usize) })?;
-        self.keeper.filled(span)
+        self.registration.filled(span)
     }
 
-    /// Says that all that will be filled has been: copies may begin.
+    /// Ends filling. Copies may begin.
     pub fn seal(&self) -> Result<()> {
-        self.keeper.sealed()
+        self.registration.sealed()
     }
 
-    /// Shows the caller a span that nobody writes meanwhile.
+    /// Calls `work` with a span that nothing writes during the call.
     pub fn show<T>(&self, span: Span, work: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let start = self.place("show", span)?;
-        // SAFETY: a checked span, which the contract says nobody writes.
+        // SAFETY: a checked span that by contract nothing writes.
         Ok(work(unsafe {
             std::slice::from_raw_parts(start, span.bytes as usize)
         }))
     }
 
-    /// Lends a span to the caller, who is the only one to use it meanwhile: no copy from or
-    /// to it is under way.
+    /// Calls `work` with a span that nothing else uses during the call, not even a copy.
     pub fn lend<T>(&self, span: Span, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
         let start = self.place("lend", span)?;
-        // SAFETY: a checked span that the contract gives to this caller alone.
+        // SAFETY: a checked span that by contract only this caller uses.
         Ok(work(unsafe {
             std::slice::from_raw_parts_mut(start, span.bytes as usize)
         }))
     }
 
-    /// Copies a span that was filled.
+    /// Copies a filled span to the caller.
     pub fn read(&self, span: Span, to: &mut [u8]) -> Result<()> {
         let start = self.place("read", span)?;
-        assert_eq!(span.bytes, to.len() as u64, "as many bytes as asked for");
-        // SAFETY: a checked span, which nobody writes once it was filled.
+        assert_eq!(
+            span.bytes,
+            to.len() as u64,
+            "span and buffer have the same length"
+        );
+        // SAFETY: a checked span that nothing writes after it was filled.
         to.copy_from_slice(unsafe { std::slice::from_raw_parts(start, to.len()) });
         Ok(())
     }
 
-    /// Where a span lies.
+    /// Returns the address of a span.
     pub(crate) fn place(&self, name: &'static str, span: Span) -> Result<*mut u8> {
         let op = OpCheck {
             name,
@@ -127,7 +130,7 @@ mod tests {
     use crate::Span;
 
     #[test]
-    fn what_was_filled_is_read_and_nothing_beyond_is() {
+    fn filled_bytes_are_read_and_spans_are_checked() {
         let slab = HostSlab::new(100, |_| Ok(Box::new(PlainMemory))).unwrap();
         let span = |offset, bytes| Span { offset, bytes };
         let seven = &mut |bytes: &mut [u8]| {

@@ -1,6 +1,6 @@
-//! Each operation by itself, in every dtype and awkward shape.
+//! Plain operations in every dtype and in difficult shapes.
 
-use super::pair::{CaseFn, FLOATS, Pair, Report};
+use super::pair::{CaseFn, DevicePair, FLOATS, ReportFn};
 use crate::{
     Attention, Device, Draw, Edit, HostRows, KvLayer, NormParams, Phase, Reduction, Result,
     Rotation, Rows, Stream, Weight,
@@ -21,7 +21,7 @@ pub(super) const ALL: [CaseFn; 11] = [
     reductions,
 ];
 
-fn lookups(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn lookups(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in FLOATS {
         for (rows, cols) in [(1, 1), (5, 17), (33, 256), (7, 1000)] {
             pair.start();
@@ -60,7 +60,7 @@ fn lookups(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn norms(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn norms(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in FLOATS {
         for kind in [NormKind::Rms, NormKind::Layer] {
             for (rows, cols) in [(1, 2), (3, 31), (17, 128), (2, 4099)] {
@@ -87,7 +87,7 @@ fn norms(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn products(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn products(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     let shapes = [
         (1, 1, 1),
         (1, 4096, 11),
@@ -122,7 +122,7 @@ fn products(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn ropes(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn ropes(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for style in [RopeStyle::Halves, RopeStyle::Interleaved] {
         for (rows, heads, d_head, pairs) in [(1, 1, 2, 1), (5, 3, 32, 8), (9, 8, 128, 64)] {
             pair.start();
@@ -147,7 +147,7 @@ fn ropes(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rows of two sessions at some positions, and how they attend.
+/// Rows of two sessions, and the parameters of their attention.
 struct TwoSessions {
     rows: Rows,
     kv: KvLayer,
@@ -156,11 +156,11 @@ struct TwoSessions {
     keys: usize,
 }
 
-fn attending(pair: &mut Pair<'_>, dtype: DType, shape: [usize; 4]) -> Result<TwoSessions> {
+fn attending(pair: &mut DevicePair<'_>, dtype: DType, shape: [usize; 4]) -> Result<TwoSessions> {
     let [heads, kv_heads, d_head, keys] = shape;
     let (page_tokens, window) = (16, keys / 2 + 1);
     let table_pages = keys.div_ceil(page_tokens);
-    // Each session's rows are its last few positions; pages are dealt in turns.
+    // The rows are each session's last positions. Pages alternate between the sessions.
     let fresh = keys.min(5);
     let positions: Vec<i32> = (0..2 * fresh)
         .map(|i| (keys - fresh + i % fresh) as i32)
@@ -199,7 +199,7 @@ fn attending(pair: &mut Pair<'_>, dtype: DType, shape: [usize; 4]) -> Result<Two
     })
 }
 
-fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn attention(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in FLOATS {
         for shape in [
             [1, 1, 4, 1],
@@ -224,7 +224,7 @@ fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             let v = pair.floats(DType::F32, count, kv_heads * d_head, 1)?;
             let q = pair.floats(DType::F32, count, heads * d_head, 1)?;
             let out = pair.poisoned(count, heads * d_head, 1)?;
-            // What was appended is seen by what attends.
+            // Attention sees the appended keys.
             pair.check("attend", what.clone(), out, report, |device| {
                 device.append(k, v, rows, kv)?;
                 device.attend(q, rows, kv, how, out)
@@ -242,14 +242,14 @@ fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn elementwise(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn elementwise(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     use Activation::{Gelu, GeluTanh, Relu, Silu};
     for (rows, cols) in [(1, 1), (3, 255), (40, 1000)] {
         for f in [Silu, Gelu, GeluTanh, Relu] {
             pair.start();
             let x = pair.floats(DType::F32, rows, cols, 3)?;
             let up = pair.floats(DType::F32, rows, cols, 2)?;
-            // Far from nought, where exponentials overflow.
+            // Far from zero, where exponentials overflow.
             let wide = |device: &dyn Device| device.edit(x, Edit::Scale(60.0));
             pair.both.iter().try_for_each(|device| wide(*device))?;
             let out = pair.poisoned(rows, cols, 1)?;
@@ -271,7 +271,7 @@ fn elementwise(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn routing(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn routing(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for (rows, experts, chosen) in [(1, 2, 1), (5, 8, 2), (300, 64, 6)] {
         for renormalise in [false, true] {
             pair.start();
@@ -288,7 +288,7 @@ fn routing(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn edits(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for (rows, cols) in [(1, 1), (4, 77), (19, 1024)] {
         for operand_rows in [1, rows] {
             pair.start();
@@ -316,7 +316,7 @@ fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 let name = format!("{edit:?}");
                 let name = name.split([' ', '(']).next().unwrap_or_default();
                 let what = format!("{name} [{rows}, {cols}] by [{operand_rows}]");
-                // One column taken out of itself leaves rounding alone.
+                // Projecting one column out of itself leaves only rounding errors.
                 if cols == 1 && matches!(edit, Edit::ProjectOut(_)) {
                     continue;
                 }
@@ -327,7 +327,7 @@ fn edits(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn reductions(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn reductions(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for (rows, cols) in [(1, 1), (3, 33), (70, 1000), (9, 32_000)] {
         pair.start();
         let x = pair.floats(DType::F32, rows, cols, 3)?;
@@ -336,12 +336,12 @@ fn reductions(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
         pair.check("norm of rows", what.clone(), lengths, report, |device| {
             device.reduce(x, Reduction::Norm, lengths)
         })?;
-        // Onto what is there already, to the bit.
+        // Adds to the existing sum, to the bit.
         let sum = pair.floats(DType::F32, 2, cols, 1)?;
         pair.check_bits("sum of rows", what, sum, report, |device| {
             device.reduce(x, Reduction::Sum, sum)
         })?;
-        // Equals among the largest.
+        // Several equal largest elements.
         for col in [0, cols / 2, cols - 1] {
             pair.upload(x.rows(0, 1).cols(col, 1), &2f32.to_le_bytes())?;
         }
@@ -361,8 +361,8 @@ fn reductions(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes to host memory and back.
-fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+/// Copies to host memory and back.
+fn paging(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for (rows, cols) in [(1, 1), (3, 1000), (64, 4096)] {
         pair.start();
         let x = pair.floats(DType::F32, rows, cols, 0)?;
@@ -381,10 +381,10 @@ fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             device.wait(Stream::PageIn, &erased)?;
             device.copy_in(Stream::PageIn, &host, span.bytes, span)?;
             let back = device.record(Stream::PageIn)?;
-            // The host's memory goes with this.
+            // The host slab is dropped after this.
             device.wait_here(&back)
         })?;
-        // Every second row comes back, and then goes to the others' places.
+        // Every second row is copied in, and then copied to the other rows.
         let from = pair.floats(DType::F32, rows, cols, 0)?;
         let to = pair.poisoned(2 * rows, cols, 0)?;
         let row = from.rows(0, 1).span();
@@ -413,15 +413,18 @@ fn paging(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
                 device.copy(even, odd)?;
             }
             device.synchronize(Stream::Compute)?;
-            assert!(device.is_past(&back)?, "what came after it is done");
+            assert!(
+                device.is_past(&back)?,
+                "the compute stream waited for the event"
+            );
             Ok(())
         })?;
     }
     Ok(())
 }
 
-/// Whole numbers in any order: the same element, on any device.
-fn sampling(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+/// Sampling: every device chooses the same element.
+fn sampling(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     let with = |temperature, top_k, top_p, min_p| Draw {
         temperature,
         top_k,
@@ -443,8 +446,8 @@ fn sampling(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
         for way in ways {
             pair.start();
             let x = pair.floats(DType::F32, rows, cols, 3)?;
-            // Ties among the largest of one row, nothing but equals in another, not a
-            // number in a third.
+            // Ties among the largest elements of one row, equal elements in another, NaN in a
+            // third.
             let place = |row: usize, col: usize| x.rows(row, 1).cols(col, 1);
             if rows > 4 {
                 for col in [3, 77, 150] {

@@ -1,19 +1,18 @@
-//! What fast kernels may get wrong: operands where they are read at full speed, shapes of
-//! real models, operations that go together in one launch, and rows whose bits must not
-//! depend on those beside them.
+//! Fast kernels: aligned operands, shapes of real models, rows whose bits must not depend on
+//! the other rows, and replays.
 
-use super::pair::{Case, CaseFn, Pair, Report, difference};
+use super::pair::{Case, CaseFn, DevicePair, ReportFn, difference};
 use crate::{Attention, Edit, KvLayer, NormParams, Phase, Result, Rows, View, Weight};
 use djinn_types::{DType, NormKind, Order};
 
 pub(super) const ALL: [CaseFn; 4] = [products, attention, rows_alone, replayed];
 
-/// Sums of products on tensor cores, which drop bits of what is far smaller than the sum.
+/// Largest error of sums on tensor cores, which drop bits of terms far smaller than the sum.
 const TENSOR: f64 = 1e-5;
 pub(super) const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
 pub(super) const PHASES: [Phase; 2] = [Phase::Prompt, Phase::Generated];
 
-/// Queries and probabilities rounded to the type that keys are stored in.
+/// Largest error of attention whose queries and probabilities are rounded to the keys' type.
 pub(super) fn rounded(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 1e-3,
@@ -21,8 +20,8 @@ pub(super) fn rounded(dtype: DType) -> f64 {
     }
 }
 
-/// Numbers that a type holds exactly, as f32: then rounding to it changes nothing.
-fn exact(pair: &mut Pair<'_>, dtype: DType, rows: usize, cols: usize) -> Result<View> {
+/// Allocates f32 numbers that are exact in a type, so that rounding to it changes nothing.
+fn exact(pair: &mut DevicePair<'_>, dtype: DType, rows: usize, cols: usize) -> Result<View> {
     let view = pair.place(DType::F32, rows, cols, 0);
     let numbers = (0..rows * cols).map(|_| {
         let x = pair.float();
@@ -38,7 +37,7 @@ fn exact(pair: &mut Pair<'_>, dtype: DType, rows: usize, cols: usize) -> Result<
 }
 
 pub(super) fn weight(
-    pair: &mut Pair<'_>,
+    pair: &mut DevicePair<'_>,
     dtype: DType,
     order: Order,
     shape: [usize; 2],
@@ -51,7 +50,7 @@ pub(super) fn weight(
     Ok(Weight { view, order })
 }
 
-fn products(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn products(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     let shapes = [
         [1, 8, 8],
         [1, 1024, 96],
@@ -88,7 +87,7 @@ fn products(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Rows of three sessions: the first with much behind it, one that begins, one between.
+/// Rows of three sessions: one with a long context, one that begins, one in between.
 pub(super) struct ThreeSessions {
     pub(super) rows: Rows,
     pub(super) kv: KvLayer,
@@ -97,9 +96,10 @@ pub(super) struct ThreeSessions {
 }
 
 impl ThreeSessions {
-    /// `shape` is heads, key heads, elements of a head, keys of the longest.
+    /// Creates the rows. `shape` is query heads, key-value heads, elements of a head, and keys
+    /// of the longest session.
     pub(super) fn new(
-        pair: &mut Pair<'_>,
+        pair: &mut DevicePair<'_>,
         dtype: DType,
         phase: Phase,
         shape: [usize; 4],
@@ -154,7 +154,7 @@ impl ThreeSessions {
     }
 }
 
-fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn attention(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     let shapes = [
         [1, 1, 8, 2],
         [4, 2, 32, 37],
@@ -197,8 +197,8 @@ fn attention(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Each row by itself gives the bits it gives among others.
-fn rows_alone(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+/// Each row alone gives the same bits as among other rows.
+fn rows_alone(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in HALVES {
         for phase in PHASES {
             pair.start_aligned(0.0);
@@ -209,7 +209,7 @@ fn rows_alone(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
             let alone = pair.poisoned(rows, outputs, 0)?;
             let device = pair.both[1];
             device.linear(x, matrix, None, all, phase)?;
-            // Rows in runs of many lengths, outputs in pieces.
+            // Rows in groups of several sizes, outputs in pieces.
             let mut first = 0;
             for run in [1, 2, 5, 8, 9, 16, 26] {
                 for cut in [(0, 64), (64, 256)] {
@@ -265,8 +265,8 @@ fn rows_alone(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What is run again gives the bits it gave the first time.
-fn replayed(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+/// A replay gives the same bits as the first run.
+fn replayed(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in HALVES {
         pair.start_aligned(0.0);
         let (rows, width) = (5, 512);
@@ -302,11 +302,11 @@ fn replayed(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
 
 /// Reports whether two matrices of the device are equal to the bit.
 pub(super) fn same(
-    pair: &Pair<'_>,
+    pair: &DevicePair<'_>,
     op: &'static str,
     what: String,
     both: [View; 2],
-    report: Report<'_>,
+    report: ReportFn<'_>,
 ) -> Result<()> {
     let mut found = [const { Vec::new() }; 2];
     for (view, found) in both.iter().zip(&mut found) {

@@ -3,7 +3,7 @@
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
 use super::fast::{HALVES, PHASES, ThreeSessions, rounded, same, weight};
-use super::pair::{CaseFn, Pair, Report};
+use super::pair::{CaseFn, DevicePair, ReportFn};
 use crate::{
     Device, Edit, NormParams, Phase, Projection, Qkv, Result, Rotation, Stream, View, Weight,
 };
@@ -14,12 +14,12 @@ pub(super) const ALL: [CaseFn; 4] = [groups, gates, sums, rotations_and_blocks];
 const ROWS: [usize; 3] = [1, 7, 33];
 
 /// Two outputs of the same shape: one for the fused operation, one for the plain ones.
-fn twice(pair: &mut Pair<'_>, rows: usize, cols: usize) -> Result<[View; 2]> {
+fn twice(pair: &mut DevicePair<'_>, rows: usize, cols: usize) -> Result<[View; 2]> {
     Ok([pair.poisoned(rows, cols, 0)?, pair.poisoned(rows, cols, 0)?])
 }
 
 /// `linear_group` with more products than one launch takes, in both orders of storage.
-fn groups(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn groups(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         for order in [Order::OutIn, Order::InOut] {
             for phase in PHASES {
@@ -57,7 +57,7 @@ fn groups(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
 }
 
 /// `linear_gated`, and the product of its output that follows in a model.
-fn gates(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn gates(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         for phase in PHASES {
             for rows in ROWS {
@@ -96,7 +96,7 @@ fn gates(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
 }
 
 /// `add_norm`, with the output apart from the addend and in its place.
-fn sums(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn sums(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         for kind in [NormKind::Rms, NormKind::Layer] {
             for (rows, cols) in [(1, 8), (5, 520), (40, 1024)] {
@@ -132,7 +132,7 @@ fn sums(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
     Ok(())
 }
 
-fn rotations_and_blocks(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
+fn rotations_and_blocks(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         for phase in PHASES {
             for style in [RopeStyle::Halves, RopeStyle::Interleaved] {
@@ -165,12 +165,12 @@ fn rotations_and_blocks(pair: &mut Pair<'_>, report: Report<'_>) -> Result<()> {
 /// `rope_append` and `rope_append_attend`: the output, and the queries, keys and pages that
 /// they leave.
 fn rotation(
-    pair: &mut Pair<'_>,
+    pair: &mut DevicePair<'_>,
     dtype: DType,
     phase: Phase,
     style: RopeStyle,
     shape: [usize; 4],
-    report: Report<'_>,
+    report: ReportFn<'_>,
 ) -> Result<()> {
     let [heads, kv_heads, d_head, keys] = shape;
     for attends in [false, true] {
@@ -242,7 +242,12 @@ fn rotation(
 
 /// A block of a model with fused operations, against the reference device and against the
 /// same block with plain operations.
-fn block(pair: &mut Pair<'_>, dtype: DType, phase: Phase, report: Report<'_>) -> Result<()> {
+fn block(
+    pair: &mut DevicePair<'_>,
+    dtype: DType,
+    phase: Phase,
+    report: ReportFn<'_>,
+) -> Result<()> {
     pair.start_aligned(6.0 * rounded(dtype));
     let shape @ [heads, kv_heads, d_head, _] = [8, 4, 64, 300];
     let ThreeSessions {

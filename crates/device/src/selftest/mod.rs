@@ -1,5 +1,5 @@
-//! Every operation of one device against another, on fresh random input of awkward
-//! shapes: what a new backend, a new card or a new driver has to pass.
+//! Self-test: compares every operation of one device with another device on random inputs of
+//! difficult shapes. A new backend, card or driver has to pass it.
 
 mod cases;
 mod fast;
@@ -9,7 +9,7 @@ mod pair;
 pub use pair::{Case, SLAB_BYTES};
 
 use crate::{Device, PassLimits, Result};
-use pair::{LIMIT, Pair};
+use pair::{DevicePair, LIMIT};
 
 /// Limits of the passes that a self-test runs.
 pub const LIMITS: PassLimits = PassLimits {
@@ -21,14 +21,14 @@ pub const LIMITS: PassLimits = PassLimits {
     keys: 2048,
 };
 
-/// Runs every case and reports each as it ends.
+/// Runs every case, and reports each case when it ends.
 pub fn selftest(
     reference: &dyn Device,
     device: &dyn Device,
     seed: u64,
     report: &mut dyn FnMut(Case),
 ) -> Result<()> {
-    let mut pair = Pair {
+    let mut pair = DevicePair {
         both: [reference, device],
         random: seed,
         end: 0,

@@ -8,22 +8,22 @@ use crate::{ALIGN, Device, Result, Span, Stream, View};
 /// Bytes of slab that a self-test needs of each device.
 pub const SLAB_BYTES: u64 = 64 << 20;
 
-/// How one case went.
+/// Result of one case.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The operation.
+    /// Name of the operation.
     pub op: &'static str,
-    /// Dtype, shape and whatever else was special.
+    /// Dtype, shape and other parameters.
     pub what: String,
-    /// `‖found − expected‖ / ‖expected‖`, the latter a thousandth at least; infinite where
-    /// something is not a number.
+    /// `‖found − expected‖ / ‖expected‖`, with a divisor of at least 0.001; infinite if an
+    /// element is NaN.
     pub error: f64,
-    /// The largest error that passes.
+    /// Largest error that passes.
     pub limit: f64,
 }
 
 impl Case {
-    /// One where nothing but the same will do.
+    /// Result of a case that requires equality.
     pub(super) fn exact(op: &'static str, what: String, same: bool) -> Self {
         Case {
             op,
@@ -33,40 +33,40 @@ impl Case {
         }
     }
 
-    /// Whether it passed.
+    /// Returns whether the case passed.
     pub fn passed(&self) -> bool {
         self.error <= self.limit
     }
 }
 
-/// Sums of f32 in another order, exponentials of another library.
+/// Largest error of f32 sums in another order and exponentials of another library.
 pub(super) const LIMIT: f64 = 2e-6;
-/// What is smaller than this counts as large as this: nearly nought may be nought.
+/// Least divisor of a relative error, so that results near zero may be zero.
 const SMALL: f64 = 1e-3;
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-pub(super) type Report<'a> = &'a mut dyn FnMut(Case);
-pub(super) type CaseFn = fn(&mut Pair<'_>, Report<'_>) -> Result<()>;
+pub(super) type ReportFn<'a> = &'a mut dyn FnMut(Case);
+pub(super) type CaseFn = fn(&mut DevicePair<'_>, ReportFn<'_>) -> Result<()>;
 
 /// Two devices with the same bytes in their slabs.
-pub(super) struct Pair<'a> {
+pub(super) struct DevicePair<'a> {
     pub(super) both: [&'a dyn Device; 2],
     pub(super) random: u64,
-    /// Bytes of the slab in use by this case.
+    /// Bytes of the slab that the current case uses.
     pub(super) end: u64,
-    /// Whether matrices start where a device reads them at full speed.
+    /// Whether matrices are aligned for full speed.
     pub(super) aligned: bool,
-    /// How far the device may be off.
+    /// Largest error of the current case.
     pub(super) limit: f64,
 }
 
-impl Pair<'_> {
-    /// The next case may use the whole slab again.
+impl DevicePair<'_> {
+    /// Starts a case with unaligned matrices and the default limit.
     pub(super) fn start(&mut self) {
         (self.end, self.aligned, self.limit) = (0, false, LIMIT);
     }
 
-    /// The same, with everything where a device reads it at full speed.
+    /// Starts a case with matrices that are aligned for full speed.
     pub(super) fn start_aligned(&mut self, limit: f64) {
         (self.end, self.aligned, self.limit) = (0, true, limit);
     }
@@ -79,7 +79,7 @@ impl Pair<'_> {
         x ^ (x >> 31)
     }
 
-    /// Between −1 and 1.
+    /// Random number between −1 and 1.
     pub(super) fn float(&mut self) -> f32 {
         (self.number() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -88,8 +88,8 @@ impl Pair<'_> {
         (self.number() % limit as u64) as i32
     }
 
-    /// A place for a matrix, off any alignment but its elements' own unless asked for, with
-    /// gaps between rows where `gap` says so.
+    /// Allocates a matrix with `gap` unused elements between rows. Unless the case is
+    /// aligned, the matrix has only the alignment of its elements.
     pub(super) fn place(&mut self, dtype: DType, rows: usize, cols: usize, gap: usize) -> View {
         let size = dtype.bytes() as u64;
         let off = if self.aligned { 0 } else { size };
@@ -116,7 +116,7 @@ impl Pair<'_> {
             .try_for_each(|device| device.upload(Stream::Compute, span, bytes))
     }
 
-    /// Random numbers, in every element and gap.
+    /// Allocates a matrix of random numbers, also in the gaps.
     pub(super) fn floats(
         &mut self,
         dtype: DType,
@@ -145,7 +145,7 @@ impl Pair<'_> {
         Ok(view)
     }
 
-    /// An output full of what must not be left there.
+    /// Allocates an output full of NaN.
     pub(super) fn poisoned(&mut self, rows: usize, cols: usize, gap: usize) -> Result<View> {
         let view = self.place(DType::F32, rows, cols, gap);
         let poison = f32::NAN.to_le_bytes().repeat(rows * view.stride);
@@ -153,7 +153,7 @@ impl Pair<'_> {
         Ok(view)
     }
 
-    /// Runs an operation on both and reads what each left in a view.
+    /// Runs an operation on both devices and reads a view of each.
     pub(super) fn left<T: Clone + Default>(
         &self,
         out: View,
@@ -169,13 +169,13 @@ impl Pair<'_> {
         Ok(left)
     }
 
-    /// Runs an operation on both and compares what they left in a view.
+    /// Runs an operation on both devices and compares a view within the limit.
     pub(super) fn check(
         &self,
         op: &'static str,
         what: String,
         out: View,
-        report: Report<'_>,
+        report: ReportFn<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
         let [expect, found] = self.left(out, run, |device, to| device.download(out, to))?;
@@ -190,13 +190,13 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// The same for ids, which have to be equal.
+    /// Runs an operation on both devices and compares a view of ids for equality.
     pub(super) fn check_ids(
         &self,
         op: &'static str,
         what: String,
         out: View,
-        report: Report<'_>,
+        report: ReportFn<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
         let [expect, found] = self.left(out, run, |device, to| device.download_ids(out, to))?;
@@ -204,13 +204,13 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// The same for numbers that have to be equal.
+    /// Runs an operation on both devices and compares a view to the bit.
     pub(super) fn check_bits(
         &self,
         op: &'static str,
         what: String,
         out: View,
-        report: Report<'_>,
+        report: ReportFn<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
         let both = self.left(out, run, |device, to| device.download(out, to))?;
