@@ -305,7 +305,7 @@ fn a_file_cut_short_while_it_streams_is_named() {
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
-    assert!(line.contains("--resident says so"), "{line}");
+    assert!(line.contains("--resident asks for it"), "{line}");
     let file = fs::File::options().write(true).open(&weights).unwrap();
     file.set_len(20_000).unwrap();
     let output = child.wait_with_output().unwrap();

@@ -1,4 +1,4 @@
-//! The slab carved up: where every page and activation lies, computed before the
+//! The arena: locations of KV pages and activations in the slab, computed before the
 //! device is opened.
 
 use std::collections::BTreeMap;
@@ -9,112 +9,123 @@ use djinn_types::DType;
 
 use crate::{Settings, slab_layout::SlabLayout};
 
-/// Bytes of the device by purpose.
+/// Bytes of device memory by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Weights that stay.
+    /// Resident weights.
     pub resident: u64,
-    /// The ring that others stream through.
+    /// Ring that the other weights stream through.
     pub ring: u64,
-    /// Slots for experts.
+    /// Slots for experts that are copied in when chosen.
     pub pool: u64,
     /// Pages of keys and values.
     pub kv: u64,
-    /// Everything a pass computes in.
+    /// Activations and other buffers of a pass.
     pub activations: u64,
-    /// What the device's operations need for themselves.
+    /// Scratch memory of the device's operations.
     pub scratch: u64,
-    /// What the driver takes beside all that.
+    /// Memory of the driver.
     pub driver: u64,
 }
 
 impl Footprint {
-    /// All that is there for weights.
+    /// Bytes for weights.
     pub fn weights(&self) -> u64 {
         self.resident + self.ring + self.pool
     }
 
-    /// The whole slab.
+    /// Bytes of the slab.
     pub fn slab(&self) -> u64 {
         self.weights() + self.kv + self.activations
     }
 
-    /// All that is taken of the device.
+    /// Bytes of device memory in use.
     pub fn total(&self) -> u64 {
         self.slab() + self.scratch + self.driver
     }
 }
 
-// What is aligned as a region is aligned as a weight.
+// A region of the slab has at least the alignment of a weight.
 const _: () = assert!(SlabLayout::ALIGN.is_multiple_of(djinn_device::ALIGN));
 
-/// Every place a pass touches beside the weights.
+/// Locations of all buffers of a pass beside the weights.
 pub(crate) struct Arena {
-    /// Where it starts and ends in the slab.
+    /// Offset of the arena in the slab.
     start: u64,
+    /// Offset of the end of the arena in the slab.
     end: u64,
+    /// Bytes of all KV pages.
     pub kv_bytes: u64,
     bufs: BTreeMap<Buf, View>,
     kv: KvLayer,
-    /// Where [`Ids`] lie, and pages of a session's table.
+    /// Memory for [`Ids`].
     ids: View,
+    /// Number of pages in the block table of a session.
     table_pages: usize,
-    /// Rotary frequencies, and the table the pass makes of them.
+    /// Frequencies of the rotary embedding.
     pub frequencies: View,
+    /// Table of angles that a pass computes from the frequencies.
     pub rope: View,
-    /// Residuals of the rows chosen for the head, and which token each chose.
+    /// Residuals of the rows that go through the head.
     pub head_resid: View,
+    /// Token that the device sampled for each row of the head.
     pub chosen: View,
-    /// One block of rows' attention pattern.
+    /// Attention pattern of [`Arena::PATTERN_ROWS`] rows.
     pub pattern: View,
-    /// An edit's operand.
+    /// Operand of an edit.
     pub operand: View,
-    /// Parts of some rows side by side, their sum with what it lost, and what is made of
-    /// each.
+    /// Captured parts of rows, side by side.
     pub packed: View,
+    /// Sum of captured rows and its rounding error.
     pub sums: View,
+    /// Reduced values of captured rows.
     pub reduced: View,
+    /// Buffers of experts.
     pub experts: ExpertScratch,
-    /// Rows read from a table, as bytes, and their numbers: 0, 1, 2.
+    /// Rows that were read from a table, as bytes.
     pub table_rows: View,
+    /// The numbers 0, 1, 2 and so on: indexes of `table_rows`.
     pub row_numbers: View,
 }
 
-/// What a pass has to know of its batch.
+/// Inputs of a batch on the device: token ids, positions, block tables.
 #[derive(Clone, Copy)]
 pub(crate) struct Ids {
-    /// All of it, as it is uploaded.
+    /// All inputs, uploaded together.
     pub all: View,
     pub tokens: View,
     pub positions: View,
     pub sequences: View,
-    /// The pages of each member.
+    /// Block table of each member of the batch.
     pub tables: View,
-    /// Rows chosen for the head, and how a token is drawn for each.
+    /// Rows that go through the head.
     pub head: View,
+    /// Sampling parameters of each row of the head.
     pub draws: View,
 }
 
-/// Where rows lie while they are sorted by expert.
+/// Buffers for rows that are sorted by expert.
 pub(crate) struct ExpertScratch {
-    /// What the router chose.
+    /// Experts that the router chose for each row.
     pub chosen: View,
+    /// Weights of the chosen experts.
     pub chosen_weights: View,
-    /// One expert's rows and their weights.
+    /// Rows of one expert.
     pub ids: View,
+    /// Weights of these rows.
     pub weights: View,
     pub input: View,
     pub output: View,
 }
 
 impl Arena {
-    /// Attention patterns are computed for this many rows at a time.
+    /// Number of rows whose attention patterns are computed together.
     pub const PATTERN_ROWS: usize = 16;
-    /// Parts of rows are taken, and reduced, for this many rows at a time.
+    /// Number of rows whose captured parts are reduced together.
     pub const PACKED_ROWS: usize = 64;
 
-    /// Carves what comes after `start` bytes of weights. Rows of `read` are read from
-    /// the slow tier.
+    /// Lays out all buffers behind `start` bytes of weights. `read` are the tables of which
+    /// a pass reads single rows over the link.
     pub fn new(
         program: &Program,
         settings: &Settings,
@@ -124,7 +135,7 @@ impl Arena {
     ) -> Self {
         let mut layout = SlabLayout::new();
         layout.take(start);
-        let kv = carve_kv(program, settings, kv_dtype, &mut layout);
+        let kv = lay_out_kv(program, settings, kv_dtype, &mut layout);
         let kv_bytes = layout.bytes() - start;
 
         let dims = &program.dims;
@@ -146,7 +157,7 @@ impl Arena {
             })
             .collect();
         let frequencies = program.rope.as_ref().map_or(0, |r| r.frequencies.len());
-        // Only routed models sort rows by expert.
+        // Only models with experts sort rows by expert.
         let expert_rows = if dims.experts > 0 { rows } else { 0 };
         let chosen = chosen_experts(program);
         let table_pages = settings.table_pages();
@@ -193,17 +204,17 @@ impl Arena {
         arena
     }
 
-    /// Bytes of everything here.
+    /// Bytes of the arena.
     pub fn bytes(&self) -> u64 {
         self.end - self.start
     }
 
-    /// The first `rows` rows of a buffer.
+    /// Returns the first `rows` rows of a buffer.
     pub fn buf(&self, buf: Buf, rows: usize) -> View {
         self.bufs[&buf].rows(0, rows)
     }
 
-    /// One block's slice of the pages.
+    /// Returns the layer of the KV pages that belongs to a block.
     pub fn kv(&self, block: usize) -> KvLayer {
         KvLayer {
             offset: self.kv.offset + block as u64 * self.kv.layer_bytes(),
@@ -211,7 +222,7 @@ impl Arena {
         }
     }
 
-    /// Where the ids of a batch go: side by side, so that one upload brings them.
+    /// Lays out the inputs of a batch side by side, so that one upload copies them.
     pub fn ids(&self, rows: usize, members: usize, head: usize) -> Ids {
         let mut end = 0;
         let mut take = |count: usize| {
@@ -252,7 +263,7 @@ const BUFS: [Buf; 16] = [
     Buf::Logits,
 ];
 
-fn carve_kv(
+fn lay_out_kv(
     program: &Program,
     settings: &Settings,
     dtype: DType,
@@ -276,7 +287,7 @@ fn carve_kv(
     kv
 }
 
-/// Experts a row goes through.
+/// Number of experts that a row goes through.
 pub(crate) fn chosen_experts(program: &Program) -> usize {
     let chosen = |op: &Op| match op {
         Op::Experts { chosen, .. } => Some(*chosen),

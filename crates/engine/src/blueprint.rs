@@ -1,5 +1,4 @@
-//! Everything that is decided before anything is loaded: how the weights are cut,
-//! what stays and what streams, and where in the slab each thing lies.
+//! The blueprint: all decisions about memory that are made before a model is loaded.
 
 use std::{
     collections::BTreeMap,
@@ -8,12 +7,11 @@ use std::{
 };
 
 use djinn_device::{Backend, PassLimits, host};
-use djinn_memory::Size;
 use djinn_model::{
     Model, StopPoint,
     program::{Op, Program, SegmentKind},
 };
-use djinn_types::DType;
+use djinn_types::{DType, Size};
 use djinn_weights::{
     Keep, LayoutOptions, LinkSettings, MemorySettings, PassWork, Pieces, Plan, TensorPlacements,
     WeightLayout,
@@ -26,34 +24,35 @@ use crate::{
     executor::graph_regions::{GraphRegion, graph_regions},
 };
 
-/// A model laid out in memory that does not exist yet.
+/// Layout of a model in memory that is not allocated yet: weights, KV pages and
+/// activations.
 pub struct Blueprint {
     pub(crate) settings: Settings,
     pub(crate) arena: Arena,
-    /// Where the weights lie, and which of them stream.
+    /// Layout of the weights: location of every tensor, and which weights stream.
     weights: WeightLayout,
-    /// The program's operations, cut where weights arrive.
+    /// Operations of the program, cut where weights arrive.
     pub(crate) graph_regions: Vec<GraphRegion>,
-    /// Where sessions can stop, by the operation that comes next.
+    /// Points at which a session can stop, by the number of the next operation.
     pub(crate) stops: BTreeMap<usize, Arc<StopPoint>>,
-    /// The folder for pages that host memory has no room for.
+    /// Folder for KV pages that do not fit in host memory.
     pub(crate) spill: Option<PathBuf>,
     footprint: Footprint,
     limits: PassLimits,
 }
 
 impl Blueprint {
-    /// What it is laid out for.
+    /// Settings that the blueprint was drawn for.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Rows of a pass at most.
+    /// Largest number of rows of a pass.
     pub fn rows(&self) -> usize {
         self.settings.rows
     }
 
-    /// Lays a model out for a device.
+    /// Lays out a model for a device.
     pub fn draw(
         model: &Model,
         backend: &dyn Backend,
@@ -110,12 +109,12 @@ impl Blueprint {
         Ok(blueprint)
     }
 
-    /// Puts pages that host memory has no room for into a file in this folder.
+    /// Spills KV pages that do not fit in host memory to a file in this folder.
     pub fn spill_to(&mut self, folder: &Path) {
         self.spill = Some(folder.to_owned());
     }
 
-    /// Whether this machine has the memory, as far as can be told without taking it.
+    /// Checks that the machine has enough free memory, without allocating any.
     pub fn check(&self, backend: &dyn Backend) -> Result<(), EngineError> {
         let slab = self.footprint.slab();
         backend.check(slab + self.footprint.scratch)?;
@@ -127,23 +126,23 @@ impl Blueprint {
         Ok(())
     }
 
-    /// Bytes of host memory beside the device's: weights that stream, what workers load
-    /// through, and pages of sessions that wait.
+    /// Bytes of host memory beside the slab: weights that stream, buffers that workers load
+    /// through, and KV pages of sessions that wait.
     pub fn host_bytes(&self) -> u64 {
         self.weights.host_bytes() + self.weights.staging_bytes() + self.host_page_bytes()
     }
 
-    /// Bytes of that for pages of sessions.
+    /// Bytes of host memory for KV pages.
     pub fn host_page_bytes(&self) -> u64 {
         self.settings.host_pages as u64 * self.page_bytes()
     }
 
-    /// Bytes of disk for those that host memory has no room for.
+    /// Bytes of disk for KV pages that do not fit in host memory.
     pub fn disk_page_bytes(&self) -> u64 {
         self.settings.disk_pages as u64 * self.page_bytes()
     }
 
-    /// Bytes of a page, all its layers.
+    /// Bytes of a KV page with all its layers.
     pub fn page_bytes(&self) -> u64 {
         self.arena.kv(0).page_bytes
     }
@@ -153,37 +152,37 @@ impl Blueprint {
         self.limits
     }
 
-    /// Where the slab's bytes go.
+    /// Bytes of device memory by purpose.
     pub fn footprint(&self) -> Footprint {
         self.footprint
     }
 
-    /// Where the weights lie, and which of them stream.
+    /// Layout of the weights: location of every tensor, and which weights stream.
     pub fn weights(&self) -> &WeightLayout {
         &self.weights
     }
 
-    /// What stays, what streams, and where each lands.
+    /// Plan of the weights: which pieces stay, which stream, and where each lies.
     pub fn plan(&self) -> &Plan {
         self.weights.plan()
     }
 
-    /// Where every tensor lies in the slab.
+    /// Location of every tensor in the slab.
     pub(crate) fn tensors(&self) -> &TensorPlacements {
         self.weights.tensors()
     }
 
-    /// What was asked for.
+    /// Memory settings of the user.
     pub fn memory(&self) -> MemorySettings {
         self.weights.memory()
     }
 
-    /// The link as it was settled.
+    /// Settings of the link that weights stream over.
     pub fn link(&self) -> LinkSettings {
         self.weights.link()
     }
 
-    /// What happens to the weights, and why, in one line.
+    /// Explains in one line which weights stay and which stream, and why.
     pub fn reason(&self) -> String {
         let (footprint, plan) = (&self.footprint, self.plan());
         let memory = self.memory();
@@ -202,11 +201,11 @@ impl Blueprint {
         let mut reasons = Vec::new();
         if !fits {
             reasons.push(format!(
-                "with KV and activations all would take {together} of {budget}"
+                "all weights with KV and activations need {together} of {budget}"
             ));
         }
         if asked {
-            reasons.push("--resident says so".to_owned());
+            reasons.push("--resident asks for it".to_owned());
         }
         let because = format!("because {}", reasons.join(", and "));
         let mut parts = vec![format!("{} stays in memory", Size(footprint.resident))];
@@ -225,27 +224,23 @@ impl Blueprint {
                 Size(plan.pool.bytes)
             ));
         }
-        parts.push("rows of the embedding are read as needed".to_owned());
+        parts.push("rows of the embedding are read when needed".to_owned());
         if self.link().tier == Tier::Host {
             let from = Size(self.weights.host_bytes());
-            parts.push(format!(
-                "what does not stay comes from {from} of host memory"
-            ));
+            parts.push(format!("streamed weights come from {from} of host memory"));
         }
         format!("{}; {because}", parts.join(", "))
     }
 
-    /// What a pass in which every session generates a token does with the weights,
-    /// all of them at the end of their context.
+    /// Work of a pass in which every session generates one token at the end of its context.
     pub fn work(&self, model: &Model, kv_dtype: DType) -> PassWork {
         let program = &model.program;
         let dims = &program.dims;
         let positions = (self.settings.context * self.settings.sessions) as u64;
-        // A token goes through so many experts of each block; several tokens through
-        // more of them, chosen as if by chance.
+        // Share of the experts that the tokens of a pass use, if routers chose at random.
         let share = chosen_experts(program) as f64 / dims.experts.max(1) as f64;
         let touched = 1.0 - (1.0 - share).powi(self.settings.sessions as i32);
-        // Where all experts stay they are no pool, but a pass still reads only some.
+        // If all experts stay, there is no pool, but a pass still reads only some of them.
         let experts = self.plan().pool.count;
         let idle = match experts == 0 && dims.experts > 0 {
             true => (1.0 - touched) * expert_bytes(model),
@@ -261,7 +256,7 @@ impl Blueprint {
     }
 }
 
-/// What the operations of a program need for themselves.
+/// Limits of the passes that settings allow.
 fn pass_limits(program: &Program, settings: &Settings) -> PassLimits {
     let dims = &program.dims;
     let inputs = program.ops().filter_map(|op| match op {
@@ -281,7 +276,7 @@ fn pass_limits(program: &Program, settings: &Settings) -> PassLimits {
     }
 }
 
-/// Bytes of all experts as stored.
+/// Bytes of all experts in the model's files.
 fn expert_bytes(model: &Model) -> f64 {
     let program = &model.program;
     let is_expert = |kind: SegmentKind| matches!(kind, SegmentKind::Expert { .. });
@@ -289,7 +284,7 @@ fn expert_bytes(model: &Model) -> f64 {
     experts.map(|s| program.segment_bytes(s) as f64).sum()
 }
 
-/// Where sessions can stop, by the operation that comes next.
+/// Points at which a session can stop, by the number of the next operation.
 fn stops(program: &Program) -> BTreeMap<usize, Arc<StopPoint>> {
     let stops = program.stops().into_iter();
     stops.map(|stop| (stop.next, Arc::new(stop))).collect()

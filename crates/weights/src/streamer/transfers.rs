@@ -164,9 +164,9 @@ pub(super) fn into_host(layout: &WeightLayout) -> Vec<ChunkedCopy> {
     let experts = experts
         .map(|(number, (piece, &to))| file_copy(layout, piece, to, layout.expert_label(number)));
     let tables = pieces.tables.iter().zip(&pieces.table_extents);
-    let tables = tables.map(|(table, &extent)| {
-        let chunk = layout.link().load_chunk();
-        ChunkedCopy::new(&[extent], host.tables[table], chunk, layout.rows_label())
+    let tables = tables.filter_map(|(table, &extent)| {
+        let (to, chunk) = (*host.tables.get(table)?, layout.link().load_chunk());
+        Some(ChunkedCopy::new(&[extent], to, chunk, layout.rows_label()))
     });
     ring.chain(experts).chain(tables).collect()
 }
