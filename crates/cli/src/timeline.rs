@@ -10,22 +10,22 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use djinn_weights::{Lane, TimelineEvent};
+use djinn_weights::{TimelineEvent, TimelineLane};
 
 /// Lanes in the order they are shown.
-fn thread(lane: Lane) -> usize {
+fn thread(lane: TimelineLane) -> usize {
     match lane {
-        Lane::Compute => 0,
-        Lane::Wait => 1,
-        Lane::Link(worker) => 2 + worker,
+        TimelineLane::Compute => 0,
+        TimelineLane::Wait => 1,
+        TimelineLane::Link(worker) => 2 + worker,
     }
 }
 
-fn name(lane: Lane) -> String {
+fn name(lane: TimelineLane) -> String {
     match lane {
-        Lane::Compute => "compute".to_owned(),
-        Lane::Wait => "waiting for weights".to_owned(),
-        Lane::Link(worker) => format!("link worker {worker}"),
+        TimelineLane::Compute => "compute".to_owned(),
+        TimelineLane::Wait => "waiting for weights".to_owned(),
+        TimelineLane::Link(worker) => format!("link worker {worker}"),
     }
 }
 
@@ -33,7 +33,7 @@ fn name(lane: Lane) -> String {
 pub fn write(path: &Path, model: &str, events: &[TimelineEvent]) -> Result<(), Failure> {
     let fault = |error| Failure::Message(format!("{}: {error}", path.display()));
     let mut out = BufWriter::new(File::create(path).map_err(fault)?);
-    let lanes: BTreeSet<Lane> = events.iter().map(|event| event.lane).collect();
+    let lanes: BTreeSet<TimelineLane> = events.iter().map(|event| event.lane).collect();
     let process = json!({ "ph": "M", "pid": 1, "name": "process_name", "args": { "name": model } });
     let names = lanes.into_iter().flat_map(|lane| {
         let tid = thread(lane);
@@ -57,15 +57,15 @@ pub fn write(path: &Path, model: &str, events: &[TimelineEvent]) -> Result<(), F
 
 fn span(event: &TimelineEvent) -> Value {
     let category = match event.lane {
-        Lane::Compute => "compute",
-        Lane::Wait => "wait",
-        Lane::Link(_) => "copy",
+        TimelineLane::Compute => "compute",
+        TimelineLane::Wait => "wait",
+        TimelineLane::Link(_) => "copy",
     };
     let mut span = json!({
         "ph": "X", "pid": 1, "tid": thread(event.lane), "cat": category, "name": event.name,
         "ts": event.start_s * 1e6, "dur": event.seconds * 1e6,
     });
-    if let Lane::Link(_) = event.lane {
+    if let TimelineLane::Link(_) = event.lane {
         let rate = event.bytes as f64 / event.seconds.max(1e-9) / 1e9;
         span["args"] = json!({ "bytes": event.bytes, "gb_per_s": rate });
     }

@@ -14,7 +14,7 @@ use djinn_engine::{
 };
 use djinn_model::Model;
 use djinn_types::Tier;
-use djinn_weights::{Keep, Lane, MemorySettings, Overrides, PlanError, WeightsError};
+use djinn_weights::{Keep, MemorySettings, Overrides, PlanError, TimelineLane, WeightsError};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -404,7 +404,11 @@ fn the_timeline_of_the_host_tier_is_ordered() {
     let events = engine.timeline().events;
     let streamed: u64 = events.iter().map(|event| event.bytes).sum();
     assert_eq!(streamed, engine.blueprint().plan().ring.streamed_bytes());
-    for lane in [Lane::Compute, Lane::Wait, Lane::Link(0)] {
+    for lane in [
+        TimelineLane::Compute,
+        TimelineLane::Wait,
+        TimelineLane::Link(0),
+    ] {
         let lane: Vec<_> = events.iter().filter(|event| event.lane == lane).collect();
         assert!(!lane.is_empty());
         for pair in lane.windows(2) {

@@ -7,8 +7,8 @@ use djinn_types::Order;
 
 use crate::packing::Packing;
 
-/// Rows of a tensor.
-pub(crate) type Rows = (TensorId, Range<usize>);
+/// Range of rows of a tensor.
+pub(crate) type RowRange = (TensorId, Range<usize>);
 
 /// Cuts the matrices of one segment, in order of use.
 ///
@@ -19,7 +19,7 @@ pub(crate) struct Cutter<'p> {
     packing: Packing,
     /// Largest size of a piece.
     cap: u64,
-    pieces: Vec<Vec<Rows>>,
+    pieces: Vec<Vec<RowRange>>,
     /// Bytes of the last piece, if another matrix may join it.
     open: Option<u64>,
 }
@@ -72,7 +72,7 @@ impl<'p> Cutter<'p> {
     }
 
     /// Returns the rows of each piece.
-    pub fn finish(self) -> Vec<Vec<Rows>> {
+    pub fn finish(self) -> Vec<Vec<RowRange>> {
         self.pieces
     }
 }

@@ -37,6 +37,7 @@ pub use predict::{Bound, PassWork, Prediction, Rates};
 pub use ring::{Ring, RingSlot};
 pub use settings::{LinkSettings, MemorySettings, weights_dtype};
 pub use streamer::{
-    Lane, LinkRate, PassStats, Recorder, Streamer, Timeline, TimelineEvent, measure_link, start,
+    LinkRate, PassStats, Recorder, Streamer, Timeline, TimelineEvent, TimelineLane, measure_link,
+    start,
 };
 pub use tensors::{PlacedRows, TensorPlacements};

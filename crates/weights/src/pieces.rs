@@ -14,7 +14,7 @@ use djinn_model::{
 };
 
 use crate::{
-    cutter::{Cutter, Rows},
+    cutter::{Cutter, RowRange},
     packing::Packing,
 };
 
@@ -197,7 +197,7 @@ impl Pieces {
     }
 }
 
-fn all_rows(program: &Program, id: TensorId) -> Rows {
+fn all_rows(program: &Program, id: TensorId) -> RowRange {
     (id, 0..program.tensor(id).matrix().0)
 }
 
@@ -211,7 +211,7 @@ struct Layouter<'a> {
 impl Layouter<'_> {
     /// Lays rows of tensors side by side in the order of their files, so that rows which
     /// touch in a file are read together.
-    fn lay(&self, segment: SegmentKind, mut rows: Vec<Rows>) -> Piece {
+    fn lay(&self, segment: SegmentKind, mut rows: Vec<RowRange>) -> Piece {
         rows.sort_by_key(|part| {
             let extent = self.extent(part);
             (extent.file, extent.offset, extent.bytes)
@@ -258,7 +258,7 @@ impl Layouter<'_> {
     }
 
     /// Range of a file that holds rows of a tensor.
-    fn extent(&self, (id, rows): &Rows) -> Extent {
+    fn extent(&self, (id, rows): &RowRange) -> Extent {
         let tensor = self.program.tensor(*id);
         let row_bytes = tensor.bytes() / tensor.matrix().0.max(1) as u64;
         let whole = self.weights.extent(*id);

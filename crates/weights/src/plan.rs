@@ -20,7 +20,7 @@ pub struct PlanInput {
     pub fixed: u64,
     /// Bytes of each piece that every pass uses, in order of use.
     pub pieces: Vec<u64>,
-    /// Experts, of which a pass uses those that its routers choose.
+    /// Experts. A pass uses only the experts that its routers choose.
     pub experts: ExpertPool,
     /// Bytes that the link keeps in flight at once.
     pub in_flight: u64,

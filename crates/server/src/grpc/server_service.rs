@@ -4,7 +4,7 @@ use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use djinn_device::host::rss_bytes;
 use djinn_engine::TierUsage;
-use djinn_weights::{Lane, Timeline, TimelineEvent};
+use djinn_weights::{Timeline, TimelineEvent, TimelineLane};
 use djinn_wire::v1::{self, server_server::Server};
 use futures_util::stream;
 use tonic::{Request, Response};
@@ -78,9 +78,9 @@ impl Server for GrpcService {
 
 fn span(event: TimelineEvent) -> v1::Span {
     let lane = match event.lane {
-        Lane::Compute => "compute",
-        Lane::Wait => "wait",
-        Lane::Link(_) => "copy",
+        TimelineLane::Compute => "compute",
+        TimelineLane::Wait => "wait",
+        TimelineLane::Link(_) => "copy",
     };
     v1::Span {
         lane: lane.to_owned(),

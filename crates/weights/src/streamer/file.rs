@@ -14,7 +14,7 @@ use super::{
     interface::Streamer,
     queue::{CopyQueue, LinkMeter, Ticket},
     stats::PassStats,
-    timeline::{Lane, Recorder},
+    timeline::{Recorder, TimelineLane},
     transfers::{self, ChunkedCopy, RingCopy},
     workers::LinkWorkers,
 };
@@ -97,7 +97,7 @@ impl FileStreamer {
         let began = Instant::now();
         let waited = wait(self);
         self.stalled += began.elapsed();
-        self.recorder.note(Lane::Wait, label, 0, began);
+        self.recorder.note(TimelineLane::Wait, label, 0, began);
         self.computing = segment.map(|segment| (segment, Instant::now()));
         waited
     }
@@ -117,7 +117,7 @@ impl FileStreamer {
     /// Records the computation since the last wait.
     fn record_segment(&mut self) {
         if let Some((label, since)) = self.computing.take() {
-            self.recorder.note(Lane::Compute, label, 0, since);
+            self.recorder.note(TimelineLane::Compute, label, 0, since);
         }
     }
 

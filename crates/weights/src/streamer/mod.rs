@@ -31,7 +31,7 @@ use djinn_types::Tier;
 pub use interface::Streamer;
 pub use measure::{LinkRate, measure_link};
 pub use stats::PassStats;
-pub use timeline::{Lane, Recorder, Timeline, TimelineEvent};
+pub use timeline::{Recorder, Timeline, TimelineEvent, TimelineLane};
 
 use crate::{WeightLayout, WeightsError};
 use file::FileStreamer;

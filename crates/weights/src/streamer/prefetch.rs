@@ -90,8 +90,8 @@ impl<E: Clone, C> Prefetcher<E, C> {
         }
     }
 
-    /// Skips all visits before this one. Copies that are not enqueued are left out. A later
-    /// copy on the same stream overwrites those that are.
+    /// Skips all visits before this one. Copies that are not enqueued yet are left out. An
+    /// enqueued copy still runs; a later copy on the same stream overwrites it.
     pub fn skip_to(&mut self, visit: u64, end: &E) {
         for skipped in self.finished..visit {
             self.enqueued.remove(&skipped);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// Activity that an event of the timeline belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lane {
+pub enum TimelineLane {
     /// Operations of a segment, without the time they wait for weights.
     Compute,
     /// A pass that waits for weights.
@@ -20,7 +20,7 @@ pub enum Lane {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimelineEvent {
     /// Kind of activity.
-    pub lane: Lane,
+    pub lane: TimelineLane,
     /// Name of the piece or segment.
     pub name: String,
     /// Start, in seconds since loading began.
@@ -54,7 +54,7 @@ pub struct Recorder {
 }
 
 struct RecordedEvent {
-    lane: Lane,
+    lane: TimelineLane,
     label: u32,
     bytes: u64,
     began: Instant,
@@ -99,12 +99,12 @@ impl Recorder {
     }
 
     /// Records an activity that began at `began` and ends now.
-    pub fn note(&self, lane: Lane, label: u32, bytes: u64, began: Instant) {
+    pub fn note(&self, lane: TimelineLane, label: u32, bytes: u64, began: Instant) {
         self.note_past(lane, label, bytes, began..Instant::now());
     }
 
     /// Records an activity of the past.
-    pub fn note_past(&self, lane: Lane, label: u32, bytes: u64, time: Range<Instant>) {
+    pub fn note_past(&self, lane: TimelineLane, label: u32, bytes: u64, time: Range<Instant>) {
         if self.is_on() {
             let (began, ended) = (time.start, time.end);
             let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);

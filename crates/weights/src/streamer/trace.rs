@@ -8,7 +8,7 @@ use djinn_device::{Device, DeviceError, Event};
 use super::{
     copier::EnqueuedCopy,
     stats::PassStats,
-    timeline::{Lane, Recorder},
+    timeline::{Recorder, TimelineLane},
 };
 
 /// Part of the compute stream between two events.
@@ -67,10 +67,10 @@ impl PassTrace {
         };
         for copy in &self.copies {
             let time = time(&copy.began, &copy.arrived)?;
-            recorder.note_past(Lane::Link(0), copy.label, copy.bytes, time);
+            recorder.note_past(TimelineLane::Link(0), copy.label, copy.bytes, time);
         }
-        let stalls = self.stalls.iter().map(|s| (Lane::Wait, s));
-        let segments = self.segments.iter().map(|s| (Lane::Compute, s));
+        let stalls = self.stalls.iter().map(|s| (TimelineLane::Wait, s));
+        let segments = self.segments.iter().map(|s| (TimelineLane::Compute, s));
         for (lane, interval) in stalls.chain(segments) {
             let time = time(&interval.from, &interval.to)?;
             recorder.note_past(lane, interval.label, 0, time);

@@ -12,7 +12,7 @@ use crate::{CopyOp, WeightsError};
 
 use super::{
     queue::CopyQueue,
-    timeline::{Lane, Recorder},
+    timeline::{Recorder, TimelineLane},
     transfers::ChunkedCopy,
 };
 
@@ -57,7 +57,7 @@ impl LinkWorkers {
                 work(&queue, |chunk| {
                     let began = Instant::now();
                     let copied = copy(chunk);
-                    let lane = Lane::Link(number);
+                    let lane = TimelineLane::Link(number);
                     recorder.note(lane, chunk.label, chunk.to.bytes, began);
                     copied
                 });
