@@ -80,3 +80,17 @@ fn prose_names_its_subjects() {
         lines.join("\n")
     );
 }
+
+#[test]
+fn the_architecture_document_names_existing_files() {
+    let root = root();
+    let text = std::fs::read_to_string(root.join("docs/ARCHITECTURE.md")).expect("the document");
+    let quoted = text.split('`').skip(1).step_by(2);
+    let paths: Vec<&str> = quoted.filter(|quote| quote.contains("/src/")).collect();
+    assert!(paths.len() > 50, "only {} paths found", paths.len());
+    let missing: Vec<&str> = paths
+        .into_iter()
+        .filter(|path| !root.join(path).exists() && !root.join("crates").join(path).exists())
+        .collect();
+    assert!(missing.is_empty(), "missing: {missing:?}");
+}
