@@ -8,7 +8,7 @@ use std::{
 
 use djinn_device::{Backend, PassLimits, host};
 use djinn_model::{
-    Model, StopPoint,
+    Fusions, Model, StopPoint, fuse,
     program::{Op, Program, SegmentKind},
 };
 use djinn_types::{DType, Size};
@@ -21,7 +21,7 @@ use crate::{
     EngineError, Footprint, Settings, Tier,
     arena::{Arena, chosen_experts},
     backend::{check_settings, kv_dtype, packing, piece_bytes, slab_on_host},
-    executor::graph_regions::{GraphRegion, graph_regions},
+    executor::graph_regions::{GraphRegion, graph_regions, residency},
 };
 
 /// Layout of a model in memory that is not allocated yet: weights, KV pages and
@@ -33,6 +33,8 @@ pub struct Blueprint {
     weights: WeightLayout,
     /// Operations of the program, cut where weights arrive.
     pub(crate) graph_regions: Vec<GraphRegion>,
+    /// Runs of operations with a fused form.
+    pub(crate) fusions: Fusions,
     /// Points at which a session can stop, by the number of the next operation.
     pub(crate) stops: BTreeMap<usize, Arc<StopPoint>>,
     /// Folder for KV pages that do not fit in host memory.
@@ -94,6 +96,7 @@ impl Blueprint {
         };
         let blueprint = Blueprint {
             graph_regions: graph_regions(program, weights.tensors()),
+            fusions: fuse(program, |id| residency(weights.tensors(), id)),
             stops: stops(program),
             weights,
             settings,

@@ -1,6 +1,6 @@
 //! Attention, and what sessions read and change of its pattern.
 
-use djinn_device::{Attention, KvLayer, Phase, Rows, View};
+use djinn_device::{Attention, KvLayer, Phase, Qkv, Rotation, Rows, View};
 use djinn_model::{Site, program::Buf};
 
 use super::{
@@ -30,6 +30,7 @@ impl Pass<'_> {
         block: usize,
         scale: f32,
         window: Option<usize>,
+        rotation: Option<Rotation>,
     ) -> Result<(), EngineError> {
         let [q, k, v, z] = [Buf::Q, Buf::K, Buf::V, Buf::Z].map(|buf| self.view(stage, buf));
         let layer = Layer {
@@ -46,9 +47,20 @@ impl Pass<'_> {
         for (phase, at) in stage.runs() {
             let part = |view: View| view.rows(at.start, at.len());
             let rows = self.rows(phase, at.start, at.len());
-            self.device.append(part(k), part(v), rows, layer.kv)?;
-            self.device
-                .attend(part(q), rows, layer.kv, layer.how, part(z))?;
+            let (kv, how, out) = (layer.kv, layer.how, part(z));
+            let [q, k, v] = [q, k, v].map(part);
+            if let Some(rotation) = rotation {
+                let rotation = Rotation {
+                    table: part(rotation.table),
+                    ..rotation
+                };
+                let qkv = Qkv { q, k, v };
+                self.device
+                    .rope_append_attend(qkv, rotation, rows, kv, how, out)?;
+            } else {
+                self.device.append(k, v, rows, kv)?;
+                self.device.attend(q, rows, kv, how, out)?;
+            }
         }
         for group in &stage.groups {
             let session = &self.members[group.member];

@@ -1,6 +1,6 @@
 //! Mixture of experts: rows sorted by expert, run through it, and summed.
 
-use djinn_device::{Device, DeviceError, Edit, View, Weight};
+use djinn_device::{Device, DeviceError, Edit, Projection, View, Weight};
 use djinn_model::program::{Buf, Expert, Op, TensorId};
 use djinn_types::Order;
 use djinn_weights::{Streamer, TensorPlacements};
@@ -61,17 +61,28 @@ pub(crate) fn run(
             up: w_up,
             down: w_down,
         } = experts[number];
-        let linear = |x: View, id, out: View| {
-            let weight = matrix(placed, id, shift);
-            phases(generated, n).try_for_each(|(phase, rows)| {
-                let at = |view: View| view.rows(rows.start, rows.len());
-                device.linear(at(x), weight, None, at(out), phase)
-            })
+        let projection = |id, out: View| Projection {
+            weight: matrix(placed, id, shift),
+            bias: None,
+            out,
         };
-        linear(input, w_gate, pre)?;
-        linear(input, w_up, up)?;
-        device.gate(f, pre, up, post)?;
-        linear(post, w_down, output)?;
+        let phases: Vec<_> = phases(generated, n).collect();
+        if let [(phase, _)] = phases[..] {
+            let (gate, up) = (projection(w_gate, pre), projection(w_up, up));
+            device.linear_gated(input, gate, up, f, post, phase)?;
+        } else {
+            for (phase, rows) in &phases {
+                let at = |view: View| view.rows(rows.start, rows.len());
+                let parts = [projection(w_gate, at(pre)), projection(w_up, at(up))];
+                device.linear_group(at(input), &parts, *phase)?;
+            }
+            device.gate(f, pre, up, post)?;
+        }
+        for (phase, rows) in phases {
+            let at = |view: View| view.rows(rows.start, rows.len());
+            let weight = matrix(placed, w_down, shift);
+            device.linear(at(post), weight, None, at(output), phase)?;
+        }
         device.scatter_add(output, ids, weights, out)
     };
     let numbers: Vec<usize> = (0..experts.len()).filter(|&e| choices.any(e)).collect();

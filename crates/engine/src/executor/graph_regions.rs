@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use djinn_model::program::{Op, Program};
+use djinn_model::{
+    Residency,
+    program::{Op, Program, TensorId},
+};
 
 use djinn_weights::{Region, TensorPlacements};
 
@@ -60,6 +63,19 @@ pub(crate) fn graph_regions(program: &Program, weights: &TensorPlacements) -> Ve
         stretch.still &= count >= LEAST;
     }
     all
+}
+
+/// Returns where a weight matrix is during a pass.
+pub(crate) fn residency(weights: &TensorPlacements, id: TensorId) -> Residency {
+    let parts = weights.parts(id);
+    match parts
+        .iter()
+        .all(|part| part.placement.region == Region::Resident)
+    {
+        true if parts.len() == 1 => Residency::Whole,
+        true if parts.len() > 1 => Residency::Split,
+        _ => Residency::Streamed,
+    }
 }
 
 fn is_still(op: &Op, weights: &TensorPlacements) -> bool {

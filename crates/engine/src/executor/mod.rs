@@ -5,6 +5,7 @@ mod apply_edits;
 mod attention;
 pub(crate) mod batch;
 mod experts;
+mod fused;
 pub(crate) mod graph_regions;
 mod ops;
 pub(crate) mod pass;

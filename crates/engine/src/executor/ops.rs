@@ -1,9 +1,10 @@
 //! One operation of the program as calls of the device.
 
-use djinn_device::{NormParams, Rotation, View, Weight};
-use djinn_model::program::{Op, TensorId};
-use djinn_types::Order;
-use djinn_weights::Region;
+use djinn_device::{NormParams, View};
+use djinn_model::{
+    FusedProjection,
+    program::{Op, TensorId},
+};
 
 use super::{active_rows::ActiveRows, experts, pass::Pass};
 use crate::EngineError;
@@ -50,8 +51,13 @@ impl Pass<'_> {
                 from,
                 to,
             } => {
-                let (from, bias, to) = (view(from), bias.map(weight), view(to));
-                self.linear(stage, from, (w, order), bias, to)?;
+                let projection = FusedProjection {
+                    weight: w,
+                    order,
+                    bias,
+                    to,
+                };
+                self.products(stage, from, &[projection])?;
             }
             Op::Split {
                 from,
@@ -60,22 +66,12 @@ impl Pass<'_> {
                 width,
                 to,
             } => device.split(view(from), first, stride, width, view(to))?,
-            Op::Rope { buf } => {
-                let rope = self.program.rope.as_ref();
-                let style = rope.expect("a program that rotates has a rope").style;
-                let table = self.arena.rope.rows(0, stage.rows);
-                let rotation = Rotation {
-                    table,
-                    d_head: self.program.dims.d_head,
-                    style,
-                };
-                device.rope(view(buf), rotation)?;
-            }
+            Op::Rope { buf } => device.rope(view(buf), self.rotation(stage))?,
             Op::Attend {
                 block,
                 scale,
                 window,
-            } => self.attend(stage, block, scale, window)?,
+            } => self.attend(stage, block, scale, window, None)?,
             Op::Activate { f, from, to } => device.activate(f, view(from), view(to))?,
             Op::Gate { f, gate, up, to } => device.gate(f, view(gate), view(up), view(to))?,
             Op::Add { from, to } => device.add(view(from), view(to))?,
@@ -85,37 +81,6 @@ impl Pass<'_> {
             }
             Op::Hook { site, buf } => {
                 self.change(stage, site, view(buf))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A product, part by part of its matrix: each output is a product of its own.
-    fn linear(
-        &mut self,
-        stage: &ActiveRows,
-        x: View,
-        (matrix, order): (TensorId, Order),
-        bias: Option<View>,
-        out: View,
-    ) -> Result<(), EngineError> {
-        for part in self.blueprint.tensors().parts(matrix) {
-            if let Region::Ring(visit) = part.placement.region {
-                self.streamer.need(visit)?;
-            }
-            let weight = Weight {
-                view: part.view(),
-                order,
-            };
-            let whole = order == Order::InOut;
-            let cut = |view: View| match whole {
-                true => view,
-                false => view.cols(part.rows.start, part.rows.len()),
-            };
-            for (phase, rows) in stage.phases() {
-                let at = |view: View| view.rows(rows.start, rows.len());
-                self.device
-                    .linear(at(x), weight, bias.map(cut), cut(at(out)), phase)?;
             }
         }
         Ok(())

@@ -136,11 +136,22 @@ impl Pass<'_> {
         range: Range<usize>,
         stages: &mut PassRows,
     ) -> Result<(), EngineError> {
-        for at in range {
+        let mut next = range.start;
+        while next < range.end {
+            let at = next;
             let (kind, op) = steps[at];
+            next += 1;
             self.enter(at, stages)?;
             let stage = stages.of(kind);
             if stage.rows == 0 {
+                continue;
+            }
+            if let Some(fusion) = self.fusion_at(at, range.end) {
+                for &(kind, _) in &steps[fusion.range.clone()] {
+                    self.begin_segment(kind, stages.of(kind))?;
+                }
+                self.fused_op(stages.of(kind), &fusion.op)?;
+                next = fusion.range.end;
                 continue;
             }
             self.begin_segment(kind, stage)?;

@@ -1,6 +1,6 @@
 //! State that a pass carries from its first operation to its results.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use djinn_model::{
     Site, StopPoint,
@@ -14,6 +14,8 @@ use crate::probe::staging::StagedRead;
 pub(crate) struct PassProgress {
     /// Segment whose operations currently run.
     pub segment: Option<SegmentKind>,
+    /// Operations at which a session reads, edits, may stop or enters in this pass.
+    pub observed: BTreeSet<usize>,
     /// Last block that ran.
     pub block: Option<usize>,
     /// Captures in flight to the host, in the order of their hooks.

@@ -63,8 +63,11 @@ impl Pass<'_> {
         let steps: Vec<_> = program.steps().collect();
         let mut stages = self.stages();
         let (can, chooses) = (self.can_be_replayed(), self.chooses());
+        let looked = self.looked_at(&steps);
+        self.progress.observed = self.observed(&steps, &looked);
+        // Regions that are not replayed need no cuts.
         let looked = match can {
-            true => self.looked_at(&steps),
+            true => looked,
             false => BTreeSet::new(),
         };
         let parts = |stretch: &GraphRegion| stretch.around(&looked);

@@ -174,7 +174,7 @@ struct Peephole<'a, R> {
 
 /// Product that can join others, and where it stands.
 #[derive(Clone, Copy)]
-struct Candidate {
+struct JoinableProduct {
     index: usize,
     from: Buf,
     projection: FusedProjection,
@@ -261,7 +261,7 @@ impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
     }
 
     /// Returns the product at `index` if its weights are in memory for the whole pass.
-    fn candidate(&self, index: usize) -> Option<Candidate> {
+    fn candidate(&self, index: usize) -> Option<JoinableProduct> {
         let Op::Linear {
             weight,
             order,
@@ -273,7 +273,7 @@ impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
             return None;
         };
         let resident = (self.residency)(weight) != Residency::Streamed;
-        resident.then_some(Candidate {
+        resident.then_some(JoinableProduct {
             index,
             from,
             projection: FusedProjection {
@@ -316,9 +316,9 @@ impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
         };
         let named = |buf: Buf| [first, second].into_iter().find(|c| c.projection.to == buf);
         let (gate, up) = (named(gate)?, named(up)?);
-        let whole = |c: Candidate| (self.residency)(c.projection.weight) == Residency::Whole;
+        let whole = |c: JoinableProduct| (self.residency)(c.projection.weight) == Residency::Whole;
         // The fused operation does not write the buffers of its two products.
-        let unread = |c: Candidate| !self.live[last].contains(&c.projection.to);
+        let unread = |c: JoinableProduct| !self.live[last].contains(&c.projection.to);
         let fits = gate.from == up.from
             && are_distinct(&[gate.from, gate.projection.to, up.projection.to, to])
             && [gate, up].into_iter().all(|c| whole(c) && unread(c));
