@@ -1,5 +1,5 @@
-//! A session that stops at a hook and goes on gives the bits it gives uninterrupted: at every
-//! hook, of every family, in prompts and among generated tokens.
+//! A session that pauses at a hook and resumes gives the bits of an uninterrupted run: at every hook
+//! of every family, in prompts and in generated tokens.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use common::{
     FAMILIES, How, bits, card, family, golden, golden_note, ids, load, open, request,
     request_edited, run,
-    stops::{asked, go_through, interrupted, settle, sites, stopping},
+    stops::{asked, interrupted, run_until_idle, run_with_pauses, sites, stopping},
     tensors,
 };
 use djinn_engine::{Engine, EngineError, Request, RunUntil, SessionId, Settings, Tier};
@@ -18,7 +18,7 @@ use djinn_model::Site;
 use djinn_weights::MemorySettings;
 
 #[test]
-fn stopped_anywhere_nothing_changes() {
+fn pausing_at_any_hook_changes_no_bit() {
     for name in FAMILIES {
         let folder = family(name);
         let request = asked(&folder, 9, 3);
@@ -31,8 +31,8 @@ fn stopped_anywhere_nothing_changes() {
         );
         for site in sites(&folder) {
             let request = stopping(&folder, &request, &[&site.to_string()]);
-            let (found, stops) = go_through(&mut engine, request, &[]);
-            // The prompt, and two generated tokens that are run.
+            let (found, stops) = run_with_pauses(&mut engine, request, &[]);
+            // The prompt, and the two generated tokens that run through the model.
             let expect = [(0, 9), (9, 1), (10, 1)];
             let stops: Vec<_> = stops.iter().map(|at| (at.position, at.rows)).collect();
             assert_eq!(stops, expect, "{name} {site}");
@@ -42,7 +42,7 @@ fn stopped_anywhere_nothing_changes() {
 }
 
 #[test]
-fn what_is_made_less_on_the_way_is_the_same() {
+fn reduced_captures_do_not_depend_on_pauses() {
     for name in ["gpt2", "mixtral"] {
         let folder = family(name);
         let tokens = ids(&golden(&folder)["input_ids"]);
@@ -69,7 +69,7 @@ fn what_is_made_less_on_the_way_is_the_same() {
 }
 
 #[test]
-fn from_hook_to_hook_nothing_changes() {
+fn stepping_from_hook_to_hook_changes_no_bit() {
     for name in FAMILIES {
         let folder = family(name);
         let request = asked(&folder, 7, 2);
@@ -88,7 +88,7 @@ fn from_hook_to_hook_nothing_changes() {
             let id = engine.open(first).unwrap();
             let (mut seen, mut shown) = (Vec::new(), BTreeMap::new());
             loop {
-                let stopped = settle(&mut engine);
+                let stopped = run_until_idle(&mut engine);
                 let Some((_, at)) = stopped.first() else {
                     break;
                 };
@@ -112,7 +112,7 @@ fn from_hook_to_hook_nothing_changes() {
             let passes = 7usize.div_ceil(rows) + 1;
             assert_eq!(seen.len(), wanted.count() * passes, "{name} {seen:?}");
             let transcript = engine.close(id).unwrap();
-            // What was shown is what is captured.
+            // The activations shown at the pauses are the captured ones.
             let captured = tensors(&transcript);
             for (name, shown) in shown {
                 assert!(shown == captured[&name].data, "{name}");
@@ -124,7 +124,7 @@ fn from_hook_to_hook_nothing_changes() {
 }
 
 #[test]
-fn among_others_and_with_weights_that_stream_nothing_changes() {
+fn pausing_in_a_batch_with_streamed_weights_changes_no_bit() {
     for name in ["llama3", "mixtral", "gptj"] {
         let folder = family(name);
         let stops = asked(&folder, 9, 4);
@@ -161,7 +161,7 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                     let Err(EngineError::Plan(djinn_weights::PlanError::Budget { least, .. })) =
                         least
                     else {
-                        panic!("{name} runs in no memory");
+                        panic!("{name}: a budget of 0 was accepted");
                     };
                     memory.budget = least;
                 }
@@ -175,8 +175,8 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                     .into_iter()
                     .map(|request| engine.open(request).unwrap())
                     .collect();
-                // The others go on while the first stands, and are joined in the middle.
-                let mut stood = 0;
+                // The others run while the first is paused, and it joins them in the middle.
+                let mut steps = 0;
                 while !engine.is_idle()
                     || engine
                         .view(ids[0])
@@ -187,14 +187,14 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                         .view(ids[0])
                         .and_then(|session| session.paused())
                         .is_some()
-                        && stood % 3 == 2
+                        && steps % 3 == 2
                     {
                         engine
                             .any_session(ids[0])
                             .and_then(|mut session| session.resume())
                             .unwrap();
                     }
-                    stood += 1;
+                    steps += 1;
                     engine.step().unwrap();
                     engine.check_integrity();
                 }
@@ -204,7 +204,10 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
                     "{name} {site} {tier:?}"
                 );
                 for (found, expect) in all.zip(&others_alone) {
-                    assert!(found == bits(expect), "{name} {site} {tier:?}: another");
+                    assert!(
+                        found == bits(expect),
+                        "{name} {site} {tier:?}: another session"
+                    );
                 }
             }
         }
@@ -212,7 +215,7 @@ fn among_others_and_with_weights_that_stream_nothing_changes() {
 }
 
 #[test]
-fn an_edit_at_a_stop_is_the_edit_in_flight() {
+fn an_edit_at_a_pause_equals_the_edit_of_a_request() {
     for name in FAMILIES {
         let folder = family(name);
         let tokens = ids(&golden(&folder)["input_ids"])[..12].to_vec();
@@ -221,18 +224,18 @@ fn an_edit_at_a_stop_is_the_edit_in_flight() {
         for site in sites(&folder) {
             let edit = format!("{site}:scale=0.5");
             let edited = request_edited(&folder, &tokens, &["logits"], 3, &[&edit]);
-            let (flown, _) = go_through(&mut engine, edited, &[]);
+            let (in_request, _) = run_with_pauses(&mut engine, edited, &[]);
             let stops = stopping(&folder, &plain, &[&site.to_string()]);
             let edits = [edit.parse().unwrap()];
-            let (found, _) = go_through(&mut engine, stops, &edits);
-            assert!(found == flown, "{name} {site}");
+            let (found, _) = run_with_pauses(&mut engine, stops, &edits);
+            assert!(found == in_request, "{name} {site}");
         }
     }
 }
 
-/// The same against what transformers computes.
+/// An edit at a pause gives the logits that transformers computes with the same edit.
 #[test]
-fn an_edit_at_a_stop_agrees_with_others() {
+fn an_edit_at_a_pause_matches_transformers() {
     for name in FAMILIES {
         let folder = family(name);
         let note: serde_json::Value =
@@ -245,12 +248,12 @@ fn an_edit_at_a_stop_agrees_with_others() {
         let mut engine = load(open(&folder), std::slice::from_ref(&plain), How::default());
         let edits = [format!("{hook}:scale={}", note["factor"]).parse().unwrap()];
         let id = engine.open(stops).unwrap();
-        assert_eq!(settle(&mut engine).len(), 1);
+        assert_eq!(run_until_idle(&mut engine).len(), 1);
         engine
             .any_session(id)
             .and_then(|mut session| session.resume_with(&edits, RunUntil::Breakpoint))
             .unwrap();
-        settle(&mut engine);
+        run_until_idle(&mut engine);
         let found = tensors(&engine.close(id).unwrap());
         let expect = &golden["steered.logits"].data;
         assert_eq!(found["logits"].data.len(), expect.len(), "{name}");
@@ -265,7 +268,7 @@ fn an_edit_at_a_stop_agrees_with_others() {
 }
 
 #[test]
-fn breakpoints_have_conditions() {
+fn breakpoint_conditions_select_passes() {
     let folder = family("llama3");
     let tokens = ids(&golden(&folder)["input_ids"])[..8].to_vec();
     let plain = request(&folder, &tokens, &["blocks.1.hook_resid_post"], 5);
@@ -293,7 +296,7 @@ fn breakpoints_have_conditions() {
         .map(|i| 8 + i)
         .collect();
     assert_eq!(stops(&format!("{hook}@generated,token={token}")), expect);
-    // Longer than all generated rows but the longest.
+    // The limit lies between the two largest norms of generated rows.
     let mut generated: Vec<(f32, usize)> = norms[8..].iter().copied().zip(8..).collect();
     generated.sort_by(|a, b| b.0.total_cmp(&a.0));
     let limit = (generated[0].0 + generated[1].0) / 2.0;
@@ -304,7 +307,7 @@ fn breakpoints_have_conditions() {
 }
 
 #[test]
-fn what_lies_before_a_stop_goes_on() {
+fn rows_before_a_breakpoint_continue() {
     let folder = family("qwen3");
     let plain = asked(&folder, 12, 3);
     let alone = run(&folder, vec![plain.clone()], How::default()).remove(0);
@@ -314,7 +317,7 @@ fn what_lies_before_a_stop_goes_on() {
     for (text, expect) in [
         (vec![&*five], vec![(5, 7)]),
         (vec!["blocks.1.attn.hook_q@-1"], vec![(11, 1)]),
-        // Whoever may stop further on waits for the others.
+        // Rows that may pause at a later hook wait for the others.
         (vec![&*five, later], vec![(0, 12), (2, 10)]),
         (vec![&*five, earlier], vec![(2, 10), (5, 7)]),
     ] {
@@ -333,9 +336,10 @@ fn what_lies_before_a_stop_goes_on() {
     }
 }
 
-/// A session that is on its way to a hook may come to a breakpoint of some of its rows first.
+/// A session that runs until a hook may reach a breakpoint of some of its rows first. It is always
+/// paused at one hook only.
 #[test]
-fn it_stands_at_one_hook() {
+fn a_session_pauses_at_one_hook_at_a_time() {
     let folder = family("llama3");
     let plain = asked(&folder, 9, 3);
     let alone = run(&folder, vec![plain.clone()], How::default()).remove(0);
@@ -359,13 +363,13 @@ fn it_stands_at_one_hook() {
         let id = engine.open(first).unwrap();
         let mut last = None;
         loop {
-            let stopped = settle(&mut engine);
+            let stopped = run_until_idle(&mut engine);
             let [(_, at)] = &stopped[..] else { break };
             let place = (
                 at.position + at.rows,
                 sites.iter().position(|s| *s == at.site),
             );
-            // On and on, and at one place at a time.
+            // Every pause is after the last one.
             assert!(last < Some(place), "{until:?}: {at:?}");
             last = Some(place);
             engine
@@ -378,9 +382,10 @@ fn it_stands_at_one_hook() {
     }
 }
 
-/// What a session is told after a generated token runs with it, in a phase of its own.
+/// Appended tokens run together with the last generated token, in a phase of their own. Breakpoints
+/// apply to them.
 #[test]
-fn what_is_said_stops_too() {
+fn appended_tokens_reach_breakpoints() {
     let folder = family("qwen2");
     let tokens = ids(&golden(&folder)["input_ids"]);
     let said = tokens[20..27].to_vec();
@@ -405,7 +410,7 @@ fn what_is_said_stops_too() {
         let id = engine.open(first).unwrap();
         let mut stops = 0;
         for turn in 0..2 {
-            while !settle(&mut engine).is_empty() {
+            while !run_until_idle(&mut engine).is_empty() {
                 stops += 1;
                 engine
                     .any_session(id)
@@ -434,9 +439,9 @@ fn what_is_said_stops_too() {
     }
 }
 
-/// Others' pages are no way around a breakpoint.
+/// Cached pages of other sessions must not skip a breakpoint.
 #[test]
-fn whoever_would_stop_computes_for_itself() {
+fn the_prefix_cache_does_not_skip_breakpoints() {
     let folder = family("llama3");
     let plain = request(&folder, &ids(&golden(&folder)["input_ids"])[..40], &[], 2);
     let stops = stopping(&folder, &plain, &["blocks.1.hook_resid_post@5"]);
@@ -446,16 +451,16 @@ fn whoever_would_stop_computes_for_itself() {
         How::default(),
     );
     let other = engine.open(plain.clone()).unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     let id = engine.open(stops).unwrap();
-    let stopped = settle(&mut engine);
+    let stopped = run_until_idle(&mut engine);
     assert_eq!(stopped.len(), 1);
     assert_eq!((stopped[0].1.position, stopped[0].1.rows), (5, 35));
     engine
         .any_session(id)
         .and_then(|mut session| session.resume())
         .unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     let [one, two] = [other, id].map(|id| engine.close(id).unwrap().generated);
     assert_eq!(one, two);
 }

@@ -1,5 +1,4 @@
-//! Edits do what they say, at every position asked for and nowhere else, whatever the
-//! chunking.
+//! Edits change the selected positions as specified and no others, for every chunk size.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -8,18 +7,20 @@ mod common;
 use std::{collections::BTreeMap, path::Path};
 
 use common::{
-    How, bits, family, golden, ids, open, request, request_edited, run, stops::settle, tensors,
+    How, bits, family, golden, ids, open, request, request_edited, run, stops::run_until_idle,
+    tensors,
 };
 use djinn_engine::{
-    Blueprint, EditSpec, Engine, ProbeLimits, Request, RestoreScope, Settings, StateFolder, Tensor,
-    Transcript, write_tensors,
+    Blueprint, EditSpec, Engine, EngineError, ProbeLimits, Request, RestoreScope, Settings,
+    StateFolder, Tensor, Transcript, write_tensors,
 };
 use djinn_weights::MemorySettings;
 
 const HOOK: &str = "blocks.1.hook_resid_post";
 const WIDTH: usize = 64;
 
-/// What is at the hook after these edits, by position, and again in chunks of 7.
+/// Returns the activations at the hook after these edits, by position. Checks that chunks of seven
+/// rows give the same bits.
 fn edited(folder: &Path, tokens: &[u32], edits: &[&str], generate: usize) -> Vec<Vec<f32>> {
     let ask = || vec![request_edited(folder, tokens, &[HOOK], generate, edits)];
     let whole = run(folder, ask(), How::default()).remove(0);
@@ -40,9 +41,9 @@ fn edited(folder: &Path, tokens: &[u32], edits: &[&str], generate: usize) -> Vec
 struct Fixture {
     folder: std::path::PathBuf,
     tokens: Vec<u32>,
-    /// What is there without edits.
+    /// Activations without edits, by position.
     plain: Vec<Vec<f32>>,
-    /// A file with a vector `u` and a matrix `three` of three rows.
+    /// Path of a file with a vector `u` and a matrix `three` of three rows.
     file: String,
     operands: BTreeMap<String, Tensor>,
     _temporary: tempfile::TempDir,
@@ -84,7 +85,7 @@ fn check(f: &Fixture, edit: &str, expect: impl Fn(usize, &[f32]) -> Vec<f32>) {
 }
 
 #[test]
-fn each_change_at_the_positions_asked_for() {
+fn every_edit_changes_the_selected_positions() {
     let f = fixture();
     let u = &f.operands["u"].data;
     let three = &f.operands["three"].data;
@@ -100,7 +101,7 @@ fn each_change_at_the_positions_asked_for() {
     check(&f, &format!("add={file}#u*-2@5..9"), |p, row| {
         plus(row, u, if (5..9).contains(&p) { -2.0 } else { 0.0 })
     });
-    // Rows go to the selected positions in order, across chunks.
+    // Rows of the operand go to the selected positions in order, across chunks.
     check(
         &f,
         &format!("replace={file}#three@12,2,6"),
@@ -124,7 +125,7 @@ fn each_change_at_the_positions_asked_for() {
 }
 
 #[test]
-fn parts_of_the_width_and_heads() {
+fn edits_apply_to_parts_and_heads() {
     let f = fixture();
     let of = |text: &str| edited(&f.folder, &f.tokens, &[text], 0);
     let zeroed = of(&format!("{HOOK}[3..5,60]:zero@7"));
@@ -139,7 +140,7 @@ fn parts_of_the_width_and_heads() {
         }
         assert_eq!((&zeroed[p], &added[p]), (&zero, &plus), "position {p}");
     }
-    // A head's values gone is its pattern gone.
+    // Zeroing the output of a head equals zeroing its pattern.
     let head = |text: &str| {
         let ask = request_edited(&f.folder, &f.tokens, &["logits"], 0, &[text]);
         let transcript = run(&f.folder, vec![ask], How::default()).remove(0);
@@ -151,11 +152,11 @@ fn parts_of_the_width_and_heads() {
 }
 
 #[test]
-fn generated_positions_only() {
+fn edits_of_generated_positions_leave_the_prompt() {
     let f = fixture();
     let edit = format!("{HOOK}:zero@generated");
     let found = edited(&f.folder, &f.tokens, &[&edit], 4);
-    assert_eq!(found.len(), 20 + 3, "the last token is never run");
+    assert_eq!(found.len(), 20 + 3, "the last token does not run");
     assert_eq!(found[..20], f.plain[..]);
     assert!(found[20..].iter().flatten().all(|&x| x == 0.0));
 }
@@ -171,7 +172,7 @@ fn edits_apply_in_order() {
 }
 
 #[test]
-fn replacing_by_what_was_captured_changes_no_bit() {
+fn replacing_activations_by_captured_ones_changes_no_bit() {
     let f = fixture();
     let hooks = [
         "hook_embed",
@@ -192,7 +193,7 @@ fn replacing_by_what_was_captured_changes_no_bit() {
 }
 
 #[test]
-fn parts_and_reductions_are_of_what_is_there() {
+fn captured_parts_and_reductions_match_full_captures() {
     let f = fixture();
     let (hook, z) = (HOOK, "blocks.1.attn.hook_z");
     let read = |captures: &[&str], rows: usize| {
@@ -206,7 +207,7 @@ fn parts_and_reductions_are_of_what_is_there() {
     let whole = read(&["*"], 64);
     let of = |text: &str, hook: &str| {
         let found = read(&[text], 64).remove(hook).unwrap();
-        // Whatever the passes.
+        // The result does not depend on how the rows are divided into passes.
         assert!(read(&[text], 7)[hook].data == found.data, "{text}");
         found
     };
@@ -241,7 +242,7 @@ fn parts_and_reductions_are_of_what_is_there() {
         let sum: f64 = f.plain.iter().map(|row| f64::from(row[i])).sum();
         assert!((f64::from(mean.data[i]) - sum / 20.0).abs() < 1e-6);
     }
-    // Places among what was asked for, then values: the largest first.
+    // Indices within the captured part, then values; the largest first.
     let top = of(&format!("{hook}[4..12]@prompt|top3"), hook);
     assert_eq!(top.shape, [20, 2, 3]);
     for (row, found) in f.plain.iter().zip(top.data.chunks_exact(6)) {
@@ -263,7 +264,7 @@ fn parts_and_reductions_are_of_what_is_there() {
     assert_eq!(pattern.shape, [2, 1, 20]);
 }
 
-/// A turn with changes of its own, between two without any.
+/// Runs three turns, of which the second has edits. With `state`, restarts before every turn.
 fn three_turns(engine: &mut Engine, second: &[EditSpec], state: Option<&Path>) -> Transcript {
     let f = fixture();
     let ask = Request {
@@ -273,7 +274,7 @@ fn three_turns(engine: &mut Engine, second: &[EditSpec], state: Option<&Path>) -
     let id = engine.open(ask).unwrap();
     let turns: [(&[u32], &[EditSpec]); 2] = [(&[5, 6, 7], second), (&[9], &[])];
     for (said, edits) in turns {
-        settle(engine);
+        run_until_idle(engine);
         if let Some(folder) = state {
             *engine = empty(&f.folder);
             let state = StateFolder::open(folder).unwrap();
@@ -284,11 +285,11 @@ fn three_turns(engine: &mut Engine, second: &[EditSpec], state: Option<&Path>) -
             .and_then(|mut session| session.append(said, 3, edits))
             .unwrap();
     }
-    settle(engine);
+    run_until_idle(engine);
     engine.close(id).unwrap()
 }
 
-/// An engine with room for one session of many turns.
+/// Loads an engine with room for one session of many turns.
 fn empty(folder: &Path) -> Engine {
     let model = open(folder);
     let one = Settings::for_sessions(&model.program, 1, 40, 64).unwrap();
@@ -304,7 +305,7 @@ fn empty(folder: &Path) -> Engine {
 }
 
 #[test]
-fn an_edit_of_a_request_is_over_with_it() {
+fn an_edit_of_a_turn_ends_with_the_turn() {
     let folder = fixture().folder;
     let rows = |transcript: &Transcript| {
         let logits = tensors(transcript).remove("logits").unwrap();
@@ -319,41 +320,41 @@ fn an_edit_of_a_request_is_over_with_it() {
     let plain = three_turns(&mut empty(&folder), &[], None);
     let edited = three_turns(&mut empty(&folder), std::slice::from_ref(&scale), None);
     let (before, after) = (rows(&plain), rows(&edited));
-    // Nine tokens and two of three generated ones came before it; the third is run with it.
+    // Nine tokens and two of three generated ones ran before the edit; the third runs with it.
     assert!(before[..11] == after[..11]);
     assert!(before[11] != after[11]);
-    // It is the same as if it had been said where.
+    // The edit equals an edit of the same positions.
     let said: EditSpec = format!("{HOOK}:scale=0.5@11..17").parse().unwrap();
     let session = three_turns(&mut empty(&folder), &[said], None);
     assert!(bits(&session) == bits(&edited));
-    // And over a restart before every turn, when what was captured is computed again.
+    // The result is the same with a restart before every turn, where captures are computed again.
     let state = tempfile::tempdir().unwrap();
     let mut engine = empty(&folder);
     let kept = StateFolder::open(state.path()).unwrap();
     engine.attach_state(kept, RestoreScope::All).unwrap();
     let restarted = three_turns(&mut engine, &[scale], Some(state.path()));
     assert!(bits(&restarted) == bits(&edited));
-    // One that selects nothing of its turn is refused, and the session goes on.
+    // An edit that selects no position of its turn is rejected, and the session stays usable.
     let mut engine = empty(&folder);
     let ask = Request {
         keep: true,
         ..request(&folder, &fixture().tokens[..9], &[], 3)
     };
     let id = engine.open(ask).unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     let early: EditSpec = format!("{HOOK}:zero@0..5").parse().unwrap();
     let refused = engine
         .any_session(id)
         .and_then(|mut session| session.append(&[5], 1, &[early]))
         .unwrap_err();
-    assert!(refused.to_string().contains("selected"), "{refused}");
+    assert!(matches!(refused, EngineError::Edit { .. }), "{refused}");
     engine
         .any_session(id)
         .and_then(|mut session| session.append(&[5], 1, &[]))
         .unwrap();
 }
 
-/// An engine and a session of nine tokens that is kept, its first turn over.
+/// Opens a kept session of nine tokens and runs its first turn.
 fn kept(generate: usize, edits: &[&str]) -> (Engine, djinn_engine::SessionId, Vec<u32>) {
     let f = fixture();
     let mut engine = empty(&f.folder);
@@ -363,7 +364,7 @@ fn kept(generate: usize, edits: &[&str]) -> (Engine, djinn_engine::SessionId, Ve
         ..request_edited(&f.folder, tokens, &[], generate, edits)
     };
     let id = engine.open(ask).unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     (engine, id, f.tokens.clone())
 }
 
@@ -383,16 +384,16 @@ fn rows_of(rows: usize) -> EditSpec {
 }
 
 #[test]
-fn a_turn_that_generates_nothing_is_changed_too() {
-    // All of the prompt ran, so the turn is one token.
+fn edits_apply_to_turns_that_generate_nothing() {
+    // The whole prompt ran, so the turn is one token.
     let (mut engine, id, _) = kept(0, &[]);
     let scale: EditSpec = format!("{HOOK}:scale=0.5").parse().unwrap();
     engine
         .any_session(id)
         .and_then(|mut session| session.append(&[5], 0, &[scale]))
         .unwrap();
-    settle(&mut engine);
-    // The last token it generated runs with three more: four rows, no fewer.
+    run_until_idle(&mut engine);
+    // The last generated token runs with the three appended ones: four rows.
     let (mut engine, id, _) = kept(3, &[]);
     assert!(
         engine
@@ -404,7 +405,7 @@ fn a_turn_that_generates_nothing_is_changed_too() {
         .any_session(id)
         .and_then(|mut session| session.append(&[5, 6, 7], 0, &[rows_of(4)]))
         .unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     assert_eq!(
         engine
             .view(id)
@@ -416,7 +417,7 @@ fn a_turn_that_generates_nothing_is_changed_too() {
 }
 
 #[test]
-fn an_operand_with_a_row_for_each_position_has_no_more_positions_later() {
+fn an_edit_with_a_row_per_position_does_not_reach_later_turns() {
     let f = fixture();
     let mut engine = empty(&f.folder);
     let model = open(&f.folder);
@@ -433,12 +434,12 @@ fn an_operand_with_a_row_for_each_position_has_no_more_positions_later() {
         ..request(&f.folder, &f.tokens[..9], &[], 3)
     };
     let id = engine.open(ask).unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     engine
         .any_session(id)
         .and_then(|mut session| session.append(&[5, 6], 3, &[]))
         .unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     assert_eq!(
         engine
             .view(id)
@@ -450,29 +451,26 @@ fn an_operand_with_a_row_for_each_position_has_no_more_positions_later() {
 }
 
 #[test]
-fn who_has_nothing_to_run_does_not() {
+fn a_session_without_pending_tokens_does_not_run() {
     let (mut engine, id, _) = kept(0, &[]);
     let refused = engine
         .any_session(id)
         .and_then(|mut session| session.append(&[], 4, &[]))
         .unwrap_err();
-    assert!(
-        refused.to_string().contains("tell it something"),
-        "{refused}"
-    );
+    assert!(matches!(refused, EngineError::NothingToRun(_)), "{refused}");
     engine
         .any_session(id)
         .and_then(|mut session| session.resume())
         .unwrap();
-    settle(&mut engine);
-    // One whose turn is over waits on, however often it is expected.
+    run_until_idle(&mut engine);
+    // A session whose turn is over keeps waiting, however often it is resumed.
     let (mut engine, id, _) = kept(3, &[]);
     for _ in 0..2 {
         engine
             .any_session(id)
             .and_then(|mut session| session.resume())
             .unwrap();
-        settle(&mut engine);
+        run_until_idle(&mut engine);
     }
     assert_eq!(
         engine
@@ -486,7 +484,7 @@ fn who_has_nothing_to_run_does_not() {
         .any_session(id)
         .and_then(|mut session| session.append(&[], 2, &[]))
         .unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     assert_eq!(
         engine
             .view(id)
@@ -496,7 +494,7 @@ fn who_has_nothing_to_run_does_not() {
         14
     );
     let (mut plain, other, _) = kept(5, &[]);
-    settle(&mut plain);
+    run_until_idle(&mut plain);
     assert_eq!(
         plain.view(other).map(|session| session.tokens()).unwrap(),
         engine.view(id).map(|session| session.tokens()).unwrap()
@@ -504,7 +502,7 @@ fn who_has_nothing_to_run_does_not() {
 }
 
 #[test]
-fn a_session_as_bytes_goes_on_elsewhere() {
+fn a_session_continues_in_another_engine() {
     let (mut engine, id, _) = kept(3, &[&format!("{HOOK}:scale=0.5")]);
     let bytes = engine
         .any_session(id)
@@ -515,7 +513,7 @@ fn a_session_as_bytes_goes_on_elsewhere() {
         .any_session(id)
         .and_then(|mut session| session.append(&[5], 3, &[]))
         .unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     let mut other = empty(&fixture().folder);
     let file = || djinn_engine::SavedFile::from_bytes(&bytes).unwrap();
     let copy = other.import(file(), "ada").unwrap();
@@ -529,12 +527,12 @@ fn a_session_as_bytes_goes_on_elsewhere() {
         .session("ada", copy)
         .and_then(|mut session| session.append(&[5], 3, &[]))
         .unwrap();
-    settle(&mut other);
+    run_until_idle(&mut other);
     assert_eq!(
         other.view(copy).map(|session| session.tokens()).unwrap(),
         engine.view(id).map(|session| session.tokens()).unwrap()
     );
-    // What was tampered with is refused, and nobody is hurt.
+    // A manipulated session is rejected without effect.
     let text = String::from_utf8(bytes.clone()).unwrap();
     for (from, to) in [
         ("\"identity\":\"", "\"identity\":\"x"),

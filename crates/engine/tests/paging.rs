@@ -1,5 +1,5 @@
-//! More sessions than memory: whatever waits, comes back, is cancelled or makes room for
-//! others, a session's bits are those it gives alone with all the memory there is.
+//! More sessions than memory: sessions that wait, resume, are cancelled, fork or are evicted give
+//! the bits of a session that runs alone with enough memory.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -7,18 +7,19 @@ mod common;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
     path::Path,
     time::{Duration, Instant},
 };
 
 use common::{FAMILIES, How, family, golden, ids, open, request, stories};
 use djinn_engine::{
-    Blueprint, Class, Engine, EngineError, Finish, Request, Sampling, SessionId, Settings, Tier,
-    Transcript,
+    Blueprint, Class, Engine, EngineError, Finish, Request, Sampling, SessionId, SessionStatus,
+    Settings, Tier, Transcript,
 };
 use djinn_weights::MemorySettings;
 
-/// Numbers that follow from a seed, which a failure tells.
+/// Pseudorandom numbers. A failure prints the seed.
 struct Random(u64);
 
 impl Random {
@@ -31,8 +32,8 @@ impl Random {
     }
 }
 
-/// A session unlike the others.
-fn unlike(folder: &Path, tokens: &[u32], random: &mut Random) -> Request {
+/// Creates a request with random tokens, class and sampling parameters.
+fn random_request(folder: &Path, tokens: &[u32], random: &mut Random) -> Request {
     let prompt: Vec<u32> = (0..1 + random.below(60))
         .map(|_| tokens[random.below(tokens.len())])
         .collect();
@@ -56,16 +57,16 @@ fn load(folder: &Path, settings: Settings) -> Engine {
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
-/// What a session came to, bits and all.
-type Told = (Vec<u32>, Vec<(u32, u32)>, Option<Finish>);
+/// Tokens, bits of log-probabilities and finish reason of a session.
+type SessionResult = (Vec<u32>, Vec<(u32, u32)>, Option<Finish>);
 
-fn told(transcript: &Transcript) -> Told {
+fn result_of(transcript: &Transcript) -> SessionResult {
     let logprobs = transcript.logprobs.iter().flatten();
     let bits = logprobs.map(|l| (l.token, l.logprob.to_bits())).collect();
     (transcript.generated.clone(), bits, transcript.finish)
 }
 
-/// Each of these by itself, one after the other.
+/// Runs each request alone, one after the other.
 fn alone(folder: &Path, requests: &[Request]) -> Vec<Transcript> {
     let model = open(folder);
     let one = |r: &Request| Settings::for_requests(&model, std::slice::from_ref(r), 64).unwrap();
@@ -87,7 +88,7 @@ fn alone(folder: &Path, requests: &[Request]) -> Vec<Transcript> {
     requests.iter().map(&mut run).collect()
 }
 
-/// Settings for sessions of which a pass takes `most`, and `device` pages hold few.
+/// Returns settings for `most` sessions per pass, with device pages for one session in `share`.
 fn tight(folder: &Path, requests: &[Request], most: usize, share: usize) -> Settings {
     let model = open(folder);
     let all = Settings::for_requests(&model, requests, 64).unwrap();
@@ -103,8 +104,7 @@ fn tight(folder: &Path, requests: &[Request], most: usize, share: usize) -> Sett
     }
 }
 
-/// The same with a disk behind a host that holds no more than two sessions, or a part of
-/// what they come to.
+/// Loads an engine with a disk tier and `host_pages` pages in host memory, at least for two sessions.
 fn load_with_disk(folder: &Path, settings: Settings, host_pages: usize, disk: &Path) -> Engine {
     let (model, backend) = (open(folder), How::default().backend());
     let least = settings.context.div_ceil(settings.page_tokens);
@@ -119,15 +119,20 @@ fn load_with_disk(folder: &Path, settings: Settings, host_pages: usize, disk: &P
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
-/// Two hundred sessions that come and go as chance wants it. Each has its own tokens but for
-/// a beginning that some share; some wait, some are cancelled, and some fork.
-fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut Random) {
+/// Runs sessions that arrive at random; some wait, some are cancelled, and some fork. Compares every
+/// result.
+fn run_randomly(
+    engine: &mut Engine,
+    requests: &[Request],
+    expect: &[SessionResult],
+    random: &mut Random,
+) {
     let seed = random.0;
     let mut numbers: BTreeMap<SessionId, usize> = BTreeMap::new();
     let mut waiting: Vec<SessionId> = Vec::new();
     let (mut next, mut done, mut cancelled, mut forks) = (0, 0, 0, 0);
     while done + cancelled < requests.len() + forks {
-        // Some arrive, in no hurry.
+        // Up to three sessions arrive before each pass.
         for _ in 0..random.below(4).min(requests.len() - next) {
             let id = engine.open(requests[next].clone()).unwrap();
             numbers.insert(id, next);
@@ -139,7 +144,7 @@ fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut
             let number = numbers[&output.session];
             if output.finish.is_some() {
                 assert_eq!(output.failure, None, "session {number}, seed {seed}");
-                let found = told(&engine.close(output.session).unwrap());
+                let found = result_of(&engine.close(output.session).unwrap());
                 assert!(found == expect[number], "session {number}, seed {seed}");
                 done += 1;
             } else if random.below(6) == 0 {
@@ -151,7 +156,7 @@ fn live(engine: &mut Engine, requests: &[Request], expect: &[Told], random: &mut
                     .unwrap();
                 waiting.push(output.session);
             } else if random.below(150) == 0 {
-                let found = told(&engine.close(output.session).unwrap()).0;
+                let found = result_of(&engine.close(output.session).unwrap()).0;
                 assert_eq!(found, expect[number].0[..found.len()], "seed {seed}");
                 cancelled += 1;
             } else if random.below(40) == 0 {
@@ -206,22 +211,22 @@ fn two_hundred_sessions_in_a_fifth_of_their_memory() {
     let mut random = Random(7);
     let common: Vec<u32> = (0..40).map(|i| tokens[i % tokens.len()]).collect();
     let mut requests: Vec<Request> = (0..200)
-        .map(|_| unlike(&folder, &tokens, &mut random))
+        .map(|_| random_request(&folder, &tokens, &mut random))
         .collect();
     for request in requests.iter_mut().step_by(4) {
         request.tokens.splice(0..0, common.iter().copied());
     }
-    let expect: Vec<Told> = alone(&folder, &requests).iter().map(told).collect();
+    let expect: Vec<SessionResult> = alone(&folder, &requests).iter().map(result_of).collect();
     let settings = tight(&folder, &requests, 12, 5);
     let mut engine = load(&folder, settings.clone());
-    live(&mut engine, &requests, &expect, &mut random);
+    run_randomly(&mut engine, &requests, &expect, &mut random);
     drop(engine);
 
-    // The same with a disk behind a sixth of the host's memory.
+    // A sixth of the host memory, and a disk.
     let disk = tempfile::tempdir().unwrap();
     let host_pages = settings.host_pages / 6;
     let mut engine = load_with_disk(&folder, settings, host_pages, disk.path());
-    live(&mut engine, &requests, &expect, &mut random);
+    run_randomly(&mut engine, &requests, &expect, &mut random);
     let paged = engine.paging_stats().unwrap();
     assert!(
         paged.spilled.bytes > 0 && paged.fetched.bytes > 0,
@@ -235,17 +240,17 @@ fn two_hundred_sessions_in_a_fifth_of_their_memory() {
     assert_eq!(
         std::fs::read_dir(disk.path()).unwrap().count(),
         0,
-        "nothing is left"
+        "the spill file is removed"
     );
 }
 
-/// Sessions that all wait, most of them on disk.
-fn on_disk(disk: &Path) -> (Engine, Vec<SessionId>, Vec<Told>) {
+/// Opens sessions that all wait, most of them with their pages on disk.
+fn on_disk(disk: &Path) -> (Engine, Vec<SessionId>, Vec<SessionResult>) {
     let folder = stories();
     let requests: Vec<Request> = (0..24)
         .map(|i| request(&folder, &[i + 5; 60], &[], 8))
         .collect();
-    let expect = alone(&folder, &requests).iter().map(told).collect();
+    let expect = alone(&folder, &requests).iter().map(result_of).collect();
     let settings = tight(&folder, &requests, 4, 12);
     let mut engine = load_with_disk(&folder, settings, 0, disk);
     let open = |request: &Request| engine.open(request.clone()).unwrap();
@@ -261,17 +266,27 @@ fn on_disk(disk: &Path) -> (Engine, Vec<SessionId>, Vec<Told>) {
             }
         }
     }
-    // What is on its way gets there.
-    for _ in 0..100 {
+    // Waits until the disk transfers in flight are done: nothing has moved for a while.
+    let (mut last, mut quiet) = ((0, engine.kv_usage()), 0);
+    while last.0 == 0 || quiet < 100 {
         engine.step().unwrap();
         std::thread::sleep(Duration::from_millis(2));
+        let now = (
+            engine.paging_stats().unwrap().spilled.bytes,
+            engine.kv_usage(),
+        );
+        quiet = if now == last { quiet + 1 } else { 0 };
+        last = now;
     }
-    assert!(engine.paging_stats().unwrap().spilled.bytes > 0);
     (engine, sessions, expect)
 }
 
-/// Lets all go on; says how many came to their end, and what the others were told.
-fn finish(mut engine: Engine, sessions: &[SessionId], expect: &[Told]) -> (usize, Vec<String>) {
+/// Resumes all sessions. Returns how many gave the expected result, and the failures of the others.
+fn finish(
+    mut engine: Engine,
+    sessions: &[SessionId],
+    expect: &[SessionResult],
+) -> (usize, Vec<String>) {
     for &id in sessions {
         engine
             .any_session(id)
@@ -282,70 +297,67 @@ fn finish(mut engine: Engine, sessions: &[SessionId], expect: &[Told]) -> (usize
         engine.step().unwrap();
         engine.check_integrity();
     }
-    let (mut whole, mut failures) = (0, Vec::new());
+    let (mut complete, mut failures) = (0, Vec::new());
     for (&id, expect) in sessions.iter().zip(expect) {
         let transcript = engine.close(id).unwrap();
         match transcript.failure.clone() {
             Some(failure) => failures.push(failure),
             None => {
-                assert!(told(&transcript) == *expect, "session {}", id.0);
-                whole += 1;
+                assert!(result_of(&transcript) == *expect, "session {}", id.0);
+                complete += 1;
             }
         }
     }
     engine.check_integrity();
-    (whole, failures)
+    (complete, failures)
 }
 
 #[test]
-fn a_spill_file_that_somebody_changed_is_an_error_of_those_it_held() {
+fn a_damaged_spill_file_fails_only_the_sessions_it_held() {
     let path = |disk: &Path| {
         let file = std::fs::read_dir(disk).unwrap().next();
         file.unwrap().unwrap().path()
     };
+    let name = |file: &Path| file.display().to_string();
     let disk = tempfile::tempdir().unwrap();
     let (engine, sessions, expect) = on_disk(disk.path());
     assert_eq!(finish(engine, &sessions, &expect), (24, vec![]));
 
     let (engine, sessions, expect) = on_disk(disk.path());
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .open(path(disk.path()));
-    // A byte in the middle of what the first slot holds.
+    let damaged = path(disk.path());
+    let file = File::options().write(true).open(&damaged);
+    // A byte in the middle of the first slot.
     std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &[0x55], 1000).unwrap();
-    let (whole, failures) = finish(engine, &sessions, &expect);
+    let (complete, failures) = finish(engine, &sessions, &expect);
     assert!(
-        whole >= 22 && whole + failures.len() == 24,
-        "{whole} {failures:?}"
-    );
-    assert!(
-        failures.iter().all(|f| f.contains("is corrupt")),
-        "{failures:?}"
+        complete >= 22 && complete + failures.len() == 24,
+        "{complete} {failures:?}"
     );
     assert!(!failures.is_empty());
+    let names_file = |f: &String| f.contains(&name(&damaged));
+    assert!(failures.iter().all(names_file), "{failures:?}");
 
     let (engine, sessions, expect) = on_disk(disk.path());
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .open(path(disk.path()));
+    let damaged = path(disk.path());
+    let file = File::options().write(true).open(&damaged);
     file.unwrap().set_len(5000).unwrap();
-    let (whole, failures) = finish(engine, &sessions, &expect);
+    let (complete, failures) = finish(engine, &sessions, &expect);
     assert!(
-        whole > 0 && whole + failures.len() == 24,
-        "{whole} {failures:?}"
+        complete > 0 && complete + failures.len() == 24,
+        "{complete} {failures:?}"
     );
-    // Others may have been written behind it since: then there is a hole where it was.
-    let is_told = |f: &String| f.contains("was truncated") || f.contains("is corrupt");
-    assert!(failures.iter().all(is_told), "{failures:?}");
+    assert!(!failures.is_empty());
+    let names_file = |f: &String| f.contains(&name(&damaged));
+    assert!(failures.iter().all(names_file), "{failures:?}");
 }
 
 #[test]
-fn without_room_elsewhere_sessions_queue_and_none_fails() {
+fn without_host_memory_sessions_queue_and_none_fails() {
     let folder = stories();
     let requests: Vec<Request> = (0..9)
         .map(|i| request(&folder, &[i + 5; 60], &[], 8))
         .collect();
-    let expect: Vec<Told> = alone(&folder, &requests).iter().map(told).collect();
+    let expect: Vec<SessionResult> = alone(&folder, &requests).iter().map(result_of).collect();
     let settings = Settings {
         host_pages: 1,
         ..tight(&folder, &requests, 4, 9)
@@ -356,7 +368,7 @@ fn without_room_elsewhere_sessions_queue_and_none_fails() {
     let mut waited = false;
     while !engine.is_idle() {
         let outputs = engine.step().unwrap();
-        // The host has no room for one that waits: it stays where it is, and comes back.
+        // Host memory has no room for the waiting session: its pages stay on the device.
         if let (Some(output), false) = (outputs.first(), waited) {
             engine
                 .any_session(output.session)
@@ -371,14 +383,14 @@ fn without_room_elsewhere_sessions_queue_and_none_fails() {
         }
     }
     for (id, expect) in sessions.into_iter().zip(&expect) {
-        assert!(told(&engine.close(id).unwrap()) == *expect);
+        assert!(result_of(&engine.close(id).unwrap()) == *expect);
     }
 }
 
-/// Weights that stream and pages that come and go, over one link: a session's bits are those
-/// it gives alone with everything in memory.
+/// Weights stream and pages move over one link: a session gives the bits of a run alone with
+/// everything in memory.
 #[test]
-fn weights_stream_while_pages_move() {
+fn paging_while_weights_stream_changes_no_bit() {
     for (folder, tier) in [
         (stories(), Tier::Files),
         (stories(), Tier::Host),
@@ -433,7 +445,7 @@ fn weights_stream_while_pages_move() {
             host_pages: 10 * one.pages,
             ..one
         };
-        // A quarter of the weights stays.
+        // A quarter of the weights is resident.
         let backend = How::default().backend();
         let whole = Blueprint::draw(
             &model,
@@ -466,14 +478,14 @@ fn weights_stream_while_pages_move() {
 }
 
 #[test]
-fn every_family_makes_room_and_comes_back() {
+fn every_family_is_evicted_and_restored_to_the_bit() {
     for folder in FAMILIES.map(family) {
         let tokens = ids(&golden(&folder)["input_ids"]);
         let mut random = Random(3);
         let requests: Vec<Request> = (0..9)
-            .map(|_| unlike(&folder, &tokens, &mut random))
+            .map(|_| random_request(&folder, &tokens, &mut random))
             .collect();
-        let expect: Vec<_> = alone(&folder, &requests).iter().map(told).collect();
+        let expect: Vec<_> = alone(&folder, &requests).iter().map(result_of).collect();
         let mut engine = load(&folder, tight(&folder, &requests, 4, 3));
         let ids: Vec<SessionId> = requests
             .iter()
@@ -484,7 +496,10 @@ fn every_family_makes_room_and_comes_back() {
             engine.check_integrity();
         }
         for (id, expect) in ids.into_iter().zip(expect) {
-            assert!(told(&engine.close(id).unwrap()) == expect, "{folder:?}");
+            assert!(
+                result_of(&engine.close(id).unwrap()) == expect,
+                "{folder:?}"
+            );
         }
         assert!(
             engine.paging_stats().unwrap().copied_out.bytes > 0,
@@ -493,10 +508,10 @@ fn every_family_makes_room_and_comes_back() {
     }
 }
 
-/// What a session is told goes on from its KV: the tokens are those that a fresh session
-/// generates after everything said so far.
+/// A conversation continues from its KV pages: each turn generates the tokens that a fresh session
+/// generates after the whole text so far.
 #[test]
-fn a_conversation_goes_on_where_it_was() {
+fn a_conversation_continues_from_its_pages() {
     for (folder, first) in [(stories(), 11), (family("llama3"), 7), (family("gpt2"), 5)] {
         let report = |request: Request| Request {
             sampling: Sampling {
@@ -532,7 +547,7 @@ fn a_conversation_goes_on_where_it_was() {
             }
             let fresh = request(&folder, &said, &[], 6);
             let alone = &alone(&folder, &[report(fresh)])[0];
-            // On a card, generated tokens and those of a prompt have kernels of their own.
+            // On a GPU, prompt tokens and generated tokens use different kernels.
             if common::card().is_none() {
                 assert_eq!(found, alone.generated, "{folder:?}");
             }
@@ -548,7 +563,7 @@ fn a_conversation_goes_on_where_it_was() {
             }
         }
         let both = [id, other].map(|id| engine.close(id).unwrap());
-        assert!(told(&both[0]) == told(&both[1]), "{folder:?}");
+        assert!(result_of(&both[0]) == result_of(&both[1]), "{folder:?}");
         assert_eq!(
             (both[0].logprobs.len(), both[0].generated.len()),
             (logprobs, 18)
@@ -559,16 +574,16 @@ fn a_conversation_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_the_host_has_already_is_not_sent_again() {
+fn unchanged_pages_are_copied_out_once() {
     let folder = stories();
     let ask = request(&folder, &[5; 100], &[], 30);
-    let expect = told(&alone(&folder, std::slice::from_ref(&ask))[0]);
+    let expect = result_of(&alone(&folder, std::slice::from_ref(&ask))[0]);
     let mut engine = load(&folder, tight(&folder, &[ask.clone(), ask.clone()], 2, 1));
     let page = engine.blueprint().page_bytes();
     let id = engine.open(ask).unwrap();
-    let mut sent = Vec::new();
+    let mut copied = Vec::new();
     for _ in 0..3 {
-        // Two passes over the prompt, or two tokens.
+        // The prompt and one token, or two tokens.
         engine.step().unwrap();
         engine.step().unwrap();
         engine
@@ -576,40 +591,40 @@ fn what_the_host_has_already_is_not_sent_again() {
             .and_then(|mut session| session.wait(None))
             .unwrap();
         engine.check_integrity();
-        sent.push(engine.paging_stats().unwrap().copied_out.bytes / page);
+        copied.push(engine.paging_stats().unwrap().copied_out.bytes / page);
         engine
             .any_session(id)
             .and_then(|mut session| session.resume())
             .unwrap();
     }
-    // Seven pages of prompt; then only the one that tokens were added to.
-    assert_eq!(sent, [7, 8, 9]);
+    // Seven pages of prompt; then only the page that tokens were added to.
+    assert_eq!(copied, [7, 8, 9]);
     while !engine.is_idle() {
         engine.step().unwrap();
     }
-    assert!(told(&engine.close(id).unwrap()) == expect);
+    assert!(result_of(&engine.close(id).unwrap()) == expect);
     engine.check_integrity();
 }
 
-/// Whether pages went to the host, and whether any came back.
+/// Returns whether pages were copied to host memory, and whether pages were copied back.
 fn moved(engine: &mut Engine) -> (bool, bool) {
     let paged = engine.paging_stats().unwrap();
     (paged.copied_out.bytes > 0, paged.copied_in.bytes > 0)
 }
 
 #[test]
-fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
+fn an_expected_session_keeps_its_frames_until_others_need_them() {
     let folder = stories();
     let asks = [5, 6].map(|token| request(&folder, &[token; 100], &[], 30));
-    let expect: Vec<Told> = alone(&folder, &asks).iter().map(told).collect();
-    // Room for one of the two.
+    let expect: Vec<SessionResult> = alone(&folder, &asks).iter().map(result_of).collect();
+    // The device has room for one of the two sessions.
     let mut engine = load(&folder, tight(&folder, &asks, 2, 2));
     let id = engine.open(asks[0].clone()).unwrap();
     for _ in 0..9 {
         engine.step().unwrap();
     }
     let now = Instant::now();
-    // Back in a moment, nothing moves.
+    // A session expected at once moves nothing.
     engine
         .any_session(id)
         .and_then(|mut session| session.wait(Some(now)))
@@ -620,7 +635,7 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
         .and_then(|mut session| session.resume())
         .unwrap();
     engine.step().unwrap();
-    // Back in a minute, the host has what stays here.
+    // A session expected in a minute is copied to host memory and stays on the device.
     let minute = Duration::from_secs(60);
     engine
         .any_session(id)
@@ -635,8 +650,12 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
         .and_then(|mut session| session.resume())
         .unwrap();
     engine.step().unwrap();
-    assert_eq!(moved(&mut engine), (true, false), "it was there");
-    // Somebody else takes its place: of what had not changed since nothing is sent again.
+    assert_eq!(
+        moved(&mut engine),
+        (true, false),
+        "the pages stayed on the device"
+    );
+    // Another session takes the frames: unchanged pages are not copied again.
     engine
         .any_session(id)
         .and_then(|mut session| session.wait(Some(now + minute)))
@@ -648,10 +667,14 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
     }
     let page = engine.blueprint().page_bytes();
     assert_eq!(engine.paging_stats().unwrap().copied_out.bytes, sent + page);
-    assert!(told(&engine.close(other).unwrap()) == expect[1]);
-    assert_eq!(moved(&mut engine), (true, false), "not yet");
+    assert!(result_of(&engine.close(other).unwrap()) == expect[1]);
+    assert_eq!(moved(&mut engine), (true, false), "too early to prefetch");
     assert!(engine.maintain(now + minute).is_empty());
-    assert_eq!(moved(&mut engine), (true, true), "ahead of its return");
+    assert_eq!(
+        moved(&mut engine),
+        (true, true),
+        "prefetched before the session resumes"
+    );
     engine.check_integrity();
     engine
         .any_session(id)
@@ -660,18 +683,18 @@ fn who_says_when_it_is_back_keeps_its_place_while_nobody_needs_it() {
     while !engine.is_idle() {
         engine.step().unwrap();
     }
-    assert!(told(&engine.close(id).unwrap()) == expect[0]);
+    assert!(result_of(&engine.close(id).unwrap()) == expect[0]);
     engine.check_integrity();
 }
 
 #[test]
-fn where_the_host_is_short_nothing_is_in_two_places() {
+fn pages_have_no_host_copies_while_host_memory_is_short() {
     let folder = stories();
     let asks = [5, 6].map(|token| Request {
         keep: true,
         ..request(&folder, &[token; 100], &[], 4)
     });
-    // Room for both on the device, and for one of them on the host.
+    // The device has room for both sessions, host memory for one.
     let mut engine = load(&folder, tight(&folder, &asks, 2, 1));
     let mut held = Vec::new();
     for ask in &asks {
@@ -683,14 +706,14 @@ fn where_the_host_is_short_nothing_is_in_two_places() {
         let pages = engine.kv_usage();
         held.push((pages.device.used, pages.host.used));
     }
-    // The first is copied and stays; the second goes, and takes the copies' place.
+    // The first session is copied and stays; the second is evicted and takes the frames of the copies.
     assert_eq!(held, [(7, 7), (7, 7)]);
-    let away: Vec<usize> = engine.list(None).iter().map(|told| told.away).collect();
+    let away: Vec<usize> = engine.list(None).iter().map(|info| info.away).collect();
     assert_eq!(away, [0, 7]);
 }
 
 #[test]
-fn who_is_expected_takes_the_place_of_who_is_not() {
+fn an_expected_session_takes_the_frames_of_an_unexpected_one() {
     let folder = stories();
     let asks = [5, 6].map(|token| Request {
         keep: true,
@@ -704,10 +727,10 @@ fn who_is_expected_takes_the_place_of_who_is_not() {
             engine.step().unwrap();
         }
     }
-    // The second is here, the first is not, and both wait.
+    // Both wait; the second is on the device, the first is not.
     let away = |engine: &Engine| {
         let all = engine.list(None).into_iter();
-        all.map(|told| told.away > 0).collect::<Vec<_>>()
+        all.map(|info| info.away > 0).collect::<Vec<_>>()
     };
     assert_eq!(away(&engine), [true, false]);
     let now = Instant::now();
@@ -722,8 +745,11 @@ fn who_is_expected_takes_the_place_of_who_is_not() {
         engine.paging_stats().unwrap().copied_out,
         engine.paging_stats().unwrap().copied_in,
     );
-    assert!(out.bytes > back.bytes, "the host had all of the second");
-    // One as soon as the other stays where it is.
+    assert!(
+        out.bytes > back.bytes,
+        "host memory had a copy of the second session"
+    );
+    // A session expected at the same time does not take the frames.
     engine
         .any_session(ids[1])
         .and_then(|mut session| session.wait(Some(now)))
@@ -733,63 +759,47 @@ fn who_is_expected_takes_the_place_of_who_is_not() {
 }
 
 #[test]
-fn states_are_told_apart() {
+fn operations_in_the_wrong_status_are_rejected() {
     let folder = stories();
     let ask = request(&folder, &[1, 2, 3], &[], 3);
     let settings = Settings::for_requests(&open(&folder), std::slice::from_ref(&ask), 64).unwrap();
     let mut engine = load(&folder, settings);
     let id = engine.open(ask.clone()).unwrap();
-    let told = |done: Result<(), EngineError>| done.unwrap_err().to_string();
-    assert_eq!(
-        told(
-            engine
-                .any_session(id)
-                .and_then(|mut session| session.resume())
-        ),
-        "session 0 is ready, not waiting or paused"
-    );
-    engine
-        .any_session(id)
-        .and_then(|mut session| session.wait(None))
-        .unwrap();
+    let resume = |engine: &mut Engine| {
+        let session = engine.any_session(id);
+        session.and_then(|mut session| session.resume())
+    };
+    let wait = |engine: &mut Engine| {
+        let session = engine.any_session(id);
+        session.and_then(|mut session| session.wait(None))
+    };
+    let wrong_status = |result: Result<(), EngineError>| match result {
+        Err(EngineError::WrongStatus { status, .. }) => status,
+        other => panic!("{other:?}"),
+    };
+    let status = wrong_status(resume(&mut engine));
+    assert_eq!(status, SessionStatus::Ready);
+    wait(&mut engine).unwrap();
     assert!(engine.is_idle() && engine.step().unwrap().is_empty());
-    engine
+    wait(&mut engine).unwrap();
+    let appended = engine
         .any_session(id)
-        .and_then(|mut session| session.wait(None))
-        .unwrap();
-    assert_eq!(
-        told(
-            engine
-                .any_session(id)
-                .and_then(|mut session| session.append(&[1], 1, &[]))
-        ),
-        "session 0 is not kept: nothing can be said to it after its prompt"
-    );
-    engine
-        .any_session(id)
-        .and_then(|mut session| session.resume())
-        .unwrap();
+        .and_then(|mut session| session.append(&[1], 1, &[]));
+    assert!(matches!(appended, Err(EngineError::NotKept(_))));
+    resume(&mut engine).unwrap();
     while !engine.is_idle() {
         engine.step().unwrap();
     }
-    assert_eq!(
-        told(
-            engine
-                .any_session(id)
-                .and_then(|mut session| session.resume())
-        ),
-        "session 0 is done, not waiting or paused"
-    );
+    let status = wrong_status(resume(&mut engine));
+    assert_eq!(status, SessionStatus::Done);
     assert_eq!(engine.close(id).unwrap().generated.len(), 3);
-    assert_eq!(
-        told(
-            engine
-                .any_session(id)
-                .and_then(|mut session| session.wait(None))
-        ),
-        "there is no session 0"
-    );
-    // More than the pages there are is refused at once, and nothing is left of it.
+    let closed = wait(&mut engine);
+    assert!(matches!(closed, Err(EngineError::NoSession(_))));
+}
+
+#[test]
+fn a_request_larger_than_the_device_is_rejected_at_once() {
+    let folder = stories();
     let long = request(&folder, &[1; 40], &[], 3);
     let settings = Settings::for_requests(&open(&folder), std::slice::from_ref(&long), 64);
     let settings = Settings {
@@ -798,8 +808,8 @@ fn states_are_told_apart() {
         ..settings.unwrap()
     };
     let mut engine = load(&folder, settings);
-    let refused = engine.open(long);
-    assert!(matches!(refused, Err(EngineError::OutOfPages(_))));
+    let rejected = engine.open(long);
+    assert!(matches!(rejected, Err(EngineError::OutOfPages(_))));
     engine.check_integrity();
     assert!(engine.is_idle());
 }

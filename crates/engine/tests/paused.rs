@@ -1,5 +1,5 @@
-//! What happens to a session while it stands at a hook: it branches, its pages leave, its
-//! process ends, it is asked for what cannot be. Nothing of it changes a bit.
+//! Paused sessions: branches, eviction of their pages, restarts and invalid requests do not change a
+//! bit of their results.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -9,22 +9,24 @@ use std::{collections::BTreeMap, path::Path};
 
 use common::{
     How, family, golden, ids, load, open, request, request_edited, run,
-    stops::{settle, sites, stopping},
+    stops::{run_until_idle, sites, stopping},
     tensors,
 };
-use djinn_engine::{BreakSpec, Engine, EngineError, Request, RunUntil, SessionId, Settings};
+use djinn_engine::{
+    BreakSpec, Engine, EngineError, Request, RunUntil, SessionId, SessionStatus, Settings,
+};
 use djinn_model::Site;
 use djinn_weights::MemorySettings;
 
 #[test]
-fn branches_share_what_lies_before() {
+fn branches_share_the_computation_before_the_pause() {
     let folder = family("llama3");
     let tokens = ids(&golden(&folder)["input_ids"])[..20].to_vec();
     let plain = request(&folder, &tokens, &[], 4);
     let factors = [0.0, 0.5, 1.0, 2.0];
     let site = "blocks.0.hook_resid_post";
     let edit = |factor: f32| format!("{site}:scale={factor}@-1");
-    let flown: Vec<_> = factors
+    let in_request: Vec<_> = factors
         .iter()
         .map(|&factor| {
             let edited = request_edited(&folder, &tokens, &[], 4, &[&edit(factor)]);
@@ -37,7 +39,7 @@ fn branches_share_what_lies_before() {
     let all = vec![first.clone(); 1 + 4 * factors.len()];
     let mut engine = load(open(&folder), &all, How::default());
     let id = engine.open(first).unwrap();
-    assert_eq!(settle(&mut engine).len(), 1);
+    assert_eq!(run_until_idle(&mut engine).len(), 1);
     let passes = engine.passes();
     let branches = engine
         .any_session(id)
@@ -50,40 +52,43 @@ fn branches_share_what_lies_before() {
             .and_then(|mut session| session.resume_with(&edits, RunUntil::Breakpoint))
             .unwrap();
     }
-    assert_eq!(settle(&mut engine), []);
-    // All four went through the rest of the prompt together.
+    assert_eq!(run_until_idle(&mut engine), []);
+    // All four branches ran the rest of the prompt together.
     assert_eq!(engine.passes() - passes, 4);
-    for (branch, flown) in branches.into_iter().zip(flown) {
-        assert_eq!(engine.close(branch).unwrap().generated, flown, "{branch:?}");
+    for (branch, in_request) in branches.into_iter().zip(in_request) {
+        assert_eq!(
+            engine.close(branch).unwrap().generated,
+            in_request,
+            "{branch:?}"
+        );
     }
-    // The one they came from still stands, and goes on as if nothing had been.
+    // The original session is still paused, and resumes unchanged.
     engine
         .any_session(id)
         .and_then(|mut session| session.resume())
         .unwrap();
-    settle(&mut engine);
+    run_until_idle(&mut engine);
     let alone = run(&folder, vec![plain], How::default()).remove(0);
     assert_eq!(engine.close(id).unwrap().generated, alone.generated);
 }
 
 #[test]
-fn bad_input_is_refused_and_harms_nobody() {
+fn invalid_requests_are_rejected_without_effect() {
     let folder = family("gptj");
     let tokens = ids(&golden(&folder)["input_ids"])[..6].to_vec();
     let plain = request(&folder, &tokens, &[], 3);
     let program = open(&folder).program;
-    let refused = |text: &str, reason: &str| {
+    let break_error = |text: &str| {
         let spec: BreakSpec = text.parse().unwrap();
-        let error = plain
-            .probe
-            .clone()
-            .with_breaks(&program, &[spec])
-            .unwrap_err();
-        assert!(error.to_string().contains(reason), "{text}: {error}");
+        let probe = plain.probe.clone().with_breaks(&program, &[spec]);
+        probe.unwrap_err()
     };
-    refused("blocks.0.hook_resid_mid", "run in parallel");
-    refused("blocks.9.hook_resid_post", "blocks, 0 to");
-    refused("blocks.0.attn.hook_pattern", "hook_z");
+    // A hook that this family lacks, one beyond the last block, and one without a pause.
+    for text in ["blocks.0.hook_resid_mid", "blocks.9.hook_resid_post"] {
+        assert!(matches!(break_error(text), EngineError::Hook(_)), "{text}");
+    }
+    let error = break_error("blocks.0.attn.hook_pattern");
+    assert!(matches!(error, EngineError::NoStop(_)), "{error}");
     let site = "blocks.0.hook_resid_post";
     let request = Request {
         owner: "anna".to_owned(),
@@ -96,23 +101,27 @@ fn bad_input_is_refused_and_harms_nobody() {
     );
     let id = engine.open(request).unwrap();
     let edit = |text: &str| vec![text.parse().unwrap()];
-    // Not paused yet.
+    // The session is not paused yet.
     let error = engine
         .any_session(id)
         .and_then(|mut session| session.resume_with(&[], RunUntil::Breakpoint))
         .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("session {} is ready, not paused", id.0)
+    let is_expected = matches!(
+        error,
+        EngineError::WrongStatus {
+            status: SessionStatus::Ready,
+            ..
+        }
     );
+    assert!(is_expected, "{error}");
     assert!(
         engine
             .any_session(id)
             .and_then(|session| session.activation())
             .is_err()
     );
-    settle(&mut engine);
-    // Somebody else's, and nobody's.
+    run_until_idle(&mut engine);
+    // A session of another owner, and one that does not exist.
     let error = engine
         .session("bert", id)
         .and_then(|mut session| session.resume())
@@ -124,16 +133,21 @@ fn bad_input_is_refused_and_harms_nobody() {
             .and_then(|mut session| session.branch(1))
             .is_err()
     );
-    for (text, reason) in [
-        ("blocks.1.hook_resid_post:zero", "stands at"),
-        ("blocks.0.hook_nothing:zero", "unknown hook"),
-        ("blocks.0.hook_resid_post:zero@77", "is selected"),
+    // Another hook, an unknown hook, and a position that the activation does not cover.
+    for (text, is_unknown) in [
+        ("blocks.1.hook_resid_post:zero", false),
+        ("blocks.0.hook_nothing:zero", true),
+        ("blocks.0.hook_resid_post:zero@77", false),
     ] {
         let error = engine
             .any_session(id)
             .and_then(|mut session| session.resume_with(&edit(text), RunUntil::Breakpoint))
             .unwrap_err();
-        assert!(error.to_string().contains(reason), "{text}: {error}");
+        let is_expected = match is_unknown {
+            true => matches!(error, EngineError::Hook(_)),
+            false => matches!(error, EngineError::Edit { .. }),
+        };
+        assert!(is_expected, "{text}: {error}");
     }
     let folder_of = tempfile::tempdir().unwrap();
     let path = folder_of.path().join("bad.safetensors");
@@ -151,19 +165,19 @@ fn bad_input_is_refused_and_harms_nobody() {
         .any_session(id)
         .and_then(|mut session| session.resume_with(&edit(&file), RunUntil::Breakpoint))
         .unwrap_err();
-    assert!(error.to_string().contains("has shape"), "{error}");
+    assert!(matches!(error, EngineError::Edit { .. }), "{error}");
     write("nan", vec![f32::NAN; program.dims.d_model]);
     let error = engine
         .any_session(id)
         .and_then(|mut session| session.resume_with(&edit(&file), RunUntil::Breakpoint))
         .unwrap_err();
-    assert!(error.to_string().contains("not finite"), "{error}");
-    // After all that it goes on as it would have.
+    assert!(matches!(error, EngineError::File { .. }), "{error}");
+    // After these errors the session resumes unchanged.
     engine
         .any_session(id)
         .and_then(|mut session| session.resume())
         .unwrap();
-    while !settle(&mut engine).is_empty() {
+    while !run_until_idle(&mut engine).is_empty() {
         engine
             .any_session(id)
             .and_then(|mut session| session.resume())
@@ -173,7 +187,8 @@ fn bad_input_is_refused_and_harms_nobody() {
     assert_eq!(engine.close(id).unwrap().generated, alone.generated);
 }
 
-/// An engine whose device holds two sessions of these, its host two more, and a disk the rest.
+/// Loads an engine whose device holds two of these sessions, host memory two more, and the disk the
+/// rest.
 fn small(folder: &Path, requests: &[Request], disk: &Path) -> Engine {
     let (model, backend) = (open(folder), How::default().backend());
     let all = Settings::for_requests(&model, requests, 64).unwrap();
@@ -195,7 +210,7 @@ fn small(folder: &Path, requests: &[Request], disk: &Path) -> Engine {
 }
 
 #[test]
-fn away_on_host_and_disk_while_twenty_others_run_nothing_changes() {
+fn evicting_paused_sessions_changes_no_bit() {
     for name in ["llama3", "falcon7b", "mixtral"] {
         let folder = family(name);
         let plain = request(&folder, &ids(&golden(&folder)["input_ids"])[..37], &[], 6);
@@ -206,22 +221,22 @@ fn away_on_host_and_disk_while_twenty_others_run_nothing_changes() {
             .step_by(all.len() / 6)
             .enumerate()
             .map(|(i, site)| {
-                // Some in the prompt, some at a generated token.
+                // Half of the sessions pause in the prompt, half at a generated token.
                 let when = if i % 2 == 0 { "step=0" } else { "step=2" };
                 stopping(&folder, &plain, &[&format!("{site},{when}")])
             })
             .collect();
         let others: Vec<Request> = (0..20).map(|n| asked_plain(&folder, 5 + n, 3)).collect();
-        let mut everybody = stops.clone();
-        everybody.extend(others.clone());
+        let mut all_requests = stops.clone();
+        all_requests.extend(others.clone());
         let disk = tempfile::tempdir().unwrap();
-        let mut engine = small(&folder, &everybody, disk.path());
+        let mut engine = small(&folder, &all_requests, disk.path());
         let open_all = |engine: &mut Engine, requests: Vec<Request>| -> Vec<SessionId> {
             let open = |request| engine.open(request).unwrap();
             requests.into_iter().map(open).collect()
         };
         let stopped = open_all(&mut engine, stops);
-        assert_eq!(settle(&mut engine).len(), stopped.len(), "{name}");
+        assert_eq!(run_until_idle(&mut engine).len(), stopped.len(), "{name}");
         for &id in &stopped {
             engine
                 .any_session(id)
@@ -229,9 +244,9 @@ fn away_on_host_and_disk_while_twenty_others_run_nothing_changes() {
                 .unwrap();
         }
         let others_ids = open_all(&mut engine, others.clone());
-        settle(&mut engine);
+        run_until_idle(&mut engine);
         let away: usize = engine.list(None).iter().map(|info| info.away).sum();
-        assert!(away > 0, "{name}: nobody had to go");
+        assert!(away > 0, "{name}: no page was evicted");
         for &id in &stopped {
             assert!(
                 engine
@@ -244,7 +259,7 @@ fn away_on_host_and_disk_while_twenty_others_run_nothing_changes() {
                 .and_then(|mut session| session.resume())
                 .unwrap();
         }
-        assert_eq!(settle(&mut engine), [], "{name}");
+        assert_eq!(run_until_idle(&mut engine), [], "{name}");
         for id in stopped {
             let found = engine.close(id).unwrap();
             assert_eq!(found.generated, alone.generated, "{name}");
@@ -267,7 +282,7 @@ fn asked_plain(folder: &Path, length: usize, generate: usize) -> Request {
 }
 
 #[test]
-fn after_a_restart_nothing_changes() {
+fn restarts_change_no_bit() {
     let folder = family("llama3");
     let keep = |engine: &mut Engine, state: &Path| {
         let state = djinn_engine::StateFolder::open(state).unwrap();
@@ -279,16 +294,16 @@ fn after_a_restart_nothing_changes() {
     let site = "blocks.1.hook_resid_post";
     let edit = |step: usize| format!("{site}:scale=0.{step}");
     let plain = asked_plain(&folder, 21, 6);
-    // What is expected: both edits in flight, at the prompt and at one generated token.
+    // Expected result: both edits in the request, at the prompt and at one generated token.
     let edits = [format!("{}@prompt", edit(4)), format!("{}@22", edit(7))];
     let edits: Vec<&str> = edits.iter().map(String::as_str).collect();
-    let flown = request_edited(&folder, &plain.tokens, &[], 6, &edits);
-    let flown = run(&folder, vec![flown], How::default())
+    let in_request = request_edited(&folder, &plain.tokens, &[], 6, &edits);
+    let in_request = run(&folder, vec![in_request], How::default())
         .remove(0)
         .generated;
     let spec = [format!("{site},step=0"), format!("{site},step=2")];
     let first = stopping(&folder, &plain, &[&spec[0], &spec[1]]);
-    // Prompts in two parts, the second of which stops too.
+    // With 13 rows the prompt runs in two parts, and both pause.
     for rows in [64, 13] {
         let how = How {
             rows,
@@ -305,7 +320,7 @@ fn after_a_restart_nothing_changes() {
             let id = engine.open(first.clone()).unwrap();
             let mut stops = 0;
             loop {
-                let stopped = settle(&mut engine);
+                let stopped = run_until_idle(&mut engine);
                 if stopped.is_empty() {
                     break;
                 }
@@ -316,7 +331,7 @@ fn after_a_restart_nothing_changes() {
                 if crashes & 1 != 0 {
                     drop(engine);
                     engine = fresh();
-                    // It stands where it stood, and what is there can be had again.
+                    // The session is paused at the same hook, and can compute its activation again.
                     assert_eq!(
                         engine
                             .view(id)
@@ -334,7 +349,7 @@ fn after_a_restart_nothing_changes() {
                             .any_session(id)
                             .and_then(|mut session| session.recall())
                             .unwrap();
-                        assert_eq!(settle(&mut engine), stopped);
+                        assert_eq!(run_until_idle(&mut engine), stopped);
                         let again = engine
                             .any_session(id)
                             .and_then(|session| session.activation())
@@ -350,7 +365,7 @@ fn after_a_restart_nothing_changes() {
                     .unwrap();
                 stops += 1;
                 if crashes & 4 != 0 {
-                    // On its way again, and not yet at the next one.
+                    // The session runs again and has not reached the next hook.
                     drop(engine);
                     engine = fresh();
                     assert_eq!(engine.view(id).and_then(|session| session.paused()), None);
@@ -358,13 +373,13 @@ fn after_a_restart_nothing_changes() {
             }
             assert_eq!(stops, 1 + 21usize.div_ceil(rows), "{crashes}");
             let found = engine.close(id).unwrap();
-            assert_eq!(found.generated, flown, "{rows} rows, {crashes}");
+            assert_eq!(found.generated, in_request, "{rows} rows, {crashes}");
         }
     }
 }
 
 #[test]
-fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
+fn branching_back_equals_a_pause_at_the_earlier_hook() {
     for name in ["llama3", "gptj", "mixtral"] {
         let folder = family(name);
         let tokens = ids(&golden(&folder)["input_ids"])[..20].to_vec();
@@ -377,19 +392,19 @@ fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
         let base = stopping(&folder, &plain, &[&last]);
         let mut engine = load(open(&folder), &vec![base.clone(); 8], How::default());
         let id = engine.open(base).unwrap();
-        assert_eq!(settle(&mut engine).len(), 1);
+        assert_eq!(run_until_idle(&mut engine).len(), 1);
         for (block, position) in [(0, 0), (0, 19), (1, 7), (2, 13)] {
             let site = Site::ResidPost(block);
             let rest = &residuals[&site.to_string()].data;
             let rest = &rest[position * dims.d_model..20 * dims.d_model];
             let edit = format!("{site}:scale=0.3@{position}");
-            let flown = request_edited(&folder, &tokens, &[], 3, &[&edit]);
-            let flown = run(&folder, vec![flown], How::default())
+            let in_request = request_edited(&folder, &tokens, &[], 3, &[&edit]);
+            let in_request = run(&folder, vec![in_request], How::default())
                 .remove(0)
                 .generated;
             let pair = [
                 (vec![], alone.generated.clone()),
-                (vec![edit.parse().unwrap()], flown),
+                (vec![edit.parse().unwrap()], in_request),
             ];
             for (edits, expect) in pair {
                 let branch = engine
@@ -404,7 +419,7 @@ fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
                     .any_session(branch)
                     .and_then(|mut session| session.resume_with(&edits, RunUntil::Breakpoint))
                     .unwrap();
-                settle(&mut engine);
+                run_until_idle(&mut engine);
                 let found = engine.close(branch).unwrap().generated;
                 assert_eq!(found, expect, "{name} block {block} position {position}");
             }
@@ -416,13 +431,19 @@ fn whoever_goes_back_goes_on_as_if_it_had_stopped_there() {
                 .any_session(id)
                 .and_then(|mut session| session.branch_back(site, position, &rest))
                 .unwrap_err()
-                .to_string()
         };
         let whole = 20 * dims.d_model;
-        assert!(refused(&mut engine, site, 20, whole).contains("positions 0 to 19"));
-        assert!(refused(&mut engine, site, 0, whole - 1).contains("for 20 rows"));
-        assert!(refused(&mut engine, Site::Z(0), 0, whole).contains("more than the residual"));
-        assert!(refused(&mut engine, Site::Logits, 0, whole).contains("stands at"));
+        // A position that has not run, too few numbers, a hook where later operations read more
+        // than the residual, and a hook after the pause.
+        for (site, position, count) in [
+            (site, 20, whole),
+            (site, 0, whole - 1),
+            (Site::Z(0), 0, whole),
+            (Site::Logits, 0, whole),
+        ] {
+            let error = refused(&mut engine, site, position, count);
+            assert!(matches!(error, EngineError::Edit { .. }), "{site}: {error}");
+        }
         assert!(
             engine
                 .view(id)

@@ -1,4 +1,4 @@
-//! Sessions that stop at hooks, and go on.
+//! Helpers for sessions that pause at hooks and resume.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use djinn_model::Site;
 
 use super::{Bits, How, bits, golden, ids, load, open, request};
 
-/// The same with breakpoints.
+/// Returns a copy of `request` with breakpoints.
 pub fn stopping(folder: &Path, request: &Request, breaks: &[&str]) -> Request {
     let program = open(folder).program;
     let breaks: Vec<BreakSpec> = breaks.iter().map(|b| b.parse().unwrap()).collect();
@@ -18,8 +18,8 @@ pub fn stopping(folder: &Path, request: &Request, breaks: &[&str]) -> Request {
     }
 }
 
-/// Runs until nobody can, and says who stopped where.
-pub fn settle(engine: &mut Engine) -> Vec<(SessionId, Paused)> {
+/// Steps until the engine is idle, and returns the sessions that paused with their hooks.
+pub fn run_until_idle(engine: &mut Engine) -> Vec<(SessionId, Paused)> {
     let mut stopped = Vec::new();
     while !engine.is_idle() {
         for output in engine.step().unwrap() {
@@ -31,14 +31,15 @@ pub fn settle(engine: &mut Engine) -> Vec<(SessionId, Paused)> {
     stopped
 }
 
-/// Runs a request, going on whenever it stops; says where it did.
+/// Runs a request and resumes it at every pause. Returns its bits and the pauses.
 pub fn interrupted(folder: &Path, request: Request, how: How) -> (Bits, Vec<Paused>) {
     let mut engine = load(open(folder), std::slice::from_ref(&request), how);
-    go_through(&mut engine, request, &[])
+    run_with_pauses(&mut engine, request, &[])
 }
 
-/// The same in an engine at hand, changed at every stop.
-pub fn go_through(
+/// Runs a request in an engine and resumes it with `edits` at every pause. Returns its bits and the
+/// pauses.
+pub fn run_with_pauses(
     engine: &mut Engine,
     request: Request,
     edits: &[EditSpec],
@@ -46,7 +47,7 @@ pub fn go_through(
     let id = engine.open(request).unwrap();
     let mut stops = Vec::new();
     loop {
-        let stopped = settle(engine);
+        let stopped = run_until_idle(engine);
         if stopped.is_empty() {
             break;
         }
@@ -59,13 +60,13 @@ pub fn go_through(
     (bits(&engine.close(id).unwrap()), stops)
 }
 
-/// A prompt, every hook of it, and some tokens.
+/// Creates a request that captures every hook and generates some tokens.
 pub fn asked(folder: &Path, length: usize, generate: usize) -> Request {
     let tokens = ids(&golden(folder)["input_ids"]);
     request(folder, &tokens[..length], &["*"], generate)
 }
 
-/// Hooks at which a pass can stop.
+/// Returns the hooks at which a session can pause.
 pub fn sites(folder: &Path) -> Vec<Site> {
     let stops = open(folder).program.stops();
     stops.into_iter().map(|stop| stop.site).collect()
