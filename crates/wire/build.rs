@@ -1,4 +1,4 @@
-//! Makes Rust of the protocol, with no compiler of protocols to install.
+//! Generates Rust code from the protocol without an installed `protoc`.
 
 use std::{env, fs, path::PathBuf};
 
@@ -16,12 +16,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     compiler.open_files(FILES)?;
     let files = compiler.file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    // With comments: what the reference is written from.
+    // The reference documentation is generated from the comments.
     fs::write(
         out.join("commented.binpb"),
         compiler.encode_file_descriptor_set(),
     )?;
-    // Without comments: what servers tell of themselves, and what the Python package reads.
+    // Reflection and the Python package use the descriptors without comments.
     let bare = protox::Compiler::new(["proto"])?
         .include_imports(true)
         .open_files(FILES)?

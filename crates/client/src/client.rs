@@ -1,4 +1,4 @@
-//! A connection to a server.
+//! Connection to a server.
 
 use std::{
     future::{Future, Ready, ready},
@@ -23,30 +23,34 @@ use tonic::{
 };
 
 use crate::{
-    error::{Error, with_reasons},
+    error::{Error, with_causes},
     model::ModelHandle,
     options::Options,
     push::{Push, PushProgress},
     session::SessionHandle,
 };
 
-/// How every service is reached.
+/// Channel that adds the API key to every request.
 pub(crate) type AuthChannel = InterceptedService<Channel, Bearer>;
 
-/// A connection to a server, which its copies share. It comes back by itself after the server was away.
+/// Connection to a server. Clones share the connection, which reconnects by itself when the server returns.
 #[derive(Clone, Debug)]
 pub struct Client {
     channel: AuthChannel,
     timeout: Option<Duration>,
 }
 
-/// Says who is asking.
+/// Interceptor that adds the API key to every request.
 #[derive(Clone)]
 pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
 
 impl std::fmt::Debug for Bearer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.is_some() { "a key" } else { "no key" })
+        f.write_str(if self.0.is_some() {
+            "Bearer(key)"
+        } else {
+            "Bearer(no key)"
+        })
     }
 }
 
@@ -88,9 +92,9 @@ impl Client {
         let endpoint = options.endpoint(address)?;
         let key = options.key.as_deref().map(bearer).transpose()?;
         let channel = endpoint.connect().await.map_err(|error| {
-            let text = format!("no server answers at {address}");
+            let text = format!("Cannot connect to a server at {address}");
             let reason = std::error::Error::source(&error);
-            let text = with_reasons(text, reason);
+            let text = with_causes(text, reason);
             Error::new(ErrorCode::Unavailable, text)
         })?;
         Ok(Client::over(channel, key, &options))
@@ -108,8 +112,8 @@ impl Client {
         let connector = StreamConnector(open);
         let channel = endpoint.connect_with_connector(connector).await;
         let channel = channel.map_err(|error| {
-            let text = "cannot connect to the server in this process".to_owned();
-            let text = with_reasons(text, std::error::Error::source(&error));
+            let text = "Cannot connect to the server in this process".to_owned();
+            let text = with_causes(text, std::error::Error::source(&error));
             Error::new(ErrorCode::Unavailable, text)
         })?;
         Ok(Client::over(channel, key, &options))
@@ -122,8 +126,8 @@ impl Client {
         }
     }
 
-    /// Connects to the server that the environment names, as [`Options::address`] and
-    /// [`Options::from_env`] read it.
+    /// Connects to the server that the environment variables name; see [`Options::address`] and
+    /// [`Options::from_env`].
     pub async fn from_env() -> Result<Self, Error> {
         Client::connect(&Options::address(), Options::from_env()).await
     }
@@ -144,7 +148,7 @@ impl Client {
         ServerClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    /// One answer, in time.
+    /// Waits for a reply, up to the timeout of the options.
     pub(crate) async fn one<T>(
         &self,
         asked: impl Future<Output = Result<Response<T>, Status>>,
@@ -154,7 +158,7 @@ impl Client {
             Some(limit) => match tokio::time::timeout(limit, asked).await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    let text = format!("no answer within {} s", limit.as_secs_f64());
+                    let text = format!("The server did not reply within {} s", limit.as_secs_f64());
                     return Err(Error::new(ErrorCode::Timeout, text));
                 }
             },
@@ -162,13 +166,13 @@ impl Client {
         Ok(answer?.into_inner())
     }
 
-    /// What the server is and can do.
+    /// Returns the server's version, device and limits.
     pub async fn capabilities(&self) -> Result<v1::CapabilitiesReply, Error> {
         let asked = v1::CapabilitiesRequest {};
         self.one(self.server_service().capabilities(asked)).await
     }
 
-    /// How it fares, every so often, for as long as it is asked.
+    /// Streams live statistics of the server at an interval.
     pub async fn watch(&self, every: Duration) -> Result<StatusStream, Error> {
         let every_s = every.as_secs_f64();
         let asked = v1::WatchRequest { every_s };
@@ -176,12 +180,12 @@ impl Client {
         Ok(StatusStream(stream))
     }
 
-    /// Keeps a record of a model's copies, waits and operations from now on.
+    /// Starts recording a model's copies, waits and operations.
     pub async fn record(&self, model: &str) -> Result<(), Error> {
         self.timeline(model, true).await.map(drop)
     }
 
-    /// Ends the record and gives it.
+    /// Ends a recording and returns it.
     pub async fn end_record(&self, model: &str) -> Result<v1::TimelineReply, Error> {
         self.timeline(model, false).await
     }
@@ -192,18 +196,18 @@ impl Client {
         self.one(self.server_service().timeline(asked)).await
     }
 
-    /// A model by its name; the empty name is the server's first one. Nothing is asked yet.
+    /// Handle of a model by its name; the empty name means the server's default model. Sends no request.
     pub fn model(&self, name: impl Into<String>) -> ModelHandle {
         ModelHandle::new(self.clone(), name.into())
     }
 
-    /// Every model, loaded or not.
+    /// Lists all models, loaded or not.
     pub async fn models(&self) -> Result<Vec<v1::Model>, Error> {
         let asked = v1::ListModelsRequest {};
         Ok(self.one(self.models_service().list(asked)).await?.models)
     }
 
-    /// Loads a model, or finds it loaded, and tells how far that has come.
+    /// Registers and loads a model, and reports the progress.
     pub async fn register(
         &self,
         model: Register,
@@ -217,11 +221,11 @@ impl Client {
                 None => {}
             }
         }
-        let text = "the server stopped telling how the model is loaded";
+        let text = "The connection to the server ended before the model was loaded";
         Err(Error::new(ErrorCode::Unavailable, text))
     }
 
-    /// Where a model's bytes would go. Loads nothing.
+    /// Plans the memory of a model without loading it.
     pub async fn plan(
         &self,
         reference: impl Into<String>,
@@ -234,8 +238,7 @@ impl Client {
         self.one(self.models_service().plan(asked)).await
     }
 
-    /// Sends the files of a model that the server does not have. What was cut off goes on where it was
-    /// when this is asked again.
+    /// Pushes a model's files that the server does not have. Calling it again resumes an interrupted push.
     pub async fn push(
         &self,
         folder: &Path,
@@ -244,12 +247,12 @@ impl Client {
         crate::push::push(self, folder, progress).await
     }
 
-    /// A session by its name. Nothing is asked yet.
+    /// Handle of a session by its name. Sends no request.
     pub fn session(&self, name: impl Into<String>) -> SessionHandle {
         SessionHandle::new(self.clone(), name.into())
     }
 
-    /// The sessions of whoever asks, of one model or of all.
+    /// Lists the caller's sessions, of one model or of all.
     pub async fn sessions(&self, model: Option<&str>) -> Result<Vec<v1::Session>, Error> {
         let model = model.unwrap_or_default().to_owned();
         let asked = v1::ListSessionsRequest { model };
@@ -262,19 +265,19 @@ impl Client {
 
 fn bearer(key: &str) -> Result<MetadataValue<Ascii>, Error> {
     let mut value: MetadataValue<Ascii> = format!("Bearer {key}").parse().map_err(|_| {
-        let text = "a key is of plain characters: this one would not get through";
+        let text = "The API key contains characters that are not allowed in an HTTP header";
         Error::new(ErrorCode::Local, text)
     })?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// A model to load.
+/// Request to register a model.
 #[derive(Clone, Debug)]
 pub struct Register(v1::RegisterRequest);
 
 impl Register {
-    /// A folder that clients of the server may name, a hub id, `shape:NAME` or `pushed:HASH`.
+    /// Registers a reference: a folder below the server's --model-dir, a hub id, `shape:NAME` or `pushed:HASH`.
     pub fn new(reference: impl Into<String>) -> Self {
         Register(v1::RegisterRequest {
             reference: reference.into(),
@@ -282,27 +285,32 @@ impl Register {
         })
     }
 
-    /// What it is called from now on.
+    /// Sets the model's name on the server. Default: the last part of the reference.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.0.name = name.into();
         self
     }
 
-    /// What it is laid out for; zero stands for the server's own.
+    /// Sets the limits that the model is laid out for; zero takes the server's default.
     pub fn limits(mut self, limits: v1::ModelLimits) -> Self {
         self.0.limits = Some(limits);
         self
     }
 }
 
-/// How a server fares, again and again.
+/// Stream of live statistics.
 #[derive(Debug)]
 pub struct StatusStream(Streaming<v1::Status>);
 
 impl StatusStream {
-    /// How it fares next.
+    /// Waits for the next statistics.
     pub async fn next(&mut self) -> Result<v1::Status, Error> {
-        let gone = || Error::new(ErrorCode::Unavailable, "the server said no more");
+        let gone = || {
+            Error::new(
+                ErrorCode::Unavailable,
+                "The server ended the stream of statistics",
+            )
+        };
         self.0.message().await?.ok_or_else(gone)
     }
 }

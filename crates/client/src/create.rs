@@ -1,4 +1,4 @@
-//! What a session is asked for: to begin, to generate more, to go on from where it stopped.
+//! Requests of sessions: open a session, run another turn, resume from a breakpoint.
 
 use std::time::Duration;
 
@@ -6,9 +6,10 @@ use djinn_wire::v1::{self, prompt::What, resume_request::Until};
 
 use crate::{client::Client, edit::HookEdit, error::Error, events::EventStream};
 
-/// A session to begin; [`Create::open`] does. Made by [`ModelHandle::session`](crate::ModelHandle::session).
+/// Setup of a new session. [`ModelHandle::session`](crate::ModelHandle::session) creates it, and
+/// [`Create::open`] opens the session.
 #[derive(Clone, Debug)]
-#[must_use = "nothing is asked before it is opened"]
+#[must_use = "call open to open the session"]
 pub struct Create {
     client: Client,
     asked: v1::CreateRequest,
@@ -23,17 +24,17 @@ impl Create {
         Create { client, asked }
     }
 
-    /// Begins with text.
+    /// Sets the prompt to text.
     pub fn text(self, text: impl Into<String>) -> Self {
         self.prompt(text_prompt(text))
     }
 
-    /// Begins with tokens, exactly as given.
+    /// Sets the prompt to tokens, used as they are.
     pub fn tokens(self, ids: impl Into<Vec<u32>>) -> Self {
         self.prompt(token_prompt(ids))
     }
 
-    /// Begins with messages, each a role and what it says, through the model's chat template.
+    /// Sets the prompt to chat messages, each a role and a content, formatted with the model's template.
     pub fn chat<R: Into<String>, C: Into<String>>(
         self,
         messages: impl IntoIterator<Item = (R, C)>,
@@ -41,145 +42,145 @@ impl Create {
         self.prompt(chat_prompt(messages))
     }
 
-    /// Begins with a prompt as it travels.
+    /// Sets the prompt to a message of the protocol.
     pub fn prompt(mut self, prompt: v1::Prompt) -> Self {
         self.asked.prompt = Some(prompt);
         self
     }
 
-    /// Generates so many tokens at most; zero only runs the prompt.
+    /// Limits the number of tokens to generate; zero runs the prompt only.
     pub fn max_tokens(mut self, count: u64) -> Self {
         self.asked.max_tokens = Some(count);
         self
     }
 
-    /// Chooses tokens like this.
+    /// Sets the sampling parameters.
     pub fn sampling(mut self, sampling: v1::Sampling) -> Self {
         self.asked.sampling = Some(sampling);
         self
     }
 
-    /// Ends where this text appears. May be said again for another.
+    /// Adds a stop string, which ends a turn.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.asked.stop.push(text.into());
         self
     }
 
-    /// Goes on past tokens that end a text.
+    /// Continues past end-of-text tokens.
     pub fn ignore_eos(mut self) -> Self {
         self.asked.ignore_eos = true;
         self
     }
 
-    /// Reads at hooks: `HOOK[PART][@POSITIONS][|REDUCTION]`. May be said again for others.
+    /// Adds a capture: `HOOK[PART][@POSITIONS][|REDUCTION]`.
     pub fn capture(mut self, capture: impl Into<String>) -> Self {
         self.asked.captures.push(capture.into());
         self
     }
 
-    /// Which positions are read by captures that do not say.
+    /// Sets the positions of captures that set none.
     pub fn capture_positions(mut self, positions: impl Into<String>) -> Self {
         self.asked.capture_positions = positions.into();
         self
     }
 
-    /// Changes something for as long as the session lives. May be said again; they come in order.
+    /// Adds an edit of every turn. Edits apply in the order of the calls.
     pub fn edit(mut self, edit: HookEdit) -> Self {
         self.asked.edits.push(edit.into());
         self
     }
 
-    /// Changes something for the first turn alone, after what lasts. May be said again.
+    /// Adds an edit of the first turn only. It applies after the edits of every turn.
     pub fn turn_edit(mut self, edit: HookEdit) -> Self {
         self.asked.turn_edits.push(edit.into());
         self
     }
 
-    /// Stops there: `HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]`. May be said again for others.
+    /// Adds a breakpoint: `HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]`.
     pub fn breakpoint(mut self, breakpoint: impl Into<String>) -> Self {
         self.asked.breakpoints.push(breakpoint.into());
         self
     }
 
-    /// Keeps the session when its turn is over, and when the connection is.
+    /// Keeps the session open after its turn, and when the connection ends.
     pub fn keep(mut self) -> Self {
         self.asked.keep = true;
         self
     }
 
-    /// How long it stays while nobody uses it.
+    /// Sets how long an unused session stays open.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.asked.lease_s = Some(lease.as_secs_f64());
         self
     }
 
-    /// After how long it is over, whatever it has generated.
+    /// Sets the time limit of the session.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.asked.deadline_s = Some(deadline.as_secs_f64());
         self
     }
 
-    /// Lets others go first.
+    /// Gives interactive sessions precedence over this one.
     pub fn batch(mut self) -> Self {
         self.asked.priority = v1::Priority::Batch.into();
         self
     }
 
-    /// Begins it.
+    /// Opens the session and returns the events of its first turn.
     pub async fn open(self) -> Result<EventStream, Error> {
         let stream = self.client.sessions_service().create(self.asked).await?;
         EventStream::open(self.client, stream.into_inner()).await
     }
 }
 
-/// What a session that waits is told, and how much it may say.
+/// Setup of another turn of a waiting session; see [`SessionHandle::generate`](crate::SessionHandle::generate).
 #[derive(Clone, Debug, Default)]
-#[must_use = "nothing is asked before a session is"]
+#[must_use = "pass it to a session"]
 pub struct Generate(pub(crate) v1::GenerateRequest);
 
 impl Generate {
-    /// Goes on from its last token.
+    /// Continues from the session's last token.
     pub fn new() -> Self {
         Generate::default()
     }
 
-    /// Told this text first.
+    /// Appends text first.
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.0.prompt = Some(text_prompt(text));
         self
     }
 
-    /// Told these tokens first.
+    /// Appends tokens first.
     pub fn tokens(mut self, ids: impl Into<Vec<u32>>) -> Self {
         self.0.prompt = Some(token_prompt(ids));
         self
     }
 
-    /// Generates so many tokens at most.
+    /// Limits the number of tokens to generate.
     pub fn max_tokens(mut self, count: u64) -> Self {
         self.0.max_tokens = Some(count);
         self
     }
 
-    /// Changes something for this turn alone. May be said again; they come in order.
+    /// Adds an edit of this turn only. Edits apply in the order of the calls.
     pub fn edit(mut self, edit: HookEdit) -> Self {
         self.0.edits.push(edit.into());
         self
     }
 }
 
-/// How a session that stopped goes on: as it is to the next breakpoint, unless told.
+/// Setup of resuming a stopped session; see [`SessionHandle::resume`](crate::SessionHandle::resume).
 #[derive(Clone, Debug, Default)]
-#[must_use = "nothing is asked before a session is"]
+#[must_use = "pass it to a session"]
 pub struct Resume(pub(crate) v1::ResumeRequest);
 
 impl Resume {
-    /// As it is, to the next breakpoint.
+    /// Resumes without edits, to the next breakpoint.
     pub fn new() -> Self {
         Resume::default()
     }
 
-    /// Changes what is at the hook first. May be said again; they come in order.
+    /// Adds an edit of the activation at the breakpoint. Edits apply in the order of the calls.
     pub fn edit(mut self, edit: HookEdit) -> Self {
         self.0.edits.push(edit.into());
         self
@@ -190,17 +191,17 @@ impl Resume {
         self
     }
 
-    /// To the next hook.
+    /// Runs to the next hook.
     pub fn to_next_hook(self) -> Self {
         self.until(Until::NextHook(true))
     }
 
-    /// To the end of the block it is in, or of the next.
+    /// Runs to the end of the current block, or of the next one.
     pub fn to_next_block(self) -> Self {
         self.until(Until::NextBlock(true))
     }
 
-    /// To this hook.
+    /// Runs to the given hook.
     pub fn to_hook(self, hook: impl Into<String>) -> Self {
         self.until(Until::Hook(hook.into()))
     }
@@ -224,7 +225,7 @@ fn chat_prompt<R: Into<String>, C: Into<String>>(
     prompt(What::Chat(chat(messages)))
 }
 
-/// Messages as they travel.
+/// Creates a chat message of the protocol.
 pub(crate) fn chat<R: Into<String>, C: Into<String>>(
     messages: impl IntoIterator<Item = (R, C)>,
 ) -> v1::Chat {

@@ -1,10 +1,11 @@
-//! Changes at hooks.
+//! Edits of activations at hooks.
 
 use djinn_wire::v1::{self, edit::Change};
 
 use crate::tensor::TensorData;
 
-/// A change at a hook: everywhere, until [`HookEdit::part`] and [`HookEdit::at`] say otherwise.
+/// Edit of the activation at a hook: of all elements and positions, unless [`HookEdit::part`] or
+/// [`HookEdit::at`] restricts it.
 ///
 /// ```
 /// use djinn_client::{HookEdit, TensorData};
@@ -26,53 +27,53 @@ impl HookEdit {
         })
     }
 
-    /// As the command line has it: `HOOK[PART]:CHANGE[@POSITIONS]`. It cannot name files.
+    /// Edit in the syntax of the command line: `HOOK[PART]:CHANGE[@POSITIONS]`, without file names.
     pub fn text(text: impl Into<String>) -> Self {
         HookEdit::new("", Change::Text(text.into()))
     }
 
-    /// Multiplies what is there.
+    /// Multiplies the activation by a factor.
     pub fn scale(hook: impl Into<String>, factor: f32) -> Self {
         HookEdit::new(hook, Change::Scale(factor))
     }
 
-    /// Sets it to zero.
+    /// Sets the activation to zero.
     pub fn zero(hook: impl Into<String>) -> Self {
         HookEdit::new(hook, Change::Zero(true))
     }
 
-    /// Adds numbers, so many times.
+    /// Adds a tensor, multiplied by a factor.
     pub fn add(hook: impl Into<String>, tensor: &TensorData, factor: f32) -> Self {
         HookEdit::new(hook, Change::Add(add(tensor, factor)))
     }
 
-    /// Adds numbers made as long as what is there, so many times.
+    /// Adds a tensor that is scaled to the norm of the activation first, multiplied by a factor.
     pub fn add_matched(hook: impl Into<String>, tensor: &TensorData, factor: f32) -> Self {
         HookEdit::new(hook, Change::AddMatched(add(tensor, factor)))
     }
 
-    /// Puts numbers in its place.
+    /// Replaces the activation with a tensor.
     pub fn replace(hook: impl Into<String>, tensor: &TensorData) -> Self {
         HookEdit::new(hook, Change::Replace(tensor.into()))
     }
 
-    /// Takes away what points along a direction.
+    /// Removes the component along a direction.
     pub fn project_out(hook: impl Into<String>, tensor: &TensorData) -> Self {
         HookEdit::new(hook, Change::ProjectOut(tensor.into()))
     }
 
-    /// Bounds it.
+    /// Limits every element to a range.
     pub fn clamp(hook: impl Into<String>, low: f32, high: f32) -> Self {
         HookEdit::new(hook, Change::Clamp(v1::Clamp { low, high }))
     }
 
-    /// At some positions alone: `prompt`, `generated`, `0,3,-1`, `2..5`.
+    /// Restricts the edit to positions: `prompt`, `generated`, `0,3,-1` or `2..5`.
     pub fn at(mut self, positions: impl Into<String>) -> Self {
         self.0.positions = positions.into();
         self
     }
 
-    /// Of some heads or elements alone: `[3]`, `[0..64]`.
+    /// Restricts the edit to heads or elements: `[3]` or `[0..64]`.
     pub fn part(mut self, part: impl Into<String>) -> Self {
         self.0.part = part.into();
         self

@@ -1,11 +1,11 @@
-//! Why something was not done: what kind of reason, and the server's own words.
+//! Errors of the client: a code, and the server's message.
 
 use std::{io, path::Path, time::Duration};
 
 use djinn_wire::{ERROR_CODE_METADATA, ErrorCode, TensorError};
 use tonic::{Code, Status};
 
-/// Why a server, or the way to it, did not do what it was asked.
+/// Error of a request: from the server, the connection, or the client's own machine.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -23,17 +23,17 @@ impl Error {
         }
     }
 
-    /// Something about a file of this machine.
+    /// Error of a file on this machine.
     pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
         Error::new(ErrorCode::Local, format!("{}: {error}", path.display()))
     }
 
-    /// What kind of reason it is.
+    /// Machine-readable class of the error.
     pub fn code(&self) -> ErrorCode {
         self.code
     }
 
-    /// When to ask again, where the server said.
+    /// Time after which the server accepts the request again, if the server sent it.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
@@ -54,32 +54,32 @@ impl From<Status> for Error {
         let retry = retry.and_then(|seconds| seconds.to_str().ok()?.parse().ok());
         Error {
             code,
-            message: words(&status),
+            message: status_message(&status),
             retry_after: retry.map(Duration::from_secs),
         }
     }
 }
 
-/// What the server said, or what the connection did.
-fn words(status: &Status) -> String {
+/// Message of the server, or the cause of a broken connection.
+fn status_message(status: &Status) -> String {
     let text = match status.message() {
         "" => status.code().to_string(),
         text => text.to_owned(),
     };
-    with_reasons(text, std::error::Error::source(status))
+    with_causes(text, std::error::Error::source(status))
 }
 
-/// A text with the reasons behind it, each said once.
-pub(crate) fn with_reasons(
+/// Appends the causes of an error to a message, each once.
+pub(crate) fn with_causes(
     mut text: String,
-    mut reason: Option<&(dyn std::error::Error + 'static)>,
+    mut cause: Option<&(dyn std::error::Error + 'static)>,
 ) -> String {
-    while let Some(error) = reason {
+    while let Some(error) = cause {
         let more = error.to_string();
         if !text.contains(&more) {
             text += &format!(": {more}");
         }
-        reason = error.source();
+        cause = error.source();
     }
     text
 }
@@ -96,15 +96,15 @@ mod tests {
 
     use tonic::{Code, Status};
 
-    use super::{Error, ErrorCode};
+    use super::{ERROR_CODE_METADATA, Error, ErrorCode};
 
     #[test]
-    fn kinds_are_those_of_the_server() {
+    fn a_grpc_status_without_metadata_maps_to_a_code() {
         let check = |code: Code, expect: ErrorCode| {
-            let error = Error::from(Status::new(code, "so it is"));
+            let error = Error::from(Status::new(code, "message"));
             assert_eq!(
                 (error.code(), error.to_string().as_str()),
-                (expect, "so it is")
+                (expect, "message")
             );
         };
         check(Code::InvalidArgument, ErrorCode::Invalid);
@@ -118,7 +118,15 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_too_often_is_told_when() {
+    fn the_code_of_the_metadata_takes_precedence() {
+        let mut status = Status::new(Code::Internal, "replaced");
+        let name = ErrorCode::Replaced.name().parse().expect("a plain name");
+        status.metadata_mut().insert(ERROR_CODE_METADATA, name);
+        assert_eq!(Error::from(status).code(), ErrorCode::Replaced);
+    }
+
+    #[test]
+    fn a_rate_limit_carries_its_retry_time() {
         let mut status = Status::resource_exhausted("too many requests");
         let seconds = "3".parse().expect("a plain number");
         status.metadata_mut().insert("retry-after", seconds);

@@ -1,4 +1,4 @@
-//! What becomes of a session.
+//! Events of a session's turn.
 
 use std::{
     collections::BTreeMap,
@@ -18,24 +18,24 @@ use crate::{
     client::Client,
     error::Error,
     session::SessionHandle,
-    tensor::{LARGEST, TensorData},
+    tensor::{TENSOR_BYTES_MAX, TensorData},
 };
 
-/// One thing that happened.
+/// Event of a session's turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TurnEvent {
-    /// A token was generated.
+    /// The session generated a token.
     Token(v1::Token),
-    /// What was read at a hook, whole.
+    /// A complete capture: name of the hook, and the values there.
     Captured(String, TensorData),
-    /// It stopped at a breakpoint. Last.
+    /// The session stopped at a breakpoint. No event follows.
     Paused(v1::Paused),
-    /// Its turn is over, or it is. Last.
+    /// The turn ended. No event follows.
     Finished(v1::Finished),
 }
 
-/// What becomes of a session, as it does. A stream that ends without [`TurnEvent::Paused`] or
-/// [`TurnEvent::Finished`] is an error.
+/// Stream of a turn's events. A stream that ends without [`TurnEvent::Paused`] or
+/// [`TurnEvent::Finished`] returns an error.
 #[derive(Debug)]
 pub struct EventStream {
     session: SessionHandle,
@@ -46,14 +46,16 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Waits for the first message, which says whose events these are.
+    /// Waits for the first message, which names the session.
     pub(crate) async fn open(
         client: Client,
         mut stream: Streaming<v1::Event>,
     ) -> Result<Self, Error> {
         let first = stream.message().await?.and_then(|event| event.what);
         let Some(What::Opened(opened)) = first else {
-            return Err(senseless("a session that does not say its name"));
+            return Err(protocol_error(
+                "the first event of the stream does not name the session",
+            ));
         };
         Ok(EventStream {
             session: SessionHandle::new(client, opened.session.clone()),
@@ -64,24 +66,24 @@ impl EventStream {
         })
     }
 
-    /// The session.
+    /// Handle of the session.
     pub fn session(&self) -> &SessionHandle {
         &self.session
     }
 
-    /// What was said first: how many tokens the prompt has, how many were generated before, the seed.
+    /// First event: tokens of the prompt, tokens generated before, and the seed.
     pub fn opened(&self) -> &v1::Opened {
         &self.opened
     }
 
-    /// The next thing that happens; nothing once the last has.
+    /// Waits for the next event. Returns `None` after the last one.
     pub async fn next(&mut self) -> Result<Option<TurnEvent>, Error> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context))
             .await
             .transpose()
     }
 
-    /// Everything up to the end of the turn.
+    /// Collects all events up to the end of the turn.
     pub async fn collect(mut self) -> Result<TurnOutput, Error> {
         let mut turn = TurnOutput::new(self.opened.clone());
         while let Some(event) = self.next().await? {
@@ -94,7 +96,7 @@ impl EventStream {
         Ok(match event.what {
             Some(What::Token(token)) => Some(TurnEvent::Token(token)),
             Some(What::Captured(part)) => {
-                let whole = self.tensor.push(part, LARGEST)?;
+                let whole = self.tensor.push(part, TENSOR_BYTES_MAX)?;
                 match whole {
                     Some((name, tensor)) => Some(TurnEvent::Captured(name, (&tensor).try_into()?)),
                     None => None,
@@ -102,8 +104,10 @@ impl EventStream {
             }
             Some(What::Paused(paused)) => Some(TurnEvent::Paused(paused)),
             Some(What::Finished(finished)) => Some(TurnEvent::Finished(finished)),
-            Some(What::Opened(_)) => return Err(senseless("a session that begins twice")),
-            // Something that this client does not know yet.
+            Some(What::Opened(_)) => {
+                return Err(protocol_error("the stream names the session twice"));
+            }
+            // A newer server may send events that this client does not know.
             None => None,
         })
     }
@@ -122,7 +126,7 @@ impl Stream for EventStream {
                 Some(Err(status)) => Err(status.into()),
                 None => Err(Error::new(
                     ErrorCode::Unavailable,
-                    "the server said no more",
+                    "The connection to the server ended before the turn did",
                 )),
             };
             self.is_over = matches!(
@@ -136,38 +140,41 @@ impl Stream for EventStream {
     }
 }
 
-fn senseless(what: &str) -> Error {
-    Error::new(ErrorCode::Internal, format!("the server tells of {what}"))
+fn protocol_error(problem: &str) -> Error {
+    Error::new(
+        ErrorCode::Internal,
+        format!("Unexpected reply of the server: {problem}"),
+    )
 }
 
-/// A turn, all of it.
+/// Result of a whole turn.
 #[derive(Clone, Debug)]
 pub struct TurnOutput {
-    /// What was said first.
+    /// First event of the turn.
     pub opened: v1::Opened,
-    /// What was generated.
+    /// Generated tokens.
     pub tokens: Vec<u32>,
-    /// As text.
+    /// Generated text.
     pub text: String,
-    /// Each token and its alternatives, where they were asked for.
+    /// Log-probabilities of each token and its alternatives, if requested.
     pub logprobs: Vec<Vec<v1::Logprob>>,
-    /// What was read, by hook.
+    /// Captures by hook.
     pub captured: BTreeMap<String, TensorData>,
-    /// How it ended.
+    /// How the turn ended; `None` until it does.
     pub end: Option<TurnEnd>,
 }
 
 /// How a turn ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TurnEnd {
-    /// At a breakpoint.
+    /// The session stopped at a breakpoint.
     Paused(v1::Paused),
-    /// As turns do.
+    /// The turn finished.
     Finished(v1::Finished),
 }
 
 impl TurnOutput {
-    /// Nothing has happened yet.
+    /// Creates the result of a turn without events.
     pub fn new(opened: v1::Opened) -> Self {
         TurnOutput {
             opened,
@@ -179,7 +186,7 @@ impl TurnOutput {
         }
     }
 
-    /// Adds what happened.
+    /// Adds an event.
     pub fn take(&mut self, event: TurnEvent) {
         match event {
             TurnEvent::Token(token) => {
@@ -198,7 +205,7 @@ impl TurnOutput {
         }
     }
 
-    /// Where it stopped, if it did.
+    /// Breakpoint where the turn stopped, if it did.
     pub fn paused(&self) -> Option<&v1::Paused> {
         match &self.end {
             Some(TurnEnd::Paused(paused)) => Some(paused),
@@ -206,7 +213,7 @@ impl TurnOutput {
         }
     }
 
-    /// How it finished, if it did.
+    /// End of the turn, if it finished.
     pub fn finished(&self) -> Option<&v1::Finished> {
         match &self.end {
             Some(TurnEnd::Finished(finished)) => Some(finished),

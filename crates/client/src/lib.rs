@@ -1,8 +1,9 @@
-//! A client of Djinn's server: its models, its sessions, and the inside of a model from anywhere.
+//! Client of a Djinn server: models, sessions, and the inside of a model.
 //!
-//! Start at [`Client::connect`]. A [`ModelHandle`] is one that the server knows by a name; what a session is
-//! begun with is said to the [`Create`] it gives, and what becomes of the session comes as [`EventStream`].
-//! A [`SessionHandle`] outlives the connection where it is kept: it is found again by its name.
+//! Start at [`Client::connect`]. [`Client::model`] returns a [`ModelHandle`], and
+//! [`ModelHandle::session`] a [`Create`] that sets up a session. [`Create::open`] opens the session and
+//! returns its [`EventStream`]. A kept session outlives the connection; [`Client::session`] finds it by its
+//! name.
 //!
 //! ```no_run
 //! # async fn story() -> Result<(), djinn_client::Error> {
@@ -20,7 +21,7 @@
 //! # }
 //! ```
 //!
-//! A breakpoint stops a pass on the server. Nothing travels but what is asked for:
+//! A breakpoint stops a pass on the server. The client reads only the parts it asks for:
 //!
 //! ```no_run
 //! # async fn look(client: djinn_client::Client) -> Result<(), djinn_client::Error> {
@@ -41,7 +42,7 @@
 //! # }
 //! ```
 //!
-//! Knows nothing of engines: what it sends and gets is `djinn-wire`'s.
+//! The client does not depend on the engine; its messages are those of `djinn-wire`.
 
 #![forbid(unsafe_code)]
 

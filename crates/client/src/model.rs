@@ -1,4 +1,4 @@
-//! A model of a server.
+//! Handle of a model on a server.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{
     session::{self, SessionHandle},
 };
 
-/// A model by its name, which the server loads when it is asked for something.
+/// Handle of a model by its name. The server loads the model on the first request.
 #[derive(Clone, Debug)]
 pub struct ModelHandle {
     client: Client,
@@ -24,43 +24,46 @@ impl ModelHandle {
         ModelHandle { client, name }
     }
 
-    /// Its name; empty for the server's first one.
+    /// Name of the model; empty for the server's default model.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the server tells of it, once it is loaded.
+    /// Describes the model.
     pub async fn info(&self) -> Result<v1::Model, Error> {
         let models = self.client.models().await?;
         let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
-        // The first one stands for the empty name.
+        // The server lists its default model first.
         let is_meant = |model: &v1::Model| self.name.is_empty() || model.name == self.name;
         models.into_iter().find(is_meant).ok_or_else(|| {
             let there = match names.is_empty() {
                 true => "none".to_owned(),
                 false => names.join(", "),
             };
-            let text = format!("there is no model '{}' here, only {there}", self.name);
+            let text = format!(
+                "No model '{}' on this server; registered models: {there}",
+                self.name
+            );
             Error::new(ErrorCode::NotFound, text)
         })
     }
 
-    /// A session to begin.
+    /// Sets up a new session; [`Create::open`] opens it.
     pub fn session(&self) -> Create {
         Create::new(self.client.clone(), self.name.clone())
     }
 
-    /// The tokens of a prompt.
+    /// Tokens of a prompt, with the token that begins a text.
     pub async fn tokenize(&self, text: impl Into<String>) -> Result<Vec<u32>, Error> {
         self.tokens(Input::Text(text.into()), false).await
     }
 
-    /// The tokens of what a session is told later: without one that begins a text.
+    /// Tokens of text that continues a session, without the token that begins a text.
     pub async fn tokenize_more(&self, text: impl Into<String>) -> Result<Vec<u32>, Error> {
         self.tokens(Input::Text(text.into()), true).await
     }
 
-    /// The tokens of messages, each a role and what it says, up to where the answer begins.
+    /// Tokens of a chat, up to the beginning of the answer. Each message is a role and a content.
     pub async fn tokenize_chat<R: Into<String>, C: Into<String>>(
         &self,
         messages: impl IntoIterator<Item = (R, C)>,
@@ -78,17 +81,17 @@ impl ModelHandle {
         Ok(answer.into_inner().tokens)
     }
 
-    /// The text of tokens, with those that begin and end a text if they are wanted.
+    /// Text of tokens; `special` includes special tokens.
     pub async fn detokenize(&self, tokens: &[u32], special: bool) -> Result<String, Error> {
-        Ok(self.words(tokens, special, false).await?.text)
+        Ok(self.detokenized(tokens, special, false).await?.text)
     }
 
-    /// The text of every token by itself.
+    /// Text of every single token.
     pub async fn pieces(&self, tokens: &[u32]) -> Result<Vec<String>, Error> {
-        Ok(self.words(tokens, true, true).await?.pieces)
+        Ok(self.detokenized(tokens, true, true).await?.pieces)
     }
 
-    async fn words(
+    async fn detokenized(
         &self,
         tokens: &[u32],
         special: bool,
@@ -104,7 +107,7 @@ impl ModelHandle {
         self.client.one(service.detokenize(asked)).await
     }
 
-    /// Its hooks that a pattern matches, in the order of a pass: `*` is any text.
+    /// Hooks that match a pattern, in the order of a pass; `*` matches any text.
     pub async fn hooks(&self, pattern: impl Into<String>) -> Result<Vec<v1::Hook>, Error> {
         let asked = v1::HooksRequest {
             model: self.name.clone(),
@@ -114,7 +117,8 @@ impl ModelHandle {
         Ok(self.client.one(service.hooks(asked)).await?.hooks)
     }
 
-    /// Gives its memory back: by force also where sessions would be lost. Forgotten, it is known no more.
+    /// Unloads the model. `force` unloads it even if open sessions are lost; `forget` also removes it from
+    /// the server's list.
     pub async fn unload(&self, force: bool, forget: bool) -> Result<(), Error> {
         let asked = v1::UnloadRequest {
             name: self.name.clone(),
@@ -125,12 +129,12 @@ impl ModelHandle {
         self.client.one(service.unload(asked)).await.map(drop)
     }
 
-    /// A session that was saved, under a name of its own.
+    /// Opens a session from saved bytes.
     pub async fn load(&self, saved: Vec<u8>) -> Result<SessionHandle, Error> {
         session::load(&self.client, &self.name, saved).await
     }
 
-    /// The same from a file.
+    /// Opens a session from a saved file.
     pub async fn load_from(&self, path: &Path) -> Result<SessionHandle, Error> {
         let read = tokio::fs::read(path).await;
         self.load(read.map_err(|error| Error::file(path, &error))?)

@@ -1,4 +1,4 @@
-//! Where a server is, and how it is spoken to.
+//! Connection options: address, API key, TLS, timeouts.
 
 use std::{env, path::PathBuf, time::Duration};
 
@@ -8,30 +8,30 @@ use djinn_wire::ErrorCode;
 
 use crate::error::Error;
 
-/// Where a server is that nobody named.
-const ADDRESS: &str = "127.0.0.1:5556";
-/// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How often a silent connection is asked whether it is there, and how long it has to say so.
-const ALIVE: Duration = Duration::from_secs(20);
-/// What may be under way of one stream, and of all together: a tensor must not wait for its reader.
+/// Default address of a server.
+const ADDRESS_DEFAULT: &str = "127.0.0.1:5556";
+/// Timeout of connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval of keep-alive pings on a silent connection, and the time that the server has to answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// HTTP/2 flow-control window of one stream; a connection has twice as much. Large enough for tensors.
 const WINDOW: u32 = 8 << 20;
 
-/// How a server is spoken to.
+/// Connection options.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The key to come in with.
+    /// API key.
     pub key: Option<String>,
-    /// Trust servers whose certificate this one signed (PEM), in place of the system's.
+    /// CA certificate (PEM) that signs the server's certificate. Default: the system's CAs.
     pub ca: Option<PathBuf>,
-    /// Come in with this certificate and its key (PEM), where the server wants one.
+    /// Client certificate and private key (PEM), for servers that require one.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// How long one answer may take. What comes as a stream may take as long as it does.
+    /// Timeout of calls with one reply; streams have none.
     pub timeout: Option<Duration>,
 }
 
 impl Options {
-    /// With the key of the variable `DJINN_KEY`, where there is one.
+    /// Options with the API key of the environment variable `DJINN_KEY`, if it is set.
     pub fn from_env() -> Self {
         let key = env::var("DJINN_KEY").ok().filter(|key| !key.is_empty());
         Options {
@@ -40,19 +40,20 @@ impl Options {
         }
     }
 
-    /// The address that the environment names: `DJINN_SERVER`, then `GENIE_SERVER_ADDRESS`, then this
-    /// machine's own at the usual port.
+    /// Address of the environment variable `DJINN_SERVER` or `GENIE_SERVER_ADDRESS`. Default:
+    /// `127.0.0.1:5556`.
     pub fn address() -> String {
-        let said = |name| env::var(name).ok().filter(|address| !address.is_empty());
-        let named = said("DJINN_SERVER").or_else(|| said("GENIE_SERVER_ADDRESS"));
-        named.unwrap_or_else(|| ADDRESS.to_owned())
+        let variable = |name| env::var(name).ok().filter(|address| !address.is_empty());
+        let named = variable("DJINN_SERVER").or_else(|| variable("GENIE_SERVER_ADDRESS"));
+        named.unwrap_or_else(|| ADDRESS_DEFAULT.to_owned())
     }
 
-    /// The way to an address.
+    /// Endpoint of an address.
     pub(crate) fn endpoint(&self, address: &str) -> Result<Endpoint, Error> {
         let uri = self.uri(address);
         let wrong = || {
-            let text = format!("'{address}' is no address: HOST:PORT, or https://HOST:PORT");
+            let text =
+                format!("'{address}' is not a valid address: use HOST:PORT or https://HOST:PORT");
             Error::new(ErrorCode::Local, text)
         };
         let endpoint = Endpoint::from_shared(uri.clone()).map_err(|_| wrong())?;
@@ -60,12 +61,12 @@ impl Options {
             return Err(wrong());
         }
         let endpoint = endpoint
-            .connect_timeout(CONNECT)
+            .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(2 * WINDOW)
-            .http2_keep_alive_interval(ALIVE)
-            .keep_alive_timeout(ALIVE);
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE);
         if !uri.starts_with("https://") {
             return Ok(endpoint);
         }
@@ -73,8 +74,7 @@ impl Options {
         tls.map_err(|error| Error::new(ErrorCode::Local, format!("{address}: {error}")))
     }
 
-    /// An address with how it is spoken to: in the clear, unless it says otherwise or a certificate
-    /// is named.
+    /// URI of an address: `https` if the address says so or a certificate is set, `http` otherwise.
     fn uri(&self, address: &str) -> String {
         let scheme = match self.ca.is_some() || self.certificate.is_some() {
             true => "https",
@@ -106,7 +106,7 @@ mod tests {
     use super::Options;
 
     #[test]
-    fn addresses() {
+    fn addresses_are_completed_and_checked() {
         let plain = Options::default();
         let trusting = Options {
             ca: Some("ca.pem".into()),

@@ -1,4 +1,4 @@
-//! Sending a model to a server: only what it has not, in order, reading ahead of what is sent.
+//! Pushes a model to a server: only the missing bytes, in order, with read-ahead.
 
 use std::{
     fs::File,
@@ -16,39 +16,39 @@ use tokio_stream::Stream;
 
 use crate::{client::Client, error::Error};
 
-/// Bytes that travel together.
-const PART: usize = 1 << 20;
-/// Parts that are read ahead of what is sent.
-const AHEAD: usize = 8;
-/// How often it is told how far a push has come.
-const TELL: Duration = Duration::from_millis(100);
-/// What files of a model end in; nothing else of a folder is sent.
-const KNOWN: [&str; 5] = [".json", ".safetensors", ".jinja", ".txt", ".model"];
+/// Bytes of one part.
+const PART_BYTES: usize = 1 << 20;
+/// Parts that are read ahead of sending.
+const READ_AHEAD: usize = 8;
+/// Interval of progress reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// File extensions of a model; other files of a folder are not sent.
+const EXTENSIONS: [&str; 5] = [".json", ".safetensors", ".jinja", ".txt", ".model"];
 
-/// A model that was pushed.
+/// Result of a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// What to register: `pushed:HASH`.
+    /// Reference to register the model with: `pushed:HASH`.
     pub reference: String,
-    /// Its files, and the bytes in them.
+    /// Number of files.
     pub files: usize,
-    /// Those.
+    /// Bytes of all files.
     pub bytes: u64,
-    /// Bytes that had to be sent.
+    /// Bytes that were sent.
     pub sent: u64,
 }
 
-/// How far a push has come.
+/// Progress of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushProgress {
-    /// Files are read to know what is in them: bytes of how many.
+    /// Files are being hashed: bytes done, and bytes in total.
     Hashing(u64, u64),
-    /// What is missing is sent: bytes of how many.
+    /// Missing bytes are being sent: bytes done, and bytes in total.
     Sending(u64, u64),
 }
 
 /// A file to push.
-struct Source {
+struct PushSource {
     path: PathBuf,
     offer: v1::PushFile,
 }
@@ -75,7 +75,7 @@ pub(crate) async fn push(
     let files = sources.len();
     let offer = client.one(client.models_service().offer(asked)).await?;
     if offer.have.len() != files {
-        let text = "the server does not say what it has of every file";
+        let text = "Unexpected reply of the server: it does not report every offered file";
         return Err(Error::new(ErrorCode::Internal, text));
     }
     let done = |sent| Push {
@@ -92,19 +92,19 @@ pub(crate) async fn push(
     Ok(done(sent))
 }
 
-/// Sends what is missing, and gives how much that was.
+/// Sends the missing bytes and returns their number.
 async fn send(
     client: &Client,
-    sources: Vec<Source>,
+    sources: Vec<PushSource>,
     offer: &v1::OfferReply,
     missing: u64,
     progress: &mut impl FnMut(PushProgress),
 ) -> Result<u64, Error> {
-    let (to_server, parts) = mpsc::channel(AHEAD);
+    let (to_server, parts) = mpsc::channel(READ_AHEAD);
     let sent = Arc::new(AtomicU64::new(0));
     let (push, have) = (offer.push.clone(), offer.have.clone());
     let reader = tokio::task::spawn_blocking(move || read(&sources, &have, &push, &to_server));
-    let parts = Parts {
+    let parts = PushParts {
         parts,
         sent: Arc::clone(&sent),
     };
@@ -112,11 +112,11 @@ async fn send(
     let mut pushed = std::pin::pin!(service.push(parts));
     let answer = loop {
         progress(PushProgress::Sending(sent.load(Ordering::Relaxed), missing));
-        if let Ok(answer) = tokio::time::timeout(TELL, &mut pushed).await {
+        if let Ok(answer) = tokio::time::timeout(PROGRESS_INTERVAL, &mut pushed).await {
             break answer;
         }
     };
-    // What could not be read here is the reason for whatever the server says.
+    // A read error on this side is the cause of an error reply.
     let read = reader.await;
     read.map_err(|error| Error::new(ErrorCode::Internal, error.to_string()))??;
     let received = answer?.into_inner().received_bytes;
@@ -124,13 +124,13 @@ async fn send(
     Ok(received)
 }
 
-/// Parts as they are read, counted as they leave.
-struct Parts {
+/// Stream of parts that counts the bytes sent.
+struct PushParts {
     parts: mpsc::Receiver<v1::PushPart>,
     sent: Arc<AtomicU64>,
 }
 
-impl Stream for Parts {
+impl Stream for PushParts {
     type Item = v1::PushPart;
 
     fn poll_next(
@@ -146,7 +146,7 @@ impl Stream for Parts {
     }
 }
 
-/// The files of a model in a folder, by name, with their lengths.
+/// Files of a model in a folder with their lengths, sorted by name.
 fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>, Error> {
     let broken = |error: std::io::Error| Error::file(folder, &error);
     let mut found = Vec::new();
@@ -154,8 +154,8 @@ fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>, Error> {
         let path = entry.map_err(broken)?.path();
         let name = path.file_name().and_then(|name| name.to_str());
         let is_known =
-            |name: &str| !name.starts_with('.') && KNOWN.iter().any(|end| name.ends_with(end));
-        // Links are followed: a hub's cache is made of them.
+            |name: &str| !name.starts_with('.') && EXTENSIONS.iter().any(|end| name.ends_with(end));
+        // Follows links: the cache of a hub consists of them.
         let facts = std::fs::metadata(&path).map_err(|error| Error::file(&path, &error))?;
         if name.is_some_and(is_known) && facts.is_file() && facts.len() > 0 {
             found.push((path, facts.len()));
@@ -164,15 +164,18 @@ fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>, Error> {
     found.sort();
     match found.is_empty() {
         true => {
-            let text = format!("{} has no file of a model", folder.display());
+            let text = format!(
+                "{} contains no files of a model (config.json, *.safetensors)",
+                folder.display()
+            );
             Err(Error::new(ErrorCode::Local, text))
         }
         false => Ok(found),
     }
 }
 
-/// Reads a file once to know what is in it.
-fn hash(path: PathBuf, bytes: u64) -> Result<Source, Error> {
+/// Hashes a file.
+fn hash(path: PathBuf, bytes: u64) -> Result<PushSource, Error> {
     let mut hasher = blake3::Hasher::new();
     hasher
         .update_mmap_rayon(&path)
@@ -180,7 +183,7 @@ fn hash(path: PathBuf, bytes: u64) -> Result<Source, Error> {
     let name = path
         .file_name()
         .map(|name| name.to_string_lossy().into_owned());
-    Ok(Source {
+    Ok(PushSource {
         offer: v1::PushFile {
             name: name.unwrap_or_default(),
             bytes,
@@ -190,9 +193,9 @@ fn hash(path: PathBuf, bytes: u64) -> Result<Source, Error> {
     })
 }
 
-/// Reads what is missing, file after file, for as long as somebody takes it.
+/// Reads the missing bytes of all files until the receiver is dropped.
 fn read(
-    sources: &[Source],
+    sources: &[PushSource],
     have: &[u64],
     push: &str,
     to_server: &mpsc::Sender<v1::PushPart>,
@@ -206,11 +209,14 @@ fn read(
         file.seek(SeekFrom::Start(have)).map_err(broken)?;
         let mut offset = have;
         while offset < source.offer.bytes {
-            let wanted = (source.offer.bytes - offset).min(PART as u64);
+            let wanted = (source.offer.bytes - offset).min(PART_BYTES as u64);
             let mut data = Vec::with_capacity(wanted as usize);
             let read = (&mut file).take(wanted).read_to_end(&mut data);
             if read.map_err(broken)? as u64 != wanted {
-                let text = format!("{} became shorter", source.path.display());
+                let text = format!(
+                    "{} became shorter during the push; push again",
+                    source.path.display()
+                );
                 return Err(Error::new(ErrorCode::Local, text));
             }
             let part = v1::PushPart {
@@ -220,7 +226,7 @@ fn read(
                 data: data.into(),
             };
             if to_server.blocking_send(part).is_err() {
-                // The server has given up, and says why itself.
+                // The call ended; its error is reported there.
                 return Ok(());
             }
             offset += wanted;
@@ -235,7 +241,7 @@ mod tests {
     use super::files;
 
     #[test]
-    fn only_files_of_a_model_are_sent() {
+    fn only_model_files_are_sent() {
         let folder = std::env::temp_dir().join(format!("djinn-push-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("nested.json")).unwrap();
         assert!(files(&folder).is_err());

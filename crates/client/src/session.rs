@@ -1,4 +1,4 @@
-//! A session of a server.
+//! Handle of a session on a server.
 
 use std::{path::Path, time::Duration};
 
@@ -13,13 +13,13 @@ use crate::{
     create::{Generate, Resume},
     error::Error,
     events::EventStream,
-    tensor::{LARGEST, TensorData},
+    tensor::{TENSOR_BYTES_MAX, TensorData},
 };
 
-/// Bytes of a saved session that travel together.
-const PIECE: usize = 512 << 10;
+/// Bytes of a saved session in one message.
+const SAVED_PART_BYTES: usize = 512 << 10;
 
-/// A session by its name. It is there for its owner alone, whichever connection asks.
+/// Handle of a session by its name. Any connection with the owner's API key can use the session.
 #[derive(Clone, Debug)]
 pub struct SessionHandle {
     client: Client,
@@ -31,7 +31,7 @@ impl SessionHandle {
         SessionHandle { client, name }
     }
 
-    /// Its name.
+    /// Name of the session.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -42,21 +42,21 @@ impl SessionHandle {
         }
     }
 
-    /// Where it stands, with every token of it.
+    /// Describes the session, with all its tokens.
     pub async fn info(&self) -> Result<v1::Session, Error> {
         let mut service = self.client.sessions_service();
         self.client.one(service.get(self.asked())).await
     }
 
-    /// Tells it more, and lets it generate.
-    pub async fn generate(&self, told: Generate) -> Result<EventStream, Error> {
-        let mut asked = told.0;
+    /// Runs another turn.
+    pub async fn generate(&self, turn: Generate) -> Result<EventStream, Error> {
+        let mut asked = turn.0;
         asked.session.clone_from(&self.name);
         let stream = self.client.sessions_service().generate(asked).await?;
         EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 
-    /// What it has generated from some token on, and goes on to.
+    /// Replays what the session generated from token `from` on, then follows its current turn.
     pub async fn follow(&self, from: u64) -> Result<EventStream, Error> {
         let session = self.name.clone();
         let asked = v1::FollowRequest { session, from };
@@ -64,20 +64,20 @@ impl SessionHandle {
         EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 
-    /// Nobody needs it for a while: its pages make way for others who need their room, or, where
-    /// it is not said for how long, go at once. Gives how long until they began to move.
+    /// Signals that the client pauses. The session's KV pages may leave the device; without an expected
+    /// duration they leave at once. Returns the server's reaction time.
     pub async fn waiting(&self, expected: Option<Duration>) -> Result<Duration, Error> {
         let expected_s = expected.map(|d| d.as_secs_f64());
         self.signal(Signal::Waiting(v1::Waiting { expected_s }))
             .await
     }
 
-    /// It is needed soon: its pages come back, and a turn that was interrupted goes on.
+    /// Signals that the client continues: KV pages return, and an interrupted turn continues.
     pub async fn resuming(&self) -> Result<Duration, Error> {
         self.signal(Signal::Resuming(v1::Resuming {})).await
     }
 
-    /// It is still wanted: its lease begins anew.
+    /// Restarts the session's lease.
     pub async fn renew(&self) -> Result<Duration, Error> {
         self.signal(Signal::Renew(v1::Renew {})).await
     }
@@ -92,7 +92,7 @@ impl SessionHandle {
         Ok(Duration::from_micros(told.reaction_us))
     }
 
-    /// Another that goes on from where this one waits, choosing as it does unless told.
+    /// Opens a copy of a waiting session, with its own sampling parameters if given.
     pub async fn fork(&self, sampling: Option<v1::Sampling>) -> Result<SessionHandle, Error> {
         let asked = v1::ForkRequest {
             session: self.name.clone(),
@@ -103,7 +103,7 @@ impl SessionHandle {
         Ok(SessionHandle::new(self.client.clone(), fork.session))
     }
 
-    /// The session as bytes, which any server with its model can load.
+    /// Saves the session as bytes that any server with the same model can load.
     pub async fn save(&self) -> Result<Vec<u8>, Error> {
         let pieces = self.client.sessions_service().save(self.asked()).await?;
         let (mut pieces, mut saved) = (pieces.into_inner(), Vec::new());
@@ -113,22 +113,22 @@ impl SessionHandle {
         Ok(saved)
     }
 
-    /// The same to a file.
+    /// Saves the session to a file.
     pub async fn save_to(&self, path: &Path) -> Result<(), Error> {
         let saved = self.save().await?;
         let written = tokio::fs::write(path, saved).await;
         written.map_err(|error| Error::file(path, &error))
     }
 
-    /// Ends it and gives its memory back.
+    /// Closes the session and frees its memory.
     pub async fn delete(&self) -> Result<(), Error> {
         let mut service = self.client.sessions_service();
         let deleted = self.client.one(service.delete(self.asked())).await;
         deleted.map(drop)
     }
 
-    /// What is at the hook where it stopped: some heads or elements (`[0..64]`) and positions (`-1`), or
-    /// all where those are empty. Nothing else travels.
+    /// Returns the activation at the breakpoint, or a part of it: heads or elements (`[0..64]`) and
+    /// positions (`-1`). An empty text means all.
     pub async fn activation(&self, part: &str, positions: &str) -> Result<TensorData, Error> {
         let asked = v1::ActivationRequest {
             session: self.name.clone(),
@@ -138,15 +138,15 @@ impl SessionHandle {
         let parts = self.client.white_box_service().activation(asked).await?;
         let (mut parts, mut assembler) = (parts.into_inner(), Assembler::default());
         while let Some(part) = parts.message().await? {
-            if let Some((_, whole)) = assembler.push(part, LARGEST)? {
+            if let Some((_, whole)) = assembler.push(part, TENSOR_BYTES_MAX)? {
                 return Ok((&whole).try_into()?);
             }
         }
-        let text = "the server ended in the middle of a tensor";
+        let text = "The connection to the server ended inside a tensor";
         Err(Error::new(ErrorCode::Unavailable, text))
     }
 
-    /// Lets it go on from where it stopped. Nothing before that is computed again.
+    /// Resumes the session from its breakpoint. Nothing is computed twice.
     pub async fn resume(&self, how: Resume) -> Result<EventStream, Error> {
         let mut asked = how.0;
         asked.session.clone_from(&self.name);
@@ -154,7 +154,7 @@ impl SessionHandle {
         EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 
-    /// Sets its breakpoints, in place of those it had.
+    /// Replaces the session's breakpoints.
     pub async fn set_breakpoints<B: Into<String>>(
         &self,
         breakpoints: impl IntoIterator<Item = B>,
@@ -170,7 +170,7 @@ impl SessionHandle {
             .map(drop)
     }
 
-    /// Several that stand where it stopped, and share all that lies before.
+    /// Opens several sessions at the same breakpoint. All share the KV cache before it.
     pub async fn branch(&self, count: u32) -> Result<Vec<SessionHandle>, Error> {
         let session = self.name.clone();
         let asked = v1::BranchRequest { session, count };
@@ -180,7 +180,7 @@ impl SessionHandle {
         Ok(branches.into_iter().map(of).collect())
     }
 
-    /// One that stands at a hook which it passed on its way, with the residual given from a position on.
+    /// Opens a session at a hook that this session passed before, with the given residual from a position on.
     pub async fn branch_back(
         &self,
         hook: impl Into<String>,
@@ -198,14 +198,14 @@ impl SessionHandle {
         Ok(SessionHandle::new(self.client.clone(), branch.session))
     }
 
-    /// Brings one that was taken back after a restart to where it had stopped.
+    /// Brings a session that was restored after a restart back to its breakpoint.
     pub async fn recall(&self) -> Result<EventStream, Error> {
         let stream = self.client.white_box_service().recall(self.asked()).await?;
         EventStream::open(self.client.clone(), stream.into_inner()).await
     }
 }
 
-/// Takes a saved session to a model of a server.
+/// Opens a saved session on a model.
 pub(crate) async fn load(
     client: &Client,
     model: &str,
@@ -214,10 +214,10 @@ pub(crate) async fn load(
     let saved = Bytes::from(saved);
     let piece = |at: usize| v1::SavedPart {
         model: model.to_owned(),
-        data: saved.slice(at..(at + PIECE).min(saved.len())),
+        data: saved.slice(at..(at + SAVED_PART_BYTES).min(saved.len())),
     };
-    // Nothing is a piece too: the server says what is wrong with it.
-    let starts = (0..saved.len().max(1)).step_by(PIECE);
+    // An empty file is sent as one empty part, so that the server reports the error.
+    let starts = (0..saved.len().max(1)).step_by(SAVED_PART_BYTES);
     let pieces: Vec<v1::SavedPart> = starts.map(piece).collect();
     let mut service = client.sessions_service();
     let loaded = client.one(service.load(tokio_stream::iter(pieces))).await?;

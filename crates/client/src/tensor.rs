@@ -1,21 +1,21 @@
-//! Numbers as they come from a server and go to one.
+//! Tensors in requests and replies.
 
 use djinn_wire::{TensorError, numbers, tensor, v1};
 
-/// Bytes of a tensor at most: one that claims more is a mistake, and no memory is taken for it.
-pub(crate) const LARGEST: u64 = 64 << 30;
+/// Largest tensor in bytes that the client accepts; a larger size in a reply is an error.
+pub(crate) const TENSOR_BYTES_MAX: u64 = 64 << 30;
 
-/// Numbers in some shape, the last dimension first.
+/// Tensor of `f32` numbers in row-major order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TensorData {
-    /// How many along each dimension.
+    /// Length of each dimension, outermost first.
     pub shape: Vec<usize>,
-    /// All of them.
+    /// All elements.
     pub data: Vec<f32>,
 }
 
 impl TensorData {
-    /// One row.
+    /// Creates a tensor of one dimension.
     pub fn row(data: Vec<f32>) -> Self {
         TensorData {
             shape: vec![data.len()],

@@ -1,4 +1,4 @@
-//! Whatever comes, the server lives: bodies and messages that nobody wrote.
+//! Random request bodies and messages: the server rejects them and keeps serving.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,7 +10,7 @@ use common::{Server, soon};
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::json;
 
-/// A runtime for clients.
+/// Runs a client's future.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -19,7 +19,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(future)
 }
 
-/// Bodies that nobody wrote: some that are almost right, and some that are anything.
+/// Random bodies: some almost valid, some arbitrary.
 fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let value = prop_oneof![
         Just(json!(null)),
@@ -71,7 +71,7 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn no_body_breaks_it() {
+fn random_bodies_are_rejected() {
     let server = Server::start();
     let mut runner = TestRunner::new(ProptestConfig {
         cases: 400,
@@ -93,12 +93,12 @@ fn no_body_breaks_it() {
             Ok(())
         })
         .unwrap();
-    soon("nothing is left", || server.sessions() == 0.0);
+    soon("no session is left", || server.sessions() == 0.0);
     server.check_alive();
 }
 
 #[test]
-fn no_message_breaks_it() {
+fn random_messages_are_rejected() {
     let server = Server::start();
     let methods = [
         "Sessions/Create",
@@ -128,14 +128,14 @@ fn no_message_breaks_it() {
     ];
     let frames = prop_oneof![
         prop::collection::vec(any::<u8>(), 0..64),
-        // A length that lies.
+        // A frame with a wrong length.
         (any::<u32>(), prop::collection::vec(any::<u8>(), 0..64)).prop_map(|(length, rest)| {
             let mut frame = vec![0];
             frame.extend(length.to_be_bytes());
             frame.extend(rest);
             frame
         }),
-        // A frame that is right around a message that is anything.
+        // A valid frame around an arbitrary message.
         prop::collection::vec(any::<u8>(), 0..64).prop_map(|message| {
             let mut frame = vec![0];
             frame.extend((message.len() as u32).to_be_bytes());
@@ -152,7 +152,7 @@ fn no_message_breaks_it() {
         .run(
             &(prop::sample::select(methods.to_vec()), frames),
             |(method, frame)| {
-                // Whatever is said of it, it is said.
+                // Any status is fine; the server must stay alive.
                 block_on(post_frame(server.address, method, frame));
                 Ok(())
             },
@@ -161,7 +161,7 @@ fn no_message_breaks_it() {
     server.check_alive();
 }
 
-/// Sends a frame as gRPC, whatever is in it, and gives the code that came back.
+/// Sends bytes as a gRPC request and returns the status code of the reply.
 async fn post_frame(address: SocketAddr, method: &str, frame: Vec<u8>) -> Option<i32> {
     use http_body_util::{BodyExt, Full};
     use hyper_util::rt::{TokioExecutor, TokioIo};

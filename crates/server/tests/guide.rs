@@ -1,4 +1,4 @@
-//! Every curl of the guide works as it is written.
+//! Every curl command of the guide works as written.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::{Server, folder, model};
 
-/// The shell blocks of a guide that begin with curl.
+/// Shell blocks of a guide that begin with curl.
 fn blocks(text: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut lines = text.lines();
@@ -29,12 +29,16 @@ fn blocks(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn curl_as_the_guide_has_it() {
+fn the_curl_commands_of_the_guide_work() {
     let server =
         Server::with(|config| config.models = vec![model("stories-7m", "models/stories-7m")]);
     let text = std::fs::read_to_string(folder("docs/serving.md")).unwrap();
     let blocks = blocks(&text);
-    assert!(blocks.len() >= 4, "the guide has {} of them", blocks.len());
+    assert!(
+        blocks.len() >= 4,
+        "the guide has {} curl commands",
+        blocks.len()
+    );
     for block in blocks {
         let address = server.address.to_string();
         let here = block
@@ -44,11 +48,11 @@ fn curl_as_the_guide_has_it() {
             .args(["-euo", "pipefail", "-c", &here])
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&ran.stdout).into_owned();
+        let output = String::from_utf8_lossy(&ran.stdout).into_owned();
         let error = String::from_utf8_lossy(&ran.stderr).into_owned();
         assert!(
-            ran.status.success() && !told.contains("\"error\""),
-            "{block}\n{told}\n{error}"
+            ran.status.success() && !output.contains("\"error\""),
+            "{block}\n{output}\n{error}"
         );
     }
 }

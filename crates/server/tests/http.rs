@@ -1,4 +1,4 @@
-//! What OpenAI's clients see.
+//! The HTTP interface as OpenAI's clients use it.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 const STORY: &str =
     ", there was a little girl named Lily. She loved to play outside in the sunshine. One day";
 
-/// The data of a stream's events, and then the end.
+/// Posts a streaming request and returns the data of its events, without the end mark.
 fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     let mut body = body.clone();
     body["stream"] = true.into();
@@ -35,11 +35,11 @@ fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
 fn completions() {
     let server = Server::start();
     let ask = json!({ "model": "stories", "prompt": "Once upon a time", "max_tokens": 20, "temperature": 0 });
-    let (status, told) = server.post("/v1/completions", &ask);
-    assert_eq!(status, 200, "{told}");
-    assert_eq!(told["choices"][0]["text"], STORY);
-    assert_eq!(told["choices"][0]["finish_reason"], "length");
-    assert_eq!(told["usage"]["completion_tokens"], 20);
+    let (status, reply) = server.post("/v1/completions", &ask);
+    assert_eq!(status, 200, "{reply}");
+    assert_eq!(reply["choices"][0]["text"], STORY);
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+    assert_eq!(reply["usage"]["completion_tokens"], 20);
     let pieces = events(&server, "/v1/completions", &ask);
     let text: String = pieces
         .iter()
@@ -50,24 +50,24 @@ fn completions() {
         pieces.last().unwrap()["choices"][0]["finish_reason"],
         "length"
     );
-    // A stop string ends it, and is no part of it, even where it comes in pieces.
+    // A stop string ends the text and is not part of it, even if it spans several tokens.
     let mut stop = ask.clone();
     stop["stop"] = json!(["named Lily"]);
-    let (_, told) = server.post("/v1/completions", &stop);
-    assert_eq!(told["choices"][0]["text"], ", there was a little girl ");
-    assert_eq!(told["choices"][0]["finish_reason"], "stop");
+    let (_, reply) = server.post("/v1/completions", &stop);
+    assert_eq!(reply["choices"][0]["text"], ", there was a little girl ");
+    assert_eq!(reply["choices"][0]["finish_reason"], "stop");
     let text: String = events(&server, "/v1/completions", &stop)
         .iter()
         .map(|piece| piece["choices"][0]["text"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!(text, ", there was a little girl ");
-    // Several prompts, several choices; the prompt again; ids.
-    let (_, told) = server.post(
+    // Several prompts and choices, with echo and token ids.
+    let (_, reply) = server.post(
         "/v1/completions",
         &json!({ "prompt": ["Once upon a time", "One day"], "n": 2, "max_tokens": 3, "temperature": 1,
                  "seed": 7, "echo": true, "return_token_ids": true }),
     );
-    let choices = told["choices"].as_array().unwrap();
+    let choices = reply["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 4);
     assert!(
         choices[1]["text"]
@@ -81,7 +81,7 @@ fn completions() {
     let seeded = json!({ "prompt": "One day", "max_tokens": 8, "temperature": 1, "seed": 11 });
     let text = || server.post("/v1/completions", &seeded).1["choices"][0]["text"].clone();
     assert_eq!(text(), text());
-    soon("nothing is left", || server.sessions() == 0.0);
+    soon("no session is left", || server.sessions() == 0.0);
 }
 
 #[test]
@@ -89,8 +89,8 @@ fn log_probabilities() {
     let server = Server::start();
     let ask =
         json!({ "prompt": "Once upon a time", "max_tokens": 3, "temperature": 0, "logprobs": 2 });
-    let (_, told) = server.post("/v1/completions", &ask);
-    let logprobs = &told["choices"][0]["logprobs"];
+    let (_, reply) = server.post("/v1/completions", &ask);
+    let logprobs = &reply["choices"][0]["logprobs"];
     assert_eq!(logprobs["tokens"], json!([",", " there", " was"]));
     assert_eq!(logprobs["text_offset"], json!([0, 1, 7]));
     let chosen = logprobs["token_logprobs"][0].as_f64().unwrap();
@@ -104,8 +104,8 @@ fn log_probabilities() {
     assert_eq!(streamed, [",", " there", " was"]);
 }
 
-/// The story model with a template.
-fn chatty() -> (tempfile::TempDir, djinn_server::ServedModel) {
+/// Copy of the story model with a chat template.
+fn with_chat_template() -> (tempfile::TempDir, djinn_server::ServedModel) {
     let home = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(folder("models/stories-7m")).unwrap() {
         let file = file.unwrap();
@@ -124,21 +124,21 @@ fn chatty() -> (tempfile::TempDir, djinn_server::ServedModel) {
 
 #[test]
 fn chats() {
-    let (_home, model) = chatty();
+    let (_home, model) = with_chat_template();
     let server = Server::with(|config| config.models = vec![model]);
     let ask = json!({
         "model": "stories", "max_tokens": 6, "temperature": 0, "logprobs": true, "top_logprobs": 1,
         "messages": [{ "role": "user", "content": [{ "type": "text", "text": "Tell me " },
                                                     { "type": "text", "text": "a story." }] }],
     });
-    let (status, told) = server.post("/v1/chat/completions", &ask);
-    assert_eq!(status, 200, "{told}");
-    let answer = told["choices"][0]["message"]["content"]
+    let (status, reply) = server.post("/v1/chat/completions", &ask);
+    assert_eq!(status, 200, "{reply}");
+    let answer = reply["choices"][0]["message"]["content"]
         .as_str()
         .unwrap()
         .to_owned();
     assert_eq!(
-        told["choices"][0]["logprobs"]["content"]
+        reply["choices"][0]["logprobs"]["content"]
             .as_array()
             .unwrap()
             .len(),
@@ -159,7 +159,7 @@ fn chats() {
         })
         .collect();
     assert_eq!(text, answer);
-    // A session is told only what is new, and says the same as if it were told all.
+    // A kept session receives only the new messages, and answers as if it had received all.
     let turn = |messages: Value, session: Option<&Value>| {
         let mut ask = json!({ "messages": messages, "max_tokens": 6, "temperature": 0, "djinn": { "keep": true } });
         if let Some(session) = session {
@@ -174,15 +174,15 @@ fn chats() {
     let so_far = json!([user("Hello"), { "role": "assistant", "content": said }, user("More")]);
     let (status, more) = turn(so_far.clone(), Some(&first["djinn"]["session"]));
     assert_eq!(status, 200, "{more}");
-    let (status, told) = turn(
+    let (status, reply) = turn(
         json!([user("Something else")]),
         Some(&first["djinn"]["session"]),
     );
-    assert_eq!(status, 409, "{told}");
+    assert_eq!(status, 409, "{reply}");
 }
 
 #[test]
-fn who_leaves_leaves_nothing() {
+fn a_disconnected_client_leaves_no_session() {
     let server = Server::start();
     let body = json!({ "prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": true, "stream": true,
                        "n": 4, "temperature": 1 });
@@ -198,14 +198,14 @@ fn who_leaves_leaves_nothing() {
     assert!(lines.any(|line| line.unwrap().starts_with("data: ")));
     stream.shutdown(Shutdown::Both).unwrap();
     drop((stream, lines));
-    soon("its sessions are gone", || server.sessions() == 0.0);
+    soon("the sessions ended", || server.sessions() == 0.0);
     let pages = "djinn_kv_pages{model=\"stories\",tier=\"device\"}";
     assert_eq!(server.metric(pages), 0.0);
     server.check_alive();
 }
 
 #[test]
-fn what_only_djinn_does() {
+fn edits_captures_and_kept_sessions() {
     let server = Server::start();
     let ask = |djinn: Value| {
         let body = json!({ "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "djinn": djinn });
@@ -217,22 +217,22 @@ fn what_only_djinn_does() {
     let (_, other) = ask(json!({ "edits": ["blocks.3.hook_resid_post:zero"] }));
     assert_ne!(plain["choices"][0]["text"], other["choices"][0]["text"]);
     let width = 320;
-    let (status, told) = ask(json!({ "steer": [{ "layer": 3, "vector": vec![0.0; width] }] }));
-    let message = told["error"]["message"].as_str().unwrap_or_default();
-    assert!(
-        status == 200 || message.contains("numbers a position"),
-        "{told}"
+    let (status, reply) = ask(json!({ "steer": [{ "layer": 3, "vector": vec![0.0; width] }] }));
+    assert_eq!(
+        (status, &reply["error"]["code"]),
+        (400, &json!("invalid")),
+        "the model is 256 wide, not {width}: {reply}"
     );
     let (_, read) = ask(json!({ "captures": ["blocks.2.hook_resid_post@-1"] }));
     let tensor = &read["djinn"]["captures"]["blocks.2.hook_resid_post"];
     assert_eq!(tensor["shape"][0], 1);
-    // A session that is kept goes on with what it is told, as one that was told all at once.
+    // A kept session continues as if it had received the whole text at once.
     let (_, first) = ask(json!({ "keep": true }));
     let session = first["djinn"]["session"].as_str().unwrap();
     assert!(session.starts_with("stories:"), "{session}");
     let more = json!({ "prompt": " The end", "max_tokens": 4, "temperature": 0, "djinn": { "session": session } });
-    let (status, told) = server.post("/v1/completions", &more);
-    assert_eq!(status, 200, "{told}");
+    let (status, reply) = server.post("/v1/completions", &more);
+    assert_eq!(status, 200, "{reply}");
     let whole = format!(
         "Once upon a time{} The end",
         first["choices"][0]["text"].as_str().unwrap()
@@ -241,125 +241,77 @@ fn what_only_djinn_does() {
         "/v1/completions",
         &json!({ "prompt": whole, "max_tokens": 4, "temperature": 0 }),
     );
-    assert_eq!(told["choices"][0]["text"], all["choices"][0]["text"]);
+    assert_eq!(reply["choices"][0]["text"], all["choices"][0]["text"]);
     let unknown = json!({ "prompt": "x", "djinn": { "session": "stories:999" } });
     assert_eq!(server.post("/v1/completions", &unknown).0, 404);
 }
 
 #[test]
-fn what_is_not_done_is_refused_not_ignored() {
+fn unsupported_and_invalid_fields_are_rejected_by_code() {
     let server = Server::start();
-    let check = |body: Value, status: u16, why: &str| {
-        let (found, told) = server.post("/v1/completions", &body);
-        let message = told["error"]["message"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
-        assert!(
-            found == status && message.contains(why),
-            "{body}: {found} {told}"
+    let check = |body: Value, status: u16, code: &str| {
+        let (found, reply) = server.post("/v1/completions", &body);
+        assert_eq!(
+            (found, reply["error"]["code"].as_str()),
+            (status, Some(code)),
+            "{body}: {reply}"
         );
     };
-    check(
-        json!({ "prompt": "x", "model": "nobody" }),
-        404,
-        "there is no model 'nobody'",
-    );
-    check(
-        json!({ "prompt": "x", "tools": [{}] }),
-        400,
-        "'tools' is not supported",
-    );
-    check(json!({ "prompt": "x", "suffix": "y" }), 400, "'suffix'");
-    check(json!({ "prompt": "x", "banana": 1 }), 400, "'banana'");
+    let x = |field: &str, value: Value| json!({ "prompt": "x", field: value });
+    check(x("model", json!("missing")), 404, "not_found");
+    check(x("tools", json!([{}])), 400, "unsupported");
+    check(x("suffix", json!("y")), 400, "unsupported");
+    check(x("banana", json!(1)), 400, "unsupported");
     check(
         json!({ "prompt": "x", "echo": true, "logprobs": 1 }),
         400,
-        "echo with logprobs",
+        "unsupported",
     );
-    check(
-        json!({ "prompt": "x", "logprobs": 99 }),
-        413,
-        "20 alternatives",
-    );
-    check(
-        json!({ "prompt": "x", "temperature": -1 }),
-        400,
-        "temperature",
-    );
-    check(json!({ "prompt": "x", "top_p": 0 }), 400, "top-p");
-    check(json!({ "prompt": "x", "n": 0 }), 400, "n is at least 1");
-    check(json!({ "prompt": "x", "n": 1000 }), 413, "1000 choices");
-    check(json!({ "prompt": "x", "stop": [""] }), 400, "empty stop");
-    check(json!({ "prompt": [] }), 400, "empty");
-    check(
-        json!({ "prompt": [4_000_000] }),
-        400,
-        "beyond the vocabulary",
-    );
-    check(json!({ "prompt": vec![5; 600] }), 400, "context");
-    check(
-        json!({ "prompt": "x", "logit_bias": { "x": 1 } }),
-        400,
-        "not a token id",
-    );
-    check(
-        json!({ "prompt": "x", "djinn": { "edits": ["nowhere:zero"] } }),
-        400,
-        "unknown hook",
-    );
-    check(
-        json!({ "prompt": "x", "djinn": { "edits": ["logits:add=/etc/passwd"] } }),
-        400,
-        "files are not read",
-    );
-    check(
-        json!({ "prompt": "x", "djinn": { "captures": ["nowhere"] } }),
-        400,
-        "hook",
-    );
-    check(
-        json!({ "prompt": "x", "max_tokens": 900 }),
-        400,
-        "positions",
-    );
-    check(
-        json!({ "prompt": "x", "djinn": { "what": 1 } }),
-        400,
-        "unknown field",
-    );
-    check(json!({ "model": "stories" }), 400, "prompt");
+    check(x("logprobs", json!(99)), 413, "too-large");
+    check(x("temperature", json!(-1)), 400, "invalid");
+    check(x("top_p", json!(0)), 400, "invalid");
+    check(x("n", json!(0)), 400, "invalid");
+    check(x("n", json!(1000)), 413, "too-large");
+    check(x("stop", json!([""])), 400, "invalid");
+    check(json!({ "prompt": [] }), 400, "invalid");
+    check(json!({ "prompt": [4_000_000] }), 400, "invalid");
+    check(json!({ "prompt": vec![5; 600] }), 400, "invalid");
+    check(x("logit_bias", json!({ "x": 1 })), 400, "invalid");
+    check(x("max_tokens", json!(900)), 400, "invalid");
+    check(json!({ "model": "stories" }), 400, "invalid");
+    for djinn in [
+        json!({ "edits": ["nowhere:zero"] }),
+        json!({ "edits": ["logits:add=/etc/passwd"] }),
+        json!({ "captures": ["nowhere"] }),
+        json!({ "what": 1 }),
+    ] {
+        check(x("djinn", djinn), 400, "invalid");
+    }
+    // The story model has no chat template.
     let chat = json!({ "messages": [{ "role": "user", "content": "x" }] });
-    let (status, told) = server.post("/v1/chat/completions", &chat);
-    assert_eq!(status, 400);
-    assert!(
-        told["error"]["message"]
-            .as_str()
-            .unwrap()
-            .contains("no chat template")
+    let (status, reply) = server.post("/v1/chat/completions", &chat);
+    assert_eq!(
+        (status, &reply["error"]["code"]),
+        (400, &json!("invalid")),
+        "{reply}"
     );
-    // Harmless fields of OpenAI's clients are no reason to refuse.
+    // Fields without effect on the answer are accepted.
     let harmless = json!({ "prompt": "x", "max_tokens": 1, "user": "me", "metadata": { "a": "b" }, "suffix": null });
     assert_eq!(server.post("/v1/completions", &harmless).0, 200);
     server.check_alive();
 }
 
 #[test]
-fn machines_find_their_way() {
+fn health_models_capabilities_openapi_and_metrics() {
     let server = Server::start();
     assert_eq!(server.get("/healthz"), (200, "ok\n".to_owned()));
     assert_eq!(server.get("/readyz"), (200, "ready\n".to_owned()));
     let (_, models) = server.get("/v1/models");
     let models: Value = serde_json::from_str(&models).unwrap();
     assert_eq!(models["data"][0]["id"], "stories");
-    assert!(
-        models["data"][0]["djinn"]["routing"]
-            .as_str()
-            .unwrap()
-            .contains("stay in memory")
-    );
+    assert_eq!(models["data"][0]["djinn"]["state"], "ready");
     assert_eq!(server.get("/v1/models/stories").0, 200);
-    assert_eq!(server.get("/v1/models/nobody").0, 404);
+    assert_eq!(server.get("/v1/models/missing").0, 404);
     let (_, capabilities) = server.get("/v1/capabilities");
     let capabilities: Value = serde_json::from_str(&capabilities).unwrap();
     assert_eq!(capabilities["node"], "test");

@@ -1,7 +1,8 @@
-//! What travels between a server and its clients: the protocol (`proto/djinn/v1`), and tensors on it.
+//! The protocol between a server and its clients: messages and services (`proto/djinn/v1`), tensors in
+//! messages, and error codes.
 //!
-//! Knows neither engines nor connections. What a client sends is data, and is checked here before
-//! anybody computes with it: a tensor is as long as its shape says, or it is refused.
+//! This crate knows neither engines nor connections. It validates tensors from clients: the data must
+//! match dtype and shape.
 
 #![forbid(unsafe_code)]
 
@@ -11,14 +12,14 @@ mod tensor;
 pub use error::{ERROR_CODE_METADATA, ErrorCode};
 pub use tensor::{Assembler, PART_BYTES, TensorError, elements, numbers, parts, tensor};
 
-/// The protocol, version 1.
+/// Messages and services of the protocol, version 1.
 #[allow(missing_docs, unused_qualifications, clippy::all)]
 pub mod v1 {
     tonic::include_proto!("djinn.v1");
 }
 
-/// The protocol as descriptors: for reflection, and for languages that read them at run time.
+/// Descriptors of the protocol, for reflection and for clients that read them at run time.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/djinn.binpb"));
 
-/// The same with their comments: for documents.
+/// Descriptors of the protocol with their comments, for the reference documentation.
 pub const COMMENTED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/commented.binpb"));

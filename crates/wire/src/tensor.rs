@@ -1,54 +1,56 @@
-//! Tensors on the wire: raw bytes with dtype and shape, in pieces where they are large.
+//! Tensors in messages: raw bytes with dtype and shape, split into parts if they are large.
 
 use bytes::Bytes;
 use half::{bf16, f16};
 
 use crate::v1::{DType, Tensor, TensorPart};
 
-/// Bytes of a piece: what loopback and a fast network move at full rate.
+/// Bytes of a part: large enough for the full rate of loopback and fast networks.
 pub const PART_BYTES: usize = 512 << 10;
 
-/// Dimensions of a tensor at most.
-const DIMENSIONS: usize = 8;
+/// Largest number of dimensions of a tensor.
+const DIMENSIONS_MAX: usize = 8;
 
-/// A tensor that is not what it says.
+/// Error of an inconsistent tensor in a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
-    /// A dtype nobody knows.
-    #[error("a tensor of dtype {0}, which is none of f32, f16 and bf16")]
+    /// The dtype is unknown.
+    #[error("Unknown tensor dtype {0}: expected f32 (1), f16 (2) or bf16 (3)")]
     DType(i32),
-    /// A shape of more elements, or dimensions, than anything has.
-    #[error("a tensor of shape {0:?}, which no memory holds")]
+    /// The shape has too many dimensions or elements.
+    #[error(
+        "Tensor shape {0:?} is too large: at most {DIMENSIONS_MAX} dimensions, and 2^61 elements"
+    )]
     Shape(Vec<u64>),
-    /// Bytes that do not match.
-    #[error("a tensor of shape {shape:?} has {expect} bytes, and {found} came")]
+    /// The number of bytes does not match dtype and shape.
+    #[error("A tensor of shape {shape:?} has {expect} bytes, but {found} were sent")]
     Length {
-        /// As it says.
+        /// Shape of the tensor.
         shape: Vec<u64>,
-        /// What that would be.
+        /// Number of bytes that dtype and shape require.
         expect: usize,
-        /// What came.
+        /// Number of bytes received.
         found: usize,
     },
-    /// A piece that does not follow the one before.
-    #[error("a piece of a tensor at byte {found}, where {expect} was next")]
+    /// A part does not follow the previous one.
+    #[error("A part of a tensor starts at byte {found}, but byte {expect} was expected")]
     Order {
-        /// What would have been next.
+        /// Expected offset in bytes.
         expect: u64,
-        /// What came.
+        /// Received offset in bytes.
         found: u64,
     },
-    /// A tensor larger than whoever reads it takes.
-    #[error("a tensor of {bytes} bytes, of which {limit} are taken at most")]
+    /// The tensor exceeds the receiver's limit.
+    #[error("A tensor of {bytes} bytes exceeds the limit of {limit} bytes")]
     Large {
-        /// Its length.
+        /// Size of the tensor in bytes.
         bytes: u64,
-        /// What is taken.
+        /// Limit of the receiver in bytes.
         limit: u64,
     },
 }
 
-/// Bytes of an element.
+/// Bytes per element.
 fn width(dtype: i32) -> Result<usize, TensorError> {
     match DType::try_from(dtype) {
         Ok(DType::DtypeF32) => Ok(4),
@@ -57,24 +59,24 @@ fn width(dtype: i32) -> Result<usize, TensorError> {
     }
 }
 
-/// Elements of a shape.
+/// Number of elements of a shape.
 pub fn elements(shape: &[u64]) -> Result<usize, TensorError> {
-    let error = || TensorError::Shape(shape.iter().take(DIMENSIONS).copied().collect());
-    if shape.len() > DIMENSIONS {
+    let error = || TensorError::Shape(shape.iter().take(DIMENSIONS_MAX).copied().collect());
+    if shape.len() > DIMENSIONS_MAX {
         return Err(error());
     }
     let count = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-    // The longest slice there is has this many bytes.
+    // A slice has at most `isize::MAX` bytes.
     let count = count.filter(|&n| n <= isize::MAX as u64 / 4);
     count.map(|n| n as usize).ok_or_else(error)
 }
 
-/// Bytes of a tensor, as it says.
+/// Bytes that a tensor of this dtype and shape has.
 fn length(dtype: i32, shape: &[u64]) -> Result<usize, TensorError> {
     Ok(width(dtype)? * elements(shape)?)
 }
 
-/// Numbers as a tensor of a message, in `f32`.
+/// Creates a tensor message of `f32` elements.
 pub fn tensor(shape: &[usize], data: &[f32]) -> Tensor {
     Tensor {
         dtype: DType::DtypeF32.into(),
@@ -83,7 +85,7 @@ pub fn tensor(shape: &[usize], data: &[f32]) -> Tensor {
     }
 }
 
-/// Numbers as they travel.
+/// Encodes numbers as little-endian bytes.
 fn to_bytes(data: &[f32]) -> Bytes {
     let mut bytes = Vec::with_capacity(4 * data.len());
     for number in data {
@@ -92,7 +94,7 @@ fn to_bytes(data: &[f32]) -> Bytes {
     bytes.into()
 }
 
-/// The shape and the numbers of a tensor that came.
+/// Decodes a tensor message to its shape and numbers.
 pub fn numbers(tensor: &Tensor) -> Result<(Vec<usize>, Vec<f32>), TensorError> {
     let expect = length(tensor.dtype, &tensor.shape)?;
     if tensor.data.len() != expect {
@@ -115,7 +117,7 @@ pub fn numbers(tensor: &Tensor) -> Result<(Vec<usize>, Vec<f32>), TensorError> {
     Ok((shape, data))
 }
 
-/// A tensor in pieces, each a view of the same bytes.
+/// Splits a tensor into parts. All parts share one buffer.
 pub fn parts(
     name: &str,
     shape: &[usize],
@@ -147,7 +149,7 @@ pub fn parts(
     })
 }
 
-/// Puts pieces together.
+/// Joins the parts of tensors.
 #[derive(Debug, Default)]
 pub struct Assembler {
     name: String,
@@ -155,8 +157,8 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// Takes the next piece; gives the tensor and its name with the last. One that is larger than
-    /// `limit` bytes is refused before memory is taken for it.
+    /// Adds the next part. Returns the name and the tensor after the last part. Rejects a tensor above
+    /// `limit` bytes before it allocates memory.
     pub fn push(
         &mut self,
         part: TensorPart,
@@ -198,7 +200,7 @@ impl Assembler {
         if !part.last {
             return Ok(None);
         }
-        let (mut tensor, data) = self.tensor.take().expect("begun above");
+        let (mut tensor, data) = self.tensor.take().expect("the first part was added above");
         tensor.data = data.into();
         Ok(Some((std::mem::take(&mut self.name), tensor)))
     }
@@ -211,29 +213,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tensor_that_lies_is_refused() {
+    fn an_inconsistent_tensor_is_rejected() {
         let good = tensor(&[2, 3], &[0.5; 6]);
         assert_eq!(numbers(&good), Ok((vec![2, 3], vec![0.5; 6])));
-        let check = |tensor: Tensor, expect: &str| {
-            let told = numbers(&tensor).expect_err(expect).to_string();
-            assert!(told.contains(expect), "{told}");
+        let check = |tensor: Tensor, expect: TensorError| {
+            assert_eq!(numbers(&tensor), Err(expect));
         };
+        let length = |shape: &[u64], expect: usize| TensorError::Length {
+            shape: shape.to_vec(),
+            expect,
+            found: 24,
+        };
+        let shape = |shape: &[u64]| TensorError::Shape(shape.to_vec());
         let with = |dtype: i32, shape: &[u64]| Tensor {
             dtype,
             shape: shape.to_vec(),
             data: good.data.clone(),
         };
-        check(with(1, &[2, 4]), "has 32 bytes, and 24 came");
-        check(with(1, &[u64::MAX, 2]), "which no memory holds");
-        check(with(1, &[1 << 62]), "which no memory holds");
-        check(with(1, &[1; 9]), "which no memory holds");
-        check(with(0, &[6]), "none of f32, f16 and bf16");
-        check(with(99, &[6]), "none of f32, f16 and bf16");
-        check(with(2, &[6]), "has 12 bytes");
+        check(with(1, &[2, 4]), length(&[2, 4], 32));
+        check(with(1, &[u64::MAX, 2]), shape(&[u64::MAX, 2]));
+        check(with(1, &[1 << 62]), shape(&[1 << 62]));
+        check(with(1, &[1; 9]), shape(&[1; 8]));
+        check(with(0, &[6]), TensorError::DType(0));
+        check(with(99, &[6]), TensorError::DType(99));
+        check(with(2, &[6]), length(&[6], 12));
     }
 
     #[test]
-    fn halves_are_read() {
+    fn f16_and_bf16_are_decoded() {
         let halves: Vec<u8> = [f16::from_f32(1.5), f16::from_f32(-2.0)]
             .iter()
             .flat_map(|x| x.to_le_bytes())
@@ -258,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_tensor_is_refused_before_memory_is_taken() {
+    fn a_large_tensor_is_rejected_before_allocation() {
         let part = TensorPart {
             dtype: 1,
             shape: vec![1 << 40],
@@ -270,21 +277,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_come_together(count in 0usize..400_000) {
+        fn parts_join_to_the_same_tensor(count in 0usize..400_000) {
             let data: Vec<f32> = (0..count).map(|i| i as f32).collect();
             let mut assembler = Assembler::default();
             let mut whole = None;
             for part in parts("x", &[count], &data) {
                 prop_assert!(whole.is_none());
-                whole = assembler.push(part, u64::MAX).expect("a piece in its place");
+                whole = assembler.push(part, u64::MAX).expect("a valid part");
             }
-            let (name, tensor) = whole.expect("the last piece");
+            let (name, tensor) = whole.expect("the last part completes the tensor");
             prop_assert_eq!(name, "x");
             prop_assert_eq!(numbers(&tensor), Ok((vec![count], data)));
         }
 
         #[test]
-        fn no_piece_breaks_it(
+        fn arbitrary_parts_never_panic(
             offsets in prop::collection::vec((0u64..64, 0usize..64, any::<bool>()), 1..8),
             shape in prop::collection::vec(0u64..9, 0..4),
             dtype in -1i32..5,

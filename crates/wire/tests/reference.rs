@@ -1,5 +1,5 @@
-//! What is written from the protocol is as the protocol is: the reference, and the descriptors of the
-//! Python package. `UPDATE_REFERENCE=1 cargo test -p djinn-wire` writes them again.
+//! Files generated from the protocol are up to date: the reference documentation, and the descriptors of
+//! the Python package. `UPDATE_REFERENCE=1 cargo test -p djinn-wire` regenerates them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -12,7 +12,7 @@ use prost_types::{
     field_descriptor_proto::{Label, Type},
 };
 
-/// Compares with a file of the source tree, or writes it.
+/// Compares bytes with a file of the source tree; with UPDATE_REFERENCE, writes the file first.
 fn check(path: &str, bytes: &[u8]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
@@ -25,12 +25,12 @@ fn check(path: &str, bytes: &[u8]) {
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     assert!(
         found == bytes,
-        "{name} is not as the protocol is: UPDATE_REFERENCE=1 cargo test writes it again"
+        "{name} is out of date: run the tests with UPDATE_REFERENCE=1"
     );
 }
 
 #[test]
-fn the_python_package_has_the_protocol() {
+fn the_descriptors_of_the_python_package_are_up_to_date() {
     check(
         "python/src/djinn/_wire/djinn.binpb",
         djinn_wire::DESCRIPTORS,
@@ -38,29 +38,29 @@ fn the_python_package_has_the_protocol() {
 }
 
 #[test]
-fn the_reference_is_the_protocol() {
+fn the_grpc_reference_is_up_to_date() {
     let files = FileDescriptorSet::decode(djinn_wire::COMMENTED).unwrap();
     let mut text =
-        "# The protocol\n\nMade from [the .proto files](../../crates/wire/proto/djinn/v1). \
-                    One port serves it beside HTTP, with reflection and health.\n"
+        "# The gRPC protocol\n\nGenerated from [the .proto files](../../crates/wire/proto/djinn/v1). \
+                    The server offers it on the same port as HTTP, with reflection and health checks.\n"
             .to_owned();
     for file in &files.file {
-        Written::new(file).services(&mut text);
+        ProtoDocs::new(file).services(&mut text);
     }
     text += "\n## Messages\n";
     for file in &files.file {
-        Written::new(file).messages(&mut text);
+        ProtoDocs::new(file).messages(&mut text);
     }
     check("docs/reference/grpc.md", text.as_bytes());
 }
 
-/// A file and its comments, by path.
-struct Written<'f> {
+/// A `.proto` file with its comments by path.
+struct ProtoDocs<'f> {
     file: &'f FileDescriptorProto,
     comments: HashMap<Vec<i32>, String>,
 }
 
-impl<'f> Written<'f> {
+impl<'f> ProtoDocs<'f> {
     fn new(file: &'f FileDescriptorProto) -> Self {
         let info = file.source_code_info.iter().flat_map(|info| &info.location);
         let comment = |l: &prost_types::source_code_info::Location| {
@@ -70,7 +70,7 @@ impl<'f> Written<'f> {
                 lines.collect::<Vec<_>>().join(" ").trim().to_owned(),
             )
         };
-        Written {
+        ProtoDocs {
             file,
             comments: info.map(comment).collect(),
         }
@@ -85,7 +85,7 @@ impl<'f> Written<'f> {
             let about = self.comment(&[6, s]);
             write!(
                 text,
-                "\n## {}\n\n{about}\n\n| call | takes | gives | |\n|---|---|---|---|\n",
+                "\n## {}\n\n{about}\n\n| Call | Request | Reply | Description |\n|---|---|---|---|\n",
                 service.name()
             )
             .unwrap();
@@ -122,9 +122,9 @@ impl<'f> Written<'f> {
             write!(text, "{about}\n\n").unwrap();
         }
         if message.field.is_empty() {
-            return text.push_str("Nothing in it.\n");
+            return text.push_str("No fields.\n");
         }
-        text.push_str("| field | | |\n|---|---|---|\n");
+        text.push_str("| Field | Type | Description |\n|---|---|---|\n");
         for (f, field) in (0..).zip(&message.field) {
             let about = self.comment(&[path, &[2, f]].concat());
             writeln!(
@@ -147,7 +147,7 @@ impl<'f> Written<'f> {
     }
 }
 
-/// A message by name, where it is one of ours.
+/// Link to a message of the protocol.
 fn link(name: &str) -> String {
     let short = name.rsplit('.').next().unwrap();
     format!("[{short}](#{})", short.to_lowercase())
@@ -171,9 +171,12 @@ fn kind(message: &DescriptorProto, field: &FieldDescriptorProto) -> String {
         plain => format!("{plain:?}").to_lowercase(),
     };
     match (field.label(), field.proto3_optional(), field.oneof_index) {
-        (Label::Repeated, ..) => format!("several {name}"),
+        (Label::Repeated, ..) => format!("repeated {name}"),
         (_, true, _) => format!("{name}, optional"),
-        (_, false, Some(of)) => format!("{name}, one `{}`", message.oneof_decl[of as usize].name()),
+        (_, false, Some(of)) => format!(
+            "{name}, one of `{}`",
+            message.oneof_decl[of as usize].name()
+        ),
         _ => name,
     }
 }

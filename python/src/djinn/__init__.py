@@ -1,4 +1,4 @@
-"""The Python client of Djinn.
+"""Python client of Djinn.
 
 >>> import djinn
 >>> model = djinn.connect().model()

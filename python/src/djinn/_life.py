@@ -75,7 +75,7 @@ class Life:
         self._keep = True
         return self._named
 
-    def _told(self, prompt: Any, max_tokens: int | None, edits: Edits) -> _turns.Turn:
+    def _prompted(self, prompt: Any, max_tokens: int | None, edits: Edits) -> _turns.Turn:
         """The turn in which it is told something: its first, or another."""
         settings = self._settings
         most = settings.max_tokens if max_tokens is None else max_tokens

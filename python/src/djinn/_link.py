@@ -1,4 +1,4 @@
-"""A connection, and calls over it: the plain shell. Its twin for ``asyncio`` is ``aio._link``."""
+"""Channel to a server, and calls over it. ``aio._link`` is the same for ``asyncio``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from djinn import _wire
-from djinn.errors import Cancelled, from_status, told
+from djinn.errors import Cancelled, from_status, translated
 from djinn.outcome import Outcome, Token
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Parts:
-    """Parts of what is sent; if they cannot be made, that is the error, and not that the call broke."""
+    """Parts of a sent stream. An error while they are produced is raised instead of the broken call."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
         self._parts = parts
@@ -30,17 +30,17 @@ class Parts:
         try:
             yield from self._parts
         except Exception as error:
-            # Here is another thread: they end, and whoever waits for the answer hears why.
+            # gRPC runs this on another thread: end the stream, and let the caller raise the error.
             self._error = error
 
     def check(self) -> None:
-        """Raises what went wrong."""
+        """Raises the error of the producer, if any."""
         if self._error is not None:
             raise self._error
 
 
 class Link:
-    """A channel to a server."""
+    """Channel to a server."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -52,22 +52,22 @@ class Link:
         )
 
     def close(self) -> None:
-        """Hangs up: calls under way end."""
+        """Closes the channel and cancels its calls."""
         self._channel.close()
 
     def ask(self, ask: Ask[T]) -> T:
-        """Calls, and reads the answer."""
+        """Calls a method and reads its reply."""
         method = _wire.method(ask.method)
         call = self._channel.unary_unary(method.path, method.write, method.read)
-        with told(self.address.target):
+        with translated(self.address.target):
             reply = call(ask.request, metadata=self.address.metadata, timeout=self.address.timeout_s)
         return ask.read(reply)
 
     def gather(self, gather: Gather[T]) -> T | None:
-        """Calls, and reads answers until they come to something, or end."""
+        """Calls a method and reads replies until one completes the result, or the stream ends."""
         call = self.listen(gather.method, gather.request)
         try:
-            with told(self.address.target):
+            with translated(self.address.target):
                 for reply in call:
                     found = gather.take(reply)
                     if found is not None:
@@ -77,19 +77,19 @@ class Link:
         return None
 
     def listen(self, name: str, request: Any) -> Any:
-        """Calls, for a stream of answers."""
+        """Calls a method that returns a stream."""
         method = _wire.method(name)
         call = self._channel.unary_stream(method.path, method.write, method.read)
         return call(request, metadata=self.address.metadata)
 
     def send(self, name: str, parts: Iterable[Any]) -> Any:
-        """Calls with a stream of parts, for one answer."""
+        """Calls a method with a stream of parts and returns its reply."""
         method = _wire.method(name)
         start = self._channel.stream_unary(method.path, method.write, method.read)
         whole = Parts(parts)
         call: Any = start.future(iter(whole), metadata=self.address.metadata)
         try:
-            with told(self.address.target):
+            with translated(self.address.target):
                 return call.result()
         finally:
             call.cancel()
@@ -101,10 +101,10 @@ class Link:
 
 
 class Stream:
-    """The tokens of a turn as they come.
+    """Tokens of a turn while they are generated.
 
-    To leave its loop early ends the turn on the server too, as :meth:`close` does and the end of a
-    ``with``; a session that is kept goes on by itself.
+    Leaving the loop early, :meth:`close` and the end of a ``with`` also end the turn on the server. A kept
+    session continues there.
 
     >>> import djinn
     >>> model = djinn.connect().model()
@@ -151,23 +151,23 @@ class Stream:
 
     @property
     def pieces(self) -> list[Token]:
-        """What came so far."""
+        """Tokens received so far."""
         return self._turn.pieces
 
     @property
     def text(self) -> str:
-        """The text of what came so far."""
+        """Text received so far."""
         return "".join(piece.text for piece in self.pieces)
 
     def result(self) -> Outcome:
-        """What the turn came to, once all of it has come."""
+        """Reads the rest of the turn and returns its result."""
         if self._closed and self._turn.outcome is None:
-            raise Cancelled("the stream was closed before its turn was over")
+            raise Cancelled("the stream was closed before its turn ended")
         for _ in self:
             pass
         return self._turn.result()
 
     def close(self) -> None:
-        """Gives the call up, if it is not over."""
+        """Cancels the call if it is still running."""
         self._closed = True
         self._call.cancel()

@@ -1,4 +1,4 @@
-"""A connection to a server."""
+"""Connection to a server."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def connect(
 ) -> Client:
     """Connects to a server.
 
-    ``address`` is ``HOST:PORT``, with ``https://`` in front where it speaks TLS; by default what the
-    environment says in ``DJINN_SERVER`` or ``GENIE_SERVER_ADDRESS``, or ``127.0.0.1:5556``. ``key`` is by
-    default ``DJINN_KEY``. ``ca`` is whom to trust, ``cert`` a certificate and its key where the server
-    wants to see one; each is a file or bytes. ``timeout`` is how many seconds an answer may take; what
-    runs a model takes as long as that does.
+    ``address`` is ``HOST:PORT``, or ``https://HOST:PORT`` for TLS. Default: the environment variable
+    ``DJINN_SERVER`` or ``GENIE_SERVER_ADDRESS``, or ``127.0.0.1:5556``. ``key`` is the API key. Default:
+    ``DJINN_KEY``. ``ca`` is the CA certificate of the server, ``cert`` the client's certificate and private
+    key if the server requires them; each is a file or bytes. ``timeout`` is the time limit of a reply in
+    seconds; calls that run a model have none.
 
     >>> import djinn
     >>> client = djinn.connect()
@@ -42,7 +42,7 @@ def connect(
 
 
 class Client:
-    """A connection to a server. Made by :func:`djinn.connect`; closed by ``with`` or :meth:`close`."""
+    """Connection to a server, created by :func:`djinn.connect`. ``with`` or :meth:`close` closes it."""
 
     def __init__(self, address: _address.Address) -> None:
         self._link = Link(address)
@@ -59,23 +59,23 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        told = self._capabilities
-        return f"<djinn {told.version} at {self._link.address.target} on {told.device}>"
+        about = self._capabilities
+        return f"<djinn {about.version} at {self._link.address.target} on {about.device}>"
 
     def close(self) -> None:
-        """Hangs up. Sessions that are kept stay."""
+        """Closes the connection. Kept sessions stay open on the server."""
         self._link.close()
 
     def capabilities(self) -> Capabilities:
-        """What the server is and can do."""
+        """Returns the server's version, device and limits."""
         return self._link.ask(_asks.capabilities())
 
     def models(self) -> list[Model]:
-        """Every model that is registered, loaded or not."""
+        """Lists all registered models, loaded or not."""
         return [Model(self._link, info) for info in self._infos()]
 
     def model(self, name: str | None = None) -> Model:
-        """A model by name; the first one where none is given."""
+        """Returns a model by its name. Default: the server's first model."""
         return Model(self._link, _about.pick(self._infos(), name))
 
     def register(
@@ -86,33 +86,34 @@ class Client:
         progress: OnProgress | None = None,
         **limits: Unpack[Limits],
     ) -> Model:
-        """Loads a model, or finds it loaded.
+        """Registers and loads a model.
 
-        ``reference`` is a folder of the server, a hub id, ``shape:NAME`` or ``pushed:HASH``; ``progress``
-        is called with a :class:`djinn.Progress` now and then."""
+        ``reference`` is a folder of the server, a hub id, ``shape:NAME`` or ``pushed:HASH``. ``progress``
+        is called with a :class:`djinn.Progress` while the model loads."""
         found = self._link.gather(_asks.register(reference, name, limits, progress))
         return Model(self._link, _asks.only(found))
 
     def plan(self, reference: str, **limits: Unpack[Limits]) -> Plan:
-        """What would stay in memory and what would stream. Loads nothing."""
+        """Plans which weights stay resident and which stream, without loading the model."""
         return self._link.ask(_asks.plan(reference, limits))
 
     def unload(self, name: str, *, force: bool = False, forget: bool = False) -> None:
-        """Gives a model's memory back; with ``force`` also where sessions would be lost."""
+        """Unloads a model. ``force`` unloads it even if open sessions are lost; ``forget`` also removes it from
+        the server's list."""
         self._link.ask(_asks.unload(name, force, forget))
 
     def push(self, model: Any, tokenizer: Any = None, *, name: str | None = None, **rest: Any) -> Model:
-        """Sends a checkpoint's folder, or a live model: :func:`djinn.push`."""
+        """Pushes a checkpoint folder or a live model to the server; see :func:`djinn.push`."""
         from djinn._push import push
 
         return push(model, tokenizer, client=self, name=name, **rest)
 
     def sessions(self, model: str | None = None) -> list[SessionInfo]:
-        """Your sessions, or those of one model."""
+        """Lists your sessions, of all models or of one."""
         return self._link.ask(_asks.sessions(model))
 
     def session(self, session: str) -> Session:
-        """Finds a session again, by its id. It stays when its ``with`` ends."""
+        """Returns a session by its id. The end of its ``with`` does not close the session."""
         info = self._link.ask(_asks.session(session))
         return Session.found(self._link, info)
 

@@ -1,4 +1,4 @@
-"""Changes at hooks, as data: nothing of yours runs on the server.
+"""Edits of activations, as data: no client code runs on the server.
 
 >>> import djinn
 >>> djinn.scale("blocks.4.hook_resid_post", 0.9, positions=-1)
@@ -8,11 +8,11 @@ zero at blocks.1.attn.hook_z[2]
 >>> djinn.add("blocks.3.hook_resid_post", [0.5] * 256, factor=2.0)
 add 2.0 x float32[256] at blocks.3.hook_resid_post
 
-Wherever edits are taken there may be one or several, in order, and each may be the text that the command
-line takes as well: ``"blocks.4.hook_resid_post:scale=0.9@-1"``. A hook may be several by ``*``.
+Functions that take edits accept one or several, applied in order. An edit may also be a text in the syntax
+of the command line: ``"blocks.4.hook_resid_post:scale=0.9@-1"``. ``*`` in a hook's name matches any text.
 
-An array holds the numbers of one position, or of every selected one: ``[d_model]`` or ``[pos, d_model]``,
-``[pos, head, d_head]`` where a hook has heads; float32, float16 and bfloat16 travel as they are.
+An array has the values of one position or of every selected position: ``[d_model]`` or ``[pos, d_model]``;
+``[pos, head, d_head]`` at hooks with heads. float32, float16 and bfloat16 are sent without conversion.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind: TypeAlias = Literal["scale", "zero", "add", "replace", "project_out", "add
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """A change at a hook. Made by the functions of this module."""
+    """Edit of the activation at a hook, created by the functions of this module."""
 
     hook: str
     kind: Kind
@@ -46,7 +46,7 @@ class Edit:
         return " ".join(text for text in (self.kind, operand, "at", where) if text)
 
     def to_wire(self) -> Any:
-        """As it travels."""
+        """Converts the edit to a message."""
         edit = _wire.Edit(hook=self.hook, part=self.part, positions=self.positions)
         if self.kind == "scale":
             edit.scale = self.numbers[0]
@@ -64,50 +64,50 @@ class Edit:
 
 
 Edits: TypeAlias = "Edit | str | Iterable[Edit | str] | None"
-"""Changes, in order: one or several, each made by a function of this module or written as text."""
+"""One or several edits in order, each created by a function of this module or written as text."""
 
 
 def scale(hook: str, factor: float, *, positions: Positions = None, part: Part = None) -> Edit:
-    """Multiplies what is there."""
+    """Multiplies the activation by a factor."""
     return _edit("scale", hook, positions, part, numbers=(float(factor),))
 
 
 def zero(hook: str, *, positions: Positions = None, part: Part = None) -> Edit:
-    """Sets what is there to zero: with ``part=2`` at a ``hook_z``, takes a head out."""
+    """Sets the activation to zero. ``part=2`` at a ``hook_z`` ablates head 2."""
     return _edit("zero", hook, positions, part)
 
 
 def add(
     hook: str, values: Any, factor: float = 1.0, *, positions: Positions = None, part: Part = None
 ) -> Edit:
-    """Adds an array, ``factor`` times: steering."""
+    """Adds an array multiplied by ``factor`` (steering)."""
     return _edit("add", hook, positions, part, values, (float(factor),))
 
 
 def add_matched(
     hook: str, values: Any, factor: float = 1.0, *, positions: Positions = None, part: Part = None
 ) -> Edit:
-    """Adds an array after it was made as long as what is there, ``factor`` times."""
+    """Adds an array that is scaled to the norm of the activation first, multiplied by ``factor``."""
     return _edit("add_matched", hook, positions, part, values, (float(factor),))
 
 
 def replace(hook: str, values: Any, *, positions: Positions = None, part: Part = None) -> Edit:
-    """Puts an array in the place of what is there: patching."""
+    """Replaces the activation with an array (patching)."""
     return _edit("replace", hook, positions, part, values)
 
 
 def project_out(hook: str, values: Any, *, positions: Positions = None, part: Part = None) -> Edit:
-    """Takes away what points along an array."""
+    """Removes the component along a direction."""
     return _edit("project_out", hook, positions, part, values)
 
 
 def clamp(hook: str, low: float, high: float, *, positions: Positions = None, part: Part = None) -> Edit:
-    """Bounds what is there."""
+    """Limits every element to a range."""
     return _edit("clamp", hook, positions, part, numbers=(float(low), float(high)))
 
 
 def to_wire(edits: Edits) -> list[Any]:
-    """Edits as they travel."""
+    """Converts edits to messages."""
     return [
         _wire.Edit(text=edit) if isinstance(edit, str) else edit.to_wire() for edit in _forms.listed(edits)
     ]

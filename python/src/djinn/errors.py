@@ -1,4 +1,4 @@
-"""What can go wrong, by type. Each error says in the server's words what was asked and why not.
+"""Exceptions of the client. Their messages come from the server; ``code`` is machine-readable.
 
 >>> import djinn
 >>> model = djinn.connect().model()
@@ -19,56 +19,61 @@ import grpc
 
 
 class DjinnError(Exception):
-    """Whatever a server, or the way to it, answers that is not an answer."""
+    """Base class of all errors of a server or of the connection to it."""
+
+    code: str = "internal"
+    """Machine-readable code, for example ``not-found``; see the gRPC reference for all codes."""
 
 
 class NotFound(DjinnError, LookupError):
-    """There is no model, session or hook of that name, or not for you."""
+    """No model, session or hook of that name exists for this API key."""
 
 
 class Refused(DjinnError, ValueError):
-    """What was asked makes no sense: an unknown hook, a wrong shape, numbers that are none."""
+    """The request is invalid, for example an unknown hook, a wrong shape or NaN."""
 
 
 class WrongState(DjinnError):
-    """Not now: a session that runs is not resumed, one that did not stop has no activation."""
+    """The session or model is in the wrong state, for example a running session cannot be resumed."""
 
 
 class QuotaExceeded(DjinnError):
-    """More than there is, or than you may have."""
+    """A rate limit, a quota or a full queue rejected the request."""
 
 
 class Unauthenticated(DjinnError, PermissionError):
-    """The server wants a key, or another one."""
+    """The server requires a valid API key."""
 
 
 class Forbidden(DjinnError, PermissionError):
-    """The key is good, but not for this."""
+    """The API key lacks the permission for this operation."""
 
 
 class AlreadyExists(DjinnError):
-    """Something of that name is there, and it is something else."""
+    """Another object has the same name."""
 
 
 class Unavailable(DjinnError, ConnectionError):
-    """No server there, or it is going away."""
+    """The server cannot be reached or is shutting down."""
 
 
 class TimedOut(DjinnError, TimeoutError):
-    """It took longer than it may."""
+    """The operation exceeded its time limit."""
 
 
 class Cancelled(DjinnError):
-    """The call was given up."""
+    """The client cancelled the call."""
 
 
 class Unsupported(DjinnError):
-    """The server does not do that."""
+    """The server does not support this operation."""
 
 
 class ServerError(DjinnError):
-    """The server's own mistake, or a session that broke down."""
+    """The server failed, or a session ended with an error."""
 
+
+_CODE_METADATA = "djinn-error-code"
 
 _BY_CODE: dict[grpc.StatusCode, type[DjinnError]] = {
     grpc.StatusCode.NOT_FOUND: NotFound,
@@ -88,18 +93,29 @@ _BY_CODE: dict[grpc.StatusCode, type[DjinnError]] = {
 
 
 def from_status(error: grpc.RpcError, address: str) -> DjinnError:
-    """The error that a call's status stands for."""
+    """Creates the exception of a failed call."""
     code: grpc.StatusCode = error.code()
-    words = error.details() or code.name.lower().replace("_", " ")
+    message = error.details() or code.name.lower().replace("_", " ")
     kind = _BY_CODE.get(code, ServerError)
     if kind is Unavailable:
-        words = f"no answer from {address}: {words} (does `djinn serve` run there?)"
-    return kind(words)
+        message = f"no answer from {address}: {message} (is `djinn serve` running there?)"
+    raised = kind(message)
+    raised.code = _sent_code(error) or code.name.lower().replace("_", "-")
+    return raised
+
+
+def _sent_code(error: grpc.RpcError) -> str | None:
+    """Returns the server's own code from the metadata of a failed call."""
+    sent = getattr(error, "trailing_metadata", lambda: None)() or ()
+    for name, value in sent:
+        if name == _CODE_METADATA:
+            return str(value)
+    return None
 
 
 @contextmanager
-def told(address: str) -> Iterator[None]:
-    """Lets calls to a server fail with the errors of this module."""
+def translated(address: str) -> Iterator[None]:
+    """Translates errors of gRPC calls to the exceptions of this module."""
     try:
         yield
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""A model of a server: generate with it, and look inside."""
+"""Model on a server: generation, captures and edits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Model(About):
-    """A model of a server. Made by ``client.model()``.
+    """Model on a server, created by ``client.model()``.
 
-    A prompt is a text, a list or array of token ids, or a list of messages
-    (``{"role": "user", "content": "…"}``) where the model has a chat template.
+    A prompt is a text, a list or array of token ids, or, if the model has a chat template, a list of
+    messages (``{"role": "user", "content": "…"}``).
     """
 
     def __init__(self, link: Link, info: ModelInfo) -> None:
@@ -67,18 +67,18 @@ class Model(About):
         stream: bool = False,
         **options: Unpack[Options],
     ) -> Generation | Stream:
-        """Goes on from a prompt; with ``stream`` token by token, as they come.
+        """Continues a prompt. ``stream`` returns tokens while they are generated.
 
-        Options are those of :class:`djinn.types.Options`: ``temperature``, ``top_k``, ``top_p``,
+        The options are those of :class:`djinn.types.Options`: ``temperature``, ``top_k``, ``top_p``,
         ``min_p``, ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
         ``seed``, ``logprobs``, ``stop``, ``ignore_eos``, ``deadline_s`` and ``priority``.
 
         >>> import djinn
         >>> model = djinn.connect().model()
-        >>> told = model.generate("Once upon a time", 6, temperature=0.8, seed=7, logprobs=2)
-        >>> told.tokens == model.generate("Once upon a time", 6, temperature=0.8, seed=7).tokens
+        >>> story = model.generate("Once upon a time", 6, temperature=0.8, seed=7, logprobs=2)
+        >>> story.tokens == model.generate("Once upon a time", 6, temperature=0.8, seed=7).tokens
         True
-        >>> told.logprobs.shape, len(told.alternatives[0])
+        >>> story.logprobs.shape, len(story.alternatives[0])
         ((6,), 2)
         """
         request = _turns.create(self.name, prompt, max_tokens=max_tokens, edits_=edits, options=options)
@@ -88,7 +88,7 @@ class Model(About):
         return _turns.generation(self._link.outcome(turn))
 
     def logits(self, prompt: Any, *, positions: Positions = None, edits: Edits = None) -> Array:
-        """The logits of a prompt, ``[pos, vocab]``; ``positions=-1`` for the last alone.
+        """Returns the logits of a prompt, ``[pos, vocab]``; ``positions=-1`` returns the last position only.
 
         >>> import djinn
         >>> model = djinn.connect().model()
@@ -129,12 +129,12 @@ class Model(About):
         positions: Positions = None,
         edits: Edits = None,
     ) -> tuple[Array | None, Cache]:
-        """Runs a prompt, and gives ``(logits, cache)``.
+        """Runs a prompt and returns ``(logits, cache)``.
 
-        ``names`` says what to read: ``HOOK[PART][@POSITIONS][|REDUCTION]``, one or several, or a
-        function of a hook's name. Parts are cut out and reductions made on the device, and only what is
-        left travels. So do logits: they are ``None`` unless ``return_logits`` is set. ``positions`` is
-        for all that say none themselves.
+        ``names`` selects the captures: one or several of ``HOOK[PART][@POSITIONS][|REDUCTION]``, or a
+        function that takes a hook's name and returns a bool. The server selects parts and computes
+        reductions on the device, and sends only the result. Logits are ``None`` unless ``return_logits`` is
+        set. ``positions`` applies to captures that set none.
 
         >>> import djinn
         >>> model = djinn.connect().model()
@@ -167,7 +167,7 @@ class Model(About):
     def run_with_hooks(
         self, prompt: Any, edits: Edits, names: Names = None, *, positions: Positions = None
     ) -> Array | tuple[Array, Cache]:
-        """Runs a prompt with changes, and gives its logits; with ``names``, ``(logits, cache)``.
+        """Runs a prompt with edits and returns its logits; with ``names``, ``(logits, cache)``.
 
         >>> import djinn
         >>> model = djinn.connect().model()
@@ -192,10 +192,10 @@ class Model(About):
         lease_s: float | None = None,
         **options: Unpack[Options],
     ) -> Session:
-        """A session, which begins on the server when it is first told something.
+        """Creates a session. The first prompt opens it on the server.
 
-        It ends with its ``with``, unless ``keep`` is set. ``lease_s`` is how many seconds it stays while
-        nobody uses it. See :class:`djinn.Session`."""
+        The end of its ``with`` closes the session unless ``keep`` is set. ``lease_s`` is the number of
+        seconds that an unused session stays open. See :class:`djinn.Session`."""
         settings = Settings(
             captures=self._captures(captures),
             capture_positions=_forms.positions(capture_positions),
@@ -207,16 +207,16 @@ class Model(About):
         return Session(self._link, self.name, settings, _forms.listed(breakpoints), keep=keep)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """Takes in a session that :meth:`djinn.Session.save` wrote."""
+        """Opens a session from a file that :meth:`djinn.Session.save` wrote."""
         reply = self._link.send("Sessions.Load", saved_parts(self.name, path))
         return Session.found(self._link, _asks.loaded(reply))
 
     def hooks(self, pattern: str = "") -> list[Hook]:
-        """The hooks that a pattern matches (``*`` is any text), all of them unless told."""
+        """Lists the hooks that match a pattern; ``*`` matches any text. Default: all hooks."""
         return self._link.ask(_asks.hooks(self.name, pattern))
 
     def tokenize(self, text: Any, *, plain: bool = False) -> list[int]:
-        """Text or messages to tokens; ``plain`` leaves out the token that begins a text.
+        """Converts text or messages to tokens. ``plain`` leaves out the token that begins a text.
 
         >>> import djinn
         >>> model = djinn.connect().model()
@@ -226,11 +226,11 @@ class Model(About):
         return self._link.ask(_asks.tokenize(self.name, text, plain))
 
     def detokenize(self, tokens: Any, *, special: bool = False) -> str:
-        """Tokens to text; ``special`` shows what begins and ends a text too."""
+        """Converts tokens to text. ``special`` includes special tokens."""
         return self._link.ask(_asks.detokenize(self.name, tokens, special))
 
     def pieces(self, tokens: Any) -> list[str]:
-        """The text of each token by itself."""
+        """Returns the text of every single token."""
         return self._link.ask(_asks.pieces(self.name, tokens))
 
     def _captures(self, names: Names) -> list[str]:

@@ -1,4 +1,4 @@
-"""What becomes of a turn: tokens, and then a generation or a stop at a breakpoint."""
+"""Result of a turn: tokens, and then a generation or a stop at a breakpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from djinn._tensors import Array
 
 HELD = -1
-"""The id of text that was held back in case a stop string was coming, and is no token's."""
+"""Id of remaining text that was held back for a stop string and belongs to no single token."""
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token, and how likely it was."""
+    """Token with its log-probability."""
 
     id: int
     logprob: float
@@ -31,69 +31,69 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Token:
-    """A token as it comes. ``str(token)`` is its text."""
+    """Generated token. ``str(token)`` is its text."""
 
     id: int
     text: str
-    """The text that this released: whole characters, no part of a stop string."""
+    """Text that the token completes: whole characters, never a part of a stop string."""
     index: int
-    """How many tokens its session had generated before."""
+    """Number of tokens that the session generated before this one."""
     logprobs: tuple[Logprob, ...] = ()
-    """The token itself, and then its alternatives, where they were asked for."""
+    """Log-probabilities of the token and its alternatives, if requested."""
 
     def __str__(self) -> str:
         return self.text
 
     @property
     def logprob(self) -> float | None:
-        """How likely it was, where that was asked for."""
+        """Log-probability of the token, if requested."""
         return self.logprobs[0].logprob if self.logprobs else None
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a turn came to. ``str(generation)`` is its text.
+    """Result of a finished turn. ``str(generation)`` is its text.
 
     >>> import djinn
-    >>> told = djinn.connect().model().generate("Once upon a time", max_tokens=5, temperature=0)
-    >>> print(told)
+    >>> story = djinn.connect().model().generate("Once upon a time", max_tokens=5, temperature=0)
+    >>> print(story)
     , there was a little
-    >>> told.finish, len(told.tokens)
+    >>> story.finish, len(story.tokens)
     ('length', 5)
     """
 
     text: str
     pieces: tuple[Token, ...]
-    """Token by token."""
+    """All tokens, and remaining text."""
     finish: str
-    """Why it ended: ``length``, ``context``, ``eos``, ``stop``, ``not-a-number``, ``deadline``, ``lease``."""
+    """Reason for the end: ``length``, ``context``, ``eos``, ``stop``, ``not-a-number``, ``deadline``, ``lease``."""
     prompt_tokens: int
-    """What it was told, in tokens."""
+    """Number of tokens in the prompt."""
     seed: int
-    """With this seed it says the same again."""
+    """Seed of the sampler; the same seed gives the same text."""
     session: str
     kept: bool
-    """Whether its session waits for more, or is over."""
+    """Whether the session is kept and accepts another turn."""
     captured: Cache = field(default_factory=Cache, repr=False, compare=False)
-    """What was read in this turn."""
+    """Captures of this turn."""
 
     def __str__(self) -> str:
         return self.text
 
     @cached_property
     def tokens(self) -> list[int]:
-        """The ids of what was generated."""
+        """Ids of the generated tokens."""
         return [piece.id for piece in self.pieces if piece.id != HELD]
 
     @cached_property
     def logprobs(self) -> Array | None:
-        """The log-probability of each token, where they were asked for."""
+        """Log-probability of each token, if requested."""
         chances = [p.logprob for p in self.pieces if p.logprob is not None]
         return np.array(chances, dtype=np.float32) if chances else None
 
     @property
     def alternatives(self) -> list[tuple[Logprob, ...]]:
-        """Of each token, what else there was to say, the likeliest first."""
+        """Alternatives of each token, most likely first."""
         return [piece.logprobs[1:] for piece in self.pieces if piece.id != HELD]
 
     def _repr_html_(self) -> str:
@@ -104,17 +104,17 @@ class Generation:
 
 @dataclass(frozen=True)
 class Paused(At):
-    """A session stopped at a breakpoint, and stands there until it is resumed."""
+    """Result of a turn that stopped at a breakpoint. :meth:`Session.resume` continues it."""
 
     session: str = ""
     pieces: tuple[Token, ...] = ()
-    """What this turn had generated before it stopped."""
+    """Tokens that the turn generated before it stopped."""
     captured: Cache = field(default_factory=Cache, repr=False, compare=False)
-    """What this turn had read before it stopped."""
+    """Captures of the turn before it stopped."""
 
     @property
     def positions(self) -> range:
-        """The positions that stopped."""
+        """Positions that stopped."""
         return range(self.position, self.position + self.rows)
 
     def __str__(self) -> str:

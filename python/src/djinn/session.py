@@ -1,4 +1,4 @@
-"""A session: tokens that go on from turn to turn, and stops in the middle of the model."""
+"""Session: a token sequence over several turns, with breakpoints inside the model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class Session(Life):
-    """A session of a model. Made by ``model.session(…)``, and found again by ``client.session(id)``.
+    """Session of a model, created by ``model.session(…)`` or found by ``client.session(id)``.
 
-    It begins on the server when it is first told something, and ends with its ``with`` unless it is
-    kept; so do the branches and forks that are made of it. It stops at breakpoints: :meth:`run` then
-    gives a :class:`djinn.Paused`, :meth:`activation` what is there, and :meth:`resume` goes on from
-    there, with a change if one is given. Nothing is computed again.
+    The first prompt opens the session on the server. The end of its ``with`` closes the session, its
+    branches and its forks, unless the session is kept. At a breakpoint, :meth:`run` returns a
+    :class:`djinn.Paused`, :meth:`activation` the values there, and :meth:`resume` continues, with an edit if
+    one is given. Nothing is computed twice.
 
     >>> import djinn
     >>> model = djinn.connect().model()
@@ -59,7 +59,7 @@ class Session(Life):
 
     @classmethod
     def found(cls, link: Link, info: SessionInfo) -> Self:
-        """One that is on the server already, and stays."""
+        """Creates the handle of a session that is open on the server and stays open."""
         session = cls(link, info.model, Settings(), [], keep=True)
         session.id, session.paused = info.session, info.paused
         return session
@@ -71,7 +71,7 @@ class Session(Life):
         for other in self._others:
             other.__exit__()
         if self._is_owned:
-            # It may be over by itself, or its server: either way there is nothing left to end.
+            # The session may have ended, or the server stopped: nothing is left to close.
             with suppress(NotFound, Unavailable):
                 self.delete()
 
@@ -103,21 +103,21 @@ class Session(Life):
         edits: Edits = None,
         stream: bool = False,
     ) -> Generation | Stream:
-        """Tells it something and lets it go on; without a prompt, from its last token.
+        """Appends a prompt and generates; without a prompt, continues from the last token.
 
-        ``edits`` are for this turn alone. Where breakpoints may stop it, use :meth:`run`."""
-        turn = self._told(prompt, max_tokens, edits)
+        ``edits`` apply to this turn only. Use :meth:`run` if breakpoints may stop the turn."""
+        turn = self._prompted(prompt, max_tokens, edits)
         if stream:
             return Stream(self._link, turn)
         return _turns.generation(self._link.outcome(turn))
 
     def say(self, text: Any, max_tokens: int | None = None, *, edits: Edits = None) -> Generation:
-        """Tells it more: another word for :meth:`generate`."""
+        """Alias of :meth:`generate`."""
         return self.generate(text, max_tokens, edits=edits)
 
     def run(self, prompt: Any = None, max_tokens: int | None = None, *, edits: Edits = None) -> Outcome:
-        """Tells it something and lets it go on, to a breakpoint or to the end of its turn."""
-        return self._link.outcome(self._told(prompt, max_tokens, edits))
+        """Appends a prompt and runs to a breakpoint or to the end of the turn."""
+        return self._link.outcome(self._prompted(prompt, max_tokens, edits))
 
     def breakpoint(
         self,
@@ -129,8 +129,9 @@ class Session(Life):
         norm_above: float | None = None,
         norm_below: float | None = None,
     ) -> None:
-        """Stops where all of this holds: at a hook (``*`` is any text), at these positions, in a step
-        (0 is the prompt, n the n-th generated token), at a token, where a row is longer or shorter."""
+        """Adds a breakpoint. All given conditions must hold: the hook (``*`` matches any text), the
+        positions, the step (0 is the prompt, n the n-th generated token), the token, and the norm of a
+        row."""
         text = _forms.breakpoint_at(
             hook,
             positions=positions,
@@ -142,37 +143,37 @@ class Session(Life):
         self.set_breakpoints([*self.breakpoints, text])
 
     def set_breakpoints(self, breakpoints: list[str]) -> None:
-        """Sets all of its breakpoints, in place of those it had: ``HOOK[@POSITIONS][,step=N]…``."""
+        """Replaces all breakpoints: ``HOOK[@POSITIONS][,step=N]…``."""
         if self.id is not None:
             self._link.ask(_asks.set_breakpoints(self.id, breakpoints))
         self.breakpoints = breakpoints
 
     def activation(self, *, part: Part = None, positions: Positions = None) -> Array:
-        """What is at the hook where it stopped, ``[pos, …]``, or some of it: no more travels."""
+        """Returns the activation at the breakpoint, ``[pos, …]``, or a part of it."""
         return _asks.only(self._link.gather(_asks.activation(self._named, part, positions)))
 
     def resume(self, edit: Any = None, *, until: str | None = None) -> Outcome:
-        """Goes on from where it stopped, to the next breakpoint; ``until`` the next ``"hook"``, the end
-        of the ``"block"``, or a hook by name.
+        """Resumes from the breakpoint to the next one, or ``until`` the next ``"hook"``, the end of the
+        ``"block"``, or a hook by its name.
 
-        ``edit`` changes what is there first: an array takes its place, or edits of that hook."""
+        ``edit`` changes the activation first: an array replaces it; edits of the hook also work."""
         return self._link.outcome(self._resumed(edit, until))
 
     def branch(self, count: int) -> list[Session]:
-        """So many sessions that stand where this one stopped, and share all that lies before."""
+        """Opens several sessions at the same breakpoint. All share the KV cache before it."""
         names = self._link.ask(_asks.branch(self._named, count))
         return [self._another(name, self.paused) for name in names]
 
     def branch_back(self, hook: str, position: int, residual: Any) -> Session:
-        """A session that stands at a hook which this one passed on its way to where it stopped, from a
-        position on, with this residual there: ``[rows, d_model]``."""
-        told = self._link.ask(_asks.branch_back(self._named, hook, position, residual))
-        return self._another(told.session, told.paused)
+        """Opens a session at a hook that this session passed before its breakpoint, from a position on,
+        with the given residual, ``[rows, d_model]``."""
+        info = self._link.ask(_asks.branch_back(self._named, hook, position, residual))
+        return self._another(info.session, info.paused)
 
     def fork(self, **sampling: Unpack[Sampling]) -> Session:
-        """Another session that goes on from where this one waits; its sampling may be another."""
-        told = self._link.ask(_asks.fork(self._named, sampling))
-        return self._another(told.session, told.paused)
+        """Opens a copy of a waiting session, with other sampling parameters if given."""
+        info = self._link.ask(_asks.fork(self._named, sampling))
+        return self._another(info.session, info.paused)
 
     @overload
     def follow(self, from_: int = 0, *, stream: Literal[False] = False) -> Outcome: ...
@@ -181,20 +182,22 @@ class Session(Life):
     def follow(self, from_: int = 0, *, stream: Literal[True]) -> Stream: ...
 
     def follow(self, from_: int = 0, *, stream: bool = False) -> Outcome | Stream:
-        """What it has generated from some token on, and goes on to: for who lost the connection."""
+        """Replays what the session generated from a token on, then follows its turn. Use it after a lost
+        connection."""
         turn = self._followed(from_)
         return Stream(self._link, turn) if stream else self._link.outcome(turn)
 
     def recall(self) -> Outcome:
-        """After the server was restarted: brings it to where it had stopped, to look."""
+        """Brings the session back to its breakpoint after a restart of the server."""
         return self._link.outcome(self._recalled())
 
     @contextmanager
     def waiting(self, seconds: float | None = None) -> Iterator[int]:
-        """While you are away, and expect to be back after so many seconds: its KV makes room for others
-        where they need it, and comes back ahead of you. Without a number it makes room at once.
+        """Signals a pause of the client for the body of the ``with``. The session's KV pages may leave the
+        device, and return before the expected number of seconds has passed. Without a number they leave at
+        once.
 
-        Gives the microseconds that the server took to act on it."""
+        Yields the server's reaction time in microseconds."""
         reaction_us = self._link.ask(_asks.waiting(self._named, seconds))
         try:
             yield reaction_us
@@ -202,20 +205,20 @@ class Session(Life):
             self._link.ask(_asks.resuming(self._named))
 
     def renew(self) -> None:
-        """Says that it is still wanted: its lease begins anew."""
+        """Restarts the session's lease."""
         self._link.ask(_asks.renew(self._named))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file, which any server with this model can load."""
+        """Saves the session to a file that any server with the same model can load."""
         with _files.Writing(path) as write:
             self._link.gather(_asks.save(self._named, write))
 
     def info(self) -> SessionInfo:
-        """The session as the server has it, with every token."""
+        """Returns the session's state on the server, with all its tokens."""
         return self._link.ask(_asks.session(self._named))
 
     def delete(self) -> None:
-        """Ends it, and gives its memory back."""
+        """Closes the session and frees its memory."""
         self._link.ask(_asks.delete(self._named))
         self._over = True
 

@@ -1,4 +1,4 @@
-"""What a server tells of itself, its models and its sessions."""
+"""Types that describe a server, its models and its sessions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Sampling(TypedDict, total=False):
-    """How tokens are chosen. What is not said is as the model recommends, or greedy."""
+    """Sampling parameters. Defaults are the model's recommendation, or greedy."""
 
     temperature: float
-    """Zero is greedy."""
+    """Temperature; 0 always takes the most likely token."""
     top_k: int
     top_p: float
     min_p: float
@@ -23,47 +23,47 @@ class Sampling(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
-    """Added to the logits of these tokens."""
+    """Values added to the logits of tokens, by token id."""
     seed: int
-    """The same seed gives the same tokens. Not said: drawn, and told as ``Generation.seed``."""
+    """Seed; the same seed gives the same tokens. Default: drawn, and returned as ``Generation.seed``."""
     logprobs: int
-    """Tell of every token its log-probability, and so many alternatives."""
+    """Number of alternatives to return with the log-probability of each token."""
 
 
 class Options(Sampling, total=False):
-    """What else there is to say when a session begins."""
+    """Options of a new session."""
 
     stop: str | list[str] | tuple[str, ...]
-    """Texts that end a turn; they are not part of the output."""
+    """Texts that end a turn; the output does not contain them."""
     ignore_eos: bool
-    """Go on past the tokens that end a text."""
+    """Whether to continue past end-of-text tokens."""
     deadline_s: float
-    """Seconds after which it is over, whatever it has generated."""
+    """Time limit of the session in seconds."""
     priority: Literal["interactive", "batch"]
 
 
 class Limits(TypedDict, total=False):
-    """What a model is laid out for. What is not said is the server's own."""
+    """Limits that a model is laid out for. Defaults are the server's."""
 
     memory_bytes: int
-    """Bytes of the device it may take."""
+    """Device memory in bytes."""
     context: int
-    """Positions of its longest session."""
+    """Context length: tokens of the longest session."""
     batch: int
-    """Sessions in one pass."""
+    """Sessions that one pass may combine."""
     sessions: int
-    """Sessions open at once."""
+    """Sessions that may be open at once."""
     rows: int
-    """Tokens that go through together while prompts run."""
+    """Rows of a pass: tokens of all its sessions together."""
     no_prefetch: bool
-    """Brings weights that stream only when they are needed: shows what running ahead is worth."""
+    """Disables prefetching of streamed weights, to measure its benefit."""
     resident_bytes: int
-    """Weights that stay on the device at most; what is left streams."""
+    """Limit in bytes on weights that stay resident; the others stream."""
 
 
 @dataclass(frozen=True)
 class Dims:
-    """The shape of a model."""
+    """Dimensions of a model."""
 
     blocks: int
     d_model: int
@@ -77,7 +77,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class Memory:
-    """Where a model's bytes are."""
+    """Memory of a model, by purpose."""
 
     resident_bytes: int
     ring_bytes: int
@@ -91,7 +91,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model as a server has it."""
+    """Description of a model."""
 
     name: str
     reference: str
@@ -99,7 +99,7 @@ class ModelInfo:
     state: str
     """``unloaded``, ``loading``, ``ready`` or ``failed``."""
     routing: str
-    """What is resident and what streams, in a sentence."""
+    """One sentence on which weights are resident and which stream."""
     dims: Dims
     memory: Memory
     limits: Limits
@@ -112,7 +112,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would become of a model that is not loaded yet."""
+    """Plan of a model's memory."""
 
     routing: str
     dims: Dims
@@ -122,19 +122,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class Hook:
-    """A point in a model that can be read and changed."""
+    """Named point of a model where activations can be captured and edited."""
 
     name: str
     layout: str
     shape: tuple[int, ...]
-    """Of one position."""
+    """Shape of one position."""
     stops: bool
-    """Whether a session can stop there."""
+    """Whether a breakpoint can be set here."""
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a server takes."""
+    """Limits on requests."""
 
     message_bytes: int
     prompt_tokens: int
@@ -146,7 +146,7 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a server is and can do."""
+    """Capabilities of a server."""
 
     version: str
     protocols: tuple[str, ...]
@@ -160,20 +160,19 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class At:
-    """A place where a session stands: a hook, the first position that stopped, and how many did."""
+    """Breakpoint where a session stands: a hook, the first position that stopped, and their number."""
 
     hook: str
     position: int
     rows: int
     shape: tuple[int, ...]
     took_us: int | None = field(default=None, compare=False, repr=False, kw_only=True)
-    """Microseconds the engine took to get there, since it was told to go on or since its last token; of
-    a stop that was followed."""
+    """Microseconds since the turn began or since its last token; only in the result of a turn."""
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A session as a server has it."""
+    """Description of a session."""
 
     session: str
     model: str
@@ -186,12 +185,12 @@ class SessionInfo:
     paused: At | None
     owner: str
     token_ids: tuple[int, ...]
-    """Every token; only where one session was asked for."""
+    """All tokens; only in the description of a single session."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far something has come."""
+    """Progress of a push or a load."""
 
     stage: Literal["hash", "send", "load"]
     done_bytes: int
@@ -202,14 +201,14 @@ OnProgress: TypeAlias = Callable[[Progress], object]
 
 
 def read(kind: type[T], message: Any) -> T:
-    """A message as one of the types above: fields of the same names."""
+    """Converts a message to one of the types above, field by field."""
     names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: _READ.get(name, _plain)(message, name) for name in names})
 
 
 def _plain(message: Any, name: str) -> Any:
     value = getattr(message, name)
-    # What is there several times becomes a tuple.
+    # Repeated fields become tuples.
     return value if isinstance(value, (str, int, float, bool, bytes)) else tuple(value)
 
 

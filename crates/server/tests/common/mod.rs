@@ -1,4 +1,4 @@
-//! A real server on a port of its own, and clients that know nothing of it.
+//! A server on its own port, and plain HTTP clients.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -17,14 +17,14 @@ use djinn_server::{LoadOptions, ServedModel, ServerConfig, ServerLimits};
 use djinn_weights::MemorySettings;
 use serde_json::Value;
 
-/// The folder of a model in the source tree.
+/// Path in the source tree.
 pub fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .join(path)
 }
 
-/// The story model.
+/// Configuration of the story model.
 pub fn stories() -> ServedModel {
     model("stories", "models/stories-7m")
 }
@@ -37,7 +37,7 @@ pub fn model(name: &str, path: &str) -> ServedModel {
     }
 }
 
-/// A small server of the story model.
+/// Configuration of a small server with the story model.
 pub fn config(home: &Path) -> ServerConfig {
     let backend = Arc::new(CpuBackend {
         threads: Some(2),
@@ -76,7 +76,7 @@ pub fn config(home: &Path) -> ServerConfig {
     }
 }
 
-/// A server that runs until it is dropped.
+/// Server that runs until it is dropped.
 pub struct Server {
     pub address: SocketAddr,
     pub home: tempfile::TempDir,
@@ -121,7 +121,7 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    /// Posts JSON: the status and what came back.
+    /// Posts JSON and returns the status and the reply.
     pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         self.post_as(path, body, None)
     }
@@ -162,7 +162,7 @@ impl Server {
         (response.status().as_u16(), text)
     }
 
-    /// Sends bytes as they are, and gives what comes back until the server closes.
+    /// Sends raw bytes and returns the reply up to the end of the connection.
     pub fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         let _ = stream.write_all(bytes);
@@ -174,30 +174,36 @@ impl Server {
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
         stream
-            .set_read_timeout(Some(Duration::from_secs(20)))
+            .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
         stream
     }
 
-    /// Panics unless it serves as ever, and holds nothing that nobody asked for.
+    /// Panics unless the server completes a prompt correctly.
     pub fn check_alive(&self) {
         let body =
             serde_json::json!({ "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0 });
-        let (status, told) = self.post("/v1/completions", &body);
-        assert_eq!(status, 200, "{told}");
-        assert_eq!(told["choices"][0]["text"], ", there was a");
+        let (status, reply) = self.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{reply}");
+        assert_eq!(reply["choices"][0]["text"], ", there was a");
     }
 
-    /// A number of `/metrics`.
+    /// Whether the server answers a health check; a server at its limit of connections does not.
+    pub fn answers(&self) -> bool {
+        let reply = self.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        reply.starts_with("HTTP/1.1 200")
+    }
+
+    /// Value of a line of `/metrics`.
     pub fn metric(&self, line: &str) -> f64 {
         let (_, text) = self.get("/metrics");
         let found = text
             .lines()
             .find_map(|l| l.strip_prefix(line)?.trim().parse().ok());
-        found.unwrap_or_else(|| panic!("{line} is not in\n{text}"))
+        found.unwrap_or_else(|| panic!("missing {line} in\n{text}"))
     }
 
-    /// Sessions that are open.
+    /// Number of open sessions.
     pub fn sessions(&self) -> f64 {
         ["ready", "running", "waiting", "paused", "done"]
             .iter()
@@ -230,13 +236,13 @@ impl Drop for Server {
     }
 }
 
-/// Waits until something holds, for a while.
+/// Waits until a condition holds, at most a minute.
 pub fn soon(what: &str, holds: impl Fn() -> bool) {
-    for _ in 0..200 {
+    for _ in 0..1200 {
         if holds() {
             return;
         }
         thread::sleep(Duration::from_millis(50));
     }
-    panic!("not soon: {what}");
+    panic!("timed out: {what}");
 }

@@ -1,12 +1,12 @@
-"""The same for ``asyncio``: every name of the plain client, awaited.
+"""Client for ``asyncio``, with the names of the synchronous client.
 
 >>> import asyncio, djinn
->>> async def tell():
+>>> async def story():
 ...     async with djinn.aio.connect() as client:
 ...         model = await client.model()
 ...         async for token in model.generate("Once upon a time", 4, temperature=0, stream=True):
 ...             print(token, end="")
->>> asyncio.run(tell())
+>>> asyncio.run(story())
 , there was a
 """
 

@@ -1,4 +1,4 @@
-"""A connection, and calls over it, for ``asyncio``: the twin of ``djinn._link``."""
+"""Channel to a server, and calls over it, for ``asyncio``. ``djinn._link`` is the same without it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc.aio
 
 from djinn import _wire
 from djinn._link import Parts
-from djinn.errors import Cancelled, from_status, told
+from djinn.errors import Cancelled, from_status, translated
 from djinn.outcome import Outcome, Token
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class Link:
-    """A channel to a server, of the loop that runs."""
+    """Channel to a server on the running event loop."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -36,22 +36,22 @@ class Link:
         )
 
     async def close(self) -> None:
-        """Hangs up: calls under way end."""
+        """Closes the channel and cancels its calls."""
         await self._channel.close()
 
     async def ask(self, ask: Ask[T]) -> T:
-        """Calls, and reads the answer."""
+        """Calls a method and reads its reply."""
         method = _wire.method(ask.method)
         call = self._channel.unary_unary(method.path, method.write, method.read)
-        with told(self.address.target):
+        with translated(self.address.target):
             reply = await call(ask.request, metadata=self.address.metadata, timeout=self.address.timeout_s)
         return ask.read(reply)
 
     async def gather(self, gather: Gather[T]) -> T | None:
-        """Calls, and reads answers until they come to something, or end."""
+        """Calls a method and reads replies until one completes the result, or the stream ends."""
         call = self.listen(gather.method, gather.request)
         try:
-            with told(self.address.target):
+            with translated(self.address.target):
                 async for reply in call:
                     found = gather.take(reply)
                     if found is not None:
@@ -61,19 +61,19 @@ class Link:
         return None
 
     def listen(self, name: str, request: Any) -> Any:
-        """Calls, for a stream of answers."""
+        """Calls a method that returns a stream."""
         method = _wire.method(name)
         call = self._channel.unary_stream(method.path, method.write, method.read)
         return call(request, metadata=self.address.metadata)
 
     async def send(self, name: str, parts: Iterable[Any]) -> Any:
-        """Calls with a stream of parts, for one answer."""
+        """Calls a method with a stream of parts and returns its reply."""
         method = _wire.method(name)
         start = self._channel.stream_unary(method.path, method.write, method.read)
         whole = Parts(parts)
         call = start(iter(whole), metadata=self.address.metadata)
         try:
-            with told(self.address.target):
+            with translated(self.address.target):
                 return await call
         finally:
             call.cancel()
@@ -85,10 +85,10 @@ class Link:
 
 
 class Stream:
-    """The tokens of a turn as they come: ``async for token in stream``.
+    """Tokens of a turn while they are generated: ``async for token in stream``.
 
-    :meth:`close` ends the turn on the server too, as does the end of an ``async with`` and to leave the
-    loop early; a session that is kept goes on by itself.
+    Leaving the loop early, :meth:`close` and the end of an ``async with`` also end the turn on the server.
+    A kept session continues there.
     """
 
     def __init__(self, link: Link, turn: Turn) -> None:
@@ -127,23 +127,23 @@ class Stream:
 
     @property
     def pieces(self) -> list[Token]:
-        """What came so far."""
+        """Tokens received so far."""
         return self._turn.pieces
 
     @property
     def text(self) -> str:
-        """The text of what came so far."""
+        """Text received so far."""
         return "".join(piece.text for piece in self.pieces)
 
     async def result(self) -> Outcome:
-        """What the turn came to, once all of it has come."""
+        """Reads the rest of the turn and returns its result."""
         if self._closed and self._turn.outcome is None:
-            raise Cancelled("the stream was closed before its turn was over")
+            raise Cancelled("the stream was closed before its turn ended")
         async for _ in self:
             pass
         return self._turn.result()
 
     def close(self) -> None:
-        """Gives the call up, if it is not over."""
+        """Cancels the call if it is still running."""
         self._closed = True
         self._call.cancel()

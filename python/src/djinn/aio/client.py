@@ -1,4 +1,4 @@
-"""A connection to a server, for ``asyncio``."""
+"""Connection to a server, for ``asyncio``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def connect(
     cert: tuple[Pem, Pem] | None = None,
     timeout: float | None = 60.0,
 ) -> Connecting:
-    """Connects to a server, as :func:`djinn.connect` does: ``await`` it, or use ``async with``."""
+    """Connects to a server like :func:`djinn.connect`. Use ``await`` or ``async with``."""
     return Connecting(_address.settle(address, key, tls, ca, cert, timeout))
 
 
 class Connecting:
-    """A connection that is being made."""
+    """Pending connection."""
 
     def __init__(self, address: _address.Address) -> None:
         self._address = address
@@ -61,7 +61,7 @@ class Connecting:
 
 
 class Client:
-    """A connection to a server. Made by :func:`djinn.aio.connect`."""
+    """Connection to a server, created by :func:`djinn.aio.connect`."""
 
     def __init__(self, link: Link, capabilities: Capabilities) -> None:
         self._link = link
@@ -74,23 +74,23 @@ class Client:
         await self.close()
 
     def __repr__(self) -> str:
-        told = self._capabilities
-        return f"<djinn {told.version} at {self._link.address.target} on {told.device}>"
+        about = self._capabilities
+        return f"<djinn {about.version} at {self._link.address.target} on {about.device}>"
 
     async def close(self) -> None:
-        """Hangs up. Sessions that are kept stay."""
+        """Closes the connection. Kept sessions stay open on the server."""
         await self._link.close()
 
     async def capabilities(self) -> Capabilities:
-        """What the server is and can do."""
+        """Returns the server's version, device and limits."""
         return await self._link.ask(_asks.capabilities())
 
     async def models(self) -> list[Model]:
-        """Every model that is registered, loaded or not."""
+        """Lists all registered models, loaded or not."""
         return [Model(self._link, info) for info in await self._infos()]
 
     async def model(self, name: str | None = None) -> Model:
-        """A model by name; the first one where none is given."""
+        """Returns a model by its name. Default: the server's first model."""
         return Model(self._link, _about.pick(await self._infos(), name))
 
     async def register(
@@ -101,16 +101,17 @@ class Client:
         progress: OnProgress | None = None,
         **limits: Unpack[Limits],
     ) -> Model:
-        """Loads a model, or finds it loaded."""
+        """Registers and loads a model, like :meth:`djinn.Client.register`."""
         found = await self._link.gather(_asks.register(reference, name, limits, progress))
         return Model(self._link, _asks.only(found))
 
     async def plan(self, reference: str, **limits: Unpack[Limits]) -> Plan:
-        """What would stay in memory and what would stream. Loads nothing."""
+        """Plans which weights stay resident and which stream, without loading the model."""
         return await self._link.ask(_asks.plan(reference, limits))
 
     async def unload(self, name: str, *, force: bool = False, forget: bool = False) -> None:
-        """Gives a model's memory back; with ``force`` also where sessions would be lost."""
+        """Unloads a model. ``force`` unloads it even if open sessions are lost; ``forget`` also removes it from
+        the server's list."""
         await self._link.ask(_asks.unload(name, force, forget))
 
     async def push(
@@ -122,7 +123,7 @@ class Client:
         progress: OnProgress | None = None,
         **limits: Unpack[Limits],
     ) -> Model:
-        """Sends a checkpoint's folder, or a live model, and registers it: as :func:`djinn.push`."""
+        """Pushes a checkpoint folder or a live model and registers it, like :func:`djinn.push`."""
         default, sources = _checkpoint.sources(model, tokenizer)
         parcel = await asyncio.to_thread(Parcel, sources, progress)
         for wait_s in WAITS_S:
@@ -138,11 +139,11 @@ class Client:
         return await self.register(f"pushed:{offered.push}", name or default, progress=progress, **limits)
 
     async def sessions(self, model: str | None = None) -> list[SessionInfo]:
-        """Your sessions, or those of one model."""
+        """Lists your sessions, of all models or of one."""
         return await self._link.ask(_asks.sessions(model))
 
     async def session(self, session: str) -> Session:
-        """Finds a session again, by its id. It stays when its ``async with`` ends."""
+        """Returns a session by its id. The end of its ``async with`` does not close the session."""
         return Session.found(self._link, await self._link.ask(_asks.session(session)))
 
     async def _infos(self) -> list[ModelInfo]:

@@ -84,7 +84,7 @@ class Session(Life):
         stream: bool = False,
     ) -> Coroutine[Any, Any, Generation] | Stream:
         """Tells it something and lets it go on; without a prompt, from its last token."""
-        turn = self._told(prompt, max_tokens, edits)
+        turn = self._prompted(prompt, max_tokens, edits)
         return Stream(self._link, turn) if stream else self._generation(turn)
 
     async def _generation(self, turn: _turns.Turn) -> Generation:
@@ -96,7 +96,7 @@ class Session(Life):
 
     async def run(self, prompt: Any = None, max_tokens: int | None = None, *, edits: Edits = None) -> Outcome:
         """Tells it something and lets it go on, to a breakpoint or to the end of its turn."""
-        return await self._link.outcome(self._told(prompt, max_tokens, edits))
+        return await self._link.outcome(self._prompted(prompt, max_tokens, edits))
 
     async def breakpoint(
         self,
