@@ -1,4 +1,4 @@
-"""One server for all tests that can share it."""
+"""A server that most tests share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(client):
 
 @pytest.fixture(autouse=True)
 def no_session_is_left(request):
-    """Whatever a test did, it leaves no session behind."""
+    """Checks after every test that no session is left."""
     yield
     if "client" in request.fixturenames:
         from serving import eventually

@@ -1,4 +1,4 @@
-"""A real server, for tests."""
+"""Server processes for tests."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ READY = "Server ready, listening on "
 
 
 def binary() -> Path:
-    """The program under test: DJINN_BIN, or what `cargo build --release` left."""
+    """Returns the program under test: DJINN_BIN, or the release build."""
     path = Path(os.environ.get("DJINN_BIN", REPO / "target" / "release" / "djinn"))
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there: `cargo build --release`, or set DJINN_BIN")
+        raise FileNotFoundError(f"{path} does not exist: run `cargo build --release`, or set DJINN_BIN")
     return path
 
 
 def djinn(*args: object) -> str:
-    """Runs a command, for what it prints."""
+    """Runs a command and returns its output."""
     ran = subprocess.run([binary(), *map(str, args)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def djinn_json(*args: object) -> dict:
-    """Runs a command that prints JSON."""
+    """Runs a command with --json and returns its parsed output."""
     return json.loads(djinn(*args, "--json"))
 
 
 class Server:
-    """A server process on a port of its own, until `stop`."""
+    """Server process on its own port, until `stop`."""
 
     def __init__(self, *args: object, port: int | str = 0) -> None:
         command = [binary(), "serve", "--port", str(port), *map(str, args)]
@@ -53,12 +53,12 @@ class Server:
         return f"http://{self.address}"
 
     def stop(self) -> int:
-        """Lets it drain."""
+        """Stops the server gracefully and returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
     def kill(self) -> None:
-        """Ends it at once, as a power cut would."""
+        """Kills the server at once."""
         self.process.kill()
         self.process.wait(60)
 
@@ -70,10 +70,10 @@ class Server:
             self.kill()
 
 
-def eventually(holds, seconds: float = 10.0):
-    """Waits until something holds, and gives it."""
+def eventually(holds, seconds: float = 60.0):
+    """Waits until a function returns a true value, and returns it."""
     until = time.monotonic() + seconds
     while not (found := holds()):
-        assert time.monotonic() < until, "it never came to hold"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.02)
     return found

@@ -1,4 +1,4 @@
-"""The client for asyncio: the same things, awaited."""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(server, body):
     return asyncio.run(main())
 
 
-def test_the_same_names():
+def test_names_match_the_synchronous_client():
     for kind in ("Client", "Model", "Session", "Stream"):
         plain = {n for n in dir(getattr(djinn, kind)) if not n.startswith("_")}
         twin = {n for n in dir(getattr(aio, kind)) if not n.startswith("_")}
@@ -32,21 +32,21 @@ def test_the_same_names():
 
 def test_generation(server, model):
     async def body(client, twin):
-        told = await twin.generate(PROMPT, 8, temperature=0)
+        result = await twin.generate(PROMPT, 8, temperature=0)
         tokens = [token.id async for token in twin.generate(PROMPT, 8, temperature=0, stream=True)]
         many = await asyncio.gather(*(twin.generate(PROMPT, 8, temperature=1, seed=i) for i in range(8)))
         assert await twin.detokenize(await twin.tokenize(PROMPT)) == PROMPT
         assert (await client.capabilities()).version in repr(client)
         assert "stories-7m" in [m.name for m in await client.models()]
-        return told, tokens, many
+        return result, tokens, many
 
-    told, tokens, many = run(server, body)
-    assert told.tokens == tokens == model.generate(PROMPT, 8, temperature=0).tokens
+    result, tokens, many = run(server, body)
+    assert result.tokens == tokens == model.generate(PROMPT, 8, temperature=0).tokens
     for i, one in enumerate(many):
         assert one.tokens == model.generate(PROMPT, 8, temperature=1, seed=i).tokens
 
 
-def test_leaving_early(server, client):
+def test_leaving_a_stream_early_ends_the_session(server, client):
     async def body(_, twin):
         async for token in twin.generate(PROMPT, 400, temperature=0, ignore_eos=True, stream=True):
             if token.index == 2:
@@ -95,7 +95,7 @@ def test_sessions(server, client, model, tmp_path):
             branches = await s.branch(2)
             back = await s.branch_back("blocks.2.hook_resid_post", 5, there[-1:])
             await back.delete()
-            told = await asyncio.gather(*(b.resume(djinn.scale(HOOK, 0.5)) for b in branches))
+            result = await asyncio.gather(*(b.resume(djinn.scale(HOOK, 0.5)) for b in branches))
             whole = await s.resume()
             fork = await s.fork()
             async with s.waiting(1):
@@ -112,14 +112,14 @@ def test_sessions(server, client, model, tmp_path):
         loaded = await twin.load_session(tmp_path / "cat.djinn")
         await loaded.delete()
         assert await twin_client.sessions() == []
-        return told, whole, there
+        return result, whole, there
 
-    told, whole, there = run(server, body)
+    result, whole, there = run(server, body)
     _, cache = model.run_with_cache(PROMPT, HOOK)
     assert np.array_equal(there, cache[HOOK])
     assert whole.tokens == model.generate(PROMPT, 6, temperature=0).tokens
     edit = djinn.scale(HOOK, 0.5, positions="prompt")
-    assert told[0].tokens == told[1].tokens == model.generate(PROMPT, 6, temperature=0, edits=edit).tokens
+    assert result[0].tokens == result[1].tokens == model.generate(PROMPT, 6, temperature=0, edits=edit).tokens
 
 
 def test_push(tmp_path):
@@ -133,9 +133,9 @@ def test_push(tmp_path):
                 sent.append(max((p.done_bytes for p in heard if p.stage == "send"), default=0))
             plan = await client.plan("shape:gpt2?layers=2")
             assert plan.dims.blocks == 2
-            told = await model.generate(PROMPT, 4, temperature=0)
+            result = await model.generate(PROMPT, 4, temperature=0)
             await client.unload("mine", forget=True)
-            return sent, told
+            return sent, result
 
-        (first, second), told = run(server, body)
-        assert first > 1 << 20 and second == 0 and len(told.tokens) == 4
+        (first, second), result = run(server, body)
+        assert first > 1 << 20 and second == 0 and len(result.tokens) == 4

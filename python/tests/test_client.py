@@ -1,4 +1,4 @@
-"""Connections, models, and who may do what."""
+"""Connections, models, keys and TLS."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ sessions = 1
 
 
 def test_capabilities(client):
-    told = client.capabilities()
-    assert "djinn.v1" in told.protocols
-    assert told.version and told.device and told.limits.message_bytes > 1 << 20
-    assert not told.durable
-    assert told.device in repr(client)
+    result = client.capabilities()
+    assert "djinn.v1" in result.protocols
+    assert result.version and result.device and result.limits.message_bytes > 1 << 20
+    assert not result.durable
+    assert result.device in repr(client)
 
 
 def test_models(client, model):
@@ -39,11 +39,11 @@ def test_models(client, model):
     assert model.dims.blocks == 8 and model.dims.d_model == 256 and model.dims.vocab == 4096
     assert model.info.family == "llama" and model.info.has_text and not model.info.has_chat
     assert "stories-7m" in repr(model) and "d_model" in model._repr_html_()
-    with pytest.raises(djinn.NotFound, match="stories-7m"):
+    with pytest.raises(djinn.NotFound):
         client.model("nothing")
 
 
-def test_models_come_and_go(client):
+def test_models_are_registered_and_unloaded(client):
     heard = []
     model = client.register("shape:gpt2?layers=2", "small", progress=heard.append, context=64, sessions=4)
     assert model.name == "small" and model.info.state == "ready" and model.dims.blocks == 2
@@ -59,7 +59,7 @@ def test_models_come_and_go(client):
         client.register("/etc")
 
 
-def test_sessions_are_not_lost_by_accident(client):
+def test_unloading_a_model_with_sessions_needs_force(client):
     model = client.register("shape:gpt2?layers=2", "small", context=64)
     with model.session(max_tokens=2) as s:
         s.generate([1, 2, 3])
@@ -84,16 +84,17 @@ def test_addresses():
     assert settle("https://c").target == "c:443" and settle("https://c").tls
     assert settle("http://c:80/").target == "c:80" and not settle("http://c:80/").tls
     assert settle("c", DJINN_KEY="k").metadata == (("authorization", "Bearer k"),)
-    with pytest.raises(ValueError, match="ftp"):
+    with pytest.raises(ValueError):
         settle("ftp://c")
 
 
-def test_nobody_there():
+def test_an_unreachable_server():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(djinn.Unavailable, match="djinn serve"):
+    with pytest.raises(djinn.Unavailable) as raised:
         djinn.connect(f"127.0.0.1:{port}", timeout=5)
+    assert raised.value.code == "unavailable"
     with pytest.raises(ConnectionError):
         djinn.connect(f"127.0.0.1:{port}", timeout=5)
 
@@ -102,9 +103,10 @@ def test_keys(tmp_path):
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)
     with Server("--keys", keys) as server:
-        for key in (None, "nobody-0123456789abcdef"):
-            with pytest.raises(djinn.Unauthenticated, match="key"):
+        for key in (None, "unknown-0123456789abcdef"):
+            with pytest.raises(djinn.Unauthenticated) as raised:
                 djinn.connect(server.address, key)
+            assert raised.value.code == "unauthenticated"
         ada = djinn.connect(server.address, "ada-0123456789abcdef")
         bob = djinn.connect(server.address, "bob-0123456789abcdef")
         assert (ada.capabilities().owner, bob.capabilities().owner) == ("ada", "bob")

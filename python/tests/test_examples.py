@@ -1,4 +1,4 @@
-"""Every example in docstrings, the README and the guides does what it says."""
+"""Examples in docstrings, the README and the guides run and print what they show."""
 
 from __future__ import annotations
 

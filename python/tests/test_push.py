@@ -1,4 +1,4 @@
-"""Models that are sent."""
+"""Pushing models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pushed_server(tmp_path_factory):
 
 
 class Heard(list):
-    """What progress told."""
+    """Collects progress reports."""
 
     def __call__(self, progress):
         self.append(progress)
@@ -30,15 +30,15 @@ class Heard(list):
         return max((p.done_bytes for p in self if p.stage == stage), default=0)
 
 
-def test_pushed_twice_is_sent_once(pushed_server):
+def test_a_second_push_sends_nothing(pushed_server):
     client = djinn.connect(pushed_server.address)
     first, second = Heard(), Heard()
     model = djinn.push(STORIES, client=client, name="mine", progress=first)
     total = sum(s.bytes for s in _checkpoint.sources(STORIES)[1])
     assert first.bytes("hash") == first.bytes("send") == total
-    told = model.generate("Once upon a time", 12, temperature=0)
+    result = model.generate("Once upon a time", 12, temperature=0)
     assert (
-        told.tokens
+        result.tokens
         == djinn_json("run", "--max-tokens", 12, "--temperature", 0, "--prompt", "Once upon a time")[
             "output_ids"
         ]
@@ -47,7 +47,7 @@ def test_pushed_twice_is_sent_once(pushed_server):
     assert again.name == "mine" and second.bytes("send") == 0
 
 
-def test_only_what_is_new_is_sent(pushed_server, tmp_path):
+def test_only_new_files_are_sent(pushed_server, tmp_path):
     client = djinn.connect(pushed_server.address)
     client.push(GOLDEN / "llama2", name="one")
     folder = tmp_path / "other"
@@ -64,7 +64,7 @@ def test_only_what_is_new_is_sent(pushed_server, tmp_path):
 
 
 def big(folder, megabytes=64):
-    """A checkpoint that takes a moment to send."""
+    """Creates a checkpoint that takes a moment to send."""
     folder.mkdir()
     shutil.copy(GOLDEN / "llama2" / "config.json", folder)
     tensors = _safetensors.read(GOLDEN / "llama2" / "model.safetensors")
@@ -74,7 +74,7 @@ def big(folder, megabytes=64):
     return folder
 
 
-def test_a_broken_push_goes_on(pushed_server, tmp_path):
+def test_an_interrupted_push_resumes(pushed_server, tmp_path):
     client = djinn.connect(pushed_server.address)
     folder = big(tmp_path / "big")
     half = 32 << 20
@@ -94,7 +94,7 @@ def test_a_broken_push_goes_on(pushed_server, tmp_path):
     assert model.logits([1, 2, 3]).shape[0] == 3
 
 
-def test_a_push_survives_the_server(tmp_path):
+def test_a_push_survives_a_restart_of_the_server(tmp_path):
     folder, pushed = big(tmp_path / "big"), tmp_path / "pushed"
     server = Server("--push-dir", pushed)
     port = server.address.rpartition(":")[2]
@@ -116,7 +116,7 @@ def test_a_push_survives_the_server(tmp_path):
         servers[-1].kill()
 
 
-def test_only_a_checkpoints_files_are_sent(tmp_path):
+def test_only_files_of_a_checkpoint_are_sent(tmp_path):
     folder = tmp_path / "mixed"
     shutil.copytree(STORIES, folder)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
@@ -128,20 +128,20 @@ def test_only_a_checkpoints_files_are_sent(tmp_path):
         "tokenizer_config.json",
         "model.safetensors",
     }
-    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+    with pytest.raises(FileNotFoundError):
         _checkpoint.sources(tmp_path)
     with pytest.raises(TypeError):
         _checkpoint.sources(3)
 
 
-def test_files_made_on_the_way_can_be_resumed():
+def test_generated_files_can_be_read_from_an_offset():
     pieces = [b"abc", b"", b"defgh", b"i"]
     made = _parcel.MadeFile("x.json", [(len(p), lambda p=p: p) for p in pieces])
     for offset in range(10):
         assert b"".join(made.views(offset)) == b"abcdefghi"[offset:]
 
 
-def test_a_model_that_is_alive(pushed_server):
+def test_a_live_model(pushed_server):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     client = djinn.connect(pushed_server.address)
@@ -171,7 +171,7 @@ def test_a_model_that_is_alive(pushed_server):
 CLEAN = str.maketrans({c: "-" for c in " {}'():,."})
 
 
-def test_tensors_of_torch(client, model):
+def test_torch_tensors(client, model):
     torch = pytest.importorskip("torch")
     row = torch.linspace(-1, 1, 256)
     hook = "blocks.2.hook_resid_post"
@@ -186,7 +186,7 @@ def test_tensors_of_torch(client, model):
     assert cache[hook][0, 0] == 3.0, "the memory is shared"
 
 
-def test_pushes_that_make_no_sense_are_refused(pushed_server, tmp_path):
+def test_invalid_pushes_are_rejected(pushed_server, tmp_path):
     client = djinn.connect(pushed_server.address)
     folder = tmp_path / "wrong"
     folder.mkdir()
@@ -196,7 +196,7 @@ def test_pushes_that_make_no_sense_are_refused(pushed_server, tmp_path):
         client.push(folder)
 
 
-def test_two_push_the_same(pushed_server):
+def test_two_clients_push_the_same_model(pushed_server):
     client = djinn.connect(pushed_server.address)
     with ThreadPoolExecutor() as pool:
         models = list(pool.map(lambda _: client.push(STORIES, name="same"), range(4)))

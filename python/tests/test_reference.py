@@ -1,4 +1,4 @@
-"""The reference is as the docstrings are. `UPDATE_REFERENCE=1 pytest` writes it again."""
+"""The Python reference matches the docstrings. `UPDATE_REFERENCE=1 pytest` regenerates it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = REPO / "docs" / "reference" / "python.md"
 
 
 def signature(name: str, what: object) -> str:
-    """As it is called, without what types are called inside."""
+    """Returns the signature without module names of types."""
     try:
         text = f"{name}{inspect.signature(what)}"  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -48,7 +48,7 @@ def entry(name: str, what: object, level: str) -> str:
 
 def reference() -> str:
     text = (
-        "# Python\n\nMade from the docstrings of `djinn`. `djinn.aio` has the same names, to be awaited.\n\n"
+        "# Python\n\nGenerated from the docstrings of `djinn`. `djinn.aio` has the same names for `asyncio`.\n\n"
     )
     for name in sorted(djinn.__all__):
         what = getattr(djinn, name)
@@ -61,8 +61,8 @@ def reference() -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def test_the_reference_is_the_docstrings():
+def test_the_reference_is_up_to_date():
     text = reference()
     if os.environ.get("UPDATE_REFERENCE"):
         PATH.write_text(text)
-    assert PATH.read_text() == text, "UPDATE_REFERENCE=1 pytest writes it again"
+    assert PATH.read_text() == text, "out of date: run UPDATE_REFERENCE=1 pytest"

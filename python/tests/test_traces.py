@@ -1,4 +1,4 @@
-"""Traces for who asks for them, with no word of what was said."""
+"""OpenTelemetry traces contain requests and turns, but no prompts or generated text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 class Collector(grpc.GenericRpcHandler):
-    """Takes whatever is sent."""
+    """Collector that stores all received spans."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -36,11 +36,11 @@ def test_requests_and_turns_are_traced():
         "--model", f"m={STORIES}", "--otlp", f"http://127.0.0.1:{port}", "--node-id", "here"
     ) as server:
         with djinn.connect(server.address) as client:
-            told = client.model().generate("The secret word is banana", max_tokens=5, temperature=0)
+            result = client.model().generate("The secret word is banana", max_tokens=5, temperature=0)
         assert server.stop() == 0
     eventually(lambda: b"turn" in collector.sent and b"request" in collector.sent)
     for word in (b"Sessions/Create", b"here", b"tokens"):
         assert word in collector.sent
-    for word in (b"banana", told.text.strip().encode()):
+    for word in (b"banana", result.text.strip().encode()):
         assert word not in collector.sent
     taker.stop(0)

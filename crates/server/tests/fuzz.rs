@@ -182,7 +182,7 @@ async fn post_frame(address: SocketAddr, method: &str, frame: Vec<u8>) -> Option
         return Some(code);
     }
     let body = response.into_body().collect();
-    let body = tokio::time::timeout(Duration::from_secs(20), body)
+    let body = tokio::time::timeout(Duration::from_secs(120), body)
         .await
         .ok()?
         .ok()?;

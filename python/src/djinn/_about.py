@@ -1,4 +1,4 @@
-"""What is known of a model without asking: the plain ``Model`` and the one for ``asyncio`` share it."""
+"""Properties of a model that both ``Model`` classes share."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from djinn.types import Dims, ModelInfo
 
 
 class About:
-    """A model, as far as it was told of."""
+    """Description of a model at the time of the request."""
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
 
     @property
     def name(self) -> str:
-        """What the server calls it."""
+        """Name of the model on the server."""
         return self.info.name
 
     @property
     def dims(self) -> Dims:
-        """Its shape: ``dims.blocks``, ``dims.d_model``, ``dims.heads``…"""
+        """Dimensions of the model: ``dims.blocks``, ``dims.d_model``, ``dims.heads``…"""
         return self.info.dims
 
     def __repr__(self) -> str:
@@ -46,11 +46,11 @@ class About:
 
 
 def pick(infos: list[ModelInfo], name: str | None) -> ModelInfo:
-    """A model by name, or the first."""
+    """Returns a model by its name. Default: the first one."""
     found = [info for info in infos if name is None or info.name == name]
     if found:
         return found[0]
     if name is None:
-        raise NotFound("the server has no model")
+        raise NotFound("the server has no models; register one")
     there = ", ".join(info.name for info in infos) or "none"
-    raise NotFound(f"there is no model '{name}' (there is {there})")
+    raise NotFound(f"no model '{name}' on this server; registered models: {there}")

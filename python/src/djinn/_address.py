@@ -1,4 +1,4 @@
-"""Where a server is, and how to get there."""
+"""Address and credentials of a server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import grpc
 DEFAULT = "127.0.0.1:5556"
 
 Pem: TypeAlias = "bytes | str | os.PathLike[str] | None"
-"""A certificate or a key: the bytes themselves, or a file."""
+"""Certificate or private key in PEM format, as bytes or as a file."""
 
-# Tensors are large; a stream that nobody hears from is looked after.
+# No limit on message sizes, since tensors are large; keep-alive pings for silent streams.
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -28,7 +28,7 @@ OPTIONS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True)
 class Address:
-    """A server's address and what it wants to see."""
+    """Address of a server, with credentials and timeout."""
 
     target: str
     tls: bool
@@ -39,18 +39,18 @@ class Address:
 
     @property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """What goes with every call."""
+        """Metadata of every call."""
         return (("authorization", f"Bearer {self.key}"),) if self.key else ()
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """For a channel; nothing for one in the clear."""
+        """TLS credentials of a channel; ``None`` for plain text."""
         if not self.tls:
             return None
         chain, private = self.cert or (None, None)
         return grpc.ssl_channel_credentials(_pem(self.ca), _pem(private), _pem(chain))
 
     def options(self) -> list[tuple[str, Any]]:
-        """For a channel."""
+        """Options of a channel."""
         host = self.target.rpartition(":")[0]
         is_here = host in ("localhost", "127.0.0.1", "[::1]")
         return [*OPTIONS, ("grpc.enable_http_proxy", 0)] if is_here else OPTIONS
@@ -65,17 +65,17 @@ def settle(
     timeout_s: float | None,
     env: Mapping[str, str] = os.environ,
 ) -> Address:
-    """What was given, with what was not from the environment.
+    """Fills arguments that are not given from the environment variables.
 
     >>> settle("https://models.example:443", None, None, None, None, 60, env={}).tls
     True
     >>> settle(None, None, None, None, None, 60, env={"DJINN_SERVER": "gpu:5556"}).target
     'gpu:5556'
     """
-    told = address or env.get("DJINN_SERVER") or env.get("GENIE_SERVER_ADDRESS") or DEFAULT
-    scheme, _, rest = told.rpartition("://")
+    given = address or env.get("DJINN_SERVER") or env.get("GENIE_SERVER_ADDRESS") or DEFAULT
+    scheme, _, rest = given.rpartition("://")
     if scheme not in ("", "http", "https"):
-        raise ValueError(f"an address is HOST:PORT, http://… or https://…, not {told}")
+        raise ValueError(f"invalid address {given!r}: use HOST:PORT, http://HOST:PORT or https://HOST:PORT")
     host = rest.rstrip("/")
     secure = scheme == "https" or ca is not None or cert is not None if tls is None else tls
     if ":" not in host:

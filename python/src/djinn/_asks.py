@@ -1,7 +1,7 @@
-"""What is asked of a server, and how its answers are read. Nothing here knows how a call is made.
+"""Requests to a server, and how their replies are read. Independent of how calls are made.
 
-An :class:`Ask` has one answer, a :class:`Gather` many that come to one thing; what makes sessions run is
-in ``_turns``. The plain client and the one for ``asyncio`` are thin shells around these.
+An :class:`Ask` has one reply, a :class:`Gather` a stream of replies with one result. ``_turns`` has the
+requests that run sessions. The synchronous client and the one for ``asyncio`` both use these.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ask(Generic[T]):
-    """A request with one answer."""
+    """Request with one reply."""
 
     method: str
     request: Any
@@ -45,8 +45,8 @@ class Ask(Generic[T]):
 
 @dataclass(frozen=True)
 class Gather(Generic[T]):
-    """A request with a stream of answers that come to one thing: ``take`` has each, and gives that
-    thing when it is there."""
+    """Request with a stream of replies and one result. ``take`` reads each reply and returns the result
+    once it is complete."""
 
     method: str
     request: Any
@@ -116,7 +116,7 @@ def pieces(model: str, tokens: Any) -> Ask[list[str]]:
 def _detokenize(model: str, tokens: Any, special: bool, each: bool) -> Any:
     ids = as_tokens([tokens] if np.ndim(tokens) == 0 else tokens)
     if ids is None:
-        raise TypeError(f"tokens are whole numbers, and these are {type(tokens).__name__}")
+        raise TypeError(f"tokens must be integers, not {type(tokens).__name__}")
     return _wire.DetokenizeRequest(model=model, tokens=ids, special=special, each=each)
 
 
@@ -197,12 +197,12 @@ def save(session: str, write: Callable[[bytes], object]) -> Gather[None]:
 
 
 def loaded(reply: Any) -> SessionInfo:
-    """What comes of sending a saved session."""
+    """Reads the reply to a saved session."""
     return read(SessionInfo, reply)
 
 
 def prompt(given: Any) -> Any:
-    """A prompt as it travels: text, tokens or a chat; nothing where nothing was given."""
+    """Converts a prompt (text, tokens or a chat) to a message; ``None`` stays ``None``."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -211,34 +211,34 @@ def prompt(given: Any) -> Any:
         return _wire.Prompt(chat=_chat(given))
     tokens = as_tokens(given)
     if tokens is None:
-        raise TypeError("a prompt is a text, a list of token ids, or a list of messages")
+        raise TypeError("a prompt must be a text, a list of token ids, or a list of messages")
     return _wire.Prompt(tokens=_wire.Tokens(ids=tokens))
 
 
 def as_tokens(given: Any) -> list[int] | None:
-    """Token ids; nothing where it is something else."""
+    """Converts token ids to a list; returns ``None`` for other values."""
     array = np.asarray(given)
     if not np.issubdtype(array.dtype, np.integer) and array.size:
         return None
     if array.ndim == 2 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 1:
-        raise ValueError(f"one prompt at a time: tokens of shape {list(array.shape)}")
+        raise ValueError(f"expected one prompt, got tokens of shape {list(array.shape)}")
     return [int(token) for token in array]
 
 
 def sampling(how: Sampling) -> Any:
-    """How tokens are chosen, as it travels."""
+    """Converts sampling parameters to a message."""
     unknown = set(how) - Sampling.__annotations__.keys()
     if unknown:
-        raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
     return _wire.Sampling(**how)
 
 
 def only(found: T | None) -> T:
-    """What a stream came to, which must be something."""
+    """Returns the result of a stream, or raises an error if the stream ended early."""
     if found is None:
-        raise ServerError("the server's answer ended before it was complete")
+        raise ServerError("the connection ended before the reply was complete")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A model as the files of a checkpoint: a folder's, or those that a live model would have."""
+"""Files of a checkpoint: from a folder, or generated from a live model."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _DTYPES = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF
 
 
 def sources(model: Any, tokenizer: Any = None) -> tuple[str, list[Source]]:
-    """A name for a model, and its files."""
+    """Returns a name for a model, and its files."""
     if isinstance(model, (str, os.PathLike)):
         folder = Path(model).resolve()
         return folder.name, list(_folder(folder))
     if hasattr(model, "state_dict") and hasattr(model, "config"):
         return _name(model), [*_settings(model), _weights(model), *_texts(tokenizer)]
-    raise TypeError(f"a folder or a transformers model, not {type(model).__name__}")
+    raise TypeError(f"expected a checkpoint folder or a transformers model, not {type(model).__name__}")
 
 
 def _folder(folder: Path) -> Iterator[Source]:
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} has no config.json: it is no checkpoint")
+        raise FileNotFoundError(f"{folder} is not a checkpoint: config.json is missing")
     weights = _weight_files(folder)
     if not weights:
-        raise FileNotFoundError(f"{folder} has no safetensors")
+        raise FileNotFoundError(f"{folder} is not a checkpoint: it contains no .safetensors file")
     texts = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".jinja", ".txt", ".model"))
     for path in [*texts, *weights]:
         if path.is_file() and path.stat().st_size:
@@ -40,7 +40,7 @@ def _folder(folder: Path) -> Iterator[Source]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The shards that an index names, or the one file, or all there are."""
+    """Weight files: the shards of the index, the single file, or all .safetensors files."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         named = json.loads(index.read_text())["weight_map"].values()
@@ -88,7 +88,7 @@ def _weights(model: Any) -> Source:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """The weights as a checkpoint has them: without those that are tied to others."""
+    """Yields the weights that a checkpoint stores: tied weights once."""
     stored = _as_stored(model)
     tied = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
     places = Counter(_place(tensor) for tensor in stored.values())
@@ -102,7 +102,7 @@ def _place(tensor: Any) -> tuple[Any, ...]:
 
 
 def _as_stored(model: Any) -> dict[str, Any]:
-    """The state dict under the names of a checkpoint, where transformers holds it under others."""
+    """Returns the state dict under the names of the checkpoint, which transformers may have changed."""
     state: dict[str, Any] = model.state_dict()
     try:
         from transformers.core_model_loading import revert_weight_conversion
@@ -115,12 +115,11 @@ def _dtype(name: str, tensor: Any) -> str:
     try:
         return _DTYPES[str(tensor.dtype)]
     except KeyError:
-        raise TypeError(f"{name} is {tensor.dtype}: float32, float16 and bfloat16 can be sent") from None
+        raise TypeError(f"{name} has dtype {tensor.dtype}, but only float32, float16 and bfloat16 can be pushed") from None
 
 
 def _bytes(tensor: Any) -> Any:
-    """The bytes of a tensor, in memory that numpy knows; copied only from a card, or where they are
-    not in order."""
+    """Returns the bytes of a tensor as a numpy array. Copies only from a GPU or a non-contiguous tensor."""
     import torch
 
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

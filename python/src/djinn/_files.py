@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and sessions in them."""
+"""Atomic writes of files, and saved sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PART_BYTES = 512 << 10
 
 
 class Writing:
-    """A file that has its name once all of it is written."""
+    """Writes a file that gets its name only when it is complete."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -32,7 +32,7 @@ class Writing:
 
 
 def saved_parts(model: str, path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A session's file, part by part."""
+    """Yields the parts of a saved session."""
     with Path(path).open("rb") as file:
         name = model
         while data := file.read(_PART_BYTES):

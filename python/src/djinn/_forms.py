@@ -1,6 +1,6 @@
-"""How positions, parts, hooks and breakpoints are written.
+"""Text forms of positions, parts, hooks and breakpoints.
 
-Everything here makes the text that the command line takes too, out of what Python has for it:
+These functions convert Python values to the syntax of the command line:
 
 >>> positions([0, 3, -1]), positions(slice(2, 5)), positions("prompt")
 ('0,3,-1', '2..5', 'prompt')
@@ -20,14 +20,14 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 
 Positions: TypeAlias = "str | SupportsIndex | slice | range | Iterable[SupportsIndex] | None"
-"""Which positions: ``"all"``, ``"prompt"``, ``"generated"``, ``"0,3,-1"``, ``"2..5"``, or as Python
-says such things: ``-1``, ``[0, 3, -1]``, ``slice(2, 5)``. Negative ones count back from the end of the
+"""Positions as text (``"all"``, ``"prompt"``, ``"generated"``, ``"0,3,-1"``, ``"2..5"``) or as Python
+values (``-1``, ``[0, 3, -1]``, ``slice(2, 5)``). Negative positions count back from the end of the
 prompt."""
 
 Part: TypeAlias = "str | SupportsIndex | slice | range | Iterable[SupportsIndex] | None"
-"""Which heads or elements of a hook: ``3``, ``[0, 2]``, ``slice(0, 64)``, ``"[0..64]"``."""
+"""Heads or elements of a hook: ``3``, ``[0, 2]``, ``slice(0, 64)``, ``"[0..64]"``."""
 
-# As far as the server counts positions: what has no end goes up to here.
+# End of open ranges: larger than any position.
 _END = 1 << 40
 
 _ATTENTION = frozenset(["q", "k", "v", "z", "pattern"])
@@ -35,14 +35,14 @@ _MLP = frozenset(["pre", "post"])
 
 
 def positions(where: Positions) -> str:
-    """Positions as text; nothing where nothing was said."""
+    """Converts positions to text; ``None`` to empty text."""
     if where is None:
         return ""
     return where if isinstance(where, str) else _ranges(where)
 
 
 def part(which: Part) -> str:
-    """A part as text, in its brackets; nothing where nothing was said."""
+    """Converts a part to text in brackets; ``None`` to empty text."""
     if which is None:
         return ""
     text = which if isinstance(which, str) else _ranges(which)
@@ -58,7 +58,7 @@ def breakpoint_at(
     norm_above: float | None = None,
     norm_below: float | None = None,
 ) -> str:
-    """A breakpoint as text."""
+    """Converts a breakpoint to text."""
     where = globals()["positions"](positions)
     conditions = [
         ("step=", step),
@@ -71,22 +71,22 @@ def breakpoint_at(
 
 
 def hook_name(name: str, block: int | None = None) -> str:
-    """The whole name of a hook from its short one and its block."""
+    """Returns the full name of a hook from its short name and its block."""
     if block is None:
         return name
-    room = "attn." if name in _ATTENTION else "mlp." if name in _MLP else ""
-    return f"blocks.{block}.{room}hook_{name.removeprefix('hook_')}"
+    group = "attn." if name in _ATTENTION else "mlp." if name in _MLP else ""
+    return f"blocks.{block}.{group}hook_{name.removeprefix('hook_')}"
 
 
 def listed(given: Any) -> list[Any]:
-    """One thing or several, as a list."""
+    """Returns one value or several as a list."""
     if given is None:
         return []
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def captures(names: Any) -> list[str]:
-    """Captures as a list of texts: several of them, or one text with commas between.
+    """Splits captures into a list of texts. A text may contain several, separated by commas.
 
     >>> captures("blocks.0.attn.hook_z[0,2]@-1,logits")
     ['blocks.0.attn.hook_z[0,2]@-1', 'logits']
@@ -94,9 +94,9 @@ def captures(names: Any) -> list[str]:
     found: list[str] = []
     for name in listed(names):
         if not isinstance(name, str):
-            raise TypeError(f"a capture is a text, HOOK[PART][@POSITIONS][|REDUCTION], not {name!r}")
+            raise TypeError(f"a capture must be a text, HOOK[PART][@POSITIONS][|REDUCTION], not {name!r}")
         for i, piece in enumerate(name.split(",")):
-            # Hooks begin with a letter: a number goes on with the list before it.
+            # Hooks begin with a letter: a piece that begins with a digit belongs to the list before it.
             if i > 0 and piece[:1] in "-0123456789":
                 found[-1] += f",{piece}"
             else:
@@ -116,11 +116,11 @@ def _ranges(which: Any) -> str:
 
 def _range(start: int | None, stop: int | None, step: int | None) -> str:
     if step not in (None, 1):
-        raise ValueError("positions and parts are ranges without steps: list them one by one")
+        raise ValueError("ranges with a step are not supported: list the positions or elements one by one")
     if start is None and stop is None:
         return ""
     start = 0 if start is None else start
     if stop is None:
-        # Behind a negative start, zero is the end of the prompt.
+        # After a negative start, 0 means the end of the prompt.
         stop = 0 if start < 0 else _END
     return f"{start}..{stop}"

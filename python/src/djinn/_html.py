@@ -1,4 +1,4 @@
-"""What a notebook shows."""
+"""HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CELL = "text-align:left;padding:2px 10px"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> str:
-    """A table."""
+    """Returns a table."""
     head = "".join(f'<th style="{_CELL}">{escape(text)}</th>' for text in heads)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL}">{escape(str(x))}</td>' for x in row) + "</tr>" for row in rows
@@ -19,7 +19,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, caption: st
 
 
 def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
-    """A title, and what there is to know."""
+    """Returns a title and a table of properties."""
     rows = "".join(
         f'<tr><th style="{_CELL}">{escape(key)}</th><td style="{_CELL}">{escape(str(value))}</td></tr>'
         for key, value in pairs
@@ -28,7 +28,7 @@ def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
 
 
 def shaded(pieces: Iterable[tuple[str, float | None, str]]) -> str:
-    """Texts, each on a ground the paler the likelier it was, with words when pointed at."""
+    """Returns texts with background colors by probability (paler is more likely) and tooltips."""
     spans = []
     for text, chance, words in pieces:
         ground = "" if chance is None else f"background:rgba(230,120,20,{0.6 * (1 - chance):.2f})"

@@ -1,4 +1,4 @@
-"""What a session is and was, without how calls are made: both ``Session`` classes are shells of it."""
+"""State of a session that both ``Session`` classes share; independent of how calls are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a session begins with."""
+    """Settings of a new session."""
 
     captures: list[str] = field(default_factory=list)
     capture_positions: str = ""
@@ -29,25 +29,25 @@ class Settings:
 
     @property
     def means(self) -> list[str]:
-        """Hooks of which the mean is read: it does not go on from turn to turn."""
+        """Hooks captured as a mean, which covers one turn only."""
         read = [text.split("|")[0] for text in self.captures if text.endswith("|mean")]
         return [text.split("@")[0].split("[")[0] for text in read]
 
 
 class Life:
-    """A session's life so far."""
+    """State of a session."""
 
     def __init__(self, model: str, settings: Settings, breakpoints: list[str], *, keep: bool = False) -> None:
         self.id: str | None = None
-        """What the server calls it, once it has begun."""
+        """Id of the session on the server; ``None`` until it is opened."""
         self.paused: At | None = None
-        """Where it stands, if it stopped."""
+        """Breakpoint where the session stands, if it does."""
         self.breakpoints = breakpoints
-        """Where it stops."""
+        """Breakpoints of the session."""
         self.captured = Cache()
-        """What was read so far, turn after turn."""
+        """Captures of all turns so far."""
         self.model_name = model
-        """The model it is of."""
+        """Name of the session's model."""
         self._settings = settings
         self._heard: dict[int, Token] = {}
         self._keep = keep
@@ -55,28 +55,28 @@ class Life:
 
     @property
     def tokens(self) -> list[int]:
-        """What it has generated so far, as it was heard here."""
+        """Tokens generated so far, as received by this object."""
         return [self._heard[index].id for index in sorted(self._heard)]
 
     @property
     def _named(self) -> str:
-        """Its id; an error where it has not begun."""
+        """Id of the session; raises an error if it is not open yet."""
         if self.id is None:
-            raise WrongState("the session has not begun: tell it something first")
+            raise WrongState("the session is not open yet: send a prompt first")
         return self.id
 
     @property
     def _is_owned(self) -> bool:
-        """Whether it is on the server, and ends here."""
+        """Whether the session is open on the server and belongs to this object."""
         return self.id is not None and not self._keep and not self._over
 
     def detach(self) -> str:
-        """Leaves it on the server, for ``client.session(id)`` to find again."""
+        """Keeps the session open on the server and returns its id for ``client.session(id)``."""
         self._keep = True
         return self._named
 
     def _prompted(self, prompt: Any, max_tokens: int | None, edits: Edits) -> _turns.Turn:
-        """The turn in which it is told something: its first, or another."""
+        """Creates the turn for a prompt: the first turn, or another one."""
         settings = self._settings
         most = settings.max_tokens if max_tokens is None else max_tokens
         if self.id is not None:
@@ -98,32 +98,32 @@ class Life:
         return self._turn("Sessions.Create", request)
 
     def _resumed(self, edit: Any, until: str | None) -> _turns.Turn:
-        """The turn that goes on from where it stopped."""
+        """Creates the turn that resumes from the breakpoint."""
         request = _turns.resume(self._named, self.paused, edit, until)
         return self._turn("WhiteBox.Resume", request)
 
     def _followed(self, from_: int) -> _turns.Turn:
-        """The turn that it is in, heard from a token on."""
+        """Creates the turn that follows the session from a token on."""
         return self._turn("Sessions.Follow", _turns.follow(self._named, from_))
 
     def _recalled(self) -> _turns.Turn:
-        """The turn that brings it back to where it had stopped."""
+        """Creates the turn that brings a restored session back to its breakpoint."""
         return self._turn("WhiteBox.Recall", _turns.recall(self._named))
 
     def _turn(self, method: str, request: Any) -> _turns.Turn:
         return _turns.Turn(method, request, _turns.Listener(self._opened, self._said, self._ended))
 
     def _opened(self, session: str) -> None:
-        """It runs."""
+        """Records the beginning of a turn."""
         self.id, self.paused = session, None
 
     def _said(self, token: Token) -> None:
-        """It says something."""
+        """Records a token."""
         if token.id != HELD:
             self._heard[token.index] = token
 
     def _ended(self, outcome: Outcome) -> None:
-        """Its turn is over, or it stopped."""
+        """Records the end of a turn or a stop."""
         self.paused = outcome if isinstance(outcome, Paused) else None
         self._over = isinstance(outcome, Generation) and not outcome.kept
         patterns = self._settings.means
@@ -131,21 +131,21 @@ class Life:
         self.captured = self.captured.joined(outcome.captured, frozenset(means))
 
     def _beside(self, other: Life, session: str, at: At | None) -> None:
-        """Makes another session one that goes on from where this one is."""
+        """Copies the state of this session to a branch or fork."""
         other.id, other.paused = session, at
         other._heard, other.captured = dict(self._heard), self.captured
 
     def __repr__(self) -> str:
-        state = "not begun" if self.id is None else "over" if self._over else self.id
-        at = f", stands at {self.paused.hook}" if self.paused else ""
+        state = "not open" if self.id is None else "closed" if self._over else self.id
+        at = f", stopped at {self.paused.hook}" if self.paused else ""
         return f"<djinn.Session {state} of {self.model_name}: {len(self._heard)} tokens{at}>"
 
     def _repr_html_(self) -> str:
         pairs: list[tuple[str, object]] = [
             ("model", self.model_name),
             ("generated", f"{len(self._heard)} tokens"),
-            ("stands at", self.paused or "no breakpoint"),
+            ("stopped at", self.paused or "no breakpoint"),
             ("breakpoints", ", ".join(self.breakpoints) or "none"),
             ("captured", ", ".join(self.captured) or "nothing"),
         ]
-        return _html.facts(f"session {self.id or 'not begun'}", pairs)
+        return _html.facts(f"session {self.id or 'not open'}", pairs)

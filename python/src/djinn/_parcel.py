@@ -1,4 +1,4 @@
-"""Files on their way to a server: where their bytes are, what they hash to, and the parts they travel in."""
+"""Files of a push: their bytes, their hashes, and the parts they are sent in."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from djinn import _wire
 from djinn.types import OnProgress, Progress
 
 PART_BYTES = 512 << 10
-"""Bytes of a part: what moves fastest over loopback."""
+"""Bytes of a part; fastest over loopback."""
 
 WAITS_S: tuple[float | None, ...] = (0.2, 0.4, 0.8, 1.6, None)
-"""How long to wait before a push that broke, or met another of the same file, is taken up again; nothing
-where it is given up."""
+"""Seconds to wait before each retry of an interrupted push; ``None`` ends the retries."""
 
 
 class Source(Protocol):
-    """A file, wherever it comes from."""
+    """File to push, from any source."""
 
     name: str
     bytes: int
 
     def views(self, offset: int) -> Iterator[memoryview]:
-        """Its bytes from one on, in pieces of any size."""
+        """Yields the bytes from ``offset`` on, in pieces of any size."""
         ...
 
 
 class FolderFile:
-    """A file in a folder."""
+    """File in a folder."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
@@ -50,7 +49,7 @@ class FolderFile:
 
 
 class MadeFile:
-    """A file that is made of pieces when it is read: nothing is written down anywhere."""
+    """File that is assembled from pieces in memory when it is read."""
 
     def __init__(self, name: str, pieces: Sequence[tuple[int, Callable[[], Any]]]) -> None:
         self.name = name
@@ -59,7 +58,7 @@ class MadeFile:
 
     @classmethod
     def of(cls, name: str, data: bytes) -> MadeFile:
-        """One of bytes at hand."""
+        """Creates a file from bytes."""
         return cls(name, [(len(data), lambda: data)])
 
     def views(self, offset: int) -> Iterator[memoryview]:
@@ -70,7 +69,7 @@ class MadeFile:
 
 
 class Parcel:
-    """The files of a model, hashed."""
+    """Files of a model with their hashes."""
 
     def __init__(self, sources: Sequence[Source], progress: OnProgress | None = None) -> None:
         self._sources = sources
@@ -88,7 +87,7 @@ class Parcel:
             yield _wire.PushFile(name=source.name, bytes=source.bytes, hash=digest.digest())
 
     def parts(self, offered: Any) -> Iterator[bytes]:
-        """What an offer came to: the bytes that are missing, in order."""
+        """Yields the parts that the server is missing, in order."""
         here = list(offered.have)
         sent, total = 0, sum(s.bytes - have for s, have in zip(self._sources, here, strict=True))
         self._progress(Progress("send", 0, total))
@@ -107,7 +106,7 @@ _DATA = bytes([_wire.PushPart.DESCRIPTOR.fields_by_name["data"].number << 3 | 2]
 
 
 def _part(push: str, file: int, offset: int, data: memoryview) -> bytes:
-    """A PushPart as it travels. Its data is copied once, where the message class would twice."""
+    """Serializes a PushPart with one copy of its data; the message class makes two."""
     head = _wire.PushPart(push=push, file=file, offset=offset).SerializeToString()
     return b"".join((head, _DATA, _varint(len(data)), data))
 

@@ -1,4 +1,4 @@
-"""Models that a client sends: a checkpoint's folder, or one that is alive in this process."""
+"""Pushes models to a server: a checkpoint folder, or a live transformers model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def push(
     progress: OnProgress | None = None,
     **limits: Unpack[Limits],
 ) -> Model:
-    """Sends a model and registers it.
+    """Pushes a model to a server and registers it.
 
-    ``model`` is the folder of a checkpoint, or a live transformers model; its ``tokenizer`` goes with it
-    where there is one. What the server has already is not sent again, and a push that broke goes on where
-    it stopped. Nothing is pickled: the server gets JSON and safetensors.
+    ``model`` is a checkpoint folder or a live transformers model, ``tokenizer`` its tokenizer. Files that
+    the server has are not sent again, and an interrupted push resumes. Nothing is pickled: the server
+    receives JSON and safetensors.
 
     >>> import djinn
     >>> client = djinn.connect()

@@ -1,4 +1,4 @@
-"""A prompt that is run to be looked at: what is asked for, and what of it goes where."""
+"""Turns that run a prompt for its captures and generate nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from djinn.outcome import Outcome
 
 Names: TypeAlias = "str | Iterable[str] | Callable[[str], bool] | None"
-"""What to read: ``HOOK[PART][@POSITIONS][|REDUCTION]``, one or several, or a function that says of a
-hook's name whether it is wanted."""
+"""Captures: one or several of ``HOOK[PART][@POSITIONS][|REDUCTION]``, or a function that takes a hook's
+name and returns whether to capture it."""
 
 
 class Reading:
-    """A turn that generates nothing, and what was read in it."""
+    """Turn that generates nothing, and its captures."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Reading:
         edits: Edits = None,
     ) -> None:
         self._logits = logits
-        # Whether they are there for themselves alone, and not as part of the cache.
+        # Whether the logits are captured only to be returned, and are not part of the cache.
         self._alone = logits and "logits" not in captures
         request = _turns.create(
             model,
@@ -48,7 +48,7 @@ class Reading:
         self.turn = _turns.Turn("Sessions.Create", request)
 
     def split(self, outcome: Outcome) -> tuple[Array | None, Cache]:
-        """The logits, where they were asked for, and the rest."""
+        """Splits the captures into the logits, if requested, and the cache."""
         arrays = dict(_turns.generation(outcome).captured)
         logits = arrays["logits"] if self._logits else None
         if self._alone:
@@ -57,8 +57,8 @@ class Reading:
 
 
 def wanted(is_wanted: Callable[[str], bool], hooks: list[Hook]) -> list[str]:
-    """The hooks that a function picks."""
+    """Names of the hooks that a function selects."""
     picked = [hook.name for hook in hooks if is_wanted(hook.name)]
     if not picked:
-        raise NotFound(f"of {len(hooks)} hooks none is wanted")
+        raise NotFound(f"the function selects none of {len(hooks)} hooks")
     return picked

@@ -1,4 +1,4 @@
-"""Safetensors files: a header of JSON, and raw bytes. Read and written without anything else."""
+"""Reads and writes safetensors files: a JSON header, then raw bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DTYPES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file that is going to be written."""
+    """Tensor of a file to write."""
 
     name: str
     dtype: str
@@ -43,12 +43,12 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Its length."""
+        """Size in bytes."""
         return math.prod(self.shape) * np.dtype(_DTYPES[self.dtype]).itemsize
 
 
 def header(entries: list[Entry]) -> bytes:
-    """The beginning of a file that holds these, one after the other."""
+    """Returns the header of a file with these tensors in order."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for entry in entries:
@@ -60,13 +60,13 @@ def header(entries: list[Entry]) -> bytes:
         }
         at = ends[1]
     text = json.dumps(described, separators=(",", ":")).encode()
-    # Tensors begin at a multiple of eight, so that they can be looked at where they lie.
+    # Aligns tensors to eight bytes, so that they can be memory-mapped.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
-    """Writes arrays to a file, which is there whole or not at all."""
+    """Writes arrays to a file atomically."""
     names = {np.dtype(stored): name for name, stored in _DTYPES.items() if name != "BF16"}
     stored = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     entries = [Entry(name, names[a.dtype.newbyteorder("<")], a.shape) for name, a in stored.items()]
@@ -77,7 +77,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """The tensors of a file; bf16 is widened to float32."""
+    """Reads the tensors of a file; bf16 is widened to float32."""
     whole = np.fromfile(path, dtype=np.uint8)
     length = int.from_bytes(whole[:8].tobytes(), "little")
     described = json.loads(whole[8 : 8 + length].tobytes())
@@ -88,7 +88,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 def _tensor(data: Array, entry: dict[str, Any]) -> Array:
     start, end = entry["data_offsets"]
-    # A copy, since a tensor may begin anywhere.
+    # Copies, since a tensor may be unaligned.
     array = np.frombuffer(data[start:end].tobytes(), dtype=_DTYPES[entry["dtype"]])
     if entry["dtype"] == "BF16":
         array = (array.astype("<u4") << 16).view("<f4")

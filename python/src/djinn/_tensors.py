@@ -1,7 +1,7 @@
-"""Arrays to messages and back: raw bytes with a dtype and a shape.
+"""Converts arrays to messages and back: raw bytes with dtype and shape.
 
-What comes in pieces is written into one array that was made for all of them; what is stored as bf16,
-which numpy has not, is widened to float32, exactly.
+The parts of a tensor are written into one preallocated array. bf16, which numpy lacks, is widened to float32
+without loss.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _STORED: dict[int, Any] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.
 
 
 def to_wire(values: Any) -> Any:
-    """A tensor message of numbers: an array, a torch tensor, nested lists, or one number."""
+    """Converts an array, a torch tensor, nested lists or a number to a tensor message."""
     dtype, array = _as_stored(values)
     return _wire.Tensor(dtype=dtype, shape=array.shape, data=array.tobytes())
 
 
 def as_rows(values: Any) -> Array:
-    """Numbers as an array, wherever they come from."""
+    """Converts numbers of any kind to an array."""
     dtype, array = _as_stored(values)
     return _widened(dtype, array)
 
@@ -46,12 +46,12 @@ def _as_stored(values: Any) -> tuple[int, Array]:
     if array.dtype == np.float16:
         return F16, array.astype("<f2", copy=False)
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        raise TypeError(f"numbers are needed, and these are {array.dtype}")
+        raise TypeError(f"expected numbers, got dtype {array.dtype}")
     return F32, array.astype("<f4", copy=False)
 
 
 def is_torch(values: Any) -> bool:
-    """Whether these are torch's, without importing it."""
+    """Whether the value is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
@@ -67,14 +67,14 @@ def _from_torch(values: Any) -> tuple[int, Array]:
 
 
 def to_torch(array: Array) -> Any:
-    """The same numbers as a torch tensor, which shares the array's memory."""
+    """Converts an array to a torch tensor that shares its memory."""
     import torch
 
     return torch.from_numpy(array)
 
 
 class Assembler:
-    """Makes tensors of the pieces they come in."""
+    """Joins the parts of tensors."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -84,20 +84,20 @@ class Assembler:
         self._at = 0
 
     def take(self, part: Any) -> tuple[str, Array] | None:
-        """Takes in the next piece; gives the tensor that it was the last of."""
+        """Adds the next part. Returns name and tensor after the last part."""
         if self._array is None:
             self._begin(part)
         data = part.data
         end = self._at + len(data)
         if part.offset != self._at or end > len(self._bytes):
-            raise ValueError(f"a piece of {self._name!r} at byte {part.offset}, not {self._at}")
+            raise ValueError(f"a part of {self._name!r} starts at byte {part.offset}, expected byte {self._at}")
         self._bytes[self._at : end] = data
         self._at = end
         return self._finish() if part.last else None
 
     def _begin(self, part: Any) -> None:
         if part.dtype not in _STORED:
-            raise ValueError(f"{part.name!r} has a dtype that is not known: {part.dtype}")
+            raise ValueError(f"{part.name!r} has an unknown dtype: {part.dtype}")
         self._name, self._dtype, self._at = part.name, part.dtype, 0
         flat = np.empty(math.prod(part.shape), dtype=_STORED[part.dtype])
         self._bytes = flat.view(np.uint8).data if flat.size else memoryview(bytearray())

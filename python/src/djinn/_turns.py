@@ -1,4 +1,4 @@
-"""What makes sessions run: requests, and how the events that come back fold into an outcome."""
+"""Requests that run sessions, and how their events fold into a result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told how a turn goes."""
+    """Callbacks of a turn."""
 
     opened: Callable[[str], object]
     said: Callable[[Token], object]
@@ -27,7 +27,7 @@ class Listener:
 
 
 class Turn:
-    """A turn of a session: what is asked, and what has come of it so far."""
+    """Turn of a session: its request, and its events so far."""
 
     def __init__(self, method: str, request: Any, listener: Listener | None = None) -> None:
         self.method = method
@@ -41,7 +41,7 @@ class Turn:
         self._assembler = _tensors.Assembler()
 
     def take(self, event: Any) -> Token | None:
-        """Takes in an event; gives the token or the text that it brought."""
+        """Adds an event and returns its token or remaining text, if any."""
         what = event.WhichOneof("what")
         token = getattr(self, f"_take_{what}")(getattr(event, what)) if what else None
         if token is not None:
@@ -53,9 +53,9 @@ class Turn:
         return token
 
     def result(self) -> Outcome:
-        """What it came to."""
+        """Returns the result of the turn."""
         if self.outcome is None:
-            raise ServerError("the server's answer ended before the turn did")
+            raise ServerError("the connection ended before the turn did")
         return self.outcome
 
     def _take_opened(self, opened: Any) -> None:
@@ -77,7 +77,7 @@ class Turn:
 
     def _take_finished(self, finished: Any) -> Token | None:
         if finished.why == "failed":
-            raise ServerError(finished.failure or "the session broke down")
+            raise ServerError(finished.failure or "the session failed")
         return Token(HELD, finished.text, finished.generated) if finished.text else None
 
     def _end(self, event: Any) -> None:
@@ -101,9 +101,9 @@ class Turn:
 
 
 def generation(outcome: Outcome) -> Generation:
-    """A generation, from what must not have stopped on the way."""
+    """Returns the result as a generation; raises an error if the turn stopped at a breakpoint."""
     if isinstance(outcome, Paused):
-        raise WrongState(f"{outcome}: `run` gives what stopped, `resume` goes on from there")
+        raise WrongState(f"{outcome}: use `run` to get the stop, and `resume` to continue")
     return outcome
 
 
@@ -121,7 +121,7 @@ def create(
     lease_s: float | None = None,
     options: Options | None = None,
 ) -> Any:
-    """The request that begins a session."""
+    """Creates the request that opens a session."""
     how: Any = dict(options or {})
     given = {name: how.pop(name) for name in Sampling.__annotations__ if name in how}
     priority = how.pop("priority", None)
@@ -144,12 +144,12 @@ def create(
     if priority is not None:
         request.priority = _wire.enum("Priority", f"PRIORITY_{priority.upper()}")
     if how:
-        raise TypeError(f"no such setting: {', '.join(sorted(how))}")
+        raise TypeError(f"unknown options: {', '.join(sorted(how))}")
     return request
 
 
 def generate(session: str, prompt: Any, max_tokens: int | None, edits_: Edits) -> Any:
-    """The request that tells a session more."""
+    """Creates the request for another turn."""
     return _wire.GenerateRequest(
         session=session,
         prompt=_asks.prompt(prompt),
@@ -159,19 +159,19 @@ def generate(session: str, prompt: Any, max_tokens: int | None, edits_: Edits) -
 
 
 def follow(session: str, from_: int) -> Any:
-    """The request to hear what a session says."""
+    """Creates the request that follows a session."""
     request = _wire.FollowRequest(session=session)
     setattr(request, "from", from_)
     return request
 
 
 def recall(session: str) -> Any:
-    """The request that brings a session back to where it had stopped."""
+    """Creates the request that brings a restored session back to its breakpoint."""
     return _wire.SessionRequest(session=session)
 
 
 def resume(session: str, at: At | None, change: Any, until: str | None) -> Any:
-    """The request that lets a session go on from where it stopped."""
+    """Creates the request that resumes a session."""
     request = _wire.ResumeRequest(session=session, edits=_here(at, change))
     if until is None:
         request.breakpoint = True
@@ -185,10 +185,10 @@ def resume(session: str, at: At | None, change: Any, until: str | None) -> Any:
 
 
 def _here(at: At | None, change: Any) -> list[Any]:
-    """Edits of what is where a session stands: an array takes its place."""
+    """Converts edits at a breakpoint to messages; an array replaces the activation."""
     is_array = hasattr(change, "__array__") or _tensors.is_torch(change)
     if not is_array:
         return edits.to_wire(change)
     if at is None:
-        raise WrongState("the session has not stopped anywhere")
+        raise WrongState("the session is not at a breakpoint")
     return edits.to_wire(edits.replace(at.hook, change))

@@ -1,4 +1,4 @@
-"""What was read at hooks, by name."""
+"""Captured activations by hook."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cache(Mapping[str, "Array"]):
             return self._arrays[whole]
         except KeyError:
             held = ", ".join(self._arrays) or "nothing"
-            raise KeyError(f"{whole} was not captured (there is {held})") from None
+            raise KeyError(f"{whole} was not captured; captured hooks: {held}") from None
 
     def __contains__(self, name: object) -> bool:
         if isinstance(name, tuple):
@@ -72,34 +72,34 @@ class Cache(Mapping[str, "Array"]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Size of all arrays in bytes."""
         return sum(array.nbytes for array in self.values())
 
     def stack(self, name: str) -> Array:
-        """One hook of every block that was captured, in order: ``stack("resid_post")``."""
+        """Stacks the captures of one hook over all blocks, in order: ``stack("resid_post")``."""
         pattern = re.compile(re.escape(_forms.hook_name(name, 0)).replace("0", r"(\d+)", 1))
         found = [(int(m[1]), hook) for hook in self if (m := pattern.fullmatch(hook))]
         if not found:
-            raise KeyError(f"no block's {name} was captured")
+            raise KeyError(f"{name} was not captured in any block")
         return np.stack([self._arrays[hook] for _, hook in sorted(found)])
 
     def torch(self) -> dict[str, Any]:
-        """The same as torch tensors, which share the arrays' memory."""
+        """Converts the arrays to torch tensors that share their memory."""
         return {name: _tensors.to_torch(array) for name, array in self.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a safetensors file."""
+        """Saves the arrays to a safetensors file."""
         _safetensors.write(path, self._arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cache:
-        """Reads a safetensors file, as :meth:`save` or ``djinn trace --out`` wrote it."""
+        """Loads a safetensors file that :meth:`save` or ``djinn trace --out`` wrote."""
         return cls(_safetensors.read(path))
 
     def joined(self, later: Cache, means: frozenset[str] = frozenset()) -> Cache:
-        """This and what was read after it, position after position.
+        """Concatenates this cache and a later one along the positions.
 
-        Of hooks of which the mean was asked for, the later one stands alone."""
+        Hooks in ``means`` hold a mean; the later one replaces the earlier."""
         arrays = dict(self._arrays)
         for name, array in later.items():
             is_new = name not in arrays or name in means
@@ -108,12 +108,12 @@ class Cache(Mapping[str, "Array"]):
 
 
 def described(array: Array) -> str:
-    """Shape and dtype, in short."""
+    """Returns shape and dtype as text."""
     return f"{list(array.shape)} {array.dtype}"
 
 
 def size(count: int) -> str:
-    """Bytes as they are read."""
+    """Formats a number of bytes."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -123,7 +123,7 @@ def size(count: int) -> str:
 def _after(name: str, first: Array, later: Array) -> Array:
     if not name.endswith("hook_pattern"):
         return np.concatenate([first, later])
-    # [head, query, key]: there are more keys each time, and none before was looked at.
+    # [head, query, key]: later queries have more keys; earlier ones are padded with zeros.
     keys = max(first.shape[2], later.shape[2])
     padded = [np.pad(a, ((0, 0), (0, 0), (0, keys - a.shape[2]))) for a in (first, later)]
     return np.concatenate(padded, axis=1)

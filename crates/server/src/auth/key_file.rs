@@ -35,7 +35,7 @@ pub struct KeyOwner {
 pub struct KeyFileError {
     /// Path of the key file.
     pub path: PathBuf,
-    /// What is wrong with the file.
+    /// Reason why the file is rejected.
     pub problem: KeyFileProblem,
 }
 

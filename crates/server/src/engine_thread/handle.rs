@@ -18,7 +18,7 @@ use super::{
     facts::ModelFacts,
     tokenizer::ChatTokenizer,
     wait_signal::WaitSignal,
-    worker::{Job, Worker},
+    worker::{EngineJob, Worker},
 };
 use crate::{ServeError, metrics::Metrics};
 
@@ -30,7 +30,7 @@ pub struct LoadedModel {
     pub facts: ModelFacts,
     /// Tokenizer, chat template and recommended sampling.
     pub tokenizer: ChatTokenizer,
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<EngineJob>,
     /// Limit of `queued`.
     jobs_max: usize,
     signals: mpsc::Sender<WaitSignal>,
@@ -60,7 +60,7 @@ impl LoadedModel {
         + 'static,
         mut progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Arc<LoadedModel>, ServeError> {
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::channel::<EngineJob>();
         let (signals, signalled) = mpsc::channel();
         let (ready, loaded) = mpsc::channel();
         let alive = Arc::new(AtomicBool::new(true));

@@ -27,7 +27,7 @@ const EMPTY_POLL: Duration = Duration::from_secs(1);
 const FAILED_PASSES_MAX: usize = 8;
 
 /// A closure that runs on the engine thread between two passes.
-pub type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+pub type EngineJob = Box<dyn FnOnce(&mut Worker) + Send>;
 
 /// State of an engine thread: the engine, the subscribers of its sessions, and counters.
 pub struct Worker {
@@ -62,7 +62,7 @@ impl Worker {
     /// Runs jobs and passes until the thread is stopped or every handle is dropped.
     pub(super) fn run(
         &mut self,
-        queue: &Receiver<Job>,
+        queue: &Receiver<EngineJob>,
         signals: &Receiver<WaitSignal>,
         queued: &AtomicUsize,
     ) {

@@ -207,7 +207,7 @@ fn fixed_at_start(field: &str) -> ServeError {
     ))
 }
 
-/// Tokens of a chat beyond those that its session has seen.
+/// Tokens of a chat that its session has not seen yet.
 fn new_chat_tokens(
     tokenizer: &ChatTokenizer,
     seen: &[u32],

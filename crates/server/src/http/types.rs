@@ -50,7 +50,7 @@ pub struct CommonFields {
     /// Whether to send tokens as server-sent events while they are generated.
     pub stream: Option<bool>,
     /// Options of a streamed answer.
-    pub stream_options: Option<StreamOptions>,
+    pub stream_options: Option<StreamingOptions>,
     /// Whether to continue past end-of-text tokens.
     pub ignore_eos: Option<bool>,
     /// Whether to return token ids as `token_ids` of each choice.
@@ -122,7 +122,7 @@ pub enum PromptInput {
 /// Options of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default)]
-pub struct StreamOptions {
+pub struct StreamingOptions {
     /// Whether the last chunk reports the number of tokens.
     pub include_usage: bool,
 }

@@ -1,7 +1,6 @@
 //! A deadline for the first bytes of a connection: a client that sends nothing is disconnected.
 //!
-//! The deadline covers the 24 bytes by which HTTP/2 is told from HTTP/1. After those, hyper's own timeouts
-//! apply.
+//! The deadline covers the 24 bytes that distinguish HTTP/2 from HTTP/1. Afterwards hyper's own timeouts apply.
 
 use std::{
     io,

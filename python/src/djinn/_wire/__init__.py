@@ -1,8 +1,8 @@
-"""The protocol: message classes and methods, made at run time from ``djinn.binpb``.
+"""Message classes and methods of the protocol, created at run time from ``djinn.binpb``.
 
-That file is the protocol's ``FileDescriptorSet``; nothing is generated, so nothing can be out of step
-with it. ``_wire.CreateRequest`` is the class of that message, ``_wire.enum("DType", "DTYPE_F32")`` a
-number, ``_wire.method("Sessions.Create")`` what a channel needs to call it.
+``djinn.binpb`` is the protocol's ``FileDescriptorSet``; there is no generated code. ``_wire.CreateRequest``
+is a message class, ``_wire.enum("DType", "DTYPE_F32")`` the number of an enum value, and
+``_wire.method("Sessions.Create")`` the path and serializers of a method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PACKAGE = "djinn.v1"
 
 
 def _pool() -> descriptor_pool.DescriptorPool:
-    # A pool of its own: other packages in the process cannot clash with it.
+    # A separate pool: messages of other packages cannot clash with these.
     pool = descriptor_pool.DescriptorPool()
     stored = resources.files(__name__).joinpath("djinn.binpb").read_bytes()
     for file in descriptor_pb2.FileDescriptorSet.FromString(stored).file:
@@ -31,7 +31,7 @@ _POOL = _pool()
 
 
 def __getattr__(name: str) -> Any:
-    """The class of a message."""
+    """Returns the class of a message."""
     if name.startswith("_"):
         raise AttributeError(name)
     try:
@@ -43,20 +43,20 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def enum(name: str, value: str) -> int:
-    """The number of an enum's value."""
+    """Returns the number of an enum value."""
     return int(_POOL.FindEnumTypeByName(f"{PACKAGE}.{name}").values_by_name[value].number)
 
 
 @cache
 def enum_name(name: str, number: int) -> str:
-    """The other way round, by its last word: ``ready``."""
+    """Returns the last word of an enum value's name in lower case, for example ``ready``."""
     values = _POOL.FindEnumTypeByName(f"{PACKAGE}.{name}").values_by_number
     return str(values[number].name).rpartition("_")[2].lower() if number in values else str(number)
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a channel needs to call a method."""
+    """Path and serializers of a method."""
 
     path: str
     write: Callable[[Any], bytes]
@@ -65,7 +65,7 @@ class Method:
 
 @cache
 def method(name: str) -> Method:
-    """A method by ``Service.Method``."""
+    """Returns a method by its name, ``Service.Method``."""
     service, _, short = name.partition(".")
     descriptor = _POOL.FindServiceByName(f"{PACKAGE}.{service}").methods_by_name[short]
     reply = message_factory.GetMessageClass(descriptor.output_type)
@@ -73,5 +73,5 @@ def method(name: str) -> Method:
 
 
 def _write(message: Any) -> bytes:
-    # Large parts are written by whoever makes them, with one copy less.
+    # Parts of a push are serialized already, which saves a copy.
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())

@@ -1,4 +1,4 @@
-"""A model of a server, for ``asyncio``."""
+"""Model on a server, for ``asyncio``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Model(About):
-    """A model of a server: as :class:`djinn.Model`, awaited."""
+    """Model on a server, like :class:`djinn.Model` with ``await``."""
 
     def __init__(self, link: Link, info: ModelInfo) -> None:
         super().__init__(info)
@@ -63,7 +63,7 @@ class Model(About):
         stream: bool = False,
         **options: Unpack[Options],
     ) -> Coroutine[Any, Any, Generation] | Stream:
-        """Goes on from a prompt: ``await`` it, or with ``stream`` go through it with ``async for``."""
+        """Continues a prompt. ``await`` the result, or iterate over a ``stream`` with ``async for``."""
         request = _turns.create(self.name, prompt, max_tokens=max_tokens, edits_=edits, options=options)
         turn = _turns.Turn("Sessions.Create", request)
         return Stream(self._link, turn) if stream else self._generation(turn)
@@ -72,7 +72,7 @@ class Model(About):
         return _turns.generation(await self._link.outcome(turn))
 
     async def logits(self, prompt: Any, *, positions: Positions = None, edits: Edits = None) -> Array:
-        """The logits of a prompt, ``[pos, vocab]``; ``positions=-1`` for the last alone."""
+        """Returns the logits of a prompt, ``[pos, vocab]``; ``positions=-1`` returns the last position only."""
         reading = _reads.Reading(self.name, prompt, ["logits"], positions=positions, edits=edits)
         return reading.split(await self._link.outcome(reading.turn))[1]["logits"]
 
@@ -85,7 +85,7 @@ class Model(About):
         positions: Positions = None,
         edits: Edits = None,
     ) -> tuple[Array | None, Cache]:
-        """Runs a prompt, and gives ``(logits, cache)``; logits where ``return_logits`` is set."""
+        """Runs a prompt and returns ``(logits, cache)``; logits only if ``return_logits`` is set."""
         reading = _reads.Reading(
             self.name,
             prompt,
@@ -99,7 +99,7 @@ class Model(About):
     async def run_with_hooks(
         self, prompt: Any, edits: Edits, names: Names = None, *, positions: Positions = None
     ) -> Array | tuple[Array | None, Cache]:
-        """Runs a prompt with changes, and gives its logits; with ``names``, ``(logits, cache)``."""
+        """Runs a prompt with edits and returns its logits; with ``names``, ``(logits, cache)``."""
         if names is None:
             return await self.logits(prompt, positions=positions, edits=edits)
         return await self.run_with_cache(prompt, names, return_logits=True, positions=positions, edits=edits)
@@ -116,7 +116,7 @@ class Model(About):
         lease_s: float | None = None,
         **options: Unpack[Options],
     ) -> Session:
-        """A session, for ``async with``; it begins on the server when it is first told something."""
+        """Creates a session for ``async with``. The first prompt opens it on the server."""
         settings = Settings(
             captures=_forms.captures(captures),
             capture_positions=_forms.positions(capture_positions),
@@ -128,24 +128,24 @@ class Model(About):
         return Session(self._link, self.name, settings, _forms.listed(breakpoints), keep=keep)
 
     async def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """Takes in a session that was saved to a file."""
+        """Opens a session from a saved file."""
         reply = await self._link.send("Sessions.Load", saved_parts(self.name, path))
         return Session.found(self._link, _asks.loaded(reply))
 
     async def hooks(self, pattern: str = "") -> list[Hook]:
-        """The hooks that a pattern matches (``*`` is any text), all of them unless told."""
+        """Lists the hooks that match a pattern; ``*`` matches any text. Default: all hooks."""
         return await self._link.ask(_asks.hooks(self.name, pattern))
 
     async def tokenize(self, text: Any, *, plain: bool = False) -> list[int]:
-        """Text or messages to tokens; ``plain`` leaves out the token that begins a text."""
+        """Converts text or messages to tokens. ``plain`` leaves out the token that begins a text."""
         return await self._link.ask(_asks.tokenize(self.name, text, plain))
 
     async def detokenize(self, tokens: Any, *, special: bool = False) -> str:
-        """Tokens to text; ``special`` shows what begins and ends a text too."""
+        """Converts tokens to text. ``special`` includes special tokens."""
         return await self._link.ask(_asks.detokenize(self.name, tokens, special))
 
     async def pieces(self, tokens: Any) -> list[str]:
-        """The text of each token by itself."""
+        """Returns the text of every single token."""
         return await self._link.ask(_asks.pieces(self.name, tokens))
 
     async def _captures(self, names: Names) -> list[str]:

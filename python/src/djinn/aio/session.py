@@ -1,4 +1,4 @@
-"""A session, for ``asyncio``."""
+"""Session, for ``asyncio``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Session(Life):
-    """A session of a model: as :class:`djinn.Session`, awaited, and with ``async with``."""
+    """Session of a model, like :class:`djinn.Session` with ``await`` and ``async with``."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Session(Life):
 
     @classmethod
     def found(cls, link: Link, info: SessionInfo) -> Self:
-        """One that is on the server already, and stays."""
+        """Creates the handle of a session that is open on the server and stays open."""
         session = cls(link, info.model, Settings(), [], keep=True)
         session.id, session.paused = info.session, info.paused
         return session
@@ -83,7 +83,7 @@ class Session(Life):
         edits: Edits = None,
         stream: bool = False,
     ) -> Coroutine[Any, Any, Generation] | Stream:
-        """Tells it something and lets it go on; without a prompt, from its last token."""
+        """Appends a prompt and generates; without a prompt, continues from the last token."""
         turn = self._prompted(prompt, max_tokens, edits)
         return Stream(self._link, turn) if stream else self._generation(turn)
 
@@ -91,11 +91,11 @@ class Session(Life):
         return _turns.generation(await self._link.outcome(turn))
 
     async def say(self, text: Any, max_tokens: int | None = None, *, edits: Edits = None) -> Generation:
-        """Tells it more: another word for :meth:`generate`."""
+        """Alias of :meth:`generate`."""
         return await self.generate(text, max_tokens, edits=edits)
 
     async def run(self, prompt: Any = None, max_tokens: int | None = None, *, edits: Edits = None) -> Outcome:
-        """Tells it something and lets it go on, to a breakpoint or to the end of its turn."""
+        """Appends a prompt and runs to a breakpoint or to the end of the turn."""
         return await self._link.outcome(self._prompted(prompt, max_tokens, edits))
 
     async def breakpoint(
@@ -108,7 +108,7 @@ class Session(Life):
         norm_above: float | None = None,
         norm_below: float | None = None,
     ) -> None:
-        """Stops where all of this holds."""
+        """Adds a breakpoint, like :meth:`djinn.Session.breakpoint`."""
         text = _forms.breakpoint_at(
             hook,
             positions=positions,
@@ -120,34 +120,34 @@ class Session(Life):
         await self.set_breakpoints([*self.breakpoints, text])
 
     async def set_breakpoints(self, breakpoints: list[str]) -> None:
-        """Sets all of its breakpoints, in place of those it had."""
+        """Replaces all breakpoints."""
         if self.id is not None:
             await self._link.ask(_asks.set_breakpoints(self.id, breakpoints))
         self.breakpoints = breakpoints
 
     async def activation(self, *, part: Part = None, positions: Positions = None) -> Array:
-        """What is at the hook where it stopped, ``[pos, …]``, or some of it: no more travels."""
+        """Returns the activation at the breakpoint, ``[pos, …]``, or a part of it."""
         found = await self._link.gather(_asks.activation(self._named, part, positions))
         return _asks.only(found)
 
     async def resume(self, edit: Any = None, *, until: str | None = None) -> Outcome:
-        """Goes on from where it stopped, with what is there changed first."""
+        """Resumes from the breakpoint, after an optional edit; see :meth:`djinn.Session.resume`."""
         return await self._link.outcome(self._resumed(edit, until))
 
     async def branch(self, count: int) -> list[Session]:
-        """So many sessions that stand where this one stopped, and share all that lies before."""
+        """Opens several sessions at the same breakpoint. All share the KV cache before it."""
         names = await self._link.ask(_asks.branch(self._named, count))
         return [self._another(name, self.paused) for name in names]
 
     async def branch_back(self, hook: str, position: int, residual: Any) -> Session:
-        """A session that stands at a hook which this one passed on its way to where it stopped."""
-        told = await self._link.ask(_asks.branch_back(self._named, hook, position, residual))
-        return self._another(told.session, told.paused)
+        """Opens a session at a hook that this session passed before its breakpoint."""
+        info = await self._link.ask(_asks.branch_back(self._named, hook, position, residual))
+        return self._another(info.session, info.paused)
 
     async def fork(self, **sampling: Unpack[Sampling]) -> Session:
-        """Another session that goes on from where this one waits; its sampling may be another."""
-        told = await self._link.ask(_asks.fork(self._named, sampling))
-        return self._another(told.session, told.paused)
+        """Opens a copy of a waiting session, with other sampling parameters if given."""
+        info = await self._link.ask(_asks.fork(self._named, sampling))
+        return self._another(info.session, info.paused)
 
     @overload
     def follow(self, from_: int = 0, *, stream: Literal[False] = False) -> Coroutine[Any, Any, Outcome]: ...
@@ -156,18 +156,17 @@ class Session(Life):
     def follow(self, from_: int = 0, *, stream: Literal[True]) -> Stream: ...
 
     def follow(self, from_: int = 0, *, stream: bool = False) -> Coroutine[Any, Any, Outcome] | Stream:
-        """What it has generated from some token on, and goes on to."""
+        """Replays what the session generated from a token on, then follows its turn."""
         turn = self._followed(from_)
         return Stream(self._link, turn) if stream else self._link.outcome(turn)
 
     async def recall(self) -> Outcome:
-        """After the server was restarted: brings it to where it had stopped, to look."""
+        """Brings the session back to its breakpoint after a restart of the server."""
         return await self._link.outcome(self._recalled())
 
     @asynccontextmanager
     async def waiting(self, seconds: float | None = None) -> AsyncIterator[int]:
-        """While you are away, and expect to be back after so many seconds: its KV makes room for others
-        where they need it, and comes back ahead of you. Without a number it makes room at once."""
+        """Signals a pause of the client for the body of the ``async with``; see :meth:`djinn.Session.waiting`."""
         reaction_us = await self._link.ask(_asks.waiting(self._named, seconds))
         try:
             yield reaction_us
@@ -175,20 +174,20 @@ class Session(Life):
             await self._link.ask(_asks.resuming(self._named))
 
     async def renew(self) -> None:
-        """Says that it is still wanted: its lease begins anew."""
+        """Restarts the session's lease."""
         await self._link.ask(_asks.renew(self._named))
 
     async def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file, which any server with this model can load."""
+        """Saves the session to a file that any server with the same model can load."""
         with _files.Writing(path) as write:
             await self._link.gather(_asks.save(self._named, write))
 
     async def info(self) -> SessionInfo:
-        """The session as the server has it, with every token."""
+        """Returns the session's state on the server, with all its tokens."""
         return await self._link.ask(_asks.session(self._named))
 
     async def delete(self) -> None:
-        """Ends it, and gives its memory back."""
+        """Closes the session and frees its memory."""
         await self._link.ask(_asks.delete(self._named))
         self._over = True
 
