@@ -51,7 +51,7 @@ fn a_model_whose_folder_is_missing_fails_and_loads_once_it_is_there() {
     let path = models.path().join("late");
     copy_stories(&path);
     let server = Server::with(|config| config.models = vec![stories(), named("late", &path)]);
-    block_on_unload(&server, "late");
+    unload(&server, "late");
     fs::remove_dir_all(&path).unwrap();
     let (status, reply) = complete(&server, "late");
     assert_eq!(
@@ -66,14 +66,15 @@ fn a_model_whose_folder_is_missing_fails_and_loads_once_it_is_there() {
     assert_eq!(model_state(&server, "late"), "ready");
 }
 
-fn block_on_unload(server: &Server, name: &str) {
+fn unload(server: &Server, name: &str) {
     use djinn_wire::v1::{UnloadRequest, models_client::ModelsClient};
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     runtime.block_on(async {
-        let mut models = ModelsClient::connect(server.url("")).await.unwrap();
+        let endpoint = tonic::transport::Channel::from_shared(server.url("")).unwrap();
+        let mut models = ModelsClient::new(endpoint.connect().await.unwrap());
         let request = UnloadRequest {
             name: name.to_owned(),
             ..UnloadRequest::default()
