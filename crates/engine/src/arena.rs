@@ -58,7 +58,7 @@ pub(crate) struct Arena {
     pub kv_bytes: u64,
     bufs: BTreeMap<Buf, View>,
     kv: KvLayer,
-    /// Memory for [`Ids`].
+    /// Memory for [`BatchIds`].
     ids: View,
     /// Number of pages in the block table of a session.
     table_pages: usize,
@@ -90,7 +90,7 @@ pub(crate) struct Arena {
 
 /// Inputs of a batch on the device: token ids, positions, block tables.
 #[derive(Clone, Copy)]
-pub(crate) struct Ids {
+pub(crate) struct BatchIds {
     /// All inputs, uploaded together.
     pub all: View,
     pub tokens: View,
@@ -223,7 +223,7 @@ impl Arena {
     }
 
     /// Lays out the inputs of a batch side by side, so that one upload copies them.
-    pub fn ids(&self, rows: usize, members: usize, head: usize) -> Ids {
+    pub fn ids(&self, rows: usize, members: usize, head: usize) -> BatchIds {
         let mut end = 0;
         let mut take = |count: usize| {
             end += count;
@@ -232,7 +232,7 @@ impl Arena {
         let [tokens, positions, sequences] = [rows; 3].map(&mut take);
         let tables = take(members * self.table_pages).reshaped(self.table_pages);
         let (head, draws) = (take(head), take(head * Draw::WORDS));
-        Ids {
+        BatchIds {
             all: self.ids.rows(0, end),
             tokens,
             positions,

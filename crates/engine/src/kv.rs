@@ -1,4 +1,4 @@
-//! How much of each tier pages of KV take.
+//! Layout for many sessions: how many KV pages lie on the device, in host memory and on disk.
 
 use djinn_device::{Backend, host};
 use djinn_kv::{KvMemory, PageDemand};
@@ -9,9 +9,10 @@ use djinn_weights::MemorySettings;
 use crate::{Blueprint, EngineError, Settings, backend::slab_on_host};
 
 impl Blueprint {
-    /// Lays a model out for sessions whose pages need not all be where passes run:
-    /// `settings.pages` is what they come to together. What the device does not hold is in
-    /// host memory, as far as there is any, and then on disk.
+    /// Lays out a model for sessions whose KV pages need not all fit on the device.
+    /// `settings.pages` is the number of pages of all sessions together. Host memory takes the
+    /// pages that the device has no room for, and the disk those that host memory has no room
+    /// for.
     pub fn for_sessions(
         model: &Model,
         backend: &dyn Backend,
@@ -19,7 +20,7 @@ impl Blueprint {
         memory: MemorySettings,
         kv: &KvMemory,
     ) -> Result<Self, EngineError> {
-        let rooms = Rooms {
+        let layout = SessionLayout {
             model,
             backend,
             demand: PageDemand {
@@ -30,11 +31,11 @@ impl Blueprint {
             memory,
             kv,
         };
-        rooms.lay_out()
+        layout.lay_out()
     }
 }
 
-struct Rooms<'a> {
+struct SessionLayout<'a> {
     model: &'a Model,
     backend: &'a dyn Backend,
     settings: Settings,
@@ -43,7 +44,7 @@ struct Rooms<'a> {
     demand: PageDemand,
 }
 
-impl Rooms<'_> {
+impl SessionLayout<'_> {
     fn draw(&self, pages: usize, host_pages: usize) -> Result<Blueprint, EngineError> {
         let settings = Settings {
             pages,
@@ -53,7 +54,7 @@ impl Rooms<'_> {
         Blueprint::draw(self.model, self.backend, settings, self.memory)
     }
 
-    /// As many pages on the device as there is room for.
+    /// Places as many pages on the device as fit, and the others in host memory and on disk.
     fn lay_out(&self) -> Result<Blueprint, EngineError> {
         let least = self.demand.longest;
         let first = self.draw(least.min(self.demand.total), 0)?;
@@ -70,8 +71,8 @@ impl Rooms<'_> {
         let mut pages = self.demand.device_pages(room, page_bytes);
         loop {
             let drawn = self.with_host(pages, page_bytes);
-            // Alignment may cost a page, tables of the host's some more, and pages what
-            // streaming needs.
+            // Alignment may cost a page, page tables of host memory some more, and pages may
+            // take the room that streaming needs.
             let works = drawn
                 .as_ref()
                 .is_ok_and(|b| !stay || b.weights().keeps_everything());
@@ -85,13 +86,13 @@ impl Rooms<'_> {
         }
     }
 
-    /// So many pages on the device, and the rest in host memory as far as there is any.
+    /// Places `pages` pages on the device, and the others in host memory as far as they fit.
     fn with_host(&self, pages: usize, page_bytes: u64) -> Result<Blueprint, EngineError> {
         let blueprint = self.draw(pages, 0)?;
         let slab = slab_on_host(self.backend, blueprint.footprint().slab());
         let there = host::available_memory().saturating_sub(slab);
         let there = there.min(self.memory.host_budget);
-        // What is free now may be a little less when it is taken.
+        // Free memory may shrink a little before it is allocated.
         let there = there - there / 32;
         let host = there.saturating_sub(blueprint.host_bytes());
         match self.demand.host_pages(pages, host, page_bytes) {
@@ -100,7 +101,7 @@ impl Rooms<'_> {
         }
     }
 
-    /// What host memory has no room for, on disk.
+    /// Places the pages on disk that host memory has no room for.
     fn with_disk(&self, mut blueprint: Blueprint) -> Result<Blueprint, EngineError> {
         let Some(spill) = &self.kv.spill else {
             return Ok(blueprint);

@@ -1,8 +1,10 @@
-//! Sessions over paged KV, many of them through one pass; sampling; hooks.
+//! The inference engine: sessions over a paged KV cache, continuous batching, sampling, and probes
+//! of the model's activations.
 //!
-//! The engine walks a model's [`Program`](djinn_model::program::Program) on a
-//! [`Device`](djinn_device::Device). It knows neither what the client was nor how
-//! it asked.
+//! [`Engine`] runs the [`Program`](djinn_model::program::Program) of a model on a
+//! [`Device`](djinn_device::Device). Each step, the scheduler selects sessions, the executor runs
+//! them in one pass, and the sampler turns logits into tokens. The engine does not know clients or
+//! protocols.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Limits, all set before anything is allocated.
+//! Settings of an engine, fixed before memory is allocated.
 
 use djinn_model::{Model, program::Program};
 
@@ -8,43 +8,43 @@ use crate::{
     session::request::Request,
 };
 
-/// What an engine is laid out for.
+/// Capacity that an engine is laid out for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Rows of one pass at most: tokens of a prompt run together, plus one for each
-    /// session that generates.
+    /// Maximum number of rows of a pass: tokens of prompts, plus one for each generating
+    /// session.
     pub rows: usize,
-    /// Sessions of one pass at most.
+    /// Maximum number of sessions in a pass.
     pub sessions: usize,
-    /// Sessions open at once; those that a pass has no room for take turns.
+    /// Maximum number of open sessions; those that do not fit in one pass take turns.
     pub open: usize,
-    /// Positions of the longest session.
+    /// Maximum number of positions of a session.
     pub context: usize,
-    /// KV pages where passes run.
+    /// Number of KV pages on the device.
     pub pages: usize,
-    /// KV pages in host memory, where sessions are that wait or whose turn it is not.
+    /// Number of KV pages in host memory, for sessions that do not run now.
     pub host_pages: usize,
-    /// KV pages on disk, where those go that find no room in host memory.
+    /// Number of KV pages on disk, for those that host memory has no room for.
     pub disk_pages: usize,
-    /// Tokens of a page.
+    /// Number of tokens of a KV page.
     pub page_tokens: usize,
-    /// Rows that go through the head together, beside those of the lens.
+    /// Maximum number of rows through the head in a pass, without the logit lens.
     pub logit_rows: usize,
-    /// Room for what is read and changed on the way.
+    /// Memory for captures and edits.
     pub probe_limits: ProbeLimits,
 }
 
 impl Settings {
-    /// Rows a pass runs unless told otherwise.
+    /// Default number of rows of a pass.
     pub const ROWS: usize = 512;
-    /// Tokens of a page: small enough to waste little, large enough that a page is
-    /// megabytes for the models that page.
+    /// Default number of tokens of a KV page: small enough to waste little memory, large enough
+    /// that copies of pages are fast.
     pub const PAGE_TOKENS: usize = 16;
-    /// Rows of a pass at most when the logits of all of them are wanted: those are as
-    /// wide as the vocabulary, and a pass goes through the head once.
+    /// Maximum number of rows of a pass whose logits are all needed: a row of logits is as wide as
+    /// the vocabulary.
     const LOGIT_ROWS: usize = 128;
 
-    /// What these requests need, run together in passes of at most `rows` rows.
+    /// Returns the settings for running these requests together in passes of at most `rows` rows.
     pub fn for_requests(
         model: &Model,
         requests: &[Request],
@@ -80,7 +80,7 @@ impl Settings {
         })
     }
 
-    /// What so many sessions of so many positions need, whatever they will ask.
+    /// Returns the settings for any `sessions` sessions of up to `context` positions.
     pub fn for_sessions(
         program: &Program,
         sessions: usize,
@@ -102,7 +102,7 @@ impl Settings {
         })
     }
 
-    /// Pages of the longest session.
+    /// Returns the number of pages of the longest session.
     pub(crate) fn table_pages(&self) -> usize {
         self.context.div_ceil(self.page_tokens).max(1)
     }

@@ -109,7 +109,7 @@ pub fn check_writable(path: &Path) -> Result<(), EngineError> {
     };
     probe.map_err(|e| EngineError::File {
         path: path.to_owned(),
-        reason: format!("cannot be written: {e}"),
+        reason: format!("the file cannot be written: {e}"),
     })
 }
 
@@ -118,7 +118,7 @@ enum WriteTarget {
     /// A regular file, which may not exist yet; links are followed.
     File(PathBuf),
     Folder,
-    /// A device or a pipe: written as it is, for there is nothing to rename.
+    /// A device or a pipe, which is written directly because it cannot be renamed.
     Other,
 }
 
@@ -131,12 +131,12 @@ fn target(path: &Path) -> WriteTarget {
     }
 }
 
-/// Where a file lies until it is whole; nobody else's name.
+/// Returns the temporary path of a file that is being written.
 fn beside(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.{}.part", path.display(), std::process::id()))
 }
 
-/// Writes tensors and lists of ids to a file, whole or not at all.
+/// Writes tensors and lists of ids to a file atomically.
 pub fn write_tensors(
     path: &Path,
     tensors: &BTreeMap<String, Tensor>,
@@ -174,7 +174,7 @@ fn le_bytes<T, const N: usize>(values: &[T], write: impl Fn(&T) -> [u8; N]) -> V
     values.iter().flat_map(write).collect()
 }
 
-/// Writes a file whole, or into something that is no file.
+/// Writes a file atomically, or writes to a device or pipe directly.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     match target(path) {
         WriteTarget::File(path) => djinn_wal::write_atomically(&path, bytes),
@@ -193,7 +193,7 @@ mod tests {
     use super::{Tensor, read_tensors, write_tensors};
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_tensors_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.safetensors");
         let tensor = Tensor {

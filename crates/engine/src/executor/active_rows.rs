@@ -1,5 +1,5 @@
-//! The rows that operations now run over: of the whole batch, or of those that go through
-//! the head. Rows come in the middle of a pass, and leave it there.
+//! Active rows: the rows that operations currently run over, of the whole batch or of the head.
+//! Sessions enter and leave in the middle of a pass.
 
 use std::ops::Range;
 
@@ -7,26 +7,27 @@ use djinn_device::{Phase, View};
 
 use super::batch::{RowSpan, generated};
 
-/// Rows, and who is in them. Operations that work on every row by itself run over all up to
-/// the last that somebody is in: what lies between is nobody's, and costs little.
+/// Rows of a pass, and the sessions in them. Operations that treat every row separately run over
+/// all rows up to the last active one; the padding rows in between cost little.
 pub(crate) struct ActiveRows {
-    /// How many rows that is.
+    /// Number of rows up to the last active one.
     pub rows: usize,
-    /// Where rows of prompts begin.
+    /// Index of the first row of a prompt.
     pub prompts: usize,
-    /// Those of generated tokens up to the last that somebody is in.
+    /// Number of rows of generated tokens up to the last active one.
     generated: usize,
-    /// Who is in it, in order of their rows.
+    /// Active spans, in order of their rows.
     pub groups: Vec<RowSpan>,
-    /// Where the residual of all rows lies.
+    /// Residual of all rows.
     resid: View,
-    /// Rows of all who may come, and those behind them in which nobody is.
+    /// Number of rows of all spans that may become active.
     seats: usize,
+    /// Number of rows lent behind them.
     more: usize,
 }
 
 impl ActiveRows {
-    /// The rows of all these groups, with nobody in them yet.
+    /// Creates the rows of these spans, none of them active yet.
     pub fn new(all: &[RowSpan], resid: View) -> Self {
         ActiveRows {
             rows: 0,
@@ -39,8 +40,8 @@ impl ActiveRows {
         }
     }
 
-    /// Rows of nobody, behind everybody's, which are gone through too; says which is the
-    /// first. Nothing where there are no more.
+    /// Lends rows behind those of the spans and returns the index of the first; `None` if too few
+    /// are left.
     pub fn lend(&mut self, rows: usize) -> Option<usize> {
         let first = self.seats + self.more;
         if first + rows > self.resid.rows {
@@ -51,19 +52,19 @@ impl ActiveRows {
         Some(first)
     }
 
-    /// The rows that are somebody's.
+    /// Number of rows of the spans, without lent rows.
     pub fn seated(&self) -> usize {
         self.rows.min(self.seats)
     }
 
-    /// Some come.
+    /// Activates spans.
     pub fn enter(&mut self, groups: impl IntoIterator<Item = RowSpan>) {
         self.groups.extend(groups);
         self.groups.sort_by_key(|group| group.first_row);
         self.count();
     }
 
-    /// A member leaves with all its rows from a position on; says which.
+    /// Deactivates the rows of a member from a position on, and returns them.
     pub fn leave(&mut self, member: usize, position: usize) -> Vec<RowSpan> {
         let mut left = Vec::new();
         let leaves = |group: &RowSpan| group.member == member && group.positions().end > position;
@@ -95,12 +96,12 @@ impl ActiveRows {
         self.generated = end(Some(Phase::Generated)).unwrap_or(0);
     }
 
-    /// The residual.
+    /// Returns the residual of the rows up to the last active one.
     pub fn resid(&self) -> View {
         self.resid.rows(0, self.rows)
     }
 
-    /// The rows of each phase.
+    /// Returns the rows of each phase up to the last active one.
     pub fn phases(&self) -> impl Iterator<Item = (Phase, Range<usize>)> {
         let both = [
             (Phase::Generated, 0..self.generated),
@@ -109,7 +110,7 @@ impl ActiveRows {
         both.into_iter().filter(|(_, rows)| !rows.is_empty())
     }
 
-    /// The rows that somebody is in, side by side as far as they lie so.
+    /// Returns the active rows, merged into contiguous runs of one phase.
     pub fn runs(&self) -> Vec<(Phase, Range<usize>)> {
         let mut runs: Vec<(Phase, Range<usize>)> = Vec::new();
         for group in &self.groups {
@@ -124,7 +125,7 @@ impl ActiveRows {
         runs
     }
 
-    /// Whether somebody is in a row.
+    /// Whether a row is active.
     pub fn holds(&self, row: usize) -> bool {
         let is_in =
             |group: &RowSpan| (group.first_row..group.first_row + group.rows).contains(&row);
@@ -141,7 +142,7 @@ mod tests {
     use crate::executor::batch::RowSpan;
 
     #[test]
-    fn rows_come_and_go() {
+    fn spans_enter_and_leave() {
         let group = |member, phase, first_row, rows| RowSpan {
             member,
             phase,
@@ -163,7 +164,7 @@ mod tests {
         let (generated, prompt) = (Phase::Generated, Phase::Prompt);
         assert_eq!(stage.runs(), [(generated, 0..2), (prompt, 2..9)]);
         assert_eq!(stage.leave(2, 0), [all[2]]);
-        // Rows between are gone through, but nobody is in them.
+        // The rows in between are padding.
         let phases: Vec<_> = stage.phases().collect();
         assert_eq!(phases, [(generated, 0..2), (prompt, 2..9)]);
         assert_eq!(stage.runs(), [(generated, 0..2), (prompt, 7..9)]);
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_before_a_position_goes_on() {
+    fn rows_before_a_position_stay_active() {
         let group = RowSpan {
             member: 0,
             phase: Phase::Prompt,

@@ -1,5 +1,5 @@
-//! What is changed at hooks. Edits come first there, then stops, then captures: who stops is
-//! read when it goes on, since it may be changed before.
+//! Edits at hooks. At a hook edits come first, then breakpoints, then captures: a paused session
+//! is captured when it resumes, because it may be edited before.
 
 use djinn_device::{Device, Edit as DeviceEdit, View};
 use djinn_model::Site;
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Pass<'_> {
-    /// Makes the changes that sessions asked for here.
+    /// Applies the edits of all sessions at a hook.
     pub(super) fn change(
         &mut self,
         stage: &ActiveRows,
@@ -33,16 +33,16 @@ impl Pass<'_> {
     }
 }
 
-/// Makes changes on the device.
+/// Applies edits on the device.
 pub(super) struct Changer<'a> {
     pub device: &'a dyn Device,
     pub staging: &'a mut Staging,
-    /// Where operands go.
+    /// Device memory for operands.
     pub operand: View,
 }
 
 impl Changer<'_> {
-    /// Makes a change to those of a group's rows that it is for.
+    /// Applies an edit to the rows of a span that it selects.
     pub fn change(
         &mut self,
         edit: &Edit,
@@ -53,12 +53,12 @@ impl Changer<'_> {
         for run in runs(group, |p| edit.positions.contains(p, prompt)) {
             let first = edit.positions.ordinal(run.position, prompt);
             let rows = at.rows(run.first_row - group.first_row, run.rows);
-            let operand = self.bring_operand(edit, first, run.rows)?;
-            // The operand's columns lie side by side, whichever they are for.
+            let operand = self.copy_operand_in(edit, first, run.rows)?;
+            // The columns of the operand are contiguous, whichever columns the edit selects.
             let mut done = 0;
             for columns in &edit.columns {
                 let operand = || {
-                    let operand = operand.expect("asked only of edits that have one");
+                    let operand = operand.expect("the edit has an operand");
                     operand.cols(done, columns.len())
                 };
                 let at = rows.cols(columns.start, columns.len());
@@ -69,8 +69,9 @@ impl Changer<'_> {
         Ok(())
     }
 
-    /// What an edit works with, for so many rows from the `first`-th selected position on.
-    fn bring_operand(
+    /// Copies the operand of an edit to the device, for `rows` rows from the `first`-th selected
+    /// position on.
+    fn copy_operand_in(
         &mut self,
         edit: &Edit,
         first: usize,
@@ -88,7 +89,7 @@ impl Changer<'_> {
     }
 }
 
-/// The parts of a group whose positions are selected.
+/// Returns the runs of rows of a span whose positions are selected.
 pub(super) fn runs(group: &RowSpan, selected: impl Fn(usize) -> bool) -> Vec<RowSpan> {
     let mut runs: Vec<RowSpan> = Vec::new();
     for i in 0..group.rows {
@@ -109,7 +110,7 @@ pub(super) fn runs(group: &RowSpan, selected: impl Fn(usize) -> bool) -> Vec<Row
     runs
 }
 
-/// What a device is to do.
+/// Converts an edit to the form of the device.
 pub(super) fn on_device<T>(change: &Change<T>, operand: impl FnOnce() -> View) -> DeviceEdit {
     match *change {
         Change::Scale(factor) => DeviceEdit::Scale(factor),

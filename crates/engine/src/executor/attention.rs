@@ -1,4 +1,4 @@
-//! Attention, and what sessions read and change of its pattern.
+//! Attention, with captures and edits of its pattern.
 
 use djinn_device::{Attention, KvLayer, Phase, Qkv, Rotation, Rows, View};
 use djinn_model::{Site, program::Buf};
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{EngineError, arena::Arena, executor::batch::RowSpan};
 
-/// One block's attention in a pass.
+/// Attention of one block in a pass.
 #[derive(Clone, Copy)]
 struct Layer {
     site: Site,
@@ -21,9 +21,9 @@ struct Layer {
 }
 
 impl Pass<'_> {
-    /// Stores keys and values, and mixes values for every row. The fused operation says
-    /// what comes out; the pattern is taken apart only where a session looks at it, and
-    /// mixed again only where a session changed it.
+    /// Appends keys and values to the KV cache, and attends for every row. The pattern is computed
+    /// separately only where a session captures or edits it, and values are mixed again only
+    /// where a session edited the pattern.
     pub(super) fn attend(
         &mut self,
         stage: &ActiveRows,
@@ -77,7 +77,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Whose some rows are.
+    /// Returns the positions, sequences and block tables of some rows.
     fn rows(&self, phase: Phase, first: usize, count: usize) -> Rows {
         Rows {
             positions: self.ids.positions,
@@ -88,7 +88,7 @@ impl Pass<'_> {
         .rows(first, count)
     }
 
-    /// The pattern of a run of rows, a few at a time.
+    /// Computes the pattern of a run of rows, a few at a time, and edits and captures it.
     fn take_apart(&mut self, layer: Layer, run: RowSpan) -> Result<(), EngineError> {
         for first in (0..run.rows).step_by(Arena::PATTERN_ROWS) {
             let part = RowSpan {
@@ -112,7 +112,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Changes the patterns of rows that an edit selects, and mixes those rows again.
+    /// Edits the patterns of selected rows, and mixes the values of these rows again.
     fn edit_pattern(&self, layer: Layer, part: RowSpan, pattern: View) -> Result<(), EngineError> {
         let heads = layer.how.heads;
         let session = &self.members[part.member];
@@ -127,9 +127,9 @@ impl Pass<'_> {
                     changes.filter(move |edit| edit.positions.contains(p, prompt))
                 };
                 for edit in selected(run.position + i) {
-                    let change = || unreachable!("a pattern's edits have no operand");
+                    let change = || unreachable!("edits of a pattern have no operand");
                     let change = on_device(&edit.change, change);
-                    // The columns of a pattern's edit are heads, which are rows here.
+                    // The columns of an edit of a pattern are heads, which are rows here.
                     for heads in &edit.columns {
                         self.device
                             .edit(row.rows(heads.start, heads.len()), change)?;
@@ -143,7 +143,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Reads patterns, laid out `[row, head]` by keys.
+    /// Captures patterns, laid out `[row, head]` by keys.
     fn capture_pattern(
         &mut self,
         site: Site,

@@ -1,4 +1,4 @@
-//! Which tokens of which sessions go through the next pass, and in which rows.
+//! The batch of a pass: which tokens of which sessions run, and in which rows.
 
 use std::ops::Range;
 
@@ -10,32 +10,32 @@ use crate::{Settings, session::Session};
 /// Consecutive rows of one session at consecutive positions, all of one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowSpan {
-    /// Which member of the pass.
+    /// Index of the member.
     pub member: usize,
     pub phase: Phase,
     pub first_row: usize,
     pub rows: usize,
     /// Position of the first row.
     pub position: usize,
-    /// The operation of the pass with which it begins.
+    /// Index of the operation at which the span enters the pass.
     pub enter: usize,
 }
 
 impl RowSpan {
-    /// Whether a row of the same member and phase comes next after it.
+    /// Whether a row continues the span: same member and phase, next position.
     pub fn is_followed_by(&self, row: &RowSpan) -> bool {
         let next = (self.member, self.phase, self.positions().end);
         next == (row.member, row.phase, row.position)
     }
 
-    /// The positions of its rows.
+    /// Returns the positions of the rows.
     pub fn positions(&self) -> Range<usize> {
         self.position..self.position + self.rows
     }
 }
 
-/// The rows of one pass: first those of generated tokens, then those of prompts; of each
-/// first those that are there all the way.
+/// Rows of one pass: generated tokens first, then prompts. In each part, sessions that run the
+/// whole pass come first.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub tokens: Vec<i32>,
@@ -43,9 +43,9 @@ pub(crate) struct Batch {
     sequences: Vec<i32>,
     tables: Vec<i32>,
     pub groups: Vec<RowSpan>,
-    /// The rows that go through the head, one by one.
+    /// Rows that pass through the head, one span for each.
     pub head: Vec<RowSpan>,
-    /// How a token is drawn for each.
+    /// Sampling parameters of the head rows.
     draws: Vec<Draw>,
 }
 
@@ -67,14 +67,14 @@ impl Batch {
         for session in members {
             let frames = pages.frames(&session.pages);
             batch.tables.extend(frames.map(|frame| frame.0 as i32));
-            // Slots beyond a session's pages are never looked at; page −1 would be refused.
+            // Entries beyond the pages of a session are never read; a kernel would refuse −1.
             let rest = table_pages - session.pages.len();
             batch.tables.extend(std::iter::repeat_n(-1, rest));
         }
         batch
     }
 
-    /// Takes in some tokens of a session, all of one phase.
+    /// Adds tokens of a session, all of one phase.
     fn add(
         &mut self,
         member: usize,
@@ -106,8 +106,8 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Everything the device has to know of the batch, in the order in which
-    /// [`Arena::ids`](crate::arena::Arena::ids) finds it.
+    /// Returns all ids that the device needs, in the order of
+    /// [`Arena::ids`](crate::arena::Arena::ids).
     pub fn ids(&self) -> Vec<i32> {
         let head = self.head.iter().map(|row| row.first_row as i32);
         let draws = self.draws.iter().flat_map(|draw| draw.words());
@@ -121,7 +121,7 @@ impl Batch {
     }
 }
 
-/// How many of the rows of some groups are of generated tokens.
+/// Returns the number of rows of generated tokens in some spans.
 pub(crate) fn generated(groups: &[RowSpan]) -> usize {
     let generated = |group: &&RowSpan| group.phase == Phase::Generated;
     groups
@@ -131,7 +131,7 @@ pub(crate) fn generated(groups: &[RowSpan]) -> usize {
         .sum()
 }
 
-/// The phases of some rows, of which the first `generated` are of generated tokens.
+/// Splits rows by phase; the first `generated` are of generated tokens.
 pub(crate) fn phases(generated: usize, rows: usize) -> impl Iterator<Item = (Phase, Range<usize>)> {
     let both = [
         (Phase::Generated, 0..generated),
@@ -140,7 +140,7 @@ pub(crate) fn phases(generated: usize, rows: usize) -> impl Iterator<Item = (Pha
     both.into_iter().filter(|(_, rows)| !rows.is_empty())
 }
 
-/// The rows of a group whose logits somebody wants, one by one.
+/// Returns the rows of a span whose logits are needed, one span for each.
 fn wanted_rows(session: &Session, group: &RowSpan) -> Vec<RowSpan> {
     let row = |i: usize| RowSpan {
         first_row: group.first_row + i,
@@ -172,7 +172,7 @@ mod tests {
         settings::Settings,
     };
 
-    /// A session of a prompt of `prompt` tokens, `more` generated ones, `computed` run.
+    /// Creates a session with `prompt` given and `more` generated tokens, `computed` of them run.
     fn session(prompt: usize, more: usize, computed: usize) -> Session {
         let request = Request {
             tokens: (0..prompt as u32).collect(),
@@ -198,7 +198,7 @@ mod tests {
             rows: 16,
             sessions: 4,
             open: 4,
-            context: 32,
+            context: 16,
             pages: 4,
             host_pages: 0,
             disk_pages: 0,
@@ -209,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn generated_rows_come_first_and_position_alone_says_which_they_are() {
-        // A prompt's end, a generated token, the middle of a prompt, a prompt of one.
+    fn generated_rows_come_first() {
+        // The end of a prompt, a generated token, the middle of a prompt, a prompt of one token.
         let members = [
             session(5, 0, 3),
             session(4, 2, 5),
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(head, [(1, 0, 5), (0, 2, 4), (3, 6, 0)]);
         assert_eq!(batch.positions, [5, 3, 4, 0, 1, 2, 0]);
         assert_eq!(batch.sequences, [1, 0, 0, 2, 2, 2, 3]);
-        // How the rows of the head draw comes last: after so many generated tokens each.
+        // The sampling parameters of the head rows come last.
         let steps = batch.head.iter().map(|row| [0, 2, 0, 0][row.member]);
         let draws: Vec<i32> = steps
             .flat_map(|step| Sampling::default().draw(step).words())

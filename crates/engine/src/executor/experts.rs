@@ -1,4 +1,4 @@
-//! Mixture of experts: rows sorted by expert, run through it, and summed.
+//! Mixture of experts: rows are sorted by expert, run through it, and summed.
 
 use djinn_device::{Device, DeviceError, Edit, Projection, View, Weight};
 use djinn_model::program::{Buf, Expert, Op, TensorId};
@@ -15,9 +15,9 @@ use crate::{
     },
 };
 
-/// Runs an [`Op::Experts`] over the rows of a stage.
+/// Runs an [`Op::Experts`] over the active rows.
 ///
-/// A row's experts are summed in order of their number, whichever rows share them.
+/// The experts of a row are summed in order of their index, whichever rows share them.
 pub(crate) fn run(
     device: &dyn Device,
     arena: &Arena,
@@ -37,7 +37,7 @@ pub(crate) fn run(
         ref experts,
     } = *op
     else {
-        unreachable!("called for this operation only")
+        unreachable!("called only for Op::Experts")
     };
     let rows = stage.rows;
     let out = arena.buf(to, rows);
@@ -47,7 +47,7 @@ pub(crate) fn run(
     let run = |number: usize, shift: u64| -> Result<(), DeviceError> {
         let (ids, weights) = choices.of(number);
         let n = ids.len();
-        // Rows stay in order, so those of generated tokens come first here too.
+        // Rows keep their order, so generated tokens come first here too.
         let generated = ids.partition_point(|&row| (row as usize) < stage.prompts);
         let scratch = &arena.experts;
         upload_ids(device, scratch.ids, &ids)?;
@@ -96,7 +96,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// An expert's matrix, in a slot so far from the first.
+/// Returns a matrix of an expert whose slot is `shift` bytes after the first.
 fn matrix(placed: &TensorPlacements, id: TensorId, shift: u64) -> Weight {
     let view = placed.one(id);
     Weight {
@@ -108,15 +108,15 @@ fn matrix(placed: &TensorPlacements, id: TensorId, shift: u64) -> Weight {
     }
 }
 
-/// What the router chose for every row.
-struct Choices {
+/// The router's choice for every row.
+struct RoutedRows {
     ids: Vec<i32>,
     weights: Vec<f32>,
     chosen: usize,
 }
 
-impl Choices {
-    /// Nobody is in the other rows.
+impl RoutedRows {
+    /// Drops the choices of padding rows.
     fn keep(&mut self, holds: impl Fn(usize) -> bool) {
         for (row, ids) in self.ids.chunks_exact_mut(self.chosen).enumerate() {
             if !holds(row) {
@@ -125,12 +125,12 @@ impl Choices {
         }
     }
 
-    /// Whether any row goes through an expert.
+    /// Whether any row uses an expert.
     fn any(&self, expert: usize) -> bool {
         self.ids.contains(&(expert as i32))
     }
 
-    /// The rows that go through an expert, and what they weigh there.
+    /// Returns the rows that use an expert, with their weights.
     fn of(&self, expert: usize) -> (Vec<i32>, Vec<f32>) {
         self.ids
             .iter()
@@ -148,12 +148,12 @@ fn route(
     logits: View,
     chosen: usize,
     renormalise: bool,
-) -> Result<Choices, EngineError> {
+) -> Result<RoutedRows, EngineError> {
     let rows = logits.rows;
     let ids = arena.experts.chosen.rows(0, rows);
     let weights = arena.experts.chosen_weights.rows(0, rows);
     device.route(logits, renormalise, ids, weights)?;
-    let mut choices = Choices {
+    let mut choices = RoutedRows {
         ids: vec![0; rows * chosen],
         weights: vec![0.0; rows * chosen],
         chosen,

@@ -1,4 +1,5 @@
-//! A pass cut where weights arrive: what lies between two arrivals can be replayed.
+//! Graph regions: the program cut where weights arrive. A CUDA graph can replay a region between
+//! two arrivals.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -9,21 +10,21 @@ use djinn_model::{
 
 use djinn_weights::{Region, TensorPlacements};
 
-/// Operations that follow each other, by their place in the program.
+/// Range of consecutive operations, by their index in the program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct GraphRegion {
     pub steps: Range<usize>,
-    /// Whether what they do follows from numbers alone, and they are worth replaying:
-    /// nothing arrives, and nothing is read back.
+    /// Whether a graph can replay the range and it is long enough: no weight arrives in it, and
+    /// nothing is read back.
     pub still: bool,
 }
 
-/// Fewer operations than this are asked for one by one.
+/// Minimum number of operations in a graph; shorter ranges are launched one by one.
 const LEAST: usize = 8;
 
 impl GraphRegion {
-    /// The same in parts: at these operations somebody looks, and what lies between can still
-    /// be replayed.
+    /// Splits the region around operations that a probe reads or edits; the parts in between can
+    /// still be replayed.
     pub fn around(&self, looked: &BTreeSet<usize>) -> Vec<GraphRegion> {
         let mut parts = Vec::new();
         let mut start = self.steps.start;
@@ -43,7 +44,7 @@ impl GraphRegion {
     }
 }
 
-/// All operations of a program.
+/// Splits the operations of a program into regions.
 pub(crate) fn graph_regions(program: &Program, weights: &TensorPlacements) -> Vec<GraphRegion> {
     let ops: Vec<&Op> = program.ops().collect();
     let mut all: Vec<GraphRegion> = Vec::new();
@@ -90,7 +91,7 @@ fn is_still(op: &Op, weights: &TensorPlacements) -> bool {
         Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
             !weights.is_read_by_row(table)
         }
-        // What a router chose is read back in the middle of a pass.
+        // The router's choice is read back in the middle of a pass.
         Op::Experts { .. } => false,
         _ => true,
     }
@@ -132,7 +133,7 @@ mod tests {
         Blueprint::draw(model, &CpuBackend::default(), settings, memory).unwrap()
     }
 
-    /// Tensors of which some rows are in a piece of the ring.
+    /// Returns the tensors that stream through the ring.
     fn streamed(model: &Model, blueprint: &Blueprint) -> Vec<TensorId> {
         let tensors = 0..model.program.tensors.len();
         let ring = |id: &TensorId| {
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_looks_at_is_replayed() {
+    fn regions_split_around_probed_operations() {
         let whole = GraphRegion {
             steps: 10..50,
             still: true,
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_all_operations_and_end_where_weights_arrive() {
+    fn regions_cover_the_program_and_end_where_weights_arrive() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/");
         for name in ["mistral", "mixtral"] {
             let model = Model::open(&format!("{root}{name}")).expect("a golden model");

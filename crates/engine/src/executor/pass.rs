@@ -1,4 +1,4 @@
-//! One trip of a batch of sessions through the model.
+//! A pass: one run of a batch of sessions through the program of the model.
 
 use std::{collections::BTreeMap, ops::Range, time::Instant};
 
@@ -9,7 +9,7 @@ use djinn_weights::Streamer;
 
 use crate::{
     Blueprint, EngineError,
-    arena::{Arena, Ids},
+    arena::{Arena, BatchIds},
     executor::batch::{Batch, RowSpan},
     probe::{checkpoint::Checkpoint, staging::Staging},
     session::Session,
@@ -27,20 +27,21 @@ pub(crate) struct PassResult {
     pub pause_s: f64,
 }
 
-/// What a member's next token is chosen by.
+/// Input for sampling the next token of a member.
 pub(crate) struct SampleInput {
     pub member: usize,
     pub scores: TokenScores,
 }
 
-/// The logits after a member's last token, or what the device chose by them.
+/// Logits of the last token of a member, or the token that the device sampled from them.
 pub(crate) enum TokenScores {
+    /// Logits for sampling on the host.
     Logits(Vec<f32>),
-    /// `None` where a logit is not a number.
+    /// Token that the device sampled; `None` if the logits contain NaN.
     Chosen(Option<u32>),
 }
 
-/// Walks the program over one batch.
+/// A pass over one batch, with everything that its operations need.
 pub(crate) struct Pass<'a> {
     pub device: &'a dyn Device,
     pub program: &'a Program,
@@ -50,24 +51,25 @@ pub(crate) struct Pass<'a> {
     pub staging: &'a mut Staging,
     pub members: &'a mut [Session],
     pub batch: &'a Batch,
-    pub ids: Ids,
-    /// Pages that are still on their way.
+    pub ids: BatchIds,
+    /// KV pages that are still in transit.
     pub arrivals: &'a PendingPages<Event>,
-    /// Whether what happens is put on record.
+    /// Whether the recorder is on; a recorded pass is not replayed.
     pub recording: bool,
-    /// What it has come to so far.
+    /// Progress of the pass.
     pub progress: PassProgress,
 }
 
-/// Everybody's rows: in the blocks, in the head, and those that come later.
+/// Rows of a pass: active in the blocks, active in the head, and entering later.
 pub(super) struct PassRows {
     pub body: ActiveRows,
     pub head: ActiveRows,
-    /// Each with where it goes.
+    /// Spans that enter in the middle of the pass, each with its segment.
     pub later: Vec<(SegmentKind, RowSpan)>,
 }
 
 impl PassRows {
+    /// Returns the active rows of a segment.
     pub fn of(&mut self, kind: SegmentKind) -> &mut ActiveRows {
         match kind {
             SegmentKind::Head => &mut self.head,
@@ -77,14 +79,14 @@ impl PassRows {
 }
 
 impl Pass<'_> {
-    /// Has the device run the batch.
+    /// Starts the batch on the device.
     pub fn begin(&mut self) -> Result<(), EngineError> {
         self.streamer.begin_pass()?;
         upload_ids(self.device, self.ids.all, &self.batch.ids())?;
         self.compute()
     }
 
-    /// What it came to.
+    /// Reads the results after the device has finished.
     pub fn end(&mut self) -> Result<PassResult, EngineError> {
         let samples = self.read_last()?;
         self.tell_read()?;
@@ -101,7 +103,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Everybody's rows, before the first operation.
+    /// Returns the rows before the first operation.
     pub(super) fn stages(&self) -> PassRows {
         let resid = self.arena.buf(Buf::Resid, self.batch.rows());
         let head = renumber(&self.batch.head);
@@ -109,7 +111,7 @@ impl Pass<'_> {
         let begins = |group: &&RowSpan| group.enter == 0;
         let mut body = ActiveRows::new(&self.batch.groups, resid);
         body.enter(self.batch.groups.iter().filter(begins).copied());
-        // Who goes on in the head has nothing to do before it.
+        // A session that continues in the head has nothing to run before it.
         let in_body = self
             .batch
             .groups
@@ -128,8 +130,7 @@ impl Pass<'_> {
         stages
     }
 
-    /// Runs some of the program's operations, over the rows of the batch and then over
-    /// those that go through the head.
+    /// Runs a range of operations over the active rows.
     pub(super) fn walk(
         &mut self,
         steps: &[(SegmentKind, &Op)],
@@ -168,7 +169,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// One segment's operations end where the next one's begin.
+    /// Starts a segment if the operation is the first of it, and ends the one before.
     fn begin_segment(&mut self, kind: SegmentKind, stage: &ActiveRows) -> Result<(), EngineError> {
         if self.progress.segment == Some(kind) {
             return Ok(());
@@ -194,7 +195,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Makes of the logits what is asked for: tokens, and what is seen through the lens.
+    /// Samples tokens from the logits, and captures the logit lens.
     pub(super) fn finish(&mut self, head: &ActiveRows) -> Result<(), EngineError> {
         let logits = self.view(head, Buf::Logits);
         let rows = head.seated();
@@ -218,7 +219,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Whether the device chooses the next token of some session.
+    /// Whether the device samples the next token of some session.
     pub(super) fn chooses(&self) -> bool {
         let chooses = |row: &RowSpan| {
             let session = &self.members[row.member];
@@ -227,7 +228,7 @@ impl Pass<'_> {
         self.batch.head.iter().any(chooses)
     }
 
-    /// Reads back what tokens are chosen by: of most sessions one number.
+    /// Reads back the sampled tokens, or the logits where the host samples.
     fn read_last(&self) -> Result<Vec<SampleInput>, EngineError> {
         let rows = self.batch.head.len();
         let mut chosen = vec![0; rows];
@@ -265,7 +266,7 @@ impl Pass<'_> {
     }
 }
 
-/// Single rows gathered for the head, as groups of consecutive rows there.
+/// Merges rows gathered for the head into spans of consecutive rows.
 fn renumber(rows: &[RowSpan]) -> Vec<RowSpan> {
     let mut groups: Vec<RowSpan> = Vec::new();
     for (at, row) in rows.iter().enumerate() {

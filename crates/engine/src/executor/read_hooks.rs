@@ -1,5 +1,5 @@
-//! What is read at hooks: made less on the device where that is asked for, so that no more
-//! leaves it, and sent beside what is computed.
+//! Captures at hooks: reduced on the device where requested, and copied to the host while the pass
+//! computes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,7 +19,7 @@ use super::{
 use crate::{EngineError, Reduce, arena::Arena, executor::batch::RowSpan, probe::capture::Capture};
 
 impl Pass<'_> {
-    /// Reads what sessions asked for here, of those of their rows that are in some groups.
+    /// Captures a hook for all sessions with rows in these spans.
     pub(super) fn read(
         &mut self,
         kind: SegmentKind,
@@ -27,7 +27,7 @@ impl Pass<'_> {
         (site, buf): (Site, Buf),
         head: &mut ActiveRows,
     ) -> Result<(), EngineError> {
-        // Of each member what lies side by side, in order of positions.
+        // Contiguous rows of each member, in order of positions.
         let mut wanted: BTreeMap<usize, Vec<View>> = BTreeMap::new();
         for group in groups {
             let session = &self.members[group.member];
@@ -41,7 +41,7 @@ impl Pass<'_> {
         }
         for (member, runs) in wanted {
             let capture = self.members[member].probe.capture(site);
-            let capture = Arc::clone(capture.expect("it is read"));
+            let capture = Arc::clone(capture.expect("the hook is captured"));
             match capture.reduce {
                 Reduce::Mean => self.add_up(member, site, &capture, &runs)?,
                 Reduce::Lens(_) => {
@@ -59,7 +59,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Sends rows, or what is made of each.
+    /// Copies captured rows to the host, reduced if requested.
     fn send_rows(
         &mut self,
         member: usize,
@@ -99,7 +99,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The part of rows that is read, side by side.
+    /// Packs the captured part of rows into contiguous memory.
     fn packed(&self, rows: View, capture: &Capture) -> Result<View, EngineError> {
         if !capture.is_part() {
             return Ok(rows);
@@ -116,15 +116,15 @@ impl Pass<'_> {
         Ok(packed)
     }
 
-    /// What is made of each row.
+    /// Reduces each row.
     fn reduced(&self, rows: View, how: Reduction, width: usize) -> Result<View, EngineError> {
         let reduced = View::new(self.arena.reduced.offset, DType::F32, rows.rows, width);
         self.device.reduce(rows, how, reduced)?;
         Ok(reduced)
     }
 
-    /// Adds rows to the sum of all that were read before, in order of positions: whatever the
-    /// passes, it is the same.
+    /// Adds rows to the running sum in order of positions, so that the sum does not depend on how
+    /// the passes are cut.
     fn add_up(
         &mut self,
         member: usize,
@@ -147,7 +147,7 @@ impl Pass<'_> {
         self.send(member, site, sums, Some(count))
     }
 
-    /// Has rows go through the head as if they were the last residual.
+    /// Sends rows through the head as if they were the last residual.
     fn put_under(
         &mut self,
         member: usize,
@@ -172,12 +172,12 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Reads what is seen through the lens, once there are logits.
+    /// Captures the logit lens, once the logits are computed.
     pub(super) fn look_through(&mut self, logits: View) -> Result<(), EngineError> {
         for under in std::mem::take(&mut self.progress.under) {
             let LensRows { member, site, .. } = under;
             let capture = self.members[member].probe.capture(site);
-            let width = capture.expect("it is read").reduce.width();
+            let width = capture.expect("the hook is captured").reduce.width();
             for rows in tiles(logits.rows(under.first_row, under.rows)) {
                 let likeliest = self.reduced(rows, Reduction::Likeliest, width)?;
                 self.send(member, site, likeliest, None)?;
@@ -186,12 +186,15 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Gives sessions what was read of them.
+    /// Stores the captures in their sessions.
     pub(super) fn tell_read(&mut self) -> Result<(), EngineError> {
         self.staging.settle(self.device)?;
         for read in self.progress.read.drain(..) {
             let session = &mut self.members[read.member];
-            let capture = session.probe.capture(read.site).expect("it was read");
+            let capture = session
+                .probe
+                .capture(read.site)
+                .expect("the hook is captured");
             let (dims, numbers) = (&self.program.dims, self.staging.read(read.sent));
             let captured = &mut session.captured;
             match read.summed {
@@ -203,7 +206,7 @@ impl Pass<'_> {
     }
 }
 
-/// Rows, as many at a time as there is room for what is made of them.
+/// Splits rows into tiles that fit in the packing memory.
 fn tiles(at: View) -> impl Iterator<Item = View> {
     (0..at.rows)
         .step_by(Arena::PACKED_ROWS)

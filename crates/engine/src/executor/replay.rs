@@ -1,4 +1,4 @@
-//! The operations of a pass, walked or replayed.
+//! Graph capture and replay of the operations of a pass.
 
 use std::collections::BTreeSet;
 
@@ -16,9 +16,9 @@ use crate::{
 };
 
 impl Pass<'_> {
-    /// Whether what the pass puts on the compute stream in a stretch follows from numbers
-    /// alone, but for the operations at which somebody looks: nobody stops, nothing is on its
-    /// way, and every row is a generated token that goes all the way.
+    /// Whether graphs can replay the regions of the pass, except operations that a probe reads or
+    /// edits: no session may pause, no page is in transit, and every row is a generated token
+    /// that runs the whole pass.
     fn can_be_replayed(&self) -> bool {
         if !self.arrivals.is_empty() || self.recording {
             return false;
@@ -34,7 +34,7 @@ impl Pass<'_> {
         generated && self.batch.groups.iter().all(is_plain)
     }
 
-    /// The operations at which a session reads or changes something in this pass.
+    /// Returns the operations that a probe reads or edits in this pass.
     fn looked_at(&self, steps: &[(SegmentKind, &Op)]) -> BTreeSet<usize> {
         let probes = self.batch.groups.iter().filter_map(|group| {
             let session = &self.members[group.member];
@@ -57,7 +57,7 @@ impl Pass<'_> {
         looked.map(|(at, _)| at).collect()
     }
 
-    /// Puts the operations of the pass on the compute stream, stretch by stretch.
+    /// Enqueues the operations of the pass on the compute stream, region by region.
     pub(super) fn compute(&mut self) -> Result<(), EngineError> {
         let (device, program, blueprint) = (self.device, self.program, self.blueprint);
         let steps: Vec<_> = program.steps().collect();
@@ -72,7 +72,7 @@ impl Pass<'_> {
         };
         let parts = |stretch: &GraphRegion| stretch.around(&looked);
         for GraphRegion { steps: part, still } in blueprint.graph_regions.iter().flat_map(parts) {
-            // Its last operation may be to choose.
+            // Sampling follows the last operation of the program.
             let chooses = chooses && part.end == steps.len();
             let [start, end, rows] = [part.start, part.end, self.batch.rows()].map(|n| n as u64);
             let number = (start << 42) + (end << 20) + 2 * rows + u64::from(chooses);
@@ -80,7 +80,7 @@ impl Pass<'_> {
                 self.walk(&steps, part, &mut stages)?;
                 continue;
             }
-            // Where it is may be walked once more, or not at all.
+            // A replayed region may be walked once more to record it, or not at all.
             let (before, after) = (self.progress.segment, steps[part.end - 1].0);
             device.replay(number, &mut || {
                 self.progress.segment = before;
@@ -89,7 +89,7 @@ impl Pass<'_> {
             })?;
             self.progress.segment = Some(after);
         }
-        // Whoever had come to the last hook has only to choose.
+        // A session that paused at the last hook has only to sample.
         if self.enter(steps.len(), &mut stages)? {
             self.finish(&stages.head)?;
         }
@@ -100,7 +100,7 @@ impl Pass<'_> {
     }
 }
 
-/// What failed, as the device tells it.
+/// Converts an error to one of the device.
 fn of_device(error: EngineError) -> DeviceError {
     match error {
         EngineError::Device(error) => error,

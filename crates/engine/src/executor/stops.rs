@@ -1,4 +1,4 @@
-//! Sessions that stop in the middle of a pass, and those that go on from there.
+//! Sessions that pause in the middle of a pass, and sessions that continue from there.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Instant};
 
@@ -20,8 +20,8 @@ use crate::{
 };
 
 impl Pass<'_> {
-    /// Takes everybody out who stops at this hook, from the first position on that does, and
-    /// keeps what they need to go on.
+    /// Pauses the sessions that have a matching breakpoint at a hook, from the first matching
+    /// position on, and copies the buffers that they need to continue.
     pub(super) fn stop(
         &mut self,
         kind: SegmentKind,
@@ -63,8 +63,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// From where on a member stands whose rows from `first` on stop. A session stands at one
-    /// hook: if rows of it that lie before may stop further on, all of them do here.
+    /// Returns the first position of a member that pauses, where `first` is the first that matches.
+    /// A session pauses at one hook only: if earlier rows may pause at a later hook, all rows
+    /// pause here.
     fn stands_from(&self, member: usize, first: usize, next: usize, stage: &ActiveRows) -> usize {
         let session = &self.members[member];
         let of = |group: &&RowSpan| group.member == member && group.position < first;
@@ -84,8 +85,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The first position of these rows that stops at a hook, if one does. Those after it
-    /// have to wait for it, those before it do not.
+    /// Returns the first position of a span that pauses at a hook, if any. Later positions have to
+    /// wait for it, earlier ones do not.
     fn stops_at(
         &self,
         kind: SegmentKind,
@@ -106,15 +107,15 @@ impl Pass<'_> {
             }
             let stops = match when.norm {
                 None => true,
-                Some(norm) => self.is_so_long(kind, stop.buf, group, position, norm)?,
+                Some(norm) => self.norm_holds(kind, stop.buf, group, position, norm)?,
             };
             first = if stops { Some(position) } else { first };
         }
         Ok(first)
     }
 
-    /// Whether the row of a position is longer or shorter than something.
-    fn is_so_long(
+    /// Whether the norm of a row satisfies a condition.
+    fn norm_holds(
         &self,
         kind: SegmentKind,
         buf: Buf,
@@ -130,23 +131,25 @@ impl Pass<'_> {
         Ok(norm.holds(&numbers))
     }
 
-    /// Lets those in whose next operation is this one, with what they had. Says whether
-    /// there were any.
+    /// Activates the sessions that continue with this operation, and restores their buffers.
+    /// Returns whether there were any.
     pub(super) fn enter(&mut self, at: usize, stages: &mut PassRows) -> Result<bool, EngineError> {
         let comes = |(_, group): &mut (SegmentKind, RowSpan)| group.enter == at;
         let mut coming: Vec<_> = stages.later.extract_if(.., comes).collect();
         coming.sort_by_key(|(_, group)| group.first_row);
-        // Rows that each member has brought so far.
+        // Number of restored rows of each member.
         let mut brought = vec![0; self.members.len()];
         for &(kind, group) in &coming {
             stages.of(kind).enter([group]);
             self.restore(kind, &group, brought[group.member])?;
             brought[group.member] += group.rows;
         }
-        // All of them come from before the same operation: from one hook.
+        // All of them continue from the same hook.
         if let Some(&(kind, group)) = coming.first() {
             let checkpoint = self.members[group.member].checkpoint();
-            let stop = &checkpoint.expect("it comes from one").stop;
+            let stop = &checkpoint
+                .expect("an entering session has a checkpoint")
+                .stop;
             let hook = (stop.site, stop.buf);
             let groups: Vec<RowSpan> = coming.iter().map(|(_, group)| *group).collect();
             self.read(kind, &groups, hook, &mut stages.head)?;
@@ -154,8 +157,8 @@ impl Pass<'_> {
         Ok(!coming.is_empty())
     }
 
-    /// Brings rows back that a session had when it stopped, from the `first` of them on, and
-    /// changes them as was asked since.
+    /// Restores rows of a checkpoint from the `first` on, and applies the edits made during the
+    /// pause.
     fn restore(
         &mut self,
         kind: SegmentKind,
@@ -163,7 +166,9 @@ impl Pass<'_> {
         first: usize,
     ) -> Result<(), EngineError> {
         let session = &self.members[group.member];
-        let checkpoint = session.checkpoint().expect("it comes from one");
+        let checkpoint = session
+            .checkpoint()
+            .expect("an entering session has a checkpoint");
         for (buf, numbers) in checkpoint.live.iter() {
             let rows = self.rows_of(kind, *buf, group);
             let numbers = &numbers[first * rows.cols..(first + rows.rows) * rows.cols];
@@ -185,7 +190,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The rows of a group in a buffer.
+    /// Returns the rows of a span in a buffer.
     pub(super) fn rows_of(&self, kind: SegmentKind, buf: Buf, group: &RowSpan) -> View {
         let end = group.first_row + group.rows;
         let all = match (buf, kind) {
@@ -195,7 +200,7 @@ impl Pass<'_> {
         all.rows(group.first_row, group.rows)
     }
 
-    /// Whether a member has stopped in this pass.
+    /// Whether a member has paused in this pass.
     pub(super) fn has_stopped(&self, member: usize) -> bool {
         self.progress
             .stopped

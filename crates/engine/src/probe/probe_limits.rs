@@ -8,7 +8,7 @@ use crate::{
     session::request::Request,
 };
 
-/// Room for what sessions read and change probe_limits a pass; nothing unless it is said.
+/// Memory for captures and edits; the default reserves none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeLimits {
     /// Maximum number of keys of an attention pattern.

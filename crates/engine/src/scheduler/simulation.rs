@@ -1,5 +1,5 @@
-//! Everything that schedules, over random sessions: nobody starves, nothing deadlocks, and
-//! no page is anybody else's. A failure prints the numbers it followed from.
+//! Simulation of the scheduler over random sessions: no session starves, nothing deadlocks, and
+//! pages are never mixed up. A failure prints its inputs.
 
 use djinn_kv::{PageId, PageTable, Pages};
 use proptest::prelude::*;
@@ -15,17 +15,17 @@ use super::{
 const CLASSES: [Class; 3] = [Class::Realtime, Class::Interactive, Class::Batch];
 const PAGE: usize = 2;
 
-/// A session.
+/// A simulated session.
 struct Simulated {
     table: PageTable,
     fair_share: FairShare,
     most: usize,
     tokens: usize,
     wanted: usize,
-    /// Steps until it comes, or comes back.
+    /// Steps until the session arrives or returns.
     waits: usize,
     admitted: bool,
-    /// Passes in which it could have run since it last did.
+    /// Passes since the session last ran in which it could have run.
     hungry: usize,
 }
 
@@ -34,7 +34,7 @@ impl Simulated {
         self.waits == 0 && self.tokens < self.wanted
     }
 
-    /// Pages it may still come to take.
+    /// Number of pages that the session may still allocate.
     fn more(&self, pages: &Pages) -> usize {
         let at = self.tokens..self.tokens + 1;
         let copied = pages.frames_needed(&self.table, &at) - self.table.missing(at.end);
@@ -42,18 +42,18 @@ impl Simulated {
     }
 }
 
-/// All of them, and what they share.
+/// All sessions, and the pages that they share.
 struct World {
     pages: Pages,
     all: Vec<Simulated>,
     limits: BatchLimits,
     clock: u64,
-    /// Frames of the host that only pages from disk take.
+    /// Host frames reserved for pages from disk.
     reserve: usize,
     largest: usize,
-    /// Pages between host and disk.
+    /// Pages in transit between host and disk.
     moving: Vec<PageId>,
-    /// Passes in a row in which nothing moved.
+    /// Consecutive passes in which nothing moved.
     stuck: usize,
     random: u64,
 }
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// Somebody's other self goes on from where it is.
+    /// Forks a session.
     fn fork(&mut self, i: usize) {
         let s = &self.all[i];
         let left = s.most - s.table.len();
@@ -119,7 +119,7 @@ impl World {
         self.all.push(fork);
     }
 
-    /// The host has what somebody holds too, or a part of it.
+    /// Copies pages of a session to the host.
     fn copy_out(&mut self, i: usize) {
         for _ in 0..self.draw(self.all[i].table.len() + 1) {
             let at = self.draw(self.all[i].table.len());
@@ -129,12 +129,12 @@ impl World {
         }
     }
 
-    /// Something that was on its way to disk or from there arrives, or fails to.
+    /// Finishes a disk transfer, with or without an error.
     fn arrive(&mut self) {
         for _ in 0..self.draw(4).min(self.moving.len()) {
             let at = self.draw(self.moving.len());
             let page = self.moving.swap_remove(at);
-            // Writing fails now and then; what is read is there.
+            // Writing fails now and then; reading does not.
             let is_whole = self.pages.is_only_on_disk(page) || self.draw(5) > 0;
             self.pages.finish_transfer(page, is_whole);
         }
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    /// One pass.
+    /// Runs one pass.
     fn step(&mut self) -> Result<(), TestCaseError> {
         self.come_and_go();
         self.arrive();
@@ -178,7 +178,7 @@ impl World {
             fair_share: self.all[i].fair_share,
             table: &self.all[i].table,
             computed: self.all[i].tokens,
-            // The first tokens are a prompt.
+            // The first tokens are the prompt.
             whole: false,
             lens_rows: 0,
             pending: match self.all[i].tokens {
@@ -231,14 +231,14 @@ impl World {
             }
         }
         self.work_on_disk(&ids, &idle);
-        // Without a disk the first always runs. With one, something is under way otherwise,
-        // or went at once, since it was there already: then it runs the next time.
+        // Without a disk the first session always runs. With a disk it may have to wait for a
+        // transfer, or for pages that the disk already held and that were evicted at once.
         let moves = is_first || !self.moving.is_empty();
         self.stuck = if moves { 0 } else { self.stuck + 1 };
         let most = usize::from(self.pages.disk().total() > 0);
         prop_assert!(self.stuck <= most, "the first runs");
-        // Everybody else may have a turn, and those who come back another one; a disk may
-        // be in the way.
+        // All other sessions may have a time slice first, returning ones another one, and a
+        // disk may delay them.
         let disk = if self.pages.disk().total() > 0 { 8 } else { 1 };
         let bound = 4 * disk * SLICE_PASSES as usize * self.all.len();
         prop_assert!(
@@ -253,8 +253,8 @@ impl World {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// Whatever comes, waits and forks, and however slow a disk is: pages are never more
-    /// than there are, everybody's turn comes in time, and all come to their end.
+    /// However sessions arrive, wait and fork, and however slow the disk is: pages never exceed
+    /// the frames, every session is scheduled in time, and all of them end.
     #[test]
     fn everybody_gets_there(
         device in 4usize..24, host in 0usize..60, disk in 0usize..60,
@@ -277,7 +277,7 @@ proptest! {
         });
         let all: Vec<Simulated> = sessions.collect();
         let largest = all.iter().map(|s| s.most).max().unwrap_or(1);
-        // A disk is behind memory that has room for the largest, or there is none.
+        // A disk requires host memory for the largest session.
         let disk = if host < 2 * largest { 0 } else { disk };
         let mut world = World {
             pages: Pages::new(device, host, disk),

@@ -10,7 +10,7 @@ use super::{
 
 const CLASSES: [Class; 3] = [Class::Realtime, Class::Interactive, Class::Batch];
 
-/// Tables of so many pages here and so many elsewhere.
+/// Creates tables with some pages on the device and some elsewhere.
 fn tables(device: usize, host: usize, held: &[(usize, usize)]) -> (Pages, Vec<PageTable>) {
     let mut pages = Pages::new(device, host, 0);
     let mut table = |&(here, away): &(usize, usize)| {
@@ -48,7 +48,7 @@ fn limits(sessions: usize, rows: usize) -> BatchLimits {
     }
 }
 
-/// How many of each table's pages go.
+/// Counts the evicted pages of each table.
 fn counts(away: &[PageId], tables: &[PageTable]) -> Vec<usize> {
     let of = |table: &PageTable| away.iter().filter(|p| table.pages().contains(p)).count();
     tables.iter().map(of).collect()
@@ -63,15 +63,15 @@ fn who_paid_least_comes_first_and_the_last_makes_room() {
         ready(6, &tables[2], 1),
     ];
     let idle = [&tables[3]];
-    // Six pages for the second: two are free, three of an idle session, one of the
-    // first, which comes last. The third finds one more there.
+    // The second session needs six pages: two are free, three come from an idle session, and one
+    // from the first session, which runs last. The third takes one more there.
     let decision = decide(&all, &idle, &pages, 100, limits(8, 8));
     assert_eq!(counts(&decision.evict, &tables), [2, 0, 0, 3]);
     assert_eq!(
         (decision.run, decision.virtual_time),
         (vec![(1, 1), (2, 1)], 3)
     );
-    // With room for nothing elsewhere, those run that are here.
+    // Without room elsewhere, only sessions on the device run.
     let decision = decide(&all, &idle, &pages, 0, limits(8, 8));
     assert_eq!(
         (decision.run, decision.evict),
@@ -85,12 +85,12 @@ fn pages_of_several_count_once_and_stay_for_whoever_runs() {
     let (mut pages, mut tables) = tables(6, 9, &[(0, 3), (2, 0)]);
     let fork = pages.share(&tables[0]);
     tables.push(fork);
-    // Three come back for both, and one each is new; the idle one's two make room.
+    // Both need three pages paged in and one new page; the idle session gives up two.
     let all = [ready(1, &tables[0], 1), ready(2, &tables[2], 1)];
     let decision = decide(&all, &[&tables[1]], &pages, 9, limits(8, 8));
     assert_eq!(decision.run, [(0, 1), (1, 1)]);
     assert_eq!(counts(&decision.evict, &tables), [0, 1, 0]);
-    // What the one who runs holds does not go with the idle one that holds it too.
+    // A page that a running session holds is not evicted with the idle session that shares it.
     for &page in tables[0].pages() {
         pages.copy_in(page).unwrap();
     }
@@ -130,14 +130,14 @@ fn generating_sessions_never_wait_for_prompts() {
     };
     check(&[100, 1, 1], 8, &[6, 1, 1]);
     check(&[3, 100, 1], 8, &[3, 4, 1]);
-    // What is short goes with what is long.
+    // Short inputs run together with long ones.
     check(&[1000, 20, 1, 20], 512, &[471, 20, 1, 20]);
     check(&[1000, 60, 60], 100, &[50, 50]);
     check(&[1, 100, 100], 8, &[1, 7]);
     check(&[100, 100, 100], 250, &[100, 100, 50]);
     check(&[5], 512, &[5]);
     check(&[9, 9], 2, &[2]);
-    // The first has a row even if all are others'.
+    // The first session gets a row even if all rows are reserved.
     check(&[9, 1, 1], 2, &[1, 1]);
     check(&[1, 9, 1], 2, &[1, 1]);
 }
@@ -161,7 +161,7 @@ proptest! {
     }
 }
 
-/// One of these runs at a time, and the clock with them.
+/// Runs the first of some sessions and advances the virtual time.
 fn run_one(accounts: &mut [FairShare], clock: &mut u64) -> usize {
     let held = vec![(0, 1); accounts.len()];
     let (pages, tables) = (1..=held.len()).fold(
@@ -206,7 +206,7 @@ fn shares_are_those_of_the_classes() {
 
 #[test]
 fn a_long_session_is_not_starved_by_short_ones_that_keep_coming() {
-    // Beside two others its share would be 1/3, 1/9 and 1/17.
+    // Next to two others the share would be 1/3, 1/9 and 1/17.
     for (long, short, least) in [
         (Class::Interactive, Class::Interactive, 0.25),
         (Class::Batch, Class::Interactive, 0.08),
@@ -221,7 +221,7 @@ fn a_long_session_is_not_starved_by_short_ones_that_keep_coming() {
             let chosen = run_one(&mut accounts, &mut clock);
             runs += u32::from(chosen == 0);
             ages[chosen] += 1;
-            // A short one ends after ten passes, and another comes at once.
+            // A short session ends after ten passes, and another one arrives at once.
             if chosen > 0 && ages[chosen] % 10 == 0 {
                 accounts[chosen] = FairShare::new(short, clock);
             }
@@ -243,7 +243,7 @@ fn nobody_overtakes_and_a_swap_stays_possible() {
     check(&[], &[4, 4], 8, 0, 2);
     check(&[], &[4, 4, 1], 8, 0, 2);
     check(&[4], &[9, 1], 8, 0, 0);
-    // Nine of thirteen with room for the largest: four of the host's stay free.
+    // Nine of thirteen pages, with room for the largest: four host frames stay free.
     check(&[4], &[4, 1], 8, 5, 2);
     check(&[4, 4], &[2], 8, 5, 0);
 }
