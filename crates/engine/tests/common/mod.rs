@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
+pub mod late_device;
 pub mod stops;
 
 use std::{

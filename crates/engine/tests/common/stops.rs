@@ -53,7 +53,10 @@ pub fn run_with_pauses(
         }
         stops.extend(stopped.into_iter().map(|(_, at)| at));
         engine
-            .any_session(id).unwrap().resume_with(edits, RunUntil::Breakpoint).unwrap();
+            .any_session(id)
+            .unwrap()
+            .resume_with(edits, RunUntil::Breakpoint)
+            .unwrap();
     }
     (bits(&engine.close(id).unwrap()), stops)
 }
