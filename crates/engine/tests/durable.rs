@@ -645,3 +645,67 @@ fn deadlines_leases_and_quotas_end_or_reject_sessions() {
     assert_eq!(engine.close(late).unwrap().finish, Some(Finish::Deadline));
     engine.open(owned(2)).unwrap();
 }
+
+/// Copies the state folder that release 0.1 wrote for the golden mixtral model: one kept session
+/// of three given and six generated tokens.
+fn old_folder(to: &Path) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/state-0.1/mixtral");
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn a_state_folder_of_release_0_1_is_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    old_folder(folder.path());
+    let load = |name: &str| {
+        let model = open(&common::family(name));
+        let settings = Settings::for_sessions(&model.program, 2, 40, 16).unwrap();
+        let backend = How::default().backend();
+        let memory = MemorySettings::default();
+        let blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
+        Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
+    };
+    let state = || StateFolder::open(folder.path()).unwrap();
+    let id = SessionId(0);
+    let saved = state().get(id).unwrap().tokens.clone();
+    assert_eq!(saved.len(), 9);
+    let refused = load("gpt2").attach_state(state(), RestoreScope::All);
+    assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
+    let mut engine = load("mixtral");
+    let restored = engine.attach_state(state(), RestoreScope::All).unwrap();
+    assert_eq!(restored.sessions, [id]);
+    engine
+        .any_session(id)
+        .unwrap()
+        .append(&[7], 3, &[])
+        .unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    let tokens = engine.view(id).unwrap().tokens().to_vec();
+    assert_eq!((&tokens[..9], tokens.len()), (&saved[..], 13));
+    // A new session with the same tokens continues in the same way.
+    let mut fresh = load("mixtral");
+    let ask = Request {
+        tokens: tokens[..3].to_vec(),
+        max_tokens: 6,
+        keep: true,
+        ..Request::default()
+    };
+    let again = fresh.open(ask).unwrap();
+    while !fresh.is_idle() {
+        fresh.step().unwrap();
+    }
+    fresh
+        .any_session(again)
+        .unwrap()
+        .append(&[7], 3, &[])
+        .unwrap();
+    while !fresh.is_idle() {
+        fresh.step().unwrap();
+    }
+    assert_eq!(fresh.view(again).unwrap().tokens(), tokens);
+}

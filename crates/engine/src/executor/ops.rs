@@ -1,4 +1,4 @@
-//! One operation of the program as calls of the device.
+//! Operations of the program as calls of the device.
 
 use djinn_device::{NormParams, View};
 use djinn_model::{
@@ -10,7 +10,7 @@ use super::{active_rows::ActiveRows, experts, pass::Pass};
 use crate::EngineError;
 
 impl Pass<'_> {
-    /// Runs an operation over the rows of a stage.
+    /// Runs an operation over the active rows.
     pub(super) fn op(&mut self, stage: &ActiveRows, op: &Op) -> Result<(), EngineError> {
         let device = self.device;
         let weight = |id| self.blueprint.tensors().one(id);
@@ -86,7 +86,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Rows of a table, by number: from memory, or read from the slow tier.
+    /// Looks up rows of a table in memory, or reads them from the slow tier.
     fn look_up(
         &mut self,
         table: TensorId,
