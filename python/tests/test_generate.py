@@ -52,8 +52,9 @@ def test_every_option_has_the_effect_of_its_flag(model):
 
 def test_prompts_may_be_tokens(model):
     ids = model.tokenize(PROMPT)
-    result = [model.generate(p, 8, temperature=0).tokens for p in (PROMPT, ids, np.array(ids), np.array([ids]))]
-    assert result[0] == result[1] == result[2] == result[3]
+    prompts = (PROMPT, ids, np.array(ids), np.array([ids]))
+    first, *others = [model.generate(prompt, 8, temperature=0).tokens for prompt in prompts]
+    assert all(tokens == first for tokens in others)
     with pytest.raises(ValueError):
         model.generate(np.array([ids, ids]))
     with pytest.raises(TypeError):

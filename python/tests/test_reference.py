@@ -47,9 +47,8 @@ def entry(name: str, what: object, level: str) -> str:
 
 
 def reference() -> str:
-    text = (
-        "# Python\n\nGenerated from the docstrings of `djinn`. `djinn.aio` has the same names for `asyncio`.\n\n"
-    )
+    text = "# Python\n\nGenerated from the docstrings of `djinn`. "
+    text += "`djinn.aio` has the same names for `asyncio`.\n\n"
     for name in sorted(djinn.__all__):
         what = getattr(djinn, name)
         if inspect.ismodule(what) or not about(what):

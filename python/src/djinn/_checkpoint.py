@@ -115,7 +115,8 @@ def _dtype(name: str, tensor: Any) -> str:
     try:
         return _DTYPES[str(tensor.dtype)]
     except KeyError:
-        raise TypeError(f"{name} has dtype {tensor.dtype}, but only float32, float16 and bfloat16 can be pushed") from None
+        allowed = "float32, float16 and bfloat16"
+        raise TypeError(f"{name} has dtype {tensor.dtype}, but only {allowed} can be pushed") from None
 
 
 def _bytes(tensor: Any) -> Any:

@@ -90,7 +90,7 @@ class Assembler:
         data = part.data
         end = self._at + len(data)
         if part.offset != self._at or end > len(self._bytes):
-            raise ValueError(f"a part of {self._name!r} starts at byte {part.offset}, expected byte {self._at}")
+            raise ValueError(f"{self._name!r}: a part starts at byte {part.offset}, expected {self._at}")
         self._bytes[self._at : end] = data
         self._at = end
         return self._finish() if part.last else None

@@ -98,8 +98,8 @@ class Client:
         return self._link.ask(_asks.plan(reference, limits))
 
     def unload(self, name: str, *, force: bool = False, forget: bool = False) -> None:
-        """Unloads a model. ``force`` unloads it even if open sessions are lost; ``forget`` also removes it from
-        the server's list."""
+        """Unloads a model. ``force`` unloads it even if open sessions are lost; ``forget`` also removes it
+        from the server's list."""
         self._link.ask(_asks.unload(name, force, forget))
 
     def push(self, model: Any, tokenizer: Any = None, *, name: str | None = None, **rest: Any) -> Model:

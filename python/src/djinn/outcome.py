@@ -66,7 +66,7 @@ class Generation:
     pieces: tuple[Token, ...]
     """All tokens, and remaining text."""
     finish: str
-    """Reason for the end: ``length``, ``context``, ``eos``, ``stop``, ``not-a-number``, ``deadline``, ``lease``."""
+    """Reason: ``length``, ``context``, ``eos``, ``stop``, ``not-a-number``, ``deadline`` or ``lease``."""
     prompt_tokens: int
     """Number of tokens in the prompt."""
     seed: int

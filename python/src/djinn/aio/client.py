@@ -110,8 +110,8 @@ class Client:
         return await self._link.ask(_asks.plan(reference, limits))
 
     async def unload(self, name: str, *, force: bool = False, forget: bool = False) -> None:
-        """Unloads a model. ``force`` unloads it even if open sessions are lost; ``forget`` also removes it from
-        the server's list."""
+        """Unloads a model. ``force`` unloads it even if open sessions are lost; ``forget`` also removes it
+        from the server's list."""
         await self._link.ask(_asks.unload(name, force, forget))
 
     async def push(

@@ -72,7 +72,7 @@ class Model(About):
         return _turns.generation(await self._link.outcome(turn))
 
     async def logits(self, prompt: Any, *, positions: Positions = None, edits: Edits = None) -> Array:
-        """Returns the logits of a prompt, ``[pos, vocab]``; ``positions=-1`` returns the last position only."""
+        """Returns the logits of a prompt, ``[pos, vocab]``; ``positions=-1`` returns only the last one."""
         reading = _reads.Reading(self.name, prompt, ["logits"], positions=positions, edits=edits)
         return reading.split(await self._link.outcome(reading.turn))[1]["logits"]
 

@@ -166,7 +166,7 @@ class Session(Life):
 
     @asynccontextmanager
     async def waiting(self, seconds: float | None = None) -> AsyncIterator[int]:
-        """Signals a pause of the client for the body of the ``async with``; see :meth:`djinn.Session.waiting`."""
+        """Signals a pause of the client during the ``async with``; see :meth:`djinn.Session.waiting`."""
         reaction_us = await self._link.ask(_asks.waiting(self._named, seconds))
         try:
             yield reaction_us
