@@ -136,17 +136,17 @@ def last_line(error: BaseException) -> str:
     if not lines:
         return name
     # torch explains memory errors on a whole page; the first part names the failed allocation.
-    said = lines[0].split(" GPU ")[0] if is_out_of_memory(error) else lines[-1]
-    return f"{name}: {said}"
+    text = lines[0].split(" GPU ")[0] if is_out_of_memory(error) else lines[-1]
+    return f"{name}: {text}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of torch or of a CUDA library reports exhausted memory."""
     if type(error).__name__ == "OutOfMemoryError":
         return True
-    told = str(error).lower()
+    message = str(error).lower()
     return isinstance(error, RuntimeError) and (
-        "out of memory" in told or "cublas_status_alloc_failed" in told
+        "out of memory" in message or "cublas_status_alloc_failed" in message
     )
 
 
@@ -206,9 +206,9 @@ class Memory:
     Create the object before anything else uses the device. On a CPU it measures the memory of this
     process, or of the process whose id is in `pid`.
 
-    On a GPU no samples are taken during a run, unless `watch` gives an interval in seconds: sampling
-    would delay the interpreter and the driver. torch keeps the memory that it has allocated, so a
-    sample after the run still shows the peak.
+    On a GPU no samples are taken during a run, unless `watch` gives an interval in seconds, because
+    sampling would delay the interpreter and the driver. torch keeps the memory that it has
+    allocated, so a sample after the run still shows the peak.
     """
 
     def __init__(self, device: str, watch: float | None = None) -> None:
@@ -332,7 +332,7 @@ def limit_allocator(job: dict[str, Any], report: Report, memory: Memory) -> floa
     total = torch.cuda.get_device_properties(device).total_memory
     if limit <= 0:
         raise RuntimeError(
-            f"out of memory: the CUDA context takes {context:.0f} MB of the budget of {budget:.0f} MB"
+            f"out of memory: the CUDA context takes {context:.0f} MB, the budget is {budget:.0f} MB"
         )
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
     report.settings["allocator_limit_mb"] = round(min(limit, total) / MB)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """DeepSpeed's ZeRO-Inference: stage 3, parameters in pinned host memory, one process, no launcher.
 
-Weights that fit the budget stay on the device (the model's persistence threshold); DeepSpeed fetches
-the others ahead of their use. The budget covers both. After running out of memory, the script tries
-again with fewer weights on the device. Every attempt is a separate process, because DeepSpeed keeps
-state that would disturb the next attempt.
+Weights that fit the budget stay on the device (the model's persistence threshold); DeepSpeed
+fetches the others ahead of their use. The budget covers both. After running out of memory, the
+script tries again with fewer weights on the device. Every attempt is a separate process, because
+DeepSpeed keeps state that would disturb the next attempt.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def attempt(job: dict[str, Any], report: Report, share: float) -> None:
 
 
 def one_process(cuda: bool) -> None:
-    """Sets the environment of a single process, as a launcher would, before DeepSpeed is imported."""
+    """Sets the environment of a single process, as a launcher would, before the import."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -158,8 +158,8 @@ def pin(torch: Any, model: Any, places: dict[str, Any]) -> int:
         try:
             error = torch.cuda.cudart().cudaHostRegister(parameter.data_ptr(), size, 0)
             failed = int(error) != 0
-        except RuntimeError as told:
-            failed, error = True, told
+        except RuntimeError as refused:
+            failed, error = True, refused
         if failed or not parameter.data.is_pinned():
             say(f"{name} cannot be pinned in place and is copied: {error}")
             parameter.data = parameter.data.pin_memory()

@@ -2,8 +2,9 @@
 """llama-bench of llama.cpp: as many layers on the device as fit the budget, the others on the CPU.
 
 The settings of the job or LLAMA_BENCH name the binary. It measures speed and compares no tokens, so
-without a GGUF file the script writes one with random weights of the model's shape. A run consists of
-the prompt and all generated tokens (`-pg`); the time to the first token is that of the prompt (`-p`).
+without a GGUF file the script writes one with random weights of the model's shape. A run consists
+of the prompt and all generated tokens (`-pg`); the time to the first token is that of the prompt
+alone (`-p`).
 """
 
 from __future__ import annotations
@@ -95,16 +96,16 @@ class Bench:
             self.environment["CUDA_VISIBLE_DEVICES"] = index
         paths = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *LIBRARIES, *torch_libraries()]
         self.environment["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
-        told = subprocess.run(
+        shown = subprocess.run(
             [binary, "--help"],
             check=False,
             capture_output=True,
             text=True,
             env=self.environment,
         )
-        self.help = told.stdout + told.stderr
+        self.help = shown.stdout + shown.stderr
         if "--n-prompt" not in self.help:
-            last = (self.help.strip().splitlines() or [f"exit {told.returncode}"])[-1]
+            last = (self.help.strip().splitlines() or [f"exit {shown.returncode}"])[-1]
             raise Absent(f"llama-bench is not usable: {last}")
 
     def options(self) -> list[str]:
@@ -136,8 +137,8 @@ class Bench:
             env=self.environment,
         )
         memory.pid = process.pid
-        told: list[str] = []
-        reader = threading.Thread(target=relay, args=(process.stderr, told))
+        lines: list[str] = []
+        reader = threading.Thread(target=relay, args=(process.stderr, lines))
         reader.start()
         try:
             written = process.stdout.read() if process.stdout else ""
@@ -150,15 +151,15 @@ class Bench:
         with memory.lock:
             peak = max((used for at, used in memory.samples if at >= began), default=0.0)
         if process.returncode != 0:
-            why = next((line for line in told if "out of memory" in line), None)
-            why = why or (told[-1] if told else f"exit {process.returncode}")
+            why = next((line for line in lines if "out of memory" in line), None)
+            why = why or (lines[-1] if lines else f"exit {process.returncode}")
             raise RuntimeError(f"llama-bench: {why.strip()}")
         return json.loads(written), peak
 
 
-def relay(stream: Any, told: list[str]) -> None:
+def relay(stream: Any, lines: list[str]) -> None:
     for line in stream:
-        told.append(line)
+        lines.append(line)
         sys.stderr.write(line)
 
 
@@ -185,7 +186,7 @@ def layer_bytes(job: dict[str, Any]) -> float:
 
 
 def layers_that_fit(job: dict[str, Any]) -> int:
-    """Returns the number of layers for -ngl; llama.cpp places the head first, then the last blocks."""
+    """Returns the number of layers for -ngl. llama.cpp places the head first, then blocks."""
     config, budget = job["model"]["config"], job.get("budget_mb")
     everything = int(config["num_hidden_layers"]) + 1
     if not job["device"].startswith("cuda"):
@@ -222,11 +223,11 @@ def described(
     return {
         "options": " ".join(bench.options()),
         "gpu_layers": layers,
-        "gpu_layers_note": "as many as fit the budget, by measurement" if chosen else "as configured",
+        "gpu_layers_note": "as many as fit the budget" if chosen else "as configured",
         "budget_mb": job.get("budget_mb"),
         "budget_note": None
         if bench.cuda
-        else "not applied: on a CPU the operating system decides which pages of the file stay in memory",
+        else "not applied: on a CPU the system decides which pages of the file stay in memory",
         "threads": bench.threads,
         "gguf": Path(gguf).name,
         "gguf_bytes": Path(gguf).stat().st_size,
@@ -272,7 +273,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each tensor by its name in GGUF."""
     if config.get("model_type") not in ("llama", "mistral"):
         reason = f"the tensors of model_type {config.get('model_type')} are not known"
-        raise Absent(f"llama.cpp is not usable: {reason}; set settings.gguf and settings.gpu_layers")
+        raise Absent(f"llama.cpp is not usable: {reason}; set gguf and gpu_layers")
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
@@ -300,7 +301,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def roomy(job: dict[str, Any]) -> str | None:
-    """Returns /dev/shm if it has enough free memory for the file; None selects the default folder."""
+    """Returns /dev/shm if it has room for the file; None selects the default folder."""
     try:
         weights = sum(math.prod(size) for size in shapes(job["model"]["config"]).values())
         free = shutil.disk_usage("/dev/shm").free

@@ -58,7 +58,7 @@ def body(job: dict[str, Any], report: Report) -> None:
             ms, back = resumed(torch, parked[layer], job["device"])
             left = [*cache, residuals[layer]]
             if not all(torch.equal(a, b) for a, b in zip(back, left, strict=True)):
-                raise RuntimeError(f"the tensors restored at block {layer} differ from the originals")
+                raise RuntimeError(f"tensors restored at block {layer} differ from the originals")
             points.append({"series": "resume", "x": layer, "ms": ms})
         return {"total_time_ms": sum(point["ms"] for point in points), "points": points}
 
@@ -69,7 +69,7 @@ def body(job: dict[str, Any], report: Report) -> None:
 def prefilled(
     torch: Any, model: Any, blocks: Any, layers: list[int], prompt: Any
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Returns keys and values of the prompt at all layers, and the residual after each of `layers`."""
+    """Returns keys and values of the prompt, and the residual after each of `layers`."""
     residuals: dict[int, Any] = {}
 
     def keep(layer: int) -> Any:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Sessions in plain PyTorch: the KV cache of every session stays in device memory.
 
-memory-pressure: every session computes its prompt and generates tokens, then every session continues
-with its next turn. If memory runs out, the run records how far it came. agents: agents pause between
-turns; the script measures the time from the end of a pause to the next token, with one turn computed
-at a time.
+memory-pressure: every session computes its prompt and generates tokens, then every session
+continues with its next turn. If memory runs out, the run records how far it came. agents: agents
+pause between turns; the script measures the time from the end of a pause to the next token, with
+one turn computed at a time.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class Desk:
         return self.torch.randint(self.vocabulary, (length,), generator=seed).tolist()
 
     def charge(self) -> None:
-        """Applies the budget on a CPU, where the allocator has no limit, to weights and KV caches."""
+        """Applies the budget on a CPU, where the allocator itself has no limit."""
         if self.memory.cuda or self.limit is None:
             return
         held = self.weights + sum(self.kv.values())
         if held > self.limit:
-            reason = f"weights and KV take {held / MB:.0f} MB, the budget is {self.limit / MB:.0f} MB"
+            reason = f"weights and KV take {held / MB:.0f} of {self.limit / MB:.0f} MB"
             raise self.torch.OutOfMemoryError(reason)
 
     def kv_mb(self) -> float:
@@ -217,7 +217,7 @@ def agents(job: dict[str, Any], report: Report, desk: Desk) -> None:
         for count in counts:
             desk.clear()
             waits[count] = []
-            failure = attempt(lambda n=count: thinking(desk, n, turns, waits[n], samples))
+            failure = attempt(lambda n=count: run_agents(desk, n, turns, waits[n], samples))
             if failure is not None:
                 report.out_of_memory(f"at agent {len(desk.caches) + 1} of {count}: {failure}")
                 break
@@ -233,13 +233,13 @@ def agents(job: dict[str, Any], report: Report, desk: Desk) -> None:
         return found
 
     # Warms the process up with one agent before the measurement.
-    attempt(lambda: thinking(desk, 1, turns, [], []))
+    attempt(lambda: run_agents(desk, 1, turns, [], []))
     first = measure(job, report, desk.memory, once)
     for point in report.memory:
         point["t_s"] = round(point["t_s"] - first, 3)
 
 
-def thinking(
+def run_agents(
     desk: Desk, count: int, turns: int, waits: list[float], samples: list[dict[str, Any]]
 ) -> None:
     """Runs agents with pauses between turns; appends each waiting time in ms to `waits`."""
@@ -253,11 +253,11 @@ def thinking(
         if turn > 0:
             waits.append((came - at) * 1e3)
         if turn + 1 < turns:
-            think = thought_s(desk.job["think_s"], agent, count)
-            heapq.heappush(ready, (time.perf_counter() + think, agent, turn + 1))
+            pause = pause_s(desk.job["think_s"], agent, count)
+            heapq.heappush(ready, (time.perf_counter() + pause, agent, turn + 1))
 
 
-def thought_s(think: Any, agent: int, count: int) -> float:
+def pause_s(think: Any, agent: int, count: int) -> float:
     """Returns the pause of an agent in seconds: fixed, or spread over a range."""
     if isinstance(think, (int, float)):
         return float(think)

@@ -1,7 +1,7 @@
 """Tests of the baselines as `djinn eval` runs them, on the CPU with tiny models.
 
-Needs pytest. Tests that need torch, transformers or llama.cpp are skipped if these are not installed
-or LLAMA_BENCH does not name llama-bench.
+Needs pytest. Tests that need torch, transformers or llama.cpp are skipped if these are not
+installed or LLAMA_BENCH does not name llama-bench.
 
     pytest eval/baselines
 """
@@ -125,8 +125,8 @@ def run(
     source.write_text(json.dumps(asked))
     command = [*(python or [sys.executable]), str(HERE / f"{script}.py")]
     command += ["--job", str(source), "--output", str(output)]
-    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text(), parse_constant=lambda name: pytest.fail(name))
     # The script must not be named like the package, which it would shadow.
     assert found["baseline"] == {"vllm_offload": "vllm"}.get(script, script)
@@ -138,7 +138,7 @@ def run(
         assert set(sample) <= MEMORY_KEYS
         assert sample["used_mb"] > 0 and sample["t_s"] >= 0
     if found["status"] == "failed":
-        pytest.fail(told.stderr)
+        pytest.fail(done.stderr)
     return found
 
 
@@ -246,21 +246,21 @@ def test_compiled_steps_match_the_reference(tmp_path: Path, story: dict[str, Any
 
 @torch_here
 def test_replayed_steps_are_compared_with_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, common = modules(monkeypatch, "transformers_vram", "common")
+    vram, common = modules(monkeypatch, "transformers_vram", "common")
     transformers = importlib.import_module("transformers")
     asked = job("virtual-memory")
     model = common.load_model(asked, "cpu")
     plain = common.plain_step(model)
-    step, new_cache = ours.over_a_static_cache(asked, model, transformers, plain)
-    ours.check_replayed(asked, plain, step, new_cache)
+    step, new_cache = vram.over_a_static_cache(asked, model, transformers, plain)
+    vram.check_replayed(asked, plain, step, new_cache)
 
     def stale(ids: Any, cache: Any) -> tuple[Any, Any]:
         logits, cache = plain(ids, cache)
         return logits.roll(1, dims=-1), cache
 
-    step, new_cache = ours.over_a_static_cache(asked, model, transformers, stale)
+    step, new_cache = vram.over_a_static_cache(asked, model, transformers, stale)
     with pytest.raises(RuntimeError, match="replayed steps generate"):
-        ours.check_replayed(asked, plain, step, new_cache)
+        vram.check_replayed(asked, plain, step, new_cache)
 
 
 @torch_here
@@ -362,13 +362,13 @@ def test_deepspeed_retries_with_fewer_resident_weights(monkeypatch: pytest.Monke
     zero, common = modules(monkeypatch, "deepspeed_zero", "common")
     tried = []
 
-    def told(asked: dict[str, Any]) -> dict[str, Any]:
+    def attempt(asked: dict[str, Any]) -> dict[str, Any]:
         tried.append(asked["settings"]["share"])
         if tried[-1] > 0.6:
             return {"status": "out-of-memory", "reason": "full", "settings": {}}
         return {"status": "ran", "settings": {"resident_mb": 7}, "runs": [{"run_id": 0}]}
 
-    monkeypatch.setattr(zero, "in_a_process", told)
+    monkeypatch.setattr(zero, "in_a_process", attempt)
     monkeypatch.setattr(zero, "need_found", lambda *_: None)
     report = common.Report("deepspeed_zero", "DeepSpeed")
     zero.body(job("virtual-memory"), report)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """transformers with the whole model in device memory, without a budget: its fastest configuration.
 
-Attention uses sdpa. If the tuning of the job enables cuda_graphs or torch_compile, decode steps use a
-static cache and are captured and replayed, compiled, or both.
+Attention uses sdpa. If the tuning of the job enables cuda_graphs or torch_compile, decode steps use
+a static cache and are captured and replayed, compiled, or both.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def engine_options(
         if "offload_backend" in known:
             options["offload_backend"] = "prefetch"
     else:
-        report.settings["prefetch_note"] = "this version does not prefetch, or no weights are offloaded"
+        report.settings["prefetch_note"] = "vLLM does not prefetch, or no weights are offloaded"
     report.settings.update({k: v for k, v in options.items() if k != "model"})
     report.settings["budget_mb"] = job.get("budget_mb")
     return options

@@ -38,7 +38,7 @@ fn read(path: &Path) -> Value {
 
 /// Runs every experiment against a server, without Python baselines.
 fn smoke(results: &Path, more: &[&str]) {
-    let mut flags = vec!["eval", "all", "--smoke", "--runs", "2"];
+    let mut flags = vec!["eval", "all", "--smoke", "--runs", "1"];
     flags.extend(["--python", "there-is-no-such-python"]);
     flags.extend(["--output", results.to_str().unwrap()]);
     flags.extend(more);
@@ -75,9 +75,13 @@ fn weights_stream_and_pages_move(results: &Path) {
         assert_eq!(check.unwrap()["outcome"], "pass", "{name}");
     }
     let pressure = read(&results.join("memory_pressure.json"));
+    let samples = pressure["memory"].as_array().unwrap();
+    let device_kv_mb = samples
+        .iter()
+        .map(|sample| number(&sample["kv_mb"]))
+        .fold(0.0, f64::max);
     for run in runs(&pressure) {
-        let demand_mb = number(&run["kv_demand_gb"]) * 1e3;
-        assert!(demand_mb > number(&pressure["budget_mb"]), "{run}");
+        assert!(number(&run["kv_demand_gb"]) * 1e3 > device_kv_mb, "{run}");
         assert!(number(&run["paged_out_gb"]) > 0.0, "{run}");
         assert!(number(&run["paged_back_gb"]) > 0.0, "{run}");
     }
@@ -115,7 +119,7 @@ fn valid_results_are_kept(results: &Path) {
     other["settings"]["experiment"]["breakpoints"]["repeats"] = json!(7);
     fs::write(path("resume_latency"), other.to_string()).unwrap();
     let mut failed = read(&path("virtual_memory"));
-    failed["runs"][1]["logit_norm"] = json!(5.0);
+    failed["runs"][0]["logit_norm"] = json!(5.0);
     fs::write(path("virtual_memory"), failed.to_string()).unwrap();
     smoke(results, &["--keep"]);
     let same = before
@@ -143,7 +147,7 @@ fn all_experiments_run_and_are_reported() {
     smoke(&results, &[]);
     for name in RESULTS {
         let result = read(&results.join(format!("{name}.json")));
-        assert_eq!(runs(&result).len(), 2, "{name}");
+        assert_eq!(runs(&result).len(), 1, "{name}");
         assert_eq!(result["summary"]["pass"], true, "{name}");
         let address = result["environment"]["server"].as_str().unwrap();
         assert!(address.starts_with("127.0.0.1:"), "{name}: {address}");
@@ -396,7 +400,7 @@ fn invalid_input_is_rejected_before_the_measurement() {
     );
 }
 
-/// The tables in README.md and docs/results, and the report, are those that `djinn report` makes of the kept
+/// Checks that `djinn report` makes the tables in README.md and docs/results, and the report, from the kept
 /// results.
 #[test]
 fn the_readme_is_generated() {

@@ -77,11 +77,10 @@ async fn pages_go_and_come_back_with_their_owner() {
     let client = server.client().await;
     let (_, whole) = kept(&client, 30).await;
     let (session, _) = kept(&client, 12).await;
-    let took = session
+    session
         .waiting(Some(Duration::from_secs(60)))
         .await
         .unwrap();
-    assert!(took < Duration::from_secs(5), "{took:?}");
     session.resuming().await.unwrap();
     session.renew().await.unwrap();
     assert_eq!(more(&session, 18).await, whole[12..]);
@@ -118,7 +117,7 @@ async fn a_lease_that_runs_out_gives_its_memory_back() {
         .text(PROMPT)
         .max_tokens(20)
         .keep();
-    let events = asked.lease(Duration::from_secs(2)).open().await.unwrap();
+    let events = asked.lease(Duration::from_secs(10)).open().await.unwrap();
     let session = events.session().clone();
     events.collect().await.unwrap();
     let held = |tier: &str| server.metric(&["djinn_kv_pages{", &format!("tier=\"{tier}\"")]);

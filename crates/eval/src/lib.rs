@@ -1,4 +1,4 @@
-//! The experiments of `djinn eval`: they measure Djinn through its client, and baselines beside it.
+//! The experiments of `djinn eval`: they measure Djinn through its client, and baselines on the same task.
 //!
 //! Start at [`run`], which runs an [`Experiment`](djinn_report::Experiment) with an [`EvalConfig`] on a
 //! [`Testbed`] and returns a [`ResultFile`](djinn_report::ResultFile). A testbed is a server, remote or in

@@ -9,7 +9,7 @@ use std::{
 
 use djinn_client::{Client, ModelHandle, Options, Register, v1};
 use djinn_report::RunEnvironment;
-use djinn_server::{Running, ServeError, ServerConfig, ServerLimits};
+use djinn_server::{InProcessConnector, Running, ServeError, ServerConfig, ServerLimits};
 use tempfile::TempDir;
 use tokio::{runtime::Handle, task::JoinError};
 
@@ -32,7 +32,7 @@ pub enum ServerLocation {
     },
 }
 
-/// Settings of a testbed beside the configuration.
+/// Settings of a testbed, in addition to the configuration.
 pub struct TestbedOptions {
     /// Location of the server.
     pub location: ServerLocation,
@@ -111,9 +111,11 @@ impl Testbed {
                 server.model_dirs.extend(above.map(ToOwned::to_owned));
                 server.pushed = pushed.path().to_owned();
                 server.limits = limits();
-                let running = start(*server, &options.serving).await?;
-                let address = running.addresses[0].to_string();
-                let client = Client::connect(&address, Options::default()).await?;
+                // The client connects without a network port.
+                server.listen.clear();
+                let (running, connector) = start(*server, &options.serving).await?;
+                let open = move || connector.connect();
+                let client = Client::connect_in_process(open, Options::default()).await?;
                 (client, Some(running), None)
             }
             ServerLocation::Remote { address, options } => {
@@ -285,11 +287,15 @@ fn mark() -> String {
 }
 
 /// Starts a server on its own runtime and loads its models.
-async fn start(config: ServerConfig, serving: &Handle) -> Result<Running, EvalError> {
+async fn start(
+    config: ServerConfig,
+    serving: &Handle,
+) -> Result<(Running, InProcessConnector), EvalError> {
     let started = serving.spawn(async move {
         let running = djinn_server::start(config).await?;
         running.load().await?;
-        Ok::<_, ServeError>(running)
+        let connector = running.connector();
+        Ok::<_, ServeError>((running, connector))
     });
     let failed = |error: JoinError| EvalError::System {
         what: "server in process".to_owned(),

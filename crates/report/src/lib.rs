@@ -27,9 +27,9 @@ pub use error::ReportError;
 pub use figures::MissingData;
 pub use readme::{measurements_table, replace_between, summary_table};
 pub use result::{
-    Baseline, BaselineStatus, Better, Check, CheckKind, Experiment, Judgement, METRICS,
-    MemorySample, Metric, MetricTarget, NORM_LIMIT, Outcome, PassTimeline, Point, PointStats,
-    ResultFile, RunEnvironment, RunRecord, Stats, Summary, TimelineLane, TimelineSpan, VERSION,
+    ActivityLane, Baseline, BaselineStatus, Better, Check, CheckKind, Experiment, Judgement,
+    METRICS, MemorySample, Metric, MetricTarget, NORM_LIMIT, Outcome, PassTimeline, Point,
+    PointStats, ResultFile, RunEnvironment, RunRecord, Stats, Summary, TimelineSpan, VERSION,
     judge, metric, percentile, schema, summarize,
 };
 pub use result_set::ResultSet;

@@ -14,7 +14,7 @@ use crate::{
 enum TableDetail {
     /// All measurements and all baselines, with the speed-up of Djinn.
     Full,
-    /// The most important measurements, beside other programs under the same memory budget.
+    /// The most important measurements, compared with other programs under the same memory budget.
     Short,
 }
 
@@ -25,7 +25,7 @@ pub fn measurements_table(set: &ResultSet) -> String {
     table(set, headers, TableDetail::Full)
 }
 
-/// Returns a short Markdown table: the most important measurements of Djinn beside other programs.
+/// Returns a short Markdown table of the most important measurements, compared with other programs.
 pub fn summary_table(set: &ResultSet) -> String {
     let headers = ["Measurement", "Djinn", "Compared with"];
     table(set, headers, TableDetail::Short)
@@ -92,7 +92,7 @@ pub fn replace_between(text: &str, marker: &str, table: &str) -> Result<String, 
 /// Text of a cell without a value.
 const NONE: &str = "–";
 
-/// A measurement of Djinn beside one baseline.
+/// A measurement of Djinn, compared with at most one baseline.
 #[derive(Clone)]
 struct ReadmeRow {
     /// Name of the measurement.
@@ -106,7 +106,7 @@ struct ReadmeRow {
 }
 
 impl ReadmeRow {
-    /// A measurement without a baseline.
+    /// Makes a row without a baseline.
     fn new(name: String, djinn: String) -> Self {
         let (other, ratio) = (None, None);
         ReadmeRow {
@@ -117,8 +117,8 @@ impl ReadmeRow {
         }
     }
 
-    /// The same measurement beside a baseline.
-    fn beside(&self, other: String, ratio: Option<String>) -> Self {
+    /// Returns the measurement compared with a baseline.
+    fn compared_with(&self, other: String, ratio: Option<String>) -> Self {
         ReadmeRow {
             other: Some(other),
             ratio,
@@ -126,7 +126,7 @@ impl ReadmeRow {
         }
     }
 
-    /// The rows of a measurement: itself if there are no baselines.
+    /// Returns the rows of a measurement, or the measurement alone if there are no baselines.
     fn or_alone(self, rows: Vec<ReadmeRow>) -> Vec<ReadmeRow> {
         if rows.is_empty() { vec![self] } else { rows }
     }
@@ -159,22 +159,22 @@ fn others(result: &ResultFile, detail: TableDetail) -> impl Iterator<Item = Cont
     contenders(result).into_iter().skip(1).filter(is_shown)
 }
 
-/// Returns a duration of Djinn beside that of every baseline that measured it.
+/// Returns the rows of a duration: Djinn, compared with every baseline that measured it.
 fn durations(result: &ResultFile, metric: &str, name: &str, detail: TableDetail) -> Vec<ReadmeRow> {
     let Some(mine) = ours(result).stats(metric) else {
         return Vec::new();
     };
     let name = format!("{name}, {}", place(result));
     let row = ReadmeRow::new(name, show(mine.median, "ms"));
-    let beside = |who: Contender<'_>| {
+    let compared = |who: Contender<'_>| {
         let stats = who.stats(metric)?;
         let text = format!("{}: {}", who.label(), show(stats.median, "ms"));
         // A contender with the whole model in device memory is not comparable.
         let is_comparable = detail == TableDetail::Full && !who.has_all_memory();
         let ratio = is_comparable.then(|| times(stats.median / mine.median));
-        Some(row.beside(text, ratio))
+        Some(row.compared_with(text, ratio))
     };
-    let rows = others(result, detail).filter_map(beside).collect();
+    let rows = others(result, detail).filter_map(compared).collect();
     row.clone().or_alone(rows)
 }
 
@@ -197,7 +197,7 @@ fn virtual_memory(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
         let name = format!("link throughput, {}", place(result));
         let text = format!("{link} without compute: {}", show(idle, "GB/s"));
         let share = show(mine.median / idle, "share");
-        ReadmeRow::new(name, show(mine.median, "GB/s")).beside(text, Some(share))
+        ReadmeRow::new(name, show(mine.median, "GB/s")).compared_with(text, Some(share))
     }));
     rows
 }
@@ -215,7 +215,7 @@ fn memory_pressure(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
         format!("{sessions}, {}", place(result)),
         format!("{} of {} complete", show(done, ""), show(started, "")),
     );
-    let beside = |who: Contender<'_>| {
+    let compared = |who: Contender<'_>| {
         let theirs = count(&who, "sessions_completed");
         let text = match (who.status, theirs) {
             // The table shows where the baseline stopped; the analysis shows the allocator message.
@@ -227,9 +227,9 @@ fn memory_pressure(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
             (BaselineStatus::Ran, Some(theirs)) => format!("{} complete", show(theirs, "")),
             _ => return None,
         };
-        Some(row.beside(format!("{}: {text}", who.label()), None))
+        Some(row.compared_with(format!("{}: {text}", who.label()), None))
     };
-    let completed = others(result, detail).filter_map(beside).collect();
+    let completed = others(result, detail).filter_map(compared).collect();
     let mut rows = row.clone().or_alone(completed);
     if let Some(mine) = mine
         .stats("total_time_ms")
@@ -237,13 +237,13 @@ fn memory_pressure(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
     {
         let name = format!("{sessions}, total time, {}", place(result));
         let row = ReadmeRow::new(name, show(mine.median, "ms"));
-        let beside = |who: Contender<'_>| {
+        let compared = |who: Contender<'_>| {
             let stats = who.stats("total_time_ms")?;
             let text = format!("{}: {}", who.label(), show(stats.median, "ms"));
-            Some(row.beside(text, Some(times(stats.median / mine.median))))
+            Some(row.compared_with(text, Some(times(stats.median / mine.median))))
         };
         let ran = others(result, detail).filter(|who| who.status == BaselineStatus::Ran);
-        rows.extend(ran.filter_map(beside));
+        rows.extend(ran.filter_map(compared));
     }
     rows
 }
@@ -291,7 +291,7 @@ fn resume_rows(result: &ResultFile, name: &str, kv: &str, detail: TableDetail) -
         format!("resume at layer {layers}, {kv}, {}", place(result)),
         show_range(low, high, "ms"),
     );
-    let beside = |who: Contender<'_>| {
+    let compared = |who: Contender<'_>| {
         let theirs = series(&who, "resume");
         let (low, high) = range(theirs.iter().map(|(_, ms)| *ms))?;
         let both = points.iter().filter_map(|(x, ms)| {
@@ -307,9 +307,9 @@ fn resume_rows(result: &ResultFile, name: &str, kv: &str, detail: TableDetail) -
         // the block needs. Their times from host memory are not comparable.
         let is_comparable =
             detail == TableDetail::Full && (name == "resume" || who.name != "manual_offload");
-        Some(row.beside(text, ratio.filter(|_| is_comparable)))
+        Some(row.compared_with(text, ratio.filter(|_| is_comparable)))
     };
-    let rows = others(result, detail).filter_map(beside).collect();
+    let rows = others(result, detail).filter_map(compared).collect();
     row.clone().or_alone(rows)
 }
 
@@ -324,12 +324,12 @@ fn steering(result: &ResultFile, detail: TableDetail) -> Vec<ReadmeRow> {
     };
     let name = format!("steering overhead per token, {}", place(result));
     let row = ReadmeRow::new(name, show(overhead.median, "share"));
-    let beside = |who: Contender<'_>| {
+    let compared = |who: Contender<'_>| {
         let theirs = who.stats("overhead")?;
         let text = format!("{}: {}", who.label(), show(theirs.median, "share"));
-        Some(row.beside(text, None))
+        Some(row.compared_with(text, None))
     };
-    let rows = others(result, detail).filter_map(beside).collect();
+    let rows = others(result, detail).filter_map(compared).collect();
     row.clone().or_alone(rows)
 }
 
@@ -352,14 +352,14 @@ fn agent_rows(result: &ResultFile, percentile: &str, detail: TableDetail) -> Vec
         place(result)
     );
     let row = ReadmeRow::new(name, show(ms, "ms"));
-    let beside = |who: Contender<'_>| {
+    let compared = |who: Contender<'_>| {
         let theirs = series(&who, percentile);
         let (_, theirs) = theirs.into_iter().find(|(x, _)| *x == agents)?;
         let text = format!("{}: {}", who.label(), show(theirs, "ms"));
         let ratio = (detail == TableDetail::Full).then(|| times(theirs / ms));
-        Some(row.beside(text, ratio))
+        Some(row.compared_with(text, ratio))
     };
-    let rows = others(result, detail).filter_map(beside).collect();
+    let rows = others(result, detail).filter_map(compared).collect();
     row.clone().or_alone(rows)
 }
 

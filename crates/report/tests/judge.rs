@@ -205,7 +205,7 @@ fn checks_without_data_are_not_judged() {
             CheckKind::Target,
         ),
         (
-            |r| aim(r, "per_token_ms", None, Some(1.0), Some("nobody")),
+            |r| aim(r, "per_token_ms", None, Some(1.0), Some("unknown")),
             CheckKind::Target,
         ),
         (

@@ -128,9 +128,9 @@ pub fn place(at: Option<&v1::Paused>) -> Option<v1::Paused> {
 
 /// Waits until something is so.
 pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(300);
     while !is_so().await {
-        assert!(Instant::now() < deadline, "{what}: not within 30 s");
+        assert!(Instant::now() < deadline, "{what}: not within 300 s");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -74,6 +74,17 @@ mod tests {
     }
 
     #[test]
+    fn smoke_budgets_are_below_the_size_of_the_bundled_weights() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories-7m");
+        let weights = std::fs::metadata(folder.join("model.safetensors")).unwrap();
+        for name in ["virt_mem_smoke", "pressure_smoke"] {
+            let config = EvalConfig::read(Path::new(name)).unwrap();
+            let budget = config.environment.budget_bytes().unwrap();
+            assert!(budget < weights.len(), "{name}");
+        }
+    }
+
+    #[test]
     fn all_bundled_configurations_can_be_read() {
         for name in names() {
             let config = EvalConfig::read(Path::new(name)).unwrap();

@@ -24,7 +24,7 @@ fn require(key: &str, condition: bool, reason: &str) -> Result<(), ConfigProblem
     }
 }
 
-/// Returns the metric that a name in `output.metrics` stands for. Names of older versions are accepted.
+/// Returns the metric that a name in `output.metrics` refers to. Names of older versions are accepted.
 pub(super) fn metric_key(name: &str) -> Option<&'static str> {
     let name = match name {
         "latency_ms" => "total_time_ms",
@@ -214,7 +214,7 @@ mod tests {
         check("output: {metrics: [speed]}", "output.metrics");
         check("targets: [{metric: speed, at_most: 1}]", "targets[0]");
         check(
-            "targets: [{metric: spread, at_most: 1, of: nobody}]",
+            "targets: [{metric: spread, at_most: 1, of: unknown}]",
             "targets[0]",
         );
         check("targets: [{metric: spread}]", "targets[0]");

@@ -30,7 +30,7 @@ pub enum TurnStyle {
 
 /// The turns of one session.
 #[derive(Clone)]
-struct SessionPlan {
+struct TurnPlan {
     config: EvalConfig,
     model: ModelHandle,
     vocab: u64,
@@ -76,7 +76,7 @@ pub async fn run_sessions(
 ) -> Vec<(u64, Result<SessionOutcome, String>)> {
     let mut all = JoinSet::new();
     for number in numbers {
-        let plan = SessionPlan {
+        let plan = TurnPlan {
             config: config.clone(),
             model: loaded.model.clone(),
             vocab: loaded.dims.vocab,
@@ -100,7 +100,7 @@ pub async fn run_sessions(
     outcomes
 }
 
-impl SessionPlan {
+impl TurnPlan {
     async fn run(&self) -> Result<SessionOutcome, EvalError> {
         match self.style {
             TurnStyle::Stateless => self.stateless().await,
@@ -227,8 +227,8 @@ pub async fn run_alone(
     Ok(tokens)
 }
 
-/// Writes the outcomes of sessions into a run. The tokens of a session have to equal those that it
-/// generated alone or in earlier runs.
+/// Writes the outcomes of sessions into a run. The tokens of a session have to equal its tokens when it ran
+/// alone or in earlier runs.
 pub fn record_sessions(
     run: &mut RunRecord,
     outcomes: Vec<(u64, Result<SessionOutcome, String>)>,

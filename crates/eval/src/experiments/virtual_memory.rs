@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use djinn_client::v1;
 use djinn_report::{
-    Baseline, Experiment, PassTimeline, RunRecord, TimelineLane, TimelineSpan, percentile,
+    ActivityLane, Baseline, Experiment, PassTimeline, RunRecord, TimelineSpan, percentile,
 };
 use serde_json::json;
 
@@ -270,9 +270,9 @@ async fn record(
     };
     let of = |span: v1::Span| TimelineSpan {
         lane: match span.lane.as_str() {
-            "copy" => TimelineLane::Copy,
-            "wait" => TimelineLane::Wait,
-            _ => TimelineLane::Compute,
+            "copy" => ActivityLane::Copy,
+            "wait" => ActivityLane::Wait,
+            _ => ActivityLane::Compute,
         },
         name: span.name,
         start_ms: to_microseconds(span.start_s - first),
@@ -290,7 +290,7 @@ fn merged(spans: Vec<TimelineSpan>) -> Vec<TimelineSpan> {
     let together = spans.len().div_ceil(SPANS);
     let mut spans_out: Vec<TimelineSpan> = Vec::new();
     // Index of the last span of each lane, and the number of spans merged into it.
-    let mut last: BTreeMap<TimelineLane, (usize, usize)> = BTreeMap::new();
+    let mut last: BTreeMap<ActivityLane, (usize, usize)> = BTreeMap::new();
     for span in spans {
         if let Some((at, count)) = last.get_mut(&span.lane) {
             let before = &mut spans_out[*at];
@@ -315,7 +315,7 @@ fn to_microseconds(seconds: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use djinn_report::{TimelineLane, TimelineSpan};
+    use djinn_report::{ActivityLane, TimelineSpan};
 
     use super::merged;
 
@@ -329,18 +329,18 @@ mod tests {
             bytes: 7,
         };
         let few = vec![
-            span(TimelineLane::Copy, 0),
-            span(TimelineLane::Compute, 0),
-            span(TimelineLane::Copy, 1),
+            span(ActivityLane::Copy, 0),
+            span(ActivityLane::Compute, 0),
+            span(ActivityLane::Copy, 1),
         ];
         assert_eq!(merged(few.clone()), few);
-        let many: Vec<TimelineSpan> = (0..6000).map(|i| span(TimelineLane::Copy, i)).collect();
+        let many: Vec<TimelineSpan> = (0..6000).map(|i| span(ActivityLane::Copy, i)).collect();
         let thin = merged(many);
         assert_eq!(thin.len(), 1200);
         assert_eq!(thin.iter().map(|span| span.bytes).sum::<u64>(), 42_000);
         assert!((thin[0].ms - 4.99).abs() < 1e-9);
         let apart: Vec<TimelineSpan> = (0..6000)
-            .map(|i| span(TimelineLane::Wait, 10 * i))
+            .map(|i| span(ActivityLane::Wait, 10 * i))
             .collect();
         assert_eq!(merged(apart).len(), 6000);
     }

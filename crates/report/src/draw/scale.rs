@@ -10,7 +10,7 @@ const FINE: f64 = 500.0;
 /// A tick of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tick {
-    /// Value at which the tick stands.
+    /// Value of the tick.
     pub at: f64,
     /// Text beside the tick.
     pub label: String,

@@ -6,7 +6,7 @@ use crate::{
         Anchor, Axis, Canvas, GRID, Hatch, LineStyle, PLAIN, Rect, SMALL, Scale, SheetLayout,
         TextStyle, title, x_axis,
     },
-    result::{ResultFile, TimelineLane, TimelineSpan},
+    result::{ActivityLane, ResultFile, TimelineSpan},
 };
 
 /// Number of passes that the figure shows.
@@ -18,16 +18,16 @@ const FOOT: f64 = 46.0;
 const NAMES: f64 = 122.0;
 const BUSY: f64 = 62.0;
 const WIDTH: f64 = 720.0;
-const LANES: [(TimelineLane, &str, &str, Hatch); 3] = [
+const LANES: [(ActivityLane, &str, &str, Hatch); 3] = [
     (
-        TimelineLane::Copy,
+        ActivityLane::Copy,
         "copy over the link",
         "#0072B2",
         Hatch::Full,
     ),
-    (TimelineLane::Compute, "compute", "#E69F00", Hatch::Rising),
+    (ActivityLane::Compute, "compute", "#E69F00", Hatch::Rising),
     (
-        TimelineLane::Wait,
+        ActivityLane::Wait,
         "wait for weights",
         "#D55E00",
         Hatch::Crossed,
@@ -67,7 +67,7 @@ fn first_passes(spans: &[TimelineSpan]) -> Vec<&TimelineSpan> {
     sorted.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
     let compute = sorted
         .iter()
-        .filter(|span| span.lane == TimelineLane::Compute);
+        .filter(|span| span.lane == ActivityLane::Compute);
     let compute: Vec<(&str, f64)> = compute
         .map(|span| (span.name.as_str(), span.start_ms))
         .collect();
@@ -163,7 +163,7 @@ fn merged(mut times: Vec<(f64, f64)>, gap: f64) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::{first_passes, merged};
-    use crate::result::{TimelineLane, TimelineSpan};
+    use crate::result::{ActivityLane, TimelineSpan};
 
     #[test]
     fn close_periods_are_merged() {
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn two_passes_are_shown() {
         let span = |i: u32| TimelineSpan {
-            lane: TimelineLane::Compute,
+            lane: ActivityLane::Compute,
             name: format!("blocks.{}", i / 2 % 4),
             start_ms: f64::from(i),
             ms: 0.5,

@@ -16,7 +16,7 @@ pub use file::{Baseline, BaselineStatus, Experiment, MetricTarget, ResultFile, V
 pub use judge::{NORM_LIMIT, judge, summarize};
 pub use judgement::{CheckKind, Judgement};
 pub use metrics::{Better, METRICS, Metric, metric};
-pub use run::{MemorySample, PassTimeline, Point, RunRecord, TimelineLane, TimelineSpan};
+pub use run::{ActivityLane, MemorySample, PassTimeline, Point, RunRecord, TimelineSpan};
 pub use schema::schema;
 pub use stats::{Stats, percentile};
 pub use summary::{Check, Outcome, PointStats, Summary};

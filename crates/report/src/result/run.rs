@@ -136,7 +136,7 @@ pub struct PassTimeline {
 #[serde(deny_unknown_fields)]
 pub struct TimelineSpan {
     /// Activity of the span.
-    pub lane: TimelineLane,
+    pub lane: ActivityLane,
     /// Part of the model that was copied or computed.
     pub name: String,
     /// Start in milliseconds, relative to the first span.
@@ -152,7 +152,7 @@ pub struct TimelineSpan {
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum TimelineLane {
+pub enum ActivityLane {
     /// Weights are copied over the link.
     Copy,
     /// The device computes.

@@ -1,8 +1,8 @@
 //! Synthetic valid results of all experiments.
 
 use djinn_report::{
-    Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, PassTimeline, Point,
-    ResultFile, RunEnvironment, RunRecord, Summary, TimelineLane, TimelineSpan, VERSION,
+    ActivityLane, Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, PassTimeline,
+    Point, ResultFile, RunEnvironment, RunRecord, Summary, TimelineSpan, VERSION,
 };
 use serde_json::json;
 
@@ -164,10 +164,10 @@ pub fn timeline(blocks: u32, passes: u32) -> PassTimeline {
                 bytes,
             });
         };
-        span(TimelineLane::Copy, at, 11.4, 640_000_000);
-        span(TimelineLane::Compute, at + 12.0, 2.2, 0);
+        span(ActivityLane::Copy, at, 11.4, 640_000_000);
+        span(ActivityLane::Compute, at + 12.0, 2.2, 0);
         span(
-            TimelineLane::Wait,
+            ActivityLane::Wait,
             at + 14.2,
             if i % 9 == 0 { 9.8 } else { 3.0 },
             0,

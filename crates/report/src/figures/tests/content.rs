@@ -1,9 +1,9 @@
-//! What the figures show for fixed data: labels, values, marks and their positions.
+//! Content of the figures for fixed data: labels, values, marks and their positions.
 
 use super::{super::FIGURES, svg::SvgDocument};
 use crate::{
-    Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, MissingData, PassTimeline,
-    Point, ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineLane, TimelineSpan,
+    ActivityLane, Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, MissingData,
+    PassTimeline, Point, ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineSpan,
     VERSION,
 };
 
@@ -59,13 +59,13 @@ fn near(a: f64, b: f64) -> bool {
     (a - b).abs() < 0.6
 }
 
-/// Asserts that the labels stand below one another, in order.
+/// Asserts that the labels are below one another, in order.
 fn assert_descend(svg: &SvgDocument, labels: &[&str]) {
     let heights: Vec<f64> = labels.iter().map(|label| svg.text_at(label).1).collect();
     assert!(heights.windows(2).all(|two| two[0] < two[1]), "{heights:?}");
 }
 
-/// Asserts that the labels stand beside one another, in order.
+/// Asserts that the labels are side by side, in order.
 fn assert_ascend_rightwards(svg: &SvgDocument, labels: &[&str]) {
     let places: Vec<f64> = labels.iter().map(|label| svg.text_at(label).0).collect();
     assert!(places.windows(2).all(|two| two[0] < two[1]), "{places:?}");
@@ -104,7 +104,7 @@ fn bandwidth_bars_are_as_long_as_their_values() {
     let unit = djinn.number("width") / 60.0;
     assert!(near(other.number("width"), 20.0 * unit));
     assert!(other.number("y") > djinn.number("y"));
-    // The value stands to the right of the whisker, which ends at the fastest run.
+    // The value is to the right of the whisker, which ends at the fastest run.
     assert!(svg.text_at("60.0").0 > djinn.number("x") + 62.0 * unit);
     let upright = svg.lines("#222222").into_iter();
     let upright: Vec<f64> = upright
@@ -130,9 +130,9 @@ fn the_timeline_shows_each_lane_and_its_share() {
     let mut result = result(Experiment::VirtualMemory, Vec::new());
     result.timeline = Some(PassTimeline {
         spans: vec![
-            span(TimelineLane::Copy, 0.0, 10.0),
-            span(TimelineLane::Wait, 0.0, 5.0),
-            span(TimelineLane::Compute, 5.0, 2.0),
+            span(ActivityLane::Copy, 0.0, 10.0),
+            span(ActivityLane::Wait, 0.0, 5.0),
+            span(ActivityLane::Compute, 5.0, 2.0),
         ],
     });
     let svg = drawn("latency_timeline", result);

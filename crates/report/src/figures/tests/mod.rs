@@ -1,5 +1,5 @@
-//! Drawing succeeds for any input: no data, single values, equal, huge, tiny and invalid numbers. What the
-//! figures show for fixed data is tested in `content`.
+//! Drawing succeeds for any input: no data, single values, equal, huge, tiny and invalid numbers. The
+//! content of figures for fixed data is tested in `content`.
 
 mod content;
 mod svg;
@@ -9,8 +9,8 @@ use resvg::usvg;
 
 use super::FIGURES;
 use crate::{
-    Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, PassTimeline, Point,
-    ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineLane, TimelineSpan, VERSION,
+    ActivityLane, Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, PassTimeline,
+    Point, ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineSpan, VERSION,
 };
 
 fn number() -> impl Strategy<Value = f64> {
@@ -102,9 +102,9 @@ fn baseline() -> impl Strategy<Value = Baseline> {
 
 fn timeline() -> impl Strategy<Value = Option<PassTimeline>> {
     let lane = select(vec![
-        TimelineLane::Copy,
-        TimelineLane::Compute,
-        TimelineLane::Wait,
+        ActivityLane::Copy,
+        ActivityLane::Compute,
+        ActivityLane::Wait,
     ]);
     let span =
         (lane, 0..4u32, number(), number()).prop_map(|(lane, i, start_ms, ms)| TimelineSpan {
