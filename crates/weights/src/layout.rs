@@ -1,5 +1,5 @@
-//! Weights laid out in memory that does not exist yet: the pieces, the plan, and where
-//! every tensor lies.
+//! Layout of the weights in memory that is not allocated yet: the pieces, the plan, and the
+//! location of every tensor.
 
 use djinn_model::{
     Weights,
@@ -29,7 +29,7 @@ pub struct LayoutOptions {
     pub piece_bytes: u64,
 }
 
-/// Weights of a model laid out in memory that does not exist yet.
+/// Layout of a model's weights in memory that is not allocated yet.
 pub struct WeightLayout {
     options: LayoutOptions,
     pieces: Pieces,
@@ -42,7 +42,7 @@ pub struct WeightLayout {
     segments: Vec<SegmentKind>,
     /// Number of experts in a block.
     block_experts: usize,
-    /// Bytes of device memory with which nothing streams.
+    /// Bytes of device memory with which all weights are resident.
     whole_bytes: u64,
 }
 
@@ -151,12 +151,12 @@ impl WeightLayout {
         self.plan.bytes() - self.plan.pool_offset
     }
 
-    /// Bytes of device memory with which nothing would stream.
+    /// Bytes of device memory with which all weights are resident.
     pub fn whole_bytes(&self) -> u64 {
         self.whole_bytes
     }
 
-    /// Bytes of host memory that weights stream from; 0 where they stream from files.
+    /// Bytes of host memory that weights stream from; 0 if weights stream from files.
     pub fn host_bytes(&self) -> u64 {
         self.host.bytes
     }
@@ -189,7 +189,7 @@ impl WeightLayout {
         link.chunk.min(largest).min(measurable)
     }
 
-    /// Every piece that can stream, in order of use; then the experts.
+    /// Lists every piece that can stream, in order of use, and then the experts.
     pub fn planned_pieces(&self) -> Vec<PlannedPiece> {
         let pool = |piece: &Piece| Placement {
             region: Region::Pool,
@@ -218,8 +218,8 @@ impl WeightLayout {
         self.pieces.tables.is_empty()
     }
 
-    /// Bytes of weights that a pass reads although they are no piece of the plan: where
-    /// everything stays, all but the tables.
+    /// Bytes of weights that a pass reads if all weights are resident, without tables; 0 if
+    /// some weights stream.
     pub fn read_when_whole(&self, program: &Program, weights: &dyn Weights) -> u64 {
         if !self.keeps_everything() {
             return 0;

@@ -107,7 +107,7 @@ impl<E: Clone, C> Prefetcher<E, C> {
         self.enqueued.clear();
     }
 
-    /// Panics unless the enqueued copies are those of the unfinished visits.
+    /// Panics unless every unfinished visit, and no other, has an enqueued copy.
     pub fn check_integrity(&self) {
         assert!(self.enqueued.keys().copied().eq(self.finished..self.next));
         assert!(self.next - self.finished <= self.ring.len() as u64);

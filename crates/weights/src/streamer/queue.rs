@@ -71,7 +71,7 @@ struct QueueState {
     prefetch: bool,
     /// Visit of the next chunk of the ring.
     visit: u64,
-    /// Number of that chunk within its piece.
+    /// Number, within its piece, of the next chunk of the ring.
     chunk: usize,
     /// Number of chunks of each piece of the ring that have not arrived, for the visit
     /// that is being copied.
@@ -83,7 +83,8 @@ struct QueueState {
     failed: bool,
     /// Error of the failed copy, until it is reported.
     failure: Option<DeviceError>,
-    /// Whether a copy did not return in time. It may still write to its destination.
+    /// Whether a copy did not return in time. Such a copy may still write to its
+    /// destination.
     stuck: bool,
     stop: bool,
     meter: LinkMeter,
@@ -174,7 +175,7 @@ impl CopyQueue {
         }
     }
 
-    /// Requests chunks. They are copied before those of the ring.
+    /// Requests chunks. Requested chunks are copied before chunks of the ring.
     pub fn request(&self, chunks: impl IntoIterator<Item = CopyOp<Extent>>) -> Ticket {
         let mut state = self.lock();
         let ticket = Ticket(state.next_ticket);
