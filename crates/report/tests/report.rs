@@ -280,7 +280,10 @@ fn results_are_compared_with_earlier_ones() {
     );
     let markdown = comparison.markdown();
     assert!(markdown.contains("| +100.0 % | **worse** |"), "{markdown}");
-    assert!(markdown.contains("2 standard deviations"), "{markdown}");
+    assert!(
+        markdown.contains("2 combined standard deviations"),
+        "{markdown}"
+    );
     let backwards = compare(&new, &old).terminal();
     assert!(
         backwards.contains("better  virtual-memory a (m), Djinn: time per token"),

@@ -73,6 +73,16 @@ impl SvgDocument {
         (found.number("x"), found.number("y"))
     }
 
+    /// Returns the horizontal position of a number on the x axis, whose numbers are centred.
+    pub fn x_tick(&self, label: &str) -> f64 {
+        let is_it =
+            |one: &&SvgElement| one.text == label && one.attribute("text-anchor") == "middle";
+        let found = self.of("text").find(is_it);
+        found
+            .unwrap_or_else(|| panic!("no tick '{label}' in {:?}", self.texts()))
+            .number("x")
+    }
+
     /// Returns the rectangles of a colour.
     pub fn bars(&self, fill: &str) -> Vec<&SvgElement> {
         self.of("rect")
