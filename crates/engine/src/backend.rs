@@ -1,4 +1,4 @@
-//! What an engine derives from a backend for a model.
+//! Properties that an engine derives from a backend for a model.
 
 use djinn_device::Backend;
 use djinn_model::program::Program;

@@ -31,9 +31,9 @@ use crate::{
         output::{Finish, Output, Transcript},
         quota::Quota,
         request::Request,
-        residency::Residency,
+        residency::SessionMemory,
         state::Transition,
-        table::Sessions,
+        table::SessionTable,
         view::{SessionInfo, SessionView},
     },
     session_ref::{self, SessionRef},
@@ -46,7 +46,7 @@ pub struct Engine {
     model: Model,
     blueprint: Blueprint,
     pager: Pager,
-    sessions: Sessions,
+    sessions: SessionTable,
     scheduler: Scheduler,
     prefix_cache: PrefixCache,
     durability: Durability,
@@ -88,7 +88,7 @@ impl Engine {
             model,
             blueprint,
             pager,
-            sessions: Sessions::default(),
+            sessions: SessionTable::default(),
             prefix_cache: PrefixCache::default(),
             durability: Durability::default(),
             deferred: Vec::new(),
@@ -224,7 +224,7 @@ impl Engine {
             blueprint: &self.blueprint,
             scheduler: &self.scheduler,
             durability: &mut self.durability,
-            residency: Residency {
+            residency: SessionMemory {
                 sessions: &mut self.sessions,
                 pager: &mut self.pager,
                 running: &[],
@@ -371,8 +371,8 @@ impl Engine {
     }
 
     /// Splits off what scheduling reads and changes.
-    fn scheduling(&mut self) -> (&mut Scheduler, Residency<'_>) {
-        let residency = Residency {
+    fn scheduling(&mut self) -> (&mut Scheduler, SessionMemory<'_>) {
+        let residency = SessionMemory {
             sessions: &mut self.sessions,
             pager: &mut self.pager,
             running: &[],
@@ -404,7 +404,7 @@ impl Engine {
         let (sessions, durability) = (&mut self.sessions, &mut self.durability);
         let (deferred, policy) = (&mut self.deferred, &self.scheduler.spill);
         let mut during = |pager: &mut Pager, running: &[Session]| {
-            let residency = Residency {
+            let residency = SessionMemory {
                 sessions: &mut *sessions,
                 pager,
                 running,
@@ -497,7 +497,7 @@ impl Engine {
 
 /// Access to the engine while the device computes a pass.
 pub struct DuringPass<'e> {
-    residency: Residency<'e>,
+    residency: SessionMemory<'e>,
     policy: &'e SpillPolicy,
     durability: &'e mut Durability,
 }

@@ -40,7 +40,7 @@ pub struct ParseError {
     pub kind: ParsedText,
     /// Text as it was given.
     pub text: String,
-    /// What is wrong with the text.
+    /// Reason why the text is malformed.
     pub reason: String,
 }
 
@@ -181,7 +181,7 @@ pub enum EngineError {
     Edit {
         /// Name of the hook.
         hook: String,
-        /// What does not fit.
+        /// Reason why the request does not fit.
         reason: String,
     },
     /// An edit, breakpoint or capture is malformed.
@@ -192,7 +192,7 @@ pub enum EngineError {
     Capture {
         /// Name of the hook.
         hook: String,
-        /// What does not fit.
+        /// Reason why the request does not fit.
         reason: String,
     },
     /// Sessions cannot pause at this hook.
@@ -381,7 +381,7 @@ pub enum EngineError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// What went wrong.
+        /// Reason for the failure.
         reason: String,
     },
 }

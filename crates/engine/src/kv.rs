@@ -11,8 +11,7 @@ use crate::{Blueprint, EngineError, Settings, backend::slab_on_host};
 impl Blueprint {
     /// Lays out a model for sessions whose KV pages need not all fit on the device.
     /// `settings.pages` is the number of pages of all sessions together. Host memory takes the
-    /// pages that the device has no room for, and the disk those that host memory has no room
-    /// for.
+    /// pages that the device has no room for, and the disk takes the rest.
     pub fn for_sessions(
         model: &Model,
         backend: &dyn Backend,

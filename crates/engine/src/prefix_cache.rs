@@ -2,7 +2,7 @@
 
 use djinn_kv::{PageContent, Pager};
 
-use crate::session::{Session, table::Sessions};
+use crate::session::{Session, table::SessionTable};
 
 /// Sharing of pages between sessions, and how many tokens it saved.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ impl PrefixCache {
     }
 
     /// Gives ready sessions the pages of their next tokens that other sessions have computed.
-    pub fn lookup(&mut self, sessions: &mut Sessions, pager: &mut Pager) {
+    pub fn lookup(&mut self, sessions: &mut SessionTable, pager: &mut Pager) {
         // A session that is resumed from a pause continues with its own pages.
         let can = |session: &&mut Session| session.is_ready() && session.paused().is_none();
         for session in sessions.iter_mut().filter(can) {

@@ -23,7 +23,7 @@ use crate::{
         Session,
         lifecycle::{NextTurn, text_of},
         output::Transcript,
-        residency::Residency,
+        residency::SessionMemory,
         state::{OwnerAction, SessionState, Transition},
         view::SessionView,
     },
@@ -37,7 +37,7 @@ pub struct SessionRef<'e> {
     pub(crate) blueprint: &'e Blueprint,
     pub(crate) scheduler: &'e Scheduler,
     pub(crate) durability: &'e mut Durability,
-    pub(crate) residency: Residency<'e>,
+    pub(crate) residency: SessionMemory<'e>,
 }
 
 impl SessionRef<'_> {
@@ -234,7 +234,7 @@ fn not_admitted(state: SessionState) -> SessionState {
 
 /// Lets a session wait for its owner; see [`SessionRef::wait`].
 pub(crate) fn wait(
-    residency: &mut Residency<'_>,
+    residency: &mut SessionMemory<'_>,
     policy: &SpillPolicy,
     durability: &mut Durability,
     id: SessionId,

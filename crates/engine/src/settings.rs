@@ -16,7 +16,7 @@ pub struct Settings {
     pub rows: usize,
     /// Maximum number of sessions in a pass.
     pub sessions: usize,
-    /// Maximum number of open sessions; those that do not fit in one pass take turns.
+    /// Maximum number of open sessions; sessions that do not fit in one pass take turns.
     pub open: usize,
     /// Maximum number of positions of a session.
     pub context: usize,
@@ -24,7 +24,7 @@ pub struct Settings {
     pub pages: usize,
     /// Number of KV pages in host memory, for sessions that do not run now.
     pub host_pages: usize,
-    /// Number of KV pages on disk, for those that host memory has no room for.
+    /// Number of KV pages on disk, for pages that host memory has no room for.
     pub disk_pages: usize,
     /// Number of tokens of a KV page.
     pub page_tokens: usize,

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     error::EngineError,
-    session::{Session, output::Output, table::Sessions},
+    session::{Session, output::Output, table::SessionTable},
 };
 
 /// Log size below which compaction does not pay.
@@ -73,7 +73,7 @@ impl Journal {
 
     /// Rewrites the log with the current state if most of it is outdated. If that fails, the
     /// old log continues.
-    pub fn compact(&mut self, sessions: &mut Sessions) {
+    pub fn compact(&mut self, sessions: &mut SessionTable) {
         if self.log.bytes() < SMALL.max(4 * self.compact) {
             return;
         }
@@ -134,7 +134,7 @@ impl Journal {
     pub fn write_outputs(
         &mut self,
         outputs: &[Output],
-        sessions: &mut Sessions,
+        sessions: &mut SessionTable,
     ) -> Vec<(SessionId, EngineError)> {
         let mut failed = Vec::new();
         let mut ended = Vec::new();

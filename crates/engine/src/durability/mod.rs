@@ -1,5 +1,5 @@
-//! Durability: sessions that outlive the process. What a client was told is in a log before the
-//! client is told, and a session continues from there with the same bits.
+//! Durability: sessions that outlive the process. The end of a turn is in a log before a client
+//! learns of it, and a session continues from there with the same bits.
 //!
 //! The KV cache of a session is not written. Its tokens are, as they are generated, and the keys
 //! and values follow from them, computed again in the same way: given tokens together, generated
@@ -23,7 +23,7 @@ use djinn_types::SessionId;
 use crate::{
     error::EngineError,
     probe::{Probe, saved_probe::SavedProbe},
-    session::{Session, lifecycle::NextTurn, output::Output, table::Sessions},
+    session::{Session, lifecycle::NextTurn, output::Output, table::SessionTable},
 };
 use identity::ModelIdentity;
 use journal::Journal;
@@ -70,7 +70,7 @@ impl Durability {
 
     /// Compacts the log if most of it is outdated. All sessions must be in the table, so this
     /// must not be called during a pass.
-    pub fn compact(&mut self, sessions: &mut Sessions) {
+    pub fn compact(&mut self, sessions: &mut SessionTable) {
         if let Some(journal) = &mut self.journal {
             journal.compact(sessions);
         }
@@ -170,7 +170,7 @@ impl Durability {
     pub fn write_outputs(
         &mut self,
         outputs: &[Output],
-        sessions: &mut Sessions,
+        sessions: &mut SessionTable,
     ) -> Vec<(SessionId, EngineError)> {
         match &mut self.journal {
             Some(journal) => journal.write_outputs(outputs, sessions),

@@ -17,7 +17,7 @@ use crate::{
         Session,
         lifecycle::{create, text_of},
         request::{Request, check_tokens},
-        state::{Route, SessionState},
+        state::{PassRoute, SessionState},
     },
     settings::Settings,
 };
@@ -55,7 +55,7 @@ impl RestoreScope {
     }
 }
 
-/// What recovery needs to know of the engine.
+/// Properties of the engine that recovery needs.
 pub(crate) struct RecoveryContext<'a> {
     pub model: &'a Model,
     pub settings: &'a Settings,
@@ -103,9 +103,9 @@ impl RecoveryContext<'_> {
     }
 
     fn state(&self, saved: &SavedState, past: Option<Rewind>) -> Result<SessionState, EngineError> {
-        let route = Route {
+        let route = PassRoute {
             place: past.map(PausePlace::Replay),
-            ..Route::default()
+            ..PassRoute::default()
         };
         Ok(match saved {
             SavedState::Ready => SessionState::Queued { route },

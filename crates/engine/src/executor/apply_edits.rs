@@ -6,7 +6,7 @@ use djinn_model::Site;
 
 use super::{active_rows::ActiveRows, pass::Pass};
 use crate::{
-    Change, EngineError, executor::batch::RowSpan, probe::edit::Edit, probe::staging::Staging,
+    Change, EngineError, executor::batch::RowSpan, probe::edit::BoundEdit, probe::staging::Staging,
 };
 
 impl Pass<'_> {
@@ -45,7 +45,7 @@ impl Changer<'_> {
     /// Applies an edit to the rows of a span that it selects.
     pub fn change(
         &mut self,
-        edit: &Edit,
+        edit: &BoundEdit,
         group: &RowSpan,
         prompt: usize,
         at: View,
@@ -73,7 +73,7 @@ impl Changer<'_> {
     /// position on.
     fn copy_operand_in(
         &mut self,
-        edit: &Edit,
+        edit: &BoundEdit,
         first: usize,
         rows: usize,
     ) -> Result<Option<View>, EngineError> {

@@ -12,7 +12,7 @@ use crate::{EngineError, arena::Arena, executor::batch::RowSpan};
 
 /// Attention of one block in a pass.
 #[derive(Clone, Copy)]
-struct Layer {
+struct AttentionLayer {
     site: Site,
     kv: KvLayer,
     how: Attention,
@@ -33,7 +33,7 @@ impl Pass<'_> {
         rotation: Option<Rotation>,
     ) -> Result<(), EngineError> {
         let [q, k, v, z] = [Buf::Q, Buf::K, Buf::V, Buf::Z].map(|buf| self.view(stage, buf));
-        let layer = Layer {
+        let layer = AttentionLayer {
             site: Site::Pattern(block),
             kv: self.arena.kv(block),
             how: Attention {
@@ -89,7 +89,7 @@ impl Pass<'_> {
     }
 
     /// Computes the pattern of a run of rows, a few at a time, and edits and captures it.
-    fn take_apart(&mut self, layer: Layer, run: RowSpan) -> Result<(), EngineError> {
+    fn take_apart(&mut self, layer: AttentionLayer, run: RowSpan) -> Result<(), EngineError> {
         for first in (0..run.rows).step_by(Arena::PATTERN_ROWS) {
             let part = RowSpan {
                 first_row: run.first_row + first,
@@ -113,7 +113,12 @@ impl Pass<'_> {
     }
 
     /// Edits the patterns of selected rows, and mixes the values of these rows again.
-    fn edit_pattern(&self, layer: Layer, part: RowSpan, pattern: View) -> Result<(), EngineError> {
+    fn edit_pattern(
+        &self,
+        layer: AttentionLayer,
+        part: RowSpan,
+        pattern: View,
+    ) -> Result<(), EngineError> {
         let heads = layer.how.heads;
         let session = &self.members[part.member];
         let (probe, prompt) = (&session.probe, session.prompt());

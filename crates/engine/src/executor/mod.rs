@@ -207,7 +207,7 @@ impl Executor {
     }
 }
 
-/// What both halves of a pass share.
+/// Inputs that both halves of a pass share.
 struct PassRun<'a> {
     model: &'a Model,
     blueprint: &'a Blueprint,

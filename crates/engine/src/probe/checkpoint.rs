@@ -7,7 +7,7 @@ use djinn_model::{
     program::{Buf, Dims},
 };
 
-use crate::{probe::edit::Edit, tensors::Tensor};
+use crate::{probe::edit::BoundEdit, tensors::Tensor};
 
 /// Checkpoint of a session that is paused in the middle of a pass. Its KV pages hold the keys
 /// and values of earlier blocks; the checkpoint holds the buffers that the next operation reads.
@@ -21,7 +21,7 @@ pub(crate) struct Checkpoint {
     /// only the rows whose logits are needed have one.
     pub live: Arc<Vec<(Buf, Vec<f32>)>>,
     /// Edits to apply before the session continues.
-    pub edits: Vec<Edit>,
+    pub edits: Vec<BoundEdit>,
 }
 
 impl Checkpoint {

@@ -10,7 +10,7 @@ use super::{
     Probe,
     breakpoint::{BreakSpec, RunUntil},
     checkpoint::{Checkpoint, PausePlace, Paused},
-    edit::{Edit, EditSpec},
+    edit::{BoundEdit, EditSpec},
     part::Part,
     positions::Positions,
 };
@@ -239,14 +239,14 @@ impl SessionRef<'_> {
     }
 
     /// Binds edits to the hook at which the session is paused.
-    fn bind_here(&self, at: &Paused, edits: &[EditSpec]) -> Result<Vec<Edit>, EngineError> {
+    fn bind_here(&self, at: &Paused, edits: &[EditSpec]) -> Result<Vec<BoundEdit>, EngineError> {
         let session = self.get();
         let here = at.position..at.position + at.rows;
         let mut bound = Vec::with_capacity(edits.len());
         for spec in edits {
             for (site, edit) in spec.bind(&self.model.program)? {
                 check_here(at, site)?;
-                bound.push(Edit {
+                bound.push(BoundEdit {
                     positions: edit.positions.within(here.clone(), session.prompt()),
                     ..edit
                 });

@@ -228,7 +228,7 @@ fn parse_operand(text: &str) -> Result<Operand, String> {
 
 /// An edit that is bound to one hook of one model, with its operand loaded.
 #[derive(Clone, Debug)]
-pub(crate) struct Edit {
+pub(crate) struct BoundEdit {
     pub change: Change<Arc<Tensor>>,
     /// Columns to edit, in runs; for an attention pattern, heads.
     pub columns: Vec<Range<usize>>,
@@ -237,7 +237,7 @@ pub(crate) struct Edit {
     pub for_turn: bool,
 }
 
-impl Edit {
+impl BoundEdit {
     /// Whether the edit has no effect.
     pub fn changes_nothing(&self) -> bool {
         let is_zero = |operand: &Tensor| operand.data.iter().all(|x| *x == 0.0);
@@ -280,13 +280,13 @@ impl EditSpec {
     }
 
     /// Binds the edit to the hooks that it names, reading the operand for each.
-    pub(crate) fn bind(&self, program: &Program) -> Result<Vec<(Site, Edit)>, EngineError> {
+    pub(crate) fn bind(&self, program: &Program) -> Result<Vec<(Site, BoundEdit)>, EngineError> {
         hook::find(program, &self.hook)?
             .into_iter()
             .map(|site| {
                 let change = self.change.load(site)?;
                 let columns = self.part.columns(site, &program.dims);
-                let edit = Edit {
+                let edit = BoundEdit {
                     change,
                     columns: columns.map_err(|reason| EngineError::Edit {
                         hook: site.to_string(),
@@ -343,7 +343,7 @@ fn is_finite(numbers: &[f32]) -> bool {
     numbers.iter().all(|x| x.is_finite())
 }
 
-impl Edit {
+impl BoundEdit {
     /// Refuses an edit that the hook does not support.
     pub fn check_fit(&self, program: &Program, site: Site) -> Result<(), EngineError> {
         let error = |reason: String| EngineError::Edit {

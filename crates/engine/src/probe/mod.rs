@@ -19,7 +19,7 @@ use djinn_model::{Site, program::Program};
 use crate::error::EngineError;
 use breakpoint::{BreakCondition, BreakSpec};
 use capture::{Capture, CaptureSpec, HEAD, Reduce};
-use edit::{Edit, EditSpec};
+use edit::{BoundEdit, EditSpec};
 use positions::Positions;
 
 /// Captures, edits and breakpoints, bound to one model.
@@ -29,7 +29,7 @@ use positions::Positions;
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
     captures: BTreeMap<Site, Arc<Capture>>,
-    edits: BTreeMap<Site, Vec<Edit>>,
+    edits: BTreeMap<Site, Vec<BoundEdit>>,
     breaks: BTreeMap<Site, Vec<BreakCondition>>,
 }
 
@@ -64,7 +64,7 @@ impl Probe {
         for spec in edits {
             for (site, edit) in spec.bind(program)? {
                 let for_turn = true;
-                self.push_edit(site, Edit { for_turn, ..edit });
+                self.push_edit(site, BoundEdit { for_turn, ..edit });
             }
         }
         Ok(self)
@@ -73,7 +73,7 @@ impl Probe {
     /// Returns the probe after a turn that ended at position `end`: its edits keep the positions
     /// that they were applied at.
     pub(crate) fn after_turn(&self, end: usize, prompt: usize) -> Self {
-        let within = |edit: &Edit| edit.positions.within(0..end, prompt);
+        let within = |edit: &BoundEdit| edit.positions.within(0..end, prompt);
         let mut probe = self.map_turn_edits(within, false);
         // Edits of positions that the turn did not reach are dropped.
         for edits in probe.edits.values_mut() {
@@ -88,7 +88,7 @@ impl Probe {
         self.map_turn_edits(|edit| edit.positions.within(start..context, prompt), true)
     }
 
-    fn map_turn_edits(&self, positions: impl Fn(&Edit) -> Positions, for_turn: bool) -> Self {
+    fn map_turn_edits(&self, positions: impl Fn(&BoundEdit) -> Positions, for_turn: bool) -> Self {
         let mut probe = self.clone();
         let edits = probe.edits.values_mut().flatten();
         for edit in edits.filter(|edit| edit.for_turn) {
@@ -185,7 +185,7 @@ impl Probe {
     }
 
     /// Appends an edit to a hook.
-    pub(crate) fn push_edit(&mut self, site: Site, edit: Edit) {
+    pub(crate) fn push_edit(&mut self, site: Site, edit: BoundEdit) {
         self.edits.entry(site).or_default().push(edit);
     }
 
@@ -304,7 +304,7 @@ impl Probe {
     }
 
     /// Returns the edits of a hook that have an effect, in order.
-    pub(crate) fn changes(&self, site: Site) -> impl Iterator<Item = &Edit> {
+    pub(crate) fn changes(&self, site: Site) -> impl Iterator<Item = &BoundEdit> {
         let edits = self.edits.get(&site).map_or(&[][..], Vec::as_slice);
         edits.iter().filter(|edit| !edit.changes_nothing())
     }
@@ -319,7 +319,7 @@ impl Probe {
     pub(crate) fn operand_width(&self) -> usize {
         let edits = self.edits.values().flatten();
         let with_operand = edits.filter(|edit| edit.operand().is_some());
-        with_operand.map(Edit::width).max().unwrap_or(0)
+        with_operand.map(BoundEdit::width).max().unwrap_or(0)
     }
 
     /// Refuses edits that select none of the session's positions, and operands whose number of

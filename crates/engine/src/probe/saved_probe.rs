@@ -9,7 +9,7 @@ use super::{
     Probe,
     breakpoint::BreakSpec,
     capture::CaptureSpec,
-    edit::{Change, Edit},
+    edit::{BoundEdit, Change},
     part::Part,
     positions::Positions,
 };
@@ -114,7 +114,7 @@ pub(crate) fn load_probe(program: &Program, saved: &SavedProbe) -> Result<Probe,
     };
     for edit in &saved.edits {
         for site in hook::find(program, &edit.hook)? {
-            let edit = Edit {
+            let edit = BoundEdit {
                 change: edit.change.map(load),
                 columns: match &edit.columns[..] {
                     [] => vec![Part::whole(site, &program.dims)],

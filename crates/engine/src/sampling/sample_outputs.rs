@@ -9,9 +9,8 @@ use crate::{
     },
 };
 
-/// Advances the members of a pass by their rows, pauses those that reached a breakpoint, and
-/// samples the next token of those whose last token ran. Returns the outputs and the indexes of
-/// the members that paused.
+/// Advances the members of a pass by their rows, pauses the members that reached a breakpoint,
+/// and samples the next token of the members whose last token ran. Returns the outputs.
 pub(crate) fn sample_outputs(
     members: &mut [Session],
     rows: &[usize],

@@ -9,7 +9,7 @@ use crate::EngineError;
 
 /// Sampling parameters of a session.
 ///
-/// They apply in this order: logit bias, repetition penalty, presence and frequency penalty,
+/// The parameters apply in this order: logit bias, repetition penalty, presence and frequency penalty,
 /// temperature, top-k, top-p, min-p. Temperature 0 takes the most likely token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {

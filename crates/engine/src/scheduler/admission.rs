@@ -7,17 +7,17 @@ use super::{
     commitment::{PageCommitment, admissible},
     spill_policy::SpillPolicy,
 };
-use crate::session::{Session, state::Transition, table::Sessions};
+use crate::session::{Session, state::Transition, table::SessionTable};
 
 /// Returns the queued sessions in order of arrival.
-fn queue(sessions: &Sessions) -> Vec<&Session> {
+fn queue(sessions: &SessionTable) -> Vec<&Session> {
     let mut queue: Vec<&Session> = sessions.iter().filter(|s| s.is_queued()).collect();
     queue.sort_by_key(|session| (session.fair_share.virtual_time, session.id));
     queue
 }
 
 /// Returns the pages that the admitted sessions may need.
-pub(crate) fn committed(sessions: &Sessions, pager: &Pager) -> PageCommitment {
+pub(crate) fn committed(sessions: &SessionTable, pager: &Pager) -> PageCommitment {
     let pages = pager.pages();
     let held = PageCommitment {
         pages: pages.held(),
@@ -31,7 +31,7 @@ pub(crate) fn committed(sessions: &Sessions, pager: &Pager) -> PageCommitment {
 }
 
 /// Returns the queued sessions that KV memory has room for.
-fn next_admitted(sessions: &Sessions, pager: &Pager, policy: &SpillPolicy) -> Vec<SessionId> {
+fn next_admitted(sessions: &SessionTable, pager: &Pager, policy: &SpillPolicy) -> Vec<SessionId> {
     let queue = queue(sessions);
     if queue.is_empty() {
         return Vec::new();
@@ -44,13 +44,13 @@ fn next_admitted(sessions: &Sessions, pager: &Pager, policy: &SpillPolicy) -> Ve
 }
 
 /// Whether a session could run now: it is ready, or the queue has one that may be admitted.
-pub(crate) fn can_run(sessions: &Sessions, pager: &Pager, policy: &SpillPolicy) -> bool {
+pub(crate) fn can_run(sessions: &SessionTable, pager: &Pager, policy: &SpillPolicy) -> bool {
     sessions.iter().any(Session::is_ready) || !next_admitted(sessions, pager, policy).is_empty()
 }
 
 /// Admits queued sessions as long as all admitted ones can run to their end.
 pub(crate) fn admit(
-    sessions: &mut Sessions,
+    sessions: &mut SessionTable,
     pager: &Pager,
     policy: &SpillPolicy,
     virtual_time: u64,

@@ -13,7 +13,7 @@ use super::{
     rows::FreeRows,
 };
 
-/// What happens before the next pass. Sessions are indexes into the slice of ready sessions.
+/// Decision about the next pass. Sessions are indexes into the slice of ready sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PassDecision {
     /// Pages to evict from the device.
@@ -121,7 +121,7 @@ pub(crate) fn decide(
         stays: vec![false; pages.index_bound()],
         goes: vec![false; pages.index_bound()],
     };
-    // Eviction takes idle sessions first, then those that run last.
+    // Eviction takes idle sessions first, then ready sessions in reverse order.
     let later = order.iter().rev().map(|&i| ready[i].table);
     let mut victims = idle.iter().copied().chain(later).peekable();
     let mut free_rows = FreeRows::new(ready, limits);

@@ -8,11 +8,11 @@ use djinn_types::SessionId;
 use super::{spill_policy::SpillPolicy, waiting::idle_tables};
 use crate::{
     error::EngineError,
-    session::{Session, residency::Residency},
+    session::{Session, residency::SessionMemory},
 };
 
 /// Returns, by page number, whether an active session or one of `these` holds the page.
-fn pages_in_use(residency: &Residency<'_>, these: &[SessionId]) -> Vec<bool> {
+fn pages_in_use(residency: &SessionMemory<'_>, these: &[SessionId]) -> Vec<bool> {
     let sessions = &*residency.sessions;
     let active = sessions.iter().filter(|session| session.is_active());
     let these = these.iter().map(|&id| sessions.known(id));
@@ -26,7 +26,7 @@ fn pages_in_use(residency: &Residency<'_>, these: &[SessionId]) -> Vec<bool> {
 
 /// Returns the pages of a waiting session that are on the device and that no active session
 /// holds, the last first.
-fn evictable_pages(residency: &Residency<'_>, id: SessionId) -> Vec<PageId> {
+fn evictable_pages(residency: &SessionMemory<'_>, id: SessionId) -> Vec<PageId> {
     let (used, pages) = (pages_in_use(residency, &[]), residency.pager.pages());
     let is_here = |&page: &PageId| !used[page.index()] && pages.device_frame(page).is_some();
     let own = residency.sessions.known(id).pages.pages().iter().rev();
@@ -34,13 +34,17 @@ fn evictable_pages(residency: &Residency<'_>, id: SessionId) -> Vec<PageId> {
 }
 
 /// Evicts the pages of a waiting session to the host, as far as there is room.
-pub(crate) fn evict_session(residency: &mut Residency<'_>, policy: &SpillPolicy, id: SessionId) {
+pub(crate) fn evict_session(
+    residency: &mut SessionMemory<'_>,
+    policy: &SpillPolicy,
+    id: SessionId,
+) {
     let own = evictable_pages(residency, id);
     evict_as_many(residency, policy, own);
 }
 
 /// Evicts as many of these pages as the host has room for.
-fn evict_as_many(residency: &mut Residency<'_>, policy: &SpillPolicy, mut pages: Vec<PageId>) {
+fn evict_as_many(residency: &mut SessionMemory<'_>, policy: &SpillPolicy, mut pages: Vec<PageId>) {
     // Every evicted page occupies a host frame for good. Pages with a host copy go first.
     let all = residency.pager.pages();
     pages.sort_by_key(|&page| all.is_only_on_device(page));
@@ -51,7 +55,7 @@ fn evict_as_many(residency: &mut Residency<'_>, policy: &SpillPolicy, mut pages:
 /// Copies the pages of a waiting session to the host. The pages stay on the device until other
 /// sessions need their frames, and then leave it without a copy. Where the host is short of
 /// room, the pages are evicted instead, so that none occupies two frames.
-pub(crate) fn copy_to_host(residency: &mut Residency<'_>, policy: &SpillPolicy, id: SessionId) {
+pub(crate) fn copy_to_host(residency: &mut SessionMemory<'_>, policy: &SpillPolicy, id: SessionId) {
     let own = evictable_pages(residency, id);
     let pages = residency.pager.pages();
     let new = own
@@ -67,7 +71,7 @@ pub(crate) fn copy_to_host(residency: &mut Residency<'_>, policy: &SpillPolicy, 
 
 /// Returns the pages of waiting sessions other than `these` that could leave the device without
 /// a copy, in order of eviction.
-pub(crate) fn spare_pages(residency: &Residency<'_>, these: &[SessionId]) -> VecDeque<PageId> {
+pub(crate) fn spare_pages(residency: &SessionMemory<'_>, these: &[SessionId]) -> VecDeque<PageId> {
     let mut used = pages_in_use(residency, these);
     let mut spare = VecDeque::new();
     let idle = idle_tables(residency.sessions, residency.pager);
@@ -81,13 +85,13 @@ pub(crate) fn spare_pages(residency: &Residency<'_>, these: &[SessionId]) -> Vec
 }
 
 /// Evicts pages that the host has a copy of, or has room for.
-pub(crate) fn evict_pages(residency: &mut Residency<'_>, pages: &[PageId]) {
+pub(crate) fn evict_pages(residency: &mut SessionMemory<'_>, pages: &[PageId]) {
     let sent = residency.pager.evict(pages);
     residency.defer_failure(sent.map_err(EngineError::from), pages);
 }
 
 /// Whether a ready session lacks pages on the device.
-pub(crate) fn is_short(residency: &Residency<'_>) -> bool {
+pub(crate) fn is_short(residency: &SessionMemory<'_>) -> bool {
     let pages = residency.pager.pages();
     let lacks = |session: &Session| session.is_ready() && pages.nonresident(&session.pages) > 0;
     residency.sessions.iter().any(lacks)

@@ -9,13 +9,13 @@ use super::{
     spill_policy::SpillPolicy,
     waiting::expected,
 };
-use crate::session::{Session, output::Output, residency::Residency, state::Transition};
+use crate::session::{Session, output::Output, residency::SessionMemory, state::Transition};
 
 /// How long after its expected return a session is still expected.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Ends sessions whose deadline has passed or whose lease has run out.
-pub(crate) fn expire(residency: &mut Residency<'_>, now: Instant) -> Vec<Output> {
+pub(crate) fn expire(residency: &mut SessionMemory<'_>, now: Instant) -> Vec<Output> {
     let ended = |session: &Session| {
         let awaits_owner = session.state.awaits().is_some();
         let finish = session.lifetime.expired(now, awaits_owner)?;
@@ -31,7 +31,7 @@ pub(crate) fn expire(residency: &mut Residency<'_>, now: Instant) -> Vec<Output>
 /// Pages in sessions that are expected soon, the soonest first, into frames that are free or
 /// that only sessions needed later hold. Ready sessions that lack pages come first. Returns the
 /// ends of sessions whose pages could not be moved.
-pub(crate) fn prefetch(residency: &mut Residency<'_>, now: Instant) -> Vec<Output> {
+pub(crate) fn prefetch(residency: &mut SessionMemory<'_>, now: Instant) -> Vec<Output> {
     let mut lost = Vec::new();
     let expected = expected(residency.sessions, now);
     let mut spare = None;
@@ -67,7 +67,7 @@ pub(crate) fn prefetch(residency: &mut Residency<'_>, now: Instant) -> Vec<Outpu
 }
 
 /// Stops expecting sessions that did not return in time, and copies their pages to the host.
-pub(crate) fn forget_late(residency: &mut Residency<'_>, policy: &SpillPolicy, now: Instant) {
+pub(crate) fn forget_late(residency: &mut SessionMemory<'_>, policy: &SpillPolicy, now: Instant) {
     let is_late = |session: &Session| match session.state.awaits() {
         Some(Some(expected)) => now.saturating_duration_since(expected) >= GRACE,
         _ => false,

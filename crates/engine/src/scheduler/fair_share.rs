@@ -13,7 +13,7 @@ pub enum Class {
     /// For a person who reads along: four times the share of a batch session.
     #[default]
     Interactive,
-    /// For work that nobody waits for.
+    /// For work without a waiting user.
     Batch,
 }
 

@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use djinn_kv::Pager;
 
-use crate::session::{Session, output::Output, residency::Residency, table::Sessions};
+use crate::session::{Session, output::Output, residency::SessionMemory, table::SessionTable};
 use selection::{PassSelection, SelectionLimits};
 use spill_policy::SpillPolicy;
 
@@ -63,14 +63,14 @@ impl Scheduler {
     }
 
     /// Whether a session could run now.
-    pub fn can_run(&self, sessions: &Sessions, pager: &Pager) -> bool {
+    pub fn can_run(&self, sessions: &SessionTable, pager: &Pager) -> bool {
         admission::can_run(sessions, pager, &self.spill)
     }
 
     /// Does what is due at `now`: takes in pages from disk, ends sessions that have expired,
-    /// prefetches those that are expected soon, and stops expecting those that are late. Returns
-    /// the outputs of sessions that ended.
-    pub fn apply_time(&mut self, residency: &mut Residency<'_>, now: Instant) -> Vec<Output> {
+    /// prefetches sessions that are expected soon, and stops expecting late ones. Returns the
+    /// outputs of sessions that ended.
+    pub fn apply_time(&mut self, residency: &mut SessionMemory<'_>, now: Instant) -> Vec<Output> {
         let mut outputs = self.spill.finish_transfers(residency, false);
         outputs.extend(expiry::expire(residency, now));
         outputs.extend(expiry::prefetch(residency, now));
@@ -79,12 +79,12 @@ impl Scheduler {
     }
 
     /// Admits queued sessions that KV memory has room for.
-    pub fn admit(&self, sessions: &mut Sessions, pager: &Pager) {
+    pub fn admit(&self, sessions: &mut SessionTable, pager: &Pager) {
         admission::admit(sessions, pager, &self.spill, self.virtual_time);
     }
 
     /// Selects the members of the next pass.
-    pub fn select(&mut self, residency: &mut Residency<'_>, now: Instant) -> PassSelection {
+    pub fn select(&mut self, residency: &mut SessionMemory<'_>, now: Instant) -> PassSelection {
         let selection = selection::select(
             residency,
             &self.spill,
@@ -101,7 +101,7 @@ impl Scheduler {
 
     /// Called when no session runs: waits until a page arrives from disk, or ends a session
     /// where the disk accepts no pages. Returns the outputs of sessions that ended.
-    pub fn wait_for_pages(&mut self, residency: &mut Residency<'_>) -> Vec<Output> {
+    pub fn wait_for_pages(&mut self, residency: &mut SessionMemory<'_>) -> Vec<Output> {
         if residency.pager.disk_transfers_in_flight() > 0 {
             return self.spill.finish_transfers(residency, true);
         }

@@ -11,7 +11,7 @@ use super::{
     spill_policy::SpillPolicy,
     waiting::idle_tables,
 };
-use crate::session::{Session, output::Output, residency::Residency};
+use crate::session::{Session, output::Output, residency::SessionMemory};
 
 /// Factor by which a pass may take longer because it waits for pages.
 const PATIENCE: f64 = 1.2;
@@ -53,7 +53,7 @@ impl SelectionLimits {
 /// Selects the members of the next pass and makes sure that their pages are on the device.
 /// Advances `virtual_time`. `seconds_per_row` estimates how long the pass takes.
 pub(crate) fn select(
-    residency: &mut Residency<'_>,
+    residency: &mut SessionMemory<'_>,
     policy: &SpillPolicy,
     limits: &SelectionLimits,
     virtual_time: &mut u64,
@@ -86,7 +86,7 @@ pub(crate) fn select(
 /// runs in the pass; one that would delay the others joins a later pass. If all have to wait, the
 /// first runs.
 fn page_in(
-    residency: &mut Residency<'_>,
+    residency: &mut SessionMemory<'_>,
     limits: &SelectionLimits,
     run: Vec<(SessionId, usize)>,
     seconds_per_row: f64,
@@ -131,7 +131,7 @@ fn page_in(
 
 /// Pages in up to `most` pages of a session, behind the weights that are in transit.
 fn page_in_some(
-    residency: &mut Residency<'_>,
+    residency: &mut SessionMemory<'_>,
     limits: &SelectionLimits,
     id: SessionId,
     most: &mut usize,
@@ -151,7 +151,12 @@ fn page_in_some(
 }
 
 /// Adds a session to the pass with `rows` tokens.
-fn join(residency: &mut Residency<'_>, id: SessionId, rows: usize, selection: &mut PassSelection) {
+fn join(
+    residency: &mut SessionMemory<'_>,
+    id: SessionId,
+    rows: usize,
+    selection: &mut PassSelection,
+) {
     let there = residency.move_pages(id, |pager, session| {
         let tokens = session.computed..session.computed + rows;
         Ok(pager.prepare_write(&mut session.pages, tokens)?)

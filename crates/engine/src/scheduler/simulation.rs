@@ -243,7 +243,7 @@ impl World {
         let bound = 4 * disk * SLICE_PASSES as usize * self.all.len();
         prop_assert!(
             self.all.iter().all(|s| s.hungry <= bound),
-            "somebody starves"
+            "a session starves"
         );
         self.pages
             .check_integrity(self.all.iter().map(|s| &s.table));

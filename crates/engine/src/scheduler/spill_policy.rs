@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::EngineError,
-    session::{Session, output::Output, residency::Residency},
+    session::{Session, output::Output, residency::SessionMemory},
     settings::Settings,
 };
 
@@ -70,7 +70,7 @@ impl SpillPolicy {
 
     /// Starts reading and writing the pages that sessions will need next. Returns the ends of
     /// sessions whose pages could not be moved.
-    pub fn start_transfers(&self, residency: &mut Residency<'_>, now: Instant) -> Vec<Output> {
+    pub fn start_transfers(&self, residency: &mut SessionMemory<'_>, now: Instant) -> Vec<Output> {
         if !residency.pager.has_disk() {
             return Vec::new();
         }
@@ -101,7 +101,11 @@ impl SpillPolicy {
     /// Takes in pages whose transfer from or to disk has ended; waits for one if `wait` is set.
     /// A page that could not be written stays in host memory. A page that could not be read ends
     /// its holders, whose outputs are returned.
-    pub fn finish_transfers(&mut self, residency: &mut Residency<'_>, wait: bool) -> Vec<Output> {
+    pub fn finish_transfers(
+        &mut self,
+        residency: &mut SessionMemory<'_>,
+        wait: bool,
+    ) -> Vec<Output> {
         let mut lost = Vec::new();
         for failed in residency.pager.finish_disk_transfers(wait) {
             let error = EngineError::Spill(failed.error);
@@ -116,7 +120,7 @@ impl SpillPolicy {
     /// Resolves a deadlock: a session is ready, none can run, and no page is in transit, because
     /// the disk does not accept pages. Tries the disk once more; then ends the session that
     /// arrived last, so that the others can run.
-    pub fn resolve_deadlock(&mut self, residency: &mut Residency<'_>) -> Option<Output> {
+    pub fn resolve_deadlock(&mut self, residency: &mut SessionMemory<'_>) -> Option<Output> {
         if let Some(failure) = self.failure.take() {
             let was_retried = self.last_failure.replace(failure).is_some();
             if !was_retried {
@@ -131,8 +135,8 @@ impl SpillPolicy {
 }
 
 /// Returns the session with pages that arrived last: a ready one if several are ready, else one
-/// that waits. Ending the only ready session would make room for nobody.
-fn newest_holder(residency: &Residency<'_>) -> Option<SessionId> {
+/// that waits. Ending the only ready session would help no other session.
+fn newest_holder(residency: &SessionMemory<'_>) -> Option<SessionId> {
     let sessions = &*residency.sessions;
     let holds = |s: &&Session| s.state.is_admitted() && !s.pages.is_empty();
     let ready = sessions.iter().filter(|s| s.is_ready()).count();

@@ -8,14 +8,14 @@ use std::{
 use djinn_kv::{PageTable, Pager};
 use djinn_types::SessionId;
 
-use crate::session::table::Sessions;
+use crate::session::table::SessionTable;
 
 /// How long before its expected return the pages of a session are prefetched. A gigabyte takes
 /// some twenty milliseconds over a link of 55 GB/s, and other sessions may come first.
 pub(crate) const PREFETCH_AHEAD: Duration = Duration::from_millis(300);
 
 /// Returns the waiting sessions that are expected within [`PREFETCH_AHEAD`], the soonest first.
-pub(crate) fn expected(sessions: &Sessions, now: Instant) -> Vec<SessionId> {
+pub(crate) fn expected(sessions: &SessionTable, now: Instant) -> Vec<SessionId> {
     let by = now + PREFETCH_AHEAD;
     let mut expected: Vec<(Instant, SessionId)> = Vec::new();
     for session in sessions.iter() {
@@ -30,7 +30,7 @@ pub(crate) fn expected(sessions: &Sessions, now: Instant) -> Vec<SessionId> {
 }
 
 /// Returns the page tables of waiting and paused sessions in order of eviction.
-pub(crate) fn idle_tables<'s>(sessions: &'s Sessions, pager: &Pager) -> Vec<&'s PageTable> {
+pub(crate) fn idle_tables<'s>(sessions: &'s SessionTable, pager: &Pager) -> Vec<&'s PageTable> {
     let mut idle: Vec<_> = sessions
         .iter()
         .filter_map(|session| Some((session.state.awaits()?, session)))

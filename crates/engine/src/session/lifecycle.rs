@@ -8,7 +8,7 @@ use super::{
     Session,
     lifetime::Lifetime,
     request::{Request, check_tokens},
-    state::{OwnerAction, Route, SessionState},
+    state::{OwnerAction, PassRoute, SessionState},
 };
 use crate::{
     error::{EngineError, LimitKind},
@@ -73,7 +73,7 @@ pub(crate) fn create(
         captured: Captured::default(),
         last_pause: None,
         state: SessionState::Queued {
-            route: Route::default(),
+            route: PassRoute::default(),
         },
         transient: request.transient,
         owner: request.owner,

@@ -7,13 +7,13 @@ use super::{
     Session,
     output::{Finish, Output},
     state::Transition,
-    table::Sessions,
+    table::SessionTable,
 };
 use crate::error::EngineError;
 
 /// Borrowed view of the sessions and their KV pages.
-pub(crate) struct Residency<'e> {
-    pub sessions: &'e mut Sessions,
+pub(crate) struct SessionMemory<'e> {
+    pub sessions: &'e mut SessionTable,
     pub pager: &'e mut Pager,
     /// Members of the current pass, which are not in the table while it runs.
     pub running: &'e [Session],
@@ -21,7 +21,7 @@ pub(crate) struct Residency<'e> {
     pub deferred: &'e mut Vec<Output>,
 }
 
-impl Residency<'_> {
+impl SessionMemory<'_> {
     /// Ends a session and releases its pages. A session that has ended keeps its first reason.
     pub fn end(&mut self, id: SessionId, finish: Finish, failure: Option<String>) -> Output {
         let session = self.sessions.known_mut(id);

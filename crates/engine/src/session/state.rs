@@ -8,9 +8,10 @@ use crate::{
     session::{output::Finish, status::SessionStatus},
 };
 
-/// Where the next pass of a session begins, and where it pauses besides at breakpoints.
+/// Route of a session through its next pass: where it begins, and where it pauses besides at
+/// breakpoints.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Route {
+pub(crate) struct PassRoute {
     /// Hook to continue from or to run to again; `None` starts at the first operation.
     pub place: Option<PausePlace>,
     /// Additional place to pause at.
@@ -21,21 +22,21 @@ pub(crate) struct Route {
 #[derive(Clone, Debug)]
 pub(crate) enum SessionState {
     /// Has tokens to run, but is not admitted to KV memory yet.
-    Queued { route: Route },
+    Queued { route: PassRoute },
     /// Has tokens to run and may hold KV pages.
     Ready {
-        route: Route,
+        route: PassRoute,
         /// When the scheduler first chose the session since it became ready.
         scheduled: Option<Instant>,
     },
     /// Runs in the current pass.
     Running {
-        route: Route,
+        route: PassRoute,
         scheduled: Option<Instant>,
     },
     /// Waits for its owner; others may use its device memory.
     Waiting {
-        route: Route,
+        route: PassRoute,
         /// Whether the session may hold KV pages.
         admitted: bool,
         /// Whether the session has generated everything that was asked for.
@@ -128,7 +129,7 @@ impl SessionState {
     /// statuses from which it is legal.
     pub fn apply(&mut self, transition: Transition) -> Result<(), &'static [SessionStatus]> {
         let placeholder = SessionState::Queued {
-            route: Route::default(),
+            route: PassRoute::default(),
         };
         let now = std::mem::replace(self, placeholder);
         match now.next(transition) {
@@ -162,7 +163,7 @@ impl SessionState {
                 expected: None,
             },
             (Transition::EndTurn, S::Running { route, .. }) => S::Waiting {
-                route: Route {
+                route: PassRoute {
                     until: RunUntil::Breakpoint,
                     ..route
                 },
@@ -245,7 +246,7 @@ impl SessionState {
             S::Paused {
                 place, admitted, ..
             } => {
-                let route = Route {
+                let route = PassRoute {
                     place: Some(place),
                     until: RunUntil::Breakpoint,
                 };
@@ -337,7 +338,7 @@ impl SessionState {
     }
 
     /// Returns the route of a session that has tokens to run or waits.
-    pub fn route_mut(&mut self) -> Option<&mut Route> {
+    pub fn route_mut(&mut self) -> Option<&mut PassRoute> {
         match self {
             SessionState::Queued { route }
             | SessionState::Ready { route, .. }
@@ -367,7 +368,7 @@ impl SessionState {
 
 #[cfg(test)]
 mod tests {
-    use super::{OwnerAction, Route, SessionState, SessionStatus, Transition};
+    use super::{OwnerAction, PassRoute, SessionState, SessionStatus, Transition};
     use crate::{
         Finish, Paused,
         probe::checkpoint::{PausePlace, Rewind},
@@ -385,18 +386,18 @@ mod tests {
         };
         [
             SessionState::Queued {
-                route: Route::default(),
+                route: PassRoute::default(),
             },
             SessionState::Ready {
-                route: Route::default(),
+                route: PassRoute::default(),
                 scheduled: None,
             },
             SessionState::Running {
-                route: Route::default(),
+                route: PassRoute::default(),
                 scheduled: None,
             },
             SessionState::Waiting {
-                route: Route::default(),
+                route: PassRoute::default(),
                 admitted: true,
                 turn_over: false,
                 expected: None,

@@ -12,13 +12,13 @@ use crate::error::{EngineError, LimitKind};
 
 /// Open sessions by id, the next id, and the quotas of their owners.
 #[derive(Default)]
-pub(crate) struct Sessions {
+pub(crate) struct SessionTable {
     open: BTreeMap<SessionId, Session>,
     next_id: u64,
     pub quotas: Quotas,
 }
 
-impl Sessions {
+impl SessionTable {
     /// Returns the id of the next session.
     pub fn next_id(&self) -> SessionId {
         SessionId(self.next_id)
