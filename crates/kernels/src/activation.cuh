@@ -1,4 +1,4 @@
-// Functions of one element.
+// Activation functions.
 #pragma once
 
 #include "common.cuh"

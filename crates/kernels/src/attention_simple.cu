@@ -1,7 +1,7 @@
-// Attention the simple way: a block for a row and head, the scores in shared memory.
+// Simple attention: a block for each row and head, with the scores in shared memory.
 #include "common.cuh"
 
-// The probabilities of one row and head into p[0..count), keys from `first` on.
+// Writes the probabilities of one row and head to p[0..count), for keys from `first` on.
 __device__ void probabilities(const float *q, int sequence, int first, int count, int head, const Mat &tables,
                               const Kv &kv, float scale, float *p, int *fault) {
   float most = -INFINITY;
@@ -26,7 +26,7 @@ __device__ void probabilities(const float *q, int sequence, int first, int count
   __syncthreads();
 }
 
-// Values mixed by p, keys in order.
+// Mixes the values by p, in order of the keys.
 __device__ void mix_values(const float *p, int sequence, int first, int count, int head, const Mat &tables,
                            const Kv &kv, float *out, int *fault) {
   for (int d = threadIdx.x; d < kv.d_head; d += THREADS) {
@@ -39,7 +39,7 @@ __device__ void mix_values(const float *p, int sequence, int first, int count, i
   }
 }
 
-// A block for a row and head.
+// One block for each row and head.
 extern "C" __global__ void attend(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out,
                                   int *fault) {
   wait_for_previous();

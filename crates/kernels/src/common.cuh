@@ -1,10 +1,10 @@
-// What every kernel shares: places in the slab, numbers as stored, sums over warps.
+// Shared by all kernels: matrices in the slab, stored numbers, sums over warps.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// A matrix in the slab, as the host lays it out.
+// A matrix in the slab, with the host's layout.
 struct Mat {
   char *at;
   int rows, cols;
@@ -30,17 +30,17 @@ __device__ inline int id(const Mat &m, long long r, long long c) {
   return ((const int *)m.at)[r * m.stride + c];
 }
 
-// Where a thread stands in a grid of (columns, rows).
+// Column and row of a thread in a grid of (columns, rows).
 #define COLUMN (blockIdx.x * (long long)blockDim.x + threadIdx.x)
 #define ROW (long long)blockIdx.y
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-// Kernels that follow each other closely (Hopper and later): the next one may be put on the
-// card once every block of this one says so, and waits there for what this one writes. Until
-// then it may read what was there before the pass: weights, keys of earlier tokens. Blocks say
-// so after their own wait, or later: earlier, those that wait are in the way of those that work.
+// Programmatic dependent launch (Hopper and later): the next kernel may start once every block of
+// this one has allowed it, and then waits for the writes of this kernel. Before that wait it may
+// only read data from before the pass: weights, keys of earlier tokens. Blocks allow the next kernel
+// after their own wait or later, because waiting blocks would occupy the card.
 __device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -53,7 +53,7 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
-// Sums over a warp, every lane with the same result, always by the same tree.
+// Sums over a warp, with the same result in every lane, always by the same tree.
 __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
@@ -74,7 +74,7 @@ struct Max {
   __device__ static float warp(float x) { return warp_max(x); }
 };
 
-// The same over a block of COUNT warps.
+// Sums over a block of COUNT warps, always by the same tree.
 template <class How, int COUNT> __device__ inline float block_all(float x) {
   __shared__ float parts[COUNT];
   x = How::warp(x);
@@ -90,7 +90,7 @@ template <class How, int COUNT> __device__ inline float block_all(float x) {
 __device__ inline float block_sum(float x) { return block_all<Sum, WARPS>(x); }
 __device__ inline float block_max(float x) { return block_all<Max, WARPS>(x); }
 
-// A number from the slab that is no place: noted, and the work left undone.
+// Notes an invalid index that was read from the slab. The caller skips its work.
 __device__ inline bool bad(int *fault, int what, bool is_bad) {
   if (is_bad) atomicCAS(fault, 0, what);
   return is_bad;
@@ -98,15 +98,15 @@ __device__ inline bool bad(int *fault, int what, bool is_bad) {
 
 enum Fault { GATHER = 1, SCATTER = 2, PAGE = 3 };
 
-// One layer's pages.
+// KV pages of one layer.
 struct Kv {
   char *at;
   long long page_bytes;
   int pages, page_tokens, kv_heads, d_head, dtype;
-  int page_shift;  // page_tokens is two to this power, where it is one
+  int page_shift;  // log2 of page_tokens, if that is a power of two
 };
 
-// Where a token's key or value lies: its page, and the element there. Null if no page is.
+// Address of a token's page, and offset of its key or value there. Null if the page is invalid.
 __device__ inline char *page_of(const Kv &kv, const Mat &tables, int sequence, int position, int *fault) {
   bool out = sequence < 0 || sequence >= tables.rows || position < 0 || position / kv.page_tokens >= tables.cols;
   if (bad(fault, PAGE, out)) return nullptr;
@@ -121,7 +121,7 @@ __device__ inline long long element(const Kv &kv, int head, int position, int va
 }
 
 struct Attend {
-  int heads, window;  // window 0: none
+  int heads, window;  // window 0 means no window
   float scale;
 };
 
@@ -129,7 +129,7 @@ __device__ inline int first_key(int position, int window) {
   return window > 0 && window < position + 1 ? position + 1 - window : 0;
 }
 
-// A copy of an output in the type of the weights it meets next; nowhere where there is none.
+// Copy of an output in the type of the weights of the next product. Null address if there is none.
 struct Shadow {
   char *at;
   long long stride;

@@ -1,4 +1,4 @@
-// Changes of an activation in place.
+// Edits of an activation in place.
 #include "common.cuh"
 
 extern "C" __global__ void edit_scale(Mat x, float factor) {

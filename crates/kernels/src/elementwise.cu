@@ -4,7 +4,7 @@
 
 __device__ inline bool whole(const void *at) { return (unsigned long long)at % 16 == 0; }
 
-// Four numbers at once where they lie so; a thread's are always the same four.
+// Loads four numbers at once if they are aligned. A thread always has the same four.
 struct Four {
   float x[4];
 };
@@ -23,7 +23,7 @@ __device__ inline void store_four(float *at, int first, int count, bool aligned,
     for (int i = 0; i < 4 && first + i < count; i++) at[first + i] = four.x[i];
 }
 
-// The same into a copy, whose rows are wide enough for whole vectors.
+// Stores four numbers into a copy, whose rows are wide enough for whole vectors.
 __device__ inline void cast_four(const Shadow &to, long long r, int first, int count, const Four &four) {
   if (!to.at) return;
   if (first + 4 > count) {
@@ -45,7 +45,7 @@ extern "C" __global__ void activate(int f, Mat x, Mat out, Shadow shadow) {
   cast(shadow, ROW, c, y);
 }
 
-// Four elements a thread.
+// Four elements for each thread.
 extern "C" __global__ void gate(int f, Mat gate, Mat up, Mat out, Shadow shadow) {
   wait_for_previous();
   let_next_start();
@@ -75,7 +75,7 @@ extern "C" __global__ void add_bias(Mat bias, int dtype, Mat out) {
   if (c < out.cols) row(out, ROW)[c] += load(bias.at, dtype, c);
 }
 
-// The inputs of a product in the type of its weights.
+// Converts the inputs of a product to the type of its weights.
 extern "C" __global__ void narrow(Mat x, Shadow shadow) {
   wait_for_previous();
   let_next_start();
@@ -85,7 +85,7 @@ extern "C" __global__ void narrow(Mat x, Shadow shadow) {
 
 constexpr int NORM_WARPS = 16;
 
-// Four weights, as stored.
+// Loads four stored weights.
 __device__ inline Four load_weights(const Mat &weight, int dtype, int first, int count) {
   Four four;
 #pragma unroll
@@ -94,10 +94,11 @@ __device__ inline Four load_weights(const Mat &weight, int dtype, int first, int
 }
 
 constexpr int NORM_STEP = NORM_WARPS * 32 * 4;
-// Fours of a row that a thread keeps at hand; of longer rows it reads the rest again.
+// Number of vectors of a row that a thread keeps in registers. It reads the rest of longer rows
+// again.
 constexpr int NORM_KEPT = 4;
 
-// A block for a row. Where there is something to add, that is added to x first.
+// One block for each row. If there is an addend, it is added to x first.
 extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32)
 normalise(int layer, float eps, Mat x, Mat added, Mat weight, int wtype, Mat bias, int btype, int has_bias, Mat out,
           Shadow shadow) {
@@ -106,7 +107,7 @@ normalise(int layer, float eps, Mat x, Mat added, Mat weight, int wtype, Mat bia
   int cols = x.cols, first = threadIdx.x * 4;
   bool aligned = cols % 4 == 0 && whole(from) && whole(to) && whole(more);
   Four kept[NORM_KEPT], weights[NORM_KEPT];
-  // Weights do not depend on what runs before.
+  // Weights do not depend on the kernel before this one.
 #pragma unroll
   for (int k = 0; k < NORM_KEPT; k++) weights[k] = load_weights(weight, wtype, first + k * NORM_STEP, cols);
   wait_for_previous();

@@ -28,22 +28,22 @@ macro_rules! modules {
 
 /// All modules.
 pub const KERNEL_MODULES: [KernelModule; 17] = modules![
-    "attention_many" for 80,
-    "attention_one" for 80,
+    "attention_prefill" for 80,
+    "attention_decode" for 80,
     "attention_simple" for 80,
     "edit" for 80,
     "elementwise" for 80,
     "lookup" for 80,
     "position" for 80,
-    "product_few" for 80,
+    "gemv_small_batch" for 80,
     "product_simple" for 80,
     "reduce" for 80,
     "sample" for 80,
-    "attention_one" for 90,
+    "attention_decode" for 90,
     "elementwise" for 90,
     "lookup" for 90,
     "position" for 90,
-    "product_few" for 90,
+    "gemv_small_batch" for 90,
     "sample" for 90,
 ];
 
@@ -95,7 +95,7 @@ mod tests {
             names.sort_unstable();
             names.dedup();
             assert_eq!(names.len(), count);
-            assert!(names.contains(&"few_f16_16_8"), "{names:?}");
+            assert!(names.contains(&"gemv_f16_16_8"), "{names:?}");
         }
     }
 }

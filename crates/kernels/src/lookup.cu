@@ -1,4 +1,4 @@
-// Rows looked up, added into others, taken apart; experts chosen.
+// Lookups of rows, scattered sums, copies of columns, and the choice of experts.
 #include "common.cuh"
 
 extern "C" __global__ void gather(Mat table, int dtype, Mat ids, Mat out, int accumulate, int *fault) {
@@ -33,7 +33,7 @@ extern "C" __global__ void split(Mat x, int first, int stride, int width, Mat ou
   if (c < out.cols) row(out, ROW)[c] = row(x, ROW)[first + c / width * stride + c % width];
 }
 
-// A thread for a row: experts are few.
+// One thread for each row, because there are few experts.
 extern "C" __global__ void route(Mat logits, int renormalise, Mat ids, Mat weights) {
   wait_for_previous();
   let_next_start();
@@ -46,7 +46,7 @@ extern "C" __global__ void route(Mat logits, int renormalise, Mat ids, Mat weigh
   for (int e = 0; e < logits.cols; e++) most = fmaxf(most, x[e]);
   for (int e = 0; e < logits.cols; e++) sum += expf(x[e] - most);
   float kept = 0;
-  // An expert is chosen if fewer than k come before it: larger, or equal and lower.
+  // An expert is chosen if fewer than k precede it: larger ones, or equal ones with a lower id.
   int k = 0;
   for (int e = 0; e < logits.cols && k < ids.cols; e++) {
     int before = 0;

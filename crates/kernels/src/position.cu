@@ -1,4 +1,4 @@
-// Rotation by position, and keys and values into their pages.
+// Rotary positions, and the append of keys and values to their pages.
 #include "common.cuh"
 
 extern "C" __global__ void rope_table(Mat positions, Mat frequencies, int ftype, float scale, Mat out) {
@@ -7,7 +7,7 @@ extern "C" __global__ void rope_table(Mat positions, Mat frequencies, int ftype,
   long long i = COLUMN;
   int n = frequencies.cols;
   if (i >= n) return;
-  // The product is rounded to a float first, as it is on the CPU.
+  // The product is rounded to a float first, as on the CPU.
   float angle = (float)id(positions, ROW, 0) * load(frequencies.at, ftype, i);
   double sine, cosine;
   sincos((double)angle, &sine, &cosine);
@@ -45,9 +45,9 @@ extern "C" __global__ void append(Mat k, Mat v, Mat positions, Mat sequences, Ma
   store(page, kv.dtype, element(kv, head, position, 1) + d, row(v, ROW)[c]);
 }
 
-// Both rotations and the keys and values into their pages, in one go. A block for a row: where
-// its page lies is looked up once. A thread takes two elements of a head of q, of k or of v at
-// a time; what a head does not rotate is taken in pairs too.
+// Rotates queries and keys and appends keys and values in one kernel. A block takes one row and
+// looks up its page once. A thread takes two elements of a head of q, k or v at a time; elements
+// that are not rotated are taken in pairs too.
 extern "C" __global__ void rope_append(Mat q, Mat k, Mat v, Mat table, int interleaved, Mat positions, Mat sequences,
                                        Mat tables, Kv kv, int *fault) {
   wait_for_previous();

@@ -1,11 +1,11 @@
-// Products the simple way: of f32 weights, of weights stored the other way round, and of
-// those whose rows no vector load fits.
+// Simple products: f32 weights, weights stored as [in, out], and weights whose rows do not fit
+// vector loads.
 #include "common.cuh"
 
-// Elements of a dtype in sixteen bytes.
+// Number of elements of a dtype in sixteen bytes.
 template <int DTYPE> constexpr int VECTOR = DTYPE == F32 ? 4 : 8;
 
-// Adds the products of one vector of weights with the inputs at the same place.
+// Adds the products of one vector of weights with the inputs at the same offset.
 template <int DTYPE> __device__ inline float dot_vector(uint4 raw, const float (&x)[VECTOR<DTYPE>], float sum) {
   if constexpr (DTYPE == F32) {
     const float *w = (const float *)&raw;
@@ -24,7 +24,7 @@ template <int DTYPE> __device__ inline float dot_vector(uint4 raw, const float (
   return sum;
 }
 
-// Inputs that go with one vector of weights.
+// Inputs of one vector of weights.
 template <int N> __device__ inline void load_inputs(float (&x)[N], const float *at, bool aligned) {
   if (aligned) {
 #pragma unroll
@@ -35,8 +35,8 @@ template <int N> __device__ inline void load_inputs(float (&x)[N], const float *
   }
 }
 
-// One vector of weights from anywhere: sixteen bytes at once where they lie so, else one
-// by one. The numbers are the same.
+// Loads one vector of weights from any address: sixteen bytes at once if aligned, else element by
+// element, with the same result.
 template <int DTYPE> __device__ inline uint4 load_vector(const char *at, long long i, bool aligned) {
   constexpr int size = 16 / VECTOR<DTYPE>;
   if (aligned) return __ldcs((const uint4 *)(at + i * size));
@@ -47,9 +47,9 @@ template <int DTYPE> __device__ inline uint4 load_vector(const char *at, long lo
   return raw;
 }
 
-// A warp for OUTPUTS outputs of TILE rows: rows share the weights, outputs the inputs. Lane
-// l takes vectors l, l + 32, ... of sixteen bytes, in turns into DEEP sums; then what is
-// left, one by one. Each row's output is summed as if it were alone.
+// One warp for OUTPUTS outputs of TILE rows: rows share the weights, outputs share the inputs. Lane
+// l takes vectors l, l + 32, ... of sixteen bytes, in turn into DEEP sums, then the rest element by
+// element. The order of summation does not depend on the other rows.
 constexpr int OUTPUTS = 4;
 
 template <int DTYPE, int TILE>
@@ -118,7 +118,7 @@ __device__ void linear_out_in(Mat x, Mat w, Mat bias, int btype, int has_bias, M
     }
 }
 
-// A thread for an output, in order.
+// One thread for each output, in order of the inputs.
 template <int DTYPE>
 __device__ void linear_in_out(Mat x, Mat w, Mat bias, int btype, int has_bias, Mat out) {
   long long o = COLUMN;
@@ -129,7 +129,7 @@ __device__ void linear_in_out(Mat x, Mat w, Mat bias, int btype, int has_bias, M
   row(out, ROW)[o] = has_bias ? sum + load(bias.at, btype, o) : sum;
 }
 
-// A warp for an output of a row, wherever it lies.
+// One warp for each output of a row, at any alignment.
 template <int DTYPE>
 __device__ void linear_any(Mat x, Mat w, Mat bias, int btype, int has_bias, Mat out) {
   long long o = blockIdx.x * (long long)WARPS + threadIdx.x / 32;

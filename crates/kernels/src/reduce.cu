@@ -1,7 +1,7 @@
-// Less made of rows: lengths, sums, the largest elements.
+// Reductions of rows: lengths, sums, the largest elements.
 #include "common.cuh"
 
-// A sum over the block of numbers twice as long, always by the same tree.
+// Sums doubles over the block, always by the same tree.
 template <int COUNT> __device__ inline double block_sum_wide(double x) {
   __shared__ double parts[COUNT];
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -23,7 +23,7 @@ extern "C" __global__ void reduce_norm(Mat x, Mat out) {
   if (threadIdx.x == 0) *row(out, ROW) = (float)sqrt(squares);
 }
 
-// A thread for a column: rows in order, and what the sum loses beside it.
+// One thread for each column: adds the rows in order, and the rounding errors to a second sum.
 extern "C" __global__ void reduce_sum(Mat x, Mat out) {
   wait_for_previous();
   let_next_start();
@@ -44,7 +44,7 @@ constexpr int LARGEST_THREADS = 1024, LARGEST_WARPS = LARGEST_THREADS / 32;
 
 typedef unsigned long long Key;
 
-// Numbers in their order; of equals the lower place is higher.
+// Sort key of an element; of equal elements the lower column has the higher key.
 __device__ inline Key key_of(float x, int place) {
   unsigned bits = __float_as_uint(x), order = bits >> 31 ? ~bits : bits | 0x80000000u;
   return (Key)order << 32 | (unsigned)~place;
@@ -61,7 +61,7 @@ __device__ inline Key largest_of_block(Key key) {
   return key;
 }
 
-// One after another: each the largest of those below the one before.
+// Finds one element after another: each is the largest below the previous one.
 extern "C" __global__ void __launch_bounds__(LARGEST_THREADS) reduce_largest(Mat x, int shares, Mat out) {
   wait_for_previous();
   let_next_start();

@@ -1,8 +1,8 @@
-// One element of a row, chosen by weight: a block for a row.
+// Sampling of one element of a row by weight, with one block for each row.
 //
-// Weights are whole numbers, so their sums are the same in any order. What is looked for is
-// always the element at which sums from the largest down pass a target: found digit by digit of
-// a key that has the elements' order.
+// Weights are integers, so their sums are the same in any order. The result is the element at which
+// the sum of weights, from the largest element down, exceeds a target. It is found digit by digit of
+// a sort key.
 #include "common.cuh"
 
 constexpr int SAMPLE_THREADS = 1024, SAMPLE_WARPS = SAMPLE_THREADS / 32;
@@ -10,7 +10,7 @@ constexpr int DIGIT = 4, DIGITS = 1 << DIGIT;
 
 typedef unsigned long long Whole;
 
-// As the host lays it out.
+// Parameters of a draw, with the host's layout.
 struct Draw {
   float temperature;
   int top_k;
@@ -18,20 +18,20 @@ struct Draw {
   unsigned at_low, at_high;
 };
 
-// A row, its largest element and how others are weighed against that.
+// A row, its largest element, and the parameters of the weights.
 struct Weighed {
   const float *from;
   int cols, place_bits;
   float largest, temperature;
 
-  // Numbers in their order; of equals the lower place is higher.
+  // Sort key of an element; of equal elements the lower column has the higher key.
   __device__ Whole key(float x, int place) const {
     unsigned bits = __float_as_uint(x), order = bits >> 31 ? ~bits : bits | 0x80000000u;
     return (Whole)order << place_bits | ((1u << place_bits) - 1 - place);
   }
   __device__ int place(Whole key) const { return (1u << place_bits) - 1 - (unsigned)(key & ((1u << place_bits) - 1)); }
 
-  // As the host's portable code has it, rounding by rounding.
+  // The same roundings as the host's portable code.
   __device__ Whole weight(float x) const {
     if (x == largest) return 1ull << 40;
     float y = (x - largest) / temperature * 1.44269504f;
@@ -47,7 +47,7 @@ struct Weighed {
   }
 };
 
-// Every element of a row by some thread, several on their way at a time.
+// Visits every element of a row, with several loads in flight.
 template <class F> __device__ inline void each(const float *from, int cols, F f) {
   constexpr int AHEAD = 8;
   for (int first = threadIdx.x; first < cols; first += AHEAD * SAMPLE_THREADS) {
@@ -74,12 +74,12 @@ __device__ inline Whole block_total(Whole x) {
   return warp_total(parts[threadIdx.x % 32]);
 }
 
-// Sums of weights by digit over the block, in shared memory.
+// Sums of weights by digit, over the block, in shared memory.
 __device__ inline void add_up(Whole (&sums)[DIGITS], bool any, Whole (&parts)[SAMPLE_WARPS][DIGITS],
                               Whole (&bins)[DIGITS]) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (__any_sync(~0u, any)) {
-    // Lanes hand half of their sums to each other, until each pair of lanes has one.
+    // Lanes exchange halves of their sums until each pair of lanes holds one.
 #pragma unroll
     for (int turn = 0; turn < DIGIT; turn++)
 #pragma unroll
@@ -105,8 +105,8 @@ struct Found {
   Whole key, sum;
 };
 
-// The element at which weights, or numbers of elements, summed from the largest down first exceed
-// a target; and that sum.
+// Finds the element at which the sum of weights, or of counts, from the largest down first exceeds a
+// target, and that sum.
 template <bool COUNTED> __device__ Found find(const Weighed &row, Whole target) {
   __shared__ Whole parts[SAMPLE_WARPS][DIGITS], bins[DIGITS];
   __shared__ Found only;
@@ -139,7 +139,7 @@ template <bool COUNTED> __device__ Found find(const Weighed &row, Whole target) 
   }
 }
 
-// The largest by value, then by lowest place; says whether all are numbers.
+// Finds the largest element, of equal ones the lowest column, and whether no element is NaN.
 __device__ inline bool find_largest(const float *from, int cols, float &value, int &place) {
   __shared__ float values[SAMPLE_WARPS];
   __shared__ int places[SAMPLE_WARPS];
@@ -187,7 +187,7 @@ __device__ inline int choose(const Weighed &row, const Draw &draw) {
   return row.place(find<false>(row, __umul64hi(at, total)).key);
 }
 
-// −1 where something is not a number.
+// Writes −1 if the row contains NaN.
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample(Mat x, Mat draws, Mat ids) {
   wait_for_previous();
   let_next_start();

@@ -1,10 +1,10 @@
-// Tensor cores, and how numbers get to them.
+// Tensor core operations and their loads.
 #pragma once
 
 #include "common.cuh"
 
-// c += a · b: a is 16 by 16, b 16 by 8, both of sixteen-bit numbers; lane 4g + t holds of a
-// rows g and g + 8, of b column g, of c columns 2t and 2t + 1 of rows g and g + 8.
+// c += a · b, where a is 16 by 16 and b is 16 by 8, both of 16-bit numbers. Lane 4g + t holds rows g
+// and g + 8 of a, column g of b, and columns 2t and 2t + 1 of rows g and g + 8 of c.
 template <int DTYPE>
 __device__ inline void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                 unsigned b1) {
@@ -18,7 +18,7 @@ __device__ inline void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigne
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Two numbers in one register.
+// Packs two numbers into one register.
 template <int DTYPE> __device__ inline unsigned pack(float low, float high) {
   if constexpr (DTYPE == F16) {
     __half2 pair = __floats2half2_rn(low, high);
@@ -34,8 +34,8 @@ template <int DTYPE> __device__ inline float2 unpack(unsigned pair) {
   else return __bfloat1622float2(*(__nv_bfloat162 *)&pair);
 }
 
-// Sixteen bytes that are read once, beside sixteen that are read next: the near cache keeps them
-// that long and no longer. How they are asked for is worth a tenth of a product's time.
+// Loads sixteen bytes that are read once, next to sixteen that are read next. The cache hint keeps
+// the line in L1 for that long, which saves a tenth of a product's time.
 __device__ inline uint4 load_once(const char *at) {
   uint4 x;
   asm volatile("ld.global.nc.L1::evict_first.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -46,25 +46,25 @@ __device__ inline uint4 load_once(const char *at) {
 
 __device__ inline unsigned shared_place(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
-// Sixteen bytes into shared memory, or zeros.
+// Copies sixteen bytes into shared memory, or writes zeros.
 __device__ inline void copy_async(void *to, const char *from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_place(to)), "l"(from), "r"(there ? 16 : 0));
 }
 
 __device__ inline void close_group() { asm volatile("cp.async.commit_group;"); }
-// Waits until at most so many groups are under way.
+// Waits until at most this many groups of copies are in flight.
 template <int COUNT> __device__ inline void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT)); }
 
-// Two to the power of x.
+// 2 to the power of x.
 __device__ inline float power(float x) {
   asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
   return x;
 }
 
-// Starts copying COUNT keys, from `first` on, and their values, by THREADS_ threads: sixteen
-// bytes of a key each, where `place(key, sixteen)` says. Keys outside of [from, until) are
-// nought, but the place of key `not_yet` stays as it is. Pages are looked up all at once, since
-// each is a trip to memory.
+// Starts the copy of COUNT keys, from `first` on, and their values, with THREADS_ threads that each
+// copy sixteen bytes of a key to `place(key, sixteen)`. Keys outside of [from, until) become zero;
+// key `not_yet` stays unchanged. Pages are looked up all at once, because each lookup is a memory
+// round trip.
 template <int COUNT, int THREADS_, int SIXTEENS, class Place>
 __device__ inline void copy_keys(char *keys, char *values, const Kv &kv, const Mat &tables, int sequence, int head,
                                  int first, int from, int until, int not_yet, int *fault, Place place) {

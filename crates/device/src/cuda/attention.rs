@@ -166,7 +166,7 @@ impl CudaDevice {
                 threads: FAST_THREADS,
                 shared: PREFILL_TILES * kernel.width * 2,
             };
-            let name = format!("attend_many_{}", kernel.name);
+            let name = format!("attend_prefill_{}", kernel.name);
             return launch!(self, state, &name, size; from, positions, sequences, tables, pages,
                            attend, to, shadow, self.fault.start);
         }
@@ -184,7 +184,7 @@ impl CudaDevice {
         }
         let writes_keys = rotate.is_some();
         let rotate = rotate.unwrap_or(RotateArg::NONE);
-        let name = format!("attend_one_{}", kernel.name);
+        let name = format!("attend_decode_{}", kernel.name);
         launch!(self, state, &name, size; from, positions, sequences, tables, pages, attend, rotate,
                 to, units, shadow, self.fault.start)?;
         state.wrote_keys = writes_keys;

@@ -95,7 +95,7 @@ impl Kernels {
             kernels.functions.extend(functions);
         }
         for (name, function) in &kernels.functions {
-            if ["attend", "pattern"].contains(name) || name.starts_with("attend_many") {
+            if ["attend", "pattern"].contains(name) || name.starts_with("attend_prefill") {
                 allow_shared(*function, kernels.shared_max + SHARED_OTHER)?;
             }
         }
@@ -225,11 +225,11 @@ mod tests {
     fn a_card_gets_the_latest_version_it_can_run() {
         for (capability, expect) in [(80, 80), (89, 80), (90, 90), (120, 90)] {
             let modules = fitting(capability);
-            let few = modules
+            let gemv = modules
                 .iter()
-                .find(|module| module.name == "product_few")
+                .find(|module| module.name == "gemv_small_batch")
                 .unwrap();
-            assert_eq!(few.capability, expect);
+            assert_eq!(gemv.capability, expect);
             assert_eq!(modules.len(), 11);
         }
     }

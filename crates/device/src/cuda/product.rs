@@ -209,7 +209,7 @@ impl CudaDevice {
             .iter()
             .map(|p| (p.outputs as usize).div_ceil(shape.outputs));
         let size = shape.size(&arg, tiles.sum());
-        launch!(self, state, &shape.name("few", dtype), size; arg)
+        launch!(self, state, &shape.name("gemv", dtype), size; arg)
     }
 
     /// Returns whether one kernel can compute a group and the gate of its two products: the
@@ -238,7 +238,7 @@ impl CudaDevice {
         let shape = GemvShape::of(arg.rows as usize);
         let outputs = arg.part[0].outputs as usize;
         let size = shape.size(&arg, outputs.div_ceil(shape.outputs / 2));
-        launch!(self, state, &shape.name("few_gated", dtype), size; arg, gate)
+        launch!(self, state, &shape.name("gemv_gated", dtype), size; arg, gate)
     }
 
     fn library(

@@ -111,8 +111,8 @@ fn sums(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
                 };
                 let (x, out) = (twice(pair, rows, cols)?, twice(pair, rows, cols)?);
                 let device = pair.both[1];
-                for at in 0..2 {
-                    device.edit(x[at], Edit::Replace(start))?;
+                for x in x {
+                    device.edit(x, Edit::Replace(start))?;
                 }
                 device.add_norm(addend, x[0], params, out[0])?;
                 device.add(addend, x[1])?;

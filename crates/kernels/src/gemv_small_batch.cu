@@ -1,16 +1,16 @@
-// Products of few rows at the speed of memory, on tensor cores.
+// Products of few rows on tensor cores, at the speed of memory.
 //
-// A block takes 16 or 32 outputs of up to 32 rows; its warps share out the inputs, 64 at a time in
-// turns, and their sums are added in order. So an output is summed the same way whatever
-// rows come with it, and however many. Weights go from memory straight into the registers
-// that tensor cores take them from: which of 64 inputs meets which is a matter of order
-// alone, so each lane takes sixteen that lie together, and four lanes a whole line of memory.
+// A block takes 16 or 32 outputs of up to 32 rows. Its warps divide the inputs among them, 64 at a
+// time in turn, and their sums are added in order. The order of summation of an output therefore
+// does not depend on the other rows or their number. Weights go from memory directly into the
+// registers of the tensor cores. The assignment of 64 inputs to positions only affects their order,
+// so each lane takes sixteen adjacent inputs, and four lanes take a whole memory line.
 #include "activation.cuh"
 #include "tensor.cuh"
 
-constexpr int FEW_BLOCK = 64;
+constexpr int GEMV_INPUTS = 64;
 
-// One of several matrices that meet the same inputs.
+// One of several matrices that are multiplied with the same inputs.
 struct Part {
   const char *weights, *bias;
   float *out;
@@ -18,14 +18,14 @@ struct Part {
   int outputs, bias_dtype;
 };
 
-struct Few {
+struct Gemv {
   const char *x;
   long long x_stride;
   int rows, inputs, parts;
   Part part[3];
 };
 
-// What becomes of two products: f(first) · second.
+// Gate of two products: f(first) · second.
 struct Gate {
   float *out;
   long long stride;
@@ -33,14 +33,13 @@ struct Gate {
   Shadow shadow;
 };
 
-// What a warp multiplies at a time: 64 inputs of HALVES times eight outputs and TILES times
-// eight rows.
+// Operands of a warp at a time: 64 inputs of HALVES times eight outputs and TILES times eight rows.
 template <int HALVES, int TILES> struct Stage {
   uint4 weights[HALVES][2];
   uint4 x[TILES][2];
 };
 
-// Where weights of eight outputs lie, or of as many as there are.
+// Addresses of the weights of eight outputs, or of as many as exist.
 struct Eight {
   const char *first;
   long long stride;
@@ -53,13 +52,13 @@ struct Eight {
 
 template <int HALVES, int TILES> using Sums = float[WARPS][TILES * 8][HALVES * 8 + 1];
 
-// The sums of some outputs over the inputs, a warp's share each.
+// Sums of some outputs over a warp's share of the inputs.
 template <int DTYPE, int HALVES, int TILES>
-__device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&of)[HALVES],
+__device__ inline void multiply_rows(const Gemv &f, int first_row, const Eight (&of)[HALVES],
                                      Sums<HALVES, TILES> &sums) {
-  constexpr int STEP = WARPS * FEW_BLOCK;
+  constexpr int STEP = WARPS * GEMV_INPUTS;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  // Distances, which take half the registers of places.
+  // Offsets, which take half the registers of pointers.
   unsigned weights[HALVES], x[TILES];
 #pragma unroll
   for (int h = 0; h < HALVES; h++)
@@ -101,11 +100,11 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
       }
   };
 
-  // Weights do not depend on what runs before: they set out while that is waited for. One
-  // stage is on its way while another is used, or two where registers allow it. Beyond the
-  // last input everything is nought, and adds nothing.
+  // Weights do not depend on the kernel before this one, so their loads start before the wait. One
+  // stage is loaded while another is used, or two if registers allow it. Beyond the last input all
+  // values are zero and add nothing.
   Stage<HALVES, TILES> even, odd;
-  int k = warp * FEW_BLOCK;
+  int k = warp * GEMV_INPUTS;
   load_weights(even, k);
   if constexpr (TILES == 1) load_weights(odd, k + STEP);
   wait_for_previous();
@@ -113,7 +112,7 @@ __device__ inline void multiply_rows(const Few &f, int first_row, const Eight (&
   if constexpr (TILES == 1) {
     load_x(odd, k + STEP);
     for (; k < f.inputs; k += 2 * STEP) {
-      // A warp has sent for all it needs. Not earlier: what comes next would take memory's time before its turn.
+      // The warp has issued all of its loads. Earlier, the next kernel would compete for memory.
       if (k + 2 * STEP >= f.inputs) let_next_start();
       use(even);
       load_weights(even, k + 2 * STEP);
@@ -147,7 +146,7 @@ template <int HALVES, int TILES> __device__ inline float sum_of(const Sums<HALVE
   return sum;
 }
 
-template <int DTYPE, int HALVES, int TILES> __device__ void few(const Few &f) {
+template <int DTYPE, int HALVES, int TILES> __device__ void gemv(const Gemv &f) {
   constexpr int OUTPUTS = HALVES * 8;
   __shared__ Sums<HALVES, TILES> sums;
   int tile = blockIdx.x, p = 0;
@@ -169,8 +168,8 @@ template <int DTYPE, int HALVES, int TILES> __device__ void few(const Few &f) {
   }
 }
 
-// As many outputs of one matrix and the same of another, and what becomes of them together.
-template <int DTYPE, int HALVES, int TILES> __device__ void few_gated(const Few &f, const Gate &gate) {
+// The same outputs of two matrices, and the gate of them.
+template <int DTYPE, int HALVES, int TILES> __device__ void gemv_gated(const Gemv &f, const Gate &gate) {
   constexpr int OUTPUTS = HALVES * 4;
   __shared__ Sums<HALVES, TILES> sums;
   int outputs = f.part[0].outputs, first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * TILES * 8;
@@ -197,20 +196,20 @@ template <int DTYPE, int HALVES, int TILES> __device__ void few_gated(const Few 
   }
 }
 
-// By dtype, outputs of a block, and rows at most. Rows share a block's weights, blocks share
-// the rows: the more rows, the more outputs a block takes. All sum alike.
-#define FEW(dtype, DTYPE, outputs, rows, blocks)                                                                      \
-  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_##dtype##_##outputs##_##rows(Few f) {             \
-    few<DTYPE, outputs / 8, rows / 8>(f);                                                                             \
+// Instances by dtype, outputs of a block, and largest number of rows. Rows share a block's weights
+// and blocks share the rows, so a block takes more outputs for more rows. All sum in the same order.
+#define GEMV(dtype, DTYPE, outputs, rows, blocks)                                                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) gemv_##dtype##_##outputs##_##rows(Gemv f) {             \
+    gemv<DTYPE, outputs / 8, rows / 8>(f);                                                                             \
   }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(THREADS, blocks) few_gated_##dtype##_##outputs##_##rows(Few f, Gate g) { \
-    few_gated<DTYPE, outputs / 8, rows / 8>(f, g);                                                                    \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) gemv_gated_##dtype##_##outputs##_##rows(Gemv f, Gate g) { \
+    gemv_gated<DTYPE, outputs / 8, rows / 8>(f, g);                                                                    \
   }
-FEW(f16, F16, 16, 8, 3)
-FEW(f16, F16, 32, 8, 2)
-FEW(f16, F16, 32, 16, 2)
-FEW(f16, F16, 32, 32, 1)
-FEW(bf16, BF16, 16, 8, 3)
-FEW(bf16, BF16, 32, 8, 2)
-FEW(bf16, BF16, 32, 16, 2)
-FEW(bf16, BF16, 32, 32, 1)
+GEMV(f16, F16, 16, 8, 3)
+GEMV(f16, F16, 32, 8, 2)
+GEMV(f16, F16, 32, 16, 2)
+GEMV(f16, F16, 32, 32, 1)
+GEMV(bf16, BF16, 16, 8, 3)
+GEMV(bf16, BF16, 32, 8, 2)
+GEMV(bf16, BF16, 32, 16, 2)
+GEMV(bf16, BF16, 32, 32, 1)

@@ -1,11 +1,11 @@
-// Attention of prompts on tensor cores, without the scores in memory.
+// Prefill attention on tensor cores, without the scores in memory.
 //
-// A block takes 64 rows of a head, a warp 16 of them, and walks over the keys 64 at a time,
-// from multiples of 64 on: keys that a row does not see change nothing of it, so its bits
-// depend on its position alone. Rows of several sessions in one block take turns.
+// A block takes 64 rows of a head, and a warp 16 of them. It walks over the keys in tiles of 64
+// that start at multiples of 64. Keys that a row does not see do not change its result, so its
+// bits depend only on its position. Rows of several sessions in one block are processed in turn.
 #include "tensor.cuh"
 
-constexpr int MANY_ROWS = 64, MANY_KEYS = 64, MANY_WARPS = 4, MANY_THREADS = MANY_WARPS * 32;
+constexpr int PREFILL_ROWS = 64, PREFILL_KEYS = 64, PREFILL_WARPS = 4, PREFILL_THREADS = PREFILL_WARPS * 32;
 
 __device__ inline void load_tiles(unsigned (&x)[4], const void *at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -19,17 +19,17 @@ __device__ inline void load_tiles_turned(unsigned (&x)[4], const void *at) {
                : "r"(shared_place(at)));
 }
 
-// Keys or values in shared memory, D elements each; sixteen bytes of a key lie where no two
-// of eight keys in a column share a bank.
+// Tile of keys or values in shared memory, D elements each. The layout of sixteen-byte units
+// avoids bank conflicts among eight keys of a column.
 template <int D> __device__ inline char *tile_place(char *tile, int key, int sixteen) {
   return tile + key * (2 * D) + ((sixteen ^ (key & 7)) * 16);
 }
 
 template <int DTYPE, int D>
-__device__ void attend_many(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
+__device__ void attend_prefill(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
                             const Attend &how, const Mat &out, const Shadow &shadow, int *fault) {
   extern __shared__ __align__(128) char memory[];
-  constexpr int TILE = MANY_KEYS * D * 2;
+  constexpr int TILE = PREFILL_KEYS * D * 2;
   auto keys = [&](int stage) { return memory + stage * TILE; };
   auto values = [&](int stage) { return memory + (2 + stage) * TILE; };
   auto place = [](char *tile, int key, int sixteen) { return tile_place<D>(tile, key, sixteen); };
@@ -37,8 +37,8 @@ __device__ void attend_many(const Mat &q, const Mat &positions, const Mat &seque
   let_next_start();
 
   int head = blockIdx.x, kv_head = head / (how.heads / kv.kv_heads);
-  // The longest come first, so that short ones fill in at the end.
-  int first_row = (gridDim.y - 1 - blockIdx.y) * MANY_ROWS, last_row = min(first_row + MANY_ROWS, q.rows);
+  // The blocks with the most keys start first, so that short ones fill in at the end.
+  int first_row = (gridDim.y - 1 - blockIdx.y) * PREFILL_ROWS, last_row = min(first_row + PREFILL_ROWS, q.rows);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int mine[2] = {first_row + warp * 16 + g, first_row + warp * 16 + g + 8};
 
@@ -66,38 +66,38 @@ __device__ void attend_many(const Mat &q, const Mat &positions, const Mat &seque
       position[h] = in ? id(positions, mine[h], 0) : -1;
     }
     float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, o[D / 8][4] = {};
-    int key = first_key(lowest, how.window) / MANY_KEYS * MANY_KEYS, until = highest + 1;
+    int key = first_key(lowest, how.window) / PREFILL_KEYS * PREFILL_KEYS, until = highest + 1;
 
     __syncthreads();
     auto copy = [&](int stage, int first) {
-      copy_keys<MANY_KEYS, MANY_THREADS, D / 8>(keys(stage), values(stage), kv, tables, sequence, kv_head, first, 0,
+      copy_keys<PREFILL_KEYS, PREFILL_THREADS, D / 8>(keys(stage), values(stage), kv, tables, sequence, kv_head, first, 0,
                                                 until, -1, fault, place);
     };
     copy(0, key);
-    for (int stage = 0; key < until; key += MANY_KEYS, stage ^= 1) {
-      if (key + MANY_KEYS < until) copy(stage ^ 1, key + MANY_KEYS);
+    for (int stage = 0; key < until; key += PREFILL_KEYS, stage ^= 1) {
+      if (key + PREFILL_KEYS < until) copy(stage ^ 1, key + PREFILL_KEYS);
       else close_group();
       wait_groups<1>();
       __syncthreads();
 
-      float s[MANY_KEYS / 8][4] = {};
+      float s[PREFILL_KEYS / 8][4] = {};
 #pragma unroll
       for (int k = 0; k < D / 16; k++)
 #pragma unroll
-        for (int n = 0; n < MANY_KEYS / 16; n++) {
+        for (int n = 0; n < PREFILL_KEYS / 16; n++) {
           unsigned b[4];
           load_tiles(b, tile_place<D>(keys(stage), n * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
           multiply<DTYPE>(s[2 * n], x[k][0], x[k][1], x[k][2], x[k][3], b[0], b[1]);
           multiply<DTYPE>(s[2 * n + 1], x[k][0], x[k][1], x[k][2], x[k][3], b[2], b[3]);
         }
 
-      bool whole = key + MANY_KEYS <= lowest + 1 && how.window == 0 && next - from == MANY_ROWS;
+      bool whole = key + PREFILL_KEYS <= lowest + 1 && how.window == 0 && next - from == PREFILL_ROWS;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         int first = first_key(position[h], how.window);
         float largest = most[h];
 #pragma unroll
-        for (int n = 0; n < MANY_KEYS / 8; n++)
+        for (int n = 0; n < PREFILL_KEYS / 8; n++)
 #pragma unroll
           for (int i = 0; i < 2; i++) {
             float &score = s[n][2 * h + i];
@@ -107,10 +107,10 @@ __device__ void attend_many(const Mat &q, const Mat &positions, const Mat &seque
           }
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        // A row that has seen nothing yet stays as it is.
+        // A row that has seen no key yet stays unchanged.
         float safe = largest == -INFINITY ? 0 : largest, less = power(most[h] - safe), part = 0;
 #pragma unroll
-        for (int n = 0; n < MANY_KEYS / 8; n++)
+        for (int n = 0; n < PREFILL_KEYS / 8; n++)
 #pragma unroll
           for (int i = 0; i < 2; i++) {
             float &score = s[n][2 * h + i];
@@ -124,7 +124,7 @@ __device__ void attend_many(const Mat &q, const Mat &positions, const Mat &seque
       }
 
 #pragma unroll
-      for (int k = 0; k < MANY_KEYS / 16; k++) {
+      for (int k = 0; k < PREFILL_KEYS / 16; k++) {
         unsigned a0 = pack<DTYPE>(s[2 * k][0], s[2 * k][1]), a1 = pack<DTYPE>(s[2 * k][2], s[2 * k][3]);
         unsigned a2 = pack<DTYPE>(s[2 * k + 1][0], s[2 * k + 1][1]), a3 = pack<DTYPE>(s[2 * k + 1][2], s[2 * k + 1][3]);
 #pragma unroll
@@ -157,13 +157,13 @@ __device__ void attend_many(const Mat &q, const Mat &positions, const Mat &seque
   }
 }
 
-#define ATTEND_MANY(name, ...)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(MANY_THREADS)                                                     \
-  attend_many_##name(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out, Shadow shadow, \
+#define ATTEND_PREFILL(name, ...)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(PREFILL_THREADS)                                                     \
+  attend_prefill_##name(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out, Shadow shadow, \
                      int *fault) {                                                                               \
-    attend_many<__VA_ARGS__>(q, positions, sequences, tables, kv, how, out, shadow, fault);                      \
+    attend_prefill<__VA_ARGS__>(q, positions, sequences, tables, kv, how, out, shadow, fault);                      \
   }
-ATTEND_MANY(f16_64, F16, 64)
-ATTEND_MANY(f16_128, F16, 128)
-ATTEND_MANY(bf16_64, BF16, 64)
-ATTEND_MANY(bf16_128, BF16, 128)
+ATTEND_PREFILL(f16_64, F16, 64)
+ATTEND_PREFILL(f16_128, F16, 128)
+ATTEND_PREFILL(bf16_64, BF16, 64)
+ATTEND_PREFILL(bf16_128, BF16, 128)

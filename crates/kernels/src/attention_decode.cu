@@ -1,16 +1,16 @@
-// Attention of generated tokens: one query of a session at a time, split along the context.
+// Decode attention: one query of each session, split along the context.
 //
-// Keys are taken in units of 64, each by a block, with the query heads that share them. Where
-// a context has more than one, what each gives is left in memory, and the last block to
-// finish puts them together in order of the keys: so the bits depend on the position alone.
+// A block takes a unit of 64 keys, with the query heads that share them. If a context has several
+// units, each leaves its partial result in memory, and the last block to finish combines them in
+// order of the keys. The bits therefore depend only on the position.
 #include "tensor.cuh"
 
-constexpr int ONE_KEYS = 64, ONE_WARPS = 4, ONE_THREADS = ONE_WARPS * 32;
-// Query heads of a block at most.
-constexpr int ONE_HEADS = 8;
+constexpr int DECODE_KEYS = 64, DECODE_WARPS = 4, DECODE_THREADS = DECODE_WARPS * 32;
+// Largest number of query heads of a block.
+constexpr int DECODE_HEADS = 8;
 
-// What units leave for the last block: sums of values, then the largest score and the sum of
-// weights. By row, head and unit; and a counter for each row and group of heads.
+// Partial results of units: sums of values, then the largest score and the sum of weights, by row,
+// head and unit. A counter for each row and group of heads counts finished units.
 struct Units {
   float *parts;
   int *finished;
@@ -21,39 +21,39 @@ __device__ inline float *part_of(const Units &units, int heads, int d_head, int 
   return units.parts + (((long long)row * heads + head) * units.count + unit) * (d_head + 2);
 }
 
-// Units whose sums are on their way while their weights are found.
-constexpr int ONE_AHEAD = 16;
+// Number of units whose sums are loaded while their weights are computed.
+constexpr int DECODE_AHEAD = 16;
 
-// What the units of a row and head come to, in order, with as few trips to memory as can be.
-// `room` holds two numbers a thread.
+// Combines the units of a row and head in order, with few memory round trips. `room` holds two
+// numbers for each thread.
 __device__ inline void put_together(const Units &units, int heads, int d_head, int r, int head, int from, int until,
                                     float *room, const Mat &out, const Shadow &shadow) {
   int size = d_head + 2, t = threadIdx.x, all = until - from;
   const float *parts = part_of(units, heads, d_head, r, head, from);
   auto at = [&](int unit, int i) { return __ldcg(parts + (long long)unit * size + i); };
   float largest = t < all ? at(t, d_head) : -INFINITY, weight = t < all ? at(t, d_head + 1) : 0;
-  float ahead[ONE_AHEAD];
+  float ahead[DECODE_AHEAD];
 #pragma unroll
-  for (int u = 0; u < ONE_AHEAD; u++) ahead[u] = t < d_head && u < all ? at(u, t) : 0;
+  for (int u = 0; u < DECODE_AHEAD; u++) ahead[u] = t < d_head && u < all ? at(u, t) : 0;
   float most = largest;
-  for (int u = t + ONE_THREADS; u < all; u += ONE_THREADS) most = fmaxf(most, at(u, d_head));
-  most = block_all<Max, ONE_WARPS>(most);
-  float *scales = room, *weights = room + ONE_THREADS, sum = 0, sum_of_weights = 0;
-  for (int first = 0; first < all; first += ONE_THREADS) {
-    int count = min(ONE_THREADS, all - first);
+  for (int u = t + DECODE_THREADS; u < all; u += DECODE_THREADS) most = fmaxf(most, at(u, d_head));
+  most = block_all<Max, DECODE_WARPS>(most);
+  float *scales = room, *weights = room + DECODE_THREADS, sum = 0, sum_of_weights = 0;
+  for (int first = 0; first < all; first += DECODE_THREADS) {
+    int count = min(DECODE_THREADS, all - first);
     if (first > 0 && t < count) largest = at(first + t, d_head), weight = at(first + t, d_head + 1);
     __syncthreads();
     if (t < count) scales[t] = expf(largest - most), weights[t] = weight;
     __syncthreads();
     if (t >= d_head) continue;
 #pragma unroll
-    for (int u = 0; u < ONE_AHEAD; u++) {
+    for (int u = 0; u < DECODE_AHEAD; u++) {
       if (u >= count) break;
       sum_of_weights = fmaf(scales[u], weights[u], sum_of_weights);
       sum = fmaf(scales[u], first == 0 ? ahead[u] : at(first + u, t), sum);
     }
 #pragma unroll 8
-    for (int u = ONE_AHEAD; u < count; u++) {
+    for (int u = DECODE_AHEAD; u < count; u++) {
       sum_of_weights = fmaf(scales[u], weights[u], sum_of_weights);
       sum = fmaf(scales[u], at(first + u, t), sum);
     }
@@ -65,14 +65,14 @@ __device__ inline void put_together(const Units &units, int heads, int d_head, i
   cast(shadow, r, head * d_head + t, y);
 }
 
-// Keys and values that are not in their pages yet: they, and the queries, are still to be
-// rotated. None where all that is done.
+// Keys and values that are not in their pages yet. Keys and queries are still to be rotated.
+// Absent if all that is done already.
 struct Fresh {
   Mat k, v, table;
   int interleaved;
 };
 
-// An element of a head as it is after the rotation.
+// Element of a head after the rotation.
 __device__ inline float turned(const float *head, const Fresh &fresh, int r, int d) {
   int n = fresh.table.cols / 2;
   if (d >= 2 * n) return head[d];
@@ -83,46 +83,46 @@ __device__ inline float turned(const float *head, const Fresh &fresh, int r, int
   return is_second ? q * cosine + p * sine : p * cosine - q * sine;
 }
 
-// Counts a block that has left all it had to leave, and says how many were counted before it;
-// what those left can be read then.
+// Counts a finished block, and returns how many finished before it. Their partial results are
+// visible afterwards.
 __device__ inline int count_block(int *counter) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
 
-// LANES lanes hold a key, eight elements each.
+// LANES lanes hold a key, with eight elements each.
 template <int DTYPE, int LANES>
-__device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
+__device__ void attend_decode(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
                            const Attend &how, const Fresh &fresh, const Mat &out, const Units &units,
                            const Shadow &shadow, int *fault) {
-  constexpr int AT_ONCE = 32 / LANES, TURNS = ONE_KEYS / (ONE_WARPS * AT_ONCE), TILE = ONE_KEYS * LANES * 16;
-  // Keys, whose place what the warps mixed takes later; and values.
+  constexpr int AT_ONCE = 32 / LANES, TURNS = DECODE_KEYS / (DECODE_WARPS * AT_ONCE), TILE = DECODE_KEYS * LANES * 16;
+  // Keys and values. The warps' mixed values later reuse the memory of the keys.
   __shared__ __align__(16) char keys[TILE], values[TILE];
-  __shared__ __align__(16) float queries[ONE_HEADS][LANES * 8];
-  __shared__ float scores[ONE_HEADS][ONE_KEYS];
-  __shared__ float most_of[ONE_HEADS], sum_of[ONE_HEADS];
+  __shared__ __align__(16) float queries[DECODE_HEADS][LANES * 8];
+  __shared__ float scores[DECODE_HEADS][DECODE_KEYS];
+  __shared__ float most_of[DECODE_HEADS], sum_of[DECODE_HEADS];
   __shared__ bool is_last;
 
   int r = blockIdx.z, unit = blockIdx.x, group = how.heads / kv.kv_heads;
-  int chunks = (group + ONE_HEADS - 1) / ONE_HEADS, kv_head = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
-  int first_head = kv_head * group + chunk * ONE_HEADS, heads = min(ONE_HEADS, group - chunk * ONE_HEADS);
+  int chunks = (group + DECODE_HEADS - 1) / DECODE_HEADS, kv_head = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
+  int first_head = kv_head * group + chunk * DECODE_HEADS, heads = min(DECODE_HEADS, group - chunk * DECODE_HEADS);
   int position = id(positions, r, 0), sequence = id(sequences, r, 0);
   bool outside =
       sequence < 0 || sequence >= tables.rows || position < 0 || position >= tables.cols * kv.page_tokens;
   if (bad(fault, PAGE, outside)) return;
-  int first = first_key(position, how.window), from = first / ONE_KEYS, until = position / ONE_KEYS + 1;
+  int first = first_key(position, how.window), from = first / DECODE_KEYS, until = position / DECODE_KEYS + 1;
   if (unit < from || unit >= until) return;
   bool alone = until - from == 1;
 
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, lane_of = lane % LANES, key_of = lane / LANES;
   auto place = [](char *tile, int key, int sixteen) { return tile + (key * LANES + sixteen) * 16; };
-  // Keys of earlier tokens, and where they lie, were there before this pass; this token's own is
-  // what the kernel before this one left, here or in its page.
-  copy_keys<ONE_KEYS, ONE_THREADS, LANES>(keys, values, kv, tables, sequence, kv_head, unit * ONE_KEYS, first, position,
+  // Keys of earlier tokens and the page tables were written before this pass. This token's own key
+  // comes from the kernel before this one, in memory or in its page.
+  copy_keys<DECODE_KEYS, DECODE_THREADS, LANES>(keys, values, kv, tables, sequence, kv_head, unit * DECODE_KEYS, first, position,
                                           position, fault, place);
-  int own_key = position - unit * ONE_KEYS;
-  bool is_newest = own_key < ONE_KEYS;
+  int own_key = position - unit * DECODE_KEYS;
+  bool is_newest = own_key < DECODE_KEYS;
   char *page = is_newest ? page_of(kv, tables, sequence, position, fault) : nullptr;
   bool is_fresh = fresh.k.at;
   wait_for_previous();
@@ -147,21 +147,21 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
     const char *at = page + 2 * (element(kv, kv_head, position, is_value) + sixteen * 8);
     *(uint4 *)place(is_value ? values : keys, own_key, sixteen) = there ? *(const uint4 *)at : uint4{};
   }
-  for (int i = threadIdx.x; i < heads * LANES * 8; i += ONE_THREADS) {
+  for (int i = threadIdx.x; i < heads * LANES * 8; i += DECODE_THREADS) {
     int h = i / (LANES * 8), d = i % (LANES * 8);
     const float *head = row(q, r) + (first_head + h) * kv.d_head;
     queries[h][d] = d >= kv.d_head ? 0 : is_fresh ? turned(head, fresh, r, d) : head[d];
   }
   wait_groups<0>();
   __syncthreads();
-  // Nobody else reads this key from here; queries are left by the last block that reads them.
+  // No other block reads this key from here. The last block that reads the queries writes them back.
   if (is_own && own_d < kv.d_head) row(fresh.k, r)[kv_head * kv.d_head + own_d] = own;
   auto leave_queries = [&] {
     if (!is_fresh) return;
-    for (int i = threadIdx.x; i < heads * kv.d_head; i += ONE_THREADS)
+    for (int i = threadIdx.x; i < heads * kv.d_head; i += DECODE_THREADS)
       row(q, r)[first_head * kv.d_head + i] = queries[i / kv.d_head][i % kv.d_head];
   };
-  auto place_of = [&](int i) { return (i * ONE_WARPS + warp) * AT_ONCE + key_of; };
+  auto place_of = [&](int i) { return (i * DECODE_WARPS + warp) * AT_ONCE + key_of; };
   auto load_key = [&](const char *tile, int i) { return *(const uint4 *)(tile + (place_of(i) * LANES + lane_of) * 16); };
 #pragma unroll 1
   for (int h = 0; h < heads; h++) {
@@ -181,12 +181,12 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
       }
 #pragma unroll
       for (int step = LANES / 2; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
-      int at = unit * ONE_KEYS + place_of(i);
+      int at = unit * DECODE_KEYS + place_of(i);
       if (lane_of == 0) scores[h][place_of(i)] = at > position || at < first ? -INFINITY : score * how.scale;
     }
   }
   __syncthreads();
-  for (int h = warp; h < heads; h += ONE_WARPS) {
+  for (int h = warp; h < heads; h += DECODE_WARPS) {
     float a = scores[h][lane], b = scores[h][lane + 32];
     float most = warp_max(fmaxf(a, b));
     a = expf(a - most), b = expf(b - most);
@@ -215,15 +215,15 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
     for (int e = 0; e < 8; e++) {
 #pragma unroll
       for (int step = LANES; step < 32; step *= 2) sums[e] += __shfl_xor_sync(~0u, sums[e], step);
-      if (key_of == 0) mixed[(warp * ONE_HEADS + h) * LANES * 8 + lane_of * 8 + e] = sums[e];
+      if (key_of == 0) mixed[(warp * DECODE_HEADS + h) * LANES * 8 + lane_of * 8 + e] = sums[e];
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < heads * kv.d_head; i += ONE_THREADS) {
+  for (int i = threadIdx.x; i < heads * kv.d_head; i += DECODE_THREADS) {
     int h = i / kv.d_head, d = i % kv.d_head, head = first_head + h;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < ONE_WARPS; w++) sum += mixed[(w * ONE_HEADS + h) * LANES * 8 + d];
+    for (int w = 0; w < DECODE_WARPS; w++) sum += mixed[(w * DECODE_HEADS + h) * LANES * 8 + d];
     if (alone) {
       float y = sum / sum_of[h];
       row(out, r)[head * kv.d_head + d] = y;
@@ -240,7 +240,7 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
   if (threadIdx.x == 0) {
     int *finished = units.finished + (long long)r * gridDim.y + blockIdx.y;
     is_last = count_block(finished) == until - from - 1;
-    // The next launch counts again.
+    // Resets the counter for the next launch.
     if (is_last) *finished = 0;
   }
   __syncthreads();
@@ -250,14 +250,14 @@ __device__ void attend_one(const Mat &q, const Mat &positions, const Mat &sequen
     put_together(units, how.heads, kv.d_head, r, first_head + h, from, until, (float *)values, out, shadow);
 }
 
-#define ATTEND_ONE(name, ...)                                                                                         \
-  extern "C" __global__ void __launch_bounds__(ONE_THREADS)                                                           \
-  attend_one_##name(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Fresh fresh, Mat out,    \
+#define ATTEND_DECODE(name, ...)                                                                                         \
+  extern "C" __global__ void __launch_bounds__(DECODE_THREADS)                                                           \
+  attend_decode_##name(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Fresh fresh, Mat out,    \
                     Units units, Shadow shadow, int *fault) {                                                         \
-    attend_one<__VA_ARGS__>(q, positions, sequences, tables, kv, how, fresh, out, units, shadow, fault);             \
+    attend_decode<__VA_ARGS__>(q, positions, sequences, tables, kv, how, fresh, out, units, shadow, fault);             \
   }
-// By dtype and elements of a head at most.
-ATTEND_ONE(f16_64, F16, 8)
-ATTEND_ONE(f16_128, F16, 16)
-ATTEND_ONE(bf16_64, BF16, 8)
-ATTEND_ONE(bf16_128, BF16, 16)
+// Instances by dtype and largest number of elements of a head.
+ATTEND_DECODE(f16_64, F16, 8)
+ATTEND_DECODE(f16_128, F16, 16)
+ATTEND_DECODE(bf16_64, BF16, 8)
+ATTEND_DECODE(bf16_128, BF16, 16)
