@@ -1,8 +1,8 @@
-//! Products against what bounds them: few rows against the rate at which memory is
-//! read, many rows against the `gemm` crate in f32.
+//! Products against their bounds: few rows against the memory bandwidth, many rows against the
+//! `gemm` crate in f32.
 //!
-//! `cargo bench -p djinn-device --features yardstick`. Every figure is the best of several rounds, and the two sides of a ratio take
-//! turns in each round, so that a busy machine slows both.
+//! Run with `cargo bench -p djinn-device --features yardstick`. Every number is the best of
+//! several rounds. Both sides of a ratio run in each round, so that a busy machine slows both.
 
 #![allow(clippy::unwrap_used, reason = "a bench stops at the first error")]
 
@@ -14,7 +14,7 @@ use djinn_device::{Device, Phase, ProductOps, Span, Stream, Transfers, View, Wei
 use djinn_types::{DType, Order};
 
 const SLAB: u64 = 1 << 30;
-/// Where weights begin; activations lie below.
+/// Offset of the weights; activations lie below.
 const WEIGHTS: u64 = 128 << 20;
 const ROUNDS: usize = 7;
 
@@ -39,7 +39,7 @@ fn main() {
     }
 }
 
-/// Small numbers of every element type.
+/// Fills the slab with numbers that are small in every element type.
 fn fill(device: &CpuDevice) {
     let span = Span {
         offset: 0,
@@ -90,7 +90,7 @@ fn few_rows(device: &CpuDevice, order: Order, rows: usize) {
     }
 }
 
-/// Seconds of one product, with weights that are in no cache.
+/// Seconds of one product whose weights are in no cache.
 fn stream(device: &CpuDevice, order: Order, rows: usize, n: usize, k: usize) -> f64 {
     let x = View::new(0, DType::F32, rows, k);
     let out = View::new(WEIGHTS / 2, DType::F32, rows, n);

@@ -1,4 +1,4 @@
-//! The device itself: setting up, bytes in and out, streams.
+//! Opening a device, copies in and out, streams.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
@@ -18,7 +18,7 @@ fn device(slab_bytes: u64) -> CpuDevice {
 }
 
 #[test]
-fn it_says_what_it_is() {
+fn a_device_describes_itself() {
     let info = device(1 << 20).info();
     assert_eq!(info.name, "cpu");
     let threads = format!("{} thread", host::cores());
@@ -28,7 +28,7 @@ fn it_says_what_it_is() {
 }
 
 #[test]
-fn what_the_machine_lacks_is_refused() {
+fn unavailable_options_are_refused() {
     let setup = |options: CpuOptions| match CpuDevice::new(options) {
         Err(DeviceError::Setup(reason)) => reason,
         other => panic!("{:?}", other.err()),
@@ -59,7 +59,7 @@ fn what_the_machine_lacks_is_refused() {
 }
 
 #[test]
-fn an_untouched_slab_costs_nothing() {
+fn an_untouched_slab_takes_no_memory() {
     let before = host::rss_bytes().unwrap_or(0);
     let device = device(4 << 30);
     assert!(host::rss_bytes().unwrap_or(0) < before + (64 << 20));
@@ -99,7 +99,7 @@ fn a_load_fills_all_of_a_span_and_nothing_else() {
 }
 
 #[test]
-fn a_failing_load_says_why() {
+fn a_failed_load_returns_its_error() {
     let device = device(64 << 20);
     let span = Span {
         offset: 0,
@@ -174,7 +174,7 @@ fn streams_are_idle_when_calls_return() {
 }
 
 #[test]
-fn memory_is_read_at_some_rate() {
+fn memory_bandwidth_is_plausible() {
     let rate = 1e-9 * device(0).read_bandwidth(8 << 20).unwrap();
     assert!(rate > 0.05 && rate < 10_000.0, "{rate} GB/s");
 }

@@ -104,7 +104,7 @@ impl Card {
     /// Bytes of the card's memory that this process uses before any slab: context, kernels,
     /// libraries. A memory budget covers them too. They grow when a model first runs and do
     /// not shrink when it is unloaded, so they are measured again whenever this process has
-    /// no slab and shares the card with nobody.
+    /// no slab and is alone on the card.
     pub fn taken(&self) -> u64 {
         self.ledger.driver_bytes(|| {
             let (before, now) = (self.before?, self.used()?);

@@ -26,7 +26,7 @@ enum GraphState {
     Unrecordable,
 }
 
-/// What the caller has to do for a number.
+/// Next step for a number.
 pub(super) enum ReplayStep {
     /// Run the operations.
     Run,

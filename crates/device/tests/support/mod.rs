@@ -1,19 +1,19 @@
-//! Devices of every kind, and images of the slab to run operations on.
+//! CPU devices of every instruction set, and images of the slab to run operations on.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use djinn_device::cpu::{CpuDevice, CpuOptions, Isa};
-use djinn_device::{Device, Result, Span, Transfers, View};
+use djinn_device::{Device, DeviceError, Result, Span, Transfers, View};
 use djinn_types::DType;
 use half::{bf16, f16};
 
 /// Bytes of every slab.
 pub const SLAB: usize = 2 << 20;
 
-/// Every instruction set this machine has, alone and with all cores. The first is
-/// the oracle.
+/// Devices for every instruction set of this machine, with one thread and with all cores. The
+/// first is the oracle.
 pub fn devices() -> MutexGuard<'static, Vec<CpuDevice>> {
     static DEVICES: OnceLock<Mutex<Vec<CpuDevice>>> = OnceLock::new();
     let devices = DEVICES.get_or_init(|| {
@@ -40,7 +40,7 @@ pub fn device(isa: Isa, threads: usize) -> CpuDevice {
     CpuDevice::new(options).unwrap()
 }
 
-/// A slab's bytes in the making: all ones (a NaN, or the id -1) where nothing lies.
+/// Initial bytes of a slab: all ones (NaN, or the id -1) outside of the allocated matrices.
 #[derive(Clone)]
 pub struct Image {
     pub bytes: Vec<u8>,
@@ -64,7 +64,7 @@ impl Image {
         self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 
-    /// About -2..2, with zeros and tiny numbers among them.
+    /// Random number in about -2..2, sometimes zero or tiny.
     pub fn number(&mut self) -> f32 {
         let bits = self.random();
         match bits % 97 {
@@ -79,7 +79,7 @@ impl Image {
         (self.random() % limit as u64) as usize
     }
 
-    /// Room for a matrix, at a random alignment, with gaps between its rows.
+    /// Allocates a matrix at a random alignment, with gaps between its rows.
     pub fn room(&mut self, dtype: DType, rows: usize, cols: usize) -> View {
         let (lead, gap) = (self.below(70), self.below(4));
         let view = View {
@@ -91,7 +91,7 @@ impl Image {
         view
     }
 
-    /// A matrix of random numbers.
+    /// Allocates a matrix of random numbers.
     pub fn floats(&mut self, dtype: DType, rows: usize, cols: usize) -> View {
         let view = self.room(dtype, rows, cols);
         for r in 0..rows {
@@ -107,7 +107,7 @@ impl Image {
         self.floats(DType::F32, rows, cols)
     }
 
-    /// A matrix of ids.
+    /// Allocates a matrix of ids.
     pub fn ids(&mut self, rows: usize, cols: usize, ids: impl Fn(usize, usize) -> i32) -> View {
         let view = self.room(DType::I32, rows, cols);
         for r in 0..rows {
@@ -153,8 +153,8 @@ impl Image {
         (0..view.cols).map(|c| self.get(view, r, c)).collect()
     }
 
-    /// The image after an operation, which must leave the same on every device and
-    /// change nothing but `outs`.
+    /// Runs an operation and returns the image after it. Every device must give the same bytes
+    /// and change only `outs`.
     pub fn after(&self, outs: &[View], op: impl Fn(&dyn Device) -> Result<()>) -> Image {
         let devices = devices();
         let mut images = devices.iter().map(|device| {
@@ -176,7 +176,7 @@ impl Image {
         after
     }
 
-    /// The image after an operation on one device.
+    /// Runs an operation on one device and returns the image after it.
     pub fn on(&self, device: &CpuDevice, op: impl Fn(&dyn Device) -> Result<()>) -> Image {
         let span = Span {
             offset: 0,
@@ -192,25 +192,37 @@ impl Image {
         }
     }
 
-    /// The error of an operation, which must be the same on every device and leave
-    /// the slab as it was.
-    pub fn error(&self, op: impl Fn(&dyn Device) -> Result<()>) -> String {
+    /// Runs an operation that must fail. Every device must give the same error and leave the
+    /// slab unchanged.
+    pub fn error(&self, op: impl Fn(&dyn Device) -> Result<()>) -> Refusal {
         let mut errors = Vec::new();
         for device in devices().iter() {
-            let error = std::cell::RefCell::new(String::new());
+            let error = std::cell::RefCell::new(None);
             let after = self.on(device, |device| {
-                *error.borrow_mut() = op(device).unwrap_err().to_string();
+                *error.borrow_mut() = op(device).err();
                 Ok(())
             });
             assert_same(self, &after, "a refused operation wrote");
-            errors.push(error.into_inner());
+            errors.push(error.into_inner().expect("the operation is refused"));
         }
-        assert!(errors.windows(2).all(|pair| pair[0] == pair[1]));
-        errors.swap_remove(0)
+        let same = |pair: &[DeviceError]| pair[0].to_string() == pair[1].to_string();
+        assert!(errors.windows(2).all(same), "{errors:?}");
+        match errors.swap_remove(0) {
+            DeviceError::Shape { op, .. } => Refusal::Shape(op),
+            DeviceError::OutOfSlab { op, .. } => Refusal::OutOfSlab(op),
+            other => panic!("{other:?}"),
+        }
     }
 }
 
-/// All bytes of a slab.
+/// Kind of a refusal, with the name of the refused operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Shape(&'static str),
+    OutOfSlab(&'static str),
+}
+
+/// Reads all bytes of a slab.
 fn read(device: &CpuDevice) -> Vec<u8> {
     let mut ids = vec![0; SLAB / 4];
     let all = View::new(0, DType::I32, 1, SLAB / 4);
@@ -230,7 +242,7 @@ fn assert_same(want: &Image, got: &Image, message: &str) {
     }
 }
 
-/// Whether a result is near its reference, for terms of the size of `size`.
+/// Asserts that a result is near its reference, for terms of magnitude `size`.
 pub fn assert_near(got: f64, want: f64, size: f64, what: &str) {
     let error = (got - want).abs();
     assert!(
