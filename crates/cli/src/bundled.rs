@@ -1,4 +1,4 @@
-//! Which model a command means, and the one it means when it says nothing.
+//! Model that a command uses, and the bundled one by default.
 
 use std::{
     env,
@@ -10,22 +10,26 @@ use djinn_model::Model;
 
 use crate::failure::Failure;
 
-/// Where the bundled model lies in the source tree.
+/// Folder of the bundled model in the source tree.
 const BUNDLED: &str = "models/stories-7m";
 
-/// Opens the model a flag names, or the bundled one.
+/// Opens the model that a flag names, or the bundled one.
 pub fn open(model: Option<&str>) -> Result<Model, Failure> {
-    let reference = match model {
+    Ok(Model::open(&reference(model)?)?)
+}
+
+/// Folder or shape of the model that a flag names, or of the bundled one.
+pub fn reference(model: Option<&str>) -> Result<String, Failure> {
+    Ok(match model {
         Some(reference) => match djinn_hub::resolve(reference)? {
             Resolved::Shape(shape) => shape,
             Resolved::Folder(folder) => folder.to_string_lossy().into_owned(),
         },
         None => bundled()?.to_string_lossy().into_owned(),
-    };
-    Ok(Model::open(&reference)?)
+    })
 }
 
-/// The bundled model: above the program, or in the tree it was built from.
+/// Folder of the bundled model: above the program, or in the tree that it was built from.
 pub fn bundled() -> Result<PathBuf, Failure> {
     let program = env::current_exe().ok();
     let above = program.iter().flat_map(|p| p.ancestors().skip(1));
@@ -36,7 +40,7 @@ pub fn bundled() -> Result<PathBuf, Failure> {
         .find(|folder| folder.join("config.json").is_file())
         .ok_or_else(|| {
             Failure::Message(format!(
-                "the bundled model ({BUNDLED}) is not near this program; name one with --model"
+                "the bundled model ({BUNDLED}) was not found above this program; name a model with --model"
             ))
         })
 }

@@ -1,52 +1,43 @@
-//! A run as a Chrome trace: what Perfetto and chrome://tracing open.
+//! Chrome trace of a run, as Perfetto and chrome://tracing open it.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs::File,
     io::{BufWriter, Write},
     path::Path,
 };
 
+use djinn_client::v1::Span;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use djinn_weights::{TimelineEvent, TimelineLane};
 
-/// Lanes in the order they are shown.
-fn thread(lane: TimelineLane) -> usize {
-    match lane {
-        TimelineLane::Compute => 0,
-        TimelineLane::Wait => 1,
-        TimelineLane::Link(worker) => 2 + worker,
+/// Row of the trace that a span belongs to, with its name.
+fn lane(span: &Span) -> (u64, String) {
+    match span.lane.as_str() {
+        "compute" => (0, "compute".to_owned()),
+        "wait" => (1, "waiting for weights".to_owned()),
+        _ => (2 + span.worker, format!("link worker {}", span.worker)),
     }
 }
 
-fn name(lane: TimelineLane) -> String {
-    match lane {
-        TimelineLane::Compute => "compute".to_owned(),
-        TimelineLane::Wait => "waiting for weights".to_owned(),
-        TimelineLane::Link(worker) => format!("link worker {worker}"),
-    }
-}
-
-/// Writes events; times are in microseconds, as the format wants.
-pub fn write(path: &Path, model: &str, events: &[TimelineEvent]) -> Result<(), Failure> {
+/// Writes spans to a file. Times are in microseconds, as the format requires.
+pub fn write(path: &Path, model: &str, spans: &[Span]) -> Result<(), Failure> {
     let fault = |error| Failure::Message(format!("{}: {error}", path.display()));
     let mut out = BufWriter::new(File::create(path).map_err(fault)?);
-    let lanes: BTreeSet<TimelineLane> = events.iter().map(|event| event.lane).collect();
+    let lanes: BTreeMap<u64, String> = spans.iter().map(lane).collect();
     let process = json!({ "ph": "M", "pid": 1, "name": "process_name", "args": { "name": model } });
-    let names = lanes.into_iter().flat_map(|lane| {
-        let tid = thread(lane);
+    let names = lanes.into_iter().flat_map(|(tid, name)| {
         [
             json!({ "ph": "M", "pid": 1, "tid": tid, "name": "thread_name",
-                    "args": { "name": name(lane) } }),
+                    "args": { "name": name } }),
             json!({ "ph": "M", "pid": 1, "tid": tid, "name": "thread_sort_index",
                     "args": { "sort_index": tid } }),
         ]
     });
-    let spans = events.iter().map(span);
+    let events = spans.iter().map(event);
     let mut separator = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    for event in std::iter::once(process).chain(names).chain(spans) {
+    for event in std::iter::once(process).chain(names).chain(events) {
         write!(out, "{separator}{event}").map_err(fault)?;
         separator = ",\n";
     }
@@ -55,19 +46,14 @@ pub fn write(path: &Path, model: &str, events: &[TimelineEvent]) -> Result<(), F
         .map_err(fault)
 }
 
-fn span(event: &TimelineEvent) -> Value {
-    let category = match event.lane {
-        TimelineLane::Compute => "compute",
-        TimelineLane::Wait => "wait",
-        TimelineLane::Link(_) => "copy",
-    };
-    let mut span = json!({
-        "ph": "X", "pid": 1, "tid": thread(event.lane), "cat": category, "name": event.name,
-        "ts": event.start_s * 1e6, "dur": event.seconds * 1e6,
+fn event(span: &Span) -> Value {
+    let mut event = json!({
+        "ph": "X", "pid": 1, "tid": lane(span).0, "cat": span.lane, "name": span.name,
+        "ts": span.start_s * 1e6, "dur": span.seconds * 1e6,
     });
-    if let TimelineLane::Link(_) = event.lane {
-        let rate = event.bytes as f64 / event.seconds.max(1e-9) / 1e9;
-        span["args"] = json!({ "bytes": event.bytes, "gb_per_s": rate });
+    if span.lane == "copy" {
+        let rate = span.bytes as f64 / span.seconds.max(1e-9) / 1e9;
+        event["args"] = json!({ "bytes": span.bytes, "gb_per_s": rate });
     }
-    span
+    event
 }

@@ -194,7 +194,7 @@ fn sessions_of_a_server() {
     there(&["sessions", "delete", name, loaded]);
     assert_eq!(there(&["sessions", "list"]), json!({ "sessions": [] }));
     refused(&["sessions", "list"], &["--state", "--server"]);
-    refused(&["run", "--session", "0"], &["--session wants --state"]);
+    refused(&["run", "--session", "0"], &["--session needs --state"]);
     refused(
         &["sessions", "show", "x", "--state", state],
         &["'x' is not the number"],

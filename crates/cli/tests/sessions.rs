@@ -147,7 +147,7 @@ fn what_cannot_be_is_said_and_harms_nothing() {
     check(&["sessions", "list"], "--state");
     check(
         &["sessions", "list", "--state", "/nowhere/at/all"],
-        "no sessions are kept",
+        "no saved sessions",
     );
     let junk = folder.path().join("junk");
     fs::write(&junk, "junk").unwrap();

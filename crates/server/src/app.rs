@@ -12,10 +12,11 @@ use djinn_engine::SessionId;
 
 use crate::{
     ServeError,
-    auth::KeyStore,
+    auth::{KeyStore, LOCAL_OWNER},
     config::ServerConfig,
     engine_thread::{LoadedModel, Worker},
     metrics::{Metrics, ModelReading},
+    preset::Preset,
     registry::Registry,
 };
 
@@ -37,12 +38,14 @@ pub struct App {
 
 impl App {
     /// Creates the state of a server that has no model loaded yet.
-    pub fn new(config: ServerConfig) -> Result<Arc<Self>, ServeError> {
+    pub fn new(config: ServerConfig, preset: Option<Preset>) -> Result<Arc<Self>, ServeError> {
         let config = Arc::new(config);
-        let keys = KeyStore::open(config.keys.as_deref())?;
+        // Sessions of a program with a server in process have an empty owner.
+        let local = if preset.is_some() { "" } else { LOCAL_OWNER };
+        let keys = KeyStore::open(config.keys.as_deref(), local)?;
         let (keys, metrics) = (Arc::new(keys), Metrics::new());
         Ok(Arc::new(App {
-            models: Registry::new(&config, &keys, &metrics)?,
+            models: Registry::new(&config, &keys, &metrics, preset.map(Arc::new))?,
             config,
             keys,
             metrics,

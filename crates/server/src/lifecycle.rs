@@ -14,6 +14,7 @@ use crate::{
     app::App,
     grpc, http, middleware,
     net::{self, ConnectionContext, InProcessConnector, ShutdownPhase},
+    preset::Preset,
 };
 
 /// Interval at which a draining server checks whether requests are still in flight.
@@ -35,11 +36,20 @@ pub struct Running {
 ///
 /// A configuration without addresses starts a server without ports: reach it with [`Running::connector`].
 pub async fn start(config: ServerConfig) -> Result<Running, ServeError> {
+    start_with(config, None).await
+}
+
+/// Starts a server for the program around it. The preset holds for all its models.
+pub async fn start_in_process(config: ServerConfig, preset: Preset) -> Result<Running, ServeError> {
+    start_with(config, Some(preset)).await
+}
+
+async fn start_with(config: ServerConfig, preset: Option<Preset>) -> Result<Running, ServeError> {
     config.check()?;
     let tls = config.tls.as_ref().map(net::acceptor).transpose();
     let tls = tls.map_err(ServeError::Invalid)?;
     raise_descriptor_limit();
-    let app = App::new(config)?;
+    let app = App::new(config, preset)?;
     let unavailable = |error: std::io::Error| ServeError::Unavailable(error.to_string());
     let mut listeners = Vec::new();
     let mut addresses = Vec::new();

@@ -104,7 +104,7 @@ pub struct DebugArgs {
 }
 
 /// What is changed on the way.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct ChangeArgs {
     /// What is changed.
     #[arg(

@@ -114,36 +114,36 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// Takes the device and says how much memory there is on it. Once in a command.
-    pub fn settled(&self) -> Result<Settled<'_>, DeviceError> {
+    /// Opens the device and resolves memory flags for it. A command does this once.
+    pub fn settled(&self) -> Result<Settled, DeviceError> {
         let device = self.device.choose()?;
         let memory = self.memory.settled(device.backend.free_memory()?);
         Ok(Settled {
-            args: self,
+            args: self.clone(),
             device,
             memory,
         })
     }
 }
 
-/// What the flags come to on this machine.
-pub struct Settled<'a> {
-    /// As given.
-    pub args: &'a ModelArgs,
-    /// The device, taken once for all that uses it.
+/// Model flags resolved on this machine.
+pub struct Settled {
+    /// Flags as given.
+    pub args: ModelArgs,
+    /// Device that computes.
     pub device: Chosen,
-    /// How much memory there is on it, and how weights come into it.
+    /// Memory of the device, and how weights stream into it.
     pub memory: MemorySettings,
 }
 
-impl Settled<'_> {
-    /// Where to compute.
+impl Settled {
+    /// Backend of the device.
     pub fn backend(&self) -> &dyn Backend {
         &*self.device.backend
     }
 
-    /// Refuses a budget that a card could not give even if nobody else used it. What a
-    /// processor cannot give is seen when it is taken.
+    /// Refuses a budget above a card's total memory. A processor's memory is checked when it is
+    /// allocated.
     pub fn check_budget(&self, budget: u64) -> Result<(), DeviceError> {
         let Some(card) = self.backend().card() else {
             return Ok(());

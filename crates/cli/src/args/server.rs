@@ -26,7 +26,7 @@ pub struct ServerArgs {
 }
 
 /// Flags about this machine: they say nothing to a server, which has its own.
-const LOCAL: [&str; 13] = [
+const LOCAL: [&str; 11] = [
     "device",
     "threads",
     "rows",
@@ -37,8 +37,6 @@ const LOCAL: [&str; 13] = [
     "chunk",
     "workers",
     "prefetch",
-    "stats",
-    "timeline",
     "state",
 ];
 

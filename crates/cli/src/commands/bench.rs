@@ -10,7 +10,6 @@ use djinn_bench::{
 use djinn_engine::{Blueprint, Engine};
 use djinn_model::Model;
 
-use super::watch::Watch;
 use crate::{
     args::{
         Bench, BenchArgs, BenchLinkArgs, BenchMemoryArgs, BenchOperationsArgs, BenchServeArgs,
@@ -125,7 +124,7 @@ fn on_target(
 
 /// Opens and loads models for benchmarks, and shows progress on standard error.
 struct TerminalHost<'a> {
-    settled: &'a Settled<'a>,
+    settled: &'a Settled,
     doing: OnceCell<Doing>,
 }
 
@@ -135,7 +134,7 @@ impl BenchHost for TerminalHost<'_> {
     }
 
     fn load(&self, model: Model, blueprint: Blueprint) -> Result<Engine, BenchError> {
-        super::load(self.settled, model, blueprint, &mut Watch::default()).map_err(host_error)
+        super::engine::load(self.settled, model, blueprint).map_err(host_error)
     }
 
     fn progress(&self, text: &str) {

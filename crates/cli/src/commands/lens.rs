@@ -2,108 +2,114 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use djinn_engine::{Engine, Positions, Probe, Request, SessionId, Tensor};
-use djinn_model::{Model, Site};
+use djinn_client::v1;
+use djinn_engine::{Positions, Tensor};
+use djinn_model::Site;
 use serde_json::{Value, json};
 
-use super::{grid, prompt, remote, run_out, start, watch::Watch};
+use super::{
+    connection::{LocalEngine, on_model},
+    grid, prompt,
+    run::check_finished,
+    sizing::PromptSize,
+    tensors::tensor,
+};
 use crate::{
-    args::LensArgs,
-    bundled,
+    args::{ChangeArgs, LensArgs},
     failure::{Failure, say, say_json},
 };
 
-/// What would be said behind every block.
+/// Prints the most likely next tokens after every block and position.
 pub fn lens(args: &LensArgs) -> Result<(), Failure> {
-    if args.server.server.is_some() {
-        return remote::lens::lens(args);
-    }
-    let model = bundled::open(args.model.model.as_deref())?;
-    let tokens = prompt::tokens(&model, &args.prompt)?;
-    let request = request(&model, &tokens, args.top)?;
-    let settled = args.model.settled()?;
-    let (mut engine, ids) = start(&settled, model, vec![request], &mut Watch::default())?;
-    look(&mut engine, ids[0], tokens)?.tell(args)
+    let prompt = prompt::read(&args.prompt)?;
+    let size = PromptSize {
+        prompt: prompt.clone(),
+        max_tokens: Some(0),
+        captures: vec![capture(args.top)],
+        positions: Positions::All,
+        changes: ChangeArgs::default(),
+        stop: Vec::new(),
+        sampling: None,
+        rows: args.model.rows,
+    };
+    let engine = LocalEngine::new(size.settings());
+    let grid = on_model(&args.server, &args.model, engine, async |connection| {
+        let tokens = prompt::tokens(&connection.model, &prompt).await?;
+        let info = connection.model_info().await?;
+        LensGrid::of_tokens(&connection.model, &info, tokens, args.top).await
+    })?;
+    grid.print(args)
 }
 
-/// The grid of some tokens in an engine that has room for them, as text.
-pub(super) fn of_tokens(engine: &mut Engine, tokens: &[u32]) -> Result<String, Failure> {
-    let request = request(engine.model(), tokens, 1)?;
-    let id = engine.open(request)?;
-    Ok(look(engine, id, tokens.to_vec())?.text())
-}
-
-/// What is read behind every block.
-pub(super) fn capture(top: usize) -> String {
+/// Capture of the most likely tokens after every block.
+pub fn capture(top: usize) -> String {
     format!("blocks.*.hook_resid_post|lens{top}")
 }
 
-/// A token, and how likely it is.
-struct Said {
+/// A token and its probability.
+struct Prediction {
     token: u32,
     probability: f64,
 }
 
-/// A session that reads the likeliest tokens behind every block, and nothing else.
-fn request(model: &Model, tokens: &[u32], top: usize) -> Result<Request, Failure> {
-    let capture = capture(top);
-    Ok(Request {
-        tokens: tokens.to_vec(),
-        probe: Probe::new(&model.program, &[capture], Positions::All, &[])?,
-        ..Request::default()
-    })
-}
-
-/// The likeliest tokens by block and position; the session is over then.
-fn look(engine: &mut Engine, id: SessionId, tokens: Vec<u32>) -> Result<Grid, Failure> {
-    let ran = run_out(engine);
-    let transcript = engine.close(id).expect("it is open");
-    ran?;
-    let model = engine.model();
-    let seen = transcript.captured.tensors();
-    let mut grid = Grid::new(&model.name, tokens, &seen)?;
-    let all = grid.tokens();
-    grid.names = all.map(|token| (token, name(model, token))).collect();
-    Ok(grid)
-}
-
-/// What would be said behind every block, wherever it was read.
-pub(super) struct Grid {
+/// Most likely next tokens after every block and position.
+pub struct LensGrid {
     model: String,
     read: Vec<u32>,
-    /// By block and position.
-    said: Vec<Vec<Vec<Said>>>,
-    /// How tokens are written.
-    pub(super) names: BTreeMap<u32, String>,
+    /// Predictions by block and position, the most likely first.
+    predicted: Vec<Vec<Vec<Prediction>>>,
+    /// Texts of tokens.
+    names: BTreeMap<u32, String>,
 }
 
-impl Grid {
-    /// From what was read behind every block; tokens have no names yet.
-    pub(super) fn new(
+impl LensGrid {
+    /// Runs tokens through a model and reads the lens after every block.
+    pub async fn of_tokens(
+        model: &djinn_client::ModelHandle,
+        info: &v1::Model,
+        tokens: Vec<u32>,
+        top: usize,
+    ) -> Result<Self, Failure> {
+        let session = model.session().tokens(tokens.clone()).max_tokens(0);
+        let turn = session.capture(capture(top)).open().await?;
+        let turn = turn.collect().await?;
+        check_finished(&turn)?;
+        let captured = turn.captured.into_iter();
+        let captured = captured.map(|(name, read)| (name, tensor(read))).collect();
+        let mut grid = LensGrid::new(&info.name, tokens, &captured)?;
+        let all: Vec<u32> = grid.tokens().collect();
+        let names = names(model, info.has_text, &all).await?;
+        grid.names = all.into_iter().zip(names).collect();
+        Ok(grid)
+    }
+
+    /// Grid from the tensors captured after every block. Tokens have no texts yet.
+    fn new(
         model: &str,
         read: Vec<u32>,
-        seen: &BTreeMap<String, Tensor>,
+        captured: &BTreeMap<String, Tensor>,
     ) -> Result<Self, Failure> {
         let row = |block: usize| {
-            let seen = seen.get(&Site::ResidPost(block).to_string());
-            let seen = seen.filter(|seen| seen.shape.len() == 3);
-            let seen = seen.ok_or_else(|| format!("block {block} was not read"))?;
-            let width = seen.shape[1] * seen.shape[2];
-            Ok(seen.data.chunks_exact(width).map(said).collect())
+            let tensor = captured.get(&Site::ResidPost(block).to_string());
+            let tensor = tensor.filter(|tensor| tensor.shape.len() == 3);
+            let tensor = tensor.ok_or_else(|| format!("block {block} was not captured"))?;
+            let width = tensor.shape[1] * tensor.shape[2];
+            Ok(tensor.data.chunks_exact(width).map(predictions).collect())
         };
-        let said: Result<_, String> = (0..seen.len()).map(row).collect();
-        Ok(Grid {
+        let predicted: Result<_, String> = (0..captured.len()).map(row).collect();
+        Ok(LensGrid {
             model: model.to_owned(),
             read,
-            said: said?,
+            predicted: predicted?,
             names: BTreeMap::new(),
         })
     }
 
-    /// Every token of it, read or said.
-    pub(super) fn tokens(&self) -> impl Iterator<Item = u32> + use<> {
-        let said = self.said.iter().flatten().flatten().map(|said| said.token);
-        let all: BTreeSet<u32> = self.read.iter().copied().chain(said).collect();
+    /// Every token of the prompt and of the predictions.
+    fn tokens(&self) -> impl Iterator<Item = u32> + use<> {
+        let predicted = self.predicted.iter().flatten().flatten();
+        let predicted = predicted.map(|prediction| prediction.token);
+        let all: BTreeSet<u32> = self.read.iter().copied().chain(predicted).collect();
         all.into_iter()
     }
 
@@ -111,8 +117,8 @@ impl Grid {
         self.names.get(&token).map_or("", String::as_str)
     }
 
-    /// Draws and says what was asked for.
-    pub(super) fn tell(&self, args: &LensArgs) -> Result<(), Failure> {
+    /// Draws and prints the grid.
+    fn print(&self, args: &LensArgs) -> Result<(), Failure> {
         if let Some(path) = &args.svg {
             let written = std::fs::write(path, self.svg());
             written.map_err(|error| Failure::Message(format!("{}: {error}", path.display())))?;
@@ -125,14 +131,16 @@ impl Grid {
     }
 
     fn svg(&self) -> String {
-        let cells = self.said.iter().rev().map(|row| {
-            let cell = |top: &Vec<Said>| {
+        let cells = self.predicted.iter().rev().map(|row| {
+            let cell = |top: &Vec<Prediction>| {
                 let name = self.name(top[0].token).to_owned();
                 (name, top[0].probability)
             };
             row.iter().map(cell).collect::<Vec<_>>()
         });
-        let rows = (0..self.said.len()).rev().map(|block| block.to_string());
+        let rows = (0..self.predicted.len())
+            .rev()
+            .map(|block| block.to_string());
         let read = self.read.iter().map(|&token| self.name(token).to_owned());
         grid::svg(
             &read.collect::<Vec<_>>(),
@@ -141,8 +149,9 @@ impl Grid {
         )
     }
 
-    pub(super) fn text(&self) -> String {
-        let row = |(block, row): (usize, &Vec<Vec<Said>>)| {
+    /// Grid as text.
+    pub fn text(&self) -> String {
+        let row = |(block, row): (usize, &Vec<Vec<Prediction>>)| {
             let block = std::iter::once(block.to_string());
             let cells = row.iter().map(|top| {
                 let percent = (100.0 * top[0].probability).round();
@@ -150,24 +159,24 @@ impl Grid {
             });
             block.chain(cells).collect()
         };
-        let rows: Vec<Vec<String>> = self.said.iter().enumerate().rev().map(row).collect();
+        let rows: Vec<Vec<String>> = self.predicted.iter().enumerate().rev().map(row).collect();
         let read = self.read.iter().map(|&token| self.name(token).trim());
         let header: Vec<&str> = std::iter::once("block").chain(read).collect();
         grid::text(&header, &rows)
     }
 
     fn json(&self) -> Value {
-        let cell = |top: &Vec<Said>| -> Vec<Value> {
-            let said = |said: &Said| {
+        let cell = |top: &Vec<Prediction>| -> Vec<Value> {
+            let cell = |prediction: &Prediction| {
                 json!({
-                    "token": said.token, "text": self.name(said.token),
-                    "probability": said.probability,
+                    "token": prediction.token, "text": self.name(prediction.token),
+                    "probability": prediction.probability,
                 })
             };
-            top.iter().map(said).collect()
+            top.iter().map(cell).collect()
         };
         let rows: BTreeMap<String, Vec<Vec<Value>>> = self
-            .said
+            .predicted
             .iter()
             .enumerate()
             .map(|(block, row)| {
@@ -179,29 +188,41 @@ impl Grid {
     }
 }
 
-/// The tokens of a position, first the likeliest.
-fn said(row: &[f32]) -> Vec<Said> {
+/// Predictions of a position, the most likely first.
+fn predictions(row: &[f32]) -> Vec<Prediction> {
     let (tokens, probabilities) = row.split_at(row.len() / 2);
     let pairs = tokens.iter().zip(probabilities);
-    let said = |(token, probability): (&f32, &f32)| Said {
+    let one = |(token, probability): (&f32, &f32)| Prediction {
         token: *token as u32,
         probability: f64::from(*probability),
     };
-    pairs.map(said).collect()
+    pairs.map(one).collect()
 }
 
-/// A token as people read it.
-pub(super) fn name(model: &Model, token: u32) -> String {
-    let text = model.tokenizer.as_ref().and_then(|text| text.token(token));
-    readable(&text.unwrap_or_else(|| token.to_string()))
+/// Texts of tokens on one line each, or their ids without a tokenizer.
+pub async fn names(
+    model: &djinn_client::ModelHandle,
+    has_text: bool,
+    tokens: &[u32],
+) -> Result<Vec<String>, Failure> {
+    if !has_text {
+        return Ok(tokens.iter().map(u32::to_string).collect());
+    }
+    let pieces = model.pieces(tokens).await?;
+    Ok(pieces.iter().map(|piece| readable(piece)).collect())
 }
 
-/// A token's text on one line, with its space.
-pub(super) fn readable(text: &str) -> String {
+/// Text of a token on one line, with its space.
+pub fn readable(text: &str) -> String {
     text.replace(['\u{2581}', '\u{120}'], " ")
         .replace(['\u{10a}', '\n'], "⏎")
 }
 
-pub(super) fn names(model: &Model, tokens: &[u32]) -> Vec<String> {
-    tokens.iter().map(|&token| name(model, token)).collect()
+/// Texts of tokens by a model of this process.
+pub fn local_names(model: &djinn_model::Model, tokens: &[u32]) -> Vec<String> {
+    let name = |&token: &u32| {
+        let text = model.tokenizer.as_ref().and_then(|text| text.token(token));
+        readable(&text.unwrap_or_else(|| token.to_string()))
+    };
+    tokens.iter().map(name).collect()
 }

@@ -12,7 +12,10 @@ use djinn_engine::{
 use djinn_model::{Model, Site, program::Program};
 use serde_json::{Value, json};
 
-use super::{grid, lens, load, run_out, watch::Watch};
+use super::{
+    engine::{load, run_out},
+    grid, lens,
+};
 use crate::{
     args::PatchArgs,
     bundled,
@@ -42,7 +45,7 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
         ..one
     };
     let blueprint = Blueprint::draw(&model, settled.backend(), settings, settled.memory)?;
-    let mut engine = load(&settled, model, blueprint, &mut Watch::default())?;
+    let mut engine = load(&settled, model, blueprint)?;
     let mut patching = Patching {
         engine: &mut engine,
         clean: Seen::default(),
@@ -177,7 +180,7 @@ impl Texts {
         Ok(Texts {
             answer: first("--answer", &args.answer)? as usize,
             instead: first("--instead", &args.instead)? as usize,
-            names: lens::names(model, &corrupt),
+            names: lens::local_names(model, &corrupt),
             clean,
             corrupt,
         })

@@ -2,32 +2,101 @@
 
 use std::time::Instant;
 
-use djinn_engine::{Engine, Finish, Logprob, Positions, Probe, Request, Sampling, Transcript};
-use djinn_memory::Size;
-use djinn_model::{Generation, Model};
+use djinn_client::{EventStream, Generate, TurnEvent, TurnOutput, v1};
+use djinn_engine::Positions;
+use djinn_types::Size;
 use serde_json::{Value, json};
 
-use super::{finish, kept, prompt, remote, sessions::number, start, steer::changes, watch::Watch};
+use super::{
+    connection::{Connection, LocalEngine, LocalState, on_model},
+    edits::edits,
+    prompt,
+    sessions::number,
+    sizing::{PromptSize, one_saved_session},
+    watch::Watch,
+};
 use crate::{
-    args::{RunArgs, SamplingArgs},
-    bundled,
+    args::{PromptArgs, RunArgs, SamplingArgs},
     failure::{Failure, say, say_json},
     style::{id_list, seconds},
 };
 
-/// Tokens to generate where neither flag nor model says.
-const MAX_TOKENS: usize = 256;
+/// Generates text from a prompt.
+pub fn run(args: &RunArgs) -> Result<(), Failure> {
+    if args.stop.iter().any(String::is_empty) {
+        return Err(Failure::Message(
+            "--stop is empty: give the text to stop at".into(),
+        ));
+    }
+    let engine = local_engine(args)?;
+    let prompt = prompt::read(&args.prompt)?;
+    let engine = engine.unwrap_or_else(|| LocalEngine::new(size(args, &prompt)));
+    let engine = LocalEngine {
+        measure_link: args.watch.stats,
+        ..engine
+    };
+    let mut watch = Watch::new(&args.watch)?;
+    let began = Instant::now();
+    on_model(&args.server, &args.model, engine, async |connection| {
+        let load = began.elapsed().as_secs_f64();
+        watch.begin(connection).await?;
+        let finished = generate(connection, args, &prompt, load).await;
+        // The record is most useful after a failure.
+        let ended = watch.end(connection).await;
+        let Ok(finished) = finished else {
+            eprint!("{}", watch.table());
+            return finished.map(drop);
+        };
+        finished.print(args, &watch)?;
+        ended
+    })
+}
 
-/// When things happened, in seconds.
-pub(super) struct Timing {
-    pub(super) load: f64,
-    pub(super) first_token: f64,
-    pub(super) rest: f64,
+/// Engine for a session in a state folder, if flags name one.
+fn local_engine(args: &RunArgs) -> Result<Option<LocalEngine>, Failure> {
+    let session = match (&args.session, &args.state) {
+        (Some(_), None) if args.server.server.is_none() => {
+            return Err(Failure::Message(
+                "--session needs --state DIR or --server ADDR".into(),
+            ));
+        }
+        (Some(id), Some(_)) => Some(number(id)?),
+        _ => None,
+    };
+    let state = args
+        .state
+        .clone()
+        .map(|folder| LocalState { folder, session });
+    Ok(state.map(|state| LocalEngine {
+        state: Some(state),
+        ..LocalEngine::new(one_saved_session(args.model.rows))
+    }))
+}
+
+fn size(args: &RunArgs, prompt: &PromptArgs) -> super::connection::SettingsFn {
+    let size = PromptSize {
+        prompt: prompt.clone(),
+        max_tokens: args.max_tokens,
+        captures: Vec::new(),
+        positions: Positions::All,
+        changes: args.changes.clone(),
+        stop: args.stop.clone(),
+        sampling: Some(args.sampling.clone()),
+        rows: args.model.rows,
+    };
+    size.settings()
+}
+
+/// Durations of the parts of a run in seconds.
+struct Timing {
+    load: f64,
+    first_token: f64,
+    rest: f64,
 }
 
 impl Timing {
-    /// Tokens a second after the first of so many.
-    pub(super) fn rate(&self, tokens: usize) -> f64 {
+    /// Tokens a second after the first.
+    fn rate(&self, tokens: usize) -> f64 {
         match tokens.saturating_sub(1) {
             0 => 0.0,
             after_first => after_first as f64 / self.rest,
@@ -35,95 +104,140 @@ impl Timing {
     }
 }
 
-/// Generates text from a prompt.
-pub fn run(args: RunArgs) -> Result<(), Failure> {
-    if args.stop.iter().any(String::is_empty) {
-        return Err(Failure::Message(
-            "--stop wants text: an empty one would stop nothing".into(),
-        ));
-    }
-    if args.server.server.is_some() {
-        return remote::run::run(&args);
-    }
-    let session = session(&args)?;
-    let model = bundled::open(args.model.model.as_deref())?;
-    let request = request(&model, &args)?;
-    let sampled = request.sampling.temperature > 0.0;
-    let seed = (session.is_none()).then_some(request.sampling.seed);
-    let shown = prompt_text(&model, &request.tokens).filter(|_| !args.json);
-    let given = request.tokens.clone();
-    let mut watch = Watch::new(&args.watch)?;
-    let started = Instant::now();
-    let settled = args.model.settled()?;
-    let (mut engine, id, generated) = match args.state {
-        Some(ref folder) => {
-            let which = (folder.as_path(), session);
-            let kept = kept::start(&settled, model, which, request, &mut watch)?;
-            if !args.json {
-                say(&kept.rest)?;
-            }
-            (kept.engine, kept.id, kept.generated)
-        }
-        None => {
-            let (engine, ids) = start(&settled, model, vec![request], &mut watch)?;
-            (engine, ids[0], 0)
-        }
-    };
-    let load = started.elapsed().as_secs_f64();
-    note_what_is_unused(engine.model().chat.is_some(), &args, sampled);
-    let told = generate(&mut engine, shown, load, &mut watch);
-    // Most wanted where something went wrong.
-    let timeline = watch.write_timeline(&engine);
-    if told.is_err() {
-        eprint!("{}", watch.table());
-    }
-    let (text, timing, end) = told?;
-    let mut transcript = match args.state {
-        Some(_) => kept::so_far(&engine, id, generated)?,
-        None => finish(&mut engine, id)?,
-    };
-    transcript.finish = transcript.finish.or(end);
-    transcript.prompt = given;
-    if args.json {
-        let mut report = report(&engine, &text, &transcript, &timing, seed);
-        if args.state.is_some() {
-            report["session"] = json!(id.0);
-        }
-        watch.add_to(&mut report);
-        say_json(&report)?;
-    } else {
-        if engine.model().tokenizer.is_none() {
-            say(&format!("{}\n", id_list(&transcript.generated)))?;
-        }
-        let drawn = sampled && args.sampling.seed.is_none();
-        let seed = seed.filter(|_| drawn);
-        eprintln!("{}", summary(&engine, &transcript, &timing, seed));
-        eprint!("{}", watch.table());
-        if let Some(folder) = &args.state {
-            eprintln!(
-                "session {} is kept: djinn run --state {} --session {} --prompt '…' goes on with it",
-                id.0,
-                folder.display(),
-                id.0
-            );
-        }
-    }
-    timeline
+/// A finished run.
+struct FinishedRun {
+    model: v1::Model,
+    server: v1::CapabilitiesReply,
+    address: Option<String>,
+    prompt: Vec<u32>,
+    turn: TurnOutput,
+    timing: Timing,
 }
 
-/// The session of the folder that goes on.
-fn session(args: &RunArgs) -> Result<Option<u64>, Failure> {
-    match (&args.session, &args.state) {
-        (Some(_), None) => Err(Failure::Message(
-            "--session wants --state DIR, or --server ADDR".into(),
-        )),
-        (Some(id), Some(_)) => Ok(Some(number(id)?)),
-        (None, _) => Ok(None),
+async fn generate(
+    connection: &Connection,
+    args: &RunArgs,
+    prompt: &PromptArgs,
+    load: f64,
+) -> Result<FinishedRun, Failure> {
+    let model = connection.model_info().await?;
+    let server = connection.client.capabilities().await?;
+    let streams = model.has_text && !args.json;
+    finish_interrupted(connection, args, streams).await?;
+    let asked = Instant::now();
+    let (events, prompt) = open(connection, args, prompt).await?;
+    let shown = match streams {
+        true => Some(connection.model.detokenize(&prompt, false).await?),
+        false => None,
+    };
+    note_unused_flags(model.has_chat, args);
+    let (turn, timing) = listen(events, shown, (load, asked)).await?;
+    let run = FinishedRun {
+        model,
+        server,
+        address: connection.address.clone(),
+        prompt,
+        turn,
+        timing,
+    };
+    run.check(args)?;
+    Ok(run)
+}
+
+/// Name of the session to continue.
+fn session_name(connection: &Connection, args: &RunArgs) -> Option<String> {
+    let id = args.session.as_ref()?;
+    Some(match args.state {
+        Some(_) => format!("{}:{id}", connection.model.name()),
+        None => id.clone(),
+    })
+}
+
+/// Lets a saved session finish the turn that was interrupted, and prints the rest of that turn.
+async fn finish_interrupted(
+    connection: &Connection,
+    args: &RunArgs,
+    streams: bool,
+) -> Result<(), Failure> {
+    let session = session_name(connection, args).map(|name| connection.client.session(name));
+    let (Some(session), Some(generated)) = (session, connection.interrupted()) else {
+        return Ok(());
+    };
+    let rest = session.follow(generated).await?.collect().await?;
+    match streams {
+        true => say(&rest.text),
+        false => Ok(()),
     }
 }
 
-/// Tells of what was given or is there and will not be used.
-pub(super) fn note_what_is_unused(has_chat: bool, args: &RunArgs, sampled: bool) {
+/// Begins a session, or continues one. Returns its events and the tokens of the prompt.
+async fn open(
+    connection: &Connection,
+    args: &RunArgs,
+    prompt: &PromptArgs,
+) -> Result<(EventStream, Vec<u32>), Failure> {
+    let model = &connection.model;
+    if let Some(session) = session_name(connection, args) {
+        let session = connection.client.session(session);
+        let model = match args.state {
+            Some(_) => model.clone(),
+            None => connection.client.model(session.info().await?.model),
+        };
+        let tokens = prompt::more_tokens(&model, prompt).await?;
+        let mut turn = Generate::new().tokens(tokens.clone());
+        if let Some(most) = args.max_tokens {
+            turn = turn.max_tokens(most as u64);
+        }
+        return Ok((session.generate(turn).await?, tokens));
+    }
+    let tokens = prompt::tokens(model, prompt).await?;
+    let mut session = model.session().tokens(tokens.clone());
+    session = session.sampling(v1::Sampling {
+        logprobs: args.logprobs.map(|n| n as u32),
+        ..sampling(&args.sampling)
+    });
+    if let Some(most) = args.max_tokens {
+        session = session.max_tokens(most as u64);
+    }
+    for stop in &args.stop {
+        session = session.stop(stop);
+    }
+    for edit in edits(model, &args.changes).await? {
+        session = session.edit(edit);
+    }
+    if args.ignore_eos {
+        session = session.ignore_eos();
+    }
+    if args.keep || args.state.is_some() {
+        session = session.keep();
+    }
+    Ok((session.open().await?, tokens))
+}
+
+/// Sampling that flags set. The server takes the rest from the model's recommendation.
+pub fn sampling(args: &SamplingArgs) -> v1::Sampling {
+    v1::Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k.map(|k| k as u32),
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition_penalty: args.repetition_penalty,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        logit_bias: args.logit_bias.iter().copied().collect(),
+        seed: args.seed,
+        logprobs: None,
+    }
+}
+
+/// Seed that nobody chose, short enough to type again.
+pub fn fresh_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |d| u64::from(d.subsec_nanos()) ^ d.as_secs()) % 1_000_000
+}
+
+/// Prints notes about flags without effect.
+fn note_unused_flags(has_chat: bool, args: &RunArgs) {
     if has_chat && !args.prompt.chat && args.prompt.prompt.is_some() {
         eprintln!("note: this model has a chat template; --chat uses it");
     }
@@ -133,171 +247,184 @@ pub(super) fn note_what_is_unused(has_chat: bool, args: &RunArgs, sampled: bool)
         min_p,
         ..
     } = args.sampling;
-    if !sampled && (top_k.is_some() || top_p.is_some() || min_p.is_some()) {
-        eprintln!("note: temperature is 0, so the likeliest token is taken whatever else is set");
+    if !may_sample(args) && (top_k.is_some() || top_p.is_some() || min_p.is_some()) {
+        eprintln!(
+            "note: --temperature is 0, so the most likely token is taken and --top-k, --top-p and \
+             --min-p have no effect"
+        );
     }
 }
 
-fn request(model: &Model, args: &RunArgs) -> Result<Request, Failure> {
-    let tokens = match args.session {
-        Some(_) => prompt::more(model, &args.prompt)?,
-        None => prompt::tokens(model, &args.prompt)?,
-    };
-    let edits = changes(model, &args.changes)?;
-    let mut sampling = sampling(&args.sampling, &model.generation);
-    sampling.logprobs = args.logprobs;
-    // A limit on the whole text is one on what the prompt leaves of it.
-    let by_model = model.generation.max_new_tokens.or_else(|| {
-        let length = model.generation.max_length?;
-        length.checked_sub(tokens.len()).filter(|&n| n > 0)
-    });
-    Ok(Request {
-        tokens,
-        max_tokens: args.max_tokens.or(by_model).unwrap_or(MAX_TOKENS),
-        sampling,
-        eos: if args.ignore_eos {
-            Vec::new()
-        } else {
-            model.generation.eos.clone()
-        },
-        stop: args.stop.clone(),
-        probe: Probe::new(&model.program, &[""; 0], Positions::All, &edits)?,
-        ..Request::default()
-    })
+/// Whether tokens may be sampled. Only the server knows the model's recommended temperature.
+fn may_sample(args: &RunArgs) -> bool {
+    args.sampling.temperature.is_none_or(|x| x > 0.0)
 }
 
-/// Flags first, then what the model recommends, then greedy.
-pub(super) fn sampling(args: &SamplingArgs, model: &Generation) -> Sampling {
-    let default = Sampling::default();
-    let by_model = if model.do_sample {
-        model.temperature
-    } else {
-        default.temperature
-    };
-    Sampling {
-        temperature: args.temperature.unwrap_or(by_model),
-        top_k: args.top_k.unwrap_or(model.top_k),
-        top_p: args.top_p.unwrap_or(model.top_p),
-        min_p: args.min_p.unwrap_or(model.min_p),
-        repetition_penalty: args.repetition_penalty.unwrap_or(model.repetition_penalty),
-        presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
-        frequency_penalty: args.frequency_penalty.unwrap_or(default.frequency_penalty),
-        logit_bias: args.logit_bias.clone(),
-        seed: args.seed.unwrap_or_else(fresh_seed),
-        logprobs: None,
-    }
-}
-
-/// A seed nobody chose, short enough to be typed again.
-pub fn fresh_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |d| u64::from(d.subsec_nanos()) ^ d.as_secs()) % 1_000_000
-}
-
-/// Runs to the end, and says how that came. Where there is a prompt to show, text streams
-/// after it.
-fn generate(
-    engine: &mut Engine,
+/// Collects a turn. With a prompt to show, prints the prompt and streams the text after it.
+async fn listen(
+    mut events: EventStream,
     prompt: Option<String>,
-    load: f64,
-    watch: &mut Watch,
-) -> Result<(String, Timing, Option<Finish>), Failure> {
+    (load, asked): (f64, Instant),
+) -> Result<(TurnOutput, Timing), Failure> {
     let stream = prompt.is_some();
     say(&prompt.unwrap_or_default())?;
-    let started = Instant::now();
-    let (mut text, mut first_token, mut finish) = (String::new(), None, None);
-    while !engine.is_idle() {
-        let outputs = engine.step()?;
-        watch.passed(engine);
-        for output in outputs {
-            first_token.get_or_insert_with(|| started.elapsed().as_secs_f64());
-            if stream {
-                say(&output.text)?;
-            }
-            text.push_str(&output.text);
-            finish = output.finish.or(finish);
+    let mut turn = TurnOutput::new(events.opened().clone());
+    let mut first_token = None;
+    while let Some(event) = events.next().await? {
+        first_token.get_or_insert_with(|| asked.elapsed().as_secs_f64());
+        match &event {
+            TurnEvent::Token(token) if stream => say(&token.text)?,
+            TurnEvent::Finished(finished) if stream => say(&finished.text)?,
+            _ => {}
         }
+        turn.take(event);
     }
     if stream {
         say("\n")?;
     }
-    let whole = started.elapsed().as_secs_f64();
+    let whole = asked.elapsed().as_secs_f64();
     let first_token = first_token.unwrap_or(whole);
     let timing = Timing {
         load,
         first_token,
         rest: whole - first_token,
     };
-    Ok((text, timing, finish))
+    Ok((turn, timing))
 }
 
-/// The prompt as text, which a story continues.
-fn prompt_text(model: &Model, tokens: &[u32]) -> Option<String> {
-    model.tokenizer.as_ref()?.decode(tokens, true).ok()
+/// Failure of a turn, as far as its last event reports one.
+pub fn check_finished(turn: &TurnOutput) -> Result<(), Failure> {
+    match turn.finished() {
+        Some(end) if !end.failure.is_empty() => Err(Failure::Message(end.failure.clone())),
+        Some(end) if end.why == "not-a-number" => Err(Failure::Message(
+            "the model computed a value that is not a number: its weights or the edits are broken"
+                .into(),
+        )),
+        _ => Ok(()),
+    }
 }
 
-fn summary(engine: &Engine, transcript: &Transcript, timing: &Timing, seed: Option<u64>) -> String {
-    let footprint = engine.footprint();
-    let device = engine.device();
-    let seed = seed.map_or(String::new(), |seed| format!(" · seed {seed}"));
-    format!(
-        "{} tokens · {:.1} tokens/s · first token {} · {} ({} weights, {} KV, {} activations) · {} ({}){seed}",
-        transcript.generated.len(),
-        timing.rate(transcript.generated.len()),
-        seconds(timing.first_token),
-        Size(footprint.total()),
-        Size(footprint.weights()),
-        Size(footprint.kv),
-        Size(footprint.activations),
-        device.name,
-        device.detail,
-    )
-}
+impl FinishedRun {
+    fn check(&self, args: &RunArgs) -> Result<(), Failure> {
+        check_finished(&self.turn)?;
+        let over = self.turn.finished().filter(|end| !end.kept);
+        match (over, &args.state) {
+            (Some(end), Some(_)) => {
+                let why = match end.why.as_str() {
+                    "context" => "its context is full",
+                    why => why,
+                };
+                let session = self.session_number();
+                Err(Failure::Message(format!(
+                    "session {session} is over: {why}"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
 
-fn report(
-    engine: &Engine,
-    text: &str,
-    transcript: &Transcript,
-    timing: &Timing,
-    seed: Option<u64>,
-) -> Value {
-    let footprint = engine.footprint();
-    let text_of = |token: u32| {
-        let tokenizer = engine.model().tokenizer.as_ref()?;
-        tokenizer.decode(&[token], false).ok()
-    };
-    let logprob =
-        |l: &Logprob| json!({ "token": l.token, "text": text_of(l.token), "logprob": l.logprob });
-    let logprobs: Vec<Value> = transcript
-        .logprobs
-        .iter()
-        .map(|all| {
+    /// Number of the session in its state folder.
+    fn session_number(&self) -> u64 {
+        let name = &self.turn.opened.session;
+        let number = name.rsplit_once(':').map_or("", |(_, number)| number);
+        number.parse().unwrap_or(0)
+    }
+
+    fn print(&self, args: &RunArgs, watch: &Watch) -> Result<(), Failure> {
+        let session = &self.turn.opened.session;
+        let is_kept = args.keep || args.session.is_some();
+        let seed = args.session.is_none().then_some(self.turn.opened.seed);
+        if args.json {
+            let mut report = self.json(seed);
+            if args.state.is_some() {
+                report["session"] = json!(self.session_number());
+            } else if is_kept {
+                report["session"] = json!(session);
+            }
+            watch.add_to(&mut report);
+            return say_json(&report);
+        }
+        if !self.model.has_text {
+            say(&format!("{}\n", id_list(&self.turn.tokens)))?;
+        }
+        let drawn = args.sampling.seed.is_none() && may_sample(args);
+        eprintln!("{}", self.summary(seed.filter(|_| drawn)));
+        eprint!("{}", watch.table());
+        let place = match (&args.state, &self.address) {
+            (Some(folder), _) => Some((
+                format!("--state {}", folder.display()),
+                self.session_number().to_string(),
+            )),
+            (None, Some(address)) if is_kept => {
+                Some((format!("--server {address}"), session.clone()))
+            }
+            _ => None,
+        };
+        if let Some((place, session)) = place {
+            eprintln!(
+                "session {session} is kept; continue it with: djinn run {place} --session {session} \
+                 --prompt '…'"
+            );
+        }
+        Ok(())
+    }
+
+    fn summary(&self, seed: Option<u64>) -> String {
+        let seed = seed.map_or(String::new(), |seed| format!(" · seed {seed}"));
+        let memory = self.model.memory.unwrap_or_default();
+        let device = &self.server.device;
+        let place = match &self.address {
+            Some(address) => format!("{device} at {address}"),
+            None => format!("{device} ({})", self.server.device_detail),
+        };
+        format!(
+            "{} tokens · {:.1} tokens/s · first token {} · {} ({} weights, {} KV, {} activations) · \
+             {place}{seed}",
+            self.turn.tokens.len(),
+            self.timing.rate(self.turn.tokens.len()),
+            seconds(self.timing.first_token),
+            Size(memory.total_bytes),
+            Size(weights(&memory)),
+            Size(memory.kv_bytes),
+            Size(memory.activations_bytes),
+        )
+    }
+
+    fn json(&self, seed: Option<u64>) -> Value {
+        let memory = self.model.memory.unwrap_or_default();
+        let logprob =
+            |l: &v1::Logprob| json!({ "token": l.id, "text": l.text, "logprob": l.logprob });
+        let logprobs = self.turn.logprobs.iter().map(|all| {
             let mut chosen = logprob(&all[0]);
             chosen["top"] = all[1..].iter().map(logprob).collect();
             chosen
+        });
+        json!({
+            "model": self.model.name,
+            "device": self.server.device,
+            "device_detail": self.server.device_detail,
+            "prompt_ids": self.prompt,
+            "output_ids": self.turn.tokens,
+            "text": self.turn.text,
+            "finish": self.turn.finished().map(|end| &end.why),
+            "seed": seed,
+            "logprobs": logprobs.collect::<Vec<Value>>(),
+            "tokens_per_s": self.timing.rate(self.turn.tokens.len()),
+            "first_token_s": self.timing.first_token,
+            "load_s": self.timing.load,
+            "memory": {
+                "weights_bytes": weights(&memory),
+                "resident_bytes": memory.resident_bytes,
+                "ring_bytes": memory.ring_bytes,
+                "experts_bytes": memory.experts_bytes,
+                "kv_bytes": memory.kv_bytes,
+                "activations_bytes": memory.activations_bytes,
+                "peak_rss_bytes": djinn_device::host::peak_rss_bytes(),
+            },
         })
-        .collect();
-    json!({
-        "model": engine.model().name,
-        "device": engine.device().name,
-        "device_detail": engine.device().detail,
-        "prompt_ids": transcript.prompt,
-        "output_ids": transcript.generated,
-        "text": text,
-        "finish": transcript.finish.map(|f| f.to_string()),
-        "seed": seed,
-        "logprobs": logprobs,
-        "tokens_per_s": timing.rate(transcript.generated.len()),
-        "first_token_s": timing.first_token,
-        "load_s": timing.load,
-        "memory": {
-            "weights_bytes": footprint.weights(),
-            "resident_bytes": footprint.resident,
-            "ring_bytes": footprint.ring,
-            "experts_bytes": footprint.pool,
-            "kv_bytes": footprint.kv,
-            "activations_bytes": footprint.activations,
-            "peak_rss_bytes": djinn_device::host::peak_rss_bytes(),
-        },
-    })
+    }
+}
+
+fn weights(memory: &v1::ModelMemory) -> u64 {
+    memory.resident_bytes + memory.ring_bytes + memory.experts_bytes
 }

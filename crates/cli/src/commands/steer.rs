@@ -1,15 +1,19 @@
 //! `djinn steer`
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path};
 
-use djinn_engine::{Change, EditSpec, Operand, Positions, Probe, Request, Tensor, Transcript};
+use djinn_engine::{EditSpec, Positions, Probe, Request, Tensor, Transcript};
 use djinn_model::{Model, Site};
 use djinn_vectors::{Format, Steering};
 use serde_json::json;
 
-use super::{finish, prompt, run_out, start, watch::Watch};
+use super::{
+    edits::local_edits,
+    engine::{finish, run_out, start},
+    prompt,
+};
 use crate::{
-    args::{ChangeArgs, SteerArgs, SteerMakeArgs, SteerMeasureArgs, SteerShowArgs, SteerWhat},
+    args::{SteerArgs, SteerMakeArgs, SteerMeasureArgs, SteerShowArgs, SteerWhat},
     bundled,
     failure::{Failure, say, say_json},
     style::table,
@@ -22,53 +26,6 @@ pub fn steer(args: &SteerArgs) -> Result<(), Failure> {
         SteerWhat::Show(args) => show(args),
         SteerWhat::Measure(args) => measure(args),
     }
-}
-
-/// Everything that flags change on the way, in order.
-pub(super) fn changes(model: &Model, args: &ChangeArgs) -> Result<Vec<EditSpec>, Failure> {
-    let dims = &model.program.dims;
-    changes_of(&model.name, (dims.blocks, dims.d_model), args)
-}
-
-/// The same for a model of so many blocks with a residual so wide, wherever it is.
-pub(super) fn changes_of(
-    model: &str,
-    (blocks, d_model): (usize, usize),
-    args: &ChangeArgs,
-) -> Result<Vec<EditSpec>, Failure> {
-    let mut edits = args.edit.clone();
-    for steer in &args.steer {
-        let vector = Steering::read(&steer.file)?;
-        let refuse = |reason: String| {
-            Err(Failure::Message(format!(
-                "{}: {reason}",
-                steer.file.display()
-            )))
-        };
-        if vector.width() != d_model {
-            return refuse(format!(
-                "its directions have {} numbers, and the residual of {model} {d_model}",
-                vector.width(),
-            ));
-        }
-        for (&block, direction) in vector.directions() {
-            if block >= blocks {
-                return refuse(format!(
-                    "it has a direction for block {block}, and {model} has {blocks}"
-                ));
-            }
-            let operand = Operand::Tensor(Arc::new(Tensor {
-                shape: vec![direction.len()],
-                data: direction.clone(),
-            }));
-            let factor = steer.factor;
-            edits.push(EditSpec::at(
-                Site::ResidPost(block),
-                Change::Add { operand, factor },
-            ));
-        }
-    }
-    Ok(edits)
 }
 
 fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
@@ -103,7 +60,7 @@ fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
     }
     let name = model.name.clone();
     let settled = args.model.settled()?;
-    let (mut engine, ids) = start(&settled, model, requests, &mut Watch::default())?;
+    let (mut engine, ids) = start(&settled, model, requests)?;
     run_out(&mut engine)?;
     let mut rows = Vec::with_capacity(ids.len());
     for id in ids {
@@ -210,8 +167,8 @@ fn show(args: &SteerShowArgs) -> Result<(), Failure> {
 
 fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
     let model = bundled::open(args.model.model.as_deref())?;
-    let tokens = prompt::tokens(&model, &args.prompt)?;
-    let edits = changes(&model, &args.changes)?;
+    let tokens = prompt::local_tokens(&model, &prompt::read(&args.prompt)?)?;
+    let edits = local_edits(&model, &args.changes)?;
     if edits.is_empty() {
         let message = "nothing is changed: give --edit or --steer";
         return Err(Failure::Message(message.into()));
@@ -226,7 +183,7 @@ fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
     };
     let requests = vec![request(&[])?, request(&edits)?];
     let settled = args.model.settled()?;
-    let (mut engine, ids) = start(&settled, model, requests, &mut Watch::default())?;
+    let (mut engine, ids) = start(&settled, model, requests)?;
     run_out(&mut engine)?;
     let [plain, changed] = [ids[0], ids[1]].map(|id| finish(&mut engine, id));
     let (plain, changed) = (plain?, changed?);

@@ -1,77 +1,254 @@
 //! `djinn trace`
 
-use djinn_engine::{Engine, Positions, Probe, Request, check_writable};
-use djinn_model::Model;
+use std::collections::BTreeMap;
 
-use super::{finish, prompt, remote, start, steer::changes, traced::Traced, watch::Watch};
-use crate::{args::TraceArgs, bundled, failure::Failure};
+use djinn_engine::{Positions, Tensor, check_writable, write_tensors};
+use serde_json::{Value, json};
 
-/// Runs a prompt and keeps what was at the hooks.
-pub fn trace(args: TraceArgs) -> Result<(), Failure> {
+use super::{
+    connection::{Connection, LocalEngine, on_model},
+    edits::edits,
+    prompt,
+    run::check_finished,
+    sizing::PromptSize,
+    tensors::{greedy, tensor},
+    watch::Watch,
+};
+use crate::{
+    args::{PromptArgs, TraceArgs},
+    failure::{Failure, say, say_json},
+    style::{self, id_list},
+};
+
+/// Runs a prompt and prints what was captured at hooks.
+pub fn trace(args: &TraceArgs) -> Result<(), Failure> {
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
-    if args.server.server.is_some() {
-        return remote::trace::trace(&args);
-    }
-    let model = bundled::open(args.model.model.as_deref())?;
-    let request = request(&model, &args)?;
-    let mut watch = Watch::new(&args.watch)?;
-    let (mut engine, ids) = start(&args.model.settled()?, model, vec![request], &mut watch)?;
-    let ran = run_out(&mut engine, &mut watch);
-    watch.write_timeline(&engine)?;
-    if ran.is_err() {
-        eprint!("{}", watch.table());
-    }
-    ran?;
-    let transcript = finish(&mut engine, ids[0])?;
-    let model = engine.model();
-    let hooks = model.program.hooks().into_iter();
-    let text = model.tokenizer.as_ref();
-    let traced = Traced {
-        model: model.name.clone(),
-        order: hooks.map(|site| site.to_string()).collect(),
-        tensors: transcript.captured.tensors(),
-        text: text.and_then(|text| text.decode(&transcript.generated, true).ok()),
-        finish: transcript.finish.map(|finish| finish.to_string()),
-        prompt: transcript.prompt,
-        generated: transcript.generated,
+    let prompt = prompt::read(&args.prompt)?;
+    let size = PromptSize {
+        prompt: prompt.clone(),
+        max_tokens: Some(args.generate),
+        captures: captures(args),
+        positions: Positions::Prompt,
+        changes: args.changes.clone(),
+        stop: Vec::new(),
+        sampling: None,
+        rows: args.model.rows,
     };
-    traced.tell(&args, &watch)
-}
-
-fn run_out(engine: &mut Engine, watch: &mut Watch) -> Result<(), Failure> {
-    while !engine.is_idle() {
-        engine.step()?;
-        watch.passed(engine);
-    }
-    Ok(())
-}
-
-fn request(model: &Model, args: &TraceArgs) -> Result<Request, Failure> {
-    let tokens = prompt::tokens(model, &args.prompt)?;
-    let edits = changes(model, &args.changes)?;
-    let captures: Vec<String> = args.capture.iter().flat_map(|text| apart(text)).collect();
-    let probe = Probe::new(&model.program, &captures, Positions::Prompt, &edits)?;
-    Ok(Request {
-        tokens,
-        max_tokens: args.generate,
-        probe,
-        ..Request::default()
+    let engine = LocalEngine {
+        measure_link: args.watch.stats,
+        ..LocalEngine::new(size.settings())
+    };
+    let mut watch = Watch::new(&args.watch)?;
+    on_model(&args.server, &args.model, engine, async |connection| {
+        watch.begin(connection).await?;
+        let traced = run(connection, args, &prompt).await;
+        watch.end(connection).await?;
+        if traced.is_err() {
+            eprint!("{}", watch.table());
+        }
+        traced?.print(args, &watch)
     })
 }
 
-/// Captures that commas keep apart: those within brackets and lists of positions do not.
-pub(super) fn apart(text: &str) -> Vec<String> {
+fn captures(args: &TraceArgs) -> Vec<String> {
+    args.capture.iter().flat_map(|text| apart(text)).collect()
+}
+
+async fn run(
+    connection: &Connection,
+    args: &TraceArgs,
+    prompt: &PromptArgs,
+) -> Result<TracedPrompt, Failure> {
+    let model = &connection.model;
+    let prompt = prompt::tokens(model, prompt).await?;
+    let mut session = model
+        .session()
+        .tokens(prompt.clone())
+        .max_tokens(args.generate as u64)
+        .sampling(greedy())
+        .ignore_eos()
+        .capture_positions("prompt");
+    for capture in captures(args) {
+        session = session.capture(capture);
+    }
+    for edit in edits(model, &args.changes).await? {
+        session = session.edit(edit);
+    }
+    let turn = session.open().await?.collect().await?;
+    check_finished(&turn)?;
+    let info = connection.model_info().await?;
+    let hooks = model.hooks("*").await?;
+    let finish = turn.finished().map(|end| end.why.clone());
+    Ok(TracedPrompt {
+        model: info.name,
+        order: hooks.into_iter().map(|hook| hook.name).collect(),
+        tensors: turn
+            .captured
+            .into_iter()
+            .map(|(name, captured)| (name, tensor(captured)))
+            .collect(),
+        text: info.has_text.then_some(turn.text),
+        finish,
+        prompt,
+        generated: turn.tokens,
+    })
+}
+
+/// Splits captures at commas, except those within brackets and lists of positions.
+fn apart(text: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for part in text.split(',') {
-        let goes_on = part.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        let continues = part.starts_with(|c: char| c.is_ascii_digit() || c == '-');
         match all.last_mut() {
-            Some(last) if goes_on => *last = format!("{last},{part}"),
+            Some(last) if continues => *last = format!("{last},{part}"),
             _ => all.push(part.to_owned()),
         }
     }
     all
+}
+
+/// A prompt that has run, and the tensors captured at hooks.
+struct TracedPrompt {
+    model: String,
+    /// Hooks of the model in the order of a pass.
+    order: Vec<String>,
+    /// Captured tensors by hook.
+    tensors: BTreeMap<String, Tensor>,
+    prompt: Vec<u32>,
+    generated: Vec<u32>,
+    /// Generated text, if the model has a tokenizer.
+    text: Option<String>,
+    finish: Option<String>,
+}
+
+impl TracedPrompt {
+    /// Writes and prints the captured tensors.
+    fn print(&self, args: &TraceArgs, watch: &Watch) -> Result<(), Failure> {
+        if let Some(out) = &args.out {
+            write_tensors(out, &self.tensors, &self.id_lists(args.generate))?;
+            eprintln!(
+                "{} tensors written to {}",
+                self.tensors.len(),
+                out.display()
+            );
+        }
+        self.warn_of_non_finite();
+        if args.json {
+            let mut report = self.json();
+            watch.add_to(&mut report);
+            return say_json(&report);
+        }
+        eprint!("{}", watch.table());
+        match &args.out {
+            None => say(&self.table()),
+            Some(_) => say(&self.tokens()),
+        }
+    }
+
+    /// Names the first hook with values that are not finite.
+    fn warn_of_non_finite(&self) {
+        let broken = |tensor: &Tensor| tensor.data.iter().any(|x| !x.is_finite());
+        let mut all = self.in_order().into_iter();
+        if let Some((name, _)) = all.find(|(_, tensor)| broken(tensor)) {
+            eprintln!("note: {name} holds values that are not finite");
+        }
+    }
+
+    fn id_lists(&self, generate: usize) -> BTreeMap<String, Vec<u32>> {
+        let mut ids = BTreeMap::from([("input_ids".to_owned(), self.prompt.clone())]);
+        if generate > 0 {
+            ids.insert("output_ids".to_owned(), self.generated.clone());
+        }
+        ids
+    }
+
+    /// Captured tensors in the order of a pass.
+    fn in_order(&self) -> Vec<(&String, &Tensor)> {
+        let names = self.order.iter();
+        names
+            .filter_map(|name| self.tensors.get(name).map(|tensor| (name, tensor)))
+            .collect()
+    }
+
+    fn table(&self) -> String {
+        let rows: Vec<Vec<String>> = self
+            .in_order()
+            .into_iter()
+            .map(|(name, tensor)| {
+                let d = tensor_stats(tensor);
+                let numbers = [d.norm, d.mean, f64::from(d.least), f64::from(d.most)];
+                [name.clone(), format!("{:?}", tensor.shape)]
+                    .into_iter()
+                    .chain(numbers.map(|x| format!("{x:.4}")))
+                    .collect()
+            })
+            .collect();
+        let header = ["hook", "shape", "norm", "mean", "least", "most"];
+        style::table(&header, &rows) + &self.tokens()
+    }
+
+    /// Prompt tokens and generated tokens as text.
+    fn tokens(&self) -> String {
+        let (prompt, generated) = (&self.prompt, &self.generated);
+        let mut out = format!("{} tokens read: {}\n", prompt.len(), id_list(prompt));
+        if let (false, Some(finish)) = (generated.is_empty(), &self.finish) {
+            out += &format!(
+                "{} generated ({finish}): {}\n",
+                generated.len(),
+                id_list(generated)
+            );
+            if let Some(text) = &self.text {
+                out += &format!("{text}\n");
+            }
+        }
+        out
+    }
+
+    fn json(&self) -> Value {
+        let hooks: Vec<Value> = self
+            .in_order()
+            .into_iter()
+            .map(|(name, tensor)| {
+                let d = tensor_stats(tensor);
+                json!({
+                    "hook": name, "shape": tensor.shape,
+                    "norm": d.norm, "mean": d.mean, "least": d.least, "most": d.most,
+                })
+            })
+            .collect();
+        json!({
+            "model": self.model,
+            "input_ids": self.prompt,
+            "output_ids": self.generated,
+            "finish": self.finish,
+            "hooks": hooks,
+        })
+    }
+}
+
+/// Statistics of a tensor.
+struct TensorStats {
+    norm: f64,
+    mean: f64,
+    least: f32,
+    most: f32,
+}
+
+fn tensor_stats(tensor: &Tensor) -> TensorStats {
+    let squares: f64 = tensor.data.iter().map(|&x| f64::from(x).powi(2)).sum();
+    let sum: f64 = tensor.data.iter().map(|&x| f64::from(x)).sum();
+    TensorStats {
+        norm: squares.sqrt(),
+        mean: sum / tensor.data.len().max(1) as f64,
+        least: tensor.data.iter().copied().fold(f32::INFINITY, f32::min),
+        most: tensor
+            .data
+            .iter()
+            .copied()
+            .fold(f32::NEG_INFINITY, f32::max),
+    }
 }
 
 #[cfg(test)]

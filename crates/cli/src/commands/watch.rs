@@ -1,94 +1,79 @@
-//! `--stats` and `--timeline`: what the link did, pass by pass.
+//! `--stats` and `--timeline`: statistics of passes and a trace, as the server records them.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use djinn_bench::rates;
-use djinn_engine::{Blueprint, Engine, check_writable};
-use djinn_memory::Size;
-use djinn_model::Model;
+use djinn_client::v1;
+use djinn_engine::check_writable;
+use djinn_types::Size;
 use djinn_weights::PassStats;
 use serde_json::{Value, json};
 
+use super::connection::Connection;
 use crate::{
-    args::{Settled, WatchArgs},
+    args::WatchArgs,
     failure::Failure,
     style::{seconds, table},
     timeline,
 };
 
-/// How long the link is measured by itself.
-const MEASURE: Duration = Duration::from_millis(500);
-
-/// Collects what was asked for.
-#[derive(Default)]
+/// Statistics and trace of a command's passes, as far as flags ask for them.
 pub struct Watch {
-    stats: bool,
-    timeline: Option<PathBuf>,
-    /// What the link gives alone, in GB/s.
+    args: WatchArgs,
+    /// Bandwidth of the link alone in GB/s, if weights stream.
     link: Option<f64>,
     passes: Vec<PassStats>,
 }
 
 impl Watch {
-    /// Refuses a timeline that cannot be written before anything else is done.
+    /// Checks that the trace can be written before anything else is done.
     pub fn new(args: &WatchArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.timeline {
             check_writable(path)?;
         }
         Ok(Watch {
-            stats: args.stats,
-            timeline: args.timeline.clone(),
-            ..Watch::default()
+            args: args.clone(),
+            link: None,
+            passes: Vec::new(),
         })
     }
 
-    /// Before loading: measures the link where its share is wanted.
-    pub fn measure(
-        &mut self,
-        settled: &Settled<'_>,
-        model: &Model,
-        blueprint: &Blueprint,
-    ) -> Result<(), Failure> {
-        if self.stats {
-            self.link = Some(rates::link(
-                settled.backend(),
-                model,
-                blueprint,
-                MEASURE,
-                0.0,
-            )?);
+    fn is_on(&self) -> bool {
+        self.args.stats || self.args.timeline.is_some()
+    }
+
+    /// Begins a record on the server.
+    pub async fn begin(&self, connection: &Connection) -> Result<(), Failure> {
+        if self.is_on() {
+            connection.client.record(connection.model.name()).await?;
         }
         Ok(())
     }
 
-    /// Before the first pass.
-    pub fn begin(&self, engine: &Engine) {
-        if self.timeline.is_some() {
-            engine.record();
+    /// Ends the record and writes the trace.
+    pub async fn end(&mut self, connection: &Connection) -> Result<(), Failure> {
+        if !self.is_on() {
+            return Ok(());
         }
-    }
-
-    /// After every pass.
-    pub fn passed(&mut self, engine: &Engine) {
-        if self.stats {
-            self.passes.extend(engine.last_pass());
+        let record = connection
+            .client
+            .end_record(connection.model.name())
+            .await?;
+        self.passes = record.passes.iter().map(stats).collect();
+        if self.args.stats {
+            self.link = link_alone(connection).await?;
         }
-    }
-
-    /// Writes the timeline where one was asked for.
-    pub fn write_timeline(&self, engine: &Engine) -> Result<(), Failure> {
-        let Some(path) = &self.timeline else {
+        let Some(path) = &self.args.timeline else {
             return Ok(());
         };
-        let record = engine.timeline();
-        timeline::write(path, &engine.model().name, &record.events)?;
+        let name = connection.model_info().await?.name;
+        timeline::write(path, &name, &record.spans)?;
         let left_out = match record.left_out {
             0 => String::new(),
             count => format!(", {count} later ones left out"),
         };
         eprintln!(
             "{} events written to {}{left_out} (open it at ui.perfetto.dev)",
-            record.events.len(),
+            record.spans.len(),
             path.display()
         );
         Ok(())
@@ -98,9 +83,9 @@ impl Watch {
         (pass.link_bytes > 0).then_some(pass.link_gb_per_s() / self.link?)
     }
 
-    /// A line for every pass; nothing where none was asked for.
+    /// Table with a line for every pass; empty without `--stats`.
     pub fn table(&self) -> String {
-        if !self.stats {
+        if !self.args.stats {
             return String::new();
         }
         let row = |(number, pass): (usize, &PassStats)| {
@@ -120,16 +105,16 @@ impl Watch {
         let header = [
             "pass", "rows", "time", "link", "GB/s", "of link", "waited", "overlap",
         ];
-        let link = self.link.unwrap_or(0.0);
-        format!(
-            "{}the link alone gives {link:.2} GB/s\n",
-            table(&header, &rows)
-        )
+        let link = match self.link {
+            Some(link) => format!("the link alone gives {link:.2} GB/s\n"),
+            None => "nothing streams, so the link was not measured\n".to_owned(),
+        };
+        table(&header, &rows) + &link
     }
 
-    /// The same in JSON.
+    /// Adds the same numbers to a JSON report.
     pub fn add_to(&self, report: &mut Value) {
-        if !self.stats {
+        if !self.args.stats {
             return;
         }
         let pass = |pass: &PassStats| {
@@ -144,4 +129,24 @@ impl Watch {
         report["link_alone_gb_per_s"] = json!(self.link);
         report["passes"] = self.passes.iter().map(pass).collect();
     }
+}
+
+fn stats(pass: &v1::Pass) -> PassStats {
+    PassStats {
+        rows: pass.rows as usize,
+        seconds: pass.seconds,
+        link_bytes: pass.link_bytes,
+        link_s: pass.link_s,
+        stall_s: pass.stall_s,
+    }
+}
+
+/// Bandwidth of the link alone in GB/s, as the server measured it.
+async fn link_alone(connection: &Connection) -> Result<Option<f64>, Failure> {
+    let mut watch = connection.client.watch(Duration::from_secs(1)).await?;
+    let name = connection.model.info().await?.name;
+    let is_it = |status: &v1::ModelStatus| status.model.as_ref().is_some_and(|m| m.name == name);
+    let status = watch.next().await?.models.into_iter().find(is_it);
+    let rate = status.map(|status| status.link_ceiling / 1e9);
+    Ok(rate.filter(|rate| *rate > 0.0))
 }

@@ -35,10 +35,11 @@ struct OwnerUsage {
 }
 
 impl KeyStore {
-    /// Reads a key file. Without one, every request is accepted as the owner `local` with admin rights.
-    pub fn open(path: Option<&Path>) -> Result<Self, KeyFileError> {
+    /// Reads a key file. Without one, every request is accepted as the owner `local`, with admin
+    /// rights.
+    pub fn open(path: Option<&Path>, local: &str) -> Result<Self, KeyFileError> {
         let local = KeyOwner {
-            name: LOCAL_OWNER.to_owned(),
+            name: local.to_owned(),
             admin: true,
             requests_per_minute: None,
             requests_at_once: None,
@@ -184,7 +185,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         fs::write(&path, text).unwrap();
-        Arc::new(KeyStore::open(Some(&path)).unwrap())
+        Arc::new(KeyStore::open(Some(&path), LOCAL_OWNER).unwrap())
     }
 
     const ADA: &str = "[[key]]\nowner = 'ada'\nkey = 'ada-0123456789abcdef'\n";
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn without_keys_every_request_is_local() {
-        let keys = KeyStore::open(None).unwrap();
+        let keys = KeyStore::open(None, LOCAL_OWNER).unwrap();
         assert_eq!(keys.authenticate(None).unwrap().name, LOCAL_OWNER);
     }
 }

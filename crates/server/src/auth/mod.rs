@@ -6,4 +6,4 @@ mod keys;
 
 pub use caller::Caller;
 pub use key_file::KeyFileError;
-pub use keys::KeyStore;
+pub use keys::{KeyStore, LOCAL_OWNER};

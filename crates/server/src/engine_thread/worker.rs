@@ -10,6 +10,7 @@ use std::{
 };
 
 use djinn_engine::{Engine, Finish, Output, Request, SessionId, SessionStatus, Tensor};
+use djinn_weights::{PassStats, Timeline};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{event::SessionEvent, subscriber::Subscriber, wait_signal::WaitSignal};
@@ -26,6 +27,9 @@ const EMPTY_POLL: Duration = Duration::from_secs(1);
 /// Number of consecutive failed passes after which the engine thread gives up.
 const FAILED_PASSES_MAX: usize = 8;
 
+/// Largest number of passes whose statistics a record keeps.
+const RECORDED_PASSES_MAX: usize = 1 << 16;
+
 /// A closure that runs on the engine thread between two passes.
 pub type EngineJob = Box<dyn FnOnce(&mut Worker) + Send>;
 
@@ -40,6 +44,8 @@ pub struct Worker {
     failed_passes: usize,
     is_closing: bool,
     stops: bool,
+    /// Statistics of passes while a timeline is recorded.
+    recorded: Option<Vec<PassStats>>,
 }
 
 impl Worker {
@@ -56,7 +62,20 @@ impl Worker {
             failed_passes: 0,
             is_closing: false,
             stops: false,
+            recorded: None,
         }
+    }
+
+    /// Begins to record a timeline and the statistics of passes.
+    pub fn record(&mut self) {
+        self.engine.record();
+        self.recorded = Some(Vec::new());
+    }
+
+    /// Ends the record and returns it.
+    pub fn end_record(&mut self) -> (Timeline, Vec<PassStats>) {
+        let passes = self.recorded.take().unwrap_or_default();
+        (self.engine.end_record(), passes)
     }
 
     /// Runs jobs and passes until the thread is stopped or every handle is dropped.
@@ -123,6 +142,11 @@ impl Worker {
                     && let Some(pass) = self.engine.last_pass()
                 {
                     self.totals.add(&pass);
+                    if let Some(passes) = self.recorded.as_mut()
+                        && passes.len() < RECORDED_PASSES_MAX
+                    {
+                        passes.push(pass);
+                    }
                 }
                 for output in outputs {
                     self.publish(output);

@@ -4,7 +4,7 @@ use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use djinn_device::host::rss_bytes;
 use djinn_engine::TierUsage;
-use djinn_weights::{Timeline, TimelineEvent, TimelineLane};
+use djinn_weights::{PassStats, TimelineEvent, TimelineLane};
 use djinn_wire::v1::{self, server_server::Server};
 use futures_util::stream;
 use tonic::{Request, Response};
@@ -62,25 +62,36 @@ impl Server for GrpcService {
         let recorded = model.call(move |worker| {
             Ok(match request.record {
                 true => {
-                    worker.engine.record();
-                    Timeline::default()
+                    worker.record();
+                    Default::default()
                 }
-                false => worker.engine.end_record(),
+                false => worker.end_record(),
             })
         });
-        let recorded = recorded.await?;
+        let (timeline, passes) = recorded.await?;
         Ok(Response::new(v1::TimelineReply {
-            spans: recorded.events.into_iter().map(span).collect(),
-            left_out: recorded.left_out,
+            spans: timeline.events.into_iter().map(span).collect(),
+            left_out: timeline.left_out,
+            passes: passes.iter().map(pass).collect(),
         }))
     }
 }
 
+fn pass(pass: &PassStats) -> v1::Pass {
+    v1::Pass {
+        rows: pass.rows as u64,
+        seconds: pass.seconds,
+        link_bytes: pass.link_bytes,
+        link_s: pass.link_s,
+        stall_s: pass.stall_s,
+    }
+}
+
 fn span(event: TimelineEvent) -> v1::Span {
-    let lane = match event.lane {
-        TimelineLane::Compute => "compute",
-        TimelineLane::Wait => "wait",
-        TimelineLane::Link(_) => "copy",
+    let (lane, worker) = match event.lane {
+        TimelineLane::Compute => ("compute", 0),
+        TimelineLane::Wait => ("wait", 0),
+        TimelineLane::Link(worker) => ("copy", worker),
     };
     v1::Span {
         lane: lane.to_owned(),
@@ -88,6 +99,7 @@ fn span(event: TimelineEvent) -> v1::Span {
         start_s: event.start_s,
         seconds: event.seconds,
         bytes: event.bytes,
+        worker: worker as u64,
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
     config::{LoadOptions, ServerConfig},
     engine_thread::{LoadedEngine, LoadedModel, facts},
     metrics::Metrics,
+    preset::Preset,
 };
 
 /// Default context length in tokens, unless the model's is shorter.
@@ -48,6 +49,8 @@ pub(super) struct ModelLoader {
     pub config: Arc<ServerConfig>,
     /// Metrics of the server.
     pub metrics: Arc<Metrics>,
+    /// Settings of the program around a server in process.
+    pub preset: Option<Arc<Preset>>,
 }
 
 /// Whether loading failed only for lack of memory.
@@ -82,7 +85,7 @@ impl ModelLoader {
 
     fn load(self, progress: &mut dyn FnMut(LoadProgress)) -> Result<LoadedEngine, ServeError> {
         let model = Model::open(&self.reference)?;
-        let blueprint = self.draw(&model)?;
+        let blueprint = self.blueprint(&model)?;
         tracing::debug!(model = self.name, plan = blueprint.reason(), "loading");
         if self.config.memory.overrides.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
             tracing::warn!(
@@ -91,8 +94,23 @@ impl ModelLoader {
             );
         }
         let backend = &*self.config.backend;
-        let link_ceiling = link_ceiling(backend, &model, &blueprint);
-        let mut engine = Engine::load(model, backend, blueprint, progress)?;
+        let preset = self.preset.as_deref();
+        let link_ceiling = match preset.is_none_or(|preset| preset.measure_link) {
+            true => link_ceiling(backend, &model, &blueprint),
+            false => 0.0,
+        };
+        let mut progress = |loaded| {
+            progress(loaded);
+            preset.inspect(|preset| (preset.progress)(loaded));
+        };
+        let mut engine = Engine::load(model, backend, blueprint, &mut progress)?;
+        if let Some(open) = preset.and_then(|preset| preset.open_state.as_ref()) {
+            let (state, scope) = open()?;
+            let restored = engine.attach_state(state, scope)?;
+            if let Some((_, error)) = restored.refused.into_iter().next() {
+                return Err(error.into());
+            }
+        }
         if let Some(folder) = &self.config.state {
             let folder = folder.join(as_folder(&self.name));
             let state = StateFolder::open(&folder)?;
@@ -114,7 +132,7 @@ impl ModelLoader {
     /// Plans the model's memory without loading it.
     pub fn plan(self) -> Result<v1::PlanReply, ServeError> {
         let model = Model::open(&self.reference)?;
-        let blueprint = self.draw(&model)?;
+        let blueprint = self.blueprint(&model)?;
         let settings = blueprint.settings();
         let pages = settings.context.div_ceil(settings.page_tokens) as u64;
         let link = link_ceiling(&*self.config.backend, &model, &blueprint);
@@ -128,6 +146,13 @@ impl ModelLoader {
             link_bytes_per_s: link,
             pass_s: if link > 0.0 { streamed / link } else { 0.0 },
         })
+    }
+
+    fn blueprint(&self, model: &Model) -> Result<Blueprint, ServeError> {
+        match &self.preset {
+            Some(preset) => (preset.draw)(model),
+            None => self.draw(model),
+        }
     }
 
     fn draw(&self, model: &Model) -> Result<Blueprint, ServeError> {

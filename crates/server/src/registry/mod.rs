@@ -28,6 +28,7 @@ use crate::{
     config::{LoadOptions, ServedModel, ServerConfig},
     engine_thread::LoadedModel,
     metrics::Metrics,
+    preset::Preset,
 };
 
 pub use load::draw;
@@ -40,6 +41,7 @@ pub struct Registry {
     config: Arc<ServerConfig>,
     keys: Arc<KeyStore>,
     metrics: Arc<Metrics>,
+    preset: Option<Arc<Preset>>,
     /// Models that clients pushed.
     pub pushed: Arc<PushStore>,
     entries: Mutex<BTreeMap<String, ModelEntry>>,
@@ -55,12 +57,14 @@ impl Registry {
         config: &Arc<ServerConfig>,
         keys: &Arc<KeyStore>,
         metrics: &Arc<Metrics>,
+        preset: Option<Arc<Preset>>,
     ) -> Result<Arc<Self>, ServeError> {
         let registry = Registry {
             pushed: Arc::new(PushStore::new(&config.pushed, config.limits.upload_bytes)),
             config: Arc::clone(config),
             keys: Arc::clone(keys),
             metrics: Arc::clone(metrics),
+            preset,
             entries: Mutex::default(),
             default: Mutex::default(),
             loading: AsyncMutex::default(),
@@ -244,6 +248,7 @@ impl Registry {
                 sharers: self.waiting_to_load(),
                 config: Arc::clone(&self.config),
                 metrics: Arc::clone(&self.metrics),
+                preset: self.preset.clone(),
             };
             let alone = ModelLoader {
                 taken: 0,
@@ -435,6 +440,7 @@ impl Registry {
             sharers: 1,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
+            preset: None,
         };
         let planned = tokio::task::spawn_blocking(move || loader.plan()).await;
         planned.map_err(|error| ServeError::Internal(error.to_string()))?

@@ -1,41 +1,47 @@
-//! `djinn chat`: a conversation, from a terminal or from whatever writes lines.
+//! `djinn chat`: a conversation, from a terminal or from lines of standard input.
 
+mod chat_backend;
 mod command;
-mod local;
-mod talk;
-pub mod voice;
+mod conversations;
 
 use std::io::{BufRead, IsTerminal};
 
+use djinn_engine::Settings;
 use rustyline::{DefaultEditor, error::ReadlineError};
 
-use super::{interrupt::Interrupt, remote};
+use super::{
+    connection::{LocalEngine, SettingsFn},
+    interrupt::Interrupt,
+};
 use crate::{
     args::ChatArgs,
     failure::{Failure, say},
 };
-use talk::{Flow, Talk};
-use voice::Voice;
+use chat_backend::ChatBackend;
+use conversations::{Conversations, Flow};
 
-/// Talks with a model, here or on a server.
+/// Longest conversation in tokens when no flag sets it.
+const CONTEXT: usize = 4096;
+/// Conversations that fit in memory.
+const CONVERSATIONS: usize = 4;
+
+/// Talks with a model.
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
-    let voice: Box<dyn Voice> = match args.server.server {
-        Some(_) => Box::new(remote::chat::Remote::connect(args)?),
-        None => Box::new(local::Local::load(args)?),
-    };
+    let engine = LocalEngine::new(settings(args.context, args.model.rows));
+    let backend = ChatBackend::connect(args, engine)?;
     let is_terminal = std::io::stdin().is_terminal();
     let interrupt = match is_terminal {
         true => Interrupt::by_key()?,
         false => Interrupt::never(),
     };
-    let facts = voice.facts();
+    let facts = backend.facts();
     if !facts.has_chat {
         eprintln!(
-            "note: {} has no chat template, so it goes on with the text instead",
+            "note: {} has no chat template, so it continues the text instead",
             facts.model
         );
     }
-    let mut talk = Talk::new(voice, args, interrupt)?;
+    let mut talk = Conversations::new(backend, args, interrupt)?;
     if let Some(file) = &args.load {
         say(&talk.load(file)?)?;
     }
@@ -45,9 +51,28 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     }
 }
 
-fn from_terminal(talk: &mut Talk) -> Result<(), Failure> {
+/// Layout for several conversations.
+fn settings(context: Option<usize>, rows: usize) -> SettingsFn {
+    Box::new(move |model| {
+        if model.tokenizer.is_none() {
+            return Err(Failure::Message(format!(
+                "{} has no tokenizer.json, which a chat needs",
+                model.name
+            )));
+        }
+        let context = context.unwrap_or(CONTEXT).min(model.program.dims.context);
+        Ok(Settings::for_sessions(
+            &model.program,
+            CONVERSATIONS,
+            context,
+            rows,
+        )?)
+    })
+}
+
+fn from_terminal(talk: &mut Conversations) -> Result<(), Failure> {
     let mut editor = DefaultEditor::new()?;
-    eprintln!("/help lists what can be typed beside what you say");
+    eprintln!("/help lists the commands");
     loop {
         let line = match editor.readline(&talk.prompt()) {
             Ok(line) => line,
@@ -59,15 +84,15 @@ fn from_terminal(talk: &mut Talk) -> Result<(), Failure> {
         match talk.hear(&line) {
             Ok(Flow::On) => {}
             Ok(Flow::End) => return Ok(()),
-            // What went wrong with one line says nothing of the next.
+            // An error ends one line, not the chat.
             Err(Failure::Message(message)) => say(&format!("{message}\n"))?,
             Err(other) => return Err(other),
         }
     }
 }
 
-/// Every line as if it had been typed; the first that fails ends it.
-fn from_lines(talk: &mut Talk) -> Result<(), Failure> {
+/// Handles every line of standard input. The first error ends the chat.
+fn from_lines(talk: &mut Conversations) -> Result<(), Failure> {
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| Failure::Message(format!("standard input: {error}")))?;
         if let Flow::End = talk.hear(&line)? {

@@ -7,7 +7,7 @@ use djinn_engine::{BreakSpec, EditSpec, write_tensors};
 use super::{
     command::{Command, HELP, What},
     show,
-    target::{Goal, Heard, Target},
+    target::{DebugEvent, DebugTarget, Goal},
 };
 use crate::{failure::Failure, style::table};
 
@@ -22,7 +22,7 @@ pub enum Flow {
 
 /// What is debugged, the session at hand, and how to go back.
 pub struct Debugger {
-    pub target: Box<dyn Target>,
+    pub target: DebugTarget,
     id: u64,
     /// Changes that are made when it goes on.
     edits: Vec<EditSpec>,
@@ -34,7 +34,7 @@ pub struct Debugger {
 
 impl Debugger {
     /// Nothing has run yet.
-    pub fn new(target: Box<dyn Target>, breaks: Vec<BreakSpec>) -> Self {
+    pub fn new(target: DebugTarget, breaks: Vec<BreakSpec>) -> Self {
         Debugger {
             id: target.first(),
             target,
@@ -100,7 +100,7 @@ impl Debugger {
 
     /// The one hook of a name at which a session can stop.
     fn one_stop(&mut self, name: &str) -> Result<String, Failure> {
-        let mut found = self.target.stops(name)?;
+        let mut found = self.target.stopping_hooks(name)?;
         match (found.len(), found.pop()) {
             (1, Some(hook)) => Ok(hook),
             (0, _) => Err(Failure::Message(format!(
@@ -114,7 +114,7 @@ impl Debugger {
 
     /// Lets the session go on, and says where it stops.
     fn go(&mut self, goal: &Goal) -> Result<String, Failure> {
-        if self.target.place(self.id)?.is_some() {
+        if self.target.stop_point(self.id)?.is_some() {
             self.remember();
             let edits = std::mem::take(&mut self.edits);
             let heard = self.target.go(self.id, &edits, goal)?;
@@ -143,17 +143,14 @@ impl Debugger {
     }
 
     /// What became of the session, in words.
-    fn tell(&mut self, heard: Vec<Heard>) -> Result<String, Failure> {
+    fn tell(&mut self, heard: Vec<DebugEvent>) -> Result<String, Failure> {
         let mut text = String::new();
         for heard in heard {
             text += &match heard {
-                Heard::Token(token) => show::token(&mut *self.target, token)?,
-                Heard::Stopped(at) => show::place(&at),
-                Heard::Over(why) => {
-                    format!(
-                        "over ({why})\n{}",
-                        show::tokens(&mut *self.target, self.id)?
-                    )
+                DebugEvent::Token(token) => show::token(&mut self.target, token)?,
+                DebugEvent::Stopped(at) => show::place(&at),
+                DebugEvent::Over(why) => {
+                    format!("over ({why})\n{}", show::tokens(&mut self.target, self.id)?)
                 }
             };
         }
@@ -184,12 +181,12 @@ impl Debugger {
         }
         self.id = kept;
         self.edits.clear();
-        let at = self.target.place(kept)?;
+        let at = self.target.stop_point(kept)?;
         Ok(at.map_or_else(String::new, |at| show::place(&at)))
     }
 
     fn edit(&mut self, text: &str) -> Result<String, Failure> {
-        let at = self.target.place(self.id)?;
+        let at = self.target.stop_point(self.id)?;
         let at =
             at.ok_or_else(|| Failure::Message("nothing stands at a hook: run first".into()))?;
         let mut edits = self.edits.clone();
@@ -243,7 +240,7 @@ impl Debugger {
     }
 
     fn print(&mut self, what: &What) -> Result<String, Failure> {
-        let (target, id) = (&mut *self.target, self.id);
+        let (target, id) = (&mut self.target, self.id);
         match *what {
             What::Here => {
                 let tensor = target.activation(id)?;
@@ -265,7 +262,7 @@ impl Debugger {
 
     fn save(&mut self, path: &Path) -> Result<String, Failure> {
         let tensor = self.target.activation(self.id)?;
-        let at = self.target.place(self.id)?;
+        let at = self.target.stop_point(self.id)?;
         let hook = at.map(|at| at.hook).unwrap_or_default();
         let shape = tensor.shape.clone();
         let all = BTreeMap::from([(hook.clone(), tensor)]);

@@ -2,11 +2,11 @@
 
 use djinn_engine::Tensor;
 
-use super::target::{Place, Target};
+use super::target::{DebugTarget, StopPoint};
 use crate::{failure::Failure, style::table};
 
 /// Where a session stopped.
-pub fn place(at: &Place) -> String {
+pub fn place(at: &StopPoint) -> String {
     let positions = match at.rows {
         1 => format!("position {}", at.position),
         rows => format!("positions {} to {}", at.position, at.position + rows - 1),
@@ -15,13 +15,13 @@ pub fn place(at: &Place) -> String {
 }
 
 /// A token that was generated.
-pub fn token(target: &mut dyn Target, token: u32) -> Result<String, Failure> {
+pub fn token(target: &mut DebugTarget, token: u32) -> Result<String, Failure> {
     let name = target.names(&[token])?.pop().unwrap_or_default();
     Ok(format!("generated {token} '{name}'\n"))
 }
 
 /// What was read and generated.
-pub fn tokens(target: &mut dyn Target, id: u64) -> Result<String, Failure> {
+pub fn tokens(target: &mut DebugTarget, id: u64) -> Result<String, Failure> {
     let tokens = target.tokens(id)?.unwrap_or_default();
     Ok(match target.text(&tokens) {
         Some(text) => format!("{} tokens: {}\n", tokens.len(), text.trim()),
@@ -35,10 +35,10 @@ fn rows(tensor: &Tensor) -> (usize, usize) {
 }
 
 /// The length of every row, with its token.
-pub fn norms(target: &mut dyn Target, id: u64, tensor: &Tensor) -> Result<String, Failure> {
+pub fn norms(target: &mut DebugTarget, id: u64, tensor: &Tensor) -> Result<String, Failure> {
     let (count, width) = rows(tensor);
     let all = target.tokens(id)?.unwrap_or_default();
-    let at = target.place(id)?;
+    let at = target.stop_point(id)?;
     // Behind the last block only some rows are left, the last ones.
     let end = at.map_or(all.len(), |at| at.position + at.rows);
     let first = end.saturating_sub(count);
@@ -76,7 +76,7 @@ pub fn largest(tensor: &Tensor, n: usize) -> String {
 
 /// Where the last token of a session looks: its tokens once more, with a head's pattern read.
 pub fn attention(
-    target: &mut dyn Target,
+    target: &mut DebugTarget,
     id: u64,
     block: usize,
     head: usize,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use djinn_client::v1;
 
-use crate::commands::remote::models::state;
+use crate::commands::models::state;
 
 /// A server as it stands.
 pub struct Figures {

@@ -12,7 +12,7 @@ use ratatui::{
 };
 
 use super::{figures::Figures, view::View};
-use crate::{args::TopArgs, commands::remote, failure::Failure};
+use crate::{args::TopArgs, commands::connection::on_server, failure::Failure};
 
 /// How soon a key is answered.
 const KEYS: Duration = Duration::from_millis(100);
@@ -25,7 +25,7 @@ type Look = Result<Figures, String>;
 /// Shows how a server fares until somebody has seen enough.
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
     // Who cannot be reached at all is told as any command tells it.
-    remote::on(&args.server, async |client| {
+    on_server(&args.server, async |client| {
         Ok(client.capabilities().await?)
     })?;
     let (looks, seen) = sync_channel(4);
@@ -43,7 +43,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
 /// Looks again and again, for as long as somebody wants to know.
 fn watch(server: &crate::args::ServerArgs, every: Duration, looks: &SyncSender<Look>) {
     loop {
-        let watched = remote::on(server, async |client| {
+        let watched = on_server(server, async |client| {
             let server = client.capabilities().await?;
             let mut watch = client.watch(every).await?;
             let mut before = None;

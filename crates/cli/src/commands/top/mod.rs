@@ -7,7 +7,7 @@ mod view;
 
 use std::io::IsTerminal;
 
-use super::remote;
+use super::connection::on_server;
 use crate::{
     args::TopArgs,
     failure::{Failure, say, say_json},
@@ -24,7 +24,7 @@ pub fn top(args: &TopArgs) -> Result<(), Failure> {
 
 /// Looks twice, for rates are differences.
 fn once(args: &TopArgs) -> Result<(), Failure> {
-    let figures = remote::on(&args.server, async |client| {
+    let figures = on_server(&args.server, async |client| {
         let server = client.capabilities().await?;
         let mut watch = client.watch(args.every).await?;
         let first = watch.next().await?;

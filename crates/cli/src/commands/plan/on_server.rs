@@ -1,21 +1,21 @@
-//! `djinn plan --server`
+//! Plan of a model on a server, which only the server can draw.
 
 use djinn_client::v1;
 use djinn_engine::Footprint;
 use djinn_memory::{Amount, Size};
 use serde_json::{Value, json};
 
-use super::{address, on};
+use super::{bar, plural};
 use crate::{
     args::PlanArgs,
-    commands::plan::{bar, plural},
+    commands::connection::{address, on_server},
     failure::{Failure, say, say_json},
 };
 
-/// Says what a server would do with a model. Loads nothing, there or here.
+/// Prints where a server would place a model. Loads nothing.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let limits = limits(args)?;
-    let (name, plan) = on(&args.server, async |client| {
+    let (name, plan) = on_server(&args.server, async |client| {
         let name = match &args.model.model {
             Some(name) => name.clone(),
             None => client.model("").info().await?.name,
@@ -35,7 +35,7 @@ fn limits(args: &PlanArgs) -> Result<v1::ModelLimits, Failure> {
         Some(Amount::Bytes(bytes)) => bytes,
         Some(Amount::Share(_)) => {
             return Err(Failure::Message(
-                "--memory is a size with --server: only the server knows what is free there".into(),
+                "--memory must be a size with --server, since only the server knows its free memory".into(),
             ));
         }
     };
@@ -47,7 +47,7 @@ fn limits(args: &PlanArgs) -> Result<v1::ModelLimits, Failure> {
     })
 }
 
-/// Where bytes go, as the bar draws it. What the parts leave of the whole is the driver's.
+/// Memory of the model, as the bar shows it. The remainder of the total belongs to the driver.
 fn footprint(memory: &v1::ModelMemory) -> Footprint {
     let mut footprint = Footprint {
         resident: memory.resident_bytes,

@@ -1,4 +1,4 @@
-//! `djinn sessions --server`
+//! Sessions of a server.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -6,47 +6,47 @@ use djinn_client::{Client, v1};
 use djinn_engine::SavedFile;
 use serde_json::{Value, json};
 
-use super::on;
 use crate::{
     args::{Sessions, SessionsArgs},
+    commands::connection::on_server,
     failure::{Failure, say, say_json},
     style::{id_list, table},
 };
 
-/// Does something with the sessions of a server.
+/// Lists, shows, saves, loads or deletes sessions of a server.
 pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
     if args.state.is_some() {
         return Err(Failure::Message(
-            "--state is a folder here, and --server another machine's: give one of them".into(),
+            "--state and --server exclude each other: give one of them".into(),
         ));
     }
-    on(&args.server, async |client| match &args.what {
+    on_server(&args.server, async |client| match &args.what {
         Sessions::List => list(args, client.sessions(None).await?),
         Sessions::Show { id, model } => {
             if model.is_some() {
                 return Err(Failure::Message(
-                    "--model is for --state: the server has the words".into(),
+                    "--model works only with --state, since the server has the tokenizer".into(),
                 ));
             }
             show(args, &client, id).await
         }
         Sessions::Save { id, file, force } => {
             save(&client, id, file, *force).await?;
-            let text = format!("session {id} is in {}", file.display());
-            tell(args, &text, std::slice::from_ref(id))
+            let text = format!("session {id} saved to {}", file.display());
+            print(args, &text, std::slice::from_ref(id))
         }
         Sessions::Load { file, model } => {
             let model = client.model(model.clone().unwrap_or_default());
             let saved = SavedFile::read(file)?.to_bytes();
             let name = model.load(saved).await?.name().to_owned();
-            tell(args, &format!("it is session {name} there"), &[name])
+            print(args, &format!("loaded as session {name}"), &[name])
         }
         Sessions::Delete { ids } => delete(args, &client, ids).await,
     })
 }
 
-/// One line for who reads, one object for what does.
-fn tell(args: &SessionsArgs, text: &str, names: &[String]) -> Result<(), Failure> {
+/// Prints a line, or the names as JSON.
+fn print(args: &SessionsArgs, text: &str, names: &[String]) -> Result<(), Failure> {
     match args.json {
         true => say_json(&json!({ "sessions": names })),
         false => say(&format!("{text}\n")),
@@ -55,7 +55,7 @@ fn tell(args: &SessionsArgs, text: &str, names: &[String]) -> Result<(), Failure
 
 fn list(args: &SessionsArgs, sessions: Vec<v1::Session>) -> Result<(), Failure> {
     if args.json {
-        let all: Vec<Value> = sessions.iter().map(told).collect();
+        let all: Vec<Value> = sessions.iter().map(to_json).collect();
         return say_json(&json!({ "sessions": all }));
     }
     let line = |s: &v1::Session| {
@@ -85,7 +85,7 @@ fn list(args: &SessionsArgs, sessions: Vec<v1::Session>) -> Result<(), Failure> 
     }
 }
 
-fn told(session: &v1::Session) -> Value {
+fn to_json(session: &v1::Session) -> Value {
     let paused = session.paused.as_ref().map(|at| {
         json!({ "hook": at.hook, "position": at.position, "rows": at.rows, "shape": at.shape })
     });
@@ -99,7 +99,7 @@ fn told(session: &v1::Session) -> Value {
 async fn show(args: &SessionsArgs, client: &Client, id: &str) -> Result<(), Failure> {
     let session = client.session(id).info().await?;
     if args.json {
-        let mut all = told(&session);
+        let mut all = to_json(&session);
         all["token_ids"] = json!(session.token_ids);
         return say_json(&all);
     }
@@ -119,7 +119,7 @@ async fn show(args: &SessionsArgs, client: &Client, id: &str) -> Result<(), Fail
     ))
 }
 
-/// To a file as a folder's sessions are written, so that either takes the other's.
+/// Saves a session in the format of a state folder's sessions, so that both can load it.
 async fn save(client: &Client, id: &str, file: &Path, force: bool) -> Result<(), Failure> {
     let saved = client.session(id).save().await?;
     Ok(SavedFile::from_bytes(&saved)?.write(file, force)?)
@@ -127,12 +127,12 @@ async fn save(client: &Client, id: &str, file: &Path, force: bool) -> Result<(),
 
 async fn delete(args: &SessionsArgs, client: &Client, ids: &[String]) -> Result<(), Failure> {
     let names: Vec<String> = BTreeSet::from_iter(ids).into_iter().cloned().collect();
-    // All or none: a name that is wrong is said before anything is gone.
+    // A wrong name fails before anything is deleted.
     for name in &names {
         client.session(name).info().await?;
     }
     for name in &names {
         client.session(name).delete().await?;
     }
-    tell(args, &format!("deleted: {}", names.join(", ")), &names)
+    print(args, &format!("deleted: {}", names.join(", ")), &names)
 }

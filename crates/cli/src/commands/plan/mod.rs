@@ -1,5 +1,7 @@
 //! `djinn plan`
 
+mod on_server;
+
 use std::time::Duration;
 
 use djinn_bench::rates;
@@ -10,7 +12,7 @@ use djinn_model::{Model, program::SegmentKind};
 use djinn_weights::{Bound, PlannedPiece, Prediction, Rates, Region};
 use serde_json::{Value, json};
 
-use super::{remote, unused_flags};
+use super::engine::unused_flags;
 use crate::{
     args::PlanArgs,
     bundled,
@@ -49,7 +51,7 @@ struct Report {
 /// Draws a model's blueprint and says what it will come to.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     if args.server.server.is_some() {
-        return remote::plan::plan(args);
+        return on_server::plan(args);
     }
     let report = report(args)?;
     if args.json {

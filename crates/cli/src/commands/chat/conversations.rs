@@ -1,4 +1,4 @@
-//! Conversations: what was said, and what becomes of a line.
+//! Conversations and the commands that change them.
 
 use std::{fs, path::Path};
 
@@ -6,8 +6,8 @@ use djinn_model::Message;
 use serde_json::{Value, json};
 
 use super::{
+    chat_backend::{Answer, AnswerOptions, ChatBackend},
     command::{HELP, Line},
-    voice::{Answer, How, Voice},
 };
 use crate::{
     args::ChatArgs,
@@ -15,39 +15,41 @@ use crate::{
     failure::{Failure, say},
 };
 
-/// What comes after a line.
+/// Whether the chat continues after a line.
 pub enum Flow {
+    /// The chat continues.
     On,
+    /// The chat ends.
     End,
 }
 
-/// Conversations with one model, and the one at hand.
-pub struct Talk {
-    voice: Box<dyn Voice>,
+/// Conversations with one model, of which one is current.
+pub struct Conversations {
+    backend: ChatBackend,
     talks: Vec<Vec<Message>>,
     now: usize,
-    how: How,
+    options: AnswerOptions,
     interrupt: Interrupt,
     last: Option<Answer>,
 }
 
-impl Talk {
-    /// Nothing was said yet, but perhaps by the system.
+impl Conversations {
+    /// One empty conversation, with the system message if there is one.
     pub fn new(
-        voice: Box<dyn Voice>,
+        backend: ChatBackend,
         args: &ChatArgs,
         interrupt: Interrupt,
     ) -> Result<Self, Failure> {
-        let how = How {
+        let options = AnswerOptions {
             sampling: args.sampling.clone(),
             max_tokens: args.max_tokens,
             version: 0,
         };
-        let mut talk = Talk {
-            voice,
+        let mut talk = Conversations {
+            backend,
             talks: vec![Vec::new()],
             now: 0,
-            how,
+            options,
             interrupt,
             last: None,
         };
@@ -57,7 +59,7 @@ impl Talk {
         Ok(talk)
     }
 
-    /// What stands before what is typed.
+    /// Prompt of the terminal.
     pub fn prompt(&self) -> String {
         match self.talks.len() {
             1 => "> ".to_owned(),
@@ -69,10 +71,10 @@ impl Talk {
         &mut self.talks[self.now]
     }
 
-    /// Does what a line says, or answers it.
+    /// Runs a command, or answers a message.
     pub fn hear(&mut self, line: &str) -> Result<Flow, Failure> {
         let line: Line = line.parse().map_err(Failure::Message)?;
-        let told = match line {
+        let output = match line {
             Line::Said(text) => return self.ask(&text).map(|()| Flow::On),
             Line::Retry => return self.retry().map(|()| Flow::On),
             Line::Quit => return Ok(Flow::End),
@@ -85,31 +87,31 @@ impl Talk {
             Line::Undo => self.undo()?,
             Line::Clear => {
                 self.said().retain(|message| message.role == "system");
-                "nothing was said\n".to_owned()
+                "the conversation is empty\n".to_owned()
             }
             Line::Show => self.show(),
             Line::Tokens => self.tokens()?,
-            Line::Temperature(x) => self.choose(|how| how.sampling.temperature = Some(x)),
-            Line::TopP(p) => self.choose(|how| how.sampling.top_p = Some(p)),
-            Line::Seed(seed) => self.choose(|how| how.sampling.seed = Some(seed)),
+            Line::Temperature(x) => self.choose(|options| options.sampling.temperature = Some(x)),
+            Line::TopP(p) => self.choose(|options| options.sampling.top_p = Some(p)),
+            Line::Seed(seed) => self.choose(|options| options.sampling.seed = Some(seed)),
             Line::Max(most) => {
-                self.how.max_tokens = Some(most);
+                self.options.max_tokens = Some(most);
                 String::new()
             }
         };
-        say(&told)?;
+        say(&output)?;
         Ok(Flow::On)
     }
 
-    fn choose(&mut self, change: impl FnOnce(&mut How)) -> String {
-        change(&mut self.how);
-        self.how.version += 1;
+    fn choose(&mut self, change: impl FnOnce(&mut AnswerOptions)) -> String {
+        change(&mut self.options);
+        self.options.version += 1;
         String::new()
     }
 
-    /// Asks something and says the answer as it comes.
+    /// Asks a question and prints the answer as it is generated.
     fn ask(&mut self, text: &str) -> Result<(), Failure> {
-        let is_chat = self.voice.facts().has_chat;
+        let is_chat = self.backend.facts().has_chat;
         if is_chat && text.trim().is_empty() {
             return Ok(());
         }
@@ -122,7 +124,7 @@ impl Talk {
         }
         let answered = self.answer();
         if answered.is_err() && !text.is_empty() {
-            // What was not answered was not asked.
+            // A question without an answer is taken back.
             self.said().pop();
         }
         answered
@@ -131,16 +133,18 @@ impl Talk {
     fn answer(&mut self) -> Result<(), Failure> {
         let tokens = self.prompt_tokens()?;
         self.interrupt.clear();
-        let answer =
-            self.voice
-                .answer(self.now, &tokens, &self.how, &self.interrupt, &mut |text| {
-                    say(text)
-                })?;
+        let answer = self.backend.answer(
+            self.now,
+            &tokens,
+            &self.options,
+            &self.interrupt,
+            &mut |text| say(text),
+        )?;
         say("\n")?;
         if let Some(cut) = &answer.cut {
             eprintln!("({cut})");
         }
-        let text = match self.voice.facts().has_chat {
+        let text = match self.backend.facts().has_chat {
             true => answer.text.trim().to_owned(),
             false => answer.text.clone(),
         };
@@ -149,14 +153,14 @@ impl Talk {
         Ok(())
     }
 
-    /// What the model reads: the messages through its template, or the text so far.
+    /// Tokens of the messages through the chat template, or of the text so far.
     fn prompt_tokens(&mut self) -> Result<Vec<u32>, Failure> {
         let said = self.talks[self.now].clone();
-        match self.voice.facts().has_chat {
-            true => self.voice.chat_tokens(&said),
+        match self.backend.facts().has_chat {
+            true => self.backend.chat_tokens(&said),
             false => {
                 let text: String = said.into_iter().map(|message| message.content).collect();
-                self.voice.text_tokens(&text)
+                self.backend.text_tokens(&text)
             }
         }
     }
@@ -164,13 +168,13 @@ impl Talk {
     fn retry(&mut self) -> Result<(), Failure> {
         match self.said().pop() {
             Some(last) if last.role == "assistant" => {
-                // Chosen anew: the same choice would be the same answer.
-                self.how.version += 1;
+                // A new session samples again; the old one would repeat its answer.
+                self.options.version += 1;
                 self.answer()
             }
             other => {
                 self.said().extend(other);
-                Err(Failure::Message("nothing was answered yet".into()))
+                Err(Failure::Message("there is no answer to retry".into()))
             }
         }
     }
@@ -178,16 +182,16 @@ impl Talk {
     fn undo(&mut self) -> Result<String, Failure> {
         let asked = self.said().iter().rposition(|m| m.role == "user");
         let Some(asked) = asked else {
-            return Err(Failure::Message("nothing was said yet".into()));
+            return Err(Failure::Message("there is no question to take back".into()));
         };
         self.said().truncate(asked);
         Ok("taken back\n".to_owned())
     }
 
     fn set_system(&mut self, text: Option<String>) -> Result<String, Failure> {
-        if !self.voice.facts().has_chat {
+        if !self.backend.facts().has_chat {
             return Err(Failure::Message(
-                "without a chat template there is no system message".into(),
+                "this model has no chat template, so it takes no system message".into(),
             ));
         }
         self.said().retain(|message| message.role != "system");
@@ -199,11 +203,11 @@ impl Talk {
 
     fn fork(&mut self) -> Result<String, Failure> {
         let to = self.talks.len();
-        self.voice.fork(self.now, to)?;
+        self.backend.fork(self.now, to)?;
         self.talks.push(self.talks[self.now].clone());
         let from = std::mem::replace(&mut self.now, to);
         Ok(format!(
-            "this is conversation {to} now; /switch {from} goes back\n"
+            "this is conversation {to} now; /switch {from} returns to the other\n"
         ))
     }
 
@@ -211,7 +215,7 @@ impl Talk {
         if number >= self.talks.len() {
             let last = self.talks.len() - 1;
             return Err(Failure::Message(format!(
-                "there are conversations 0 to {last}"
+                "no such conversation: there are 0 to {last}"
             )));
         }
         self.now = number;
@@ -221,13 +225,13 @@ impl Talk {
     fn show(&mut self) -> String {
         let line = |m: &Message| format!("{:>9}: {}\n", m.role, m.content.trim());
         match self.said().is_empty() {
-            true => "nothing was said\n".to_owned(),
+            true => "the conversation is empty\n".to_owned(),
             false => self.said().iter().map(line).collect(),
         }
     }
 
     fn tokens(&mut self) -> Result<String, Failure> {
-        let context = self.voice.facts().context;
+        let context = self.backend.facts().context;
         let count = match self.said().is_empty() {
             true => 0,
             false => self.prompt_tokens()?.len(),
@@ -243,17 +247,17 @@ impl Talk {
     fn save(&mut self, file: &Path) -> Result<String, Failure> {
         let one = |m: &Message| json!({ "role": m.role, "content": m.content });
         let messages: Vec<Value> = self.said().iter().map(one).collect();
-        let all = json!({ "model": self.voice.facts().model, "messages": messages });
+        let all = json!({ "model": self.backend.facts().model, "messages": messages });
         let written = fs::write(file, format!("{all:#}\n"));
         written.map_err(|error| Failure::Message(format!("{}: {error}", file.display())))?;
         Ok(format!(
-            "{} messages are in {}\n",
+            "{} messages written to {}\n",
             messages.len(),
             file.display()
         ))
     }
 
-    /// Goes on with a conversation that was written.
+    /// Loads a conversation from a file that /save wrote.
     pub fn load(&mut self, file: &Path) -> Result<String, Failure> {
         let wrong = |what: String| Failure::Message(format!("{}: {what}", file.display()));
         let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
@@ -278,7 +282,7 @@ fn message(role: &str, content: String) -> Message {
     }
 }
 
-/// Text that follows other text, with a space between them where neither has one.
+/// Text that follows other text, with a space between them if there is none.
 fn spaced(said: &[Message], text: &str) -> String {
     let ends = said
         .last()

@@ -1,4 +1,6 @@
-//! `djinn sessions`
+//! `djinn sessions`: saved sessions of a folder, or sessions of a server.
+
+mod on_server;
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -6,7 +8,6 @@ use djinn_engine::{SavedFile, SavedSession, SavedState, SessionId, StateFolder};
 use djinn_model::Model;
 use serde_json::{Value, json};
 
-use super::remote;
 use crate::{
     args::{Sessions, SessionsArgs},
     bundled,
@@ -14,69 +15,67 @@ use crate::{
     style::{id_list, table},
 };
 
-/// Does something with the sessions of a folder.
+/// Lists, shows, saves, loads or deletes sessions.
 pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
     if args.server.server.is_some() {
-        return remote::sessions::sessions(args);
+        return on_server::sessions(args);
     }
     let Some(folder) = &args.state else {
         return Err(Failure::Message(
-            "which folder? give --state DIR, as 'djinn run --state DIR' was given it, or --server ADDR"
+            "no place for sessions: give --state DIR, as with 'djinn run --state DIR', or --server ADDR"
                 .into(),
         ));
     };
     match &args.what {
-        Sessions::List => list(args, &kept(folder)?),
+        Sessions::List => list(args, &open_folder(folder)?),
         Sessions::Show { id, model } => {
-            let state = kept(folder)?;
+            let state = open_folder(folder)?;
             show(args, &state, SessionId(number(id)?), model.as_deref())
         }
         Sessions::Save { id, file, force } => {
-            let state = kept(folder)?;
+            let state = open_folder(folder)?;
             let id = number(id)?;
             state.export(SessionId(id))?.write(file, *force)?;
-            let text = format!("session {id} is in {}", file.display());
-            tell(args, &text, &[id])
+            let text = format!("session {id} saved to {}", file.display());
+            print(args, &text, &[id])
         }
         Sessions::Load { file, model } => {
             if model.is_some() {
                 return Err(Failure::Message(
-                    "--model is for --server: a folder has one model".into(),
+                    "--model works only with --server, since a folder belongs to one model".into(),
                 ));
             }
             let file = SavedFile::read(file)?;
             let id = StateFolder::open(folder)?.import(file)?.0;
-            tell(args, &format!("it is session {id} here"), &[id])
+            print(args, &format!("loaded as session {id}"), &[id])
         }
         Sessions::Delete { ids } => {
             let ids: Result<Vec<u64>, Failure> = ids.iter().map(|id| number(id)).collect();
-            delete(args, &mut kept(folder)?, &ids?)
+            delete(args, &mut open_folder(folder)?, &ids?)
         }
     }
 }
 
-/// A session of a folder, as it is typed.
-pub(super) fn number(id: &str) -> Result<u64, Failure> {
+/// Number of a session in a folder, from its flag.
+pub fn number(id: &str) -> Result<u64, Failure> {
     let number = id.parse();
     number.map_err(|_| Failure::Message(format!("'{id}' is not the number of a session")))
 }
 
-/// A folder that has sessions.
-fn kept(folder: &Path) -> Result<StateFolder, Failure> {
+/// Opens a folder that has sessions.
+fn open_folder(folder: &Path) -> Result<StateFolder, Failure> {
     match StateFolder::is_in(folder) {
         true => Ok(StateFolder::open(folder)?),
         false => {
             let folder = folder.display();
-            Err(Failure::Message(format!(
-                "no sessions are kept in {folder}"
-            )))
+            Err(Failure::Message(format!("{folder} has no saved sessions")))
         }
     }
 }
 
 fn delete(args: &SessionsArgs, state: &mut StateFolder, ids: &[u64]) -> Result<(), Failure> {
     let ids: Vec<u64> = BTreeSet::from_iter(ids).into_iter().copied().collect();
-    // All or none: a number that is wrong is said before anything is gone.
+    // A wrong number fails before anything is deleted.
     for id in &ids {
         state.get(SessionId(*id))?;
     }
@@ -84,11 +83,11 @@ fn delete(args: &SessionsArgs, state: &mut StateFolder, ids: &[u64]) -> Result<(
         state.delete(SessionId(*id))?;
     }
     let names: Vec<String> = ids.iter().map(u64::to_string).collect();
-    tell(args, &format!("deleted: {}", names.join(", ")), &ids)
+    print(args, &format!("deleted: {}", names.join(", ")), &ids)
 }
 
-/// One line for who reads, one object for what does.
-fn tell(args: &SessionsArgs, text: &str, ids: &[u64]) -> Result<(), Failure> {
+/// Prints a line, or the numbers as JSON.
+fn print(args: &SessionsArgs, text: &str, ids: &[u64]) -> Result<(), Failure> {
     match args.json {
         true => say_json(&json!({ "sessions": ids })),
         false => say(&format!("{text}\n")),
@@ -97,7 +96,7 @@ fn tell(args: &SessionsArgs, text: &str, ids: &[u64]) -> Result<(), Failure> {
 
 fn list(args: &SessionsArgs, state: &StateFolder) -> Result<(), Failure> {
     if args.json {
-        let all: Vec<Value> = state.sessions().map(told).collect();
+        let all: Vec<Value> = state.sessions().map(to_json).collect();
         return say_json(&json!({ "model": state.model(), "sessions": all }));
     }
     let line = |s: &SavedSession| {
@@ -119,7 +118,7 @@ fn list(args: &SessionsArgs, state: &StateFolder) -> Result<(), Failure> {
     }
 }
 
-fn told(session: &SavedSession) -> Value {
+fn to_json(session: &SavedSession) -> Value {
     let (finish, failure) = match &session.state {
         SavedState::Done { finish, failure } => (Some(finish.to_string()), failure.clone()),
         _ => (None, None),
@@ -139,13 +138,13 @@ fn show(
 ) -> Result<(), Failure> {
     let session = state.get(id)?;
     if args.json {
-        let mut all = told(session);
+        let mut all = to_json(session);
         all["token_ids"] = json!(session.tokens);
         all["given"] = json!(session.given);
         all["sampling"] = json!(session.sampling);
         return say_json(&all);
     }
-    // The words are those of the model at hand, where there is one.
+    // The tokenizer is that of the named model, or of the bundled one if the folder belongs to it.
     let model = match model {
         Some(_) => Some(bundled::open(model)?),
         None => bundled::open(None)
@@ -174,7 +173,7 @@ fn show(
     say(&text)
 }
 
-/// Tokens as text, or as numbers where nobody has the words.
+/// Tokens as text, or as ids without a tokenizer.
 fn part(what: &str, tokens: &[u32], model: Option<&Model>) -> String {
     if tokens.is_empty() {
         return String::new();

@@ -7,7 +7,7 @@ use djinn_engine::LoadProgress;
 use djinn_memory::Size;
 use serde_json::{Value, json};
 
-use super::on;
+use super::connection::on_server;
 use crate::{
     args::{LayoutArgs, Models, ModelsArgs},
     failure::{Failure, say, say_json},
@@ -15,10 +15,10 @@ use crate::{
     style::{seconds, table},
 };
 
-/// Does something with the models of a server.
+/// Lists, registers, pushes or unloads models of a server.
 pub fn models(args: ModelsArgs) -> Result<(), Failure> {
     let what = args.what.unwrap_or(Models::List);
-    on(&args.server, async |client| match &what {
+    on_server(&args.server, async |client| match &what {
         Models::List => list(client.models().await?, args.json),
         Models::Register { reference, layout } => {
             let model = register(&client, reference, layout).await?;

@@ -1,0 +1,313 @@
+//! Connection of a command to a model: on a server in this process, or on one elsewhere.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use djinn_client::{Client, Options, v1};
+use djinn_engine::{
+    Blueprint, KvMemory, RestoreScope, SavedState, SessionId, Settings, StateFolder,
+};
+use djinn_model::Model;
+use djinn_server::{
+    LoadOptions, OpenState, Preset, Running, ServeError, ServedModel, ServerConfig, ServerLimits,
+    default_name, start_in_process,
+};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{engine::load_notes, serve::COMMIT};
+use crate::{
+    args::{ModelArgs, ServerArgs, Settled},
+    bundled,
+    failure::Failure,
+    progress::Loading,
+};
+
+/// Lease and deadline of sessions in process: none ends before its command does.
+const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Computes the layout of an engine in process from its model.
+pub type SettingsFn = Box<dyn Fn(&Model) -> Result<Settings, Failure> + Send + Sync>;
+
+/// Engine of a server in this process.
+pub struct LocalEngine {
+    /// Layout of the engine.
+    pub settings: SettingsFn,
+    /// Folder of saved sessions.
+    pub state: Option<LocalState>,
+    /// Whether the bandwidth of the link is measured before loading.
+    pub measure_link: bool,
+}
+
+impl LocalEngine {
+    /// Engine that saves no sessions and measures nothing.
+    pub fn new(settings: SettingsFn) -> Self {
+        LocalEngine {
+            settings,
+            state: None,
+            measure_link: false,
+        }
+    }
+}
+
+/// Folder of saved sessions, and the session to restore from it.
+#[derive(Clone, Debug)]
+pub struct LocalState {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Number of the session to restore.
+    pub session: Option<u64>,
+}
+
+/// Connection to a model.
+pub struct Connection {
+    /// Client of the server.
+    pub client: Client,
+    /// The model; loaded already on a server in process.
+    pub model: djinn_client::ModelHandle,
+    /// Address of the server, unless it is in process.
+    pub address: Option<String>,
+    in_process: Option<InProcess>,
+}
+
+struct InProcess {
+    running: Running,
+    facts: Arc<ModelFacts>,
+    /// Folder for pushed models, of which there are none.
+    _pushed: TempDir,
+}
+
+/// Facts that the layout and the state folder give while the model loads.
+#[derive(Default)]
+struct ModelFacts {
+    /// Name of the model as its folder or shape gives it.
+    name: OnceLock<String>,
+    /// Generated tokens of the restored session, if its last turn was interrupted.
+    interrupted: OnceLock<u64>,
+}
+
+/// Runs `work` with a connection to the model that flags name.
+pub fn on_model<T>(
+    server: &ServerArgs,
+    model: &ModelArgs,
+    engine: LocalEngine,
+    work: impl AsyncFnOnce(&Connection) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    runtime()?.block_on(async {
+        let connection = Connection::open(server, model, engine).await?;
+        let done = work(&connection).await;
+        connection.close().await;
+        done
+    })
+}
+
+/// Runs `work` with a client of the server that flags or the environment name.
+pub fn on_server<T>(
+    args: &ServerArgs,
+    work: impl AsyncFnOnce(Client) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    runtime()?.block_on(async { work(connect(args).await?).await })
+}
+
+/// Runtime of clients and of a server in process.
+pub fn runtime() -> Result<Runtime, Failure> {
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("client")
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Message(format!("cannot start threads of the client: {error}")))
+}
+
+async fn connect(args: &ServerArgs) -> Result<Client, Failure> {
+    let options = Options {
+        key: args.key.clone().filter(|key| !key.is_empty()),
+        ca: args.ca.clone(),
+        ..Options::default()
+    };
+    Ok(Client::connect(&address(args), options).await?)
+}
+
+/// Address of the server that flags or the environment name.
+pub fn address(args: &ServerArgs) -> String {
+    args.server.clone().unwrap_or_else(Options::address)
+}
+
+impl Connection {
+    /// Connects to the server that `--server` names, or starts one in process and loads the model.
+    pub async fn open(
+        server: &ServerArgs,
+        model: &ModelArgs,
+        engine: LocalEngine,
+    ) -> Result<Self, Failure> {
+        if server.server.is_none() {
+            return Self::in_process(model, engine).await;
+        }
+        let client = connect(server).await?;
+        Ok(Connection {
+            model: client.model(model.model.clone().unwrap_or_default()),
+            client,
+            address: server.server.clone(),
+            in_process: None,
+        })
+    }
+
+    async fn in_process(args: &ModelArgs, engine: LocalEngine) -> Result<Self, Failure> {
+        let reference = bundled::reference(args.model.as_deref())?;
+        let settled = Arc::new(args.settled()?);
+        let pushed = tempfile::tempdir()?;
+        let config = config(&settled, reference, pushed.path().to_owned());
+        let name = config.models[0].name.clone();
+        let facts = Arc::new(ModelFacts::default());
+        let preset = preset(&settled, engine, &facts);
+        let running = start_in_process(config, preset).await?;
+        running.load().await?;
+        let connector = running.connector();
+        let client =
+            Client::connect_in_process(move || connector.connect(), Options::default()).await?;
+        Ok(Connection {
+            model: client.model(name),
+            client,
+            address: None,
+            in_process: Some(InProcess {
+                running,
+                facts,
+                _pushed: pushed,
+            }),
+        })
+    }
+
+    /// Facts of the model, under the name that its folder or shape gives.
+    pub async fn model_info(&self) -> Result<v1::Model, Failure> {
+        let mut info = self.model.info().await?;
+        let facts = self.in_process.as_ref().map(|local| &local.facts);
+        if let Some(name) = facts.and_then(|facts| facts.name.get()) {
+            info.name.clone_from(name);
+        }
+        Ok(info)
+    }
+
+    /// Generated tokens of the restored session, if its last turn was interrupted.
+    pub fn interrupted(&self) -> Option<u64> {
+        let facts = &self.in_process.as_ref()?.facts;
+        facts.interrupted.get().copied()
+    }
+
+    /// Stops a server in process, so that its sessions are saved.
+    pub async fn close(self) {
+        drop((self.client, self.model));
+        if let Some(local) = self.in_process {
+            local.running.stop().await;
+        }
+    }
+}
+
+fn config(settled: &Settled, reference: String, pushed: PathBuf) -> ServerConfig {
+    let name = Some(default_name(&reference)).filter(|name| !name.is_empty());
+    ServerConfig {
+        listen: Vec::new(),
+        node: "in-process".to_owned(),
+        backend: Arc::clone(&settled.device.backend),
+        memory: settled.memory,
+        kv: KvMemory::default(),
+        models: vec![ServedModel {
+            name: name.unwrap_or_else(|| "model".to_owned()),
+            reference,
+            layout: LoadOptions::default(),
+        }],
+        layout: LoadOptions::default(),
+        model_dirs: Vec::new(),
+        pushed,
+        state: None,
+        keys: None,
+        tls: None,
+        limits: ServerLimits {
+            message_bytes: usize::MAX,
+            capture_bytes: u64::MAX,
+            deadline: NO_LIMIT,
+            lease: NO_LIMIT,
+            longest_lease: NO_LIMIT,
+            ..ServerLimits::default()
+        },
+        drain: Duration::ZERO,
+        insecure: false,
+        commit: COMMIT.to_owned(),
+    }
+}
+
+/// Layout, progress and state folder of the model in process.
+fn preset(settled: &Arc<Settled>, engine: LocalEngine, facts: &Arc<ModelFacts>) -> Preset {
+    let LocalEngine {
+        settings,
+        state,
+        measure_link,
+    } = engine;
+    // The state folder is opened before weights are loaded, so that a missing session fails at once.
+    let opened = Arc::new(Mutex::new(None));
+    let bar = Arc::new(Mutex::new(None));
+    let has_state = state.is_some();
+    let (stash, facts, settled) = (Arc::clone(&opened), Arc::clone(facts), Arc::clone(settled));
+    let started = Arc::clone(&bar);
+    let draw = move |model: &Model| {
+        let _ = facts.name.set(model.name.clone());
+        if let Some(state) = &state {
+            let restored = open_state(state, &facts)?;
+            *stash.lock().unwrap_or_else(PoisonError::into_inner) = Some(restored);
+        }
+        let settings = settings(model).map_err(refused)?;
+        let backend = settled.backend();
+        let blueprint = Blueprint::draw(model, backend, settings, settled.memory)?;
+        load_notes(&settled, model, &blueprint).map_err(refused)?;
+        *started.lock().unwrap_or_else(PoisonError::into_inner) = Some(Loading::new(&model.name));
+        Ok(blueprint)
+    };
+    let take = move || {
+        let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = || ServeError::Internal("the state folder is not open".to_owned());
+        opened.take().ok_or_else(missing)
+    };
+    let progress = move |progress: djinn_engine::LoadProgress| {
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loading) = bar.as_ref() {
+            loading.update(progress);
+        }
+        if progress.loaded >= progress.total {
+            *bar = None;
+        }
+    };
+    Preset {
+        draw: Box::new(draw),
+        open_state: has_state.then(|| Box::new(take) as OpenState),
+        progress: Box::new(progress),
+        measure_link,
+    }
+}
+
+fn open_state(
+    state: &LocalState,
+    facts: &ModelFacts,
+) -> Result<(StateFolder, RestoreScope), ServeError> {
+    let folder = StateFolder::open(&state.folder)?;
+    if folder.torn() > 0 {
+        let torn = folder.torn();
+        eprintln!("note: {torn} bytes that were not yet acknowledged are dropped from the log");
+    }
+    let Some(id) = state.session.map(SessionId) else {
+        return Ok((folder, RestoreScope::None));
+    };
+    let session = folder.get(id)?;
+    if matches!(session.state, SavedState::Ready) {
+        let _ = facts.interrupted.set(session.generated() as u64);
+    }
+    Ok((folder, RestoreScope::One(id)))
+}
+
+fn refused(failure: Failure) -> ServeError {
+    match failure {
+        Failure::Message(message) => ServeError::Invalid(message),
+        other => ServeError::Internal(format!("{other:?}")),
+    }
+}

@@ -1,0 +1,99 @@
+//! Layout of an engine in process for one prompt, so that the command needs no more memory than it uses.
+
+use djinn_engine::{Positions, Probe, ProbeLimits, Request, Sampling, Settings};
+use djinn_model::Model;
+
+use super::{connection::SettingsFn, edits::local_edits, prompt::local_tokens};
+use crate::{
+    args::{ChangeArgs, PromptArgs, SamplingArgs},
+    failure::Failure,
+};
+
+/// Tokens to generate when neither flag nor model sets a limit.
+const MAX_TOKENS: usize = 256;
+/// Longest context of a session that is saved, unless its model has less.
+const SAVED_CONTEXT: usize = 4096;
+
+/// Prompt, captures and edits of a single session.
+pub struct PromptSize {
+    /// The prompt.
+    pub prompt: PromptArgs,
+    /// Tokens to generate; by default the model's own limit.
+    pub max_tokens: Option<usize>,
+    /// Hooks to capture.
+    pub captures: Vec<String>,
+    /// Positions of captures that name none.
+    pub positions: Positions,
+    /// Edits and steering vectors.
+    pub changes: ChangeArgs,
+    /// Stop strings.
+    pub stop: Vec<String>,
+    /// Sampling that flags set, checked before the model is loaded.
+    pub sampling: Option<SamplingArgs>,
+    /// Tokens of a prompt that pass through the model together.
+    pub rows: usize,
+}
+
+impl PromptSize {
+    /// Layout for this session alone.
+    pub fn settings(self) -> SettingsFn {
+        Box::new(move |model| {
+            let request = self.request(model)?;
+            Ok(Settings::for_requests(model, &[request], self.rows)?)
+        })
+    }
+
+    fn request(&self, model: &Model) -> Result<Request, Failure> {
+        let tokens = local_tokens(model, &self.prompt)?;
+        let edits = local_edits(model, &self.changes)?;
+        let generation = &model.generation;
+        // A limit on the whole text leaves what the prompt does not take.
+        let by_model = generation.max_new_tokens.or_else(|| {
+            let length = generation.max_length?;
+            length.checked_sub(tokens.len()).filter(|&n| n > 0)
+        });
+        Ok(Request {
+            max_tokens: self.max_tokens.or(by_model).unwrap_or(MAX_TOKENS),
+            probe: Probe::new(
+                &model.program,
+                &self.captures,
+                self.positions.clone(),
+                &edits,
+            )?,
+            stop: self.stop.clone(),
+            sampling: self.sampling.as_ref().map(sampling).unwrap_or_default(),
+            tokens,
+            ..Request::default()
+        })
+    }
+}
+
+/// Sampling of an engine, with its own defaults where flags set none.
+fn sampling(args: &SamplingArgs) -> Sampling {
+    let default = Sampling::default();
+    Sampling {
+        temperature: args.temperature.unwrap_or(default.temperature),
+        top_k: args.top_k.unwrap_or(default.top_k),
+        top_p: args.top_p.unwrap_or(default.top_p),
+        min_p: args.min_p.unwrap_or(default.min_p),
+        repetition_penalty: args
+            .repetition_penalty
+            .unwrap_or(default.repetition_penalty),
+        presence_penalty: args.presence_penalty.unwrap_or(default.presence_penalty),
+        frequency_penalty: args.frequency_penalty.unwrap_or(default.frequency_penalty),
+        logit_bias: args.logit_bias.clone(),
+        ..default
+    }
+}
+
+/// Layout for one session that may use the whole context and any hook, as saved sessions do.
+pub fn one_saved_session(rows: usize) -> SettingsFn {
+    Box::new(move |model| {
+        let program = &model.program;
+        let context = program.dims.context.min(SAVED_CONTEXT);
+        Ok(Settings {
+            probe_limits: ProbeLimits::anything(program, context),
+            ..Settings::for_sessions(program, 1, context, rows)?
+        })
+    })
+}
