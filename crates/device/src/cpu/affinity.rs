@@ -100,11 +100,11 @@ mod imp {
     use super::WorkerCpu;
 
     /// Placeholder on systems without pinning.
-    pub(in crate::cpu) struct WorkerCpus;
+    pub(in crate::cpu) struct UnpinnedWorkers;
 
-    impl WorkerCpus {
+    impl UnpinnedWorkers {
         pub(in crate::cpu) fn choose(_: usize) -> Self {
-            WorkerCpus
+            UnpinnedWorkers
         }
         pub(in crate::cpu) fn worker(&self, _: usize) -> WorkerCpu {
             WorkerCpu()
@@ -117,4 +117,7 @@ mod imp {
     }
 }
 
+#[cfg(not(target_os = "linux"))]
+pub(super) use imp::UnpinnedWorkers as WorkerCpus;
+#[cfg(target_os = "linux")]
 pub(super) use imp::WorkerCpus;
