@@ -23,7 +23,7 @@ pub use config::{Generation, RawConfig};
 pub use error::{HeaderProblem, IndexProblem, KeyProblem, ModelError, OffsetProblem};
 pub use program::hook::{self, HookError};
 pub use program::{DTypeShare, Program, SegmentShare, Site, SiteLayout, StopPoint};
-pub use program::{FusedOp, FusedProjection, Fusion, Fusions, Residency, fuse};
+pub use program::{FusedOp, FusedProjection, Fusion, Fusions, WeightResidency, fuse};
 pub use shapes::Shape;
 pub use tokenizer::{ChatTemplate, Decoder, Message, Tokenizer};
 pub use weights::safetensors;

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use djinn_model::{
-    Residency,
+    WeightResidency,
     program::{Op, Program, TensorId},
 };
 
@@ -67,15 +67,15 @@ pub(crate) fn graph_regions(program: &Program, weights: &TensorPlacements) -> Ve
 }
 
 /// Returns where a weight matrix is during a pass.
-pub(crate) fn residency(weights: &TensorPlacements, id: TensorId) -> Residency {
+pub(crate) fn residency(weights: &TensorPlacements, id: TensorId) -> WeightResidency {
     let parts = weights.parts(id);
     match parts
         .iter()
         .all(|part| part.placement.region == Region::Resident)
     {
-        true if parts.len() == 1 => Residency::Whole,
-        true if parts.len() > 1 => Residency::Split,
-        _ => Residency::Streamed,
+        true if parts.len() == 1 => WeightResidency::Whole,
+        true if parts.len() > 1 => WeightResidency::Split,
+        _ => WeightResidency::Streamed,
     }
 }
 

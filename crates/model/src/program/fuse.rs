@@ -17,7 +17,7 @@ use super::tensor::{SegmentKind, TensorId};
 
 /// Placement of a weight matrix during a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Residency {
+pub enum WeightResidency {
     /// In device memory for the whole pass, in one part.
     Whole,
     /// In device memory for the whole pass, in several parts.
@@ -123,7 +123,7 @@ impl Fusions {
 ///
 /// `residency` says where a weight matrix is during a pass: a product whose weights are
 /// streamed waits for them, so it joins no other operation.
-pub fn fuse(program: &Program, residency: impl Fn(TensorId) -> Residency) -> Fusions {
+pub fn fuse(program: &Program, residency: impl Fn(TensorId) -> WeightResidency) -> Fusions {
     let peephole = Peephole {
         program,
         steps: program.steps().collect(),
@@ -180,7 +180,7 @@ struct JoinableProduct {
     projection: FusedProjection,
 }
 
-impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
+impl<R: Fn(TensorId) -> WeightResidency> Peephole<'_, R> {
     /// Returns the fusion that starts at operation `at`, if the operations there match.
     fn fusion(&self, at: usize) -> Option<Fusion> {
         match *self.steps[at].1 {
@@ -272,7 +272,7 @@ impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
         else {
             return None;
         };
-        let resident = (self.residency)(weight) != Residency::Streamed;
+        let resident = (self.residency)(weight) != WeightResidency::Streamed;
         resident.then_some(JoinableProduct {
             index,
             from,
@@ -316,7 +316,8 @@ impl<R: Fn(TensorId) -> Residency> Peephole<'_, R> {
         };
         let named = |buf: Buf| [first, second].into_iter().find(|c| c.projection.to == buf);
         let (gate, up) = (named(gate)?, named(up)?);
-        let whole = |c: JoinableProduct| (self.residency)(c.projection.weight) == Residency::Whole;
+        let whole =
+            |c: JoinableProduct| (self.residency)(c.projection.weight) == WeightResidency::Whole;
         // The fused operation does not write the buffers of its two products.
         let unread = |c: JoinableProduct| !self.live[last].contains(&c.projection.to);
         let fits = gate.from == up.from

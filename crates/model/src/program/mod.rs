@@ -18,7 +18,7 @@ use djinn_types::DType;
 
 pub use describe::{DTypeShare, SegmentShare};
 pub use dims::{Dims, Rope};
-pub use fuse::{FusedOp, FusedProjection, Fusion, Fusions, Residency, fuse};
+pub use fuse::{FusedOp, FusedProjection, Fusion, Fusions, WeightResidency, fuse};
 pub use liveness::StopPoint;
 pub use op::{Buf, Expert, Op};
 pub use site::{Site, SiteLayout};

@@ -28,7 +28,7 @@ fn golden(name: &str) -> Program {
 }
 
 fn all_resident(program: &Program) -> Fusions {
-    fuse(program, |_| Residency::Whole)
+    fuse(program, |_| WeightResidency::Whole)
 }
 
 /// Returns the fusions that start in a block, as short descriptions.
@@ -171,37 +171,37 @@ fn expand(program: &Program, op: &FusedOp) -> Vec<Op> {
 fn streamed_and_split_weights() {
     let program = golden("llama2");
     let named = |id: TensorId, part: &str| program.tensor(id).name.contains(part);
-    let with = |part: &'static str, residency: Residency| {
+    let with = |part: &'static str, residency: WeightResidency| {
         let fusions = fuse(&program, |id| match named(id, part) {
             true => residency,
-            false => Residency::Whole,
+            false => WeightResidency::Whole,
         });
         of_block(&program, &fusions, 0)
     };
     let attend = "rotate, attend 0";
     // Products of streamed weights run alone; their neighbours still join each other.
     assert_eq!(
-        with("q_proj", Residency::Streamed),
+        with("q_proj", WeightResidency::Streamed),
         ["projections [K, V]", attend, MID, GATED, POST]
     );
     assert_eq!(
-        with("k_proj", Residency::Streamed),
+        with("k_proj", WeightResidency::Streamed),
         [attend, MID, GATED, POST]
     );
     assert_eq!(
-        with("up_proj", Residency::Streamed),
+        with("up_proj", WeightResidency::Streamed),
         [QKV, attend, MID, POST]
     );
     // Weights in several parts join a group of products, but not a gated MLP.
     assert_eq!(
-        with("q_proj", Residency::Split),
+        with("q_proj", WeightResidency::Split),
         [QKV, attend, MID, GATED, POST]
     );
     assert_eq!(
-        with("gate_proj", Residency::Split),
+        with("gate_proj", WeightResidency::Split),
         [QKV, attend, MID, "projections [Pre, Up]", POST]
     );
-    let nothing = fuse(&program, |_| Residency::Streamed);
+    let nothing = fuse(&program, |_| WeightResidency::Streamed);
     assert_eq!(of_block(&program, &nothing, 0), [attend, MID, POST]);
 }
 
@@ -528,12 +528,12 @@ fn any_ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(some, 0..40).prop_map(|runs| runs.concat())
 }
 
-fn any_residency() -> impl Strategy<Value = Vec<Residency>> {
+fn any_residency() -> impl Strategy<Value = Vec<WeightResidency>> {
     let one = prop::sample::select(vec![
-        Residency::Whole,
-        Residency::Whole,
-        Residency::Split,
-        Residency::Streamed,
+        WeightResidency::Whole,
+        WeightResidency::Whole,
+        WeightResidency::Split,
+        WeightResidency::Streamed,
     ]);
     prop::collection::vec(one, TENSORS)
 }
@@ -565,9 +565,9 @@ proptest! {
             prop_assert_eq!(fusion.range.start < first, end <= first);
             for op in &ops[fusion.range.clone()] {
                 if let Op::Linear { weight, .. } = op {
-                    prop_assert!(residency[weight.0] != Residency::Streamed);
+                    prop_assert!(residency[weight.0] != WeightResidency::Streamed);
                     let gated = matches!(fusion.op, FusedOp::GatedProjections { .. });
-                    prop_assert!(!gated || residency[weight.0] == Residency::Whole);
+                    prop_assert!(!gated || residency[weight.0] == WeightResidency::Whole);
                 }
             }
         }
