@@ -16,10 +16,13 @@ use crate::ServeError;
 /// Owner of all requests on a server without keys.
 pub const LOCAL_OWNER: &str = "local";
 
+/// Digests of all keys, each with its owner.
+type KnownKeys = Vec<(KeyDigest, Arc<KeyOwner>)>;
+
 /// API keys of a server, and the current usage of each owner.
 pub struct KeyStore {
     path: Option<PathBuf>,
-    keys: RwLock<Arc<Vec<(KeyDigest, Arc<KeyOwner>)>>>,
+    keys: RwLock<Arc<KnownKeys>>,
     local: Arc<KeyOwner>,
     usage: Mutex<HashMap<String, OwnerUsage>>,
 }
@@ -65,7 +68,7 @@ impl KeyStore {
         Ok(count)
     }
 
-    fn keys(&self) -> Arc<Vec<(KeyDigest, Arc<KeyOwner>)>> {
+    fn keys(&self) -> Arc<KnownKeys> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -135,7 +138,7 @@ impl KeyStore {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<(KeyDigest, Arc<KeyOwner>)>, KeyFileError> {
+fn read(path: &Path) -> Result<KnownKeys, KeyFileError> {
     let keys = key_file::read(path)?.into_iter();
     Ok(keys
         .map(|(digest, owner)| (digest, Arc::new(owner)))
