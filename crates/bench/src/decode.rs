@@ -7,8 +7,8 @@ use std::{
 
 use djinn_device::host;
 use djinn_engine::{Engine, Request, kv_dtype};
-use djinn_memory::Size;
 use djinn_model::program::{Op, Program, TensorId};
+use djinn_types::Size;
 use djinn_weights::{PassStats, Prediction, Rates};
 use serde_json::{Value, json};
 

@@ -4,9 +4,9 @@ use std::io;
 
 use djinn_device::DeviceError;
 use djinn_engine::{EngineError, ParseError};
-use djinn_memory::Size;
 use djinn_model::ModelError;
 use djinn_server::ServeError;
+use djinn_types::Size;
 use thiserror::Error;
 
 /// Reason why a benchmark could not run or did not finish.

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use djinn_memory::Size;
 use djinn_model::Model;
-use djinn_types::IO_BLOCK;
+use djinn_types::{IO_BLOCK, Size};
 use djinn_weights::{MemorySettings, measure_link};
 use serde_json::{Value, json};
 

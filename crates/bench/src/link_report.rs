@@ -1,6 +1,6 @@
 //! Report of the benchmark `link`, shared by files and cards.
 
-use djinn_memory::Size;
+use djinn_types::Size;
 use serde_json::{Value, json};
 
 use crate::BenchReport;

@@ -1,7 +1,7 @@
 //! Benchmark `memory`: bandwidth of the device's memory.
 
 use djinn_device::{Backend, cpu::CpuBackend, host};
-use djinn_memory::Size;
+use djinn_types::Size;
 use serde_json::json;
 
 use crate::{BenchError, BenchReport, rates, sample::BANDWIDTH_BYTES, text::table};

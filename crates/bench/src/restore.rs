@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use djinn_engine::{Blueprint, Engine, KvMemory, Request, SessionId, Settings};
-use djinn_memory::Size;
+use djinn_types::Size;
 use serde_json::{Value, json};
 
 use crate::{

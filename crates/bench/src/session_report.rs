@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use djinn_engine::{Engine, PagingStats, Traffic};
-use djinn_memory::Size;
 use djinn_report::percentile;
+use djinn_types::Size;
 use serde_json::{Value, json};
 
 use crate::{

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use djinn_engine::{Blueprint, Engine, EngineError, Request, Settings};
-use djinn_memory::Size;
 use djinn_model::Model;
+use djinn_types::Size;
 use djinn_weights::{MemorySettings, PassStats, PlanError};
 use serde_json::{Value, json};
 

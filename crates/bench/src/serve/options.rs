@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use djinn_memory::Size;
+use djinn_types::Size;
 
 /// Most tokens of one session that are timed.
 const TOKENS: usize = 128;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use djinn_bench::Between;
 use djinn_engine::{KvMemory, SpillConfig};
-use djinn_memory::Size;
+use djinn_types::Size;
 
 use super::{DeviceArgs, DeviceName, ModelArgs, at_least_one};
 

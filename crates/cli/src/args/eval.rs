@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use djinn_memory::{Amount, Size};
+use djinn_types::{Amount, Size};
 
 use super::{DeviceArgs, ServerArgs, at_least_one};
 

@@ -4,7 +4,7 @@ use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
 use djinn_device::host;
-use djinn_memory::{Amount, Size};
+use djinn_types::{Amount, Size};
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
 use super::at_least_one;

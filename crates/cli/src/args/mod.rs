@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use djinn_device::{Backend, DeviceError};
-use djinn_memory::Size;
+use djinn_types::Size;
 use djinn_weights::MemorySettings;
 
 mod bench;

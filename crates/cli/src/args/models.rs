@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use djinn_memory::Size;
+use djinn_types::Size;
 
 use super::{ServerArgs, at_least_one};
 

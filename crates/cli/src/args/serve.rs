@@ -3,8 +3,8 @@
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
-use djinn_memory::Size;
 use djinn_server::{LoadOptions, ServedModel, check_name, default_name};
+use djinn_types::Size;
 
 use super::{DeviceArgs, MemoryArgs, at_least_one};
 

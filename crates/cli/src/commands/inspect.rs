@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use djinn_memory::Size;
 use djinn_model::{
     Model,
     program::{Program, SegmentKind},
 };
-use djinn_types::DType;
+use djinn_types::{DType, Size};
 use serde_json::{Value, json};
 
 use crate::{

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use djinn_client::{Client, Push, PushProgress, Register, v1};
 use djinn_engine::LoadProgress;
-use djinn_memory::Size;
+use djinn_types::Size;
 use serde_json::{Value, json};
 
 use super::connection::on_server;

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use djinn_engine::{KvMemory, SpillConfig};
-use djinn_memory::Size;
 use djinn_server::{
     LoadOptions, Running, ServedModel, ServerConfig, ServerLimits, TlsFiles, TraceExporter,
 };
+use djinn_types::Size;
 
 use crate::{
     args::{DeviceName, ServeArgs, Setting, settle_serve},

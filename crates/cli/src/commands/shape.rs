@@ -6,12 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use djinn_memory::Size;
 use djinn_model::{
     Model, Shape, Weights,
     program::{Program, TensorId},
     shapes,
 };
+use djinn_types::Size;
 use serde_json::{Map, json};
 
 use crate::{

@@ -6,7 +6,7 @@ use djinn_device::{
     DeviceError,
     cuda::{self, Card, CardFacts, PciLink, Version},
 };
-use djinn_memory::Size;
+use djinn_types::Size;
 
 use super::Check;
 use crate::{

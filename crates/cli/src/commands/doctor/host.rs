@@ -3,7 +3,7 @@
 use std::fs;
 
 use djinn_device::{cpu::Isa, host};
-use djinn_memory::Size;
+use djinn_types::Size;
 
 use super::{Check, card::Working};
 

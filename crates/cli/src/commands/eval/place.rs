@@ -6,8 +6,8 @@ use djinn_client::Options;
 use djinn_device::{Backend, host};
 use djinn_engine::KvMemory;
 use djinn_eval::{EvalConfig, ServerLocation};
-use djinn_memory::Amount;
 use djinn_server::{LoadOptions, ServerConfig, ServerLimits};
+use djinn_types::Amount;
 use djinn_weights::{MemorySettings, Overrides};
 
 use crate::{

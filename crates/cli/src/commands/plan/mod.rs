@@ -7,8 +7,8 @@ use std::time::Duration;
 use djinn_bench::rates;
 use djinn_device::host;
 use djinn_engine::{Blueprint, Footprint, Settings, kv_dtype};
-use djinn_memory::Size;
 use djinn_model::{Model, program::SegmentKind};
+use djinn_types::Size;
 use djinn_weights::{Bound, PlannedPiece, Prediction, Rates, Region};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use djinn_client::v1;
 use djinn_engine::Footprint;
-use djinn_memory::{Amount, Size};
+use djinn_types::{Amount, Size};
 use serde_json::{Value, json};
 
 use super::{bar, plural};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use djinn_memory::Size;
+use djinn_types::Size;
 use serde_json::{Value, json};
 
 use super::figures::{Figures, ModelFigures};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use djinn_memory::Size;
+use djinn_types::Size;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
