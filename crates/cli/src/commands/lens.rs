@@ -47,7 +47,7 @@ pub fn capture(top: usize) -> String {
 }
 
 /// A token and its probability.
-struct Prediction {
+struct TokenPrediction {
     token: u32,
     probability: f64,
 }
@@ -57,7 +57,7 @@ pub struct LensGrid {
     model: String,
     read: Vec<u32>,
     /// Predictions by block and position, the most likely first.
-    predicted: Vec<Vec<Vec<Prediction>>>,
+    predicted: Vec<Vec<Vec<TokenPrediction>>>,
     /// Texts of tokens.
     names: BTreeMap<u32, String>,
 }
@@ -132,7 +132,7 @@ impl LensGrid {
 
     fn svg(&self) -> String {
         let cells = self.predicted.iter().rev().map(|row| {
-            let cell = |top: &Vec<Prediction>| {
+            let cell = |top: &Vec<TokenPrediction>| {
                 let name = self.name(top[0].token).to_owned();
                 (name, top[0].probability)
             };
@@ -151,7 +151,7 @@ impl LensGrid {
 
     /// Grid as text.
     pub fn text(&self) -> String {
-        let row = |(block, row): (usize, &Vec<Vec<Prediction>>)| {
+        let row = |(block, row): (usize, &Vec<Vec<TokenPrediction>>)| {
             let block = std::iter::once(block.to_string());
             let cells = row.iter().map(|top| {
                 let percent = (100.0 * top[0].probability).round();
@@ -166,8 +166,8 @@ impl LensGrid {
     }
 
     fn json(&self) -> Value {
-        let cell = |top: &Vec<Prediction>| -> Vec<Value> {
-            let cell = |prediction: &Prediction| {
+        let cell = |top: &Vec<TokenPrediction>| -> Vec<Value> {
+            let cell = |prediction: &TokenPrediction| {
                 json!({
                     "token": prediction.token, "text": self.name(prediction.token),
                     "probability": prediction.probability,
@@ -189,10 +189,10 @@ impl LensGrid {
 }
 
 /// Predictions of a position, the most likely first.
-fn predictions(row: &[f32]) -> Vec<Prediction> {
+fn predictions(row: &[f32]) -> Vec<TokenPrediction> {
     let (tokens, probabilities) = row.split_at(row.len() / 2);
     let pairs = tokens.iter().zip(probabilities);
-    let one = |(token, probability): (&f32, &f32)| Prediction {
+    let one = |(token, probability): (&f32, &f32)| TokenPrediction {
         token: *token as u32,
         probability: f64::from(*probability),
     };
