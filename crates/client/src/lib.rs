@@ -47,24 +47,27 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod connection;
 mod create;
 mod edit;
 mod error;
-mod events;
 mod model;
 mod options;
 mod push;
 mod session;
 mod tensor;
+mod turn;
+mod turn_setup;
 
 pub use client::{Client, Register, StatusStream};
-pub use create::{Create, Generate, Resume};
+pub use create::Create;
 pub use djinn_wire::{ErrorCode, v1};
 pub use edit::HookEdit;
 pub use error::Error;
-pub use events::{EventStream, TurnEnd, TurnEvent, TurnOutput};
 pub use model::ModelHandle;
 pub use options::Options;
 pub use push::{Push, PushProgress};
-pub use session::SessionHandle;
+pub use session::{EventStream, SessionHandle};
 pub use tensor::TensorData;
+pub use turn::{TurnEnd, TurnEvent, TurnOutput};
+pub use turn_setup::{Generate, Resume};

@@ -6,22 +6,23 @@ use djinn_wire::ErrorCode;
 use djinn_wire::v1::{self, tokenize_request::Input};
 
 use crate::{
-    client::Client,
-    create::{Create, chat},
+    connection::Connection,
+    create::Create,
     error::Error,
     session::{self, SessionHandle},
+    turn_setup::chat,
 };
 
 /// Handle of a model by its name. The server loads the model on the first request.
 #[derive(Clone, Debug)]
 pub struct ModelHandle {
-    client: Client,
+    connection: Connection,
     name: String,
 }
 
 impl ModelHandle {
-    pub(crate) fn new(client: Client, name: String) -> Self {
-        ModelHandle { client, name }
+    pub(crate) fn new(connection: Connection, name: String) -> Self {
+        ModelHandle { connection, name }
     }
 
     /// Name of the model; empty for the server's default model.
@@ -31,7 +32,7 @@ impl ModelHandle {
 
     /// Describes the model.
     pub async fn info(&self) -> Result<v1::Model, Error> {
-        let models = self.client.models().await?;
+        let models = self.listed().await?;
         let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
         // The server lists its default model first.
         let is_meant = |model: &v1::Model| self.name.is_empty() || model.name == self.name;
@@ -48,9 +49,15 @@ impl ModelHandle {
         })
     }
 
+    async fn listed(&self) -> Result<Vec<v1::Model>, Error> {
+        let mut service = self.connection.models_service();
+        let listed = service.list(v1::ListModelsRequest {});
+        Ok(self.connection.one(listed).await?.models)
+    }
+
     /// Sets up a new session; [`Create::open`] opens it.
     pub fn session(&self) -> Create {
-        Create::new(self.client.clone(), self.name.clone())
+        Create::new(self.connection.clone(), self.name.clone())
     }
 
     /// Tokens of a prompt, with the token that begins a text.
@@ -77,7 +84,7 @@ impl ModelHandle {
             input: Some(input),
             plain,
         };
-        let answer = self.client.models_service().tokenize(asked).await?;
+        let answer = self.connection.models_service().tokenize(asked).await?;
         Ok(answer.into_inner().tokens)
     }
 
@@ -103,8 +110,8 @@ impl ModelHandle {
             special,
             each,
         };
-        let mut service = self.client.models_service();
-        self.client.one(service.detokenize(asked)).await
+        let mut service = self.connection.models_service();
+        self.connection.one(service.detokenize(asked)).await
     }
 
     /// Hooks that match a pattern, in the order of a pass; `*` matches any text.
@@ -113,8 +120,8 @@ impl ModelHandle {
             model: self.name.clone(),
             pattern: pattern.into(),
         };
-        let mut service = self.client.white_box_service();
-        Ok(self.client.one(service.hooks(asked)).await?.hooks)
+        let mut service = self.connection.white_box_service();
+        Ok(self.connection.one(service.hooks(asked)).await?.hooks)
     }
 
     /// Unloads the model. `force` unloads it even if open sessions are lost; `forget` also removes it from
@@ -125,13 +132,13 @@ impl ModelHandle {
             force,
             forget,
         };
-        let mut service = self.client.models_service();
-        self.client.one(service.unload(asked)).await.map(drop)
+        let mut service = self.connection.models_service();
+        self.connection.one(service.unload(asked)).await.map(drop)
     }
 
     /// Opens a session from saved bytes.
     pub async fn load(&self, saved: Vec<u8>) -> Result<SessionHandle, Error> {
-        session::load(&self.client, &self.name, saved).await
+        session::load(&self.connection, &self.name, saved).await
     }
 
     /// Opens a session from a saved file.

@@ -14,7 +14,7 @@ use djinn_wire::{ErrorCode, v1};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 
-use crate::{client::Client, error::Error};
+use crate::{connection::Connection, error::Error};
 
 /// Bytes of one part.
 const PART_BYTES: usize = 1 << 20;
@@ -54,7 +54,7 @@ struct PushSource {
 }
 
 pub(crate) async fn push(
-    client: &Client,
+    connection: &Connection,
     folder: &Path,
     mut progress: impl FnMut(PushProgress),
 ) -> Result<Push, Error> {
@@ -73,7 +73,9 @@ pub(crate) async fn push(
         files: sources.iter().map(|source| source.offer.clone()).collect(),
     };
     let files = sources.len();
-    let offer = client.one(client.models_service().offer(asked)).await?;
+    let offer = connection
+        .one(connection.models_service().offer(asked))
+        .await?;
     if offer.have.len() != files {
         let text = "Unexpected reply of the server: it does not report every offered file";
         return Err(Error::new(ErrorCode::Internal, text));
@@ -88,13 +90,13 @@ pub(crate) async fn push(
         return Ok(done(0));
     }
     let missing = total - offer.have.iter().sum::<u64>().min(total);
-    let sent = send(client, sources, &offer, missing, &mut progress).await?;
+    let sent = send(connection, sources, &offer, missing, &mut progress).await?;
     Ok(done(sent))
 }
 
 /// Sends the missing bytes and returns their number.
 async fn send(
-    client: &Client,
+    connection: &Connection,
     sources: Vec<PushSource>,
     offer: &v1::OfferReply,
     missing: u64,
@@ -108,7 +110,7 @@ async fn send(
         parts,
         sent: Arc::clone(&sent),
     };
-    let mut service = client.models_service();
+    let mut service = connection.models_service();
     let mut pushed = std::pin::pin!(service.push(parts));
     let answer = loop {
         progress(PushProgress::Sending(sent.load(Ordering::Relaxed), missing));
