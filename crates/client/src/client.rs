@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::Streaming;
 
 use crate::{
-    connection::Connection,
+    connection::GrpcConnection,
     error::Error,
     model::ModelHandle,
     options::Options,
@@ -21,13 +21,13 @@ use crate::{
 /// Client of a server. Clones share one connection, which reconnects by itself when the server returns.
 #[derive(Clone, Debug)]
 pub struct Client {
-    connection: Connection,
+    connection: GrpcConnection,
 }
 
 impl Client {
     /// Connects to `HOST:PORT`, `http://…` or `https://…`.
     pub async fn connect(address: &str, options: Options) -> Result<Self, Error> {
-        let connection = Connection::connect(address, options).await?;
+        let connection = GrpcConnection::connect(address, options).await?;
         Ok(Client { connection })
     }
 
@@ -38,7 +38,7 @@ impl Client {
         F: FnMut() -> std::io::Result<S> + Send + 'static,
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let connection = Connection::connect_in_process(open, options).await?;
+        let connection = GrpcConnection::connect_in_process(open, options).await?;
         Ok(Client { connection })
     }
 

@@ -31,7 +31,7 @@ pub type AuthChannel = InterceptedService<Channel, Bearer>;
 
 /// Connection to a server. Clones share the channel, which reconnects by itself when the server returns.
 #[derive(Clone, Debug)]
-pub struct Connection {
+pub struct GrpcConnection {
     channel: AuthChannel,
     timeout: Option<Duration>,
 }
@@ -82,7 +82,7 @@ where
     }
 }
 
-impl Connection {
+impl GrpcConnection {
     /// Connects to `HOST:PORT`, `http://…` or `https://…`.
     pub async fn connect(address: &str, options: Options) -> Result<Self, Error> {
         let endpoint = options.endpoint(address)?;
@@ -93,7 +93,7 @@ impl Connection {
             let text = with_causes(text, reason);
             Error::new(ErrorCode::Unavailable, text)
         })?;
-        Ok(Connection::over(channel, key, &options))
+        Ok(GrpcConnection::over(channel, key, &options))
     }
 
     /// Connects to a server in this process. `open` opens one byte stream to it, for example with
@@ -112,11 +112,11 @@ impl Connection {
             let text = with_causes(text, std::error::Error::source(&error));
             Error::new(ErrorCode::Unavailable, text)
         })?;
-        Ok(Connection::over(channel, key, &options))
+        Ok(GrpcConnection::over(channel, key, &options))
     }
 
     fn over(channel: Channel, key: Option<MetadataValue<Ascii>>, options: &Options) -> Self {
-        Connection {
+        GrpcConnection {
             channel: InterceptedService::new(channel, Bearer(key)),
             timeout: options.timeout,
         }

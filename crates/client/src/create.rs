@@ -5,7 +5,7 @@ use std::time::Duration;
 use djinn_wire::v1;
 
 use crate::{
-    connection::Connection,
+    connection::GrpcConnection,
     edit::HookEdit,
     error::Error,
     session::EventStream,
@@ -17,12 +17,12 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "call open to open the session"]
 pub struct Create {
-    connection: Connection,
+    connection: GrpcConnection,
     asked: v1::CreateRequest,
 }
 
 impl Create {
-    pub(crate) fn new(connection: Connection, model: String) -> Self {
+    pub(crate) fn new(connection: GrpcConnection, model: String) -> Self {
         let asked = v1::CreateRequest {
             model,
             ..v1::CreateRequest::default()

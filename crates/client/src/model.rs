@@ -6,7 +6,7 @@ use djinn_wire::ErrorCode;
 use djinn_wire::v1::{self, tokenize_request::Input};
 
 use crate::{
-    connection::Connection,
+    connection::GrpcConnection,
     create::Create,
     error::Error,
     session::{self, SessionHandle},
@@ -16,12 +16,12 @@ use crate::{
 /// Handle of a model by its name. The server loads the model on the first request.
 #[derive(Clone, Debug)]
 pub struct ModelHandle {
-    connection: Connection,
+    connection: GrpcConnection,
     name: String,
 }
 
 impl ModelHandle {
-    pub(crate) fn new(connection: Connection, name: String) -> Self {
+    pub(crate) fn new(connection: GrpcConnection, name: String) -> Self {
         ModelHandle { connection, name }
     }
 

@@ -14,7 +14,7 @@ use djinn_wire::{ErrorCode, v1};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 
-use crate::{connection::Connection, error::Error};
+use crate::{connection::GrpcConnection, error::Error};
 
 /// Bytes of one part.
 const PART_BYTES: usize = 1 << 20;
@@ -54,7 +54,7 @@ struct PushSource {
 }
 
 pub(crate) async fn push(
-    connection: &Connection,
+    connection: &GrpcConnection,
     folder: &Path,
     mut progress: impl FnMut(PushProgress),
 ) -> Result<Push, Error> {
@@ -96,7 +96,7 @@ pub(crate) async fn push(
 
 /// Sends the missing bytes and returns their number.
 async fn send(
-    connection: &Connection,
+    connection: &GrpcConnection,
     sources: Vec<PushSource>,
     offer: &v1::OfferReply,
     missing: u64,

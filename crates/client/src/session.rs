@@ -17,7 +17,7 @@ use tokio_stream::Stream;
 use tonic::Streaming;
 
 use crate::{
-    connection::Connection,
+    connection::GrpcConnection,
     error::Error,
     tensor::{TENSOR_BYTES_MAX, TensorData},
     turn::{TurnEvent, TurnOutput},
@@ -30,12 +30,12 @@ const SAVED_PART_BYTES: usize = 512 << 10;
 /// Handle of a session by its name. Any connection with the owner's API key can use the session.
 #[derive(Clone, Debug)]
 pub struct SessionHandle {
-    connection: Connection,
+    connection: GrpcConnection,
     name: String,
 }
 
 impl SessionHandle {
-    pub(crate) fn new(connection: Connection, name: String) -> Self {
+    pub(crate) fn new(connection: GrpcConnection, name: String) -> Self {
         SessionHandle { connection, name }
     }
 
@@ -227,7 +227,7 @@ impl SessionHandle {
 
 /// Opens a saved session on a model.
 pub(crate) async fn load(
-    connection: &Connection,
+    connection: &GrpcConnection,
     model: &str,
     saved: Vec<u8>,
 ) -> Result<SessionHandle, Error> {
@@ -260,7 +260,7 @@ pub struct EventStream {
 impl EventStream {
     /// Waits for the first message, which names the session.
     pub(crate) async fn open(
-        connection: Connection,
+        connection: GrpcConnection,
         mut stream: Streaming<v1::Event>,
     ) -> Result<Self, Error> {
         let first = stream.message().await?.and_then(|event| event.what);

@@ -7,7 +7,7 @@ use djinn_wire::v1;
 
 /// Properties that stay constant while a model is loaded.
 #[derive(Clone, Debug)]
-pub struct ModelFacts {
+pub struct LoadedModelFacts {
     /// Model family, for example `llama` or `gpt2`.
     pub family: &'static str,
     /// Dimensions of the model.
@@ -26,11 +26,11 @@ pub struct ModelFacts {
     pub page_tokens: u64,
 }
 
-impl ModelFacts {
+impl LoadedModelFacts {
     /// Collects the properties of a loaded engine.
     pub fn of(engine: &Engine, link_ceiling: f64) -> Self {
         let (model, blueprint) = (engine.model(), engine.blueprint());
-        ModelFacts {
+        LoadedModelFacts {
             family: model.program.family,
             dims: model.program.dims,
             routing: blueprint.reason(),

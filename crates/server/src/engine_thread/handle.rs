@@ -15,7 +15,7 @@ use djinn_engine::{Engine, LoadProgress, SessionId};
 use tokio::sync::oneshot;
 
 use super::{
-    facts::ModelFacts,
+    facts::LoadedModelFacts,
     tokenizer::ChatTokenizer,
     wait_signal::WaitSignal,
     worker::{EngineJob, Worker},
@@ -27,7 +27,7 @@ pub struct LoadedModel {
     /// Name of the model on this server.
     pub name: String,
     /// Properties that stay constant while the model is loaded.
-    pub facts: ModelFacts,
+    pub facts: LoadedModelFacts,
     /// Tokenizer, chat template and recommended sampling.
     pub tokenizer: ChatTokenizer,
     jobs: mpsc::Sender<EngineJob>,
@@ -78,7 +78,7 @@ impl LoadedModel {
                 };
                 // Closes the channel that reports progress.
                 drop(progress);
-                let facts = ModelFacts::of(&loaded.engine, loaded.link_ceiling);
+                let facts = LoadedModelFacts::of(&loaded.engine, loaded.link_ceiling);
                 let tokenizer = ChatTokenizer::of(loaded.engine.model());
                 let mut worker = Worker::new(loaded.engine, &worker_name, &metrics);
                 if ready.send(Ok((facts, tokenizer))).is_ok() {
