@@ -35,17 +35,17 @@ pub enum Bench {
     Decode(BenchDecodeArgs),
     /// Speed of a prompt; a processor's beside the gemm crate on the same shapes
     Prefill(BenchPrefillArgs),
-    /// How fast weights can come: from a model's files, or from host memory to a card
+    /// Bandwidth for weights: from a model's files, or from host memory to a card
     Link(BenchLinkArgs),
     /// Every operation at the shapes of a model, by itself
     Operations(BenchOperationsArgs),
     /// A model that does not fit: its passes beside what link and compute take alone
     Stream(BenchStreamArgs),
-    /// Many sessions that come, think and come back, in less memory than their KV takes
+    /// Many sessions with pauses, in less memory than their KV takes
     Sessions(BenchSessionsArgs),
-    /// A session that comes back from host memory: block after block, beside everything first
+    /// A session whose KV returns from host memory, block by block and all at once
     Restore(BenchRestoreArgs),
-    /// What it costs to read, to change and to stop at hooks, and to go on from there
+    /// Cost of captures, edits and breakpoints at hooks
     Hooks(BenchHooksArgs),
     /// A server under load, and what serving adds to a token
     Serve(BenchServeArgs),
@@ -183,7 +183,7 @@ pub struct BenchSessionsArgs {
     /// Tokens generated in a turn
     #[arg(long, value_name = "N|A..B", default_value = "8..32")]
     pub output: Between<usize>,
-    /// Tokens of what a session is told before each turn but the first
+    /// Input tokens of each turn after the first
     #[arg(long, value_name = "N|A..B", default_value = "4..16")]
     pub answer: Between<usize>,
     /// Turns of a session
@@ -192,7 +192,7 @@ pub struct BenchSessionsArgs {
     /// Seconds that a session waits between turns
     #[arg(long, value_name = "S|A..B", default_value = "0.2..1")]
     pub think: Between<f64>,
-    /// Whether sessions say when they will be back
+    /// Let sessions announce when they will return
     #[arg(long)]
     pub announce: bool,
     /// Memory of the device for KV, at least that of the longest session [default: what

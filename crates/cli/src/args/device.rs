@@ -1,4 +1,4 @@
-//! Where to compute: the flag, and the device it comes to.
+//! Flag of the device, and the device that it selects.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -73,7 +73,7 @@ impl DeviceName {
         let (backend, why): (Arc<dyn Backend>, _) = match self {
             DeviceName::Cpu => (cpu, None),
             DeviceName::Cuda(ordinal) => (Arc::new(CudaBackend::new(ordinal)?), None),
-            // Who has no driver does not want to hear of cards.
+            // Without a driver there is no note about cards.
             DeviceName::Auto if !cuda::driver_present() => (cpu, None),
             DeviceName::Auto => match CudaBackend::new(0) {
                 Ok(card) => (Arc::new(card), None),
@@ -99,7 +99,7 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Says which device it is, where nobody said.
+    /// Prints the device, unless the flag named it.
     pub fn say(&self) {
         if self.named {
             return;

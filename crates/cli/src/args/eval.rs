@@ -22,7 +22,7 @@ pub enum Eval {
     VirtualMemory(ExperimentArgs),
     /// More sessions than memory holds, beside eager PyTorch that parks them
     MemoryPressure(ExperimentArgs),
-    /// How soon a session that stopped goes on, beside recomputing and offloading by hand
+    /// Time to resume a paused session, beside recomputation and manual offloading
     ResumeLatency(ExperimentArgs),
     /// What a change inside the model does, whether it is exact, and what it costs
     Steering(ExperimentArgs),
@@ -105,7 +105,7 @@ more than 80 GB.
 Examples:
   djinn eval all --smoke
   djinn eval all --smoke --output smoke && djinn report --results smoke --output smoke/report
-  djinn eval all --output results --keep    goes on where it was interrupted")]
+  djinn eval all --output results --keep    resumes after an interruption")]
 pub struct EvalAllArgs {
     /// Small ones that run anywhere
     #[arg(long, conflicts_with = "device")]

@@ -1,4 +1,4 @@
-//! Flags of the commands that are looked at while they run: `djinn chat` and `djinn top`.
+//! Flags of the interactive commands `djinn chat` and `djinn top`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,8 +9,8 @@ use super::{ModelArgs, SamplingArgs, ServerArgs, at_least_one};
 /// `djinn chat`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A line is what you say; /help lists what else can be typed. Ctrl-C ends an answer, Ctrl-D the chat.
-A model without a chat template goes on with the text instead.
+Each line is a message; /help lists the commands. Ctrl-C ends an answer, Ctrl-D the chat.
+A model without a chat template continues the text instead.
 
 Examples:
   djinn chat --model ./Llama-3.2-1B-Instruct --system 'Answer in one sentence.'
@@ -24,13 +24,13 @@ pub struct ChatArgs {
     /// The system message
     #[arg(long, value_name = "T")]
     pub system: Option<String>,
-    /// Tokens of an answer at most [default: the model's own limit, or 512]
+    /// Longest answer in tokens [default: the model's own limit, or 512]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub max_tokens: Option<usize>,
-    /// Positions of the conversation [default: the model's context, at most 4096]
+    /// Longest conversation in tokens [default: the model's context, at most 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub context: Option<usize>,
-    /// Go on with a conversation that /save wrote
+    /// Continue a conversation that /save wrote
     #[arg(long, value_name = "FILE.json")]
     pub load: Option<PathBuf>,
     #[command(flatten)]
@@ -50,13 +50,13 @@ Examples:
 pub struct TopArgs {
     #[command(flatten)]
     pub server: ServerArgs,
-    /// Seconds between one look and the next
+    /// Seconds between updates
     #[arg(long, value_name = "S", default_value = "1", value_parser = every)]
     pub every: Duration,
-    /// Look twice, so far apart, print one table and end
+    /// Print one table after two updates, and end
     #[arg(long)]
     pub once: bool,
-    /// The same as one JSON object
+    /// Print one JSON object after two updates, and end
     #[arg(long)]
     pub json: bool,
 }

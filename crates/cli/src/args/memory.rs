@@ -75,12 +75,12 @@ impl FromStr for Resident {
     }
 }
 
-/// What is left to others when nobody says how much to take.
+/// Bytes left to other programs when no flag sets a budget.
 fn margin(free: u64) -> u64 {
     (free / 16).clamp(64 << 20, 1 << 30)
 }
 
-/// What was asked for of so much that is free, or most of it.
+/// Budget that a flag sets of this much free memory, or most of it.
 fn granted(asked: Option<Amount>, free: u64) -> u64 {
     match asked {
         Some(amount) => amount.of(free),
@@ -89,7 +89,7 @@ fn granted(asked: Option<Amount>, free: u64) -> u64 {
 }
 
 impl MemoryArgs {
-    /// What is taken of so much that is free when nobody says.
+    /// Budget when no flag sets one, of this much free memory.
     pub fn unasked(free: u64) -> u64 {
         free.saturating_sub(margin(free))
     }

@@ -1,4 +1,4 @@
-//! Every flag, as typed. Commands turn them into settled requests.
+//! Flags of all commands.
 
 use std::path::PathBuf;
 
@@ -42,12 +42,12 @@ pub use sessions::{Sessions, SessionsArgs};
 #[derive(Debug, Parser)]
 #[command(name = "djinn", version, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// All there is to type, with what goes together and what does not.
+/// All commands and flags, with the conflicts between them.
 pub fn command() -> clap::Command {
     serve::with_environment(server::with_conflicts(Cli::command()))
 }
@@ -57,25 +57,25 @@ pub fn command() -> clap::Command {
 pub enum Command {
     /// Generate text; without arguments, tell a story
     Run(RunArgs),
-    /// Talk with a model: a terminal that remembers
+    /// Chat with a model in a terminal
     Chat(ChatArgs),
     /// Read and change activations at hooks
     Trace(TraceArgs),
-    /// Stop a model at its hooks, look, change, and go on
+    /// Debug a model: pause at hooks, inspect, edit and continue
     Debug(DebugArgs),
-    /// What the model would say behind every block: the logit lens
+    /// Logit lens: most likely next tokens after every block
     Lens(LensArgs),
     /// Put activations of one prompt into another, at every block and position
     Patch(PatchArgs),
     /// Make, show and measure steering vectors
     Steer(SteerArgs),
-    /// Serve models to other programs and machines: gRPC and HTTP, as OpenAI's clients speak it
+    /// Serve models over gRPC and an HTTP API compatible with OpenAI's
     Serve(Box<ServeArgs>),
     /// The models of a server: list, register, push, unload
     Models(ModelsArgs),
-    /// How a server fares: memory by tier, the link, sessions, tokens a second
+    /// Live server statistics: memory by tier, the link, sessions, tokens a second
     Top(TopArgs),
-    /// Show where a model's bytes go in some memory, and how fast that will be
+    /// Show how a model would use memory, and predict its speed
     Plan(PlanArgs),
     /// Show what a model is made of
     Inspect(InspectArgs),
@@ -83,13 +83,13 @@ pub enum Command {
     Pull(PullArgs),
     /// List synthetic shapes, or write one as a checkpoint that any program can load
     Shape(ShapeArgs),
-    /// Check this machine: driver, card, link, memory; with the remedy for what is amiss
+    /// Check this machine: driver, card, link and memory, with a remedy for each problem
     Doctor(DoctorArgs),
     /// Check every operation of a device against the processor
     Selftest(SelftestArgs),
     /// Measure this machine and a model on it
     Bench(BenchArgs),
-    /// Experiments: what Djinn promises, measured beside what others do
+    /// Experiments that measure Djinn beside other systems
     Eval(EvalArgs),
     /// Figures, tables and a verdict from results of experiments
     Report(ReportArgs),
@@ -105,7 +105,7 @@ pub struct ModelArgs {
     pub model: Option<String>,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Tokens that go through the model together while a prompt runs
+    /// Tokens of a prompt that pass through the model together
     #[arg(long, value_name = "N", default_value_t = djinn_engine::Settings::ROWS,
           value_parser = at_least_one)]
     pub rows: usize,
@@ -283,7 +283,7 @@ pub struct InspectArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Models go to $DJINN_HOME/models (by default ~/.cache/djinn/models); HF_ENDPOINT names
-another hub, HF_TOKEN opens gated models. What was cut off goes on where it stopped.
+another hub, HF_TOKEN opens gated models. An interrupted download resumes.
 
 Example:
   djinn pull Qwen/Qwen2.5-0.5B && djinn run --model Qwen/Qwen2.5-0.5B --prompt 'Hello'")]

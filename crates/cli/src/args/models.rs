@@ -12,7 +12,7 @@ use super::{ServerArgs, at_least_one};
 #[command(after_help = "\
 Without --server it is the one that DJINN_SERVER names, or this machine's own at the usual port.
 A server loads models by hub id, by shape, from folders it was started with (--model-dir), and what
-was pushed to it. Pushing sends only what the server has not, and goes on where it was cut off.
+was pushed to it. Pushing sends only what the server has not, and resumes after an interruption.
 
 Examples:
   djinn models
@@ -48,7 +48,7 @@ pub enum Models {
         /// The folder: config.json, tokenizer.json, *.safetensors
         #[arg(value_name = "FOLDER")]
         folder: PathBuf,
-        /// Send it, and leave loading to whoever asks for it
+        /// Send the files without loading the model
         #[arg(long, conflicts_with_all = ["name", "memory", "context", "batch", "sessions"])]
         no_load: bool,
         #[command(flatten)]

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{ChangeArgs, ModelArgs, ServerArgs, WatchArgs};
 
-/// What the model reads.
+/// Prompt of a model.
 #[derive(Clone, Debug, Args)]
 pub struct PromptArgs {
     /// Text to start from; `-` reads standard input
@@ -61,7 +61,7 @@ pub struct SamplingArgs {
     /// Add to a token's logit; may be repeated
     #[arg(long, help_heading = "Sampling", value_name = "ID=X", value_parser = parse_bias)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same text [default: drawn, and shown at the end]
+    /// Seed of sampling; the same seed gives the same text [default: random, printed at the end]
     #[arg(long, help_heading = "Sampling", value_name = "N")]
     pub seed: Option<u64>,
 }
@@ -92,10 +92,10 @@ pub struct RunArgs {
     /// Generate at most this many tokens [default: the model's own limit, or 256]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<usize>,
-    /// End where this text appears; may be repeated
+    /// Stop at this text; may be repeated
     #[arg(long, value_name = "T")]
     pub stop: Vec<String>,
-    /// Go on past the model's end-of-text token
+    /// Continue after the model's end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,
     /// With --json: report each token's log-probability and N alternatives
@@ -104,15 +104,13 @@ pub struct RunArgs {
     /// Print one JSON object at the end instead of streaming text
     #[arg(long)]
     pub json: bool,
-    /// Keep the session in this folder, so that it can go on later, whatever happens to the
-    /// process meanwhile
+    /// Save the session in this folder, so that it can be continued later, even after a crash
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// With --server: keep the session when this ends, so that --session can go on with it
+    /// With --server: keep the session when the command ends, so that --session can continue it
     #[arg(long, help_heading = "Server", requires = "server")]
     pub keep: bool,
-    /// Go on with this session of the folder or of the server: --prompt is what it is told, and
-    /// nothing else changes
+    /// Continue this session of the folder or of the server with --prompt as its next input
     #[arg(long, value_name = "ID",
           conflicts_with_all = ["chat", "system", "stop", "ignore_eos", "logprobs", "temperature",
                                 "top_k", "top_p", "min_p", "repetition_penalty",

@@ -128,11 +128,11 @@ pub struct ServeArgs {
     /// Sessions open at once [default: 256]
     #[arg(long, help_heading = "Sessions", value_name = "N", value_parser = at_least_one)]
     pub sessions: Option<usize>,
-    /// Tokens that go through the model together while prompts run
+    /// Tokens of prompts that pass through the model together
     #[arg(long, help_heading = "Sessions", value_name = "N", default_value_t = djinn_engine::Settings::ROWS,
           value_parser = at_least_one)]
     pub rows: usize,
-    /// Seconds a session stays while nobody uses it, unless it says
+    /// Seconds after which an unused session ends, unless it sets its own lease
     #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "900", value_parser = seconds)]
     pub lease: Duration,
     /// The longest that a session may say
@@ -212,7 +212,7 @@ pub struct ServeArgs {
     /// Sessions that one request may begin: prompts times n, or branches
     #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub max_choices: usize,
-    /// Seconds a client has to say something, and to say all of it
+    /// Seconds a client may take to send a request
     #[arg(long, help_heading = "Limits", value_name = "S", default_value = "15", value_parser = seconds)]
     pub patience: Duration,
     /// Seconds a request may take

@@ -1,17 +1,17 @@
-//! Flags of commands that can do their work on a server.
+//! Flags of commands that can use a server.
 
 use std::path::PathBuf;
 
 use clap::{Args, Command};
 
-/// Which server, and how it is spoken to.
+/// Server to use, and its key and certificate.
 #[derive(Clone, Debug, Args)]
 pub struct ServerArgs {
-    /// Do this on a server instead: HOST:PORT, or https://HOST:PORT. --model is a name that it
-    /// knows; nothing is loaded here
+    /// Use the model of a server: HOST:PORT, or https://HOST:PORT. --model is then a name on that
+    /// server, and nothing is loaded here
     #[arg(long, help_heading = "Server", value_name = "ADDR")]
     pub server: Option<String>,
-    /// The key to come in with; as a variable nobody else sees it
+    /// API key; set DJINN_KEY to keep it out of process listings
     #[arg(
         long,
         help_heading = "Server",
@@ -20,12 +20,12 @@ pub struct ServerArgs {
         hide_env_values = true
     )]
     pub key: Option<String>,
-    /// Trust a server whose certificate this one signed (PEM) [default: the system's]
+    /// CA certificate (PEM) that signed the server's certificate [default: the system's]
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }
 
-/// Flags about this machine: they say nothing to a server, which has its own.
+/// Flags about this machine, which have no effect on a server.
 const LOCAL: [&str; 11] = [
     "device",
     "threads",
@@ -40,8 +40,7 @@ const LOCAL: [&str; 11] = [
     "state",
 ];
 
-/// Commands that can do their work on a server, and flags of theirs that make no sense there beside
-/// those, or do although they are among them.
+/// Commands that can use a server, with more flags to refuse there, and flags to accept after all.
 const REMOTE: [(&str, &[&str], &[&str]); 6] = [
     ("run", &[], &[]),
     ("trace", &[], &[]),
@@ -51,7 +50,7 @@ const REMOTE: [(&str, &[&str], &[&str]); 6] = [
     ("plan", &["link", "compute", "pieces"], &["memory"]),
 ];
 
-/// Refuses flags about this machine where the work is a server's.
+/// Refuses flags about this machine together with `--server`.
 pub fn with_conflicts(mut cli: Command) -> Command {
     for (name, more, less) in REMOTE {
         cli = cli.mut_subcommand(name, |command| {
@@ -89,7 +88,7 @@ pub fn with_conflicts(mut cli: Command) -> Command {
             command.mut_arg("server", |server| server.help(help))
         });
     }
-    // Commands of commands take them too.
+    // Subcommands take these flags too.
     for name in ["sessions", "models"] {
         cli = cli.mut_subcommand(name, |mut command| {
             for flag in ["server", "key", "ca"] {

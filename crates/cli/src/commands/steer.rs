@@ -211,7 +211,7 @@ fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
     }
     say(&format!(
         "logits of the prompt change by {:.4} % of their norm\n\
-         {other} of {} generated tokens are others\n\
+         {other} of {} generated tokens differ\n\
          plain:   {}\nchanged: {}\n",
         100.0 * share,
         plain.generated.len(),

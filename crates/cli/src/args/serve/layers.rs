@@ -182,7 +182,7 @@ fn setting(matches: &ArgMatches, flag: &str, from: &[(String, String)]) -> Optio
         (None, ValueSource::EnvVariable) => format!("DJINN_{}", id(flag).to_uppercase()),
         (None, _) => "default".to_owned(),
     };
-    // What nobody turned on need not be said.
+    // Switches that are off by default are not listed.
     let is_off = value == "false" && from == "default";
     (!is_off).then(|| Setting {
         name: flag.to_owned(),

@@ -1,4 +1,4 @@
-//! The picture while it moves: looks come from a thread, keys from the terminal.
+//! Live view: a thread reads statistics, the terminal gives keys.
 
 use std::{
     sync::mpsc::{Receiver, SyncSender, sync_channel},
@@ -14,17 +14,17 @@ use ratatui::{
 use super::{figures::Figures, view::View};
 use crate::{args::TopArgs, commands::connection::on_server, failure::Failure};
 
-/// How soon a key is answered.
+/// Interval at which keys are read.
 const KEYS: Duration = Duration::from_millis(100);
-/// How long a server that is away is left alone.
+/// Pause before a lost server is contacted again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// A look, or why there was none.
 type Look = Result<Figures, String>;
 
-/// Shows how a server fares until somebody has seen enough.
+/// Shows live statistics until a key ends the command.
 pub fn run(args: &TopArgs) -> Result<(), Failure> {
-    // Who cannot be reached at all is told as any command tells it.
+    // A server that cannot be reached at the start is an error.
     on_server(&args.server, async |client| {
         Ok(client.capabilities().await?)
     })?;

@@ -1,4 +1,4 @@
-//! `djinn top`: how a server fares, as a picture that moves, a table or JSON.
+//! `djinn top`: live server statistics on a terminal, as a table or as JSON.
 
 mod figures;
 mod live;
@@ -14,7 +14,7 @@ use crate::{
 };
 use figures::Figures;
 
-/// Shows how a server fares.
+/// Shows live server statistics.
 pub fn top(args: &TopArgs) -> Result<(), Failure> {
     if args.json || args.once || !std::io::stdout().is_terminal() {
         return once(args);
@@ -22,7 +22,7 @@ pub fn top(args: &TopArgs) -> Result<(), Failure> {
     live::run(args)
 }
 
-/// Looks twice, for rates are differences.
+/// Prints statistics once. Rates need two readings.
 fn once(args: &TopArgs) -> Result<(), Failure> {
     let figures = on_server(&args.server, async |client| {
         let server = client.capabilities().await?;
