@@ -72,7 +72,7 @@ fn what_cannot_work_is_refused_with_what_would() {
     check(&["--memory", "much"], &["'much' is not a size"]);
     check(
         &["--memory", "6MB", "--ring", "1kB"],
-        &["a ring of 1.0 kB", "largest piece"],
+        &["--ring 1.0 kB", "at least"],
     );
     let all = ["--memory", "6MB", "--resident", "all"];
     check(&all, &["--memory is 6.0 MB", "16.1 MB"]);

@@ -266,11 +266,8 @@ fn what_makes_no_sense_there_is_refused() {
         &["run", "--server", "127.0.0.1:1", "--memory", "1GB"],
         &["--server", "cannot be used with", "--memory"],
     );
-    refused(
-        &["run", "--server", "127.0.0.1:1"],
-        &["no server answers at 127.0.0.1:1"],
-    );
-    refused(&["models", "--server", "a b"], &["'a b' is no address"]);
+    refused(&["run", "--server", "127.0.0.1:1"], &["127.0.0.1:1"]);
+    refused(&["models", "--server", "a b"], &["'a b'"]);
     refused(&["run", "--keep"], &["--server"]);
     let server = Server::start(&[]);
     let at = ["--server", server.address.as_str()];
@@ -284,7 +281,7 @@ fn what_makes_no_sense_there_is_refused() {
     );
     refused(
         &[&["run", "--model", "nobody"], &at[..]].concat(),
-        &["no model 'nobody' here"],
+        &["'nobody'"],
     );
 }
 
@@ -299,9 +296,9 @@ fn keys_and_addresses_come_from_flags_or_the_environment() {
     .unwrap();
     let server = Server::start(&["--keys", keys.to_str().unwrap()]);
     let at = ["--server", server.address.as_str()];
-    refused(&[&["run"], &at[..]].concat(), &["a key is needed"]);
+    refused(&[&["run"], &at[..]].concat(), &["API key"]);
     let wrong = ["run", "--key", "nobody-has-this-key"];
-    refused(&[&wrong, &at[..]].concat(), &["a key is needed"]);
+    refused(&[&wrong, &at[..]].concat(), &["API key"]);
     ok(&[&["run", "--max-tokens", "2", "--key", key], &at[..]].concat());
     for variable in ["DJINN_SERVER", "GENIE_SERVER_ADDRESS"] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_djinn"))
@@ -316,5 +313,5 @@ fn keys_and_addresses_come_from_flags_or_the_environment() {
     }
     // Who may talk may not load.
     let unload = ["models", "unload", "stories-7m", "--key", key];
-    refused(&[&unload, &at[..]].concat(), &["ann", "admin"]);
+    refused(&[&unload, &at[..]].concat(), &["ann", "Admin key"]);
 }

@@ -1,4 +1,4 @@
-//! What a server refuses, and in which words.
+//! Errors of a server: their codes, and the names and numbers that they quote.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -15,12 +15,12 @@ async fn refused(asked: Create) -> Error {
     asked.open().await.map(drop).unwrap_err()
 }
 
-/// An error of this kind with these words.
-fn check(error: &Error, kind: ErrorCode, words: &[&str]) {
-    assert_eq!(error.code(), kind, "{error}");
-    let told = error.to_string();
-    for word in words {
-        assert!(told.contains(word), "'{word}' is not in '{told}'");
+/// Checks the code of an error, and the names and numbers that it quotes.
+fn check(error: &Error, code: ErrorCode, quoted: &[&str]) {
+    assert_eq!(error.code(), code, "{error}");
+    let message = error.to_string();
+    for part in quoted {
+        assert!(message.contains(part), "'{part}' is not in '{message}'");
     }
 }
 
@@ -41,15 +41,15 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
         ),
         (
             asked().edit(HookEdit::replace(HERE, &row(vec![0.5; 7]))),
-            vec!["[7]", "numbers a position"],
+            vec!["[7]", "256"],
         ),
         (
             asked().edit(HookEdit::add(HERE, &row(vec![f32::NAN; 256]), 1.0)),
-            vec!["not finite"],
+            vec![HERE],
         ),
         (
             asked().edit(HookEdit::scale(HERE, f32::INFINITY)),
-            vec!["not finite"],
+            vec![HERE],
         ),
         (
             asked().edit(HookEdit::text(format!("{HERE}:add=/etc/x.safetensors"))),
@@ -60,7 +60,7 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
             vec!["hook_pattern"],
         ),
         (asked().tokens(vec![4_000_000]), vec!["4000000"]),
-        (asked().text("boat ".repeat(2000)), vec!["context 512"]),
+        (asked().text("boat ".repeat(2000)), vec!["512"]),
         (asked().stop(""), vec!["stop"]),
     ] {
         check(&refused(asked).await, ErrorCode::Invalid, &words);
@@ -141,7 +141,7 @@ async fn a_session_does_what_its_state_allows() {
             Err(error) => break error,
         }
     };
-    check(&replaced, ErrorCode::Replaced, &["elsewhere"]);
+    check(&replaced, ErrorCode::Replaced, &[]);
     assert_eq!(second.collect().await.unwrap().tokens.len(), 400);
 }
 
@@ -208,10 +208,10 @@ async fn where_nobody_is_that_is_said() {
     check(
         &nobody.unwrap_err(),
         ErrorCode::Unavailable,
-        &["127.0.0.1:1", "no server answers"],
+        &["127.0.0.1:1"],
     );
     let nowhere = Client::connect("http://", Options::default()).await;
-    check(&nowhere.unwrap_err(), ErrorCode::Local, &["no address"]);
+    check(&nowhere.unwrap_err(), ErrorCode::Local, &[]);
     let key = Options {
         key: Some("two\nlines".to_owned()),
         ..Options::default()
