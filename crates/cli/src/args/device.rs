@@ -113,10 +113,10 @@ impl Chosen {
 
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, detail) = (self.backend.name(), self.backend.detail());
-        match detail.is_empty() {
-            true => write!(f, "{name}"),
-            false => write!(f, "{name} ({detail})"),
+        let name = self.backend.name();
+        match self.backend.card() {
+            None => write!(f, "{name}"),
+            Some(card) => write!(f, "{name} ({})", card.name()),
         }
     }
 }

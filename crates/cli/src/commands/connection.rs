@@ -85,6 +85,8 @@ struct InProcess {
 struct ModelFacts {
     /// Name of the model as its folder or shape gives it.
     name: OnceLock<String>,
+    /// Whether the model recommends sampling instead of greedy decoding.
+    samples: OnceLock<bool>,
     /// Generated tokens of the restored session, if its last turn was interrupted.
     interrupted: OnceLock<u64>,
 }
@@ -190,6 +192,12 @@ impl Connection {
         Ok(info)
     }
 
+    /// Whether the model recommends sampling; only a server elsewhere does not tell.
+    pub fn recommends_sampling(&self) -> Option<bool> {
+        let facts = &self.in_process.as_ref()?.facts;
+        facts.samples.get().copied()
+    }
+
     /// Generated tokens of the restored session, if its last turn was interrupted.
     pub fn interrupted(&self) -> Option<u64> {
         let facts = &self.in_process.as_ref()?.facts;
@@ -253,6 +261,9 @@ fn preset(settled: &Arc<Settled>, engine: LocalEngine, facts: &Arc<ModelFacts>) 
     let started = Arc::clone(&bar);
     let draw = move |model: &Model| {
         let _ = facts.name.set(model.name.clone());
+        let generation = &model.generation;
+        let samples = generation.do_sample && generation.temperature > 0.0;
+        let _ = facts.samples.set(samples);
         if let Some(state) = &state {
             let restored = open_state(state, &facts)?;
             *stash.lock().unwrap_or_else(PoisonError::into_inner) = Some(restored);

@@ -109,6 +109,8 @@ struct FinishedRun {
     model: v1::Model,
     server: v1::CapabilitiesReply,
     address: Option<String>,
+    /// Whether tokens may have been sampled.
+    samples: bool,
     prompt: Vec<u32>,
     turn: TurnOutput,
     timing: Timing,
@@ -124,18 +126,19 @@ async fn generate(
     let server = connection.client.capabilities().await?;
     let streams = model.has_text && !args.json;
     finish_interrupted(connection, args, streams).await?;
-    let asked = Instant::now();
-    let (events, prompt) = open(connection, args, prompt).await?;
+    let (events, prompt, asked) = open(connection, args, prompt).await?;
     let shown = match streams {
         true => Some(connection.model.detokenize(&prompt, false).await?),
         false => None,
     };
-    note_unused_flags(model.has_chat, args);
+    let samples = may_sample(connection, args);
+    note_unused_flags(model.has_chat, args, samples);
     let (turn, timing) = listen(events, shown, (load, asked)).await?;
     let run = FinishedRun {
         model,
         server,
         address: connection.address.clone(),
+        samples,
         prompt,
         turn,
         timing,
@@ -170,12 +173,13 @@ async fn finish_interrupted(
     }
 }
 
-/// Begins a session, or continues one. Returns its events and the tokens of the prompt.
+/// Begins a session, or continues one. Returns its events, the tokens of the prompt, and the time of the
+/// request.
 async fn open(
     connection: &Connection,
     args: &RunArgs,
     prompt: &PromptArgs,
-) -> Result<(EventStream, Vec<u32>), Failure> {
+) -> Result<(EventStream, Vec<u32>, Instant), Failure> {
     let model = &connection.model;
     if let Some(session) = session_name(connection, args) {
         let session = connection.client.session(session);
@@ -188,7 +192,8 @@ async fn open(
         if let Some(most) = args.max_tokens {
             turn = turn.max_tokens(most as u64);
         }
-        return Ok((session.generate(turn).await?, tokens));
+        let asked = Instant::now();
+        return Ok((session.generate(turn).await?, tokens, asked));
     }
     let tokens = prompt::tokens(model, prompt).await?;
     let mut session = model.session().tokens(tokens.clone());
@@ -211,7 +216,8 @@ async fn open(
     if args.keep || args.state.is_some() {
         session = session.keep();
     }
-    Ok((session.open().await?, tokens))
+    let asked = Instant::now();
+    Ok((session.open().await?, tokens, asked))
 }
 
 /// Sampling that flags set. The server takes the rest from the model's recommendation.
@@ -237,7 +243,7 @@ pub fn fresh_seed() -> u64 {
 }
 
 /// Prints notes about flags without effect.
-fn note_unused_flags(has_chat: bool, args: &RunArgs) {
+fn note_unused_flags(has_chat: bool, args: &RunArgs, samples: bool) {
     if has_chat && !args.prompt.chat && args.prompt.prompt.is_some() {
         eprintln!("note: this model has a chat template; --chat uses it");
     }
@@ -247,17 +253,20 @@ fn note_unused_flags(has_chat: bool, args: &RunArgs) {
         min_p,
         ..
     } = args.sampling;
-    if !may_sample(args) && (top_k.is_some() || top_p.is_some() || min_p.is_some()) {
+    if !samples && (top_k.is_some() || top_p.is_some() || min_p.is_some()) {
         eprintln!(
-            "note: --temperature is 0, so the most likely token is taken and --top-k, --top-p and \
+            "note: the temperature is 0, so the most likely token is taken and --top-k, --top-p and \
              --min-p have no effect"
         );
     }
 }
 
-/// Whether tokens may be sampled. Only the server knows the model's recommended temperature.
-fn may_sample(args: &RunArgs) -> bool {
-    args.sampling.temperature.is_none_or(|x| x > 0.0)
+/// Whether tokens may be sampled. A server elsewhere does not tell what the model recommends.
+fn may_sample(connection: &Connection, args: &RunArgs) -> bool {
+    match args.sampling.temperature {
+        Some(temperature) => temperature > 0.0,
+        None => connection.recommends_sampling().unwrap_or(true),
+    }
 }
 
 /// Collects a turn. With a prompt to show, prints the prompt and streams the text after it.
@@ -347,7 +356,7 @@ impl FinishedRun {
         if !self.model.has_text {
             say(&format!("{}\n", id_list(&self.turn.tokens)))?;
         }
-        let drawn = args.sampling.seed.is_none() && may_sample(args);
+        let drawn = args.sampling.seed.is_none() && self.samples;
         eprintln!("{}", self.summary(seed.filter(|_| drawn)));
         eprint!("{}", watch.table());
         let place = match (&args.state, &self.address) {

@@ -32,7 +32,10 @@ impl Backend for CpuBackend {
     }
 
     fn detail(&self) -> String {
-        String::new()
+        let isa = self.isa.unwrap_or_else(Isa::detect);
+        let threads = self.threads.unwrap_or_else(host::cores);
+        let plural = if threads == 1 { "" } else { "s" };
+        format!("{isa}, {threads} thread{plural}")
     }
 
     fn kv_dtype(&self, _: DType) -> DType {
