@@ -34,7 +34,7 @@ impl Transfers for LateDevice {
     }
 
     fn release_staging(&self) {
-        self.inner.release_staging()
+        self.inner.release_staging();
     }
 
     fn host_slab(&self, bytes: u64) -> Result<HostSlab> {

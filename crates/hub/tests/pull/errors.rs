@@ -79,7 +79,8 @@ fn every_status_of_the_listing_has_its_error() {
     let gated = |status| Reply::status(status).with("x-error-code", "GatedRepo");
     let no_revision = Reply::status(404).with("x-error-code", "RevisionNotFound");
     let is_gated = |error: &HubError| matches!(error, HubError::Gated { .. });
-    let cases: [(Reply, bool, fn(&HubError) -> bool); 10] = [
+    type Case = (Reply, bool, fn(&HubError) -> bool);
+    let cases: [Case; 10] = [
         (Reply::status(401), false, |error| {
             matches!(error, HubError::TokenNeeded { .. })
         }),

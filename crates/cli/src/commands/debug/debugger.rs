@@ -195,7 +195,7 @@ impl Debugger {
         self.target.check_edits(self.id, &edits)?;
         self.edits = edits;
         Ok(format!(
-            "{} to be made when it goes on\n",
+            "{} to apply when the session resumes\n",
             count(self.edits.len(), "change")
         ))
     }
