@@ -235,7 +235,7 @@ fn the_debugger_stops_changes_and_goes_back() {
         "stopped at blocks.3.hook_resid_post [6, 256], positions 0 to 5",
         "stopped at blocks.4.hook_resid_pre",
         "stopped at blocks.4.hook_resid_post",
-        "1 change to be made",
+        "1 change to apply",
         "no breakpoints",
         "block  <|endoftext|>",
     ] {

@@ -59,7 +59,7 @@ fn a_debugger_says_the_same_of_a_server() {
     let there = [&args[..], &["--server", &server.address]].concat();
     assert_eq!(here, stdout(&ok(&there)));
     assert!(here.contains("stopped at blocks.6.hook_mlp_out"), "{here}");
-    assert!(here.contains("2 changes to be made"), "{here}");
+    assert!(here.contains("2 changes to apply"), "{here}");
     assert!(
         here.trim_end().ends_with("the session is at its end"),
         "{here}"
