@@ -57,7 +57,7 @@ pub fn decode(
         options.context.saturating_add(options.tokens),
     )?;
     let sessions = options.sessions;
-    // Untimed tokens: those that early sessions generate while prompts of late sessions still run, and
+    // Untimed tokens: tokens that early sessions generate while prompts of late sessions still run, and
     // the first token of each session, which its prompt yields.
     let spare_rows = target.rows.saturating_sub(sessions).max(1);
     let untimed = (sessions * options.context).div_ceil(spare_rows) + 1;

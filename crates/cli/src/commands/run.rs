@@ -236,7 +236,7 @@ pub fn sampling(args: &SamplingArgs) -> v1::Sampling {
     }
 }
 
-/// Seed that nobody chose, short enough to type again.
+/// Random seed for a run without `--seed`, short enough to type again.
 pub fn fresh_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |d| u64::from(d.subsec_nanos()) ^ d.as_secs()) % 1_000_000

@@ -17,31 +17,32 @@ use super::{active_rows::ActiveRows, pass::Pass};
 use crate::EngineError;
 
 impl<'a> Pass<'a> {
-    /// Returns the operations of this pass at which a session reads, edits, may stop or enters.
-    /// A fused operation must not cover any of them.
-    pub(super) fn observed(
-        &self,
-        steps: &[(SegmentKind, &Op)],
-        looked_at: &BTreeSet<usize>,
-    ) -> BTreeSet<usize> {
+    /// Notes the operations of this pass at which a session reads, edits or enters, and whether
+    /// a session may pause. A fused operation must not cover any of these points.
+    pub(super) fn note_observed(&mut self, looked_at: &BTreeSet<usize>) {
         let mut observed = looked_at.clone();
         let spans = || self.batch.groups.iter().chain(&self.batch.head);
         // A session that enters before operation `n` stopped at the hook `n - 1`.
         observed.extend(spans().filter_map(|span| span.enter.checked_sub(1)));
-        if spans().any(|span| self.members[span.member].may_pause(span.positions())) {
-            let hooks = steps.iter().enumerate();
-            let hooks = hooks.filter(|(_, (_, op))| matches!(op, Op::Hook { .. }));
-            observed.extend(hooks.map(|(at, _)| at));
-        }
-        observed
+        let may_pause = spans().any(|span| self.members[span.member].may_pause(span.positions()));
+        self.progress.observed = observed;
+        self.progress.may_pause = may_pause;
     }
 
     /// Returns the fusion that starts at operation `at`, if its range ends at or before `end` and
     /// no session observes an operation in it.
-    pub(super) fn fusion_at(&self, at: usize, end: usize) -> Option<&'a Fusion> {
+    pub(super) fn fusion_at(
+        &self,
+        steps: &[(SegmentKind, &Op)],
+        at: usize,
+        end: usize,
+    ) -> Option<&'a Fusion> {
         let fusion = self.blueprint.fusions.at(at)?;
-        let observed = self.progress.observed.range(fusion.range.clone()).next();
-        (fusion.range.end <= end && observed.is_none()).then_some(fusion)
+        let range = fusion.range.clone();
+        let is_observed = self.progress.observed.range(range.clone()).next().is_some();
+        let is_hook = |(_, op): &(SegmentKind, &Op)| matches!(op, Op::Hook { .. });
+        let may_pause = self.progress.may_pause && steps[range.clone()].iter().any(is_hook);
+        (range.end <= end && !is_observed && !may_pause).then_some(fusion)
     }
 
     /// Runs a fused operation over the active rows.

@@ -147,7 +147,7 @@ impl Pass<'_> {
             if stage.rows == 0 {
                 continue;
             }
-            if let Some(fusion) = self.fusion_at(at, range.end) {
+            if let Some(fusion) = self.fusion_at(steps, at, range.end) {
                 for &(kind, _) in &steps[fusion.range.clone()] {
                     self.begin_segment(kind, stages.of(kind))?;
                 }

@@ -14,8 +14,10 @@ use crate::probe::staging::StagedRead;
 pub(crate) struct PassProgress {
     /// Segment whose operations currently run.
     pub segment: Option<SegmentKind>,
-    /// Operations at which a session reads, edits, may stop or enters in this pass.
+    /// Operations at which a session reads, edits or enters in this pass.
     pub observed: BTreeSet<usize>,
+    /// Whether a session may pause at some hook of this pass.
+    pub may_pause: bool,
     /// Last block that ran.
     pub block: Option<usize>,
     /// Captures in flight to the host, in the order of their hooks.

@@ -64,7 +64,7 @@ impl Pass<'_> {
         let mut stages = self.stages();
         let (can, chooses) = (self.can_be_replayed(), self.chooses());
         let looked = self.looked_at(&steps);
-        self.progress.observed = self.observed(&steps, &looked);
+        self.note_observed(&looked);
         // Regions that are not replayed need no cuts.
         let looked = match can {
             true => looked,
