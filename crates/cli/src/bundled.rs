@@ -1,4 +1,4 @@
-//! Model that a command uses, and the bundled one by default.
+//! Lookup of a command's model; the bundled model is the default.
 
 use std::{
     env,
@@ -7,8 +7,7 @@ use std::{
 
 use djinn_hub::Resolved;
 use djinn_model::Model;
-
-use crate::failure::Failure;
+use djinn_terminal::Failure;
 
 /// Folder of the bundled model in the source tree.
 const BUNDLED: &str = "models/stories-7m";
@@ -29,7 +28,7 @@ pub fn reference(model: Option<&str>) -> Result<String, Failure> {
     })
 }
 
-/// Folder of the bundled model: above the program, or in the tree that it was built from.
+/// Folder of the bundled model: in a folder above the program, or in the source tree of the build.
 pub fn bundled() -> Result<PathBuf, Failure> {
     let program = env::current_exe().ok();
     let above = program.iter().flat_map(|p| p.ancestors().skip(1));

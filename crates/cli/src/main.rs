@@ -1,13 +1,11 @@
-//! The command line: flags in, engine calls, text or JSON out.
+//! The command line: parses flags, talks to a server through the client, prints text or JSON.
 
 #![forbid(unsafe_code)]
 
 mod args;
 mod bundled;
 mod commands;
-mod failure;
 mod progress;
-mod style;
 mod timeline;
 
 use std::process::ExitCode;
@@ -15,7 +13,7 @@ use std::process::ExitCode;
 use clap::{FromArgMatches, error::ErrorKind};
 
 use args::{Cli, Command};
-use failure::Failure;
+use djinn_terminal::Failure;
 
 fn main() -> ExitCode {
     let parsed = args::command().try_get_matches();
@@ -27,7 +25,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(&args),
         Command::Chat(args) => commands::chat::chat(&args),
         Command::Trace(args) => commands::trace::trace(&args),
-        Command::Debug(args) => commands::debug::debug(args),
+        Command::Debug(args) => commands::debug::debug(&args),
         Command::Lens(args) => commands::lens::lens(&args),
         Command::Patch(args) => commands::patch::patch(&args),
         Command::Steer(args) => commands::steer::steer(&args),
@@ -47,12 +45,12 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read our output has left: nothing went wrong.
-        Err(Failure::ReaderLeft) => ExitCode::SUCCESS,
+        // A reader such as `head` has enough output.
+        Err(Failure::OutputClosed) => ExitCode::SUCCESS,
         Err(Failure::Reported) => ExitCode::from(2),
         Err(Failure::Interrupted) => {
             eprintln!("djinn: interrupted");
-            // As a shell says of who was ended by this signal.
+            // Exit status of a process that SIGINT ended, as a shell reports it.
             ExitCode::from(130)
         }
         Err(Failure::Message(message)) => {
@@ -62,16 +60,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help goes out as it is; a complaint about flags is one line, like any other.
+/// Prints help as it is, and an error about flags as one line.
 fn refuse_flags(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Nothing can be done about help that cannot be printed.
+        // A failure to print the help cannot be reported either.
         let _ = error.print();
         return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
     }
     let text = error.to_string();
-    let complaint = text.split("\n\n").next().unwrap_or_default();
-    let line: Vec<&str> = complaint.split_whitespace().collect();
+    let problem = text.split("\n\n").next().unwrap_or_default();
+    let line: Vec<&str> = problem.split_whitespace().collect();
     let line = line.join(" ");
     eprintln!("djinn: {}", line.trim_start_matches("error: "));
     ExitCode::from(2)

@@ -1,4 +1,4 @@
-//! Bars for long work, drawn on standard error when it is a terminal.
+//! Progress bars for long work, drawn on standard error if it is a terminal.
 
 use std::{
     collections::HashMap,
@@ -8,14 +8,13 @@ use std::{
 
 use djinn_engine::LoadProgress;
 use djinn_hub::{HubError, Progress};
+use djinn_types::text::seconds;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use crate::style::seconds;
+/// Smallest number of bytes that gets a bar: fewer are loaded before a bar can be read.
+const BAR_BYTES_MIN: u64 = 256 << 20;
 
-/// Loading less than this is over before a bar can be read.
-const WORTH_SHOWING: u64 = 256 << 20;
-
-/// A bar that counts bytes.
+/// Bar that counts bytes.
 fn bytes_bar(total: u64, what: String) -> ProgressBar {
     let style = ProgressStyle::with_template(
         "{msg:<28} {bar:30} {decimal_bytes:>10} of {decimal_total_bytes} · \
@@ -26,21 +25,21 @@ fn bytes_bar(total: u64, what: String) -> ProgressBar {
     ProgressBar::new(total).with_style(style).with_message(what)
 }
 
-/// Shows how far weights have come.
+/// Progress of loading weights.
 pub struct Loading {
     bar: ProgressBar,
 }
 
 impl Loading {
-    /// Starts at nothing; nothing is drawn before it is known how much there is.
+    /// Bar that is drawn once the total is known.
     pub fn new(name: &str) -> Self {
         let bar = bytes_bar(0, format!("loading {name}"));
         Loading { bar }
     }
 
-    /// Moves on.
+    /// Shows the bytes loaded so far.
     pub fn update(&self, progress: LoadProgress) {
-        if progress.total < WORTH_SHOWING {
+        if progress.total < BAR_BYTES_MIN {
             return;
         }
         if self.bar.length() != Some(progress.total) {
@@ -56,49 +55,49 @@ impl Drop for Loading {
     }
 }
 
-/// A line that says what is being done, for work whose end is not known.
-pub struct Doing {
+/// Line about the current step, for work of unknown length.
+pub struct Spinner {
     line: ProgressBar,
 }
 
-impl Doing {
-    /// Starts with something.
+impl Spinner {
+    /// Line with the first step.
     pub fn new(what: &str) -> Self {
         let line = ProgressBar::new_spinner().with_message(what.to_owned());
         line.enable_steady_tick(Duration::from_millis(100));
-        Doing { line }
+        Spinner { line }
     }
 
-    /// Goes on to something else.
-    pub fn now(&self, what: String) {
-        self.line.set_message(what);
+    /// Shows the next step.
+    pub fn show(&self, step: String) {
+        self.line.set_message(step);
     }
 
-    /// Says something that stays, above the line.
-    pub fn note(&self, what: &str) {
-        self.line.suspend(|| eprintln!("{what}"));
+    /// Prints a line that stays, above the current step.
+    pub fn note(&self, text: &str) {
+        self.line.suspend(|| eprintln!("{text}"));
     }
 }
 
-impl Drop for Doing {
+impl Drop for Spinner {
     fn drop(&mut self) {
         self.line.finish_and_clear();
     }
 }
 
-/// Shows how far a file has been written.
+/// Progress of writing a file.
 pub struct Writing {
     bar: ProgressBar,
 }
 
 impl Writing {
-    /// Starts at nothing.
+    /// Bar of a file with this many bytes.
     pub fn new(name: &str, total: u64) -> Self {
         let bar = bytes_bar(total, format!("writing {name}"));
         Writing { bar }
     }
 
-    /// Moves on.
+    /// Adds written bytes.
     pub fn advance(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
@@ -110,7 +109,7 @@ impl Drop for Writing {
     }
 }
 
-/// Shows downloads, one bar a file.
+/// Progress of downloads, with one bar for each file.
 #[derive(Default)]
 pub struct Downloads {
     all: MultiProgress,
@@ -141,9 +140,8 @@ impl Progress for Downloads {
     }
 
     fn retry(&self, file: &str, problem: &HubError, wait: Duration) {
-        // Worth saying even where no bar is drawn; nothing to do if it cannot be said.
         let line = format!(
-            "{file}: {problem}; again in {}",
+            "{file}: {problem}; retrying in {}",
             seconds(wait.as_secs_f64())
         );
         self.all.suspend(|| eprintln!("djinn: {line}"));
@@ -152,19 +150,19 @@ impl Progress for Downloads {
 
 impl Downloads {
     fn bars(&self) -> MutexGuard<'_, HashMap<String, ProgressBar>> {
-        // Bars are fine to use even if another thread panicked while drawing one.
+        // A bar stays usable if another thread panicked while drawing it.
         self.bars.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Shows how far a model has come on its way to a server.
+/// Progress of pushing a model to a server.
 pub struct Sending {
     bar: ProgressBar,
     name: String,
 }
 
 impl Sending {
-    /// Starts at nothing.
+    /// Bar that is drawn once the total is known.
     pub fn new(name: &str) -> Self {
         Sending {
             bar: bytes_bar(0, name.to_owned()),
@@ -172,15 +170,15 @@ impl Sending {
         }
     }
 
-    /// Moves on with something.
-    pub fn update(&self, doing: &str, done: u64, all: u64) {
-        if all < WORTH_SHOWING {
+    /// Shows the current step and its bytes so far.
+    pub fn update(&self, step: &str, done: u64, all: u64) {
+        if all < BAR_BYTES_MIN {
             return;
         }
         if self.bar.length() != Some(all) {
             self.bar.set_length(all);
         }
-        self.bar.set_message(format!("{doing} {}", self.name));
+        self.bar.set_message(format!("{step} {}", self.name));
         self.bar.set_position(done);
     }
 }

@@ -8,9 +8,8 @@ use std::{
 };
 
 use djinn_client::v1::Span;
+use djinn_terminal::Failure;
 use serde_json::{Value, json};
-
-use crate::failure::Failure;
 
 /// Row of the trace that a span belongs to, with its name.
 fn lane(span: &Span) -> (u64, String) {

@@ -60,11 +60,8 @@ fn a_debugger_says_the_same_of_a_server() {
     assert_eq!(here, stdout(&ok(&there)));
     assert!(here.contains("stopped at blocks.6.hook_mlp_out"), "{here}");
     assert!(here.contains("2 changes to apply"), "{here}");
-    assert!(
-        here.trim_end().ends_with("the session is at its end"),
-        "{here}"
-    );
-    // It leaves nothing behind.
+    assert!(here.trim_end().ends_with("the session has ended"), "{here}");
+    // The debugger closes its sessions.
     let left = stdout(&ok(&["sessions", "list", "--server", &server.address]));
     assert_eq!(left, "no sessions\n");
 }

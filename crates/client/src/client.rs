@@ -124,17 +124,9 @@ impl Client {
     }
 
     /// Plans the memory of a model without loading it.
-    pub async fn plan(
-        &self,
-        reference: impl Into<String>,
-        limits: v1::ModelLimits,
-    ) -> Result<v1::PlanReply, Error> {
-        let asked = v1::PlanRequest {
-            reference: reference.into(),
-            limits: Some(limits),
-        };
+    pub async fn plan(&self, request: v1::PlanRequest) -> Result<v1::PlanReply, Error> {
         self.connection
-            .one(self.connection.models_service().plan(asked))
+            .one(self.connection.models_service().plan(request))
             .await
     }
 

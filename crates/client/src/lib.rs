@@ -61,7 +61,7 @@ mod turn_setup;
 
 pub use client::{Client, Register, StatusStream};
 pub use create::Create;
-pub use djinn_wire::{ErrorCode, v1};
+pub use djinn_wire::{ErrorCode, FinishReason, v1};
 pub use edit::HookEdit;
 pub use error::Error;
 pub use model::ModelHandle;

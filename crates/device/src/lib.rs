@@ -9,6 +9,7 @@
 
 mod backend;
 mod check;
+mod choice;
 mod device;
 mod draw;
 mod error;
@@ -29,6 +30,7 @@ pub mod host;
 pub mod yardstick;
 
 pub use backend::{Backend, DeviceLimits, PassLimits};
+pub use choice::{ChosenDevice, DeviceName};
 pub use device::{Device, DeviceInfo};
 pub use draw::Draw;
 pub use error::{DeviceError, Result};

@@ -18,6 +18,7 @@ mod executor;
 mod kv;
 mod prefix_cache;
 mod probe;
+pub mod rates;
 mod sampling;
 mod scheduler;
 mod session;

@@ -9,6 +9,7 @@
 mod dtype;
 mod operation;
 mod size;
+pub mod text;
 mod tier;
 
 pub use dtype::DType;

@@ -29,6 +29,12 @@ pub struct MemorySettings {
 impl MemorySettings {
     /// Largest number of threads that read files. No disk gets faster with more.
     pub const WORKERS_MAX: usize = 64;
+
+    /// Budget when the user sets none: free memory minus a margin for other programs.
+    pub fn default_budget(free: u64) -> u64 {
+        let margin = (free / 16).clamp(64 << 20, 1 << 30);
+        free.saturating_sub(margin)
+    }
 }
 
 impl Default for MemorySettings {
@@ -120,4 +126,18 @@ impl LinkSettings {
 pub fn weights_dtype(program: &Program) -> DType {
     let matrix = program.tensors.iter().find(|t| t.role == Role::Matrix);
     matrix.map_or(DType::F32, |tensor| tensor.dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MemorySettings;
+
+    #[test]
+    fn the_default_budget_leaves_a_margin() {
+        let margin = |free: u64| free - MemorySettings::default_budget(free);
+        assert_eq!(margin(16 << 30), 1 << 30);
+        assert_eq!(margin(8 << 30), 1 << 29);
+        assert_eq!(margin(1 << 30), 64 << 20);
+        assert_eq!(MemorySettings::default_budget(100), 0);
+    }
 }

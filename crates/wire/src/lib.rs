@@ -7,9 +7,11 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod finish;
 mod tensor;
 
 pub use error::{ERROR_CODE_METADATA, ErrorCode};
+pub use finish::FinishReason;
 pub use tensor::{Assembler, PART_BYTES, TensorError, elements, numbers, parts, tensor};
 
 /// Messages and services of the protocol, version 1.

@@ -4,10 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use djinn_bench::Between;
+use djinn_device::DeviceName;
 use djinn_engine::{KvMemory, SpillConfig};
 use djinn_types::Size;
 
-use super::{DeviceArgs, DeviceName, ModelArgs, at_least_one};
+use super::{
+    device::DeviceArgs,
+    model::ModelArgs,
+    parse::{at_least_one, gigabytes_per_second, positive_seconds, sessions_per_second},
+};
 
 /// `djinn bench`
 #[derive(Debug, Args)]
@@ -21,44 +26,43 @@ Examples:
   djinn bench stream --model ./Llama-2-13b --memory 6.5GB
   djinn bench sessions --sessions 200 --memory 40MB --think 0.5..2")]
 pub struct BenchArgs {
-    /// What to measure.
+    /// Benchmark.
     #[command(subcommand)]
-    pub what: Bench,
+    pub benchmark: Bench,
 }
 
-/// The benchmarks.
+/// A benchmark.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Bandwidth of the device's memory; a processor's by number of threads
+    /// Bandwidth of the device's memory; for a processor, by number of threads
     Memory(BenchMemoryArgs),
     /// Time of a generated token, and the share of memory bandwidth it reaches
     Decode(BenchDecodeArgs),
-    /// Speed of a prompt; a processor's beside the gemm crate on the same shapes
+    /// Speed of a prompt; on a processor, compared with the gemm crate if it is built in
     Prefill(BenchPrefillArgs),
     /// Bandwidth for weights: from a model's files, or from host memory to a card
     Link(BenchLinkArgs),
-    /// Every operation at the shapes of a model, by itself
+    /// Time of every single operation at the shapes of a model
     Operations(BenchOperationsArgs),
-    /// A model that does not fit: its passes beside what link and compute take alone
+    /// Passes of a model that does not fit, compared with link and compute alone
     Stream(BenchStreamArgs),
-    /// Many sessions with pauses, in less memory than their KV takes
+    /// Many sessions with pauses, in less memory than their KV cache takes
     Sessions(BenchSessionsArgs),
-    /// A session whose KV returns from host memory, block by block and all at once
+    /// Time to restore a session whose KV pages are in host memory
     Restore(BenchRestoreArgs),
     /// Cost of captures, edits and breakpoints at hooks
     Hooks(BenchHooksArgs),
-    /// A server under load, and what serving adds to a token
+    /// Server under load, and the overhead of serving a token
     Serve(BenchServeArgs),
 }
 
 /// `djinn bench serve`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Starts a server of its own. First the tokens of one session, in process and then over HTTP, so that
-the difference is what serving adds. Then the same while connections are open that say nothing. Then an
-owner that says it is away: how long until its session's KV begins to leave. Then many
-clients that stream at once: errors, tokens, memory at the start and at the end, and how much of the
-processor's time went elsewhere than to the engine.
+Starts a server and measures, in this order: tokens of one session in process and over HTTP; the same
+with idle connections; the time from a `waiting` signal to the first copy of the session's KV pages;
+and many clients that stream at once, with errors, tokens, memory at the start and at the end, and the
+CPU time outside the engine.
 
 Examples:
   djinn bench serve --clients 200 --seconds 120 --push ./model
@@ -66,7 +70,7 @@ Examples:
 pub struct BenchServeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Positions of a session, of which a quarter are the prompt
+    /// Tokens of a session; a quarter of them are the prompt
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     pub context: usize,
     /// Sessions in one pass
@@ -75,16 +79,16 @@ pub struct BenchServeArgs {
     /// Clients that stream at once; 0 for none
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub clients: usize,
-    /// For how long
+    /// Duration of the load in seconds
     #[arg(long, value_name = "S", default_value_t = 20)]
     pub seconds: u64,
-    /// Connections that say nothing
+    /// Number of idle connections
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub silent: usize,
-    /// Memory of the device for KV, so that sessions that wait have to go [default: as the server has it]
+    /// Device memory for KV pages; a small one forces waiting sessions out [default: the server's]
     #[arg(long, value_name = "SIZE")]
     pub kv: Option<Size>,
-    /// Push this folder too, twice
+    /// Also push this folder, twice
     #[arg(long, value_name = "DIR")]
     pub push: Option<PathBuf>,
     /// Print JSON
@@ -95,11 +99,10 @@ pub struct BenchServeArgs {
 /// `djinn bench hooks`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-First what a token takes that is scaled, added to or read at hooks, beside one that is not.
-Then a session that stopped behind a block while it generates: the time of the host that a
-checkpoint takes, and how long it is until the next block begins again: with its KV still on the
-device, with its KV in host memory, with all of that brought back first, and by running the whole
-prompt again from nothing.
+Measures a token with scaling, addition and captures at hooks, compared with a plain token. Then pauses
+a session after a block while it generates, and measures the host time of a checkpoint and the time
+until the next block begins: with KV pages on the device, with KV pages in host memory, with all pages
+restored first, and by computing the whole prompt again.
 
 Example:
   djinn bench hooks --model shape:llama-2-13b --device cuda:0 --context 2048 --rows 2048")]
@@ -109,13 +112,13 @@ pub struct BenchHooksArgs {
     /// Tokens of the session
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     pub context: usize,
-    /// Blocks behind which it stops, counted from 1 [default: five of them]
+    /// Blocks after which the session pauses, counted from 1 [default: five blocks]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub blocks: Vec<usize>,
-    /// Tokens timed for each way to read and change
+    /// Tokens timed for each kind of capture and edit
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Times to measure each stop; the median counts
+    /// Measurements of each pause; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeat: usize,
     /// Print JSON
@@ -126,9 +129,8 @@ pub struct BenchHooksArgs {
 /// `djinn bench restore`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The KV of a session is in host memory; it is resumed, and the first blocks compute while the
-pages of later ones are still on their way. Beside that: what the pages take alone, what the
-token takes alone, and one after the other.
+Resumes a session whose KV pages are in host memory. The first blocks compute while pages of later
+blocks arrive. Compares this with the pages alone, the token alone, and both one after the other.
 
 Example:
   djinn bench restore --model shape:llama-2-13b --device cuda:0 --context 1587")]
@@ -138,7 +140,7 @@ pub struct BenchRestoreArgs {
     /// Tokens of the session
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     pub context: usize,
-    /// Times to measure each; the median counts
+    /// Measurements of each; the median counts
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = at_least_one)]
     pub repeat: usize,
     /// Print JSON
@@ -149,14 +151,13 @@ pub struct BenchRestoreArgs {
 /// `djinn bench sessions`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Sessions arrive, run their prompt, and generate --output tokens; then they wait as an agent
-does for its tool, are told --answer tokens, and go on, --turns times. While one waits its
-KV makes way for others; more sessions than memory holds take turns. Lengths and times are
-drawn between two bounds from --seed. Device memory that weights leave is for KV, or --kv
-of it.
+Sessions arrive, run their prompt and generate --output tokens. Then they wait as an agent waits for
+its tool, receive --answer tokens and continue, --turns times. KV pages of waiting sessions can be
+evicted, and more sessions than memory holds take turns. Lengths and times are drawn between two bounds
+from --seed.
 
-With --check sessions are run again by themselves, with all the memory they want, and their
-tokens compared: exit status 2 where one differs.
+With --check, some sessions run again alone with enough memory, and their tokens are compared. The exit
+status is 2 if one differs.
 
 Examples:
   djinn bench sessions --sessions 200 --memory 40MB --prompt 20..60 --turns 3 --think 0.1..0.5
@@ -165,19 +166,19 @@ Examples:
 pub struct BenchSessionsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Sessions in all
+    /// Number of sessions
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one)]
     pub sessions: usize,
-    /// Sessions of one pass at most
+    /// Largest number of sessions in one pass
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub batch: usize,
-    /// Sessions that arrive in a second, by chance [default: all at once]
-    #[arg(long, value_name = "PER_S", value_parser = arrivals)]
+    /// Mean number of sessions that arrive per second [default: all at once]
+    #[arg(long, value_name = "PER_S", value_parser = sessions_per_second)]
     pub arrivals: Option<f64>,
     /// Tokens of a prompt
     #[arg(long, value_name = "N|A..B", default_value = "16..64")]
     pub prompt: Between<usize>,
-    /// Tokens that all prompts begin with; they are computed and kept once
+    /// Tokens that all prompts share at their beginning
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub prefix: usize,
     /// Tokens generated in a turn
@@ -195,21 +196,20 @@ pub struct BenchSessionsArgs {
     /// Let sessions announce when they will return
     #[arg(long)]
     pub announce: bool,
-    /// Memory of the device for KV, at least that of the longest session [default: what
-    /// weights leave; an eighth of all where they do not fit]
+    /// Device memory for KV pages, at least that of the longest session [default: all memory beside the
+    /// weights, or an eighth of the memory if weights stream]
     #[arg(long, value_name = "SIZE")]
     pub kv: Option<Size>,
-    /// A folder for KV that host memory has no room for; a file there is taken while the
-    /// command runs
+    /// Folder for KV pages that do not fit in host memory
     #[arg(long, value_name = "DIR")]
     pub spill: Option<PathBuf>,
-    /// Bytes of it at most
+    /// Largest size of the file in --spill
     #[arg(long, value_name = "SIZE", default_value = "100GB", requires = "spill")]
     pub spill_size: Size,
-    /// Sessions to run again by themselves, whose tokens have to be the same
+    /// Number of sessions to run again alone and compare
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub check: usize,
-    /// The same seed gives the same sessions
+    /// Seed of lengths and times; the same seed gives the same sessions
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Print JSON
@@ -218,7 +218,7 @@ pub struct BenchSessionsArgs {
 }
 
 impl BenchSessionsArgs {
-    /// Where KV may be.
+    /// Memory for KV pages by tier.
     pub fn kv(&self) -> KvMemory {
         KvMemory {
             device: self.kv.map(|size| size.0),
@@ -233,40 +233,40 @@ impl BenchSessionsArgs {
 /// `djinn bench link`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The link is what weights stream over. A processor's leads from a model's files into memory:
-reads go past the page cache, with several numbers of workers and sizes of chunks unless
-they are given. A card's leads from host memory, pinned or pageable, in and out and both at
-once; it pins up to 4 GiB, and a model has no part in it. With --model, --workers or
---seconds, auto is the processor.
+Weights stream over the link. On a processor, the link is the path from a model's files to memory:
+reads bypass the page cache, with several numbers of workers and chunk sizes unless flags set them. On
+a card, the link is the path from host memory, pinned or pageable: in, out, and both at once. This pins
+up to 4 GiB and uses no model. With --model, --workers or --seconds, auto means the processor.
 
-With --threshold the last line says PASS or FAIL, and the exit status is 2 where the best
-rate (of a card: from pinned memory to the card) stays below it.
+With --threshold, the last line is PASS or FAIL, and the exit status is 2 if the best rate (for a card:
+from pinned memory to the card) is below the threshold.
 
 Examples:
   djinn bench link --device cuda:0
   djinn bench link --device cuda:0 --chunk 64MiB --threshold 20
   djinn bench link --device cpu --model ./Llama-2-13b --workers 4 --threshold 2")]
 pub struct BenchLinkArgs {
-    /// Whose files: a folder, a pulled hub id, or a shape [default: the bundled story model]
+    /// Model whose files are read: a folder, a pulled hub id, or a shape [default: the bundled model]
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// Whose link: cpu, cuda:N, or auto for the card cuda:0 if it works and else the processor
+    /// Device of the link: cpu, cuda:N, or auto for the card cuda:0 if it works and otherwise the
+    /// processor
     #[arg(long, value_name = "D", default_value_t = DeviceName::Auto)]
     pub device: DeviceName,
     /// Threads that read files
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub workers: Option<usize>,
-    /// Bytes moved at a time
+    /// Bytes of one read or copy
     #[arg(long, value_name = "SIZE")]
     pub chunk: Option<Size>,
-    /// Seconds that files are read for each measurement [default: 1]
-    #[arg(long, value_name = "S", value_parser = positive)]
+    /// Duration of each measurement of files in seconds [default: 1]
+    #[arg(long, value_name = "S", value_parser = positive_seconds)]
     pub seconds: Option<f64>,
-    /// Times each is measured; the median counts
+    /// Number of measurements; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeat: usize,
-    /// Fail below this rate
-    #[arg(long, value_name = "GB/s", value_parser = rate)]
+    /// Smallest rate that passes
+    #[arg(long, value_name = "GB/s", value_parser = gigabytes_per_second)]
     pub threshold: Option<f64>,
     /// Print JSON
     #[arg(long)]
@@ -276,18 +276,16 @@ pub struct BenchLinkArgs {
 /// `djinn bench stream`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Measures, in turns, the link alone, a generated token, and a prompt of such a length that
-reading and computing take about as long, with prefetch and without. Two engines take
-turns, so it takes twice --memory (by default a quarter of the weights each). Prompts
-have at most --rows tokens.")]
+Measures the link alone, a generated token, and a prompt for which reading and computing take equally
+long, with and without prefetch. Two engines take turns, so the command uses twice --memory (by
+default a quarter of the weights each). Prompts have at most --rows tokens.")]
 pub struct BenchStreamArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Rounds; the medians count
+    /// Number of rounds; the medians count
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeat: usize,
-    /// Tokens of the prompt, instead of a length at which reading and computing take
-    /// about as long
+    /// Tokens of the prompt [default: as many as make reading and computing take equally long]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub tokens: Option<usize>,
     /// Print JSON
@@ -300,7 +298,7 @@ pub struct BenchStreamArgs {
 pub struct BenchMemoryArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Bytes a processor reads through; far more than its caches hold [default: 1GiB]
+    /// Bytes that a processor reads; should be far larger than its caches [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
     /// Print JSON
@@ -311,7 +309,7 @@ pub struct BenchMemoryArgs {
 /// `djinn bench decode`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prompts run first and do not count. The memory's bandwidth is measured in the same run.
+Prompts run first and are not timed. The bandwidth of the memory is measured in the same run.
 
 Examples:
   djinn bench decode --model 'shape:tinyllama-1.1b?dtype=bf16'
@@ -322,7 +320,7 @@ pub struct BenchDecodeArgs {
     /// Tokens to time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Tokens before them
+    /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
     pub context: usize,
     /// Sessions that generate together
@@ -342,7 +340,7 @@ pub struct BenchPrefillArgs {
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Times to run it; the median counts
+    /// Number of runs; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub repeat: usize,
     /// Print JSON
@@ -353,18 +351,18 @@ pub struct BenchPrefillArgs {
 /// `djinn bench operations`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Rows above 64 run as a prompt's, others as generated tokens do. Operands take turns in
-memory, so that no cache holds them.
+More than 64 rows run as a prompt does, fewer as generated tokens do. Operands take turns in memory, so
+that no cache holds them.
 
 Example:
   djinn bench operations --device cuda:0 --model shape:llama-2-13b --rows 1,16,2048")]
 pub struct BenchOperationsArgs {
-    /// A folder, a pulled hub id, or a shape: only its sizes count
+    /// Model whose sizes are used: a folder, a pulled hub id, or a shape
     #[arg(long, value_name = "M", default_value = "shape:llama-2-13b")]
     pub model: Option<String>,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Rows of each
+    /// Numbers of rows
     #[arg(
         long,
         value_name = "N,N",
@@ -372,32 +370,10 @@ pub struct BenchOperationsArgs {
         default_value = "1,8,16,512,2048"
     )]
     pub rows: Vec<usize>,
-    /// Keys that generated tokens see
+    /// Number of keys that generated tokens attend to
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     pub context: usize,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// GB a second.
-pub fn rate(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(x) if x > 0.0 && x < 1e6 => Ok(x),
-        _ => Err("expected GB/s, above 0".to_owned()),
-    }
-}
-
-fn arrivals(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(x) if x > 0.0 && x < 1e6 => Ok(x),
-        _ => Err("expected sessions a second, above 0".to_owned()),
-    }
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(x) if x > 0.0 && x < 1e6 => Ok(x),
-        _ => Err("expected seconds, above 0".to_owned()),
-    }
 }

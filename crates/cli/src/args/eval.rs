@@ -5,42 +5,42 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use djinn_types::{Amount, Size};
 
-use super::{DeviceArgs, ServerArgs, at_least_one};
+use super::{device::DeviceArgs, parse::at_least_one, server::ServerArgs};
 
 /// `djinn eval`
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// Which experiment.
+    /// Experiment.
     #[command(subcommand)]
-    pub what: Eval,
+    pub experiment: Eval,
 }
 
-/// The experiments.
+/// An experiment, or all.
 #[derive(Debug, Subcommand)]
 pub enum Eval {
-    /// A model larger than the memory it runs in, beside others that offload
+    /// Run a model that is larger than its memory budget, compared with other offloading systems
     VirtualMemory(ExperimentArgs),
-    /// More sessions than memory holds, beside eager PyTorch that parks them
+    /// Run more sessions than memory holds, compared with eager PyTorch
     MemoryPressure(ExperimentArgs),
-    /// Time to resume a paused session, beside recomputation and manual offloading
+    /// Time to resume a paused session, compared with recomputation and manual offloading
     ResumeLatency(ExperimentArgs),
-    /// What a change inside the model does, whether it is exact, and what it costs
+    /// Exactness and overhead of edits inside the model
     Steering(ExperimentArgs),
-    /// Many agents that think most of the time: how long until the next token
+    /// Time to the next token of many agents that wait most of the time
     Agents(ExperimentArgs),
-    /// All of them, one after the other
+    /// Run all experiments, one after the other
     All(EvalAllArgs),
 }
 
-/// One experiment.
+/// Flags of one experiment.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A configuration is a YAML file; those that ship with Djinn are named without a path:
+A configuration is a YAML file. Configurations that ship with Djinn need no path:
 virt_mem_smoke, virt_mem_l4, virt_mem_config, virt_mem_distributed, exp3_smoke,
 exp3_osdi_llama, exp3_resume_llama, exp3_osdi_full, agent_smoke, agent_scaling.
-What is measured is what a client gets, from a server in this process or from the one
-that --server names. Baselines run where their packages are, and are reported as absent
-where not. Exit status 2 where a check fails.
+Experiments measure what a client of a server sees, in this process or on the server that --server
+names. Baselines run if their Python packages are installed, and are reported as absent otherwise.
+The exit status is 2 if a check fails.
 
 Examples:
   djinn eval virtual-memory --config virt_mem_smoke --output smoke.json
@@ -48,40 +48,40 @@ Examples:
   djinn eval memory-pressure --config exp3_osdi_llama --server 127.0.0.1:5556 --output results/50.json
   djinn report --results results --output report")]
 pub struct ExperimentArgs {
-    /// A YAML file, or the name of one that ships with Djinn
+    /// Configuration: a YAML file, or the name of one that ships with Djinn
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Instead of the configuration's: a folder, a hub id, shape:NAME, or bundled
+    /// Model, in place of the configuration's: a folder, a hub id, shape:NAME, or bundled
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
-    /// Where the result goes [default: NAME_EXPERIMENT.json in the configuration's results_dir]
+    /// Result file [default: NAME_EXPERIMENT.json in the configuration's results_dir]
     #[arg(long, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
-    /// Instead of the configuration's: memory of the device
+    /// Device memory, in place of the configuration's
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
     #[command(flatten)]
     pub measuring: MeasuringArgs,
-    /// Run in this process even where the configuration names a server
+    /// Run in this process even if the configuration names a server
     #[arg(long, conflicts_with = "server")]
     pub in_process: bool,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Host memory for weights that stream and for KV of sessions that wait [default: the
-    /// configuration's, or what is free, less a margin]
+    /// Host memory for streamed weights and for KV pages of waiting sessions [default: the
+    /// configuration's, or free memory minus a margin]
     #[arg(long, value_name = "SIZE", conflicts_with = "server")]
     pub host_memory: Option<Amount>,
     #[command(flatten)]
     pub server: ServerArgs,
 }
 
-/// How often is measured, and beside whom.
+/// Number of runs, and baselines.
 #[derive(Debug, Args)]
 pub struct MeasuringArgs {
-    /// Instead of the configuration's: how many runs are measured
+    /// Number of measured runs, in place of the configuration's
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub runs: Option<usize>,
-    /// The Python that baselines run with
+    /// Python interpreter of the baselines
     #[arg(
         long,
         value_name = "PATH",
@@ -89,7 +89,7 @@ pub struct MeasuringArgs {
         default_value = "python3"
     )]
     pub python: String,
-    /// Leave out all baselines that are not Djinn's own
+    /// Skip baselines of other systems
     #[arg(long)]
     pub no_peers: bool,
 }
@@ -97,23 +97,22 @@ pub struct MeasuringArgs {
 /// `djinn eval all`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-With --smoke: every experiment end to end with the story model that ships with Djinn, on
-the processor, against a server that is a process of its own; takes less than a minute.
-Without: the full ones, in this process, on the device there is; they want a card with
-more than 80 GB.
+With --smoke, every experiment runs end to end with the bundled story model on the processor, against
+a server in a process of its own. This takes less than a minute. Without --smoke, the full experiments
+run in this process; they need a card with more than 80 GB.
 
 Examples:
   djinn eval all --smoke
   djinn eval all --smoke --output smoke && djinn report --results smoke --output smoke/report
   djinn eval all --output results --keep    resumes after an interruption")]
 pub struct EvalAllArgs {
-    /// Small ones that run anywhere
+    /// Run small experiments that work on any machine
     #[arg(long, conflicts_with = "device")]
     pub smoke: bool,
-    /// Where results go
+    /// Folder of the results
     #[arg(long, value_name = "DIR", default_value = "eval-results")]
     pub output: PathBuf,
-    /// What has a result there already, with these settings, and passed is not measured again
+    /// Skip experiments that have a passing result with the same settings in the folder
     #[arg(long)]
     pub keep: bool,
     #[command(flatten)]
@@ -125,9 +124,8 @@ pub struct EvalAllArgs {
 /// `djinn report`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads results, holds them to their schema, judges them anew from their runs, and writes
-analysis.md, report.html (one page, nothing else needed) and figures as SVG, PNG and PDF.
-Exit status 2 where a check fails.
+Reads results, validates them, judges them again from their runs, and writes analysis.md, report.html
+(one self-contained page) and figures as SVG, PNG and PDF. The exit status is 2 if a check fails.
 
 Examples:
   djinn report --results eval-results --output report
@@ -136,13 +134,13 @@ pub struct ReportArgs {
     /// Result files, or folders of them
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     pub results: Vec<PathBuf>,
-    /// Where the report goes
+    /// Folder of the report
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
-    /// Older results to compare with: what changed, and whether that is more than noise
+    /// Older results to compare with; differences within the noise are marked
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub against: Vec<PathBuf>,
-    /// Write the table of measurements into this file too, between its marks
+    /// Also write the table of measurements into this file, between its markers
     #[arg(long, value_name = "FILE.md")]
     pub table: Option<PathBuf>,
 }

@@ -1,17 +1,17 @@
-//! Flags of the commands that look inside.
+//! Flags of commands that look inside a model.
 
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Subcommand};
 use djinn_engine::{BreakSpec, EditSpec};
 
-use super::{ModelArgs, PromptArgs, ServerArgs, at_least_one};
+use super::{model::ModelArgs, parse::at_least_one, prompt::PromptArgs, server::ServerArgs};
 
 /// `djinn lens`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What the model would say if it ended behind each block: the head is applied to the residual
-there. A row for every block, the last on top; a column for every token of the prompt.
+Applies the model's head to the residual after each block. Prints a row for every block, the last one
+first, and a column for every token of the prompt.
 
 Examples:
   djinn lens --prompt 'Once upon a time there was a little'
@@ -24,10 +24,10 @@ pub struct LensArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// With --json: how many tokens of each place
+    /// Number of predictions for each block and position, with --json
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = at_least_one)]
     pub top: usize,
-    /// Draw the grid here too
+    /// Also draw the grid to this file
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
     /// Print JSON
@@ -38,33 +38,35 @@ pub struct LensArgs {
 /// `djinn patch`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Runs --corrupt with the residual of --clean put in its place, at one block and one position at a
-time, and says how much of the clean answer comes back: the difference between the logits of
---answer and --instead after the last token, 0 as corrupt and 1 as clean. Both prompts have as many
-tokens.
+Runs --corrupt with the residual of --clean in its place, at one block and position at a time, and
+prints how much of the clean answer returns: the difference between the logits of --answer and
+--instead after the last token, scaled so that 0 is the corrupt prompt and 1 the clean one. Both
+prompts need the same number of tokens.
 
-What lies before a patch is computed once: sessions branch off there and go on. With --compare
-every patch is computed from nothing as well; the logits are compared to the bit, and the times.
+Everything before a patch is computed once, because sessions branch off there. With --compare, every
+patch is also computed from the first token, and logits and times are compared.
 
 Example:
   djinn patch --clean 'Lily had a red ball. The ball was' \\
               --corrupt 'Lily had a blue ball. The ball was' --answer ' red' --instead ' blue'")]
 pub struct PatchArgs {
     #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
-    /// The prompt whose activations are put in place
+    /// Prompt whose residuals are inserted
     #[arg(long, value_name = "T")]
     pub clean: String,
-    /// The prompt they are put into
+    /// Prompt that is patched
     #[arg(long, value_name = "T")]
     pub corrupt: String,
-    /// The clean prompt's answer: its first token counts
+    /// Answer of the clean prompt; its first token counts
     #[arg(long, value_name = "T")]
     pub answer: String,
-    /// The corrupt prompt's
+    /// Answer of the corrupt prompt; its first token counts
     #[arg(long, value_name = "T")]
     pub instead: String,
-    /// Compute every patch from nothing too, and compare
+    /// Also compute every patch from the first token, and compare
     #[arg(long)]
     pub compare: bool,
     /// Print JSON
@@ -75,7 +77,8 @@ pub struct PatchArgs {
 /// `djinn debug`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Stops a model at its hooks: break, run, step, print, edit, branch, undo. `help` says more.
+Pauses a model at its hooks. Commands are break, run, step, print, edit, branch, undo; `help` lists
+them all.
 
 Examples:
   djinn debug --prompt 'Once upon a time'
@@ -88,53 +91,52 @@ pub struct DebugArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// Where to stop.
+    /// Breakpoints.
     #[arg(
         long = "break",
         value_name = "BREAK",
-        help = "Stop here: HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]; may be repeated"
+        help = "Add a breakpoint: HOOK[@POSITIONS][,step=N][,token=ID][,norm>X]; may be repeated"
     )]
     pub breaks: Vec<BreakSpec>,
     /// Generate at most this many tokens
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub max_tokens: usize,
-    /// Take commands from this file and end; the first that fails ends it too
+    /// Run the commands of this file; the first error ends the command
     #[arg(long, value_name = "FILE")]
     pub script: Option<PathBuf>,
 }
 
-/// What is changed on the way.
+/// Edits and steering vectors.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ChangeArgs {
-    /// What is changed.
+    /// Edits of activations.
     #[arg(
         long,
         help_heading = "Inside",
         value_name = "EDIT",
-        help = "Change an activation on the way: HOOK[PART]:CHANGE[@POSITIONS]; may be repeated, \
-                  applied in order"
+        help = "Edit an activation: HOOK[PART]:CHANGE[@POSITIONS]; may be repeated, applied in order"
     )]
     pub edit: Vec<EditSpec>,
-    /// Add a steering vector, so many times; may be repeated, after edits
+    /// Add a steering vector, multiplied by a factor; may be repeated, applied after edits
     #[arg(long, help_heading = "Inside", value_name = "FILE[:FACTOR]")]
-    pub steer: Vec<Steer>,
+    pub steer: Vec<SteerFlag>,
 }
 
-/// A steering vector, and how much of it.
+/// Value of `--steer`: a steering vector and its factor.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Steer {
-    /// Its file.
+pub struct SteerFlag {
+    /// File of the vector.
     pub file: PathBuf,
-    /// How often it is added.
+    /// Factor that the vector is multiplied by.
     pub factor: f32,
 }
 
-impl FromStr for Steer {
+impl FromStr for SteerFlag {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (file, factor) = match text.rsplit_once(':') {
-            // A drive's letter, or a folder with a colon, is no factor.
+            // A colon in a path does not begin a factor.
             Some((file, factor))
                 if !factor.contains(['/', '\\', '.']) || factor.parse::<f32>().is_ok() =>
             {
@@ -149,7 +151,7 @@ impl FromStr for Steer {
         };
         match file.is_empty() {
             true => Err("the file is missing before ':'".to_owned()),
-            false => Ok(Steer {
+            false => Ok(SteerFlag {
                 file: file.into(),
                 factor,
             }),
@@ -160,8 +162,8 @@ impl FromStr for Steer {
 /// `djinn steer`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A steering vector is a direction behind some blocks: the mean residual after the last token of some
-prompts, less that of others. Files are .safetensors, or .gguf as llama.cpp reads them.
+A steering vector has a direction for some blocks: the mean residual after the last token of positive
+prompts, minus that of negative prompts. Files are .safetensors, or .gguf in the format of llama.cpp.
 
 Examples:
   djinn steer make --positive happy.txt --negative sad.txt --layer 4 --out happy.safetensors
@@ -169,19 +171,19 @@ Examples:
   djinn steer show happy.safetensors
   djinn steer measure --edit 'blocks.4.hook_resid_post:scale=0.9' --prompt 'Once upon a time'")]
 pub struct SteerArgs {
-    /// What to do.
+    /// Action.
     #[command(subcommand)]
-    pub what: SteerWhat,
+    pub action: SteerAction,
 }
 
-/// What can be done with steering vectors.
+/// Action on steering vectors.
 #[derive(Debug, Subcommand)]
-pub enum SteerWhat {
-    /// Make one from two sets of prompts
+pub enum SteerAction {
+    /// Make a steering vector from two sets of prompts
     Make(SteerMakeArgs),
-    /// Show what is in a file, or write it in the other format
+    /// Show a steering vector, or convert it to the other format
     Show(SteerShowArgs),
-    /// How much a change changes: of the logits, and of the text
+    /// Measure how much edits and steering vectors change logits and text
     Measure(SteerMeasureArgs),
 }
 
@@ -189,17 +191,19 @@ pub enum SteerWhat {
 #[derive(Debug, Args)]
 pub struct SteerMakeArgs {
     #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
-    /// A prompt, or a file with one on every line; may be repeated
+    /// Positive prompt, or a file with one prompt per line; may be repeated
     #[arg(long, value_name = "T|FILE", required = true)]
     pub positive: Vec<String>,
-    /// The same of what it leads away from
+    /// Negative prompt, or a file with one prompt per line; may be repeated
     #[arg(long, value_name = "T|FILE", required = true)]
     pub negative: Vec<String>,
-    /// Blocks behind which it is added [default: the one in the middle]
+    /// Blocks after which the vector is added [default: the middle block]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub layer: Vec<usize>,
-    /// Where it is written
+    /// File to write
     #[arg(long, value_name = "FILE.safetensors|FILE.gguf")]
     pub out: PathBuf,
 }
@@ -207,9 +211,9 @@ pub struct SteerMakeArgs {
 /// `djinn steer show`
 #[derive(Debug, Args)]
 pub struct SteerShowArgs {
-    /// The file
+    /// File of the vector
     pub file: PathBuf,
-    /// Write it here, in the format the name says
+    /// Also write the vector to this file, in the format of its extension
     #[arg(long, value_name = "FILE.safetensors|FILE.gguf")]
     pub out: Option<PathBuf>,
     /// Print JSON
@@ -221,12 +225,14 @@ pub struct SteerShowArgs {
 #[derive(Debug, Args)]
 pub struct SteerMeasureArgs {
     #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
     #[command(flatten)]
     pub changes: ChangeArgs,
-    /// Generate so many tokens, greedily
+    /// Generate N tokens greedily
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = at_least_one)]
     pub generate: usize,
     /// Print JSON
@@ -236,11 +242,11 @@ pub struct SteerMeasureArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::Steer;
+    use super::SteerFlag;
 
     #[test]
     fn vectors_and_factors() {
-        let read = |text: &str| text.parse::<Steer>().map(|s| (s.file, s.factor));
+        let read = |text: &str| text.parse::<SteerFlag>().map(|s| (s.file, s.factor));
         assert_eq!(read("a.gguf"), Ok(("a.gguf".into(), 1.0)));
         assert_eq!(read("a.gguf:-2.5"), Ok(("a.gguf".into(), -2.5)));
         assert_eq!(read("c:/x/a.gguf"), Ok(("c:/x/a.gguf".into(), 1.0)));

@@ -4,7 +4,12 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::{ModelArgs, SamplingArgs, ServerArgs, at_least_one};
+use super::{
+    model::ModelArgs,
+    parse::{at_least_one, update_interval},
+    run::SamplingArgs,
+    server::ServerArgs,
+};
 
 /// `djinn chat`
 #[derive(Debug, Args)]
@@ -21,7 +26,7 @@ pub struct ChatArgs {
     pub server: ServerArgs,
     #[command(flatten)]
     pub model: ModelArgs,
-    /// The system message
+    /// System message
     #[arg(long, value_name = "T")]
     pub system: Option<String>,
     /// Longest answer in tokens [default: the model's own limit, or 512]
@@ -40,8 +45,8 @@ pub struct ChatArgs {
 /// `djinn top`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without --server it is the one that DJINN_SERVER names, or this machine's own at the usual port.
-q quits. Where standard output is no terminal it behaves as with --once.
+Without --server, the command uses the server that DJINN_SERVER names, or the one on this machine at
+the default port. The key q quits. If standard output is not a terminal, --once is implied.
 
 Examples:
   djinn top --server gpu:5556
@@ -51,7 +56,7 @@ pub struct TopArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     /// Seconds between updates
-    #[arg(long, value_name = "S", default_value = "1", value_parser = every)]
+    #[arg(long, value_name = "S", default_value = "1", value_parser = update_interval)]
     pub every: Duration,
     /// Print one table after two updates, and end
     #[arg(long)]
@@ -59,11 +64,4 @@ pub struct TopArgs {
     /// Print one JSON object after two updates, and end
     #[arg(long)]
     pub json: bool,
-}
-
-fn every(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok();
-    let seconds = seconds.filter(|s| (0.05..=3600.0).contains(s));
-    let seconds = seconds.ok_or_else(|| format!("'{text}' is not seconds, from 0.05 to 3600"))?;
-    Ok(Duration::from_secs_f64(seconds))
 }

@@ -1,4 +1,4 @@
-//! Flags that say how much memory there is and how weights come into it.
+//! Flags of memory budgets and of weight streaming.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -7,35 +7,32 @@ use djinn_device::host;
 use djinn_types::{Amount, Size};
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
-use super::at_least_one;
+use super::parse::at_least_one;
 
-/// How much memory there is. What does not fit streams; the plan decides what, and
-/// says so before loading.
+/// Memory budgets. Weights that do not fit stream; the plan decides which.
 #[derive(Clone, Debug, Args)]
 pub struct MemoryArgs {
-    /// Memory of the device for weights, KV and activations, and of a card for its driver
-    /// too: 16GB, 1.5GiB, or 0.5 for half of what is free [default: what is free, less a
-    /// margin]
+    /// Device memory for weights, KV cache and activations, on a card also for its driver: 16GB,
+    /// 1.5GiB, or 0.5 for half of the free memory [default: free memory minus a margin]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub memory: Option<Amount>,
-    /// Instead of the plan's: bytes of the ring that weights stream through
+    /// Size of the ring that weights stream through [default: the plan decides]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub ring: Option<Size>,
-    /// Instead of the plan's: which weights stay in memory
+    /// Weights that stay in device memory [default: the plan decides]
     #[arg(long, help_heading = "Memory", value_name = "all|none|SIZE")]
     pub resident: Option<Resident>,
-    /// Host memory for weights that stream to a card and for KV of sessions that wait: 64GB,
-    /// or 0.5 for half of what is free [default: what is free, less a margin]
+    /// Host memory for weights that stream to a card and for KV pages of waiting sessions: 64GB, or 0.5
+    /// for half of the free memory [default: free memory minus a margin]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub host_memory: Option<Amount>,
-    /// Bytes moved at a time [default: files are read 1MiB at a time, copies to a card have
-    /// 64MiB]
+    /// Bytes of one read or copy [default: 1MiB from files, 64MiB to a card]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub chunk: Option<Size>,
     /// Threads that read files [default: 4; all cores while weights are loaded for a card]
     #[arg(long, help_heading = "Memory", value_name = "N", value_parser = at_least_one)]
     pub workers: Option<usize>,
-    /// Whether weights are read ahead of their use
+    /// Read weights ahead of their use
     #[arg(
         long,
         value_name = "on|off",
@@ -54,7 +51,7 @@ pub enum Switch {
     Off,
 }
 
-/// `all`, `none` or a size.
+/// Value of `--resident`: `all`, `none` or a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident(pub Keep);
 
@@ -75,34 +72,15 @@ impl FromStr for Resident {
     }
 }
 
-/// Bytes left to other programs when no flag sets a budget.
-fn margin(free: u64) -> u64 {
-    (free / 16).clamp(64 << 20, 1 << 30)
-}
-
-/// Budget that a flag sets of this much free memory, or most of it.
-fn granted(asked: Option<Amount>, free: u64) -> u64 {
-    match asked {
-        Some(amount) => amount.of(free),
-        None => MemoryArgs::unasked(free),
-    }
-}
-
 impl MemoryArgs {
-    /// Budget when no flag sets one, of this much free memory.
-    pub fn unasked(free: u64) -> u64 {
-        free.saturating_sub(margin(free))
-    }
-
-    /// Bytes of host memory for what streams and who waits, of so much that is free.
-    pub fn host_budget(&self, free: u64) -> u64 {
-        granted(self.host_memory, free)
-    }
-
-    /// What these flags come to on a device that has so much free.
-    pub fn settled(&self, free: u64) -> MemorySettings {
+    /// Memory settings on a device with this much free memory.
+    pub fn resolve(&self, free: u64) -> MemorySettings {
+        let budget = |amount: Option<Amount>, free: u64| match amount {
+            Some(amount) => amount.of(free),
+            None => MemorySettings::default_budget(free),
+        };
         MemorySettings {
-            budget: granted(self.memory, free),
+            budget: budget(self.memory, free),
             overrides: Overrides {
                 ring: self.ring.map(|size| size.0),
                 keep: self.resident.map_or(Keep::Fit, |resident| resident.0),
@@ -110,33 +88,32 @@ impl MemoryArgs {
             chunk: self.chunk.map(|size| size.0),
             workers: self.workers,
             prefetch: self.prefetch == Switch::On,
-            host_budget: self.host_budget(host::available_memory()),
+            host_budget: budget(self.host_memory, host::available_memory()),
             tier: None,
         }
     }
 }
 
-/// Seeing what the link does.
+/// Statistics and traces of passes.
 #[derive(Clone, Debug, Args)]
 pub struct WatchArgs {
-    /// After the run, a line for every pass: bytes and GB/s over the link, its share of
-    /// what the link gives alone, waits, overlap
-    #[arg(long, help_heading = "Seeing it")]
+    /// Print a line for every pass: bytes and GB/s over the link, share of the link's bandwidth, stalls,
+    /// overlap
+    #[arg(long, help_heading = "Observation")]
     pub stats: bool,
-    /// Write copies, waits and compute as a Chrome trace, for ui.perfetto.dev
-    #[arg(long, help_heading = "Seeing it", value_name = "FILE.json")]
+    /// Write copies, stalls and operations as a Chrome trace, for ui.perfetto.dev
+    #[arg(long, help_heading = "Observation", value_name = "FILE.json")]
     pub timeline: Option<PathBuf>,
 }
 
 #[cfg(test)]
 mod tests {
-
     use djinn_weights::Keep;
 
-    use super::{Resident, margin};
+    use super::Resident;
 
     #[test]
-    fn what_stays() {
+    fn resident_weights() {
         let check = |text: &str, expect: Option<Keep>| {
             assert_eq!(text.parse().ok(), expect.map(Resident), "{text}");
         };
@@ -144,12 +121,5 @@ mod tests {
         check("none", Some(Keep::Nothing));
         check("2GB", Some(Keep::AtMost(2_000_000_000)));
         check("some", None);
-    }
-
-    #[test]
-    fn margins() {
-        assert_eq!(margin(16 << 30), 1 << 30);
-        assert_eq!(margin(8 << 30), 1 << 29);
-        assert_eq!(margin(100), 64 << 20);
     }
 }

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use djinn_types::Size;
 
-use super::{ServerArgs, at_least_one};
+use super::{parse::at_least_one, server::ServerArgs};
 
 /// `djinn models`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without --server it is the one that DJINN_SERVER names, or this machine's own at the usual port.
-A server loads models by hub id, by shape, from folders it was started with (--model-dir), and what
-was pushed to it. Pushing sends only what the server has not, and resumes after an interruption.
+Without --server, the command uses the server that DJINN_SERVER names, or the one on this machine at
+the default port. A server loads models by hub id, by shape, from the folders of its --model-dir, and
+pushed models. A push sends only the bytes that the server does not have, and resumes after an
+interruption.
 
 Examples:
   djinn models
@@ -25,27 +26,27 @@ pub struct ModelsArgs {
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do; without it, they are listed
+    /// Action [default: list]
     #[command(subcommand)]
-    pub what: Option<Models>,
+    pub action: Option<Models>,
 }
 
-/// What is done with models of a server.
+/// Action on models of a server.
 #[derive(Debug, Subcommand)]
 pub enum Models {
-    /// All of them: where each stands, how large it is, who uses it
+    /// List all models with state, memory and sessions
     List,
-    /// Load one, under a name
+    /// Load a model under a name
     Register {
-        /// A folder the server lets clients name, a hub id, shape:NAME or pushed:HASH
+        /// Reference: a folder below the server's --model-dir, a hub id, shape:NAME or pushed:HASH
         #[arg(value_name = "M")]
         reference: String,
         #[command(flatten)]
         layout: LayoutArgs,
     },
-    /// Send one from a folder of this machine, and load it
+    /// Push a model from a folder of this machine, and load it
     Push {
-        /// The folder: config.json, tokenizer.json, *.safetensors
+        /// Folder with config.json, tokenizer.json and *.safetensors
         #[arg(value_name = "FOLDER")]
         folder: PathBuf,
         /// Send the files without loading the model
@@ -54,30 +55,30 @@ pub enum Models {
         #[command(flatten)]
         layout: LayoutArgs,
     },
-    /// Give a model's memory back
+    /// Unload a model and free its memory
     Unload {
-        /// Its name
+        /// Name of the model
         #[arg(value_name = "NAME")]
         name: String,
-        /// Also where sessions are open that would be lost
+        /// Unload the model even if open sessions are lost
         #[arg(long)]
         force: bool,
-        /// Forget it too: it is not loaded again when it is asked for
+        /// Also remove the model from the list, so that no request loads it again
         #[arg(long)]
         forget: bool,
     },
 }
 
-/// What a model is called, and laid out for; what is not given is the server's to decide.
+/// Name and limits of a model. The server decides what is not given.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LayoutArgs {
-    /// What it is called from now on [default: the last part of what it is loaded from]
+    /// Name of the model [default: the last part of its reference]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Memory of the device it may take
+    /// Device memory of the model
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
-    /// Positions of its longest session
+    /// Tokens of its longest session
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub context: Option<usize>,
     /// Sessions in one pass

@@ -1,12 +1,10 @@
-//! The reference of the command line is as the flags are.
+//! Reference of the command line, generated from its flags.
 
 use std::{fmt::Write, fs, path::Path};
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 
-use super::Cli;
-
-/// One flag or argument, in a line.
+/// Line about a flag or argument.
 fn flag(arg: &Arg) -> String {
     let value = arg
         .get_value_names()
@@ -65,9 +63,10 @@ fn command(text: &mut String, path: &str, command: &Command) {
 }
 
 #[test]
-fn the_reference_is_the_flags() {
-    let mut text = "# The command line\n\nMade from what `djinn COMMAND --help` says.\n".to_owned();
-    let mut cli = Cli::command();
+fn the_reference_matches_the_flags() {
+    let mut text =
+        "# Command line\n\nGenerated from the help of `djinn COMMAND --help`.\n".to_owned();
+    let mut cli = super::command();
     cli.build();
     for inner in cli
         .get_subcommands()
@@ -82,6 +81,6 @@ fn the_reference_is_the_flags() {
     let found = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == text,
-        "cli.md is not as the flags are: UPDATE_REFERENCE=1 cargo test writes it again"
+        "docs/reference/cli.md does not match the flags: run UPDATE_REFERENCE=1 cargo test"
     );
 }

@@ -1,48 +1,34 @@
-//! Flags of the commands that run a prompt.
+//! Flags of commands that run a prompt.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{ChangeArgs, ModelArgs, ServerArgs, WatchArgs};
+use super::{
+    inside::ChangeArgs, memory::WatchArgs, model::ModelArgs, parse::logit_bias, prompt::PromptArgs,
+    server::ServerArgs,
+};
 
-/// Prompt of a model.
-#[derive(Clone, Debug, Args)]
-pub struct PromptArgs {
-    /// Text to start from; `-` reads standard input
-    #[arg(long, value_name = "T", conflicts_with = "tokens")]
-    pub prompt: Option<String>,
-    /// Token ids to start from, exactly as given
-    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
-    pub tokens: Option<Vec<u32>>,
-    /// Wrap the prompt as a user's message in the model's chat template
-    #[arg(long, conflicts_with = "tokens")]
-    pub chat: bool,
-    /// With --chat: the system message
-    #[arg(long, value_name = "T", requires = "chat")]
-    pub system: Option<String>,
-}
-
-/// How tokens are chosen. What is not given comes from the model's
-/// generation_config.json; a model that says nothing is greedy.
+/// Sampling of tokens. Defaults come from the model's generation_config.json; a model without one is
+/// greedy.
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArgs {
-    /// 0 takes the likeliest token; 1 is the model's own distribution
+    /// Temperature: 0 takes the most likely token; 1 samples from the model's distribution
     #[arg(long, help_heading = "Sampling", value_name = "X")]
     pub temperature: Option<f32>,
-    /// Choose among the K likeliest; 0 for all
+    /// Sample from the K most likely tokens; 0 for all
     #[arg(long, help_heading = "Sampling", value_name = "K")]
     pub top_k: Option<usize>,
-    /// Choose among the likeliest whose probabilities reach P
+    /// Sample from the most likely tokens whose probabilities add up to P
     #[arg(long, help_heading = "Sampling", value_name = "P")]
     pub top_p: Option<f32>,
-    /// Leave out what is less likely than this share of the likeliest
+    /// Exclude tokens less likely than this share of the most likely one
     #[arg(long, help_heading = "Sampling", value_name = "P")]
     pub min_p: Option<f32>,
-    /// Make tokens already there less likely, prompt included (1 does nothing)
+    /// Make tokens of the prompt and of the output less likely; 1 has no effect
     #[arg(long, help_heading = "Sampling", value_name = "X")]
     pub repetition_penalty: Option<f32>,
-    /// Subtract from the logits of tokens already generated
+    /// Subtract X from the logits of tokens in the output
     #[arg(
         long,
         help_heading = "Sampling",
@@ -50,7 +36,7 @@ pub struct SamplingArgs {
         allow_hyphen_values = true
     )]
     pub presence_penalty: Option<f32>,
-    /// Subtract from the logits of tokens already generated, as often as they were
+    /// Subtract X from the logits of tokens in the output, once for each occurrence
     #[arg(
         long,
         help_heading = "Sampling",
@@ -58,8 +44,8 @@ pub struct SamplingArgs {
         allow_hyphen_values = true
     )]
     pub frequency_penalty: Option<f32>,
-    /// Add to a token's logit; may be repeated
-    #[arg(long, help_heading = "Sampling", value_name = "ID=X", value_parser = parse_bias)]
+    /// Add X to the logit of a token; may be repeated
+    #[arg(long, help_heading = "Sampling", value_name = "ID=X", value_parser = logit_bias)]
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed of sampling; the same seed gives the same text [default: random, printed at the end]
     #[arg(long, help_heading = "Sampling", value_name = "N")]
@@ -69,8 +55,7 @@ pub struct SamplingArgs {
 /// `djinn run`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Sampling that is not given comes from the model's generation_config.json; a model that
-says nothing there is greedy.
+Sampling defaults come from the model's generation_config.json; a model without one is greedy.
 
 Examples:
   djinn run
@@ -98,7 +83,7 @@ pub struct RunArgs {
     /// Continue after the model's end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,
-    /// With --json: report each token's log-probability and N alternatives
+    /// Report each token's log-probability and N alternatives, with --json
     #[arg(long, value_name = "N", requires = "json")]
     pub logprobs: Option<usize>,
     /// Print one JSON object at the end instead of streaming text
@@ -107,7 +92,7 @@ pub struct RunArgs {
     /// Save the session in this folder, so that it can be continued later, even after a crash
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// With --server: keep the session when the command ends, so that --session can continue it
+    /// Keep the session on the server when the command ends, so that --session can continue it
     #[arg(long, help_heading = "Server", requires = "server")]
     pub keep: bool,
     /// Continue this session of the folder or of the server with --prompt as its next input
@@ -127,7 +112,7 @@ pub struct RunArgs {
 /// `djinn trace`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Hooks, in TransformerLens's words:
+Hooks, named as in TransformerLens:
   hook_embed
   blocks.I.hook_resid_pre  .hook_resid_mid  .hook_resid_post
   blocks.I.hook_attn_out   .hook_mlp_out
@@ -135,7 +120,7 @@ Hooks, in TransformerLens's words:
   blocks.I.mlp.hook_pre  .hook_post
   ln_final.hook_normalized
   logits
-A * stands for any text. Captures read the prompt's positions, after any edit.
+A * matches any text. Captures read the positions of the prompt, after edits.
 
 Edits: HOOK:CHANGE[@POSITIONS]
   CHANGE     scale=0.9 | zero | add=FILE[#TENSOR][*FACTOR] | replace=FILE[#TENSOR]
@@ -154,13 +139,13 @@ pub struct TraceArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// What is read.
+    /// Hooks to read.
     #[arg(
         long,
         value_name = "PATTERN",
         required = true,
-        help = "Hooks to read: HOOK[PART][@POSITIONS][|REDUCTION], by name or pattern; several \
-                  with commas. Reductions: mean, norm, top5, lens5, likeliest5 (of logits)"
+        help = "Hooks to read: HOOK[PART][@POSITIONS][|REDUCTION], separated by commas; * matches any \
+                text. Reductions: mean, norm, top5, lens5, likeliest5 (of logits)"
     )]
     pub capture: Vec<String>,
     #[command(flatten)]
@@ -176,23 +161,4 @@ pub struct TraceArgs {
     pub json: bool,
     #[command(flatten)]
     pub watch: WatchArgs,
-}
-
-fn parse_bias(text: &str) -> Result<(u32, f32), String> {
-    let parsed = text
-        .split_once('=')
-        .and_then(|(id, bias)| Some((id.parse().ok()?, bias.parse().ok()?)));
-    parsed.ok_or_else(|| format!("'{text}' is not ID=X, as in 42=-1.5"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_bias;
-
-    #[test]
-    fn biases() {
-        assert_eq!(parse_bias("42=-1.5"), Ok((42, -1.5)));
-        assert!(parse_bias("42").is_err());
-        assert!(parse_bias("x=1").is_err());
-    }
 }

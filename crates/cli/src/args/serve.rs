@@ -1,4 +1,4 @@
-//! Flags of `djinn serve`. Each is an environment variable and a line of a file too: see [`layers`].
+//! Flags of `djinn serve`. Each is also an environment variable and a key of the configuration file.
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -6,20 +6,21 @@ use clap::Args;
 use djinn_server::{LoadOptions, ServedModel, check_name, default_name};
 use djinn_types::Size;
 
-use super::{DeviceArgs, MemoryArgs, at_least_one};
-
-mod layers;
-
-pub use layers::{Setting, settle, with_environment};
+use super::{
+    device::DeviceArgs,
+    memory::MemoryArgs,
+    parse::{at_least_one, seconds},
+};
 
 /// `djinn serve`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every flag is also a variable, DJINN_ and its name in capitals (DJINN_PORT=8000), and a line of a TOML or
-YAML file (port = 8000): flags come first, then variables, then the file. What took effect is printed.
+Every flag is also an environment variable (DJINN_PORT=8000) and a key of a TOML or YAML file
+(port = 8000). Flags take precedence over variables, and variables over the file. The command prints
+the settings in effect.
 
-Without --model it serves the story model that ships with Djinn. Listening on other addresses than this
-machine's own wants --keys: a file with a [[key]] table for everybody, with owner and key.
+Without --model, the server uses the story model that ships with Djinn. To listen on addresses other
+than loopback, give --keys: a TOML file with a [[key]] table for each owner, with owner and key.
 
 Examples:
   djinn serve
@@ -30,65 +31,65 @@ Examples:
 
   curl http://127.0.0.1:5556/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'")]
 pub struct ServeArgs {
-    /// Take settings from this file too: .toml, .yaml or .yml
+    /// Configuration file: .toml, .yaml or .yml
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Address to listen on
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
     pub host: IpAddr,
-    /// Port for gRPC and HTTP; 0 takes a free one
+    /// Port for gRPC and HTTP; 0 takes a free port
     #[arg(long, value_name = "N", default_value_t = 5556)]
     pub port: u16,
-    /// Listen on this port too; it speaks the same
+    /// Additional port for gRPC and HTTP
     #[arg(long, value_name = "N")]
     pub control_port: Option<u16>,
-    /// Listen on this port too; it speaks the same
+    /// Another additional port for gRPC and HTTP
     #[arg(long, value_name = "N")]
     pub data_port: Option<u16>,
-    /// What this server is called among others
+    /// Name of this server
     #[arg(long, value_name = "NAME", default_value = "djinn")]
     pub node_id: String,
-    /// error, warn, info, debug or trace; no line has a prompt or a key
+    /// Log level: error, warn, info, debug or trace; no line contains a prompt or a key
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: tracing::Level,
-    /// Send traces of requests and turns to this OpenTelemetry collector, as http://HOST:4317; they have
-    /// no prompts
+    /// OpenTelemetry collector for traces of requests and turns: http://HOST:4317; traces contain no
+    /// prompts
     #[arg(long, value_name = "URL")]
     pub otlp: Option<String>,
-    /// How long turns may go on after SIGTERM, in seconds
+    /// Seconds that running turns may continue after SIGTERM
     #[arg(long, value_name = "S", default_value = "30", value_parser = seconds)]
     pub drain: Duration,
 
-    /// A model to serve.
+    /// Models to serve.
     #[arg(
         long,
         help_heading = "Models",
         value_name = "[NAME=]M",
-        help = "A folder, a pulled hub id, shape:NAME, pushed:HASH, or bundled; may be repeated. After it, with commas: \
-                memory=, context=, batch=, sessions="
+        help = "Model to serve: a folder, a pulled hub id, shape:NAME, pushed:HASH, or bundled; may be \
+                repeated. Options follow after commas: memory=, context=, batch=, sessions="
     )]
     pub model: Vec<ModelFlag>,
-    /// Folders below this one may be loaded by clients; may be repeated
+    /// Folder whose subfolders clients may load; may be repeated
     #[arg(long, help_heading = "Models", value_name = "DIR")]
     pub model_dir: Vec<PathBuf>,
-    /// Keep models that clients push here [default: pushed, in Djinn's own folder]
+    /// Folder for models that clients push [default: pushed, in $DJINN_HOME]
     #[arg(long, help_heading = "Models", value_name = "DIR")]
     pub push_dir: Option<PathBuf>,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// The card to run on, by number: the same as --device cuda:N
+    /// Number of the card: the same as --device cuda:N
     #[arg(long, value_name = "N", conflicts_with = "device")]
     pub gpu: Option<usize>,
-    /// The same, as a list of one
+    /// Number of the card, as a list with one element
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with_all = ["device", "gpu"])]
     pub gpus: Vec<usize>,
 
     #[command(flatten)]
     pub memory: MemoryArgs,
-    /// Let weights stream through a ring; they do anyway where they do not fit
+    /// Accepted for compatibility: weights that do not fit always stream through a ring
     #[arg(long, help_heading = "Memory")]
     pub ring_buffer: bool,
-    /// Gigabytes of the ring: the same as --ring
+    /// Size of the ring in gigabytes: the same as --ring
     #[arg(
         long,
         help_heading = "Memory",
@@ -96,17 +97,18 @@ pub struct ServeArgs {
         conflicts_with = "ring"
     )]
     pub ring_buffer_gb: Option<f64>,
-    /// Threads that read files: the same as --workers
+    /// Number of threads that read files: the same as --workers
     #[arg(long, help_heading = "Memory", value_name = "N", value_parser = at_least_one,
           conflicts_with = "workers")]
     pub ring_buffer_workers: Option<usize>,
-    /// Memory of the device for KV [default: what weights leave, or an eighth where they stream]
+    /// Device memory for KV pages [default: all memory beside the weights, or an eighth of the memory if
+    /// weights stream]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub kv: Option<Size>,
-    /// Let KV of sessions that wait go to a file in this folder when host memory is full
+    /// Folder for KV pages of waiting sessions when host memory is full
     #[arg(long, help_heading = "Memory", value_name = "DIR")]
     pub spill: Option<PathBuf>,
-    /// How large that file may get
+    /// Largest size of the file in --spill
     #[arg(
         long,
         help_heading = "Memory",
@@ -115,11 +117,10 @@ pub struct ServeArgs {
     )]
     pub spill_size: Size,
 
-    /// Keep sessions in this folder, so that they go on after a restart [default: they end with the
-    /// process]
+    /// Folder for sessions, so that they continue after a restart [default: sessions end with the process]
     #[arg(long, help_heading = "Sessions", value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Positions of the longest session [default: the model's context, at most 4096]
+    /// Tokens of the longest session [default: the model's context, at most 4096]
     #[arg(long, help_heading = "Sessions", value_name = "N", value_parser = at_least_one)]
     pub context: Option<usize>,
     /// Sessions in one pass [default: 32]
@@ -128,56 +129,51 @@ pub struct ServeArgs {
     /// Sessions open at once [default: 256]
     #[arg(long, help_heading = "Sessions", value_name = "N", value_parser = at_least_one)]
     pub sessions: Option<usize>,
-    /// Tokens of prompts that pass through the model together
+    /// Prompt tokens that pass through the model together
     #[arg(long, help_heading = "Sessions", value_name = "N", default_value_t = djinn_engine::Settings::ROWS,
           value_parser = at_least_one)]
     pub rows: usize,
     /// Seconds after which an unused session ends, unless it sets its own lease
     #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "900", value_parser = seconds)]
     pub lease: Duration,
-    /// The longest that a session may say
+    /// Longest lease that a session may set, in seconds
     #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "604800", value_parser = seconds)]
     pub max_lease: Duration,
 
-    /// Who may come in: a TOML file; read again on SIGHUP
-    #[arg(
-        long,
-        help_heading = "Safety",
-        value_name = "FILE",
-        help = "Who may come in: a TOML file with a table for every key; read again on SIGHUP"
-    )]
+    /// TOML file with the API keys and their owners; read again on SIGHUP
+    #[arg(long, help_heading = "Security", value_name = "FILE")]
     pub keys: Option<PathBuf>,
-    /// Let everybody in who can reach this machine
-    #[arg(long, help_heading = "Safety")]
+    /// Serve without API keys on any address
+    #[arg(long, help_heading = "Security")]
     pub insecure: bool,
-    /// Speak TLS with this certificate (PEM)
+    /// Certificate for TLS (PEM)
     #[arg(
         long,
-        help_heading = "Safety",
+        help_heading = "Security",
         value_name = "FILE",
         requires = "tls_key"
     )]
     pub tls_cert: Option<PathBuf>,
-    /// Its key (PEM)
+    /// Private key of the certificate (PEM)
     #[arg(
         long,
-        help_heading = "Safety",
+        help_heading = "Security",
         value_name = "FILE",
         requires = "tls_cert"
     )]
     pub tls_key: Option<PathBuf>,
-    /// Let in only who has a certificate that this one signed (PEM)
+    /// CA certificate (PEM) that must have signed the certificates of clients
     #[arg(
         long,
-        help_heading = "Safety",
+        help_heading = "Security",
         value_name = "FILE",
         requires = "tls_cert"
     )]
     pub tls_client_ca: Option<PathBuf>,
-    /// Connections at once
+    /// Largest number of connections
     #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_connections: usize,
-    /// Bytes of a request over HTTP
+    /// Largest HTTP request
     #[arg(
         long,
         help_heading = "Limits",
@@ -185,7 +181,7 @@ pub struct ServeArgs {
         default_value = "8MiB"
     )]
     pub max_body: Size,
-    /// Bytes of a message over gRPC
+    /// Largest gRPC message
     #[arg(
         long,
         help_heading = "Limits",
@@ -193,7 +189,7 @@ pub struct ServeArgs {
         default_value = "64MiB"
     )]
     pub max_message: Size,
-    /// Bytes of a model that a client pushes
+    /// Largest model that a client may push
     #[arg(
         long,
         help_heading = "Limits",
@@ -201,7 +197,7 @@ pub struct ServeArgs {
         default_value = "1TB"
     )]
     pub max_upload: Size,
-    /// Bytes that a session may read at hooks
+    /// Largest size of a session's captures
     #[arg(
         long,
         help_heading = "Limits",
@@ -209,7 +205,7 @@ pub struct ServeArgs {
         default_value = "1GiB"
     )]
     pub max_captures: Size,
-    /// Sessions that one request may begin: prompts times n, or branches
+    /// Largest number of sessions that one request may open: prompts times n, or branches
     #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub max_choices: usize,
     /// Seconds a client may take to send a request
@@ -220,7 +216,7 @@ pub struct ServeArgs {
     pub timeout: Duration,
 }
 
-/// A model and what it is laid out for, as a flag says it.
+/// Value of `--model`: a model and its limits.
 #[derive(Clone, Debug)]
 pub struct ModelFlag(pub ServedModel);
 
@@ -235,13 +231,12 @@ impl FromStr for ModelFlag {
             _ => (default_name(first), first),
         };
         if reference.is_empty() {
-            return Err(format!("'{text}' names no model"));
+            return Err(format!("'{text}' does not name a model"));
         }
         check_name(&name).map_err(|error| error.to_string())?;
         let mut layout = LoadOptions::default();
         for part in parts {
-            let wrong =
-                || format!("'{part}' is none of memory=SIZE, context=N, batch=N and sessions=N");
+            let wrong = || format!("'{part}' is not memory=SIZE, context=N, batch=N or sessions=N");
             let (key, value) = part.split_once('=').ok_or_else(wrong)?;
             let count = || at_least_one(value).map(Some);
             match key {
@@ -260,13 +255,6 @@ impl FromStr for ModelFlag {
             layout,
         }))
     }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| format!("'{text}' is not seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("'{text}' is not seconds, 0 or more"))
 }
 
 #[cfg(test)]

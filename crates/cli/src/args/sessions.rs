@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::ServerArgs;
+use super::server::ServerArgs;
 
 /// `djinn sessions`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A session is its tokens, how it chooses the next ones, and what it changes on the way. All
-else follows from these, to the bit, so that is what a folder keeps and what a file holds.
+A saved session consists of its tokens, its sampling and its edits. Everything else follows from
+these, to the bit.
 
 Examples:
   djinn run --state ./sessions --prompt 'Tom had a red boat.' --max-tokens 40
@@ -22,7 +22,7 @@ Examples:
   djinn sessions list --server gpu:5556
   djinn sessions save big:0 boat.djinn --server gpu:5556")]
 pub struct SessionsArgs {
-    /// The folder they are in
+    /// Folder of saved sessions
     #[arg(long, value_name = "DIR", global = true)]
     pub state: Option<PathBuf>,
     #[command(flatten)]
@@ -30,48 +30,50 @@ pub struct SessionsArgs {
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
+    /// Action.
     #[command(subcommand)]
-    pub what: Sessions,
+    pub action: Sessions,
 }
 
-/// What is done with them.
+/// Action on sessions.
 #[derive(Debug, Subcommand)]
 pub enum Sessions {
-    /// All of them: whose, where each stands, how long it is
+    /// List all sessions with owner, state and length
     List,
-    /// One of them: what was given and what it generated
+    /// Show the input and the output of a session
     Show {
-        /// Its number; on a server, its name
+        /// Number of the session; on a server, its name
         #[arg(value_name = "ID")]
         id: String,
-        /// The model that has the words for its tokens [default: the bundled one, if it is its]
+        /// Model whose tokenizer turns tokens into text [default: the bundled model, if the folder belongs
+        /// to it]
         #[arg(long, value_name = "M")]
         model: Option<String>,
     },
-    /// Write one to a file that another folder, here or elsewhere, can load
+    /// Save a session to a file that any folder or server with the same model can load
     Save {
-        /// Its number; on a server, its name
+        /// Number of the session; on a server, its name
         #[arg(value_name = "ID")]
         id: String,
-        /// The file
+        /// File to write
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Write over a file that is there
+        /// Overwrite an existing file
         #[arg(long)]
         force: bool,
     },
-    /// Take one in from a file, under a number of its own
+    /// Load a session from a file, under a new number
     Load {
-        /// The file
+        /// File to read
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// With --server: its model there [default: the server's first]
+        /// Model on the server [default: the server's first model]
         #[arg(long, value_name = "M")]
         model: Option<String>,
     },
-    /// End sessions for good
+    /// Delete sessions
     Delete {
-        /// Their numbers; on a server, their names
+        /// Numbers of the sessions; on a server, their names
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },

@@ -1,4 +1,4 @@
-//! `djinn bench`: flags in, a report of the library `djinn-bench` out.
+//! `djinn bench`
 
 use std::cell::OnceCell;
 
@@ -7,22 +7,24 @@ use djinn_bench::{
     OperationOptions, PrefillOptions, RestoreOptions, ServeOptions, SessionLoadOptions,
     StreamOptions,
 };
+use djinn_device::{ChosenDevice, DeviceName};
 use djinn_engine::{Blueprint, Engine};
 use djinn_model::Model;
+use djinn_terminal::{Failure, say, say_json};
 
+use super::loading;
 use crate::{
     args::{
         Bench, BenchArgs, BenchLinkArgs, BenchMemoryArgs, BenchOperationsArgs, BenchServeArgs,
-        BenchSessionsArgs, DeviceName, ModelArgs, Settled,
+        BenchSessionsArgs, ModelArgs, ResolvedModel,
     },
     bundled,
-    failure::{Failure, say, say_json},
-    progress::Doing,
+    progress::Spinner,
 };
 
 /// Runs a benchmark and prints its report.
 pub fn bench(args: BenchArgs) -> Result<(), Failure> {
-    match args.what {
+    match args.benchmark {
         Bench::Memory(args) => print(memory(&args)?, args.json),
         Bench::Link(args) => print(link(&args)?, args.json),
         Bench::Operations(args) => print(operations(&args)?, args.json),
@@ -106,15 +108,15 @@ fn on_target(
     args: &ModelArgs,
     run: impl FnOnce(&BenchTarget<'_>) -> Result<BenchReport, BenchError>,
 ) -> Result<BenchReport, Failure> {
-    let settled = args.settled()?;
+    let resolved = args.resolve()?;
     let host = TerminalHost {
-        settled: &settled,
-        doing: OnceCell::new(),
+        resolved: &resolved,
+        spinner: OnceCell::new(),
     };
     let target = BenchTarget {
-        backend: settled.backend(),
+        backend: resolved.backend(),
         threads: args.device.threads,
-        memory: settled.memory,
+        memory: resolved.memory,
         has_budget: args.memory.memory.is_some(),
         rows: args.rows,
         host: &host,
@@ -124,22 +126,22 @@ fn on_target(
 
 /// Opens and loads models for benchmarks, and shows progress on standard error.
 struct TerminalHost<'a> {
-    settled: &'a Settled,
-    doing: OnceCell<Doing>,
+    resolved: &'a ResolvedModel,
+    spinner: OnceCell<Spinner>,
 }
 
 impl BenchHost for TerminalHost<'_> {
     fn open(&self) -> Result<Model, BenchError> {
-        bundled::open(self.settled.args.model.as_deref()).map_err(host_error)
+        bundled::open(self.resolved.args.model.as_deref()).map_err(host_error)
     }
 
     fn load(&self, model: Model, blueprint: Blueprint) -> Result<Engine, BenchError> {
-        super::engine::load(self.settled, model, blueprint).map_err(host_error)
+        loading::load(self.resolved, model, blueprint).map_err(host_error)
     }
 
     fn progress(&self, text: &str) {
-        let doing = self.doing.get_or_init(|| Doing::new(text));
-        doing.now(text.to_owned());
+        let spinner = self.spinner.get_or_init(|| Spinner::new(text));
+        spinner.show(text.to_owned());
     }
 
     fn note(&self, text: &str) {
@@ -159,18 +161,23 @@ fn memory(args: &BenchMemoryArgs) -> Result<BenchReport, Failure> {
     let device = chosen.to_string();
     if chosen.backend.card().is_some() {
         if args.device.threads.is_some() {
-            eprintln!("note: the card computes, so --threads is not used");
+            eprintln!("note: --threads has no effect: the card computes");
         }
         if args.size.is_some() {
-            eprintln!(
-                "note: a card's memory is measured by copies of 2 GiB, so --size is not used"
-            );
+            eprintln!("note: --size has no effect: a card's memory is measured by copies of 2 GiB");
         }
         return Ok(djinn_bench::card_memory(&*chosen.backend, &device)?);
     }
     let report = djinn_bench::processor_memory(&device, args.device.threads, args.size)?;
-    chosen.say();
+    print_device(&chosen);
     Ok(report)
+}
+
+/// Prints the device, unless the user named it.
+fn print_device(chosen: &ChosenDevice) {
+    if let Some(note) = chosen.note() {
+        eprintln!("{note}");
+    }
 }
 
 fn link(args: &BenchLinkArgs) -> Result<BenchReport, Failure> {
@@ -191,7 +198,7 @@ fn link(args: &BenchLinkArgs) -> Result<BenchReport, Failure> {
         None => {
             let model = bundled::open(args.model.as_deref())?;
             let report = djinn_bench::file_link(&options, &model)?;
-            chosen.say();
+            print_device(&chosen);
             Ok(report)
         }
         Some(_) if of_files => Err(Failure::Message(format!(
@@ -199,8 +206,8 @@ fn link(args: &BenchLinkArgs) -> Result<BenchReport, Failure> {
              them out, or use --device cpu"
         ))),
         Some(card) => {
-            let doing = Doing::new("");
-            let progress = |text: &str| doing.now(text.to_owned());
+            let spinner = Spinner::new("");
+            let progress = |text: &str| spinner.show(text.to_owned());
             Ok(djinn_bench::card_link(&options, card, &progress)?)
         }
     }

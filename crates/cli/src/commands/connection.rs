@@ -15,14 +15,17 @@ use djinn_server::{
     LoadOptions, OpenState, Preset, Running, ServeError, ServedModel, ServerConfig, ServerLimits,
     default_name, start_in_process,
 };
+use djinn_terminal::Failure;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{engine::load_notes, serve::COMMIT};
+use super::{
+    loading::{check_and_describe, unused_flags},
+    serve::COMMIT,
+};
 use crate::{
-    args::{ModelArgs, ServerArgs, Settled},
+    args::{ModelArgs, ResolvedModel, ServerArgs},
     bundled,
-    failure::Failure,
     progress::Loading,
 };
 
@@ -40,15 +43,18 @@ pub struct LocalEngine {
     pub state: Option<LocalState>,
     /// Whether the bandwidth of the link is measured before loading.
     pub measure_link: bool,
+    /// Whether the model is loaded. A plan loads nothing.
+    pub loads: bool,
 }
 
 impl LocalEngine {
-    /// Engine that saves no sessions and measures nothing.
+    /// Engine that loads the model, saves no sessions and does not measure the link.
     pub fn new(settings: SettingsFn) -> Self {
         LocalEngine {
             settings,
             state: None,
             measure_link: false,
+            loads: true,
         }
     }
 }
@@ -66,7 +72,7 @@ pub struct LocalState {
 pub struct Connection {
     /// Client of the server.
     pub client: Client,
-    /// The model; loaded already on a server in process.
+    /// Handle of the model. A server in process has loaded it already.
     pub model: djinn_client::ModelHandle,
     /// Address of the server, unless it is in process.
     pub address: Option<String>,
@@ -76,7 +82,7 @@ pub struct Connection {
 struct InProcess {
     running: Running,
     facts: Arc<ModelFacts>,
-    /// Folder for pushed models, of which there are none.
+    /// Empty folder for pushed models.
     _pushed: TempDir,
 }
 
@@ -106,6 +112,20 @@ pub fn on_model<T>(
     })
 }
 
+/// Runs blocking `work` with a runtime and a connection to the model that flags name.
+pub fn on_model_blocking<T>(
+    server: &ServerArgs,
+    model: &ModelArgs,
+    engine: LocalEngine,
+    work: impl FnOnce(&Runtime, &Connection) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let runtime = runtime()?;
+    let connection = runtime.block_on(Connection::open(server, model, engine))?;
+    let done = work(&runtime, &connection);
+    runtime.block_on(connection.close());
+    done
+}
+
 /// Runs `work` with a client of the server that flags or the environment name.
 pub fn on_server<T>(
     args: &ServerArgs,
@@ -125,12 +145,16 @@ pub fn runtime() -> Result<Runtime, Failure> {
 }
 
 async fn connect(args: &ServerArgs) -> Result<Client, Failure> {
-    let options = Options {
+    Ok(Client::connect(&address(args), options(args)).await?)
+}
+
+/// Options of the connection that flags name.
+pub fn options(args: &ServerArgs) -> Options {
+    Options {
         key: args.key.clone().filter(|key| !key.is_empty()),
         ca: args.ca.clone(),
         ..Options::default()
-    };
-    Ok(Client::connect(&address(args), options).await?)
+    }
 }
 
 /// Address of the server that flags or the environment name.
@@ -159,14 +183,17 @@ impl Connection {
 
     async fn in_process(args: &ModelArgs, engine: LocalEngine) -> Result<Self, Failure> {
         let reference = bundled::reference(args.model.as_deref())?;
-        let settled = Arc::new(args.settled()?);
+        let resolved = Arc::new(args.resolve()?);
         let pushed = tempfile::tempdir()?;
-        let config = config(&settled, reference, pushed.path().to_owned());
+        let config = config(&resolved, reference, pushed.path().to_owned());
         let name = config.models[0].name.clone();
         let facts = Arc::new(ModelFacts::default());
-        let preset = preset(&settled, engine, &facts);
+        let loads = engine.loads;
+        let preset = preset(&resolved, engine, &facts);
         let running = start_in_process(config, preset).await?;
-        running.load().await?;
+        if loads {
+            running.load().await?;
+        }
         let connector = running.connector();
         let client =
             Client::connect_in_process(move || connector.connect(), Options::default()).await?;
@@ -182,7 +209,7 @@ impl Connection {
         })
     }
 
-    /// Facts of the model, under the name that its folder or shape gives.
+    /// Description of the model, under the name that its folder or shape gives.
     pub async fn model_info(&self) -> Result<v1::Model, Failure> {
         let mut info = self.model.info().await?;
         let facts = self.in_process.as_ref().map(|local| &local.facts);
@@ -192,7 +219,7 @@ impl Connection {
         Ok(info)
     }
 
-    /// Whether the model recommends sampling; only a server elsewhere does not tell.
+    /// Whether the model recommends sampling; not known for a server elsewhere.
     pub fn recommends_sampling(&self) -> Option<bool> {
         let facts = &self.in_process.as_ref()?.facts;
         facts.samples.get().copied()
@@ -213,13 +240,13 @@ impl Connection {
     }
 }
 
-fn config(settled: &Settled, reference: String, pushed: PathBuf) -> ServerConfig {
+fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> ServerConfig {
     let name = Some(default_name(&reference)).filter(|name| !name.is_empty());
     ServerConfig {
         listen: Vec::new(),
         node: "in-process".to_owned(),
-        backend: Arc::clone(&settled.device.backend),
-        memory: settled.memory,
+        backend: Arc::clone(&resolved.device.backend),
+        memory: resolved.memory,
         kv: KvMemory::default(),
         models: vec![ServedModel {
             name: name.unwrap_or_else(|| "model".to_owned()),
@@ -247,17 +274,18 @@ fn config(settled: &Settled, reference: String, pushed: PathBuf) -> ServerConfig
 }
 
 /// Layout, progress and state folder of the model in process.
-fn preset(settled: &Arc<Settled>, engine: LocalEngine, facts: &Arc<ModelFacts>) -> Preset {
+fn preset(resolved: &Arc<ResolvedModel>, engine: LocalEngine, facts: &Arc<ModelFacts>) -> Preset {
     let LocalEngine {
         settings,
         state,
         measure_link,
+        loads,
     } = engine;
     // The state folder is opened before weights are loaded, so that a missing session fails at once.
     let opened = Arc::new(Mutex::new(None));
     let bar = Arc::new(Mutex::new(None));
     let has_state = state.is_some();
-    let (stash, facts, settled) = (Arc::clone(&opened), Arc::clone(facts), Arc::clone(settled));
+    let (stash, facts, resolved) = (Arc::clone(&opened), Arc::clone(facts), Arc::clone(resolved));
     let started = Arc::clone(&bar);
     let draw = move |model: &Model| {
         let _ = facts.name.set(model.name.clone());
@@ -269,9 +297,14 @@ fn preset(settled: &Arc<Settled>, engine: LocalEngine, facts: &Arc<ModelFacts>) 
             *stash.lock().unwrap_or_else(PoisonError::into_inner) = Some(restored);
         }
         let settings = settings(model).map_err(refused)?;
-        let backend = settled.backend();
-        let blueprint = Blueprint::draw(model, backend, settings, settled.memory)?;
-        load_notes(&settled, model, &blueprint).map_err(refused)?;
+        let backend = resolved.backend();
+        let blueprint = Blueprint::draw(model, backend, settings, resolved.memory)?;
+        if !loads {
+            resolved.print_device();
+            eprint!("{}", unused_flags(&resolved, &blueprint));
+            return Ok(blueprint);
+        }
+        check_and_describe(&resolved, model, &blueprint).map_err(refused)?;
         *started.lock().unwrap_or_else(PoisonError::into_inner) = Some(Loading::new(&model.name));
         Ok(blueprint)
     };

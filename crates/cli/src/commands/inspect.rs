@@ -6,24 +6,20 @@ use djinn_model::{
     Model,
     program::{Program, SegmentKind},
 };
-use djinn_types::{DType, Size};
+use djinn_terminal::{Failure, say, say_json};
+use djinn_types::{DType, Size, text::table};
 use serde_json::{Value, json};
 
-use crate::{
-    args::InspectArgs,
-    bundled,
-    failure::{Failure, say, say_json},
-    style,
-};
+use crate::{args::InspectArgs, bundled};
 
-/// Segments of one kind.
+/// Number and bytes of the segments of one kind.
 #[derive(Default)]
-struct Kind {
+struct SegmentCount {
     count: usize,
     bytes: u64,
 }
 
-/// Shows what a model is made of.
+/// Shows the dimensions, tensors and hooks of a model.
 pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let reference = args.model.as_deref().or(args.model_flag.as_deref());
     let model = bundled::open(reference)?;
@@ -44,15 +40,15 @@ fn kind_name(kind: SegmentKind) -> &'static str {
 }
 
 /// Segments by kind, in order of the pass.
-fn kinds(program: &Program) -> Vec<(&'static str, Kind)> {
-    let mut kinds: Vec<(&'static str, Kind)> = Vec::new();
+fn kinds(program: &Program) -> Vec<(&'static str, SegmentCount)> {
+    let mut kinds: Vec<(&'static str, SegmentCount)> = Vec::new();
     for share in program.segment_shares() {
         let name = kind_name(share.kind);
         let at = kinds
             .iter()
             .position(|(n, _)| *n == name)
             .unwrap_or_else(|| {
-                kinds.push((name, Kind::default()));
+                kinds.push((name, SegmentCount::default()));
                 kinds.len() - 1
             });
         kinds[at].1.count += 1;
@@ -71,7 +67,7 @@ fn to_text(model: &Model) -> String {
         .collect();
     let kv = |dtype| Size(p.kv_bytes_per_token(dtype));
     let text = match (&model.tokenizer, &model.chat) {
-        (None, _) => "no tokenizer: prompts as --tokens",
+        (None, _) => "no tokenizer: give prompts as --tokens",
         (Some(_), None) => "tokenizer",
         (Some(_), Some(_)) => "tokenizer, chat template",
     };
@@ -99,7 +95,7 @@ fn to_text(model: &Model) -> String {
         (
             "KV",
             format!(
-                "{} a token in f32, {} in f16",
+                "{} per token in f32, {} in f16",
                 kv(DType::F32),
                 kv(DType::F16)
             ),
@@ -107,7 +103,7 @@ fn to_text(model: &Model) -> String {
         ("text", text.to_owned()),
     ];
     if d.experts > 0 {
-        facts.insert(3, ("experts", format!("{} a block", d.experts)));
+        facts.insert(3, ("experts", format!("{} per block", d.experts)));
     }
     let facts: String = facts
         .into_iter()
@@ -125,7 +121,7 @@ fn to_text(model: &Model) -> String {
             ]
         })
         .collect();
-    let segments = style::table(&["segments", "count", "each", "together"], &rows);
+    let segments = table(&["segments", "count", "each", "total"], &rows);
     let parameters = grouped(p.parameters());
     format!(
         "{} · {} · {parameters} parameters\n{facts}\n{segments}",
@@ -133,7 +129,7 @@ fn to_text(model: &Model) -> String {
     )
 }
 
-/// 6738415616 as 6,738,415,616.
+/// Number with commas between groups of three digits: 6,738,415,616.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let first = digits.len() % 3;

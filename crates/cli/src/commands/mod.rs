@@ -1,4 +1,4 @@
-//! One module a command, and the parts that commands share.
+//! One module for each command, and the parts that commands share.
 
 pub mod bench;
 pub mod chat;
@@ -23,10 +23,8 @@ pub mod trace;
 
 mod connection;
 mod edits;
-mod engine;
-mod grid;
-mod interrupt;
+mod loading;
 mod prompt;
+mod session_store;
 mod sizing;
-mod tensors;
 mod watch;

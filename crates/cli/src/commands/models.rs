@@ -4,25 +4,27 @@ use std::path::Path;
 
 use djinn_client::{Client, Push, PushProgress, Register, v1};
 use djinn_engine::LoadProgress;
-use djinn_types::Size;
+use djinn_terminal::{Failure, model_state, say, say_json};
+use djinn_types::{
+    Size,
+    text::{seconds, table},
+};
 use serde_json::{Value, json};
 
 use super::connection::on_server;
 use crate::{
     args::{LayoutArgs, Models, ModelsArgs},
-    failure::{Failure, say, say_json},
     progress::{Loading, Sending},
-    style::{seconds, table},
 };
 
 /// Lists, registers, pushes or unloads models of a server.
 pub fn models(args: ModelsArgs) -> Result<(), Failure> {
-    let what = args.what.unwrap_or(Models::List);
-    on_server(&args.server, async |client| match &what {
+    let action = args.action.unwrap_or(Models::List);
+    on_server(&args.server, async |client| match &action {
         Models::List => list(client.models().await?, args.json),
         Models::Register { reference, layout } => {
             let model = register(&client, reference, layout).await?;
-            tell(&model, None, args.json)
+            print(&model, None, args.json)
         }
         Models::Push {
             folder,
@@ -31,12 +33,12 @@ pub fn models(args: ModelsArgs) -> Result<(), Failure> {
         } => {
             let pushed = push(&client, folder).await?;
             if *no_load {
-                return tell_pushed(&pushed, args.json);
+                return print_pushed(&pushed, args.json);
             }
             let mut layout = layout.clone();
             layout.name = layout.name.or_else(|| folder_name(folder));
             let model = register(&client, &pushed.reference, &layout).await?;
-            tell(&model, Some(&pushed), args.json)
+            print(&model, Some(&pushed), args.json)
         }
         Models::Unload {
             name,
@@ -70,83 +72,72 @@ async fn register(
         sessions: count(layout.sessions),
         ..v1::ModelLimits::default()
     };
-    let mut asked = Register::new(reference).limits(limits);
+    let mut request = Register::new(reference).limits(limits);
     if let Some(name) = &layout.name {
-        asked = asked.name(name);
+        request = request.name(name);
     }
     let loading = Loading::new(reference);
-    let tell = |progress: v1::LoadProgress| {
+    let update = |progress: v1::LoadProgress| {
         loading.update(LoadProgress {
             loaded: progress.loaded_bytes,
             total: progress.total_bytes,
         });
     };
-    Ok(client.register(asked, tell).await?)
+    Ok(client.register(request, update).await?)
 }
 
 async fn push(client: &Client, folder: &Path) -> Result<Push, Failure> {
     let sending = Sending::new(&folder.display().to_string());
-    let tell = |progress: PushProgress| match progress {
+    let update = |progress: PushProgress| match progress {
         PushProgress::Hashing(done, all) => sending.update("hashing", done, all),
         PushProgress::Sending(done, all) => sending.update("sending", done, all),
     };
-    Ok(client.push(folder, tell).await?)
+    Ok(client.push(folder, update).await?)
 }
 
-fn tell(model: &v1::Model, pushed: Option<&Push>, json: bool) -> Result<(), Failure> {
+fn print(model: &v1::Model, pushed: Option<&Push>, json: bool) -> Result<(), Failure> {
     if json {
-        let mut all = told(model);
+        let mut all = to_json(model);
         if let Some(pushed) = pushed {
             all["sent_bytes"] = json!(pushed.sent);
         }
         return say_json(&all);
     }
     if let Some(pushed) = pushed {
-        say(&sent(pushed))?;
+        say(&push_summary(pushed))?;
     }
     say(&format!("{} is ready: {}\n", model.name, model.routing))
 }
 
-fn tell_pushed(pushed: &Push, json: bool) -> Result<(), Failure> {
+fn print_pushed(pushed: &Push, json: bool) -> Result<(), Failure> {
     match json {
         true => say_json(&json!({
             "reference": pushed.reference, "files": pushed.files,
             "bytes": pushed.bytes, "sent_bytes": pushed.sent,
         })),
-        false => say(&(sent(pushed) + &format!("{}\n", pushed.reference))),
+        false => say(&(push_summary(pushed) + &format!("{}\n", pushed.reference))),
     }
 }
 
-fn sent(pushed: &Push) -> String {
+fn push_summary(pushed: &Push) -> String {
     format!(
-        "{} files of {}, of which {} had to be sent\n",
+        "{} files of {}; sent {}\n",
         pushed.files,
         Size(pushed.bytes),
         Size(pushed.sent)
     )
 }
 
-/// A model's state in a word.
-pub fn state(model: &v1::Model) -> &'static str {
-    match v1::ModelState::try_from(model.state) {
-        Ok(v1::ModelState::Unloaded) => "unloaded",
-        Ok(v1::ModelState::Loading) => "loading",
-        Ok(v1::ModelState::Ready) => "ready",
-        Ok(v1::ModelState::Failed) => "failed",
-        _ => "unknown",
-    }
-}
-
 fn list(models: Vec<v1::Model>, json: bool) -> Result<(), Failure> {
     if json {
-        let all: Vec<Value> = models.iter().map(told).collect();
+        let all: Vec<Value> = models.iter().map(to_json).collect();
         return say_json(&json!({ "models": all }));
     }
     let line = |model: &v1::Model| {
         let memory = model.memory.unwrap_or_default();
         vec![
             model.name.clone(),
-            state(model).to_owned(),
+            model_state(model).to_owned(),
             model.family.clone(),
             Size(memory.total_bytes).to_string(),
             Size(memory.host_bytes).to_string(),
@@ -166,13 +157,13 @@ fn list(models: Vec<v1::Model>, json: bool) -> Result<(), Failure> {
     }
 }
 
-fn told(model: &v1::Model) -> Value {
+fn to_json(model: &v1::Model) -> Value {
     let memory = model.memory.unwrap_or_default();
     let dims = model.dims.unwrap_or_default();
     let limits = model.limits.unwrap_or_default();
     json!({
         "name": model.name, "reference": model.reference, "family": model.family,
-        "state": state(model), "routing": model.routing,
+        "state": model_state(model), "routing": model.routing,
         "has_text": model.has_text, "has_chat": model.has_chat,
         "sessions": model.sessions, "idle_s": model.idle_s,
         "dims": {

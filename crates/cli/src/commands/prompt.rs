@@ -3,10 +3,11 @@
 use std::io::Read;
 
 use djinn_model::Message;
+use djinn_terminal::Failure;
 
-use crate::{args::PromptArgs, failure::Failure};
+use crate::args::PromptArgs;
 
-/// Reads a prompt of `-` from standard input, so that it can be used twice.
+/// Prompt of flags. A prompt of `-` is read from standard input, so that the result can be used twice.
 pub fn read(args: &PromptArgs) -> Result<PromptArgs, Failure> {
     let mut args = args.clone();
     if args.prompt.as_deref() == Some("-") {
@@ -64,6 +65,11 @@ pub async fn more_tokens(
         (None, Some(prompt)) => Ok(model.tokenize_more(prompt.clone()).await?),
         (None, None) => Ok(Vec::new()),
     }
+}
+
+/// Token ids of a text by a model of this process.
+pub fn local_text_tokens(model: &djinn_model::Model, text: &str) -> Result<Vec<u32>, Failure> {
+    local_tokens(model, &PromptArgs::text(text))
 }
 
 /// Token ids of a prompt by a model of this process. The layout of its engine depends on their number.

@@ -1,19 +1,16 @@
 //! `djinn pull`
 
 use djinn_hub::Pull;
+use djinn_terminal::{Failure, say};
 
-use crate::{
-    args::PullArgs,
-    failure::{Failure, say},
-    progress::Downloads,
-};
+use crate::{args::PullArgs, progress::Downloads};
 
-/// Downloads a model and says where it lies.
+/// Downloads a model and prints its folder.
 pub fn pull(args: &PullArgs) -> Result<(), Failure> {
     let mut request = Pull::from_env(&args.id)?;
     request.revision.clone_from(&args.revision);
     let folder = djinn_hub::pull(&request, &Downloads::default())?;
     say(&format!("{}\n", folder.display()))?;
-    eprintln!("ready: djinn run --model {}", args.id);
+    eprintln!("run it with: djinn run --model {}", args.id);
     Ok(())
 }

@@ -2,24 +2,21 @@
 
 use std::time::Instant;
 
-use djinn_client::{EventStream, Generate, TurnEvent, TurnOutput, v1};
-use djinn_engine::Positions;
-use djinn_types::Size;
+use djinn_analysis::check_finished;
+use djinn_client::{EventStream, FinishReason, Generate, TurnEvent, TurnOutput, v1};
+use djinn_terminal::{Failure, id_list, say, say_json};
+use djinn_types::{Size, text::seconds};
 use serde_json::{Value, json};
 
 use super::{
     connection::{Connection, LocalEngine, LocalState, on_model},
     edits::edits,
     prompt,
-    sessions::number,
-    sizing::{PromptSize, one_saved_session},
+    session_store::session_number,
+    sizing::{PromptSize, one_prompt, one_saved_session},
     watch::Watch,
 };
-use crate::{
-    args::{PromptArgs, RunArgs, SamplingArgs},
-    failure::{Failure, say, say_json},
-    style::{id_list, seconds},
-};
+use crate::args::{PromptArgs, RunArgs, SamplingArgs};
 
 /// Generates text from a prompt.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -60,7 +57,7 @@ fn local_engine(args: &RunArgs) -> Result<Option<LocalEngine>, Failure> {
                 "--session needs --state DIR or --server ADDR".into(),
             ));
         }
-        (Some(id), Some(_)) => Some(number(id)?),
+        (Some(id), Some(_)) => Some(session_number(id)?),
         _ => None,
     };
     let state = args
@@ -75,16 +72,13 @@ fn local_engine(args: &RunArgs) -> Result<Option<LocalEngine>, Failure> {
 
 fn size(args: &RunArgs, prompt: &PromptArgs) -> super::connection::SettingsFn {
     let size = PromptSize {
-        prompt: prompt.clone(),
         max_tokens: args.max_tokens,
-        captures: Vec::new(),
-        positions: Positions::All,
         changes: args.changes.clone(),
         stop: args.stop.clone(),
         sampling: Some(args.sampling.clone()),
-        rows: args.model.rows,
+        ..PromptSize::new(prompt.clone())
     };
-    size.settings()
+    one_prompt(size, args.model.rows)
 }
 
 /// Durations of the parts of a run in seconds.
@@ -261,7 +255,7 @@ fn note_unused_flags(has_chat: bool, args: &RunArgs, samples: bool) {
     }
 }
 
-/// Whether tokens may be sampled. A server elsewhere does not tell what the model recommends.
+/// Whether tokens may be sampled. The recommendation of a model on a server elsewhere is not known.
 fn may_sample(connection: &Connection, args: &RunArgs) -> bool {
     match args.sampling.temperature {
         Some(temperature) => temperature > 0.0,
@@ -301,27 +295,15 @@ async fn listen(
     Ok((turn, timing))
 }
 
-/// Failure of a turn, as far as its last event reports one.
-pub fn check_finished(turn: &TurnOutput) -> Result<(), Failure> {
-    match turn.finished() {
-        Some(end) if !end.failure.is_empty() => Err(Failure::Message(end.failure.clone())),
-        Some(end) if end.why == "not-a-number" => Err(Failure::Message(
-            "the model computed a value that is not a number: its weights or the edits are broken"
-                .into(),
-        )),
-        _ => Ok(()),
-    }
-}
-
 impl FinishedRun {
     fn check(&self, args: &RunArgs) -> Result<(), Failure> {
         check_finished(&self.turn)?;
         let over = self.turn.finished().filter(|end| !end.kept);
         match (over, &args.state) {
             (Some(end), Some(_)) => {
-                let why = match end.why.as_str() {
-                    "context" => "its context is full",
-                    why => why,
+                let why = match end.reason() {
+                    FinishReason::Context => "its context is full",
+                    _ => &end.why,
                 };
                 let session = self.session_number();
                 Err(Failure::Message(format!(

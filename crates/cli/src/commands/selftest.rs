@@ -7,16 +7,13 @@ use djinn_device::{
     cpu::{CpuBackend, Isa},
     selftest::{Case, LIMITS, SLAB_BYTES, selftest as run},
 };
+use djinn_terminal::{Failure, say, say_json};
+use djinn_types::text::table;
 use serde_json::json;
 
-use crate::{
-    args::SelftestArgs,
-    failure::{Failure, say, say_json},
-    progress::Doing,
-    style::table,
-};
+use crate::{args::SelftestArgs, progress::Spinner};
 
-/// Every operation of a device against the portable code of the processor.
+/// Checks every operation of a device against the portable code of the processor.
 pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     let reference = CpuBackend {
         threads: Some(1),
@@ -25,16 +22,18 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     let reference = reference.open(SLAB_BYTES, LIMITS)?;
     let chosen = args.device.choose()?;
     let device = chosen.backend.open(SLAB_BYTES, LIMITS)?;
-    chosen.say();
+    if let Some(note) = chosen.note() {
+        eprintln!("{note}");
+    }
     let seed = args.seed.unwrap_or_else(super::run::fresh_seed);
     let mut cases = Vec::new();
-    let doing = Doing::new("the first cases");
+    let spinner = Spinner::new("first cases");
     run(&*reference, &*device, seed, &mut |case| {
         cases.push(case);
         let case = &cases[cases.len() - 1];
-        doing.now(format!("{} cases, the last of {}", cases.len(), case.op));
+        spinner.show(format!("{} cases, the last one {}", cases.len(), case.op));
     })?;
-    drop(doing);
+    drop(spinner);
     let failed: Vec<&Case> = cases.iter().filter(|case| !case.passed()).collect();
     if args.json {
         let rows: Vec<_> = cases
@@ -80,7 +79,7 @@ pub fn selftest(args: &SelftestArgs) -> Result<(), Failure> {
     }
 }
 
-/// A line for every operation.
+/// Table with a line for every operation.
 fn summary(cases: &[Case]) -> String {
     let mut by_op: BTreeMap<&str, (usize, usize, f64)> = BTreeMap::new();
     for case in cases {

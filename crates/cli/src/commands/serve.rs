@@ -2,34 +2,37 @@
 
 use std::net::SocketAddr;
 
+use djinn_device::DeviceName;
 use djinn_engine::{KvMemory, SpillConfig};
 use djinn_server::{
     LoadOptions, Running, ServedModel, ServerConfig, ServerLimits, TlsFiles, TraceExporter,
 };
+use djinn_terminal::{Failure, say};
 use djinn_types::Size;
 
 use crate::{
-    args::{DeviceName, ServeArgs, Setting, settle_serve},
+    args::{ServeArgs, Setting, serve_settings},
     bundled,
-    failure::{Failure, say},
 };
 
-/// The commit this was built from.
+/// Commit that the program was built from.
 pub const COMMIT: &str = env!("DJINN_COMMIT");
 
-/// What the model that ships with Djinn is called beside others.
+/// Reference of the model that ships with Djinn.
 const BUNDLED: &str = "bundled";
 
-/// Serves models until it is told to stop.
+/// Serves models until a signal ends the process.
 pub fn serve() -> Result<(), Failure> {
-    let (args, settings) = settle_serve().map_err(Failure::Message)?;
-    eprint!("{}", shown(&settings));
+    let (args, settings) = serve_settings().map_err(Failure::Message)?;
+    eprint!("{}", to_text(&settings));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(djinn_device::host::cores().clamp(2, 8))
         .thread_name("serve")
         .enable_all()
         .build()
-        .map_err(|error| Failure::Message(format!("no threads to serve with: {error}")))?;
+        .map_err(|error| {
+            Failure::Message(format!("cannot start threads of the server: {error}"))
+        })?;
     runtime.block_on(async {
         let traces = args
             .otlp
@@ -47,21 +50,21 @@ pub fn serve() -> Result<(), Failure> {
 }
 
 async fn run(config: ServerConfig) -> Result<(), Failure> {
-    let speaks_tls = config.tls.is_some();
+    let has_tls = config.tls.is_some();
     let running = djinn_server::start(config).await?;
-    // Whoever closed standard output does not want to hear of it.
-    let ready = |running: &Running| drop(say(&ready(running, speaks_tls)));
+    // A closed standard output is not an error of the server.
+    let ready = |running: &Running| drop(say(&ready(running, has_tls)));
     Ok(running.run_until_signal(ready).await?)
 }
 
-/// The line that says where: whoever started this waits for it.
-fn ready(running: &Running, speaks_tls: bool) -> String {
+/// Line with the addresses of the server. Programs that start a server wait for it.
+fn ready(running: &Running, has_tls: bool) -> String {
     let mut text = String::new();
     for address in &running.addresses {
         text += &format!("Server ready, listening on {address}\n");
     }
     if let Some(address) = running.addresses.first() {
-        let scheme = if speaks_tls { "https" } else { "http" };
+        let scheme = if has_tls { "https" } else { "http" };
         eprintln!("try: curl {scheme}://{address}/v1/models");
     }
     text
@@ -71,7 +74,7 @@ fn start_log(level: tracing::Level, traces: Option<&TraceExporter>) {
     use tracing_subscriber::{
         Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt,
     };
-    // What libraries have to say is for who looks for it.
+    // Libraries log warnings only, unless the level asks for less.
     let quiet = level.min(tracing::Level::WARN);
     let targets = Targets::new()
         .with_default(quiet)
@@ -92,8 +95,8 @@ fn start_log(level: tracing::Level, traces: Option<&TraceExporter>) {
         .try_init();
 }
 
-/// What took effect, and who said so.
-fn shown(settings: &[Setting]) -> String {
+/// Settings in effect, with their sources.
+fn to_text(settings: &[Setting]) -> String {
     let width = settings
         .iter()
         .map(|setting| setting.name.len())
@@ -102,7 +105,7 @@ fn shown(settings: &[Setting]) -> String {
     let line = |setting: &Setting| {
         format!(
             "  {:width$} = {}  ({})\n",
-            setting.name, setting.value, setting.from
+            setting.name, setting.value, setting.source
         )
     };
     settings.iter().map(line).collect()
@@ -112,20 +115,23 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
     let mut device = args.device.clone();
     if args.gpus.len() > 1 {
         return Err(Failure::Message(
-            "--gpus: a server runs on one card; start one for each, with a port of its own".into(),
+            "--gpus: a server runs on one card; start a server on its own port for each card"
+                .into(),
         ));
     }
     if let Some(gpu) = args.gpu.or(args.gpus.first().copied()) {
         device.device = DeviceName::Cuda(gpu);
     }
     let chosen = device.choose()?;
-    chosen.say();
+    if let Some(note) = chosen.note() {
+        eprintln!("{note}");
+    }
     let mut memory = args.memory.clone();
     if let Some(gb) = args.ring_buffer_gb {
         memory.ring = Some(Size((gb * 1e9) as u64));
     }
     memory.workers = memory.workers.or(args.ring_buffer_workers);
-    let memory = memory.settled(chosen.backend.free_memory()?);
+    let memory = memory.resolve(chosen.backend.free_memory()?);
     let ports = [Some(args.port), args.control_port, args.data_port];
     let mut listen: Vec<SocketAddr> = Vec::new();
     for port in ports.into_iter().flatten() {
@@ -195,7 +201,7 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
     })
 }
 
-/// A model, where `bundled` stands for the one that ships with Djinn.
+/// Model of a flag; `bundled` means the model that ships with Djinn.
 fn named(model: ServedModel) -> Result<ServedModel, Failure> {
     if model.reference != BUNDLED {
         return Ok(model);
@@ -212,7 +218,7 @@ fn named(model: ServedModel) -> Result<ServedModel, Failure> {
     })
 }
 
-/// The model that ships with Djinn.
+/// Model that ships with Djinn.
 fn bundled_model() -> Result<ServedModel, Failure> {
     let folder = bundled::bundled()?.to_string_lossy().into_owned();
     Ok(ServedModel {

@@ -11,17 +11,13 @@ use djinn_model::{
     program::{Program, TensorId},
     shapes,
 };
-use djinn_types::Size;
+use djinn_terminal::{Failure, say, say_json};
+use djinn_types::{Size, text::table};
 use serde_json::{Map, json};
 
-use crate::{
-    args::ShapeArgs,
-    failure::{Failure, say, say_json},
-    progress::Writing,
-    style::table,
-};
+use crate::{args::ShapeArgs, progress::Writing};
 
-/// Bytes drawn and written at a time.
+/// Bytes generated and written at once.
 const CHUNK: usize = 8 << 20;
 
 /// Lists shapes, or writes one.
@@ -70,7 +66,9 @@ fn write(reference: &str, out: &Path) -> Result<(), Failure> {
     let (program, weights) = shape.build()?;
     if out.exists() {
         let out = out.display();
-        return Err(Failure::Message(format!("{out} is already there")));
+        return Err(Failure::Message(format!(
+            "{out} exists already: name a new folder"
+        )));
     }
     let part = beside(out);
     let fault = |error: Failure| match error {
@@ -81,7 +79,7 @@ fn write(reference: &str, out: &Path) -> Result<(), Failure> {
     let written =
         write_files(&shape, &program, &weights, &part).and_then(|()| Ok(fs::rename(&part, out)?));
     if let Err(error) = written {
-        // Half a checkpoint helps nobody.
+        // An incomplete checkpoint is removed.
         let _ = fs::remove_dir_all(&part);
         return Err(fault(error));
     }
@@ -93,7 +91,7 @@ fn write(reference: &str, out: &Path) -> Result<(), Failure> {
     ))
 }
 
-/// A folder of this process's own, next to the one that is to be.
+/// Temporary folder of this process, beside the final one.
 fn beside(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push(format!(".{}.part", std::process::id()));
@@ -127,7 +125,7 @@ fn write_files(
     Ok(out.get_ref().sync_all()?)
 }
 
-/// A safetensors header, padded so that tensors start on eight bytes.
+/// Header of a safetensors file, padded so that tensors start at a multiple of eight bytes.
 fn header(program: &Program) -> String {
     let mut tensors = Map::new();
     let mut start = 0;

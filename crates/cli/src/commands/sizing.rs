@@ -1,22 +1,21 @@
-//! Layout of an engine in process for one prompt, so that the command needs no more memory than it uses.
+//! Layouts of an engine in process, so that a command needs no more memory than it uses.
 
 use djinn_engine::{Positions, Probe, ProbeLimits, Request, Sampling, Settings};
 use djinn_model::Model;
+use djinn_terminal::Failure;
 
 use super::{connection::SettingsFn, edits::local_edits, prompt::local_tokens};
-use crate::{
-    args::{ChangeArgs, PromptArgs, SamplingArgs},
-    failure::Failure,
-};
+use crate::args::{ChangeArgs, PromptArgs, SamplingArgs};
 
 /// Tokens to generate when neither flag nor model sets a limit.
 const MAX_TOKENS: usize = 256;
 /// Longest context of a session that is saved, unless its model has less.
 const SAVED_CONTEXT: usize = 4096;
 
-/// Prompt, captures and edits of a single session.
+/// Session to lay an engine out for.
+#[derive(Clone)]
 pub struct PromptSize {
-    /// The prompt.
+    /// Prompt of the session.
     pub prompt: PromptArgs,
     /// Tokens to generate; by default the model's own limit.
     pub max_tokens: Option<usize>,
@@ -30,17 +29,20 @@ pub struct PromptSize {
     pub stop: Vec<String>,
     /// Sampling that flags set, checked before the model is loaded.
     pub sampling: Option<SamplingArgs>,
-    /// Tokens of a prompt that pass through the model together.
-    pub rows: usize,
 }
 
 impl PromptSize {
-    /// Layout for this session alone.
-    pub fn settings(self) -> SettingsFn {
-        Box::new(move |model| {
-            let request = self.request(model)?;
-            Ok(Settings::for_requests(model, &[request], self.rows)?)
-        })
+    /// Session without captures and edits.
+    pub fn new(prompt: PromptArgs) -> Self {
+        PromptSize {
+            prompt,
+            max_tokens: None,
+            captures: Vec::new(),
+            positions: Positions::All,
+            changes: ChangeArgs::default(),
+            stop: Vec::new(),
+            sampling: None,
+        }
     }
 
     fn request(&self, model: &Model) -> Result<Request, Failure> {
@@ -66,6 +68,20 @@ impl PromptSize {
             ..Request::default()
         })
     }
+}
+
+/// Layout for one session.
+pub fn one_prompt(size: PromptSize, rows: usize) -> SettingsFn {
+    prompts(vec![size], rows)
+}
+
+/// Layout for several sessions at once.
+pub fn prompts(sizes: Vec<PromptSize>, rows: usize) -> SettingsFn {
+    Box::new(move |model| {
+        let requests = sizes.iter().map(|size| size.request(model));
+        let requests = requests.collect::<Result<Vec<_>, _>>()?;
+        Ok(Settings::for_requests(model, &requests, rows)?)
+    })
 }
 
 /// Sampling of an engine, with its own defaults where flags set none.

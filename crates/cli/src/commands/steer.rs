@@ -2,123 +2,104 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use djinn_engine::{EditSpec, Positions, Probe, Request, Tensor, Transcript};
-use djinn_model::{Model, Site};
+use djinn_analysis::{EditEffect, measure_edits, steering_vector};
+use djinn_engine::Positions;
+use djinn_model::Site;
+use djinn_terminal::{Failure, say, say_json};
+use djinn_types::text::table;
 use djinn_vectors::{Format, Steering};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
-    edits::local_edits,
-    engine::{finish, run_out, start},
+    connection::{LocalEngine, on_model},
+    edits::edits,
     prompt,
+    sizing::{PromptSize, prompts},
 };
-use crate::{
-    args::{SteerArgs, SteerMakeArgs, SteerMeasureArgs, SteerShowArgs, SteerWhat},
-    bundled,
-    failure::{Failure, say, say_json},
-    style::table,
+use crate::args::{
+    ChangeArgs, PromptArgs, SteerAction, SteerArgs, SteerMakeArgs, SteerMeasureArgs, SteerShowArgs,
 };
 
 /// Makes, shows and measures steering vectors.
 pub fn steer(args: &SteerArgs) -> Result<(), Failure> {
-    match &args.what {
-        SteerWhat::Make(args) => make(args),
-        SteerWhat::Show(args) => show(args),
-        SteerWhat::Measure(args) => measure(args),
+    match &args.action {
+        SteerAction::Make(args) => make(args),
+        SteerAction::Show(args) => show(args),
+        SteerAction::Measure(args) => measure(args),
     }
 }
 
 fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
     Format::for_path(&args.out)?;
-    let model = bundled::open(args.model.model.as_deref())?;
-    let blocks = model.program.dims.blocks;
-    let layers = match &args.layer[..] {
-        [] => vec![blocks / 2],
-        some => some.to_vec(),
-    };
-    if let Some(layer) = layers.iter().find(|layer| **layer >= blocks) {
-        let message = format!(
-            "--layer {layer}: {} has blocks 0 to {}",
-            model.name,
-            blocks - 1
-        );
-        return Err(Failure::Message(message));
-    }
-    let sets = [prompts(&args.positive)?, prompts(&args.negative)?];
-    let hooks: Vec<String> = layers
-        .iter()
-        .map(|&l| Site::ResidPost(l).to_string())
-        .collect();
-    let last = Positions::Ranges(vec![(-1, 0)]);
-    let mut requests = Vec::new();
-    for text in sets.iter().flatten() {
-        requests.push(Request {
-            tokens: encode(&model, text)?,
-            probe: Probe::new(&model.program, &hooks, last.clone(), &[])?,
-            ..Request::default()
-        });
-    }
-    let name = model.name.clone();
-    let settled = args.model.settled()?;
-    let (mut engine, ids) = start(&settled, model, requests)?;
-    run_out(&mut engine)?;
-    let mut rows = Vec::with_capacity(ids.len());
-    for id in ids {
-        rows.push(finish(&mut engine, id)?.captured.tensors());
-    }
-    let negative = rows.split_off(sets[0].len());
-    let by_block = |rows: &[BTreeMap<String, Tensor>]| -> djinn_vectors::VectorRows {
-        let of = |(&layer, hook): (&usize, &String)| {
-            (
-                layer,
-                rows.iter().map(|row| row[hook].data.clone()).collect(),
-            )
-        };
-        layers.iter().zip(&hooks).map(of).collect()
-    };
-    let vector = Steering::from_means(&name, &by_block(&rows), &by_block(&negative))?;
+    let positive = read_prompts(&args.positive)?;
+    let negative = read_prompts(&args.negative)?;
+    let sizes = positive.iter().chain(&negative).map(|text| PromptSize {
+        max_tokens: Some(0),
+        captures: vec!["blocks.*.hook_resid_post".to_owned()],
+        positions: Positions::Ranges(vec![(-1, 0)]),
+        ..PromptSize::new(PromptArgs::text(text))
+    });
+    let (layers, layout) = (
+        args.layer.clone(),
+        prompts(sizes.collect(), args.model.rows),
+    );
+    // A wrong --layer is refused before the model is loaded.
+    let engine = LocalEngine::new(Box::new(move |model| {
+        blocks(&layers, &model.name, model.program.dims.blocks)?;
+        layout(model)
+    }));
+    let vector = on_model(&args.server, &args.model, engine, async |connection| {
+        let info = connection.model_info().await?;
+        let count = info.dims.unwrap_or_default().blocks as usize;
+        let blocks = blocks(&args.layer, &info.name, count)?;
+        let sets = [&positive[..], &negative];
+        Ok(steering_vector(&connection.model, &info.name, &blocks, sets).await?)
+    })?;
     vector.write(&args.out)?;
-    let (more, less) = (sets[0].len(), sets[1].len());
     say(&format!(
-        "{}: {more} prompts less {less}\n{}",
+        "{}: mean of {} prompts minus mean of {}\n{}",
         args.out.display(),
+        positive.len(),
+        negative.len(),
         to_table(&vector)
     ))
 }
 
-/// Prompts as given: each a prompt, or a file of them.
-fn prompts(given: &[String]) -> Result<Vec<String>, Failure> {
+/// Blocks that `--layer` names, or the middle one, of a model with `count` blocks.
+fn blocks(layers: &[usize], model: &str, count: usize) -> Result<Vec<usize>, Failure> {
+    match layers.iter().find(|layer| **layer >= count) {
+        Some(layer) => Err(Failure::Message(format!(
+            "--layer {layer}: {model} has blocks 0 to {}",
+            count - 1
+        ))),
+        None if layers.is_empty() => Ok(vec![count / 2]),
+        None => Ok(layers.to_vec()),
+    }
+}
+
+/// Prompts of flags: each value is a prompt, or a file with one prompt per line.
+fn read_prompts(values: &[String]) -> Result<Vec<String>, Failure> {
     let mut all = Vec::new();
-    for text in given {
-        if !Path::new(text).is_file() {
-            let looks_like = Path::new(text)
-                .extension()
-                .is_some_and(|end| end.len() <= 4);
-            if looks_like && !text.contains(' ') {
-                return Err(Failure::Message(format!("{text}: there is no such file")));
+    for value in values {
+        let path = Path::new(value);
+        if !path.is_file() {
+            let has_extension = path.extension().is_some_and(|end| end.len() <= 4);
+            if has_extension && !value.contains(' ') {
+                return Err(Failure::Message(format!("{value}: no such file")));
             }
-            all.push(text.clone());
+            all.push(value.clone());
             continue;
         }
-        let read = std::fs::read_to_string(text);
-        let read = read.map_err(|error| Failure::Message(format!("{text}: {error}")))?;
-        let lines = read.lines().map(str::trim).filter(|line| !line.is_empty());
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| Failure::Message(format!("{value}: {error}")))?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let before = all.len();
         all.extend(lines.map(str::to_owned));
         if all.len() == before {
-            return Err(Failure::Message(format!(
-                "{text}: there is no prompt in it"
-            )));
+            return Err(Failure::Message(format!("{value}: the file has no prompt")));
         }
     }
     Ok(all)
-}
-
-fn encode(model: &Model, text: &str) -> Result<Vec<u32>, Failure> {
-    let tokenizer = model.tokenizer.as_ref();
-    let tokenizer = tokenizer
-        .ok_or_else(|| Failure::Message(format!("{} has no tokenizer.json", model.name)))?;
-    Ok(tokenizer.encode(text)?)
 }
 
 fn to_table(vector: &Steering) -> String {
@@ -166,67 +147,55 @@ fn show(args: &SteerShowArgs) -> Result<(), Failure> {
 }
 
 fn measure(args: &SteerMeasureArgs) -> Result<(), Failure> {
-    let model = bundled::open(args.model.model.as_deref())?;
-    let tokens = prompt::local_tokens(&model, &prompt::read(&args.prompt)?)?;
-    let edits = local_edits(&model, &args.changes)?;
-    if edits.is_empty() {
-        let message = "nothing is changed: give --edit or --steer";
-        return Err(Failure::Message(message.into()));
+    if args.changes.edit.is_empty() && args.changes.steer.is_empty() {
+        return Err(Failure::Message(
+            "no edits to measure: give --edit or --steer".into(),
+        ));
     }
-    let request = |edits: &[EditSpec]| -> Result<Request, Failure> {
-        Ok(Request {
-            tokens: tokens.clone(),
-            max_tokens: args.generate,
-            probe: Probe::new(&model.program, &["logits"], Positions::Prompt, edits)?,
-            ..Request::default()
-        })
+    let prompt = prompt::read(&args.prompt)?;
+    let plain = PromptSize {
+        max_tokens: Some(args.generate),
+        captures: vec![Site::Logits.to_string()],
+        positions: Positions::Prompt,
+        ..PromptSize::new(prompt.clone())
     };
-    let requests = vec![request(&[])?, request(&edits)?];
-    let settled = args.model.settled()?;
-    let (mut engine, ids) = start(&settled, model, requests)?;
-    run_out(&mut engine)?;
-    let [plain, changed] = [ids[0], ids[1]].map(|id| finish(&mut engine, id));
-    let (plain, changed) = (plain?, changed?);
-    let logits = |of: &Transcript| of.captured.tensors().remove("logits");
-    let (Some(before), Some(after)) = (logits(&plain), logits(&changed)) else {
-        return Err(Failure::Message("no logits were read".into()));
+    let changed = PromptSize {
+        changes: ChangeArgs::clone(&args.changes),
+        ..plain.clone()
     };
-    let share = share(&before.data, &after.data);
-    let differs = |(a, b): &(&u32, &u32)| a != b;
-    let pairs = plain.generated.iter().zip(&changed.generated);
-    let other =
-        pairs.filter(differs).count() + plain.generated.len().abs_diff(changed.generated.len());
-    let text = |of: &Transcript| {
-        let text = engine.model().tokenizer.as_ref();
-        text.and_then(|text| text.decode(&of.generated, true).ok())
-            .unwrap_or_default()
-    };
-    if args.json {
-        return say_json(&json!({
-            "model": engine.model().name, "share_of_logit_norm": share,
-            "tokens": plain.generated.len(), "tokens_changed": other,
-            "plain": { "output_ids": plain.generated, "text": text(&plain) },
-            "changed": { "output_ids": changed.generated, "text": text(&changed) },
-        }));
+    let engine = LocalEngine::new(prompts(vec![plain, changed], args.model.rows));
+    let (model, effect) = on_model(&args.server, &args.model, engine, async |connection| {
+        let model = &connection.model;
+        let tokens = prompt::tokens(model, &prompt).await?;
+        let edits = edits(model, &args.changes).await?;
+        let effect = measure_edits(model, tokens, edits, args.generate as u64).await?;
+        Ok((connection.model_info().await?.name, effect))
+    })?;
+    match args.json {
+        true => say_json(&effect_json(&model, &effect)),
+        false => say(&effect_text(&effect)),
     }
-    say(&format!(
-        "logits of the prompt change by {:.4} % of their norm\n\
-         {other} of {} generated tokens differ\n\
-         plain:   {}\nchanged: {}\n",
-        100.0 * share,
-        plain.generated.len(),
-        text(&plain).trim(),
-        text(&changed).trim(),
-    ))
 }
 
-/// `‖after − before‖ / ‖before‖`
-fn share(before: &[f32], after: &[f32]) -> f64 {
-    let square = |x: f64| x * x;
-    let pairs = before.iter().zip(after);
-    let off: f64 = pairs
-        .map(|(&b, &a)| square(f64::from(a) - f64::from(b)))
-        .sum();
-    let all: f64 = before.iter().map(|&b| square(f64::from(b))).sum();
-    (off / all).sqrt()
+fn effect_json(model: &str, effect: &EditEffect) -> Value {
+    let EditEffect { plain, changed, .. } = effect;
+    json!({
+        "model": model, "share_of_logit_norm": effect.logit_share,
+        "tokens": plain.tokens.len(), "tokens_changed": effect.tokens_changed,
+        "plain": { "output_ids": plain.tokens, "text": plain.text },
+        "changed": { "output_ids": changed.tokens, "text": changed.text },
+    })
+}
+
+fn effect_text(effect: &EditEffect) -> String {
+    format!(
+        "logits of the prompt change by {:.4} % of their norm\n\
+         {} of {} generated tokens differ\n\
+         plain:   {}\nchanged: {}\n",
+        100.0 * effect.logit_share,
+        effect.tokens_changed,
+        effect.plain.tokens.len(),
+        effect.plain.text.trim(),
+        effect.changed.text.trim(),
+    )
 }

@@ -2,23 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use djinn_analysis::{check_finished, greedy, tensor};
 use djinn_engine::{Positions, Tensor, check_writable, write_tensors};
+use djinn_terminal::{Failure, id_list, say, say_json};
+use djinn_types::text;
 use serde_json::{Value, json};
 
 use super::{
     connection::{Connection, LocalEngine, on_model},
     edits::edits,
     prompt,
-    run::check_finished,
-    sizing::PromptSize,
-    tensors::{greedy, tensor},
+    sizing::{PromptSize, one_prompt},
     watch::Watch,
 };
-use crate::{
-    args::{PromptArgs, TraceArgs},
-    failure::{Failure, say, say_json},
-    style::{self, id_list},
-};
+use crate::args::{PromptArgs, TraceArgs};
 
 /// Runs a prompt and prints what was captured at hooks.
 pub fn trace(args: &TraceArgs) -> Result<(), Failure> {
@@ -27,18 +24,15 @@ pub fn trace(args: &TraceArgs) -> Result<(), Failure> {
     }
     let prompt = prompt::read(&args.prompt)?;
     let size = PromptSize {
-        prompt: prompt.clone(),
         max_tokens: Some(args.generate),
         captures: captures(args),
         positions: Positions::Prompt,
         changes: args.changes.clone(),
-        stop: Vec::new(),
-        sampling: None,
-        rows: args.model.rows,
+        ..PromptSize::new(prompt.clone())
     };
     let engine = LocalEngine {
         measure_link: args.watch.stats,
-        ..LocalEngine::new(size.settings())
+        ..LocalEngine::new(one_prompt(size, args.model.rows))
     };
     let mut watch = Watch::new(&args.watch)?;
     on_model(&args.server, &args.model, engine, async |connection| {
@@ -53,7 +47,10 @@ pub fn trace(args: &TraceArgs) -> Result<(), Failure> {
 }
 
 fn captures(args: &TraceArgs) -> Vec<String> {
-    args.capture.iter().flat_map(|text| apart(text)).collect()
+    args.capture
+        .iter()
+        .flat_map(|text| split_captures(text))
+        .collect()
 }
 
 async fn run(
@@ -97,7 +94,7 @@ async fn run(
 }
 
 /// Splits captures at commas, except those within brackets and lists of positions.
-fn apart(text: &str) -> Vec<String> {
+fn split_captures(text: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for part in text.split(',') {
         let continues = part.starts_with(|c: char| c.is_ascii_digit() || c == '-');
@@ -186,7 +183,7 @@ impl TracedPrompt {
             })
             .collect();
         let header = ["hook", "shape", "norm", "mean", "least", "most"];
-        style::table(&header, &rows) + &self.tokens()
+        text::table(&header, &rows) + &self.tokens()
     }
 
     /// Prompt tokens and generated tokens as text.
@@ -253,11 +250,12 @@ fn tensor_stats(tensor: &Tensor) -> TensorStats {
 
 #[cfg(test)]
 mod tests {
-    use super::apart;
+    use super::split_captures;
 
     #[test]
     fn commas_keep_captures_apart() {
-        let check = |text: &str, expect: &[&str]| assert_eq!(apart(text), expect, "{text}");
+        let check =
+            |text: &str, expect: &[&str]| assert_eq!(split_captures(text), expect, "{text}");
         check("a,b", &["a", "b"]);
         check("a[0,2..4]@1,-1|mean,b@3", &["a[0,2..4]@1,-1|mean", "b@3"]);
     }

@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use djinn_client::v1;
 use djinn_engine::check_writable;
-use djinn_types::Size;
+use djinn_terminal::Failure;
+use djinn_types::{
+    Size,
+    text::{seconds, table},
+};
 use djinn_weights::PassStats;
 use serde_json::{Value, json};
 
 use super::connection::Connection;
-use crate::{
-    args::WatchArgs,
-    failure::Failure,
-    style::{seconds, table},
-    timeline,
-};
+use crate::{args::WatchArgs, timeline};
 
 /// Statistics and trace of a command's passes, as far as flags ask for them.
 pub struct Watch {
@@ -106,8 +105,8 @@ impl Watch {
             "pass", "rows", "time", "link", "GB/s", "of link", "waited", "overlap",
         ];
         let link = match self.link {
-            Some(link) => format!("the link alone gives {link:.2} GB/s\n"),
-            None => "nothing streams, so the link was not measured\n".to_owned(),
+            Some(link) => format!("bandwidth of the link alone: {link:.2} GB/s\n"),
+            None => "the link was not measured: nothing streams\n".to_owned(),
         };
         table(&header, &rows) + &link
     }

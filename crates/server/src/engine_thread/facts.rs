@@ -72,6 +72,8 @@ pub(crate) fn memory(blueprint: &djinn_engine::Blueprint) -> v1::ModelMemory {
         total_bytes: footprint.total(),
         host_bytes: blueprint.host_bytes(),
         streamed_bytes: blueprint.plan().ring.streamed_bytes(),
+        scratch_bytes: footprint.scratch,
+        driver_bytes: footprint.driver,
     }
 }
 

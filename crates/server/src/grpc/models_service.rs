@@ -81,11 +81,17 @@ impl Models for GrpcService {
     async fn plan(&self, request: Request<v1::PlanRequest>) -> GrpcResult<v1::PlanReply> {
         self.caller(&request)?.check_admin()?;
         let request = request.into_inner();
-        let plan = self
-            .0
-            .models
-            .plan(&request.reference, layout(request.limits), false)
-            .await?;
+        for (name, rate) in [
+            ("link_bytes_per_s", request.link_bytes_per_s),
+            ("compute_bytes_per_s", request.compute_bytes_per_s),
+        ] {
+            if rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
+                let message = format!("{name} must be a finite number above 0");
+                return Err(ServeError::Invalid(message).into());
+            }
+        }
+        let limits = layout(request.limits);
+        let plan = self.0.models.plan(request, limits, false).await?;
         Ok(Response::new(plan))
     }
 

@@ -3,20 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use djinn_device::{Backend, cuda};
+use djinn_device::Backend;
 use djinn_engine::{
     Blueprint, Engine, EngineError, KvMemory, LoadProgress, ProbeLimits, RestoreScope, Settings,
-    StateFolder,
+    StateFolder, rates,
 };
 use djinn_model::Model;
-use djinn_weights::{Keep, MemorySettings, Overrides, measure_link};
-use djinn_wire::v1;
+use djinn_weights::{Keep, MemorySettings, Overrides};
 
 use super::name::as_folder;
 use crate::{
     ServeError,
     config::{LoadOptions, ServerConfig},
-    engine_thread::{LoadedEngine, LoadedModel, facts},
+    engine_thread::{LoadedEngine, LoadedModel},
     metrics::Metrics,
     preset::Preset,
 };
@@ -96,7 +95,7 @@ impl ModelLoader {
         let backend = &*self.config.backend;
         let preset = self.preset.as_deref();
         let link_ceiling = match preset.is_none_or(|preset| preset.measure_link) {
-            true => link_ceiling(backend, &model, &blueprint),
+            true => link_ceiling(backend, &model, &blueprint, MEASURE_TIME),
             false => 0.0,
         };
         let mut progress = |loaded| {
@@ -129,26 +128,13 @@ impl ModelLoader {
         })
     }
 
-    /// Plans the model's memory without loading it.
-    pub fn plan(self) -> Result<v1::PlanReply, ServeError> {
-        let model = Model::open(&self.reference)?;
-        let blueprint = self.blueprint(&model)?;
-        let settings = blueprint.settings();
-        let pages = settings.context.div_ceil(settings.page_tokens) as u64;
-        let link = link_ceiling(&*self.config.backend, &model, &blueprint);
-        let streamed = blueprint.plan().ring.streamed_bytes() as f64;
-        Ok(v1::PlanReply {
-            routing: blueprint.reason(),
-            dims: Some(facts::dims(&model.program.dims)),
-            memory: Some(facts::memory(&blueprint)),
-            session_kv_bytes: pages * blueprint.page_bytes(),
-            limits: Some(facts::limits(&blueprint)),
-            link_bytes_per_s: link,
-            pass_s: if link > 0.0 { streamed / link } else { 0.0 },
-        })
+    /// Whether the model's memory can be planned.
+    pub fn fits(&self) -> bool {
+        Model::open(&self.reference).is_ok_and(|model| self.blueprint(&model).is_ok())
     }
 
-    fn blueprint(&self, model: &Model) -> Result<Blueprint, ServeError> {
+    /// Plans the model's memory.
+    pub fn blueprint(&self, model: &Model) -> Result<Blueprint, ServeError> {
         match &self.preset {
             Some(preset) => (preset.draw)(model),
             None => self.draw(model),
@@ -214,19 +200,22 @@ pub fn draw(
     Ok(blueprint)
 }
 
-/// Measures the link's bandwidth in bytes per second; 0 where no weights stream.
-fn link_ceiling(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> f64 {
+/// Measures the link's bandwidth in bytes per second; 0 where no weights stream. A file is read for this
+/// time.
+pub(super) fn link_ceiling(
+    backend: &dyn Backend,
+    model: &Model,
+    blueprint: &Blueprint,
+    time: Duration,
+) -> f64 {
     if !blueprint.plan().streams() {
         return 0.0;
     }
-    if let Some(card) = backend.card() {
-        return best_of(|| {
-            cuda::measure_link(card, blueprint.link().chunk, MEASURE_TIME).unwrap_or(0.0)
-        });
+    let measure = |time| rates::link_bandwidth(backend, model, blueprint, time, 0.0).unwrap_or(0.0);
+    match backend.card() {
+        Some(_) => best_of(|| measure(MEASURE_TIME)),
+        None => measure(time),
     }
-    let (chunk, workers) = (blueprint.weights().link_chunk(), blueprint.link().workers);
-    let rate = measure_link(&*model.weights, chunk, workers, MEASURE_TIME, 0.0);
-    rate.map_or(0.0, |rate| rate.bytes_per_s())
 }
 
 /// Repeats a measurement until it stops improving: an idle link is slow at first.

@@ -3,6 +3,7 @@
 mod entry;
 mod load;
 mod name;
+mod plan;
 mod push_writer;
 mod pushed;
 mod resolve;
@@ -265,7 +266,7 @@ impl Registry {
             match loaded {
                 Err(error) if load::is_memory_shortage(&error) => {
                     // Evict others only for a model that fits an empty device.
-                    let fits = tokio::task::spawn_blocking(move || alone.plan().is_ok()).await;
+                    let fits = tokio::task::spawn_blocking(move || alone.fits()).await;
                     if !fits.unwrap_or(false) || !self.evict_idle(name).await {
                         return Err(error);
                     }
@@ -411,15 +412,15 @@ impl Registry {
         }
     }
 
-    /// Plans how a model would be laid out in memory now, without loading it. `reference` may be the name
-    /// of a registered model.
+    /// Plans how a model would be laid out in memory now, without loading it. The request names a reference
+    /// or a registered model.
     pub async fn plan(
         &self,
-        reference: &str,
+        request: v1::PlanRequest,
         layout: LoadOptions,
         trusted: bool,
     ) -> Result<v1::PlanReply, ServeError> {
-        let known = self.entries().get(reference).cloned();
+        let known = self.entries().get(&request.reference).cloned();
         // A loaded model could reuse its own memory.
         let own_bytes = match &known {
             Some(ModelEntry {
@@ -430,7 +431,7 @@ impl Registry {
         };
         let (reference, trusted, own_layout) = match known {
             Some(entry) => (entry.config.reference, entry.trusted, entry.config.layout),
-            None => (reference.to_owned(), trusted, LoadOptions::default()),
+            None => (request.reference.clone(), trusted, LoadOptions::default()),
         };
         let loader = ModelLoader {
             name: reference.clone(),
@@ -440,9 +441,9 @@ impl Registry {
             sharers: 1,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
-            preset: None,
+            preset: self.preset.clone(),
         };
-        let planned = tokio::task::spawn_blocking(move || loader.plan()).await;
+        let planned = tokio::task::spawn_blocking(move || plan::plan(&loader, &request)).await;
         planned.map_err(|error| ServeError::Internal(error.to_string()))?
     }
 

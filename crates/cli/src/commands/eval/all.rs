@@ -1,30 +1,27 @@
 //! `djinn eval all`
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use djinn_bench::ServerProcess;
 use djinn_client::Options;
 use djinn_eval::{EvalConfig, ServerLocation};
-use djinn_report::{Experiment, Outcome, ResultFile, summarize};
+use djinn_report::{Experiment, ResultFile, summarize};
+use djinn_terminal::{Failure, Interrupt, say};
 
 use super::{
-    heed, measure,
-    place::{self, Devices},
-    verdict,
+    location::{self, Devices},
+    measurement::{Measurement, apply_flags},
+    summary,
 };
-use crate::{
-    args::EvalAllArgs,
-    commands::interrupt::Interrupt,
-    failure::{Failure, say},
-    style::{Colour, coloured, table},
-};
+use crate::args::EvalAllArgs;
 
 use Experiment::{Agents, MemoryPressure, ResumeLatency, Steering, VirtualMemory};
 
-/// Which experiment with which configuration, and what its file is called.
-type Listed = (Experiment, &'static str, &'static str);
+/// Experiment, its configuration, and the name of its result file.
+type ListedExperiment = (Experiment, &'static str, &'static str);
 
-const SMOKE: &[Listed] = &[
+/// Small experiments that run on any machine.
+const SMOKE: &[ListedExperiment] = &[
     (VirtualMemory, "virt_mem_smoke", "virtual_memory"),
     (MemoryPressure, "pressure_smoke", "memory_pressure"),
     (ResumeLatency, "exp3_smoke", "resume_latency"),
@@ -32,7 +29,8 @@ const SMOKE: &[Listed] = &[
     (Agents, "agent_smoke", "agents"),
 ];
 
-const FULL: &[Listed] = &[
+/// Full experiments, for a large card.
+const FULL: &[ListedExperiment] = &[
     (VirtualMemory, "virt_mem_l4", "virtual_memory_13b"),
     (VirtualMemory, "virt_mem_config", "virtual_memory_70b"),
     (MemoryPressure, "exp3_osdi_llama", "memory_pressure"),
@@ -41,24 +39,24 @@ const FULL: &[Listed] = &[
     (Agents, "agent_scaling", "agents"),
 ];
 
-/// Where all of them are made.
-enum Workplace {
-    /// A server that was started for them.
-    Server(ServerProcess),
-    /// This process.
-    Here(Devices),
+/// Server of all experiments.
+enum SharedServer {
+    /// Server process that was started for them.
+    Process(ServerProcess),
+    /// Servers in this process, on these devices.
+    InProcess(Devices),
 }
 
-/// Runs all of them; what fails does not keep others from running.
-pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
+/// Runs all experiments and returns their results. An experiment that fails does not stop the others.
+pub fn all(args: &EvalAllArgs) -> Result<Vec<ResultFile>, Failure> {
     std::fs::create_dir_all(&args.output)
         .map_err(|error| Failure::Message(format!("{}: {error}", args.output.display())))?;
     let listed = if args.smoke { SMOKE } else { FULL };
     let interrupt = Interrupt::by_key()?;
     let pushed = tempfile::tempdir()?;
-    let mut workplace = match args.smoke {
-        true => Workplace::Server(serve(args, pushed.path())?),
-        false => Workplace::Here(Devices::new(&args.device)),
+    let mut server = match args.smoke {
+        true => SharedServer::Process(start_server(args, pushed.path())?),
+        false => SharedServer::InProcess(Devices::new(&args.device)),
     };
     let mut results = Vec::new();
     let mut failed = false;
@@ -70,8 +68,8 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
             experiment.name()
         );
         let output = args.output.join(format!("{file}.json"));
-        let made = one(*experiment, name, args, &mut workplace, &output, &interrupt);
-        match made {
+        let result = one(*experiment, name, args, &mut server, &output, &interrupt);
+        match result {
             Ok(result) => results.push((result, output)),
             Err(Failure::Message(why)) => {
                 eprintln!("djinn: {} {name}: {why}", experiment.name());
@@ -80,19 +78,18 @@ pub fn all(args: &EvalAllArgs) -> Result<(), Failure> {
             Err(other) => return Err(other),
         }
     }
-    if let Workplace::Server(server) = workplace {
+    if let SharedServer::Process(server) = server {
         server.stop()?;
     }
-    say(&told(&results))?;
-    let results: Vec<ResultFile> = results.into_iter().map(|(result, _)| result).collect();
+    say(&summary::of_results(&results))?;
     match failed {
         true => Err(Failure::Reported),
-        false => verdict(&results),
+        false => Ok(results.into_iter().map(|(result, _)| result).collect()),
     }
 }
 
-/// A server for all of them, which has nothing of its own but what it must have.
-fn serve(args: &EvalAllArgs, pushed: &Path) -> Result<ServerProcess, Failure> {
+/// Starts a server process with a small bundled model.
+fn start_server(args: &EvalAllArgs, pushed: &Path) -> Result<ServerProcess, Failure> {
     let mut flags = vec![
         "--device=cpu".to_owned(),
         "--memory=1GB".to_owned(),
@@ -112,12 +109,12 @@ fn one(
     experiment: Experiment,
     name: &str,
     args: &EvalAllArgs,
-    workplace: &mut Workplace,
+    server: &mut SharedServer,
     output: &Path,
     interrupt: &Interrupt,
 ) -> Result<ResultFile, Failure> {
     let mut config = EvalConfig::read(Path::new(name))?;
-    heed(&mut config, &args.measuring)?;
+    apply_flags(&mut config, &args.measuring)?;
     if let Some(result) = args
         .keep
         .then(|| kept(experiment, &config, output))
@@ -126,50 +123,27 @@ fn one(
         eprintln!("kept: {}", output.display());
         return Ok(result);
     }
-    let place = match workplace {
-        Workplace::Server(server) => ServerLocation::Remote {
+    let location = match server {
+        SharedServer::Process(server) => ServerLocation::Remote {
             address: format!("127.0.0.1:{}", server.port),
             options: Options::default(),
         },
-        Workplace::Here(devices) => place::in_process(&config, devices, None)?,
+        SharedServer::InProcess(devices) => location::in_process(&config, devices, None)?,
     };
-    let python = &args.measuring.python;
-    measure(experiment, &config, place, python, output, interrupt)
+    let measurement = Measurement {
+        experiment,
+        config: &config,
+        python: &args.measuring.python,
+        output,
+        interrupt,
+    };
+    measurement.run(location)
 }
 
-/// A result that is there already, if it is of this experiment with these settings, and passes.
+/// Existing result of this experiment with these settings, if it passes.
 fn kept(experiment: Experiment, config: &EvalConfig, output: &Path) -> Option<ResultFile> {
     let mut result = ResultFile::read(output).ok()?;
     result.summary = summarize(&result);
-    let is_it = result.experiment == experiment && result.settings == config.settings();
-    (is_it && result.summary.pass).then_some(result)
-}
-
-fn told(results: &[(ResultFile, PathBuf)]) -> String {
-    let row = |(result, path): &(ResultFile, PathBuf)| {
-        let word = match result.summary.pass {
-            true => coloured("PASS", Colour::Green),
-            false => coloured("FAIL", Colour::Red),
-        };
-        let failed = result
-            .summary
-            .checks
-            .iter()
-            .filter(|c| c.outcome == Outcome::Fail);
-        let failed: Vec<String> = failed
-            .map(|check| format!("{}: {}", check.name, check.found))
-            .collect();
-        vec![
-            result.experiment.name().to_owned(),
-            result.name.clone(),
-            word,
-            path.display().to_string(),
-            failed.join("; "),
-        ]
-    };
-    let rows: Vec<Vec<String>> = results.iter().map(row).collect();
-    table(
-        &["experiment", "configuration", "verdict", "result", ""],
-        &rows,
-    )
+    let is_same = result.experiment == experiment && result.settings == config.settings();
+    (is_same && result.summary.pass).then_some(result)
 }

@@ -1,0 +1,137 @@
+//! Plan of a model's memory, and the predicted time of a pass. Loads nothing.
+
+use std::time::Duration;
+
+use djinn_device::Backend;
+use djinn_engine::{Blueprint, kv_dtype, rates};
+use djinn_model::Model;
+use djinn_weights::{Bound, PlannedPiece, Rates, Region};
+use djinn_wire::v1;
+
+use super::load::{ModelLoader, link_ceiling};
+use crate::{ServeError, engine_thread::facts};
+
+/// Duration for which files are read to measure their bandwidth.
+const FILE_TIME: Duration = Duration::from_secs(1);
+/// Bytes that a processor reads to measure the bandwidth of its memory.
+const MEMORY_BYTES: u64 = 1 << 29;
+
+/// Plans the memory of a model as a request asks.
+pub(super) fn plan(
+    loader: &ModelLoader,
+    request: &v1::PlanRequest,
+) -> Result<v1::PlanReply, ServeError> {
+    let model = Model::open(&loader.reference)?;
+    let blueprint = loader.blueprint(&model)?;
+    let backend = &*loader.config.backend;
+    let link = match request.link_bytes_per_s {
+        Some(rate) if blueprint.plan().streams() => rate,
+        Some(_) => 0.0,
+        None => link_ceiling(backend, &model, &blueprint, FILE_TIME),
+    };
+    let prediction = match request.predict {
+        true => Some(predict(backend, &model, &blueprint, request, link)?),
+        false => None,
+    };
+    let mut reply = describe(backend, &model, &blueprint);
+    reply.link_bytes_per_s = link;
+    reply.pass_s = match link > 0.0 {
+        true => blueprint.plan().ring.streamed_bytes() as f64 / link,
+        false => 0.0,
+    };
+    reply.prediction = prediction;
+    if request.pieces {
+        let ring = blueprint.plan().ring_offset;
+        let pieces = blueprint.weights().planned_pieces();
+        reply.pieces = pieces
+            .iter()
+            .map(|piece| describe_piece(piece, ring))
+            .collect();
+    }
+    Ok(reply)
+}
+
+/// Everything about a plan except times and pieces.
+fn describe(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> v1::PlanReply {
+    let (settings, plan) = (blueprint.settings(), blueprint.plan());
+    let (memory, link) = (blueprint.memory(), blueprint.link());
+    let pages = settings.context.div_ceil(settings.page_tokens) as u64;
+    let (name, card) = (backend.name(), backend.card());
+    v1::PlanReply {
+        routing: blueprint.reason(),
+        dims: Some(facts::dims(&model.program.dims)),
+        memory: Some(facts::memory(blueprint)),
+        session_kv_bytes: pages * blueprint.page_bytes(),
+        limits: Some(facts::limits(blueprint)),
+        model: model.name.clone(),
+        device: card.map_or(name.clone(), |card| format!("{name} ({})", card.name())),
+        budget_bytes: memory.budget,
+        host_budget_bytes: card.map_or(0, |_| memory.host_budget),
+        weights_bytes: model.program.weight_bytes(),
+        ring: Some(v1::PlanRing {
+            bytes: plan.ring.bytes,
+            ahead_bytes: plan.ring.ahead,
+            offset: plan.ring_offset,
+            slots: plan.ring.slots.len() as u64,
+        }),
+        experts: Some(v1::PlanExperts {
+            count: plan.pool.count as u64,
+            slots: plan.pool_slots as u64,
+            bytes: plan.pool.bytes,
+        }),
+        chunk_bytes: link.chunk,
+        workers: link.workers as u64,
+        prefetch: memory.prefetch,
+        link_source: rates::link_source(backend, model).to_owned(),
+        ..v1::PlanReply::default()
+    }
+}
+
+fn predict(
+    backend: &dyn Backend,
+    model: &Model,
+    blueprint: &Blueprint,
+    request: &v1::PlanRequest,
+    link: f64,
+) -> Result<v1::PassPrediction, ServeError> {
+    let compute = match request.compute_bytes_per_s {
+        Some(rate) => rate,
+        None => rates::memory_bandwidth(backend, MEMORY_BYTES)
+            .map_err(|error| ServeError::Internal(error.to_string()))?,
+    };
+    let is_measured = request.link_bytes_per_s.is_none();
+    let rates = Rates {
+        link: if link > 0.0 { link } else { f64::INFINITY },
+        compute,
+        shared: is_measured && rates::link_shares_cores(backend, model),
+    };
+    let work = blueprint.work(model, kv_dtype(backend, &model.program));
+    let prediction = blueprint.plan().predict(&work, &rates);
+    Ok(v1::PassPrediction {
+        link_bytes: prediction.link_bytes,
+        link_bytes_per_s: link,
+        link_s: prediction.link_s,
+        compute_bytes_per_s: compute,
+        compute_s: prediction.compute_s,
+        pass_s: prediction.pass_s,
+        link_bound: matches!(prediction.bound, Bound::Link),
+        link_shares_cores: rates.shared,
+    })
+}
+
+fn describe_piece(piece: &PlannedPiece, ring_offset: u64) -> v1::PlanPiece {
+    let offset = piece.placement.offset;
+    let (place, offset) = match piece.placement.region {
+        Region::Ring(_) => (v1::PiecePlace::Ring, offset - ring_offset),
+        Region::Pool => (v1::PiecePlace::Expert, 0),
+        Region::Resident | Region::Host => (v1::PiecePlace::Resident, offset),
+    };
+    v1::PlanPiece {
+        name: piece.name.clone(),
+        segment: piece.segment.to_string(),
+        bytes: piece.placement.bytes,
+        place: place.into(),
+        offset,
+        after: piece.after.map(|after| after as u64),
+    }
+}
