@@ -1,5 +1,5 @@
-//! Errors of the server. Each has an [`ErrorCode`], which selects the gRPC status, the HTTP status and the
-//! label in metrics.
+//! Errors of the server. Each error has an [`ErrorCode`]. The code selects the gRPC status, the
+//! HTTP status and the label in metrics.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -29,10 +29,10 @@ pub enum ServeError {
     /// The key file is rejected.
     #[error(transparent)]
     Keys(#[from] KeyFileError),
-    /// A request is malformed or asks for something impossible.
+    /// A request is malformed or impossible.
     #[error("{0}")]
     Invalid(String),
-    /// A request is valid, but asks for something that this server does not implement.
+    /// A request is valid, but this server does not implement the requested feature.
     #[error("{0}")]
     Unsupported(String),
     /// A server without keys would be reachable from other machines.

@@ -1,4 +1,4 @@
-//! The HTTP interface as OpenAI's clients use it.
+//! Tests of the HTTP interface as OpenAI's clients use it.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

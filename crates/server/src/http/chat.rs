@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`
+//! Endpoint `POST /v1/chat/completions`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`
+//! Endpoint `POST /v1/completions`.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use crate::{
     request::{self, EDITS_MAX},
 };
 
-/// Fields that only Djinn has; `extra_body={"djinn": {…}}` in OpenAI's Python client.
+/// Fields that only Djinn has: `extra_body={"djinn": {…}}` in OpenAI's Python client.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DjinnFields {
@@ -71,7 +71,7 @@ impl DjinnFields {
     }
 }
 
-/// The `djinn` object of an answer: session and captures; `None` if there is neither.
+/// Object `djinn` of an answer: session and captures; `None` if the answer has neither.
 pub fn reply_fields(session: Option<String>, captured: &BTreeMap<String, Tensor>) -> Option<Value> {
     if session.is_none() && captured.is_empty() {
         return None;

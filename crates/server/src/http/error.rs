@@ -32,7 +32,7 @@ pub fn error_json(error: &ServeError) -> Value {
         ErrorCode::Internal | ErrorCode::Unavailable | ErrorCode::Timeout => "server_error",
         _ => "invalid_request_error",
     };
-    // OpenAI's clients know this code with an underscore.
+    // OpenAI's clients use this code with an underscore.
     let code = match code {
         ErrorCode::NotFound => "not_found",
         other => other.name(),

@@ -1,4 +1,4 @@
-//! Starts the turns of a completion or chat request and answers it.
+//! Start of the turns of a completion or chat request, and the answer to it.
 
 use std::{sync::Arc, time::Instant};
 
@@ -216,7 +216,8 @@ fn new_chat_tokens(
     if let Some(rest) = whole.strip_prefix(seen) {
         return Ok(rest.to_vec());
     }
-    // The tokenizer may split generated text differently than the model generated it: compare texts.
+    // The tokenizer may split generated text differently than the model generated it, so texts
+    // are compared.
     let text = |tokens: &[u32]| {
         let text = tokenizer.tokenizer()?.decode(tokens, false);
         text.map_err(ServeError::from)
@@ -224,7 +225,8 @@ fn new_chat_tokens(
     let (seen, whole) = (text(seen)?, text(whole)?);
     let rest = whole.strip_prefix(seen.as_str()).ok_or_else(|| {
         ServeError::Conflict(
-            "The messages do not begin with those of the session: open another session".to_owned(),
+            "The messages do not begin with the messages of the session; open another session"
+                .to_owned(),
         )
     })?;
     tokenizer.encode_more(rest)

@@ -12,7 +12,7 @@ use crate::{
     request::{STOP_STRINGS_MAX, SamplingSpec, check_stop_strings},
 };
 
-/// Largest number of alternatives that a request may ask for with each token.
+/// Largest number of alternatives that a request may set for each token.
 pub const TOP_LOGPROBS_MAX: usize = 20;
 
 /// Fields that completions and chats have in common.
@@ -27,11 +27,12 @@ pub struct CommonFields {
     pub max_completion_tokens: Option<usize>,
     /// Sampling temperature; 0 always takes the most likely token. Default: the model's recommendation, or 1.
     pub temperature: Option<f32>,
-    /// Samples from the most likely tokens whose probabilities sum to this value.
+    /// Samples from the most likely tokens with probabilities that sum to this value.
     pub top_p: Option<f32>,
     /// Samples from this many most likely tokens.
     pub top_k: Option<usize>,
-    /// Leaves out tokens whose probability is below this share of the most likely token's.
+    /// Excludes tokens with a probability below this share of the most likely token's
+    /// probability.
     pub min_p: Option<f32>,
     /// Divides the logits of tokens that occur in the prompt or in the generated text.
     pub repetition_penalty: Option<f32>,
@@ -141,7 +142,8 @@ const IGNORED_FIELDS: &[&str] = &[
 ];
 
 impl CommonFields {
-    /// Rejects unsupported fields by name: the server ignores nothing that could change the answer.
+    /// Rejects unsupported fields by name. The server ignores no field that could change the
+    /// answer.
     pub fn check(&self) -> Result<(), ServeError> {
         for (name, value) in &self.rest {
             let is_empty = value.is_null()
