@@ -118,8 +118,8 @@ pub enum Reduction {
     /// Adds the rows, in order, to a running sum: `[2, cols]`, the sum and its rounding
     /// error. Every device gives the same bits.
     Sum,
-    /// Largest elements of each row in descending order, of equal ones the one in the lower
-    /// column: `[rows, 2k]`, `k` columns and then `k` values.
+    /// Largest elements of each row in descending order, and equal elements in order of column:
+    /// `[rows, 2k]`, `k` columns and then `k` values.
     Largest,
     /// Largest elements of each row as [`Reduction::Largest`], with their softmax
     /// probabilities in place of values.

@@ -48,7 +48,7 @@ pub trait ChoiceOps: Send + Sync {
 pub trait ProbeOps: Send + Sync {
     /// Changes `x` in place.
     fn edit(&self, x: View, edit: Edit) -> Result<()>;
-    /// Reduces the rows of `x` into `out`, whose shape the [`Reduction`] defines.
+    /// Reduces the rows of `x` into `out`. The [`Reduction`] defines the shape of `out`.
     fn reduce(&self, x: View, how: Reduction, out: View) -> Result<()>;
 }
 
@@ -85,9 +85,8 @@ pub trait AttentionOps: Send + Sync {
     /// Writes the key and value of each row into its session's page.
     fn append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()>;
     /// Computes causal attention of each row over its session's pages: the same as
-    /// [`AttentionOps::pattern`] and then [`AttentionOps::mix`], without the pattern in
-    /// memory. A CPU gives the same bits either way; a card rounds the probabilities
-    /// elsewhere.
+    /// [`AttentionOps::pattern`] and then [`AttentionOps::mix`], without the pattern in memory. A
+    /// CPU gives the same bits either way. A card rounds the probabilities at another step.
     fn attend(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()>;
     /// Computes the attention pattern: `out` is `[rows · heads, keys]`, row `r · heads + h`.
     /// Keys that a row does not see are zero.
@@ -98,9 +97,9 @@ pub trait AttentionOps: Send + Sync {
 
 /// Sequences of operations that a device may run as one.
 ///
-/// A fused operation gives the bits of its plain operations in order, which is also the
-/// default implementation. A device overrides it where one launch does the work of several;
-/// the override decides by dtype, phase and shape.
+/// A fused operation gives the bits of its plain operations in order, which is also the default
+/// implementation. A device overrides the default where one launch does the work of several. The
+/// override decides by dtype, phase and shape.
 pub trait FusedOps: ElementwiseOps + ProductOps + RopeOps + AttentionOps {
     /// Products of the same inputs with several matrices, or with pieces of matrices.
     fn linear_group(&self, x: View, parts: &[Projection], phase: Phase) -> Result<()> {

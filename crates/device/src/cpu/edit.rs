@@ -139,7 +139,7 @@ unsafe fn clamp(x: *mut f32, low: f32, high: f32, n: usize) {
     for i in 0..n {
         // SAFETY: guaranteed by the caller.
         let x = unsafe { &mut *x.add(i) };
-        // NaN stays NaN.
+        // The comparison keeps NaN.
         if *x < low {
             *x = low;
         } else if *x > high {

@@ -65,7 +65,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Sixteen elements must be readable.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Loads the first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) f32; the other lanes are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
@@ -75,7 +75,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Sixteen elements must be readable.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// Loads the first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) bfloat16; the other lanes are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
@@ -85,7 +85,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Sixteen elements must be readable.
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
-    /// Loads the first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) IEEE halves; the other lanes are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.

@@ -55,7 +55,7 @@ pub(super) unsafe fn add<S: Simd>(s: S, out: *mut f32, x: *const f32, n: usize) 
     }
 }
 
-/// `out = factor · x + out`, fused.
+/// `out = factor · x + out`, rounded once.
 ///
 /// # Safety
 /// `x` must be readable and `out` writable over `n`.
