@@ -229,7 +229,7 @@ pub(super) unsafe fn accumulate<S: Simd, E: Element, const R: usize, const C: us
             *wv = unsafe { E::load(s, w.at(c, i)) };
         }
         for (r, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: sixteen elements from `i` lie below `k`.
             let xv = unsafe { s.load(x.at(r, i)) };
             for (acc, wv) in acc.iter_mut().zip(wv) {
                 *acc = s.fma(xv, wv, *acc);
@@ -242,7 +242,7 @@ pub(super) unsafe fn accumulate<S: Simd, E: Element, const R: usize, const C: us
             // SAFETY: the rest of the row.
             let wv = unsafe { E::load_part(s, w.at(c, full), k - full) };
             for (r, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: the rest of the row.
                 let xv = unsafe { s.load_part(x.at(r, full), k - full) };
                 acc[c] = s.fma(xv, wv, acc[c]);
             }
