@@ -35,6 +35,14 @@ pub enum ServeError {
     /// A request is valid, but this server does not implement the requested feature.
     #[error("{0}")]
     Unsupported(String),
+    /// A field of a request caused an error.
+    #[error("{error}")]
+    Field {
+        /// Name of the field, with dots between levels.
+        field: String,
+        /// Error that the field caused.
+        error: Box<ServeError>,
+    },
     /// A server without keys would be reachable from other machines.
     #[error(
         "Refusing to listen on {0} without keys: other machines can reach it. Pass --keys FILE (see \
@@ -80,9 +88,28 @@ pub enum ServeError {
 }
 
 impl ServeError {
+    /// Adds the name of the request's field that caused the error.
+    pub fn in_field(self, field: impl Into<String>) -> Self {
+        ServeError::Field {
+            field: field.into(),
+            error: Box::new(self),
+        }
+    }
+
+    /// Name of the request's field that caused the error, if known.
+    pub fn field(&self) -> Option<String> {
+        match self {
+            ServeError::Field { field, .. } => Some(field.clone()),
+            // The engine names its parameters like flags.
+            ServeError::Engine(EngineError::Sampling { name, .. }) => Some(name.replace('-', "_")),
+            _ => None,
+        }
+    }
+
     /// Machine-readable class of the error.
     pub fn code(&self) -> ErrorCode {
         match self {
+            ServeError::Field { error, .. } => error.code(),
             ServeError::Engine(error) => engine_code(error),
             ServeError::Model(_)
             | ServeError::Tensor(_)

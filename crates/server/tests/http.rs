@@ -287,6 +287,20 @@ fn unsupported_and_invalid_fields_are_rejected_by_code() {
     ] {
         check(x("djinn", djinn), 400, "invalid");
     }
+    for (body, field) in [
+        (x("tools", json!([1])), "tools"),
+        (x("n", json!(0)), "n"),
+        (x("top_p", json!(0)), "top_p"),
+        (x("logit_bias", json!({ "x": 1 })), "logit_bias"),
+        (json!({ "prompt": [] }), "prompt"),
+        (
+            x("djinn", json!({ "edits": ["logits:add=/etc/passwd"] })),
+            "djinn.edits",
+        ),
+    ] {
+        let (_, reply) = server.post("/v1/completions", &body);
+        assert_eq!(reply["error"]["param"], field, "{reply}");
+    }
     // The story model has no chat template.
     let chat = json!({ "messages": [{ "role": "user", "content": "x" }] });
     let (status, reply) = server.post("/v1/chat/completions", &chat);

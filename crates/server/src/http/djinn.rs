@@ -50,12 +50,14 @@ impl DjinnFields {
     pub fn all_edits(&self) -> Result<Vec<EditSpec>, ServeError> {
         let count = self.edits.len() + self.steer.len();
         if count > EDITS_MAX {
-            return Err(ServeError::TooLarge(format!(
+            let error = ServeError::TooLarge(format!(
                 "The request has {count} edits, but the limit is {EDITS_MAX}"
-            )));
+            ));
+            return Err(error.in_field("djinn.edits"));
         }
         let edits = self.edits.iter().map(|text| request::edit_text(text));
-        let mut edits: Vec<EditSpec> = edits.collect::<Result<_, _>>()?;
+        let edits: Result<Vec<EditSpec>, ServeError> = edits.collect();
+        let mut edits = edits.map_err(|error| error.in_field("djinn.edits"))?;
         for steer in &self.steer {
             let operand = Operand::Tensor(Arc::new(Tensor {
                 shape: vec![steer.vector.len()],

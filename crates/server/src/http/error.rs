@@ -22,7 +22,8 @@ impl<E: Into<ServeError>> From<E> for HttpError {
     }
 }
 
-/// Error body: message, type and machine-readable code.
+/// Error body: message, type, field of the request that caused the error, and machine-readable
+/// code.
 pub fn error_json(error: &ServeError) -> Value {
     let code = error.code();
     let class = match code {
@@ -37,7 +38,9 @@ pub fn error_json(error: &ServeError) -> Value {
         ErrorCode::NotFound => "not_found",
         other => other.name(),
     };
-    json!({ "error": { "message": error.to_string(), "type": class, "param": null, "code": code } })
+    json!({ "error": {
+        "message": error.to_string(), "type": class, "param": error.field(), "code": code,
+    } })
 }
 
 impl IntoResponse for HttpError {

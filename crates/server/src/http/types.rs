@@ -153,24 +153,25 @@ impl CommonFields {
                 || name == "suffix" && value == "";
             let has_effect = name == "best_of" && value.as_u64() > Some(self.n.unwrap_or(1) as u64);
             if !is_empty && (has_effect || !IGNORED_FIELDS.contains(&name.as_str())) {
-                let name = name.escape_debug();
-                return Err(ServeError::Unsupported(format!(
-                    "The field '{name}' is not supported by this server; leave it out"
-                )));
+                let error = ServeError::Unsupported(format!(
+                    "The field '{}' is not supported by this server; leave it out",
+                    name.escape_debug()
+                ));
+                return Err(error.in_field(name));
             }
         }
         let stop = self.stop();
-        check_stop_strings(&stop)?;
+        check_stop_strings(&stop).map_err(|error| error.in_field("stop"))?;
         if stop.len() > STOP_STRINGS_MAX {
-            return Err(ServeError::TooLarge(format!(
+            let error = ServeError::TooLarge(format!(
                 "The request has {} stop strings, but the limit is {STOP_STRINGS_MAX}",
                 stop.len()
-            )));
+            ));
+            return Err(error.in_field("stop"));
         }
         if self.n == Some(0) {
-            return Err(ServeError::Invalid(
-                "n is 0, but must be at least 1".to_owned(),
-            ));
+            let error = ServeError::Invalid("n is 0, but must be at least 1".to_owned());
+            return Err(error.in_field("n"));
         }
         Ok(())
     }
@@ -207,10 +208,11 @@ impl CommonFields {
     pub fn sampling(&self) -> Result<SamplingSpec, ServeError> {
         let bias = |(token, bias): (&String, &f32)| {
             let invalid = || {
-                ServeError::Invalid(format!(
+                let error = ServeError::Invalid(format!(
                     "logit_bias: the key '{}' is not a token id",
                     token.escape_debug()
-                ))
+                ));
+                error.in_field("logit_bias")
             };
             Ok((token.parse().map_err(|_| invalid())?, *bias))
         };
