@@ -54,23 +54,23 @@ pub(super) fn seen(position: usize, how: &Attention) -> Range<usize> {
 pub(super) enum AttentionOutput {
     /// Mixes values by queries.
     Attend {
-        /// `[rows, heads · d_head]`
+        /// Queries, `[rows, heads · d_head]`.
         q: Mat<f32>,
-        /// `[rows, heads · d_head]`
+        /// Mixed values, `[rows, heads · d_head]`.
         out: Mat<f32>,
     },
     /// Computes a pattern from queries.
     Pattern {
-        /// `[rows, heads · d_head]`
+        /// Queries, `[rows, heads · d_head]`.
         q: Mat<f32>,
-        /// `[rows · heads, keys]`
+        /// Pattern, `[rows · heads, keys]`.
         out: Mat<f32>,
     },
     /// Mixes values by a pattern.
     Mix {
-        /// `[rows · heads, keys]`
+        /// Pattern, `[rows · heads, keys]`.
         pattern: Mat<f32>,
-        /// `[rows, heads · d_head]`
+        /// Mixed values, `[rows, heads · d_head]`.
         out: Mat<f32>,
     },
 }
@@ -89,15 +89,15 @@ pub(super) struct Tile {
     layout: TileLayout,
 }
 
-/// Offsets in the scratch, in floats.
+/// Offsets of the parts of the scratch memory, in floats.
 struct TileLayout {
-    /// `[query, d_head padded]`
+    /// Queries, `[query, d_head padded]`.
     queries: usize,
-    /// `[query, d_head padded]`
+    /// Mixed values, `[query, d_head padded]`.
     mixed: usize,
     /// One page of one head as f32.
     page: usize,
-    /// `[query, keys padded]`
+    /// Scores, `[query, keys padded]`.
     scores: usize,
     end: usize,
     width: usize,

@@ -3,8 +3,8 @@
 use super::lanes::Simd;
 use djinn_types::Activation;
 
-/// `e^x`, within 2 units in the last place, with the gradual underflow, infinities and NaN of
-/// IEEE 754.
+/// Exponential function: `e^x`, within 2 units in the last place, with the gradual underflow,
+/// infinities and NaN of IEEE 754.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     // The result is 0 or infinite beyond these bounds. The second operand of `max` and `min` is
@@ -31,7 +31,7 @@ pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.mul(s.mul(e, s.pow2(half)), s.pow2(s.sub(n, half)))
 }
 
-/// `1 / (1 + e^-x)`
+/// Logistic function, `1 / (1 + e^-x)`.
 #[inline(always)]
 fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     let e = exp(s, s.mul(x, s.splat(-1.0)));
