@@ -40,7 +40,7 @@ pub enum ModelError {
         source: io::Error,
     },
     /// A file is not valid JSON.
-    #[error("{} is not valid JSON: {source}", path.display())]
+    #[error("{} is not valid JSON: {source}; download the file again", path.display())]
     Json {
         /// Path of the file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum ModelError {
         problem: KeyProblem,
     },
     /// The header of a safetensors file is malformed.
-    #[error("{}: bad safetensors header: {problem}", path.display())]
+    #[error("{}: bad safetensors header: {problem}; download the file again", path.display())]
     Header {
         /// Path of the file.
         path: PathBuf,
@@ -74,7 +74,7 @@ pub enum ModelError {
         problem: HeaderProblem,
     },
     /// A safetensors header gives a tensor an impossible place in the file.
-    #[error("{}: tensor '{tensor}': {problem}", path.display())]
+    #[error("{}: tensor '{tensor}': {problem}; download the file again", path.display())]
     Offsets {
         /// Path of the file.
         path: PathBuf,
@@ -84,7 +84,7 @@ pub enum ModelError {
         problem: OffsetProblem,
     },
     /// The index of a sharded checkpoint is malformed.
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {problem}; download the model again", path.display())]
     Index {
         /// Path of the index.
         path: PathBuf,
@@ -100,7 +100,7 @@ pub enum ModelError {
         files: String,
     },
     /// The shape of a stored tensor does not match the configuration.
-    #[error("{}: tensor '{tensor}': expected shape {expected:?}, found {found:?}", path.display())]
+    #[error("{}: tensor '{tensor}': expected shape {expected:?}, found {found:?}; use the config.json of this checkpoint", path.display())]
     Shape {
         /// Path of the file.
         path: PathBuf,
@@ -159,7 +159,7 @@ pub enum ModelError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyProblem {
     /// A required key is missing.
-    #[error("missing")]
+    #[error("the key is missing")]
     Missing,
     /// The value has the wrong type or is out of range.
     #[error("expected {expected}, found {found}")]
@@ -196,7 +196,7 @@ pub enum HeaderProblem {
     },
     /// The header ends beyond the end of the file.
     #[error(
-        "the header has {bytes} bytes, but the file has only {file_bytes}; the file is truncated, download it again"
+        "the header has {bytes} bytes, but the file has only {file_bytes}; the file is truncated"
     )]
     Truncated {
         /// Size of the header, according to the file.
@@ -234,7 +234,7 @@ pub enum OffsetProblem {
     },
     /// The tensor ends beyond the end of the file.
     #[error(
-        "the tensor ends at offset {end}, but the file has only {data_bytes} bytes of data; the file is truncated, download it again"
+        "the tensor ends at offset {end}, but the file has only {data_bytes} bytes of data; the file is truncated"
     )]
     BeyondFile {
         /// End, according to the header.
@@ -247,7 +247,7 @@ pub enum OffsetProblem {
     Overlap {
         /// First byte, according to the header.
         start: u64,
-        /// End of the tensor before it.
+        /// End of the previous tensor.
         previous_end: u64,
     },
     /// Bytes between two tensors belong to none.
@@ -255,7 +255,7 @@ pub enum OffsetProblem {
     Hole {
         /// First byte, according to the header.
         start: u64,
-        /// End of the tensor before it.
+        /// End of the previous tensor.
         previous_end: u64,
     },
     /// The offsets do not match shape and dtype.
@@ -307,15 +307,13 @@ pub enum IndexProblem {
         shard: String,
     },
     /// The model folder lacks a shard.
-    #[error("shard '{shard}' is not in the model folder; download it")]
+    #[error("shard '{shard}' is not in the model folder")]
     MissingShard {
         /// Name of the shard.
         shard: String,
     },
     /// A shard lacks a tensor that the index places there.
-    #[error(
-        "tensor '{tensor}' is missing from shard '{shard}', where the index lists it; download the model again"
-    )]
+    #[error("tensor '{tensor}' is missing from shard '{shard}', where the index lists it")]
     MissingTensor {
         /// Name of the tensor.
         tensor: String,

@@ -44,9 +44,9 @@ pub struct FusedProjection {
 pub enum FusedOp {
     /// Sum and norm: `sum += from`, then `to = norm(sum)` over whole rows.
     AddNorm {
-        /// Buffer that is added.
+        /// Buffer to add.
         from: Buf,
-        /// Buffer that is added to.
+        /// Buffer that holds the sum.
         sum: Buf,
         /// Kind of normalisation.
         kind: NormKind,

@@ -67,7 +67,7 @@ pub enum Op {
     EmbedPositions {
         /// Position table, `[context, d_model]`.
         table: TensorId,
-        /// Buffer that is added to.
+        /// Buffer that holds the sum.
         to: Buf,
     },
     /// Normalisation of groups of `width` elements: of whole rows, or of each head.
@@ -152,7 +152,7 @@ pub enum Op {
     Add {
         /// Input buffer.
         from: Buf,
-        /// Buffer that is added to.
+        /// Buffer that holds the sum.
         to: Buf,
     },
     /// Mixture of experts: `to = Σ weight · expert(from)` over the experts that the router
