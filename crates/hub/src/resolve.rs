@@ -221,7 +221,7 @@ mod tests {
         let expect = [
             "./org/name".to_owned(),
             format!("{}: no model.safetensors", own.display()),
-            format!("{}: no commit in refs/main", hf.display()),
+            format!("{}: refs/main names no commit", hf.display()),
         ];
         assert_eq!(searched, expect);
     }
