@@ -292,7 +292,7 @@ fn unsupported_and_invalid_fields_are_rejected_by_code() {
         (x("n", json!(0)), "n"),
         (x("top_p", json!(0)), "top_p"),
         (x("logit_bias", json!({ "x": 1 })), "logit_bias"),
-        (json!({ "prompt": [] }), "prompt"),
+        (x("logprobs", json!(99)), "logprobs"),
         (
             x("djinn", json!({ "edits": ["logits:add=/etc/passwd"] })),
             "djinn.edits",
