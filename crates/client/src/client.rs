@@ -1,4 +1,4 @@
-//! The client: models, sessions and statistics of a server.
+//! Client: models, sessions and statistics of a server.
 
 use std::{path::Path, time::Duration};
 
@@ -31,8 +31,9 @@ impl Client {
         Ok(Client { connection })
     }
 
-    /// Connects to a server in this process. `open` opens one byte stream to it, for example with
-    /// `djinn_server::InProcessConnector::connect`; it runs again when the connection is lost.
+    /// Connects to a server in this process. `open` opens one byte stream to the server, for
+    /// example with `djinn_server::InProcessConnector::connect`. The client calls `open` again
+    /// when the connection is lost.
     pub async fn connect_in_process<F, S>(open: F, options: Options) -> Result<Self, Error>
     where
         F: FnMut() -> std::io::Result<S> + Send + 'static,
@@ -119,7 +120,7 @@ impl Client {
                 None => {}
             }
         }
-        let text = "The connection to the server ended before the model was loaded";
+        let text = "The connection to the server ended before the model was loaded; check the server's log";
         Err(Error::new(ErrorCode::Unavailable, text))
     }
 
@@ -130,7 +131,8 @@ impl Client {
             .await
     }
 
-    /// Pushes a model's files that the server does not have. Calling it again resumes an interrupted push.
+    /// Pushes a model's files that the server does not have. A second call resumes an interrupted
+    /// push.
     pub async fn push(
         &self,
         folder: &Path,
@@ -192,7 +194,7 @@ impl StatusStream {
         let gone = || {
             Error::new(
                 ErrorCode::Unavailable,
-                "The server ended the stream of statistics",
+                "The server ended the stream of statistics; connect again",
             )
         };
         self.0.message().await?.ok_or_else(gone)

@@ -59,7 +59,7 @@ impl Interceptor for Bearer {
     }
 }
 
-/// Address that requests to a server in this process carry; no connection is made to it.
+/// Address in requests to a server in this process. No network connection uses it.
 const IN_PROCESS_ADDRESS: &str = "http://in-process";
 
 /// Connector that opens byte streams with a function instead of a network address.
@@ -96,8 +96,9 @@ impl GrpcConnection {
         Ok(GrpcConnection::over(channel, key, &options))
     }
 
-    /// Connects to a server in this process. `open` opens one byte stream to it, for example with
-    /// `djinn_server::InProcessConnector::connect`; it runs again when the connection is lost.
+    /// Connects to a server in this process. `open` opens one byte stream to the server, for
+    /// example with `djinn_server::InProcessConnector::connect`. The client calls `open` again
+    /// when the connection is lost.
     pub async fn connect_in_process<F, S>(open: F, options: Options) -> Result<Self, Error>
     where
         F: FnMut() -> std::io::Result<S> + Send + 'static,
@@ -152,7 +153,10 @@ impl GrpcConnection {
             Some(limit) => match tokio::time::timeout(limit, asked).await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    let text = format!("The server did not reply within {} s", limit.as_secs_f64());
+                    let text = format!(
+                        "The server did not reply within {} s; retry, or raise the timeout",
+                        limit.as_secs_f64()
+                    );
                     return Err(Error::new(ErrorCode::Timeout, text));
                 }
             },

@@ -12,8 +12,8 @@ use crate::{
     turn_setup::{chat_prompt, text_prompt, token_prompt},
 };
 
-/// Setup of a new session. [`ModelHandle::session`](crate::ModelHandle::session) creates it, and
-/// [`Create::open`] opens the session.
+/// Setup of a new session. [`ModelHandle::session`](crate::ModelHandle::session) creates the
+/// setup, and [`Create::open`] opens the session.
 #[derive(Clone, Debug)]
 #[must_use = "call open to open the session"]
 pub struct Create {
@@ -35,7 +35,7 @@ impl Create {
         self.prompt(text_prompt(text))
     }
 
-    /// Sets the prompt to tokens, used as they are.
+    /// Sets the prompt to tokens. The server adds no tokens around them.
     pub fn tokens(self, ids: impl Into<Vec<u32>>) -> Self {
         self.prompt(token_prompt(ids))
     }
@@ -84,7 +84,7 @@ impl Create {
         self
     }
 
-    /// Sets the positions of captures that set none.
+    /// Sets the positions of captures that have none of their own.
     pub fn capture_positions(mut self, positions: impl Into<String>) -> Self {
         self.asked.capture_positions = positions.into();
         self
@@ -96,7 +96,7 @@ impl Create {
         self
     }
 
-    /// Adds an edit of the first turn only. It applies after the edits of every turn.
+    /// Adds an edit of the first turn only. The edit applies after the edits of every turn.
     pub fn turn_edit(mut self, edit: HookEdit) -> Self {
         self.asked.turn_edits.push(edit.into());
         self
@@ -108,13 +108,13 @@ impl Create {
         self
     }
 
-    /// Keeps the session open after its turn, and when the connection ends.
+    /// Keeps the session open after its turn, and after the connection ends.
     pub fn keep(mut self) -> Self {
         self.asked.keep = true;
         self
     }
 
-    /// Sets how long an unused session stays open.
+    /// Sets the lease: the time that an unused session stays open.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.asked.lease_s = Some(lease.as_secs_f64());
         self

@@ -4,8 +4,8 @@ use djinn_wire::v1::{self, edit::Change};
 
 use crate::tensor::TensorData;
 
-/// Edit of the activation at a hook: of all elements and positions, unless [`HookEdit::part`] or
-/// [`HookEdit::at`] restricts it.
+/// Edit of the activation at a hook. The edit changes all elements and positions, unless
+/// [`HookEdit::part`] or [`HookEdit::at`] restricts it.
 ///
 /// ```
 /// use djinn_client::{HookEdit, TensorData};

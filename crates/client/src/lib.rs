@@ -21,15 +21,15 @@
 //! # }
 //! ```
 //!
-//! A breakpoint stops a pass on the server. The client reads only the parts it asks for:
+//! A breakpoint stops a pass on the server. The client reads only the parts that it requests:
 //!
 //! ```no_run
 //! # async fn look(client: djinn_client::Client) -> Result<(), djinn_client::Error> {
 //! use djinn_client::{HookEdit, Resume};
 //!
-//! let asked = client.model("").session().text("The cat sat").max_tokens(8).keep();
-//! let asked = asked.breakpoint("blocks.3.hook_resid_post@-1");
-//! let events = asked.open().await?;
+//! let create = client.model("").session().text("The cat sat").max_tokens(8).keep();
+//! let create = create.breakpoint("blocks.3.hook_resid_post@-1");
+//! let events = create.open().await?;
 //! let session = events.session().clone();
 //! let turn = events.collect().await?;
 //! println!("stopped at {}", turn.paused().map_or("nothing", |at| &at.hook));
@@ -42,7 +42,7 @@
 //! # }
 //! ```
 //!
-//! The client does not depend on the engine; its messages are those of `djinn-wire`.
+//! The client does not depend on the engine. Its messages come from `djinn-wire`.
 
 #![forbid(unsafe_code)]
 

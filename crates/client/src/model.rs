@@ -93,7 +93,7 @@ impl ModelHandle {
         Ok(self.detokenized(tokens, special, false).await?.text)
     }
 
-    /// Text of every single token.
+    /// Text of each token on its own.
     pub async fn pieces(&self, tokens: &[u32]) -> Result<Vec<String>, Error> {
         Ok(self.detokenized(tokens, true, true).await?.pieces)
     }

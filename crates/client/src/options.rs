@@ -74,7 +74,8 @@ impl Options {
         tls.map_err(|error| Error::new(ErrorCode::Local, format!("{address}: {error}")))
     }
 
-    /// URI of an address: `https` if the address says so or a certificate is set, `http` otherwise.
+    /// URI of an address: `https` if the address begins with it or a certificate is set, `http`
+    /// otherwise.
     fn uri(&self, address: &str) -> String {
         let scheme = match self.ca.is_some() || self.certificate.is_some() {
             true => "https",

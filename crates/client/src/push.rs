@@ -1,4 +1,4 @@
-//! Pushes a model to a server: only the missing bytes, in order, with read-ahead.
+//! Push of a model to a server: sends only the missing bytes, in order, with read-ahead.
 
 use std::{
     fs::File,
@@ -77,7 +77,7 @@ pub(crate) async fn push(
         .one(connection.models_service().offer(asked))
         .await?;
     if offer.have.len() != files {
-        let text = "Unexpected reply of the server: it does not report every offered file";
+        let text = "Unexpected reply of the server: the reply does not report every offered file";
         return Err(Error::new(ErrorCode::Internal, text));
     }
     let done = |sent| Push {
@@ -157,7 +157,7 @@ fn files(folder: &Path) -> Result<Vec<(PathBuf, u64)>, Error> {
         let name = path.file_name().and_then(|name| name.to_str());
         let is_known =
             |name: &str| !name.starts_with('.') && EXTENSIONS.iter().any(|end| name.ends_with(end));
-        // Follows links: the cache of a hub consists of them.
+        // Follows links, because the cache of a hub consists of links.
         let facts = std::fs::metadata(&path).map_err(|error| Error::file(&path, &error))?;
         if name.is_some_and(is_known) && facts.is_file() && facts.len() > 0 {
             found.push((path, facts.len()));
@@ -228,7 +228,7 @@ fn read(
                 data: data.into(),
             };
             if to_server.blocking_send(part).is_err() {
-                // The call ended; its error is reported there.
+                // The call ended, and the call itself reports its error.
                 return Ok(());
             }
             offset += wanted;

@@ -64,7 +64,8 @@ impl SessionHandle {
         EventStream::open(self.connection.clone(), stream.into_inner()).await
     }
 
-    /// Replays what the session generated from token `from` on, then follows its current turn.
+    /// Replays the tokens that the session generated from token `from` on, then follows its
+    /// current turn.
     pub async fn follow(&self, from: u64) -> Result<EventStream, Error> {
         let session = self.name.clone();
         let asked = v1::FollowRequest { session, from };
@@ -72,15 +73,15 @@ impl SessionHandle {
         EventStream::open(self.connection.clone(), stream.into_inner()).await
     }
 
-    /// Signals that the client pauses. The session's KV pages may leave the device; without an expected
-    /// duration they leave at once. Returns the server's reaction time.
+    /// Signals that the client pauses. The session's KV pages may leave the device; without an
+    /// expected duration the pages leave at once. Returns the server's reaction time.
     pub async fn waiting(&self, expected: Option<Duration>) -> Result<Duration, Error> {
         let expected_s = expected.map(|d| d.as_secs_f64());
         self.signal(Signal::Waiting(v1::Waiting { expected_s }))
             .await
     }
 
-    /// Signals that the client continues: KV pages return, and an interrupted turn continues.
+    /// Signals that the client continues. KV pages return, and an interrupted turn continues.
     pub async fn resuming(&self) -> Result<Duration, Error> {
         self.signal(Signal::Resuming(v1::Resuming {})).await
     }
@@ -162,7 +163,7 @@ impl SessionHandle {
         Err(Error::new(ErrorCode::Unavailable, text))
     }
 
-    /// Resumes the session from its breakpoint. Nothing is computed twice.
+    /// Resumes the session from its breakpoint. The server computes nothing twice.
     pub async fn resume(&self, how: Resume) -> Result<EventStream, Error> {
         let mut asked = how.0;
         asked.session.clone_from(&self.name);
@@ -186,7 +187,7 @@ impl SessionHandle {
             .map(drop)
     }
 
-    /// Opens several sessions at the same breakpoint. All share the KV cache before it.
+    /// Opens several sessions at the same breakpoint. All of them share the KV cache before it.
     pub async fn branch(&self, count: u32) -> Result<Vec<SessionHandle>, Error> {
         let session = self.name.clone();
         let asked = v1::BranchRequest { session, count };
@@ -214,7 +215,7 @@ impl SessionHandle {
         Ok(SessionHandle::new(self.connection.clone(), branch.session))
     }
 
-    /// Brings a session that was restored after a restart back to its breakpoint.
+    /// Returns a session that was restored after a restart to its breakpoint.
     pub async fn recall(&self) -> Result<EventStream, Error> {
         let stream = self
             .connection

@@ -32,11 +32,11 @@ pub struct TurnOutput {
     pub logprobs: Vec<Vec<v1::Logprob>>,
     /// Captures by hook.
     pub captured: BTreeMap<String, TensorData>,
-    /// How the turn ended; `None` until it does.
+    /// End of the turn; `None` while the turn runs.
     pub end: Option<TurnEnd>,
 }
 
-/// How a turn ended.
+/// Way in which a turn ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TurnEnd {
     /// The session stopped at a breakpoint.
@@ -77,7 +77,7 @@ impl TurnOutput {
         }
     }
 
-    /// Breakpoint where the turn stopped, if it did.
+    /// Breakpoint at which the turn stopped, if any.
     pub fn paused(&self) -> Option<&v1::Paused> {
         match &self.end {
             Some(TurnEnd::Paused(paused)) => Some(paused),

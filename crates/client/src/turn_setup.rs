@@ -1,4 +1,4 @@
-//! Setup of another turn of a session, of resuming from a breakpoint, and of prompts.
+//! Setup of further turns, of resuming from a breakpoint, and of prompts.
 
 use djinn_wire::v1::{self, prompt::What, resume_request::Until};
 
@@ -15,13 +15,13 @@ impl Generate {
         Generate::default()
     }
 
-    /// Appends text first.
+    /// Appends text to the session before the turn.
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.0.prompt = Some(text_prompt(text));
         self
     }
 
-    /// Appends tokens first.
+    /// Appends tokens to the session before the turn.
     pub fn tokens(mut self, ids: impl Into<Vec<u32>>) -> Self {
         self.0.prompt = Some(token_prompt(ids));
         self

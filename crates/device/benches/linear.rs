@@ -1,5 +1,5 @@
-//! Products against their bounds: few rows against the memory bandwidth, many rows against the
-//! `gemm` crate in f32.
+//! Benchmarks of products: few rows against the memory bandwidth, many rows against the `gemm`
+//! crate in f32.
 //!
 //! Run with `cargo bench -p djinn-device --features yardstick`. Every number is the best of
 //! several rounds. Both sides of a ratio run in each round, so that a busy machine slows both.
@@ -90,7 +90,7 @@ fn few_rows(device: &CpuDevice, order: Order, rows: usize) {
     }
 }
 
-/// Seconds of one product whose weights are in no cache.
+/// Seconds of one product with weights that are in no cache.
 fn stream(device: &CpuDevice, order: Order, rows: usize, n: usize, k: usize) -> f64 {
     let x = View::new(0, DType::F32, rows, k);
     let out = View::new(WEIGHTS / 2, DType::F32, rows, n);

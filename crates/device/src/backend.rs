@@ -8,8 +8,8 @@ use djinn_types::{DType, Tier};
 use crate::cuda::Card;
 use crate::{Device, Result};
 
-/// Upper bounds on what the operations of a pass are asked for. A device sizes its scratch
-/// memory by them when it is opened.
+/// Upper bounds on the operands of a pass. A device sizes its scratch memory by these bounds when
+/// it opens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassLimits {
     /// Rows of a pass.
@@ -46,28 +46,27 @@ impl DeviceLimits {
     };
 }
 
-/// A device that is not opened yet: the size of its slab is known only once a model is laid
-/// out.
+/// A device that is not opened yet. The size of its slab is known only after a model is laid out.
 pub trait Backend: fmt::Debug + Send + Sync {
     /// Name of the device in flags and reports: `cpu`, `cuda:0`.
     fn name(&self) -> String;
     /// Product name of the device; empty for the CPU.
     fn detail(&self) -> String;
-    /// Element type of keys and values for a model whose matrices are stored as `weights`.
+    /// Element type of keys and values for a model with matrices of the type `weights`.
     fn kv_dtype(&self, weights: DType) -> DType;
     /// Tier that weights stream from by default.
     fn tier(&self) -> Tier;
     /// Whether the slab lies in host memory.
     fn is_host_memory(&self) -> bool;
-    /// Bytes of device memory that this process uses beside its slabs: contexts, kernels,
-    /// libraries. A memory budget covers them too.
+    /// Bytes of device memory that this process uses in addition to its slabs: contexts, kernels,
+    /// libraries. A memory budget includes these bytes.
     fn overhead(&self) -> u64;
     /// Bytes of device memory that the driver needs to map `host_bytes` of pinned memory.
     fn host_tables(&self, host_bytes: u64) -> u64;
     /// Bytes of device memory that the driver needs for the recorded passes of up to
     /// `sessions` sessions.
     fn graph_bytes(&self, sessions: usize) -> u64;
-    /// Bytes of device memory that operations within these limits need beside the slab.
+    /// Bytes of device memory that operations within these limits need in addition to the slab.
     fn scratch_bytes(&self, limits: PassLimits) -> u64;
     /// Limits of the kernels for keys of this type and heads of this width.
     fn limits(&self, kv_dtype: DType, d_head: usize) -> DeviceLimits;
@@ -83,8 +82,8 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// Measures how fast the device reads its memory, in bytes per second. A CPU reads
     /// through a buffer of `bytes`.
     fn measure_bandwidth(&self, bytes: u64) -> Result<f64>;
-    /// NVIDIA card behind this backend, for what only a card has: its PCIe link, its
-    /// driver's statistics.
+    /// NVIDIA card of this backend, or `None`. Callers read the PCIe link and the driver's
+    /// statistics through it.
     fn card(&self) -> Option<&Arc<Card>> {
         None
     }

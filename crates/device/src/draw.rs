@@ -5,8 +5,8 @@
 
 use std::cmp::Reverse;
 
-/// Parameters of a choice among the elements of a row, in descending order; of equal
-/// elements the one in the lower column comes first.
+/// Parameters of a random choice among the elements of a row. The elements are ranked in
+/// descending order; of equal elements the one in the lower column ranks first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// Divisor of the differences to the largest element; 0 chooses the largest.
@@ -142,7 +142,7 @@ fn order(x: f32) -> u32 {
     }
 }
 
-/// Integer weight of an element. Every step rounds alike on all devices.
+/// Integer weight of an element. Every step rounds the same way on all devices.
 fn weight(x: f32, largest: f32, temperature: f32) -> u64 {
     if x == largest {
         return ONE as u64;
@@ -238,7 +238,7 @@ mod tests {
         fn weights_are_those_of_the_exponential(x in -30f32..0.0, temperature in 0.1f32..3.0) {
             let expect = (f64::from(x) / f64::from(temperature)).exp();
             let found = weight(x, 0.0, temperature) as f64 / f64::from(ONE);
-            // Rounding of the exponent, and to a whole number of parts.
+            // Allows for the rounding of the exponent, and of the weight to an integer.
             prop_assert!((found - expect).abs() <= 4e-6 * expect + 1e-12, "{found} {expect}");
         }
 
@@ -249,7 +249,7 @@ mod tests {
             prop_assert_eq!(again.words(), draw.words());
         }
 
-        /// Against the plain way: everything sorted, one after the other.
+        /// Compares the choice with a plain one that sorts all elements and sums them in order.
         #[test]
         fn chooses_as_if_sorted(
             row in prop::collection::vec(prop_oneof![-20f32..20.0, Just(1.0), Just(f32::NEG_INFINITY)], 1..60),

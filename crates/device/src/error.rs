@@ -38,9 +38,9 @@ pub enum DeviceError {
     #[error("{0}")]
     Read(#[from] std::io::Error),
     /// A call of the GPU's driver failed.
-    #[error("{what}: {reason}")]
+    #[error("the CUDA driver failed while {what}: {reason}")]
     Driver {
-        /// Purpose of the call.
+        /// Purpose of the call, as in "launching a kernel".
         what: &'static str,
         /// Reason given by the driver.
         reason: String,

@@ -77,24 +77,24 @@ pub struct Qkv {
 /// with as many rows as the activation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Edit {
-    /// `x · factor`
+    /// Scales the activation: `x · factor`.
     Scale(f32),
-    /// `x + factor · operand`
+    /// Adds a scaled operand: `x + factor · operand`.
     Add {
         /// Row or rows to add.
         operand: View,
         /// Multiplier of the operand.
         factor: f32,
     },
-    /// `x = operand`
+    /// Replaces the activation: `x = operand`.
     Replace(View),
-    /// `x = 0`
+    /// Sets the activation to zero: `x = 0`.
     Zero,
-    /// `x - (x · u) u` with `u` the operand scaled to length 1. A zero operand changes
-    /// nothing.
+    /// Removes the component along a direction: `x - (x · u) u` with `u` the operand scaled to
+    /// length 1. A zero operand changes nothing.
     ProjectOut(View),
-    /// `x + factor · |x| · u` with `u` the operand scaled to length 1. A zero operand changes
-    /// nothing.
+    /// Adds a direction scaled to the length of each row: `x + factor · |x| · u` with `u` the
+    /// operand scaled to length 1. A zero operand changes nothing.
     AddMatched {
         /// Row or rows to add.
         operand: View,
@@ -118,8 +118,8 @@ pub enum Reduction {
     /// Adds the rows, in order, to a running sum: `[2, cols]`, the sum and its rounding
     /// error. Every device gives the same bits.
     Sum,
-    /// Largest elements of each row in descending order, of equal ones the one in the lower
-    /// column: `[rows, 2k]`, `k` columns and then `k` values.
+    /// Largest elements of each row in descending order, and equal elements in order of column:
+    /// `[rows, 2k]`, `k` columns and then `k` values.
     Largest,
     /// Largest elements of each row as [`Reduction::Largest`], with their softmax
     /// probabilities in place of values.

@@ -9,10 +9,10 @@ use crate::{
 
 /// Lookups of rows, and copies of columns.
 pub trait LookupOps: Send + Sync {
-    /// `out[r] = table[ids[r]]`, or `out[r] += table[ids[r]]` if `accumulate`. `table` may
-    /// have any dtype; `ids` is i32 `[rows, 1]`.
+    /// Gathers rows of a table: `out[r] = table[ids[r]]`, or `out[r] += table[ids[r]]` if
+    /// `accumulate`. `table` may have any dtype; `ids` is i32 `[rows, 1]`.
     fn gather(&self, table: View, ids: View, out: View, accumulate: bool) -> Result<()>;
-    /// `out[ids[r]] += weights[r] * src[r]`, in order of `r`. Ids are distinct.
+    /// Adds weighted rows: `out[ids[r]] += weights[r] * src[r]`, in order of `r`. Ids are distinct.
     fn scatter_add(&self, src: View, ids: View, weights: View, out: View) -> Result<()>;
     /// Copies one column group out of an interleaved projection:
     /// `out[r, g·width + c] = x[r, first + g·stride + c]` for every group `g` of
@@ -24,11 +24,11 @@ pub trait LookupOps: Send + Sync {
 pub trait ElementwiseOps: Send + Sync {
     /// Normalises each row of `x`. `out` may be `x`.
     fn norm(&self, params: NormParams, x: View, out: View) -> Result<()>;
-    /// `out = f(x)`. `out` may be `x`.
+    /// Applies an activation: `out = f(x)`. `out` may be `x`.
     fn activate(&self, f: Activation, x: View, out: View) -> Result<()>;
-    /// `out = f(gate) · up`. `out` may be `gate`.
+    /// Applies a gated activation: `out = f(gate) · up`. `out` may be `gate`.
     fn gate(&self, f: Activation, gate: View, up: View, out: View) -> Result<()>;
-    /// `out += x`.
+    /// Adds a matrix: `out += x`.
     fn add(&self, x: View, out: View) -> Result<()>;
 }
 
@@ -48,13 +48,14 @@ pub trait ChoiceOps: Send + Sync {
 pub trait ProbeOps: Send + Sync {
     /// Changes `x` in place.
     fn edit(&self, x: View, edit: Edit) -> Result<()>;
-    /// Reduces the rows of `x` into `out`, whose shape the [`Reduction`] defines.
+    /// Reduces the rows of `x` into `out`. The [`Reduction`] defines the shape of `out`.
     fn reduce(&self, x: View, how: Reduction, out: View) -> Result<()>;
 }
 
 /// Matrix products.
 pub trait ProductOps: Send + Sync {
-    /// `out = x · Wᵀ (+ bias)`. `x` is `[rows, in]`, `out` is `[rows, out]`.
+    /// Multiplies with a weight: `out = x · Wᵀ (+ bias)`. `x` is `[rows, in]`, `out` is `[rows,
+    /// out]`.
     fn linear(
         &self,
         x: View,
@@ -72,8 +73,8 @@ pub trait ProductOps: Send + Sync {
 
 /// Rotary positions.
 pub trait RopeOps: Send + Sync {
-    /// `out[r] = [cos(p·f) · scale, sin(p·f) · scale]` for `p = positions[r]` and each of the
-    /// `n` frequencies `f`. `out` is `[rows, 2n]`, cosines first.
+    /// Computes cosines and sines: `out[r] = [cos(p·f) · scale, sin(p·f) · scale]` for `p =
+    /// positions[r]` and each of the `n` frequencies `f`. `out` is `[rows, 2n]`, cosines first.
     fn rope_table(&self, positions: View, frequencies: View, scale: f32, out: View) -> Result<()>;
     /// Rotates the first `2n` elements of every head of `x` (`[rows, heads · d_head]`) in
     /// place by the table's row.
@@ -85,9 +86,8 @@ pub trait AttentionOps: Send + Sync {
     /// Writes the key and value of each row into its session's page.
     fn append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()>;
     /// Computes causal attention of each row over its session's pages: the same as
-    /// [`AttentionOps::pattern`] and then [`AttentionOps::mix`], without the pattern in
-    /// memory. A CPU gives the same bits either way; a card rounds the probabilities
-    /// elsewhere.
+    /// [`AttentionOps::pattern`] and then [`AttentionOps::mix`], without the pattern in memory. A
+    /// CPU gives the same bits either way. A card rounds the probabilities at another step.
     fn attend(&self, q: View, rows: Rows, kv: KvLayer, how: Attention, out: View) -> Result<()>;
     /// Computes the attention pattern: `out` is `[rows · heads, keys]`, row `r · heads + h`.
     /// Keys that a row does not see are zero.
@@ -98,9 +98,9 @@ pub trait AttentionOps: Send + Sync {
 
 /// Sequences of operations that a device may run as one.
 ///
-/// A fused operation gives the bits of its plain operations in order, which is also the
-/// default implementation. A device overrides it where one launch does the work of several;
-/// the override decides by dtype, phase and shape.
+/// A fused operation gives the bits of its plain operations in order, which is also the default
+/// implementation. A device overrides the default where one launch does the work of several. The
+/// override decides by dtype, phase and shape.
 pub trait FusedOps: ElementwiseOps + ProductOps + RopeOps + AttentionOps {
     /// Products of the same inputs with several matrices, or with pieces of matrices.
     fn linear_group(&self, x: View, parts: &[Projection], phase: Phase) -> Result<()> {
@@ -124,7 +124,7 @@ pub trait FusedOps: ElementwiseOps + ProductOps + RopeOps + AttentionOps {
         self.gate(f, gate.out, up.out, out)
     }
 
-    /// `x += addend`, then `out = norm(x)`.
+    /// Adds and normalises: `x += addend`, then `out = norm(x)`.
     fn add_norm(&self, addend: View, x: View, params: NormParams, out: View) -> Result<()> {
         self.add(addend, x)?;
         self.norm(params, x, out)

@@ -19,8 +19,8 @@ pub enum Stream {
     PageOut,
 }
 
-/// A point in a stream that another stream or the host can wait for. An event belongs to
-/// the device that recorded it and remembers when the stream passed it.
+/// A point in a stream that another stream or the host can wait for. An event belongs to the
+/// device that recorded it, and holds the time at which the stream passed it.
 #[derive(Clone)]
 pub struct Event(Arc<dyn Any + Send + Sync>);
 

@@ -1,9 +1,9 @@
-//! Devices for tests: a CPU whose copies and events are late, as on a card.
+//! Devices for tests: a CPU with late copies and events, as on a card.
 //!
-//! On a CPU every copy is done when its call returns and every event is past as soon as it
-//! is recorded, so code that forgets to wait still works. A [`LateDevice`] computes on the
-//! CPU but delays what a card delays. It also notes the operations that it runs, which lets
-//! a test see which ones were fused.
+//! On a CPU every copy is done when its call returns, and every event is past as soon as it is
+//! recorded. Code that forgets to wait still works. A [`LateDevice`] computes on the CPU but
+//! delays the copies and events that a card delays. It also logs the names of its operations, so
+//! a test can see which operations were fused.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -122,7 +122,7 @@ impl Backend for LateBackend {
     }
 }
 
-/// A CPU device whose copies and events are late.
+/// A CPU device with late copies and events.
 ///
 /// A copy into the slab overwrites its destination with NaN at once and lands when the caller
 /// waits for an event recorded after it, or finds that event past. An event is not past for
@@ -168,7 +168,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl LateDevice {
-    /// Opens a CPU whose events are not past for up to `polls` polls each.
+    /// Opens a CPU with events that are not past for up to `polls` polls each.
     pub fn new(options: CpuOptions, seed: u64, polls: u32) -> Result<Self> {
         Ok(LateDevice {
             cpu: CpuDevice::new(options)?,
@@ -213,7 +213,7 @@ impl LateDevice {
         Ok(())
     }
 
-    /// Lands the copies on a stream whose number is below `end`.
+    /// Lands the copies on a stream that have a number below `end`.
     fn land(&self, stream: Stream, end: u64) -> Result<()> {
         let mut pending = lock(&self.pending);
         let (due, later) = std::mem::take(&mut pending.copies)
@@ -302,8 +302,8 @@ impl Streams for LateDevice {
     }
 
     fn wait(&self, _: Stream, event: &Event) -> Result<()> {
-        // Later work on the waiting stream may read the copies. The host has not seen the
-        // event pass.
+        // Later work on the waiting stream may read the copies, although the host has not seen
+        // the event pass.
         let event = self.event(event)?;
         self.land(event.stream, event.copies)
     }
@@ -332,7 +332,7 @@ impl Streams for LateDevice {
     }
 }
 
-/// Implements operations by the CPU's, and notes their names.
+/// Forwards operations to the CPU and logs their names.
 macro_rules! noted {
     ($($ops:ident { $(fn $name:ident($($argument:ident: $kind:ty),*);)* })*) => {
         $(impl $ops for LateDevice {

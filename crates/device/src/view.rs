@@ -50,7 +50,7 @@ impl View {
     pub fn rows(self, first: usize, count: usize) -> Self {
         assert!(
             first + count <= self.rows,
-            "rows {first}+{count} of {}",
+            "rows {first}..{first}+{count} exceed the {} rows of the view",
             self.rows
         );
         View {
@@ -64,7 +64,7 @@ impl View {
     pub fn cols(self, first: usize, count: usize) -> Self {
         assert!(
             first + count <= self.cols,
-            "columns {first}+{count} of {}",
+            "columns {first}..{first}+{count} exceed the {} columns of the view",
             self.cols
         );
         View {
@@ -74,7 +74,7 @@ impl View {
         }
     }
 
-    /// Returns a view of the same elements with `cols` columns. There must be no gaps.
+    /// Returns a view of the same elements with `cols` columns. The rows must have no gaps.
     pub fn reshaped(self, cols: usize) -> Self {
         assert!(self.is_contiguous() && (self.rows * self.cols).is_multiple_of(cols));
         View::new(self.offset, self.dtype, self.rows * self.cols / cols, cols)

@@ -1,4 +1,4 @@
-//! Attention gives the same bits on every device, whichever rows come together.
+//! Tests that attention gives the same bits on every device, in any batch of rows.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
@@ -9,7 +9,7 @@ use djinn_types::DType;
 use proptest::prelude::*;
 use support::{FLOATS, Image, Refusal, assert_near, devices};
 
-/// A batch whose rows are the last tokens of several sessions.
+/// A batch in which the rows are the last tokens of several sessions.
 struct Case {
     image: Image,
     q: View,

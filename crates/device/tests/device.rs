@@ -1,4 +1,4 @@
-//! Opening a device, copies in and out, streams.
+//! Tests of opening a device, of copies in and out, and of streams.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 

@@ -1,4 +1,4 @@
-//! Matrix products give the same bits on every device, close to the exact result.
+//! Tests that products give the same bits on every device, close to the exact result.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 

@@ -1,4 +1,4 @@
-//! Operations that work row by row or element by element.
+//! Tests of operations that work row by row or element by element.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 

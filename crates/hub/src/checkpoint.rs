@@ -12,7 +12,7 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// Files that are downloaded if the repository has them.
+/// Files that a pull downloads if the repository has them.
 const OPTIONAL: [&str; 6] = [
     "generation_config.json",
     "tokenizer.json",
@@ -35,13 +35,13 @@ const WEIGHT_FORMATS: [&str; 9] = [
     "ot",
 ];
 
-/// Largest index that is read, in bytes. The largest known index has a tenth of this size.
+/// Largest index that a pull reads, in bytes. The largest known index has a tenth of this size.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
-/// Selects the files to download, except shards: if [`INDEX`] is selected, its shards follow.
+/// Selects the files to download, except shards. If [`INDEX`] is selected, its shards follow.
 ///
-/// If a repository has the weights both in one file and in shards, the one file is selected, as in
-/// transformers.
+/// A repository may have the weights both in one file and in shards. The one file is selected
+/// then, as in transformers.
 pub(crate) fn choose(id: &str, listed: &BTreeSet<&str>) -> Result<Vec<&'static str>, HubError> {
     let lacks = |missing| HubError::NotACheckpoint {
         id: id.to_owned(),

@@ -13,9 +13,9 @@ const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
 /// Folders that hold models on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelPaths {
-    /// Djinn's home folder: `$DJINN_HOME`, else `djinn` in the user's cache folder.
+    /// Djinn's home folder: `$DJINN_HOME`, or `djinn` in the user's cache folder.
     pub home: PathBuf,
-    /// Cache that Hugging Face tools share: `$HF_HUB_CACHE`, else `$HF_HOME/hub`, else
+    /// Cache that Hugging Face tools share: `$HF_HUB_CACHE`, or `$HF_HOME/hub`, or
     /// `huggingface/hub` in the user's cache folder.
     pub hf_cache: Option<PathBuf>,
 }

@@ -26,7 +26,8 @@ pub enum HubError {
         /// Text, as given.
         given: String,
     },
-    /// The token contains characters that no request can carry. The message does not show it.
+    /// The token contains characters that no request can carry. The message does not show the
+    /// token.
     #[error("the token contains invalid characters: copy it again into HF_TOKEN")]
     BadToken,
     /// The certificates cannot be used.
@@ -178,7 +179,7 @@ pub enum HubError {
         found: String,
     },
     /// The index of shards cannot be used.
-    #[error("{path} is not a valid index of shards: {reason}", path = path.display())]
+    #[error("{path} is not a valid index of shards: {reason}; pull the model again", path = path.display())]
     BadIndex {
         /// Path of the index.
         path: PathBuf,
@@ -217,7 +218,7 @@ pub enum HubError {
         /// Size that the server offered or sent.
         got_bytes: u64,
     },
-    /// The hash of a file differs from the listing. The downloaded file is removed.
+    /// The hash of a file differs from the listing. The pull removes the downloaded file.
     #[error("{file} arrived damaged (sha256 {got}, listed {want}) and was removed: pull again")]
     WrongHash {
         /// Name of the file.

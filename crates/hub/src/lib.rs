@@ -3,8 +3,8 @@
 //!
 //! A pulled model is a plain folder, `$DJINN_HOME/models/{org}/{name}`, with only the files that
 //! Djinn reads. A file gets its final name once it is complete and verified. The folder counts as
-//! a model once its record (`.djinn.json`) says that every file is complete. So an interrupted
-//! download can be continued, and an incomplete model is never loaded.
+//! a model once its record (`.djinn.json`) lists every file as complete. An interrupted download
+//! can therefore be continued, and an incomplete model is never loaded.
 //!
 //! **Why not the `hf-hub` crate?** Its current version depends on reqwest, tokio and hf-xet, about
 //! 230 crates. Its last synchronous version does not verify downloads, draws its own progress bars,

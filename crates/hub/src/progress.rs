@@ -8,8 +8,8 @@ use crate::HubError;
 /// and may come from any thread.
 pub trait Progress: Sync {
     /// Reports that the download of a file starts, with `already` bytes from an earlier download.
-    /// `total` is `None` if the hub does not list the size. If the server does not continue a file,
-    /// this method is called again.
+    /// `total` is `None` if the hub does not list the size. A second call for the same file means
+    /// that the download starts over, because the server does not continue it.
     fn start(&self, file: &str, total: Option<u64>, already: u64);
 
     /// Reports that more bytes of a file arrived.
@@ -18,7 +18,7 @@ pub trait Progress: Sync {
     /// Reports that a file is complete and verified.
     fn finish(&self, file: &str);
 
-    /// Reports a transient problem; the file is tried again after `wait`.
+    /// Reports a transient problem. The next attempt starts after `wait`.
     fn retry(&self, file: &str, problem: &HubError, wait: Duration) {
         let _ = (file, problem, wait);
     }

@@ -39,8 +39,8 @@ pub(crate) struct RecordedFile {
 }
 
 impl DownloadRecord {
-    /// Reads the record of a folder. A damaged record counts as missing: the files are then
-    /// verified again.
+    /// Reads the record of a folder. A damaged record counts as missing, so a pull verifies the
+    /// files again.
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>, HubError> {
         let path = folder.join(NAME);
         match fs::read(&path) {

@@ -9,7 +9,7 @@ use crate::{HubError, ModelId, ModelPaths, checkpoint};
 /// Location of a model on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolved {
-    /// Synthetic shape, with its prefix `shape:`; it has no files.
+    /// Synthetic shape with its prefix `shape:`. A shape has no files.
     Shape(String),
     /// Folder of a checkpoint.
     Folder(PathBuf),
@@ -76,8 +76,8 @@ fn find(id: &ModelId, paths: &ModelPaths) -> Result<PathBuf, HubError> {
     })
 }
 
-/// Looks up a model in Djinn's home folder. A folder without a record, put there by hand, is
-/// accepted if it has all files.
+/// Looks up a model in Djinn's home folder. A folder without a record, such as a folder copied by
+/// hand, is accepted if it has all files.
 fn in_home(id: &ModelId, home: &Path) -> Result<PathBuf, String> {
     let folder = id.folder_in(home);
     let lack = |what: String| format!("{}: {what}", folder.display());
@@ -105,12 +105,12 @@ fn in_hf_cache(id: &ModelId, cache: &Path) -> Result<PathBuf, String> {
     let commit = fs::read_to_string(model.join("refs/main")).map_err(|_| lack("no refs/main"))?;
     let commit = commit.trim();
     if commit.is_empty() || !commit.chars().all(|c| c.is_ascii_alphanumeric()) {
-        return Err(lack("no commit in refs/main"));
+        return Err(lack("refs/main names no commit"));
     }
     let snapshot = model.join("snapshots").join(commit);
     match checkpoint::missing(&snapshot) {
         None => Ok(snapshot),
-        Some(missing) => Err(lack(&format!("no {missing} in snapshots/{commit}"))),
+        Some(missing) => Err(lack(&format!("snapshots/{commit} has no {missing}"))),
     }
 }
 
@@ -221,12 +221,12 @@ mod tests {
         let expect = [
             "./org/name".to_owned(),
             format!("{}: no model.safetensors", own.display()),
-            format!("{}: no commit in refs/main", hf.display()),
+            format!("{}: refs/main names no commit", hf.display()),
         ];
         assert_eq!(searched, expect);
     }
 
-    /// The folder of an organisation must not be mistaken for a model of the same name.
+    /// Checks that the folder of an organisation is not mistaken for a model of the same name.
     #[test]
     fn organisations_are_not_models() {
         let root = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::HubError;
 
-/// Access token of the hub. Its text is never printed.
+/// Access token of the hub. No output contains its text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubToken(String);
 

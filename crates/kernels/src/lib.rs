@@ -1,6 +1,6 @@
-//! CUDA kernels as PTX. The script `build-ptx` compiles the sources ahead of time, and the
-//! driver compiles the PTX for its card. Building Djinn therefore needs no CUDA, and running
-//! it needs only a driver.
+//! CUDA kernels as PTX. The script `build-ptx` compiles the sources ahead of time, and the driver
+//! compiles the PTX for its card. Building Djinn therefore needs no CUDA, and running Djinn needs
+//! only a driver.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ macro_rules! modules {
     };
 }
 
-/// All modules.
+/// PTX of all CUDA source files.
 pub const KERNEL_MODULES: [KernelModule; 17] = modules![
     "attention_prefill" for 80,
     "attention_decode" for 80,

@@ -1,19 +1,19 @@
-//! Memory budget: how many pages each tier gets.
+//! Memory budget: the number of pages of each tier.
 
 use std::path::PathBuf;
 
 /// Memory that KV pages may use, as set by the user.
 #[derive(Clone, Debug, Default)]
 pub struct KvMemory {
-    /// Bytes of device memory. By default: what the weights leave, or an eighth of the memory if
-    /// the weights do not fit.
+    /// Bytes of device memory. The default is the memory that the weights leave free, or an
+    /// eighth of the memory if the weights do not fit.
     pub device: Option<u64>,
     /// Disk behind host memory, if any.
     pub spill: Option<SpillConfig>,
 }
 
 impl KvMemory {
-    /// Part of the device memory for pages if weights stream: one byte in this number.
+    /// Divisor of the device memory that gives the share of pages if weights stream.
     const STREAMED_SHARE: u64 = 8;
 
     /// Bytes of device memory for pages if weights stream, out of `budget` bytes.
@@ -42,7 +42,7 @@ pub struct PageDemand {
 
 /// Host memory holds fewer pages than a disk tier needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a disk tier needs {needed} KV pages of host memory, and host memory has {host}")]
+#[error("a disk tier needs {needed} KV pages of host memory, but host memory has {host}")]
 pub struct TooFewHostPages {
     /// Pages that host memory needs.
     pub needed: usize,
@@ -51,16 +51,16 @@ pub struct TooFewHostPages {
 }
 
 impl PageDemand {
-    /// Number of device pages if `spare_bytes` of device memory are left beside the longest
-    /// table.
+    /// Number of device pages if `spare_bytes` of device memory are left in addition to the
+    /// longest table.
     pub fn device_pages(&self, spare_bytes: u64, page_bytes: u64) -> usize {
         let fits = pages_in(spare_bytes, page_bytes);
         self.longest.saturating_add(fits).min(self.total)
     }
 
-    /// Number of host pages beside `device_pages` pages on the device, in at most `host_bytes` of
-    /// host memory. Host memory is large enough for all tables: a waiting table's pages stay there
-    /// and return without an eviction.
+    /// Number of host pages for `device_pages` pages on the device, in at most `host_bytes` of
+    /// host memory. Host memory is large enough for all tables: the pages of a waiting table stay
+    /// there and return without an eviction.
     pub fn host_pages(&self, device_pages: usize, host_bytes: u64, page_bytes: u64) -> usize {
         match self.total > device_pages {
             true => (self.total + self.longest).min(pages_in(host_bytes, page_bytes)),
@@ -68,9 +68,9 @@ impl PageDemand {
         }
     }
 
-    /// Number of disk pages for what does not fit on the device and in host memory, in at most
-    /// `spill_bytes` of disk space. Pages pass through host memory on their way, so a disk tier
-    /// needs host memory for two tables.
+    /// Number of disk pages for the tables that fit neither on the device nor in host memory, in
+    /// at most `spill_bytes` of disk space. Pages pass through host memory on their way to disk,
+    /// so a disk tier needs host memory for two tables.
     pub fn disk_pages(
         &self,
         device_pages: usize,
@@ -78,8 +78,8 @@ impl PageDemand {
         spill_bytes: u64,
         page_bytes: u64,
     ) -> Result<usize, TooFewHostPages> {
-        // Three tables more than the demand: host memory keeps a reserve for pages that return
-        // from disk, and one table must always have room to leave.
+        // The disk gets three tables more than the demand: host memory keeps a reserve for pages
+        // that return from disk, and one table must always have room to leave.
         let wanted = self.total + 3 * self.longest;
         let wanted = wanted.saturating_sub(device_pages + host_pages);
         if self.total <= device_pages || wanted == 0 {
@@ -142,7 +142,8 @@ mod tests {
     }
 
     proptest! {
-        /// With enough disk space, the tiers together hold all tables and room to swap.
+        /// Checks that with enough disk space the tiers together hold all tables and room to
+        /// swap.
         #[test]
         fn tiers_hold_all_tables(
             total in 1usize..500, longest in 1usize..50, spare in 0u64..2000, host in 0u64..4000,

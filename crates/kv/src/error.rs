@@ -13,7 +13,7 @@ pub(crate) type Result<T> = std::result::Result<T, KvError>;
 /// Failure of an operation on the KV cache.
 #[derive(Debug, thiserror::Error)]
 pub enum KvError {
-    /// The device failed to copy, or to order copies.
+    /// The device failed to copy a page, or to order copies.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A tier has too few free frames.
@@ -23,7 +23,9 @@ pub enum KvError {
     #[error(transparent)]
     Spill(#[from] SpillError),
     /// The threads that read and write the spill file did not start.
-    #[error("cannot start {count} threads for the spill file: {source}")]
+    #[error(
+        "cannot start {count} threads for the spill file: {source}; raise the limit on threads, or remove --spill"
+    )]
     Threads {
         /// Number of threads requested.
         count: usize,
@@ -32,7 +34,7 @@ pub enum KvError {
     },
 }
 
-/// Failure of a spill file: it could not be written, or its bytes are not the ones written.
+/// Failure of a spill file: a write failed, or the bytes read are not the bytes written.
 #[derive(Debug, thiserror::Error)]
 pub enum SpillError {
     /// The disk, the quota or the file size limit is used up.
@@ -48,7 +50,7 @@ pub enum SpillError {
         source: io::Error,
     },
     /// A write failed for a reason other than space.
-    #[error("cannot write to the spill file {path}: {source}", path = path.display())]
+    #[error("cannot write to the spill file {path}: {source}; use another folder for --spill", path = path.display())]
     Write {
         /// Path of the spill file.
         path: PathBuf,
@@ -56,7 +58,7 @@ pub enum SpillError {
         source: io::Error,
     },
     /// A read failed.
-    #[error("cannot read the spill file {path}: {source}", path = path.display())]
+    #[error("cannot read the spill file {path}: {source}; check the disk, or use another folder for --spill", path = path.display())]
     Read {
         /// Path of the spill file.
         path: PathBuf,
@@ -64,7 +66,7 @@ pub enum SpillError {
         source: io::Error,
     },
     /// The operating system refused to create, list or lock a file or folder.
-    #[error("cannot {action} {path} for spilled pages: {source}", path = path.display())]
+    #[error("cannot {action} {path} for spilled pages: {source}; use another folder for --spill", path = path.display())]
     System {
         /// Action that failed: `create`, `lock`, `list the folder`.
         action: &'static str,
@@ -73,9 +75,9 @@ pub enum SpillError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// The file is shorter than what was written to it.
+    /// The file is shorter than the bytes written to it.
     #[error(
-        "the spill file {path} was truncated by another process: it has {bytes} bytes, and at \
+        "the spill file {path} was truncated by another process: it has {bytes} bytes, but at \
          least {expected} were written",
         path = path.display()
     )]
@@ -87,7 +89,7 @@ pub enum SpillError {
         /// Smallest size that holds the slot being read.
         expected: u64,
     },
-    /// The slot holds nothing: it was never written, or its last write failed.
+    /// The slot is empty: it was never written, or its last write failed.
     #[error("slot {slot} of the spill file {path} is empty", path = path.display())]
     SlotEmpty {
         /// Path of the spill file.
@@ -95,10 +97,10 @@ pub enum SpillError {
         /// Number of the slot.
         slot: u32,
     },
-    /// The bytes of the slot differ from the ones written.
+    /// The bytes of the slot differ from the bytes written.
     #[error(
         "slot {slot} of the spill file {path} is corrupt: another process changed the file, or \
-         the disk is failing",
+         the disk is failing; check the disk, or use another folder for --spill",
         path = path.display()
     )]
     SlotCorrupt {

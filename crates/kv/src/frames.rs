@@ -1,4 +1,4 @@
-//! Frames: the places for pages that one tier has.
+//! Frames: the places for pages in one tier.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ impl Frame {
 
 /// Too few free frames for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} more KV pages are needed, and {free} of {total} are free")]
+#[error("the operation needs {wanted} more KV pages, but {free} of {total} are free")]
 pub struct OutOfPages {
     /// Number of frames the operation needs.
     pub wanted: usize,
@@ -28,8 +28,8 @@ pub struct OutOfPages {
 /// All frames of one tier, free or taken.
 #[derive(Clone, Debug)]
 pub struct FramePool {
-    /// Free frames. The lowest is taken first: high frames stay untouched as long as possible,
-    /// and frames taken together are adjacent where possible.
+    /// Free frames. The pool takes the lowest free frame first: high frames stay untouched as
+    /// long as possible, and frames taken together are adjacent where possible.
     free: BTreeSet<Frame>,
     taken: Vec<bool>,
 }

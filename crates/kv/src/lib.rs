@@ -1,16 +1,16 @@
-//! The paged KV cache: where every page of keys and values is, and how it moves.
+//! Paged KV cache: where every page of keys and values is, and how it moves.
 //!
 //! A *page* holds the keys and values of a fixed number of tokens, all layers together. A
 //! *frame* is a place for one page in a tier: on the device, in host memory or on disk. A
 //! [`PageTable`] lists the pages of one sequence in order of position.
 //!
-//! [`Pages`] is pure logic: it records which frames each page occupies and how many tables
-//! hold it. Tables with equal prefixes hold the same pages; a shared page is copied on write.
-//! [`Pager`] carries the moves out: it orders copies on the device's page streams by events,
-//! and hands disk transfers to threads that use a [`SpillFile`].
+//! [`Pages`] is pure logic: it records which frames each page occupies and how many tables hold
+//! it. Tables with equal prefixes hold the same pages; a shared page is copied on write.
+//! [`Pager`] performs the moves: it orders copies on the device's page streams by events, and
+//! hands disk transfers to threads that use a [`SpillFile`].
 //!
-//! This crate knows page tables and numbers only: sessions, their owners and their priorities
-//! belong to the engine.
+//! This crate knows only page tables and numbers. Sessions, owners and priorities belong to the
+//! engine.
 
 #![forbid(unsafe_code)]
 

@@ -41,8 +41,8 @@ pub(crate) struct DiskTransfer {
     from: Frame,
     to: Frame,
     direction: DiskDirection,
-    /// Whether the page was released or rewritten meanwhile, so that the bytes that arrive are
-    /// useless. A stale transfer holds its source frame; otherwise the page does.
+    /// Whether a table released or rewrote the page during the transfer, so that the arriving
+    /// bytes are useless. A stale transfer holds its source frame; otherwise the page holds it.
     is_stale: bool,
 }
 
@@ -62,7 +62,7 @@ impl DiskTransfer {
         self.direction
     }
 
-    /// Whether the bytes that arrive are useless.
+    /// Whether the arriving bytes are useless.
     pub fn is_stale(&self) -> bool {
         self.is_stale
     }
@@ -84,33 +84,33 @@ impl DiskTransfer {
     }
 }
 
-/// State of a page: its frame in each tier, and the number of tables that hold it. Where a
-/// page has several frames, their bytes are equal.
+/// State of a page: its frame in each tier, and the number of tables that hold it. If a page has
+/// several frames, their bytes are equal.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageEntry {
     pub holders: u32,
     pub device: Option<Frame>,
     pub host: Option<Frame>,
     pub disk: Option<Frame>,
-    /// Transfer between host and disk in flight.
+    /// Transfer between host and disk that is in flight.
     pub transfer: Option<DiskTransfer>,
 }
 
 impl PageEntry {
-    /// Whether the host frame duplicates the device frame, so that another page can have it at
-    /// once.
+    /// Whether the host frame duplicates the device frame. Another page can then take the host
+    /// frame at once.
     pub fn has_spare_host_frame(&self) -> bool {
         self.device.is_some() && self.host.is_some() && self.transfer.is_none()
     }
 
-    /// Whether the disk frame duplicates another frame, so that another page can have it at
-    /// once.
+    /// Whether the disk frame duplicates another frame. Another page can then take the disk frame
+    /// at once.
     pub fn has_spare_disk_frame(&self) -> bool {
         let is_elsewhere = self.device.is_some() || self.host.is_some();
         self.disk.is_some() && is_elsewhere && self.transfer.is_none()
     }
 
-    /// Takes the host and disk frames, except the source of a transfer in flight: the transfer
+    /// Takes the host and disk frames, except the source of a transfer in flight. The transfer
     /// becomes stale and holds its source until it finishes.
     pub fn take_copies(&mut self) -> (Option<Frame>, Option<Frame>) {
         let (host, disk) = (self.host.take(), self.disk.take());

@@ -29,11 +29,11 @@ impl PageContent {
 /// Key of a full page: the page before it, if any, and its content.
 type PrefixKey = (Option<PageId>, PageContent);
 
-/// Index of full pages by content. Keys hold the tokens themselves, so that no collision of
-/// hashes can be provoked.
+/// Index of full pages by content. Keys hold the tokens themselves, so that an attacker cannot
+/// provoke hash collisions.
 ///
-/// Every table that holds a page also holds the page before it, so the page that a key refers
-/// to lives as long as the key.
+/// Every table that holds a page also holds the previous page, so the page that a key refers to
+/// lives as long as the key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefixIndex {
     pages: HashMap<PrefixKey, PageId>,

@@ -1,7 +1,7 @@
 //! Spill file: fixed-size slots for pages that left host memory.
 //!
-//! The file is useless after its process ends: nothing is synced, and the next process removes
-//! what a killed one left.
+//! The file is useless after its process ends. No write is synced, and the next process removes
+//! the file of a killed process.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -14,32 +14,33 @@ use twox_hash::XxHash3_64;
 
 use crate::error::SpillError;
 
-/// Alignment of slots: two slots never share a block of the disk.
+/// Alignment of slots in bytes. Two slots never share a block of the disk.
 const ALIGN_BYTES: u64 = 4096;
 
 /// Slots of equal size in one file, for the lifetime of the process.
 ///
-/// The file grows as slots are written and has holes where no slot was. Checksums are kept in
-/// memory, where a change of the file cannot reach them. They detect accidents, not forgeries.
+/// The file grows as slots are written, and unwritten slots are holes. Checksums are kept in
+/// memory, so a change of the file cannot change them. Checksums detect accidents, not forgeries.
 #[derive(Debug)]
 pub struct SpillFile {
     file: File,
     path: PathBuf,
     slot_bytes: u64,
     stride_bytes: u64,
-    /// Checksum of each slot that holds something. The lock is held while the slot is written or
-    /// read: different slots do not wait for each other.
+    /// Checksum of each slot that is not empty. A thread holds the lock of a slot while it writes
+    /// or reads the slot, so different slots do not wait for each other.
     checksums: Vec<Mutex<Option<u64>>>,
     /// Whether to remove the file on drop.
     is_owned: bool,
 }
 
 impl SpillFile {
-    /// Creates a file for `slots` slots of `slot_bytes` bytes in `folder`, and the folder if it is
-    /// missing. Removes files that ended processes left there.
+    /// Creates a file for `slots` slots of `slot_bytes` bytes in `folder`. Creates the folder if
+    /// it is missing. Removes files that ended processes left in the folder.
     ///
     /// # Panics
-    /// If all slots together exceed the largest file size, or the number of slots 32 bits.
+    /// If all slots together exceed the largest file size, or the number of slots exceeds 32
+    /// bits.
     pub fn create(folder: &Path, slot_bytes: u64, slots: usize) -> Result<SpillFile, SpillError> {
         let create = SpillError::system("create the folder", folder);
         fs::create_dir_all(folder).map_err(create)?;
@@ -50,11 +51,12 @@ impl SpillFile {
         Ok(spill)
     }
 
-    /// Uses a file that is open for reading and writing, such as `/dev/full` in tests. The file is
-    /// neither locked nor removed; `path` only appears in errors.
+    /// Uses a file that is open for reading and writing, such as `/dev/full` in tests. The file
+    /// is neither locked nor removed; `path` only appears in errors.
     ///
     /// # Panics
-    /// If all slots together exceed the largest file size, or the number of slots 32 bits.
+    /// If all slots together exceed the largest file size, or the number of slots exceeds 32
+    /// bits.
     fn from_file(file: File, path: &Path, slot_bytes: u64, slots: usize) -> SpillFile {
         assert!(u32::try_from(slots).is_ok(), "a slot number has 32 bits");
         let stride_bytes = slot_bytes.checked_next_multiple_of(ALIGN_BYTES);
@@ -120,7 +122,7 @@ impl SpillFile {
     fn lock_slot(&self, slot: u32, bytes: usize) -> MutexGuard<'_, Option<u64>> {
         assert_eq!(bytes as u64, self.slot_bytes, "size of a slot");
         let held = self.checksums[slot as usize].lock();
-        // The checksum is set only after a successful write, so it is valid after a panic.
+        // The checksum is set only after a successful write, so it stays valid after a panic.
         held.unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,19 +148,19 @@ impl SpillFile {
 impl Drop for SpillFile {
     fn drop(&mut self) {
         if self.is_owned {
-            // After a failure the next process removes the file.
+            // If this fails, the next process removes the file.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Checksum of a slot's content. The slot's number is the seed, so that the content of one slot
+/// Checksum of a slot's content. The seed is the number of the slot, so the content of one slot
 /// is not valid in another.
 fn checksum(slot: u32, bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(slot.into(), bytes)
 }
 
-/// Creates a file and locks it: a locked file is not stale.
+/// Creates a file and locks it. Other processes do not remove a locked file as stale.
 fn create_locked(folder: &Path) -> Result<(File, PathBuf), SpillError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
@@ -168,14 +170,15 @@ fn create_locked(folder: &Path) -> Result<(File, PathBuf), SpillError> {
         let mut options = File::options();
         let created = options.read(true).write(true).create_new(true).open(&path);
         let file = match created {
-            // An ended process with the same id left it; it may also be in use by another one.
+            // An ended process with the same id left this file, or another process uses it.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
             created => created.map_err(SpillError::system("create", &path))?,
         };
         let is_locked = lock_linked(&file).inspect_err(|_| {
             let _ = fs::remove_file(&path);
         });
-        // Otherwise another process removed the file as stale before it was locked.
+        // The lock fails if another process removed the file as stale before this process locked
+        // it.
         if is_locked.map_err(SpillError::system("lock", &path))? {
             return Ok((file, path));
         }
@@ -190,7 +193,7 @@ fn remove_stale(folder: &Path) -> Result<(), SpillError> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if name.starts_with("spill-") && name.ends_with(".djinn") {
-            // A file that cannot be removed does no harm.
+            // A stale file that cannot be removed is harmless.
             let _ = remove_if_stale(&entry.path());
         }
     }
@@ -206,7 +209,7 @@ fn remove_if_stale(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks a file. Returns false if another process has locked it, or has removed it meanwhile.
+/// Locks a file. Returns `false` if another process has locked or removed it.
 fn lock_linked(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(file.metadata()?.nlink() > 0),

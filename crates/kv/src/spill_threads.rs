@@ -78,8 +78,8 @@ impl SpillThreads {
         })
     }
 
-    /// Submits a page to write or to read. Until the transfer is done the caller neither uses the
-    /// target frame nor writes to the source frame.
+    /// Submits a page to write or to read. Until the transfer is done, the caller must not use
+    /// the target frame or write to the source frame.
     pub fn submit(&mut self, copy: PageCopy, direction: DiskDirection) {
         let (host, slot) = match direction {
             DiskDirection::Spill => (copy.from, copy.to),
@@ -104,8 +104,8 @@ impl SpillThreads {
         self.in_flight
     }
 
-    /// Takes the transfers that are done. With `wait`, and with transfers in flight, blocks until
-    /// at least one is done.
+    /// Takes the transfers that are done. With `wait`, blocks until at least one is done, unless
+    /// no transfer is in flight.
     pub fn take_done(&mut self, wait: bool) -> Vec<DoneDiskTransfer> {
         let first = match wait && self.in_flight > 0 {
             true => self.done.recv().ok(),
@@ -121,7 +121,7 @@ impl Drop for SpillThreads {
     fn drop(&mut self) {
         self.jobs = None;
         for thread in self.threads.drain(..) {
-            // A panic of the thread has been printed.
+            // The panic hook has already printed a panic of the thread.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! The spill file of a process that runs out of disk space. The test runs its own program again
-//! as the process whose file size is limited.
+//! Test of the spill file of a process that runs out of disk space. The test runs its own program
+//! again as a process with a limited file size.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The path of a model is not a folder.
-    #[error("no model at {}: the folder does not exist", path.display())]
+    #[error("no model at {}: the folder does not exist; check the path", path.display())]
     NoFolder {
         /// Path, as given.
         path: PathBuf,
     },
     /// A model folder lacks a required file.
-    #[error("{}: the folder has no {what}", folder.display())]
+    #[error("{}: the folder has no {what}; add the file, or download the model again", folder.display())]
     NoFile {
         /// Model folder.
         folder: PathBuf,
@@ -40,7 +40,7 @@ pub enum ModelError {
         source: io::Error,
     },
     /// A file is not valid JSON.
-    #[error("{} is not valid JSON: {source}", path.display())]
+    #[error("{} is not valid JSON: {source}; download the file again", path.display())]
     Json {
         /// Path of the file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum ModelError {
         problem: KeyProblem,
     },
     /// The header of a safetensors file is malformed.
-    #[error("{}: bad safetensors header: {problem}", path.display())]
+    #[error("{}: bad safetensors header: {problem}; download the file again", path.display())]
     Header {
         /// Path of the file.
         path: PathBuf,
@@ -74,7 +74,7 @@ pub enum ModelError {
         problem: HeaderProblem,
     },
     /// A safetensors header gives a tensor an impossible place in the file.
-    #[error("{}: tensor '{tensor}': {problem}", path.display())]
+    #[error("{}: tensor '{tensor}': {problem}; download the file again", path.display())]
     Offsets {
         /// Path of the file.
         path: PathBuf,
@@ -84,7 +84,7 @@ pub enum ModelError {
         problem: OffsetProblem,
     },
     /// The index of a sharded checkpoint is malformed.
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {problem}; download the model again", path.display())]
     Index {
         /// Path of the index.
         path: PathBuf,
@@ -92,7 +92,7 @@ pub enum ModelError {
         problem: IndexProblem,
     },
     /// No file of the checkpoint holds a tensor that the model needs.
-    #[error("tensor '{tensor}' is missing from {files}")]
+    #[error("tensor '{tensor}' is missing from {files}; download the model again")]
     NoTensor {
         /// Name of the tensor.
         tensor: String,
@@ -100,7 +100,7 @@ pub enum ModelError {
         files: String,
     },
     /// The shape of a stored tensor does not match the configuration.
-    #[error("{}: tensor '{tensor}': expected shape {expected:?}, found {found:?}", path.display())]
+    #[error("{}: tensor '{tensor}': expected shape {expected:?}, found {found:?}; use the config.json of this checkpoint", path.display())]
     Shape {
         /// Path of the file.
         path: PathBuf,
@@ -159,7 +159,7 @@ pub enum ModelError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyProblem {
     /// A required key is missing.
-    #[error("missing")]
+    #[error("the key is missing")]
     Missing,
     /// The value has the wrong type or is out of range.
     #[error("expected {expected}, found {found}")]
@@ -195,7 +195,9 @@ pub enum HeaderProblem {
         limit: u64,
     },
     /// The header ends beyond the end of the file.
-    #[error("the header has {bytes} bytes, but the file has only {file_bytes} (truncated?)")]
+    #[error(
+        "the header has {bytes} bytes, but the file has only {file_bytes}; the file is truncated"
+    )]
     Truncated {
         /// Size of the header, according to the file.
         bytes: u64,
@@ -203,7 +205,7 @@ pub enum HeaderProblem {
         file_bytes: u64,
     },
     /// The caller gave fewer bytes than the header has.
-    #[error("only part of the header was read")]
+    #[error("the caller gave fewer bytes than the header has")]
     Partial,
     /// The header is not valid JSON.
     #[error("not JSON: {0}")]
@@ -232,7 +234,7 @@ pub enum OffsetProblem {
     },
     /// The tensor ends beyond the end of the file.
     #[error(
-        "the tensor ends at offset {end}, but the file has only {data_bytes} bytes of data (truncated?)"
+        "the tensor ends at offset {end}, but the file has only {data_bytes} bytes of data; the file is truncated"
     )]
     BeyondFile {
         /// End, according to the header.
@@ -245,7 +247,7 @@ pub enum OffsetProblem {
     Overlap {
         /// First byte, according to the header.
         start: u64,
-        /// End of the tensor before it.
+        /// End of the previous tensor.
         previous_end: u64,
     },
     /// Bytes between two tensors belong to none.
@@ -253,7 +255,7 @@ pub enum OffsetProblem {
     Hole {
         /// First byte, according to the header.
         start: u64,
-        /// End of the tensor before it.
+        /// End of the previous tensor.
         previous_end: u64,
     },
     /// The offsets do not match shape and dtype.
@@ -269,7 +271,7 @@ pub enum OffsetProblem {
         found: u64,
     },
     /// The number of elements does not fit in 64 bits.
-    #[error("shape {shape:?} is too large")]
+    #[error("shape {shape:?} has more elements than 64 bits can count")]
     Overflow {
         /// Shape, according to the header.
         shape: Vec<usize>,
@@ -283,10 +285,10 @@ pub enum OffsetProblem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IndexProblem {
     /// The index has no `weight_map` object.
-    #[error("no 'weight_map' of tensors to shards")]
+    #[error("the index has no object 'weight_map' from tensors to shards")]
     NoWeightMap,
     /// The `weight_map` names no tensor.
-    #[error("'weight_map' is empty")]
+    #[error("'weight_map' names no tensor")]
     EmptyWeightMap,
     /// The shard of a tensor is not a string.
     #[error("tensor '{tensor}': expected a file name, found {found}")]
@@ -297,7 +299,7 @@ pub enum IndexProblem {
         found: String,
     },
     /// The name of a shard leads out of the model folder.
-    #[error("tensor '{tensor}': shard '{shard}' is outside the folder")]
+    #[error("tensor '{tensor}': shard '{shard}' is outside the model folder")]
     OutsideFolder {
         /// Name of the tensor.
         tensor: String,
@@ -305,13 +307,13 @@ pub enum IndexProblem {
         shard: String,
     },
     /// The model folder lacks a shard.
-    #[error("shard '{shard}' is not in the folder")]
+    #[error("shard '{shard}' is not in the model folder")]
     MissingShard {
         /// Name of the shard.
         shard: String,
     },
     /// A shard lacks a tensor that the index places there.
-    #[error("tensor '{tensor}' is listed in shard '{shard}', which does not have it")]
+    #[error("tensor '{tensor}' is missing from shard '{shard}', where the index lists it")]
     MissingTensor {
         /// Name of the tensor.
         tensor: String,

@@ -1,7 +1,7 @@
 //! Models: checkpoints on disk, model families, tokenizers and synthetic shapes.
 //!
-//! [`Model::open`] opens a folder or `shape:NAME` and returns a [`Program`] with the [`Weights`]
-//! it reads. This crate knows nothing of sessions, devices or their memory.
+//! [`Model::open`] opens a folder or `shape:NAME` and returns a [`Program`] with its [`Weights`].
+//! This crate knows nothing of sessions, devices or device memory.
 
 #![forbid(unsafe_code)]
 
@@ -49,7 +49,7 @@ pub struct Model {
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A program has thousands of operations; family and sizes identify it.
+        // A program has thousands of operations; family and sizes are enough to identify it.
         f.debug_struct("Model")
             .field("name", &self.name)
             .field("path", &self.path)

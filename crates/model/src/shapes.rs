@@ -48,7 +48,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 pub struct Shape {
     /// Name of the shape.
     pub name: &'static str,
-    /// Configuration.
+    /// Configuration, as in `config.json`.
     pub config: RawConfig,
     /// Element type of the weights.
     pub dtype: DType,
@@ -108,9 +108,9 @@ impl Shape {
             "seed" => {
                 self.seed = value
                     .parse()
-                    .map_err(|_| bad("a whole number, 0 or more".to_owned()))?;
+                    .map_err(|_| bad("a whole number of at least 0".to_owned()))?;
             }
-            _ => return Err(bad("an option layers, dtype or seed".to_owned())),
+            _ => return Err(bad("one of the options layers, dtype or seed".to_owned())),
         }
         Ok(())
     }

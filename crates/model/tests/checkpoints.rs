@@ -1,4 +1,4 @@
-//! Valid checkpoints with unusual settings, names or shards.
+//! Tests of valid checkpoints with unusual settings, names or shards.
 
 mod common;
 

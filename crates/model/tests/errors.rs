@@ -1,4 +1,5 @@
-//! Invalid checkpoints: every problem gives an error of its own kind, which names the file.
+//! Tests of invalid checkpoints: every problem has an error kind of its own, which names the
+//! file.
 
 mod common;
 

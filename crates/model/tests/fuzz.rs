@@ -1,4 +1,4 @@
-//! Untrusted files: any bytes give a model or an error, never a panic or an excessive
+//! Tests of untrusted files: any bytes give a model or an error, never a panic or an excessive
 //! allocation.
 
 mod common;

@@ -1,5 +1,5 @@
-//! Golden checkpoints: they open, every tensor is found, and the programs compute the values of
-//! transformers.
+//! Tests of golden checkpoints: they open, every tensor is found, and the programs compute the
+//! values of transformers.
 
 mod common;
 mod interpreter;

@@ -1,4 +1,4 @@
-//! Tokenizers of both common kinds: byte-level, and SentencePiece with byte fallback.
+//! Tests of tokenizers of both common kinds: byte-level, and SentencePiece with byte fallback.
 
 mod common;
 

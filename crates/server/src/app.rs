@@ -40,7 +40,7 @@ impl App {
     /// Creates the state of a server that has no model loaded yet.
     pub fn new(config: ServerConfig, preset: Option<Preset>) -> Result<Arc<Self>, ServeError> {
         let config = Arc::new(config);
-        // Sessions of a program with a server in process have an empty owner.
+        // A program that runs a server in its process opens sessions with an empty owner.
         let local = if preset.is_some() { "" } else { LOCAL_OWNER };
         let keys = KeyStore::open(config.keys.as_deref(), local)?;
         let (keys, metrics) = (Arc::new(keys), Metrics::new());
@@ -55,7 +55,7 @@ impl App {
         }))
     }
 
-    /// Reports the server as ready: the models of the configuration are loaded.
+    /// Marks the server as ready, after the models of the configuration are loaded.
     pub fn set_ready(&self) {
         self.ready.store(true, Ordering::Release);
     }
@@ -79,15 +79,20 @@ impl App {
     pub fn check_serving(&self) -> Result<(), ServeError> {
         match self.is_draining() {
             true => Err(ServeError::Unavailable(
-                "The server is shutting down; kept sessions continue after its restart".to_owned(),
+                "The server is shutting down; kept sessions continue after its restart, so retry then".to_owned(),
             )),
             false => Ok(()),
         }
     }
 
-    /// Resolves a session's name (`MODEL:NUMBER`) to its model and its id there.
+    /// Resolves a session's name (`MODEL:NUMBER`) to its model and its id on that model.
     pub async fn session(&self, name: &str) -> Result<(Arc<LoadedModel>, SessionId), ServeError> {
-        let missing = || ServeError::NotFound(format!("No session '{}'", name.escape_debug()));
+        let missing = || {
+            ServeError::NotFound(format!(
+                "No session '{}' for this API key",
+                name.escape_debug()
+            ))
+        };
         let (model, number) = name.rsplit_once(':').ok_or_else(missing)?;
         let number = number.parse().map_err(|_| missing())?;
         match self.models.get(model).await {
@@ -97,7 +102,7 @@ impl App {
         }
     }
 
-    /// State of every loaded model. A model that is being unloaded is left out.
+    /// State of every loaded model, except models that are being unloaded.
     pub async fn readings(&self) -> Vec<ModelReading> {
         let mut readings = Vec::new();
         for model in self.models.loaded() {

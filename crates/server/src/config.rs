@@ -11,8 +11,8 @@ use crate::ServeError;
 /// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Addresses to listen on. Every address serves HTTP and gRPC; none at all starts a server that is
-    /// reachable only inside the process.
+    /// Addresses to listen on. Every address serves HTTP and gRPC. Without addresses, the server
+    /// is reachable only inside the process.
     pub listen: Vec<SocketAddr>,
     /// Name of this server in traces and capabilities.
     pub node: String,
@@ -26,7 +26,8 @@ pub struct ServerConfig {
     pub models: Vec<ServedModel>,
     /// Load options of models that do not set their own.
     pub layout: LoadOptions,
-    /// Folders from which clients may register models, beside hub ids and synthetic shapes.
+    /// Folders from which clients may register models, in addition to hub ids and synthetic
+    /// shapes.
     pub model_dirs: Vec<PathBuf>,
     /// Folder that stores pushed models.
     pub pushed: PathBuf,
@@ -36,13 +37,13 @@ pub struct ServerConfig {
     pub keys: Option<PathBuf>,
     /// TLS files; `None` serves plain text.
     pub tls: Option<TlsFiles>,
-    /// Limits on what clients may send and ask for.
+    /// Limits on the requests of clients.
     pub limits: ServerLimits,
     /// Time that requests in flight have to finish on shutdown.
     pub drain: Duration,
     /// Whether a server without keys may listen on addresses that other machines can reach.
     pub insecure: bool,
-    /// Git commit of this build; empty where unknown.
+    /// Git commit of this build; empty if unknown.
     pub commit: String,
 }
 
@@ -98,11 +99,11 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Private key of the server.
     pub key: PathBuf,
-    /// CA of client certificates; when set, clients without a certificate are rejected.
+    /// CA of client certificates. If set, the server rejects clients without a certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Limits on what clients may send and ask for.
+/// Limits on the requests of clients.
 #[derive(Clone, Debug)]
 pub struct ServerLimits {
     /// Open connections.
@@ -123,9 +124,9 @@ pub struct ServerLimits {
     pub patience: Duration,
     /// Longest run time of a request.
     pub deadline: Duration,
-    /// Lease of an unused session that does not ask for another one.
+    /// Lease of an unused session that requests no other lease.
     pub lease: Duration,
-    /// Longest lease that a session may ask for.
+    /// Longest lease that a session may request.
     pub longest_lease: Duration,
 }
 

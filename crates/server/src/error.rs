@@ -1,5 +1,5 @@
-//! Errors of the server. Each has an [`ErrorCode`], which selects the gRPC status, the HTTP status and the
-//! label in metrics.
+//! Errors of the server. Each error has an [`ErrorCode`]. The code selects the gRPC status, the
+//! HTTP status and the label in metrics.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -29,12 +29,20 @@ pub enum ServeError {
     /// The key file is rejected.
     #[error(transparent)]
     Keys(#[from] KeyFileError),
-    /// A request is malformed or asks for something impossible.
+    /// A request is malformed or impossible.
     #[error("{0}")]
     Invalid(String),
-    /// A request is valid, but asks for something that this server does not implement.
+    /// A request is valid, but this server does not implement the requested feature.
     #[error("{0}")]
     Unsupported(String),
+    /// A field of a request caused an error.
+    #[error("{error}")]
+    Field {
+        /// Name of the field, with dots between levels.
+        field: String,
+        /// Error that the field caused.
+        error: Box<ServeError>,
+    },
     /// A server without keys would be reachable from other machines.
     #[error(
         "Refusing to listen on {0} without keys: other machines can reach it. Pass --keys FILE (see \
@@ -80,9 +88,28 @@ pub enum ServeError {
 }
 
 impl ServeError {
+    /// Adds the name of the request's field that caused the error.
+    pub fn in_field(self, field: impl Into<String>) -> Self {
+        ServeError::Field {
+            field: field.into(),
+            error: Box::new(self),
+        }
+    }
+
+    /// Name of the request's field that caused the error, if known.
+    pub fn field(&self) -> Option<String> {
+        match self {
+            ServeError::Field { field, .. } => Some(field.clone()),
+            // The engine names its parameters like flags.
+            ServeError::Engine(EngineError::Sampling { name, .. }) => Some(name.replace('-', "_")),
+            _ => None,
+        }
+    }
+
     /// Machine-readable class of the error.
     pub fn code(&self) -> ErrorCode {
         match self {
+            ServeError::Field { error, .. } => error.code(),
             ServeError::Engine(error) => engine_code(error),
             ServeError::Model(_)
             | ServeError::Tensor(_)

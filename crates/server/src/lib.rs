@@ -1,8 +1,9 @@
-//! The server: gRPC and HTTP on one port, over engines that run on one thread each.
+//! Server: gRPC and HTTP on one port, over engines that run on one thread each.
 //!
-//! A request passes `net` → `middleware` → `http` or `grpc` → `engine_thread` → the engine. `auth` decides
-//! who may ask, `registry` which models exist, and `request` turns what a client asks into the engine's
-//! request. The server computes nothing, and the engine does not know of HTTP.
+//! A request passes `net` → `middleware` → `http` or `grpc` → `engine_thread` → the engine.
+//! `auth` decides which callers are admitted, and `registry` which models exist. `request` turns
+//! a client's request into the engine's request. The server computes nothing, and the engine does
+//! not know of HTTP.
 
 #![forbid(unsafe_code)]
 

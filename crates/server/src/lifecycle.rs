@@ -22,7 +22,7 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// Time that connections have to flush their last bytes before they are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A started server. Dropping it does not stop the server; call [`Running::stop`].
+/// A started server. Dropping this value does not stop the server; call [`Running::stop`].
 pub struct Running {
     /// Addresses of the listening sockets, in the order of [`ServerConfig::listen`].
     pub addresses: Vec<SocketAddr>,
@@ -32,14 +32,16 @@ pub struct Running {
     serving: JoinHandle<()>,
 }
 
-/// Starts a server and returns before its models are loaded, so that health checks work meanwhile.
+/// Starts a server and returns before its models are loaded, so that health checks work
+/// meanwhile.
 ///
-/// A configuration without addresses starts a server without ports: reach it with [`Running::connector`].
+/// A configuration without addresses starts a server without ports. [`Running::connector`]
+/// connects to such a server.
 pub async fn start(config: ServerConfig) -> Result<Running, ServeError> {
     start_with(config, None).await
 }
 
-/// Starts a server for the program around it. The preset holds for all its models.
+/// Starts a server inside another program. The preset applies to all its models.
 pub async fn start_in_process(config: ServerConfig, preset: Preset) -> Result<Running, ServeError> {
     start_with(config, Some(preset)).await
 }
@@ -81,7 +83,8 @@ fn router(app: &Arc<App>) -> Result<Router, ServeError> {
     Ok(all.layer(from_fn_with_state(Arc::clone(app), middleware::handle)))
 }
 
-/// Raises the limit of file descriptors to the maximum of this process: each connection needs one.
+/// Raises the limit of file descriptors to the maximum of this process. Each connection needs a
+/// descriptor.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -103,7 +106,7 @@ enum ProcessSignal {
     Reload,
 }
 
-/// Handlers of the signals that a server reacts to.
+/// Handlers of the signals that a server handles.
 struct ProcessSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -199,7 +202,7 @@ impl Running {
         self.end().await;
     }
 
-    /// Rejects new requests and waits for those in flight, up to [`ServerConfig::drain`].
+    /// Rejects new requests and waits for requests in flight, up to [`ServerConfig::drain`].
     async fn drain(&self) {
         self.app.drain();
         let _ = self.phase.send(ShutdownPhase::Draining);

@@ -16,7 +16,7 @@ use tracing::{Instrument, field};
 
 use crate::{ServeError, app::App, auth::Caller, http::HttpError, traces};
 
-/// Paths that need no key: health checks come from process managers.
+/// Paths that need no key, because process managers send health checks without one.
 const OPEN_PATHS: &[&str] = &["/healthz", "/readyz"];
 /// gRPC service that needs no key.
 const OPEN_SERVICE: &str = "/grpc.health.v1.Health/";
@@ -41,7 +41,7 @@ pub async fn handle(State(app): State<Arc<App>>, mut request: Request, next: Nex
         tracing::info_span!("request", path = %path.escape_debug(), owner, outcome = field::Empty);
     traces::adopt(&span, request.headers());
     let request = match path.ends_with("/Push") {
-        // A push may be slow; its handler times out each part instead.
+        // A push may be slow, so its handler has a timeout for each part instead.
         true => request,
         false => {
             let patience = app.config.limits.patience;
@@ -88,7 +88,7 @@ fn reject(app: &App, error: ServeError, path: &str, is_grpc: bool) -> Response {
     }
 }
 
-/// Error code of a response, as far as its headers say.
+/// Error code of a response, as its headers give it.
 fn error_code(response: &Response) -> Option<ErrorCode> {
     if let Some(code) = response.extensions().get::<ErrorCode>() {
         return Some(*code);
@@ -100,7 +100,8 @@ fn error_code(response: &Response) -> Option<ErrorCode> {
     }
 }
 
-/// Label of a request in metrics. The set of labels is fixed, whatever path a client asks for.
+/// Label of a request in metrics. The set of labels is fixed and does not depend on the paths
+/// that clients request.
 fn method_label(path: &str, is_grpc: bool) -> &'static str {
     const GRPC_METHODS: [&str; 26] = [
         "Register",

@@ -1,18 +1,18 @@
-//! Settings that only the program around a server in process can give.
+//! Settings that only a program with a server in its process can give.
 
 use djinn_engine::{Blueprint, LoadProgress, RestoreScope, StateFolder};
 use djinn_model::Model;
 
 use crate::ServeError;
 
-/// Draws the layout of an engine for a model.
+/// Function that plans the layout of an engine for a model.
 pub type DrawBlueprint = Box<dyn Fn(&Model) -> Result<Blueprint, ServeError> + Send + Sync>;
-/// Opens a folder of saved sessions, and says which of them to restore.
+/// Function that opens a folder of saved sessions, and returns which of them to restore.
 pub type OpenState = Box<dyn Fn() -> Result<(StateFolder, RestoreScope), ServeError> + Send + Sync>;
 
-/// Settings of the models of a server in process, chosen by the program around it.
+/// Settings of the models of a server in process, set by the program that starts the server.
 pub struct Preset {
-    /// Draws the layout, in place of [`LoadOptions`](crate::LoadOptions) and the server's limits.
+    /// Plans the layout, in place of [`LoadOptions`](crate::LoadOptions) and the server's limits.
     pub draw: DrawBlueprint,
     /// Opens the folder of saved sessions, in place of [`ServerConfig::state`](crate::ServerConfig::state).
     pub open_state: Option<OpenState>,

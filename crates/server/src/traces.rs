@@ -71,7 +71,7 @@ impl Extractor for HeaderExtractor<'_> {
 pub fn adopt(span: &Span, headers: &HeaderMap) {
     if headers.contains_key("traceparent") {
         let parent = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
-        // Fails where no layer records traces, which is fine.
+        // This fails if no layer records traces, which is expected.
         let _ = span.set_parent(parent);
     }
 }

@@ -1,4 +1,5 @@
-//! Faults outside the server's control: a model that cannot be found, a pass that fails, a full disk.
+//! Tests of faults outside the server's control: a model that cannot be found, a pass that fails,
+//! a full disk.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

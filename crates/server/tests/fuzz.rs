@@ -1,4 +1,4 @@
-//! Random request bodies and messages: the server rejects them and keeps serving.
+//! Tests with random request bodies and messages: the server rejects them and keeps serving.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Every curl command of the guide works as written.
+//! Test that every curl command of the guide works as written.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

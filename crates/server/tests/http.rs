@@ -1,4 +1,4 @@
-//! The HTTP interface as OpenAI's clients use it.
+//! Tests of the HTTP interface as OpenAI's clients use it.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -286,6 +286,20 @@ fn unsupported_and_invalid_fields_are_rejected_by_code() {
         json!({ "what": 1 }),
     ] {
         check(x("djinn", djinn), 400, "invalid");
+    }
+    for (body, field) in [
+        (x("tools", json!([1])), "tools"),
+        (x("n", json!(0)), "n"),
+        (x("top_p", json!(0)), "top_p"),
+        (x("logit_bias", json!({ "x": 1 })), "logit_bias"),
+        (x("logprobs", json!(99)), "logprobs"),
+        (
+            x("djinn", json!({ "edits": ["logits:add=/etc/passwd"] })),
+            "djinn.edits",
+        ),
+    ] {
+        let (_, reply) = server.post("/v1/completions", &body);
+        assert_eq!(reply["error"]["param"], field, "{reply}");
     }
     // The story model has no chat template.
     let chat = json!({ "messages": [{ "role": "user", "content": "x" }] });

@@ -1,4 +1,4 @@
-//! Several models: loading, eviction of idle models, and their sessions.
+//! Tests of several models: loading, eviction of idle models, and their sessions.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Hostile and broken clients: requests are rejected, and the server keeps serving.
+//! Tests of hostile and broken clients: requests are rejected, and the server keeps serving.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

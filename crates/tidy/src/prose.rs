@@ -5,11 +5,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// First words of a doc comment that only a neighbour can explain.
+/// First words of a comment that only a neighbour can explain. A paragraph of a doc comment
+/// counts as a comment.
 const OPENINGS: &[&str] = &[
     "It", "Its", "Those", "That", "They", "Them", "Whose", "Who", "Which", "What", "Where", "So",
     "The same",
 ];
+
+/// First words of any later sentence of a doc comment that hide their subject. `It` and `They`
+/// are allowed there, because an earlier sentence of the comment names the noun.
+const SENTENCE_OPENINGS: &[&str] = &["Those", "Them", "Whose", "Who", "Which", "What", "So"];
+
+/// Phrases that send the reader of a comment to a neighbour.
+const NEIGHBOURS: &[&str] = &["as above", "see above", "like above"];
 
 /// Phrases that hide their subject or their verb.
 const PHRASES: &[&str] = &[
@@ -81,19 +89,17 @@ fn is_prose(name: &str) -> bool {
 fn check(root: &Path, path: &Path, faults: &mut Vec<ProseFault>) -> io::Result<()> {
     let text = fs::read_to_string(path)?;
     let file = path.strip_prefix(root).unwrap_or(path);
-    let mut in_comment = false;
+    let is_rust = path.extension().is_some_and(|ending| ending == "rs");
+    let mut before = None;
     for (number, line) in text.lines().enumerate() {
-        let trimmed = line.trim_start();
-        let doc = trimmed
-            .strip_prefix("/// ")
-            .or_else(|| trimmed.strip_prefix("//! "));
-        let opening = doc
-            .filter(|_| !in_comment)
-            .and_then(|doc| first_words(doc, OPENINGS));
-        in_comment = doc.is_some() || trimmed.starts_with("///") && trimmed.len() > 3;
+        let comment = Comment::of(line).filter(|_| is_rust);
+        let opening = comment.and_then(|comment| comment.opening(before));
+        before = comment;
         let lower = line.to_lowercase();
+        let neighbours = comment.map_or(&[][..], |_| NEIGHBOURS);
         let phrase = PHRASES
             .iter()
+            .chain(neighbours)
             .copied()
             .find(|phrase| has_words(&lower, phrase));
         faults.extend(opening.into_iter().chain(phrase).map(|found| ProseFault {
@@ -103,6 +109,44 @@ fn check(root: &Path, path: &Path, faults: &mut Vec<ProseFault>) -> io::Result<(
         }));
     }
     Ok(())
+}
+
+/// One line of a comment of a Rust file.
+#[derive(Clone, Copy)]
+struct Comment<'l> {
+    /// Text after the marker.
+    text: &'l str,
+    /// Whether the line belongs to a doc comment.
+    is_doc: bool,
+}
+
+impl<'l> Comment<'l> {
+    /// Returns the comment on a line; `None` for code and for an empty line of a comment.
+    fn of(line: &'l str) -> Option<Self> {
+        let line = line.trim_start();
+        let doc = line
+            .strip_prefix("/// ")
+            .or_else(|| line.strip_prefix("//! "));
+        let text = doc.or_else(|| line.strip_prefix("// "))?;
+        let is_doc = doc.is_some();
+        Some(Comment { text, is_doc })
+    }
+
+    /// Returns the first fault at the start of the comment or of one of its sentences. `before`
+    /// is the comment on the previous line.
+    fn opening(self, before: Option<Comment<'_>>) -> Option<&'static str> {
+        let before = before.filter(|before| before.is_doc == self.is_doc);
+        let first = match before {
+            None => first_words(self.text, OPENINGS),
+            Some(before) if self.is_doc && before.text.ends_with('.') => {
+                first_words(self.text, SENTENCE_OPENINGS)
+            }
+            Some(_) => None,
+        };
+        let later = self.text.split(". ").skip(1);
+        let mut later = later.filter(|_| self.is_doc);
+        first.or_else(|| later.find_map(|text| first_words(text, SENTENCE_OPENINGS)))
+    }
 }
 
 fn first_words(text: &str, words: &[&'static str]) -> Option<&'static str> {
@@ -136,5 +180,34 @@ mod tests {
         assert_eq!(first_words("It's", OPENINGS), None);
         assert!(has_words("a session is told more", "is told"));
         assert!(!has_words("this toldx", "is told"));
+    }
+
+    /// Openings found in the lines of a comment.
+    fn openings(lines: &[&str]) -> Vec<&'static str> {
+        let comments: Vec<_> = lines.iter().map(|line| Comment::of(line)).collect();
+        let before = std::iter::once(None).chain(comments.iter().copied());
+        let pairs = before.zip(&comments);
+        pairs
+            .filter_map(|(before, comment)| comment.as_ref()?.opening(before))
+            .collect()
+    }
+
+    #[test]
+    fn judges_every_sentence_of_a_doc_comment() {
+        assert_eq!(openings(&["/// Frees a page. Those go."]), ["Those"]);
+        assert_eq!(openings(&["/// Frees a page.", "/// So it ends."]), ["So"]);
+        assert_eq!(openings(&["//! Pages.", "//!", "//! It moves."]), ["It"]);
+        // A later sentence may refer to the noun of an earlier one.
+        assert!(openings(&["/// Frees a page. It is empty."]).is_empty());
+        // A line in the middle of a sentence has no opening.
+        assert!(openings(&["/// Returns the page", "/// Those"]).is_empty());
+    }
+
+    #[test]
+    fn judges_the_start_of_a_plain_comment() {
+        assert_eq!(openings(&["    // What fits stays."]), ["What"]);
+        assert!(openings(&["// A page that fits. What", "// What"]).is_empty());
+        assert!(openings(&["let url = 1; // What"]).is_empty());
+        assert_eq!(openings(&["// A page", "/// It moves."]), ["It"]);
     }
 }

@@ -1,8 +1,8 @@
 //! Plain types that several crates name.
 //!
-//! This crate is a leaf: it has no dependencies and does no work. A type belongs here if
-//! crates that must not depend on each other need it, such as `model`, which describes
-//! operations, and `device`, which runs them.
+//! This crate is a leaf: it has no dependencies and does no work. A type belongs here if crates
+//! that must not depend on each other need it. For example, `model` describes operations and
+//! `device` runs them.
 
 #![forbid(unsafe_code)]
 

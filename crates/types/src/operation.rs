@@ -12,30 +12,30 @@ pub enum NormKind {
 /// Storage order of a weight matrix in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// `[out, in]`, the order of `torch.nn.Linear`.
+    /// Order `[out, in]`, as in `torch.nn.Linear`.
     OutIn,
-    /// `[in, out]`, the order of GPT-2's `Conv1D`.
+    /// Order `[in, out]`, as in GPT-2's `Conv1D`.
     InOut,
 }
 
 /// Elementwise activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// `x · sigmoid(x)`
+    /// SiLU: `x · sigmoid(x)`.
     Silu,
     /// GELU through the error function.
     Gelu,
     /// GELU through tanh (`gelu_new`, `gelu_pytorch_tanh`).
     GeluTanh,
-    /// `max(x, 0)`
+    /// ReLU: `max(x, 0)`.
     Relu,
 }
 
 /// Pairing of the elements of a head that a rotary embedding rotates together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
-    /// Element `i` with element `i + n`, as in Llama.
+    /// Pairs element `i` with element `i + n`, as in Llama.
     Halves,
-    /// Element `2i` with element `2i + 1`, as in GPT-J.
+    /// Pairs element `2i` with element `2i + 1`, as in GPT-J.
     Interleaved,
 }

@@ -1,4 +1,4 @@
-//! Sizes in bytes as people write and read them.
+//! Sizes in bytes as users write and read them.
 
 use std::{fmt, str::FromStr};
 
@@ -48,7 +48,7 @@ impl FromStr for Size {
             .find(|c: char| !c.is_ascii_digit() && c != '.')
             .unwrap_or(lower.len());
         let (number, unit) = (&lower[..digits], lower[digits..].trim());
-        // A fraction without a unit would be a fraction of a byte.
+        // A fraction without a unit is a fraction of a byte, which is invalid.
         if unit.is_empty() && number.contains('.') {
             return Err(error());
         }
@@ -58,7 +58,7 @@ impl FromStr for Size {
             .find(|(name, _)| *name == unit)
             .ok_or_else(error)?;
         let bytes = number * *factor as f64;
-        // Above 2^53 an f64 no longer represents every byte count.
+        // An f64 above 2^53 does not represent every byte count.
         if bytes > (1u64 << 53) as f64 {
             return Err(error());
         }
@@ -89,7 +89,7 @@ pub enum Amount {
 }
 
 impl fmt::Display for Amount {
-    /// Writes a form that parses back to the same amount.
+    /// Writes the amount in a form that parses back to the same amount.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Amount::Bytes(bytes) => write!(f, "{bytes}B"),

@@ -6,7 +6,7 @@ use std::{io, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum VectorsError {
     /// The vector has no direction.
-    #[error("no directions: a steering vector needs a direction for at least one block")]
+    #[error("the steering vector has no directions; it needs a direction for at least one block")]
     NoDirections,
     /// The direction of a block is invalid, or the file format cannot store it.
     #[error("block {block}: {problem}")]
@@ -35,13 +35,15 @@ pub enum VectorsError {
         problem: GgufProblem,
     },
     /// The file is neither GGUF nor safetensors.
-    #[error("neither GGUF nor safetensors: {0}")]
+    #[error("the file is neither GGUF nor safetensors: {0}")]
     Safetensors(#[from] safetensors::SafeTensorError),
     /// The file is larger than any steering vector.
-    #[error("the file is too large for a steering vector: is it a whole model?")]
+    #[error(
+        "the file is larger than 256 MiB, the limit for a steering vector; check that it is not a whole model"
+    )]
     TooLarge,
     /// The file name does not have the extension of a supported format.
-    #[error("unknown file format: use the extension .safetensors or .gguf")]
+    #[error("the file name has an unknown extension; use .safetensors or .gguf")]
     Extension,
     /// An operation of the file system failed.
     #[error("cannot {doing}: {source}")]
@@ -65,10 +67,12 @@ pub enum VectorsError {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BlockProblem {
     /// A row has no values.
-    #[error("a row has no values")]
+    #[error("a row has no values; every row needs the width of the model")]
     Empty,
-    /// A row has another width than the others.
-    #[error("a row has {found} values, but others have {expected}: all must come from one model")]
+    /// The width of a row differs from the width of the other rows.
+    #[error(
+        "a row has {found} values, but others have {expected}; capture all rows from one model"
+    )]
     Width {
         /// Width of the row.
         found: usize,
@@ -91,7 +95,7 @@ pub enum BlockProblem {
     #[error("both sets have the same mean: use prompts that differ, or leave the block out")]
     SameMean,
     /// The file has two directions for the block.
-    #[error("the file has two directions for this block")]
+    #[error("the file has two directions for this block; remove one")]
     Duplicate,
     /// GGUF cannot store a direction for block 0.
     #[error(
@@ -103,7 +107,7 @@ pub enum BlockProblem {
 /// Problem with a tensor or a metadata entry of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntryProblem {
-    /// The name is not that of a direction.
+    /// The name of a tensor does not name a direction.
     #[error("is not a direction: expected a name like {example}")]
     NotADirection {
         /// Valid name.
@@ -131,12 +135,12 @@ pub enum EntryProblem {
         /// Supported types.
         expected: &'static str,
     },
-    /// The tensor does not start where the one before it ends.
+    /// The tensor does not start at the end of the previous tensor.
     #[error("starts at offset {found}, expected {expected}")]
     Offset {
         /// Offset in the file.
         found: u64,
-        /// End of the tensors before it.
+        /// End of the previous tensors.
         expected: u64,
     },
     /// A newer Djinn wrote the file.
@@ -167,13 +171,17 @@ pub enum EntryProblem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GgufProblem {
     /// The version is not supported.
-    #[error("version {found:#x} is not supported, only versions 2 and 3 in little-endian order")]
+    #[error(
+        "version {found:#x} is not supported; convert the file to version 2 or 3 in little-endian order"
+    )]
     Version {
         /// Version in the file.
         found: u32,
     },
     /// The file ends early.
-    #[error("the file is truncated: expected {needed} more bytes, found {left}")]
+    #[error(
+        "the file is truncated: expected {needed} more bytes, found {left}; copy the file again"
+    )]
     Truncated {
         /// Number of bytes that must follow.
         needed: u64,
@@ -184,7 +192,7 @@ pub enum GgufProblem {
     #[error("a text is not UTF-8")]
     NotUtf8,
     /// Arrays are nested too deeply.
-    #[error("arrays are nested too deeply")]
+    #[error("arrays are nested more than 4 levels deep")]
     TooDeep,
     /// A metadata value has an unknown type.
     #[error("a metadata value has the unknown type {found}")]

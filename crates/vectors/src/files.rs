@@ -1,5 +1,5 @@
-//! Files of steering vectors. The content decides how a file is read, the extension how it is
-//! written.
+//! Files of steering vectors. The content decides how a file is read; the extension decides how a
+//! file is written.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -25,7 +25,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format that the extension of a file name asks for.
+    /// Returns the format that the extension of a file name requests.
     pub fn for_path(path: &Path) -> Result<Format, VectorsError> {
         let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
         match extension.to_ascii_lowercase().as_str() {
@@ -78,8 +78,8 @@ fn of_file(path: &Path) -> impl Fn(VectorsError) -> VectorsError {
     }
 }
 
-/// Reads a whole file, unless it is too large. The size is not asked for first, because a pipe has
-/// none.
+/// Reads a whole file, unless it is too large. The limit applies to the bytes read, because a
+/// pipe reports no size.
 fn read_bytes(path: &Path) -> Result<Vec<u8>, VectorsError> {
     let mut bytes = Vec::new();
     File::open(path)
@@ -188,7 +188,7 @@ mod tests {
                 let bytes = steering.to_bytes(format).unwrap();
                 let read = Steering::from_bytes(&bytes).unwrap();
                 prop_assert_eq!(&read, &steering);
-                // Equal in every bit, including the sign of zero.
+                // Both files are equal in every bit, including the sign of zero.
                 prop_assert_eq!(read.to_bytes(format).unwrap(), bytes);
             }
         }

@@ -9,10 +9,10 @@
 //! padding, then the values of each tensor, each followed by padding
 //! ```
 //!
-//! llama.cpp adds `direction.N` to the output of its layer N, so the direction belongs to block N.
-//! N is at least 1, because llama.cpp never steers its layer 0. llama.cpp reads no metadata except
-//! the alignment. Tensors must be in order of their offsets, without gaps and with padding after
-//! the last, so they cannot overlap or need more memory than the file has.
+//! llama.cpp adds `direction.N` to the output of its layer N, so the direction belongs to block
+//! N. N is at least 1, because llama.cpp never steers its layer 0. llama.cpp reads no metadata
+//! except the alignment. Tensors must be in order of their offsets, without gaps and with padding
+//! after the last. They therefore cannot overlap or need more memory than the file has.
 
 mod cursor;
 
@@ -31,7 +31,7 @@ const CONTROL_VECTOR: &str = "controlvector";
 const ALIGNMENT: &str = "general.alignment";
 const MODEL: &str = "controlvector.model_hint";
 const LAYERS: &str = "controlvector.layer_count";
-/// Metadata key of the method. Only Djinn uses it; other programs ignore it.
+/// Metadata key of the method. Only Djinn uses this key; other programs ignore it.
 const METHOD: &str = "djinn.method";
 
 /// Alignment of values in bytes, unless the file gives another.
@@ -114,15 +114,15 @@ fn invalid_metadata(key: &str, value: &GgufValue<'_>) -> VectorsError {
     VectorsError::entry("metadata", key, problem)
 }
 
-/// Description of a tensor, whose values follow later in the file.
+/// Description of a tensor. The values follow later in the file.
 struct GgufTensor {
     block: usize,
     bytes: u64,
 }
 
 impl GgufTensor {
-    /// Reads the description of a tensor. Its values must start at `end`, the end of the tensors
-    /// before it; `end` is advanced to its own end.
+    /// Reads the description of a tensor. The values must start at `end`, the end of the previous
+    /// tensors. Advances `end` to the end of this tensor.
     fn parse(
         cursor: &mut GgufCursor<'_>,
         end: &mut u64,

@@ -106,7 +106,7 @@ impl Steering {
         self.directions.values().next().map_or(0, Vec::len)
     }
 
-    /// Returns the Euclidean length of a block's direction, if it has one.
+    /// Returns the Euclidean length of a block's direction; `None` if the block has none.
     pub fn norm(&self, block: usize) -> Option<f64> {
         let squares = |row: &Vec<f32>| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
         self.directions.get(&block).map(|row| squares(row).sqrt())
@@ -143,8 +143,8 @@ fn difference(
     Ok(direction)
 }
 
-/// Returns the width and the mean of a block's rows. Every row must have the given width, or that
-/// of the first row.
+/// Returns the width and the mean of a block's rows. Every row must have the given width, or the
+/// width of the first row.
 fn mean(
     block: usize,
     set: &'static str,

@@ -66,8 +66,8 @@ fn each<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32) -> Vec<f32>
     chunks.iter().map(|&chunk| read(chunk)).collect()
 }
 
-/// Returns the content of a file. The `safetensors` crate is not used, because it writes metadata
-/// in random order.
+/// Returns the content of a file. This function does not use the `safetensors` crate, because the
+/// crate writes metadata in random order.
 pub(crate) fn to_bytes(steering: &Steering) -> Vec<u8> {
     let (model, method) = (steering.model(), steering.method().to_string());
     let metadata = json!({ MARK: VERSION, "method": method, "model": model });
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn invalid_tensors_are_refused() {
         let error = |name: &str, dtype: Dtype, shape: &[usize], mark: Option<&str>| {
-            // All bits set is not a number in any float type.
+            // A float with all bits set is not a number in any type.
             let data = vec![0xff; shape.iter().product::<usize>() * dtype.bitsize() / 8];
             parse(&file(name, dtype, shape, &data, mark)).unwrap_err()
         };

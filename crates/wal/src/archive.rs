@@ -81,7 +81,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Opens an archive and checks everything except the pages; [`Archive::read`] checks those.
+    /// Opens an archive and checks everything except the pages. [`Archive::read`] checks a page.
     pub fn open(path: &Path) -> Result<Archive, WalError> {
         let file = File::open(path).map_err(WalError::system("open", path))?;
         let bytes = disk::size(&file, path)?;
@@ -173,8 +173,8 @@ fn read_preamble(file: &File, path: &Path, bytes: u64) -> Result<Preamble, WalEr
     Preamble::parse(&preamble).ok_or_else(damaged)
 }
 
-/// Fails unless the file has the size that its preamble says. Afterwards memory allocated for the
-/// header is at most the size of the file.
+/// Fails unless the file has the size that its preamble gives. Memory allocated for the header is
+/// then at most the size of the file.
 fn check_size(preamble: &Preamble, path: &Path, bytes: u64) -> Result<(), WalError> {
     let owned = path.to_owned();
     match preamble.offset(preamble.pages) {

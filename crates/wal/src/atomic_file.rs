@@ -16,7 +16,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .and_then(|()| file.sync_all())
         .and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
-        // The first error is the one to report.
+        // The caller gets the first error, so this one is ignored.
         let _ = fs::remove_file(&temporary);
     }
     written

@@ -1,4 +1,4 @@
-//! The checksum of all files: xxh3 with 64 bits.
+//! Checksum of all files: xxh3 with 64 bits.
 
 use std::hash::Hasher;
 

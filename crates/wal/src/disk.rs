@@ -33,7 +33,7 @@ pub(crate) fn create_folder(folder: &Path) -> Result<(), WalError> {
         create_folder(parent)?;
     }
     match fs::create_dir(folder) {
-        // Another process created it meanwhile.
+        // Another process created the folder meanwhile.
         Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => {}
         made => made.map_err(WalError::system("create the folder", folder))?,
     }
@@ -47,7 +47,8 @@ pub(crate) fn sync_folder(folder: &Path) -> Result<(), WalError> {
         .map_err(WalError::system("sync the folder", folder))
 }
 
-/// Fills `to` from a file, and fails with [`WalError::CutShort`] if the file ends before.
+/// Fills `to` from a file. Fails with [`WalError::CutShort`] if the file ends before `to` is
+/// full.
 pub(crate) fn read_at(
     file: &File,
     path: &Path,
@@ -75,7 +76,7 @@ pub(crate) fn size(file: &File, path: &Path) -> Result<u64, WalError> {
 pub(crate) struct FolderLock(File);
 
 impl FolderLock {
-    /// Locks a folder by the file `lock` in it, and fails if another process has locked it.
+    /// Locks a folder by the file `lock` in it. Fails if another process has locked the folder.
     pub(crate) fn take(folder: &Path) -> Result<FolderLock, WalError> {
         let path = folder.join("lock");
         let file = File::options()
@@ -96,7 +97,7 @@ impl FolderLock {
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child process that is just being started may hold a
+        // Closing the file is not enough, because a child process that is starting may hold a
         // copy of the descriptor. If unlocking fails, the lock ends with that copy.
         let _ = self.0.unlock();
     }

@@ -18,7 +18,7 @@ pub enum WalError {
         source: io::Error,
     },
     /// A write failed for a reason other than space.
-    #[error("cannot write to {path}: {source}", path = path.display())]
+    #[error("cannot write to {path}: {source}; check the disk and the permissions of the folder", path = path.display())]
     Write {
         /// Path of the file.
         path: PathBuf,
@@ -26,7 +26,7 @@ pub enum WalError {
         source: io::Error,
     },
     /// A read failed.
-    #[error("cannot read {path}: {source}", path = path.display())]
+    #[error("cannot read {path}: {source}; check the disk and the permissions of the file", path = path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum WalError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Another process, or another part of this one, has the folder open.
+    /// Another process, or another part of this process, has the folder open.
     #[error(
         "another process uses the folder {folder}: stop that process, or use another folder",
         folder = folder.display()
@@ -52,9 +52,9 @@ pub enum WalError {
         /// Path of the folder.
         folder: PathBuf,
     },
-    /// The file is shorter than what was written to it.
+    /// The file is shorter than the bytes written to it.
     #[error(
-        "{path} is truncated: it has {bytes} bytes, and at least {expected} were written",
+        "{path} is truncated: it has {bytes} bytes, but at least {expected} were written; restore it from a backup",
         path = path.display()
     )]
     CutShort {
@@ -67,7 +67,7 @@ pub enum WalError {
     },
 
     /// The record exceeds the limit for one record.
-    #[error("a log record of {bytes} bytes is too large: the limit is {limit} bytes")]
+    #[error("a log record of {bytes} bytes exceeds the limit of {limit} bytes for one record")]
     TooLong {
         /// Size of the record in bytes.
         bytes: u64,
@@ -84,9 +84,9 @@ pub enum WalError {
         /// Path of the log's file.
         path: PathBuf,
     },
-    /// A damaged record is followed by a valid one. A crash cannot cause that.
+    /// A valid record follows a damaged one. A crash cannot cause that.
     #[error(
-        "{path} is damaged at byte {offset}, and the record at byte {next} is valid again: the \
+        "{path} is damaged at byte {offset}, but the record at byte {next} is valid: the \
          file was not changed; restore it from a backup, or move it away to start without it",
         path = path.display()
     )]
@@ -100,7 +100,7 @@ pub enum WalError {
     },
 
     /// The file has another format.
-    #[error("{path} is not a {format}", path = path.display())]
+    #[error("{path} is not a {format}; check the path", path = path.display())]
     WrongFormat {
         /// Path of the file.
         path: PathBuf,
@@ -109,7 +109,7 @@ pub enum WalError {
     },
     /// The file has a version of the format that this program does not know.
     #[error(
-        "{path} was written by a newer djinn: it has format version {found}, and this djinn reads \
+        "{path} was written by a newer djinn: it has format version {found}, but this djinn reads \
          versions up to {known}; update djinn",
         path = path.display()
     )]
@@ -121,7 +121,7 @@ pub enum WalError {
         /// Newest version that this program reads.
         known: u32,
     },
-    /// The header, which describes the rest of the file, differs from the one written.
+    /// The header differs from the one written. The header describes the rest of the file.
     #[error("the header of {path} is damaged: restore the file from a backup", path = path.display())]
     HeaderDamaged {
         /// Path of the file.
@@ -129,7 +129,7 @@ pub enum WalError {
     },
     /// The archive has extra bytes after its end.
     #[error(
-        "{path} is damaged: it has {bytes} bytes, and {expected} were written; copy the file again",
+        "{path} is damaged: it has {bytes} bytes, but {expected} were written; copy the file again",
         path = path.display()
     )]
     TooLarge {
@@ -149,7 +149,7 @@ pub enum WalError {
         page: usize,
     },
     /// The archive has fewer pages than requested.
-    #[error("{path} has no page {page}: it has {pages} pages", path = path.display())]
+    #[error("{path} has no page {page}; it has {pages} pages, numbered from 0", path = path.display())]
     NoSuchPage {
         /// Path of the archive.
         path: PathBuf,
@@ -160,7 +160,7 @@ pub enum WalError {
     },
     /// The buffer does not have the size of the archive's pages.
     #[error(
-        "a page of {path} has {page_bytes} bytes, and the buffer has {given}",
+        "a page of {path} has {page_bytes} bytes, but the buffer has {given}",
         path = path.display()
     )]
     PageSize {
@@ -171,7 +171,7 @@ pub enum WalError {
         /// Size of the buffer in bytes.
         given: u64,
     },
-    /// The path of a new archive is taken.
+    /// A file already exists at the path of a new archive.
     #[error("{path} exists: remove it, or use another name", path = path.display())]
     Exists {
         /// Path of the existing file.

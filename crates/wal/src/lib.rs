@@ -1,8 +1,8 @@
 //! Durable files: a write-ahead log, archives and atomic writes.
 //!
-//! [`Log`] is an append-only log in a folder of its own: records appended to it are read back in
-//! order when the folder is opened again. A record that a crash cut off at the end is dropped;
-//! any other damage is an error. [`Log::compact`] replaces a long log by a shorter one.
+//! [`Log`] is an append-only log in a folder of its own. Opening the folder again reads the
+//! records back in order. Opening drops a record that a crash cut off at the end; any other
+//! damage is an error. [`Log::compact`] replaces a long log by a shorter one.
 //!
 //! [`Archive`] is a portable file: a header of bytes that the writer chooses, and pages of equal
 //! size. [`ArchiveWriter`] creates an archive, which appears under its name when it is complete.

@@ -15,7 +15,7 @@ use self::tail::Tail;
 use crate::disk::FolderLock;
 use crate::{WalError, disk};
 
-/// Write-ahead log: records that were appended and synced are read back at the next open.
+/// Write-ahead log: opening it again reads back all records that were appended and synced.
 ///
 /// The folder contains one file, `log-GENERATION.djinn`, and the file `lock`, which gives one
 /// process at a time exclusive access. Each compaction creates a file of the next generation. If
@@ -31,7 +31,8 @@ pub struct Log {
     folder: PathBuf,
     tail: Tail,
     torn: u64,
-    /// Lock on the folder. The last field: files are closed before the folder is unlocked.
+    /// Lock on the folder. This is the last field, so files are closed before the folder is
+    /// unlocked.
     _lock: FolderLock,
 }
 
@@ -48,17 +49,18 @@ impl Log {
     }
 
     /// Opens the log in `folder`, and creates the folder if it is missing. Returns the records in
-    /// order; they are synced to disk.
+    /// order. The returned records are on disk.
     pub fn open(folder: &Path) -> Result<(Log, Vec<Vec<u8>>), WalError> {
         disk::create_folder(folder)?;
         let lock = FolderLock::take(folder)?;
         let generations = generations(folder)?;
         let (tail, records, torn) = newest(folder, &generations)?;
-        // A crash may have happened between renaming the newest file and syncing the folder.
+        // A crash may have happened between the rename of the newest file and the sync of the
+        // folder.
         disk::sync_folder(folder)?;
         for generation in generations {
             if generation != tail.generation() {
-                // After a failure the next open tries again.
+                // If this fails, the next open tries again.
                 let _ = fs::remove_file(folder.join(tail::file_name(generation)));
             }
         }
@@ -71,30 +73,31 @@ impl Log {
         Ok((log, records))
     }
 
-    /// Appends a record of up to [`PAYLOAD_BYTES_MAX`] bytes with one write. The record is on disk
-    /// after the next [`sync`](Log::sync). A failed append is undone; if that fails too, every
-    /// later call fails with [`WalError::Poisoned`].
+    /// Appends a record of up to [`PAYLOAD_BYTES_MAX`] bytes with one write. The record is on
+    /// disk after the next [`sync`](Log::sync). A failed append is undone. If undoing fails too,
+    /// every later call fails with [`WalError::Poisoned`].
     pub fn append(&mut self, payload: &[u8]) -> Result<(), WalError> {
         self.tail.append(payload)
     }
 
-    /// Waits until all records are on disk. After a failure it is unknown which records are on
-    /// disk, and another attempt cannot tell, so every later call fails with
+    /// Waits until all records are on disk. After a failure the log does not know which records
+    /// are on disk, and another attempt cannot find out. Every later call then fails with
     /// [`WalError::Poisoned`].
     pub fn sync(&mut self) -> Result<(), WalError> {
         self.tail.sync()
     }
 
-    /// Replaces all records. The new records are on disk when this returns; a crash before that
-    /// leaves either the old records or the new ones. After a failure the old log stays in use.
-    /// Only if the folder cannot be synced after the new file got its name, it is unknown which
-    /// file the next open finds, and every later call fails with [`WalError::Poisoned`].
+    /// Replaces all records. The new records are on disk when this call returns. A crash before
+    /// that leaves either the old records or the new ones. After a failure the old log stays in
+    /// use, with one exception: if the folder cannot be synced after the new file got its name,
+    /// the log does not know which file the next open finds. Every later call then fails with
+    /// [`WalError::Poisoned`].
     pub fn compact(&mut self, records: impl IntoIterator<Item = Vec<u8>>) -> Result<(), WalError> {
         self.tail.check()?;
         let next = Tail::create(&self.folder, self.tail.generation() + 1, records)?;
         disk::sync_folder(&self.folder).inspect_err(|_| self.tail.poison())?;
         let old = std::mem::replace(&mut self.tail, next);
-        // After a failure the next open tries again.
+        // If this fails, the next open tries again.
         let _ = fs::remove_file(old.path());
         Ok(())
     }
@@ -119,7 +122,7 @@ fn newest(folder: &Path, generations: &[u64]) -> Result<(Tail, Vec<Vec<u8>>, u64
         let opened = options.read(true).write(true).open(&path);
         let file = opened.map_err(WalError::system("open", &path))?;
         let bytes = disk::size(&file, &path)?;
-        // A file without a complete header has no records: an older generation is better.
+        // A file without a complete header has no records, so an older generation is better.
         if bytes < format::HEADER_BYTES as u64 {
             torn += bytes;
             continue;
@@ -143,7 +146,7 @@ fn generations(folder: &Path) -> Result<Vec<u64>, WalError> {
         if let Some(generation) = parse(&name, ".djinn") {
             generations.push(generation);
         } else if parse(&name, ".tmp").is_some() {
-            // A leftover file does no harm.
+            // A leftover file is harmless.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -151,8 +154,8 @@ fn generations(folder: &Path) -> Result<Vec<u64>, WalError> {
     Ok(generations)
 }
 
-/// Parses the generation in a file name. The largest generation is invalid: no other could
-/// follow it.
+/// Parses the generation in a file name. The largest generation is invalid, because no generation
+/// could follow it.
 fn parse(name: &str, ending: &str) -> Option<u64> {
     let digits = name.strip_prefix("log-")?.strip_suffix(ending)?;
     let generation = u64::from_str_radix(digits, 16).ok()?;

@@ -1,5 +1,5 @@
-//! Logs and archives of processes that are killed or run out of disk space. Each test runs its own
-//! program again as a child process.
+//! Tests of logs and archives of processes that are killed or run out of disk space. Each test
+//! runs its own program again as a child process.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -64,7 +64,8 @@ fn appended_records_survive_a_kill() {
         let mut last = (0..20 + 37 * round).map(|_| appended().unwrap()).last();
         child.kill().unwrap();
         child.wait().unwrap();
-        // Lines printed before the kill took effect. The last line may be cut to a smaller number.
+        // These lines were printed before the kill took effect. The last line may be cut to a
+        // smaller number.
         while let Some(number) = appended() {
             last = last.max(Some(number));
         }

@@ -1,4 +1,4 @@
-//! Measures how long making a plan takes: `cargo bench -p djinn-weights`.
+//! Benchmark of making a plan: `cargo bench -p djinn-weights`.
 
 use std::hint::black_box;
 use std::time::Instant;

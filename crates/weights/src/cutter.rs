@@ -59,8 +59,8 @@ impl<'p> Cutter<'p> {
         }
     }
 
-    /// Returns the row at which each piece of a matrix ends. Pieces are about equally
-    /// large, and at most `cap` bytes unless rows that stay together have more.
+    /// Returns the row at which each piece of a matrix ends. Pieces are about equally large. A
+    /// piece has at most `cap` bytes, unless rows that stay together have more.
     fn cuts(&self, rows: usize, bytes: u64) -> Vec<usize> {
         let together = self.packing.rows_together();
         let units = rows.div_ceil(together).max(1);

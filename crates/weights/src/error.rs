@@ -1,8 +1,8 @@
-//! Errors of planning where weights lie and of setting up the link.
+//! Errors of the plan and of the link.
 
 use djinn_types::Size;
 
-/// An error of setting up the link that weights stream over.
+/// Failure to set up the link that weights stream over.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// The device failed.
@@ -26,10 +26,10 @@ pub enum WeightsError {
     },
 }
 
-/// A memory budget or an override of the plan that is not possible.
+/// Memory budget, or override of the plan, that is not possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The budget does not hold what must be in memory at once.
+    /// The budget is smaller than the bytes that must be in memory at once.
     #[error(
         "--memory {} is too small: this model needs at least {} ({} for KV, activations and \
          small tensors, {} to stream weights through); raise --memory or lower --context",
@@ -43,7 +43,7 @@ pub enum PlanError {
         /// Bytes of `least` that are in use at all times.
         fixed: u64,
     },
-    /// The user asked for all weights to stay, and the budget does not hold them.
+    /// The user requires all weights to stay, and the budget is smaller.
     #[error(
         "--resident all needs {}, but --memory is {}; raise --memory or drop --resident all",
         Size(*whole), Size(*budget)
@@ -57,7 +57,7 @@ pub enum PlanError {
     /// The requested ring does not hold the largest piece.
     #[error(
         "--ring {} is too small: the largest piece of the weights has {}; raise --ring to at \
-         least that",
+         least this size",
         Size(*ring), Size(*least)
     )]
     RingTooSmall {

@@ -1,16 +1,16 @@
-//! Choice of the experts that are in memory: those used most, and among equals those
-//! needed soonest.
+//! Choice of the experts in memory: the cache prefers experts with more uses, and of equal ones
+//! those needed sooner.
 
-/// Slots for some of many experts. Every pass uses a part of the experts in order of
-/// their numbers.
+/// Slots for some of many experts. Every pass uses a part of the experts in order of their
+/// numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertCache {
     /// Expert in each slot.
     slots: Vec<Option<usize>>,
     /// Slot of each expert.
     slot_by_expert: Vec<Option<usize>>,
-    /// Number of uses of each expert, halved from time to time so that old uses count
-    /// less.
+    /// Number of uses of each expert. The cache halves all numbers from time to time, so that old
+    /// uses count less.
     uses: Vec<u32>,
     since_halving: usize,
 }
@@ -44,9 +44,9 @@ impl ExpertCache {
         }
     }
 
-    /// Assigns a slot to an expert, evicting another expert unless a slot is free.
-    /// Returns `None` if all slots hold experts that must stay. Experts for which `last`
-    /// is true are evicted only if no other can be.
+    /// Assigns a slot to an expert, and evicts another expert unless a slot is free. Returns
+    /// `None` if all slots hold experts that must stay. An expert for which `last` is true is
+    /// evicted only if no other expert can be.
     pub fn admit(
         &mut self,
         expert: usize,
@@ -106,7 +106,7 @@ mod tests {
 
     use super::ExpertCache;
 
-    /// Counts the misses of the last `rounds` rounds, if each round uses all experts.
+    /// Counts the misses of the last `rounds` rounds, in which each round uses all experts.
     fn cyclic_misses(slots: usize, experts: usize, rounds: usize) -> usize {
         let mut cache = ExpertCache::new(slots, experts);
         let mut misses = 0;
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn cyclic_use_keeps_all_slots_but_one() {
-        // The optimum: only one slot is not kept from round to round.
+        // The optimum changes only one slot from round to round.
         assert_eq!(cyclic_misses(10, 10, 4), 0);
         for (slots, experts) in [(1, 10), (4, 10), (9, 10)] {
             let misses = cyclic_misses(slots, experts, 4);
@@ -154,7 +154,7 @@ mod tests {
         cache.admit(0, |_| false, |_| false).expect("free");
         cache.admit(1, |_| false, |_| false).expect("free");
         assert_eq!(cache.admit(2, |_| true, |_| false), None);
-        // An expert that `last` names is evicted last.
+        // The cache evicts an expert that `last` names after all others.
         let slot = cache.admit(2, |_| false, |held| held == 1);
         assert_eq!((slot, cache.slot_of(0)), (Some(0), None));
         cache.remove(2);

@@ -1,4 +1,4 @@
-//! Layout of host memory that weights stream from.
+//! Layout of the host memory that weights stream from.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use djinn_model::program::TensorId;
 
 use crate::{Placement, Region, pieces::Pieces, plan::Plan};
 
-/// Location in host memory of all weights that come over the link during passes.
-/// Resident weights have no copy in host memory. A piece has the same layout as in the
-/// slab, so one copy moves all of it.
+/// Location in host memory of all weights that cross the link during passes. Resident weights
+/// have no copy in host memory. A piece has the same layout as in the slab, so one copy moves the
+/// whole piece.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostLayout {
     /// Location of each piece of the ring, by visit.
     pub ring: Vec<Placement>,
     /// Location of each expert; empty if all experts stay on the device.
     pub experts: Vec<Placement>,
-    /// Location of each table of which a pass reads single rows.
+    /// Location of each table that a pass reads row by row.
     pub tables: BTreeMap<TensorId, Placement>,
     /// Size of the host memory.
     pub bytes: u64,

@@ -16,7 +16,7 @@ use crate::{
     plan::{ExpertPool, Keep, Plan, PlanInput},
 };
 
-/// Options that decide how weights are laid out.
+/// Options for the layout of weights.
 #[derive(Clone, Copy, Debug)]
 pub struct LayoutOptions {
     /// Memory budgets and overrides of the user.
@@ -25,7 +25,7 @@ pub struct LayoutOptions {
     pub link: LinkSettings,
     /// Alignment of tensors in memory.
     pub packing: Packing,
-    /// Largest size of a piece, where matrices can be cut that small.
+    /// Largest size of a piece, if its matrices can be cut that small.
     pub piece_bytes: u64,
 }
 
@@ -38,11 +38,11 @@ pub struct WeightLayout {
     kept: Vec<Placement>,
     tensors: TensorPlacements,
     host: HostLayout,
-    /// Segments of the program; the first labels stand for these.
+    /// Segments of the program. The first labels belong to these segments.
     segments: Vec<SegmentKind>,
     /// Number of experts in a block.
     block_experts: usize,
-    /// Bytes of device memory with which all weights are resident.
+    /// Least bytes of device memory that keep all weights resident.
     whole_bytes: u64,
 }
 
@@ -55,14 +55,14 @@ pub struct PlannedPiece {
     pub segment: SegmentKind,
     /// Location of the piece. For an expert, the location is the first slot of the pool.
     pub placement: Placement,
-    /// Number of visits from an earlier piece to this one, for a piece of the ring. The
-    /// earlier piece must be out of use before this one may arrive.
+    /// Number of visits from an earlier piece to this one, for a piece of the ring. The earlier
+    /// piece must be out of use before this piece may arrive.
     pub after: Option<usize>,
 }
 
 impl WeightLayout {
-    /// Lays weights out within a budget. `fixed` returns the bytes of device memory that
-    /// are needed beside the weights.
+    /// Lays weights out within a budget. `fixed` returns the bytes of device memory that are
+    /// needed in addition to the weights.
     pub fn new(
         program: &Program,
         weights: &dyn Weights,
@@ -111,7 +111,7 @@ impl WeightLayout {
         })
     }
 
-    /// The plan: which pieces stay, which stream, and where each lies.
+    /// Plan of the weights: which pieces stay, which stream, and where each lies.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -126,7 +126,7 @@ impl WeightLayout {
         self.options.link
     }
 
-    /// The pieces that the weights are cut into.
+    /// Pieces of the weights.
     pub fn pieces(&self) -> &Pieces {
         &self.pieces
     }
@@ -136,7 +136,7 @@ impl WeightLayout {
         &self.tensors
     }
 
-    /// Bytes of the slab that weights take, from offset 0 on.
+    /// Bytes of the slab that weights take, starting at offset 0.
     pub fn slab_bytes(&self) -> u64 {
         self.plan.bytes() + self.pieces.kept_bytes()
     }
@@ -146,12 +146,12 @@ impl WeightLayout {
         self.plan.resident_bytes + self.pieces.kept_bytes()
     }
 
-    /// Bytes of the slab for experts that are copied in when chosen.
+    /// Bytes of the slab for experts that are copied in when a router chooses them.
     pub fn pool_bytes(&self) -> u64 {
         self.plan.bytes() - self.plan.pool_offset
     }
 
-    /// Bytes of device memory with which all weights are resident.
+    /// Least bytes of device memory that keep all weights resident.
     pub fn whole_bytes(&self) -> u64 {
         self.whole_bytes
     }
@@ -179,8 +179,8 @@ impl WeightLayout {
         self.resident_bytes() + self.host.bytes + pool
     }
 
-    /// Bytes of one read of the link: no more than a piece has, and no more than can be
-    /// measured without much memory.
+    /// Bytes of one read of the link: at most the size of a piece, and small enough to measure
+    /// without much memory.
     pub fn link_chunk(&self) -> u64 {
         let link = &self.options.link;
         let pieces = self.pieces.stream.iter().chain(&self.pieces.experts);
@@ -218,7 +218,7 @@ impl WeightLayout {
         self.pieces.tables.is_empty()
     }
 
-    /// Bytes of weights that a pass reads if all weights are resident, without tables; 0 if
+    /// Bytes of weights that a pass reads if all weights are resident, excluding tables; 0 if
     /// some weights stream.
     pub fn read_when_whole(&self, program: &Program, weights: &dyn Weights) -> u64 {
         if !self.keeps_everything() {
@@ -272,8 +272,7 @@ impl WeightLayout {
         &self.kept
     }
 
-    /// Experts that are copied into the pool before the first pass: equally many of each
-    /// block.
+    /// Experts that are copied into the pool before the first pass: equally many from each block.
     pub(crate) fn first_experts(&self) -> Vec<usize> {
         let (count, of_block) = (self.pieces.experts.len(), self.block_experts);
         let blocks = count.checked_div(of_block).unwrap_or(0);

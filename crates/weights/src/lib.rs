@@ -1,10 +1,10 @@
-//! Weights in memory: how they are cut into pieces, which pieces stay, and how the
-//! others stream through a ring while passes run.
+//! Weights in memory: how they are cut into pieces, which pieces stay, and how the others stream
+//! through a ring while passes run.
 //!
-//! A weight takes one way through this crate. [`Pieces`] groups the [`Extent`]s of the
-//! model's files, [`Plan`] gives every piece a [`Placement`], [`WeightLayout`] holds both
-//! together with the placement of every tensor, and a [`Streamer`] runs the [`CopyOp`]s
-//! between them. This crate knows programs and devices; it does not know sessions.
+//! A weight takes one path through this crate. [`Pieces`] groups the [`Extent`]s of the model's
+//! files. [`Plan`] gives every piece a [`Placement`]. [`WeightLayout`] holds both, together with
+//! the placement of every tensor. A [`Streamer`] runs the [`CopyOp`]s from extents to placements.
+//! This crate knows programs and devices, but not sessions.
 //!
 //! [`Extent`]: djinn_model::Extent
 

@@ -3,18 +3,18 @@
 use djinn_device::ALIGN;
 use djinn_types::IO_BLOCK;
 
-/// Rule by which tensors are aligned in a piece.
+/// Rule for the alignment of tensors in a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Tensors keep the alignment of their file, and pieces are whole blocks: direct I/O
-    /// writes straight into place.
+    /// Tensors keep the alignment of their file, and pieces are whole blocks. Direct I/O writes
+    /// straight into place.
     Blocks,
-    /// Every tensor starts at a multiple of [`ALIGN`]: a GPU reads tensors at full speed.
+    /// Every tensor starts at a multiple of [`ALIGN`]. A GPU reads such tensors at full speed.
     Tensors,
 }
 
 impl Packing {
-    /// Widens the range `start..end` of a file to what is read. The bytes between
+    /// Widens the range `start..end` of a file to the range that is read. The bytes between
     /// tensors are never used, so they may hold the next bytes of the file.
     pub(crate) fn widen(self, start: u64, end: u64) -> (u64, u64) {
         match self {
@@ -31,8 +31,8 @@ impl Packing {
         }
     }
 
-    /// Number of rows that stay together where a matrix is cut: a GPU's kernels work on
-    /// this many at once.
+    /// Number of rows that stay together where a matrix is cut. A GPU's kernels work on this many
+    /// rows at once.
     pub(crate) fn rows_together(self) -> usize {
         match self {
             Packing::Blocks => 1,

@@ -1,9 +1,8 @@
 //! Weights of a model, cut into pieces in order of use.
 //!
-//! A piece is some matrices of one segment, or some rows of one matrix, in one
-//! contiguous range of memory. Every pass uses the pieces one after the other, so a ring
-//! can hold them. Vectors are small and always stay. Of embedding tables a pass reads
-//! only the rows that it needs.
+//! A piece is some matrices of one segment, or some rows of one matrix, in one contiguous range
+//! of memory. Every pass uses the pieces one after the other, so a ring can hold them. Vectors
+//! are small and always stay. A pass reads only the rows that it needs from an embedding table.
 
 use std::ops::Range;
 
@@ -45,7 +44,7 @@ pub(crate) struct TensorRows {
 }
 
 impl Piece {
-    /// Name for people, for example `block 3, 2 of 5`.
+    /// Name for users, for example `block 3, 2 of 5`.
     pub fn name(&self) -> String {
         if self.of > 1 {
             format!("{}, {} of {}", self.segment, self.number + 1, self.of)
@@ -69,14 +68,14 @@ pub struct Pieces {
     pub(crate) stream: Vec<Piece>,
     /// Experts, block by block and in order within a block. All have the same size.
     pub(crate) experts: Vec<Piece>,
-    /// Tables of which a pass reads single rows.
+    /// Tables that a pass reads row by row.
     pub(crate) tables: Vec<TensorId>,
-    /// Range of a file that holds each of the tables.
+    /// Extent of each of the tables.
     pub(crate) table_extents: Vec<Extent>,
 }
 
 impl Pieces {
-    /// Returns one piece for each segment, all of which always stay in memory.
+    /// Returns one piece for each segment. All of these pieces always stay in memory.
     pub(crate) fn whole(program: &Program, weights: &dyn Weights, packing: Packing) -> Self {
         let layouter = Layouter {
             program,
@@ -94,8 +93,8 @@ impl Pieces {
         }
     }
 
-    /// Cuts everything that can stream into pieces of at most `cap` bytes, where matrices
-    /// can be cut that small.
+    /// Cuts everything that can stream into pieces of at most `cap` bytes, if matrices can be cut
+    /// that small.
     pub(crate) fn cut(
         program: &Program,
         weights: &dyn Weights,
@@ -134,8 +133,8 @@ impl Pieces {
         pieces
     }
 
-    /// Takes the weights of one operation: tables and experts here, matrices into the
-    /// cutter, vectors into their list.
+    /// Adds the weights of one operation: tables and experts to this value, matrices to the
+    /// cutter, vectors to their list.
     fn take_op(
         &mut self,
         op: &Op,
@@ -180,7 +179,7 @@ impl Pieces {
         }
     }
 
-    /// Tables of which a pass reads single rows.
+    /// Tables that a pass reads row by row.
     pub fn tables(&self) -> &[TensorId] {
         &self.tables
     }
@@ -201,7 +200,7 @@ fn all_rows(program: &Program, id: TensorId) -> RowRange {
     (id, 0..program.tensor(id).matrix().0)
 }
 
-/// Lays the tensors of pieces out.
+/// Builder of the memory layout of pieces.
 struct Layouter<'a> {
     program: &'a Program,
     weights: &'a dyn Weights,
@@ -209,8 +208,8 @@ struct Layouter<'a> {
 }
 
 impl Layouter<'_> {
-    /// Lays rows of tensors side by side in the order of their files, so that rows which
-    /// touch in a file are read together.
+    /// Places rows of tensors side by side in the order of their files, so that adjacent rows of
+    /// a file are read together.
     fn lay(&self, segment: SegmentKind, mut rows: Vec<RowRange>) -> Piece {
         rows.sort_by_key(|part| {
             let extent = self.extent(part);

@@ -5,11 +5,11 @@ use djinn_device::Span;
 /// Part of memory that holds weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
-    /// The part of the slab whose weights stay for good.
+    /// Part of the slab with weights that stay for good.
     Resident,
-    /// The ring in the slab, at this visit of each pass.
+    /// Ring in the slab, at this visit of each pass.
     Ring(usize),
-    /// The expert pool in the slab. The offset is that of the pool's first slot.
+    /// Expert pool in the slab. The offset belongs to the pool's first slot.
     Pool,
     /// Host memory that the device copies from.
     Host,
@@ -27,7 +27,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Offset of the first byte behind the placement.
+    /// Offset of the first byte after the placement.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
     }

@@ -1,5 +1,4 @@
-//! The plan: which pieces of the weights stay in memory, which stream, and where each
-//! lies.
+//! Plan of the weights: which pieces stay in memory, which stream, and where each lies.
 //!
 //! Every pass uses all pieces in the same order. For such a cyclic pattern the best use
 //! of memory is to keep as many pieces as fit for good, evenly spread over the pass, and
@@ -16,16 +15,16 @@ use crate::{
 pub struct PlanInput {
     /// Bytes of the memory budget.
     pub budget: u64,
-    /// Bytes that are in use whatever streams: KV, activations, small tensors.
+    /// Bytes that are always in use: KV, activations, small tensors.
     pub fixed: u64,
     /// Bytes of each piece that every pass uses, in order of use.
     pub pieces: Vec<u64>,
-    /// Experts. A pass uses only the experts that its routers choose.
+    /// Experts of the model. A pass uses only the experts that its routers choose.
     pub experts: ExpertPool,
     /// Bytes that the link keeps in flight at once.
     pub in_flight: u64,
-    /// Number of pieces that wait in the ring beside the one in use. Waiting pieces even
-    /// out the speed of the link and of the operations.
+    /// Number of pieces that wait in the ring in addition to the piece in use. Waiting pieces
+    /// even out the speed of the link and of the operations.
     pub waiting: u64,
 }
 
@@ -40,8 +39,7 @@ impl PlanInput {
         self.pieces.iter().copied().max().unwrap_or(0)
     }
 
-    /// Bytes of a ring that holds the piece in use, the waiting ones, and the bytes in
-    /// flight.
+    /// Bytes of a ring that holds the piece in use, the waiting pieces, and the bytes in flight.
     fn ring_bytes(&self) -> u64 {
         let beside = self.largest().saturating_mul(1 + self.waiting);
         beside.saturating_add(self.in_flight.max(self.largest()))
@@ -76,12 +74,12 @@ impl PlanInput {
         Ok(budget - fixed)
     }
 
-    /// Checks the ring that the user asked for, given room for `most` bytes.
+    /// Checks the ring that the user requires, given room for `most` bytes.
     fn check_ring(&self, ring: Option<u64>, most: u64) -> Result<Option<u64>, PlanError> {
         let least = self.largest();
         match ring {
             Some(ring) if ring < least => Err(PlanError::RingTooSmall { ring, least }),
-            // A ring for all pieces is large enough, however large the request.
+            // A request above the size of all pieces is valid: the ring then holds all pieces.
             Some(ring) if ring > most && most < self.pieces_bytes() => {
                 Err(PlanError::RingTooLarge { ring, most })
             }
@@ -99,7 +97,7 @@ pub struct ExpertPool {
     pub bytes: u64,
 }
 
-/// Decisions of the user that replace those of the plan.
+/// Decisions of the user that replace decisions of the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// Bytes of the ring.
@@ -111,20 +109,19 @@ pub struct Overrides {
 /// Amount of weights that stay in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keep {
-    /// All weights that fit.
+    /// As many weights as fit.
     #[default]
     Fit,
-    /// All weights; a budget that does not hold them is an error.
+    /// All weights. A smaller budget is an error.
     All,
-    /// None of the weights that can stream.
+    /// No weights that can stream.
     Nothing,
     /// Weights of at most this many bytes.
     AtMost(u64),
 }
 
-/// Decision which pieces stay and which stream, with the location of each. Offsets count
-/// from the start of the slab: first resident pieces, then the ring, then the slots of
-/// the expert pool.
+/// Pieces that stay, pieces that stream, and the location of each. Offsets count from the start
+/// of the slab: first resident pieces, then the ring, then the slots of the expert pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Location of every piece, in order of use.
@@ -141,7 +138,7 @@ pub struct Plan {
     pub pool_slots: usize,
     /// Number and size of all experts.
     pub pool: ExpertPool,
-    /// Bytes that the ring may use. Even laps can make it smaller.
+    /// Largest number of bytes of the ring. A ring with even laps may be smaller.
     pub ring_limit: u64,
     /// Bytes of a ring that keeps the link busy all the time.
     pub ring_wanted: u64,
@@ -152,9 +149,9 @@ pub struct Plan {
 impl Plan {
     /// Makes a plan from sizes alone.
     ///
-    /// As memory grows, it goes first to the ring until the ring keeps the link busy,
-    /// then to a second slot of the expert pool, so that an expert can arrive while
-    /// another is in use, then to resident pieces, and at last to more slots.
+    /// Additional memory is used in this order: for the ring, until the ring keeps the link busy;
+    /// for a second slot of the expert pool, so that an expert can arrive while another is in
+    /// use; for resident pieces; for more slots.
     pub fn new(input: &PlanInput, overrides: Overrides) -> Result<Plan, PlanError> {
         let pieces = input.pieces_bytes();
         let available = input.available(overrides)?;
@@ -166,8 +163,8 @@ impl Plan {
         };
         let ring_wanted = input.ring_bytes();
         let ring = overrides.ring.unwrap_or(ring_wanted);
-        // All pieces stay before the pool gets a second slot if they need less memory
-        // than the ring and that slot.
+        // All pieces stay before the pool gets a second slot, if they need less memory than the
+        // ring and that slot.
         let all_first = pieces <= ring.saturating_add(pool.bytes);
         let beside = if all_first { pieces } else { ring };
         let two_slots = input.slots_bytes(2).saturating_add(beside) <= available;
@@ -244,13 +241,13 @@ impl Plan {
         !self.ring.slots.is_empty() || self.pool_slots < self.pool.count
     }
 
-    /// Predicts how long a pass takes. More memory never makes the prediction longer.
+    /// Predicts the duration of a pass. More memory never makes the prediction longer.
     pub fn predict(&self, work: &PassWork, rates: &Rates) -> Prediction {
         let experts_used = work.experts_used * self.pool.bytes as f64;
         let experts = WeightShare {
             used: experts_used,
-            // The routers' choices are not known, so every expert counts as equally
-            // likely to be in memory.
+            // The choices of the routers are unknown, so every expert counts as equally likely to
+            // be in memory.
             linked: match self.pool.count {
                 0 => 0.0,
                 count => {
@@ -269,8 +266,8 @@ impl Plan {
         Prediction::new(&experts, &pieces, work, rates)
     }
 
-    /// Share of copying and computing that the ring lets happen at the same time: 0 if it
-    /// holds one piece, 1 if it keeps the link busy.
+    /// Share of copying and computing that the ring lets overlap: 0 if the ring holds one piece,
+    /// 1 if the ring keeps the link busy.
     fn overlap(&self) -> f64 {
         let (ring, least) = (self.ring_limit as f64, self.largest as f64);
         let wanted = self.ring_wanted as f64;
@@ -281,10 +278,10 @@ impl Plan {
     }
 }
 
-/// Chooses the pieces that stay in `room` bytes: evenly spread over the pass, and such
-/// that a piece that stays in less memory also stays in more.
+/// Chooses the pieces that stay in `room` bytes. They are evenly spread over the pass. A piece
+/// that stays in less memory also stays in more memory.
 fn choose_evenly(pieces: &[u64], room: u64) -> Vec<bool> {
-    // Multiples of the golden ratio fill an interval evenly, whatever their number.
+    // Multiples of the golden ratio fill an interval evenly for any number of multiples.
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut order: Vec<usize> = (0..pieces.len()).collect();
     order.sort_by_key(|&i| (i as u64).wrapping_mul(GOLDEN));

@@ -1,4 +1,4 @@
-//! Predictions of how long a pass takes, from sizes and rates.
+//! Predictions of the duration of a pass, from sizes and rates.
 
 /// Rates at which bytes move.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -7,15 +7,14 @@ pub struct Rates {
     pub link: f64,
     /// Bytes of weights per second through the matrix products of a pass.
     pub compute: f64,
-    /// Whether the processor that computes also runs the link, so that their times add
-    /// up.
+    /// Whether the processor that computes also runs the link. Their times then add up.
     pub shared: bool,
 }
 
-/// Work of a pass beside reading the pieces of a plan.
+/// Work of a pass in addition to reading the pieces of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PassWork {
-    /// Bytes that operations read beside pieces and experts: KV and the like.
+    /// Bytes that operations read in addition to pieces and experts, such as KV.
     pub other_bytes: f64,
     /// Number of experts that a pass uses.
     pub experts_used: f64,
@@ -51,9 +50,9 @@ pub struct Prediction {
 pub(crate) struct WeightShare {
     /// Bytes that operations read.
     pub used: f64,
-    /// Bytes that come over the link.
+    /// Bytes that cross the link.
     pub linked: f64,
-    /// Share of copying and computing that can happen at the same time, from 0 to 1.
+    /// Share of copying and computing that can overlap, from 0 to 1.
     pub overlap: f64,
 }
 

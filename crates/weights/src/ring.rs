@@ -1,10 +1,9 @@
-//! The ring: a part of the slab that streamed pieces take turns in.
+//! Ring: the part of the slab through which streamed pieces pass.
 //!
-//! A piece is contiguous. Pieces are placed one after the other; a piece that does not
-//! fit before the end of the ring starts the next *lap* at the front. Every pass uses
-//! the same pieces in the same order, so each piece has one offset for good, known
-//! before the first pass, and the last piece of a pass is followed by the first of the
-//! next. A *visit* is one use of a piece.
+//! A piece is contiguous. Pieces are placed one after the other; a piece that does not fit before
+//! the end of the ring starts the next *lap* at the front. Every pass uses the same pieces in the
+//! same order, so each piece has one fixed offset, known before the first pass. After the last
+//! piece of a pass comes the first piece of the next pass. A *visit* is one use of a piece.
 
 use std::ops::Range;
 
@@ -17,9 +16,8 @@ pub struct RingSlot {
     pub piece: usize,
     /// Location of the piece.
     pub placement: Placement,
-    /// Number of visits from an earlier piece to this one. The earlier piece must be out
-    /// of use before this one may arrive, because this one overwrites it or pieces
-    /// before it.
+    /// Number of visits from an earlier piece to this one. The earlier piece must be out of use
+    /// before this piece may arrive, because this piece overwrites it or pieces before it.
     pub after: usize,
 }
 
@@ -30,12 +28,12 @@ pub struct Ring {
     pub bytes: u64,
     /// Streamed pieces in order of use.
     pub slots: Vec<RingSlot>,
-    /// Bytes that can be in flight or waiting while a piece is in use, at the worst
-    /// moment of a pass.
+    /// Least number of bytes that can be in flight or waiting while a piece is in use, over all
+    /// moments of a pass.
     pub ahead: u64,
 }
 
-/// Numbers of laps that are tried, from the smallest possible number on.
+/// Number of lap counts to try, starting with the smallest possible one.
 const TRIES: u64 = 4;
 
 impl Ring {
@@ -51,7 +49,7 @@ impl Ring {
             let share = total.div_ceil(laps);
             Self::with_laps(offset..offset.saturating_add(bytes), share, pieces)
         });
-        // Among equals the last one wins: the ring with the fewest laps.
+        // Of equal rings the last one is chosen, which has the fewest laps.
         rings.max_by_key(|ring| {
             (
                 ring.ahead,
@@ -101,9 +99,9 @@ impl Ring {
     }
 }
 
-/// Sets `after` of every slot: finds the last piece of the previous lap that starts
-/// before the slot's end. Laps are used from front to back, so once that piece is out of
-/// use, all pieces that the slot overlaps are.
+/// Sets `after` of every slot: finds the last piece of the previous lap that starts before the
+/// slot's end. A pass uses laps from front to back. Once that piece is out of use, all pieces
+/// that the slot overlaps are out of use too.
 fn set_after(slots: &mut [RingSlot], laps: &[usize]) {
     let count = slots.len();
     for (lap, &start) in laps.iter().enumerate() {
@@ -127,7 +125,7 @@ fn set_after(slots: &mut [RingSlot], laps: &[usize]) {
 fn ahead(slots: &[RingSlot]) -> u64 {
     let count = slots.len();
     let bytes = |visit: usize| slots[visit % count].placement.bytes;
-    // Visits are counted over passes; the second pass has a full pass before it.
+    // Visits are counted over passes. The second pass has a full pass before it.
     let (mut next, mut sum, mut least) = (count + 1, 0, u64::MAX);
     for used in count..2 * count {
         while next < used + count && next - slots[next % count].after < used {
@@ -168,11 +166,11 @@ mod tests {
             let found: Vec<usize> = ring.slots.iter().map(|s| s.after).collect();
             assert_eq!(found, after, "{sizes:?} in {bytes}");
         };
-        // One lap: each piece waits only for itself in the previous pass.
+        // With one lap, each piece waits only for itself in the previous pass.
         check(30, &[10, 10, 10], &[0, 10, 20], &[3, 3, 3]);
-        // One piece at a time.
+        // The ring holds one piece at a time.
         check(10, &[10, 10, 10], &[0, 0, 0], &[1, 1, 1]);
-        // Two laps of two.
+        // The pieces form two laps of two pieces.
         check(25, &[10, 10, 10, 10], &[0, 10, 0, 10], &[2, 2, 2, 2]);
         // A piece skips the end of the ring rather than wrapping around.
         check(25, &[20, 10, 10], &[0, 0, 10], &[1, 1, 2]);
@@ -200,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Runs passes over the ring and notes for each byte which visit wrote it last.
+    /// Runs passes over the ring and records for each byte which visit wrote it last.
     fn replay(ring: &Ring, passes: usize) -> Result<(), TestCaseError> {
         let count = ring.slots.len();
         let mut owner: Vec<Option<usize>> = vec![None; ring.bytes as usize];

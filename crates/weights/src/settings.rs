@@ -14,20 +14,20 @@ pub struct MemorySettings {
     pub budget: u64,
     /// Bytes of host memory that weights may stream from; `u64::MAX` for no limit.
     pub host_budget: u64,
-    /// Decisions of the user that replace those of the plan.
+    /// Decisions of the user that replace decisions of the plan.
     pub overrides: Overrides,
-    /// Tier that weights stream from. Default: the tier that suits the device.
+    /// Tier that weights stream from; the default depends on the device.
     pub tier: Option<Tier>,
-    /// Bytes of one copy. Default: the size that suits the tier.
+    /// Bytes of one copy; the default depends on the tier.
     pub chunk: Option<u64>,
-    /// Number of threads that read files. Default: the number that suits the tier.
+    /// Number of threads that read files; the default depends on the tier.
     pub workers: Option<usize>,
     /// Whether weights are copied ahead of their use.
     pub prefetch: bool,
 }
 
 impl MemorySettings {
-    /// Largest number of threads that read files. No disk gets faster with more.
+    /// Largest number of threads that read files. More threads speed up no known disk.
     pub const WORKERS_MAX: usize = 64;
 
     /// Budget when the user sets none: free memory minus a margin for other programs.
@@ -51,7 +51,7 @@ impl Default for MemorySettings {
     }
 }
 
-/// Settings of the link for a device, with all defaults filled in.
+/// Settings of the link for a device, with all defaults resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSettings {
     /// Tier that weights stream from.
@@ -63,15 +63,14 @@ pub struct LinkSettings {
 }
 
 impl LinkSettings {
-    /// Bytes of one read into host memory. Larger reads are not faster, and each worker
-    /// needs as much pinned memory to load a GPU.
+    /// Bytes of one read into host memory. Larger reads are not faster, and each worker needs the
+    /// same amount of pinned memory to load a GPU.
     const LOAD_CHUNK: u64 = 32 << 20;
 
-    /// Bytes of memory that a measurement of the link reads into, if chunks are not
-    /// larger.
+    /// Bytes of memory that a measurement of the link reads into, unless chunks are larger.
     pub(crate) const MEASURED_BYTES: u64 = 32 << 20;
 
-    /// Fills in the defaults. Rounds chunks up to whole blocks.
+    /// Resolves the defaults. Rounds chunks up to whole blocks.
     pub fn resolve(memory: &MemorySettings, default_tier: Tier) -> Result<Self, WeightsError> {
         let tier = memory.tier.unwrap_or(default_tier);
         let (chunk, workers) = match tier {
@@ -102,10 +101,10 @@ impl LinkSettings {
         }
     }
 
-    /// Number of pieces that wait in the ring beside the one in use. The speed of a disk
-    /// varies, and so does the time between two pieces: with two waiting pieces, passes
-    /// that read and compute for equally long took 25 % longer than either alone. The
-    /// speed of a copy engine does not vary.
+    /// Number of pieces that wait in the ring in addition to the piece in use. The speed of a
+    /// disk varies, and so does the time between two pieces. With two waiting pieces, passes that
+    /// read and compute for equally long took 25 % longer than either alone. The speed of a copy
+    /// engine does not vary.
     pub(crate) fn waiting(&self) -> u64 {
         match self.tier {
             Tier::Files => 5,

@@ -40,7 +40,7 @@ impl PlacedRows {
 pub struct TensorPlacements {
     /// Parts of each tensor, in order of rows.
     parts: Vec<Vec<PlacedRows>>,
-    /// Tables of which a pass reads single rows from the link.
+    /// Tables that a pass reads row by row from the link.
     tables: Vec<TensorId>,
     /// Whether experts are copied into a pool when a router chooses them.
     pub pooled: bool,
@@ -95,8 +95,8 @@ impl TensorPlacements {
         &self.parts[id.0]
     }
 
-    /// Returns the view of a tensor that is not cut: a vector, a table in memory, a
-    /// matrix of an expert.
+    /// Returns the view of a tensor that is not cut: a vector, a table in memory, or a matrix of
+    /// an expert.
     pub fn one(&self, id: TensorId) -> View {
         let [part] = self.parts(id) else {
             unreachable!("only matrices that stream are cut")
@@ -104,7 +104,7 @@ impl TensorPlacements {
         part.view()
     }
 
-    /// Whether a pass reads single rows of this table from the link.
+    /// Whether a pass reads this table row by row from the link.
     pub fn is_read_by_row(&self, id: TensorId) -> bool {
         self.tables.contains(&id)
     }

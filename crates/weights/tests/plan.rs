@@ -30,7 +30,7 @@ fn whole(input: &PlanInput) -> u64 {
     input.fixed + pool + input.pieces.iter().sum::<u64>()
 }
 
-/// Returns the smallest budget, as the error names it.
+/// Returns the smallest budget, which the error names.
 fn least(input: &PlanInput) -> u64 {
     let nothing = PlanInput {
         budget: 0,

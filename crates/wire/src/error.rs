@@ -5,14 +5,15 @@ use tonic::Code;
 /// Name of the gRPC metadata entry that carries [`ErrorCode::name`] with an error status.
 pub const ERROR_CODE_METADATA: &str = "djinn-error-code";
 
-/// Class of an error: who can fix it, and whether a retry can succeed.
+/// Class of an error. The class tells which side can fix the error, and whether a retry can
+/// succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorCode {
-    /// The request is malformed or asks for something impossible; change the request.
+    /// The request is malformed or impossible; change the request.
     Invalid,
-    /// The request is valid, but this server does not implement what it asks for.
+    /// The request is valid, but this server does not implement the requested feature.
     Unsupported,
-    /// The request has no API key, or one that the server does not know.
+    /// The request has no API key, or an API key that the server does not know.
     Unauthenticated,
     /// The API key lacks the permission for this operation.
     Forbidden,
@@ -97,7 +98,7 @@ impl ErrorCode {
         }
     }
 
-    /// Code of an error that carries only a gRPC status code, as gRPC's own layers produce them.
+    /// Code of an error that carries only a gRPC status code, as gRPC's own layers produce it.
     pub fn from_grpc(code: Code) -> Self {
         match code {
             Code::AlreadyExists => ErrorCode::Conflict,

@@ -23,7 +23,7 @@ pub enum TensorError {
     )]
     Shape(Vec<u64>),
     /// The number of bytes does not match dtype and shape.
-    #[error("A tensor of shape {shape:?} has {expect} bytes, but {found} were sent")]
+    #[error("A tensor of shape {shape:?} needs {expect} bytes, but the message has {found}")]
     Length {
         /// Shape of the tensor.
         shape: Vec<u64>,
@@ -41,7 +41,7 @@ pub enum TensorError {
         found: u64,
     },
     /// The tensor exceeds the receiver's limit.
-    #[error("A tensor of {bytes} bytes exceeds the limit of {limit} bytes")]
+    #[error("A tensor of {bytes} bytes exceeds the limit of {limit} bytes; send a part of it")]
     Large {
         /// Size of the tensor in bytes.
         bytes: u64,

@@ -1,5 +1,6 @@
-//! Files generated from the protocol are up to date: the reference documentation, and the descriptors of
-//! the Python package. `UPDATE_REFERENCE=1 cargo test -p djinn-wire` regenerates them.
+//! Tests that the files generated from the protocol are up to date: the reference documentation,
+//! and the descriptors of the Python package. `UPDATE_REFERENCE=1 cargo test -p djinn-wire`
+//! regenerates them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

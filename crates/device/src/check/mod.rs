@@ -14,10 +14,10 @@ pub(crate) struct Mat<T> {
     pub(crate) stride: usize,
 }
 
-// SAFETY: an address in the slab, which outlives every operation; each use states why its
-// accesses do not conflict.
+// SAFETY: the pointer is an address in the slab, and the slab outlives every operation. Each use
+// states why its accesses do not conflict.
 unsafe impl<T> Send for Mat<T> {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl<T> Sync for Mat<T> {}
 
 impl<T> Mat<T> {
@@ -38,7 +38,7 @@ impl Mat<i32> {
     /// Reads an element as an index below `limit`; `None` if it is out of range.
     pub(crate) fn index(&self, row: usize, col: usize, limit: usize) -> Option<usize> {
         assert!(row < self.rows && col < self.cols);
-        // SAFETY: inside the matrix, so inside the slab.
+        // SAFETY: the element lies inside the matrix, and the matrix lies inside the slab.
         let id = unsafe { self.row(row).add(col).read_unaligned() };
         usize::try_from(id).ok().filter(|&id| id < limit)
     }
@@ -70,11 +70,14 @@ impl OpCheck {
     /// Checks that two spans have the same length and do not overlap.
     pub(crate) fn spans_apart(&self, a: Span, b: Span) -> Result<()> {
         self.ensure(a.bytes == b.bytes, || {
-            format!("source has {} bytes, destination {}", a.bytes, b.bytes)
+            format!(
+                "source has {} bytes, but the destination has {}",
+                a.bytes, b.bytes
+            )
         })?;
         let are_apart = a.offset.saturating_add(a.bytes) <= b.offset
             || b.offset.saturating_add(b.bytes) <= a.offset;
-        self.ensure(are_apart, || "the spans overlap".into())
+        self.ensure(are_apart, || "source and destination overlap".into())
     }
 
     /// Returns the address of a span of the slab.
@@ -125,7 +128,7 @@ impl OpCheck {
         self.typed(what, view, DType::I32)
     }
 
-    /// Checks an input of any float type. The caller casts its address to that type.
+    /// Checks an input of any float type. The caller casts the returned address to that type.
     pub(crate) fn floats(&self, what: &str, view: View) -> Result<Mat<u8>> {
         self.ensure(view.dtype != DType::I32, || {
             format!("{what} is i32, not a float")
@@ -133,13 +136,13 @@ impl OpCheck {
         self.place(view)
     }
 
-    /// Checks an f32 output, whose rows must not overlap each other.
+    /// Checks an f32 output, and that its rows do not overlap each other.
     pub(crate) fn out(&self, what: &str, view: View) -> Result<Mat<f32>> {
         self.own_rows(what, view)?;
         self.f32(what, view)
     }
 
-    /// Checks an i32 output, whose rows must not overlap each other.
+    /// Checks an i32 output, and that its rows do not overlap each other.
     pub(crate) fn out_ids(&self, what: &str, view: View) -> Result<Mat<i32>> {
         self.own_rows(what, view)?;
         self.i32(what, view)
@@ -184,7 +187,7 @@ impl OpCheck {
     pub(crate) fn pages(&self, kv: &KvLayer) -> Result<Span> {
         let sizes = [kv.page_tokens, kv.kv_heads, kv.d_head];
         self.ensure(sizes.iter().all(|&size| size > 0), || {
-            format!("empty pages: {kv:?}")
+            format!("a KV page holds no elements: {kv:?}")
         })?;
         self.ensure(kv.dtype != DType::I32, || {
             "KV pages are i32, not a float".into()
@@ -195,7 +198,7 @@ impl OpCheck {
         let layer = layer.unwrap_or(u64::MAX);
         self.ensure(kv.pages <= 1 || kv.page_bytes >= layer, || {
             format!(
-                "pages of {} bytes cannot hold a layer of {layer}",
+                "pages of {} bytes cannot hold a layer of {layer} bytes",
                 kv.page_bytes
             )
         })?;

@@ -67,11 +67,14 @@ impl OpCheck {
 
     pub(crate) fn rope(&self, x: View, table: View, d_head: usize) -> Result<()> {
         self.ensure(d_head > 0 && x.cols.is_multiple_of(d_head), || {
-            format!("x has {} columns, not a multiple of {d_head}", x.cols)
+            format!(
+                "x has {} columns, which is not a multiple of d_head {d_head}",
+                x.cols
+            )
         })?;
         let width = table.cols;
         self.ensure(width.is_multiple_of(2) && width <= d_head, || {
-            format!("a table of {width} columns does not rotate heads of {d_head}")
+            format!("a table of {width} columns cannot rotate heads of {d_head} elements")
         })?;
         self.shape("table", table, x.rows, width)?;
         self.apart(x, table)
@@ -85,7 +88,7 @@ impl OpCheck {
         for view in [k, v, rows.positions, rows.sequences, rows.tables] {
             self.apart_from(view, pages)?;
         }
-        self.whose(rows, k.rows)
+        self.row_owners(rows, k.rows)
     }
 
     pub(crate) fn attend(
@@ -147,16 +150,18 @@ impl OpCheck {
                 how.heads, kv.kv_heads
             )
         })?;
-        self.ensure(how.window != Some(0), || "a window of no keys".into())?;
+        self.ensure(how.window != Some(0), || {
+            "the attention window is 0 keys, but the least is 1".into()
+        })?;
         let pages = self.pages(kv)?;
         self.apart_from(out, pages)?;
-        self.whose(rows, count)?;
+        self.row_owners(rows, count)?;
         [rows.positions, rows.sequences, rows.tables]
             .into_iter()
             .try_for_each(|view| self.apart(out, view))
     }
 
-    fn whose(&self, rows: Rows, count: usize) -> Result<()> {
+    fn row_owners(&self, rows: Rows, count: usize) -> Result<()> {
         self.shape("positions", rows.positions, count, 1)?;
         self.shape("sequences", rows.sequences, count, 1)
     }
@@ -187,7 +192,10 @@ impl OpCheck {
         out: View,
     ) -> Result<()> {
         self.ensure(width > 0 && out.cols.is_multiple_of(width), || {
-            format!("out has {} columns, not a multiple of {width}", out.cols)
+            format!(
+                "out has {} columns, which is not a multiple of {width}",
+                out.cols
+            )
         })?;
         self.ensure(x.rows == out.rows, || {
             format!("out has {} rows, but x has {}", out.rows, x.rows)
@@ -239,7 +247,7 @@ impl OpCheck {
                 let fits = out.cols.is_multiple_of(2) && out.cols / 2 <= x.cols;
                 self.ensure(fits && out.cols > 0 && x.cols <= 1 << 24, || {
                     format!(
-                        "out has {} columns, which does not fit the largest of {} columns",
+                        "out has {} columns; it needs 2 for each largest element of x, which has {} columns",
                         out.cols, x.cols
                     )
                 })?;

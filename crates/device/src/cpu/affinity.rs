@@ -1,9 +1,9 @@
 //! CPUs that the threads of a pool run on.
 //!
-//! Each worker is pinned to a CPU. The calling thread is not: it belongs to the caller. If it
-//! starts a job on a worker's CPU, both would share that CPU while another one idles, until
-//! the system notices. So the calling thread is moved to a free CPU and its affinity is
-//! restored at once.
+//! Each worker is pinned to a CPU. The calling thread is not pinned, because it belongs to the
+//! caller. If the calling thread starts a job on a worker's CPU, both share that CPU while
+//! another CPU idles, until the system moves one of them. The pool therefore moves the calling
+//! thread to a free CPU and restores its affinity at once.
 
 /// CPU of a worker, on systems that support pinning.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ mod imp {
 
     /// Least time between two moves of the caller. A move takes a few microseconds, which is
     /// too much for every job on a busy system.
-    const PATIENCE: Duration = Duration::from_millis(5);
+    const MOVE_INTERVAL: Duration = Duration::from_millis(5);
 
     /// CPUs assigned to a pool.
     pub(in crate::cpu) struct WorkerCpus {
@@ -64,7 +64,7 @@ mod imp {
             let Ok(mut sent) = self.sent.lock() else {
                 return;
             };
-            if sent.is_some_and(|when| when.elapsed() < PATIENCE) {
+            if sent.is_some_and(|when| when.elapsed() < MOVE_INTERVAL) {
                 return;
             }
             *sent = Some(Instant::now());
@@ -76,7 +76,7 @@ mod imp {
                 .iter()
                 .filter(|&&cpu| own.is_set(cpu))
                 .for_each(|&cpu| away.set(cpu));
-            // Failing to move costs time, not correctness.
+            // A failed move costs time, but not correctness.
             if away.count() > 0 && sched_setaffinity(None, &away).is_ok() {
                 let _ = sched_setaffinity(None, &own);
             }
@@ -88,7 +88,7 @@ mod imp {
             if let Some(cpu) = self.0 {
                 let mut set = CpuSet::new();
                 set.set(cpu);
-                // An unpinned worker is slower, but still correct.
+                // An unpinned worker is slower, but correct.
                 let _ = sched_setaffinity(None, &set);
             }
         }

@@ -1,10 +1,10 @@
 //! Attention over paged keys and values.
 //!
 //! Consecutive rows of one session form a tile. A task is a tile with one key-value head: it
-//! reads the pages once for all queries of the tile. Each query has its own range of keys and
-//! a fixed order of summation: scores by the canonical dot product, softmax in lanes from its
-//! first key on, and values in one chain over ascending keys. Tiles therefore change the
-//! speed, but never the bits.
+//! reads the pages once for all queries of the tile. Each query has its own range of keys and a
+//! fixed order of summation: scores by the canonical dot product, softmax in lanes from its first
+//! key, and values in one chain over ascending keys. Tiles therefore change the speed, but never
+//! the bits.
 
 use std::ops::Range;
 
@@ -79,7 +79,8 @@ impl AttentionOps for CpuDevice {
                 with_element!(kv.dtype, E => unsafe { store_as::<E>(from, kv.d_head, to.cast()) });
             }
         };
-        // Rows stay in order inside a chunk: if two rows have the same slot, the later wins.
+        // Rows stay in order inside a chunk. If two rows have the same slot, the later row
+        // remains.
         if k.rows * width < 1 << 13 {
             (0..2 * kv.kv_heads).for_each(run);
         } else {
@@ -128,7 +129,7 @@ impl CpuDevice {
                 tiles.push((run.sequence, start..(start + tile_rows).min(run.rows.end)));
             }
         }
-        // If there are too few tasks for the threads, each query head is a task of its own.
+        // Each query head is a task of its own if there are too few tasks for the threads.
         let few = tiles.len() * kv_heads < 3 * self.threads() && self.threads() > 1;
         let heads_each = if few { 1 } else { group };
         let parts = group.div_ceil(heads_each);
@@ -147,7 +148,7 @@ impl CpuDevice {
     }
 }
 
-/// An address that threads share; each use states why its accesses do not conflict.
+/// An address that threads share. Each use states why its accesses do not conflict.
 #[derive(Clone, Copy)]
 struct SlabPtr(*mut u8);
 
@@ -157,9 +158,9 @@ impl SlabPtr {
     }
 }
 
-// SAFETY: only an address.
+// SAFETY: the struct holds only an address.
 unsafe impl Send for SlabPtr {}
-// SAFETY: as above.
+// SAFETY: the struct holds only an address.
 unsafe impl Sync for SlabPtr {}
 
 /// # Safety
@@ -195,14 +196,14 @@ impl Placed {
     fn row(&self, op: &OpCheck, kv: &KvLayer, row: usize) -> Result<(usize, usize)> {
         let Some(sequence) = self.sequences.index(row, 0, self.tables.rows) else {
             return op.fail(format!(
-                "row {row} is of no session among {}",
+                "row {row} belongs to none of the {} sessions",
                 self.tables.rows
             ));
         };
         let tokens = self.tables.cols.saturating_mul(kv.page_tokens);
         let Some(position) = self.positions.index(row, 0, tokens) else {
             return op.fail(format!(
-                "position of row {row} is not among the {tokens} tokens of its page table"
+                "the position of row {row} exceeds the {tokens} tokens of its page table"
             ));
         };
         Ok((sequence, position))
@@ -212,7 +213,7 @@ impl Placed {
         match self.tables.index(sequence, index, kv.pages) {
             Some(page) => Ok(page),
             None => op.fail(format!(
-                "page {index} of session {sequence} is not among the {} pages",
+                "page {index} of session {sequence} is not one of the {} pages",
                 kv.pages
             )),
         }
@@ -229,7 +230,7 @@ impl Placed {
             .collect()
     }
 
-    /// Groups rows by session, and checks every page that they read once.
+    /// Groups rows by session, and checks once every page that the rows read.
     fn runs(
         &self,
         op: &OpCheck,

@@ -24,9 +24,9 @@ pub(super) struct AttentionJob {
     pub(super) goal: AttentionOutput,
 }
 
-// SAFETY: addresses in the slab; see `Mat`.
+// SAFETY: the fields are addresses in the slab; see `Mat`.
 unsafe impl Send for AttentionJob {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for AttentionJob {}
 
 impl AttentionJob {
@@ -49,28 +49,28 @@ pub(super) fn seen(position: usize, how: &Attention) -> Range<usize> {
     end - how.window.unwrap_or(end).min(end)..end
 }
 
-/// Input beside the pages, and output, of an attention.
+/// Input and output of an attention, in addition to the pages.
 #[derive(Clone, Copy)]
 pub(super) enum AttentionOutput {
-    /// Queries to mixed values.
+    /// Mixes values by queries.
     Attend {
-        /// `[rows, heads · d_head]`
+        /// Queries, `[rows, heads · d_head]`.
         q: Mat<f32>,
-        /// `[rows, heads · d_head]`
+        /// Mixed values, `[rows, heads · d_head]`.
         out: Mat<f32>,
     },
-    /// Queries to a pattern.
+    /// Computes a pattern from queries.
     Pattern {
-        /// `[rows, heads · d_head]`
+        /// Queries, `[rows, heads · d_head]`.
         q: Mat<f32>,
-        /// `[rows · heads, keys]`
+        /// Pattern, `[rows · heads, keys]`.
         out: Mat<f32>,
     },
-    /// A pattern to mixed values.
+    /// Mixes values by a pattern.
     Mix {
-        /// `[rows · heads, keys]`
+        /// Pattern, `[rows · heads, keys]`.
         pattern: Mat<f32>,
-        /// `[rows, heads · d_head]`
+        /// Mixed values, `[rows, heads · d_head]`.
         out: Mat<f32>,
     },
 }
@@ -85,19 +85,19 @@ pub(super) struct Tile {
     keys: Range<usize>,
     /// Keys that all rows see; may be empty.
     common: Range<usize>,
-    /// Layout of the scratch memory.
+    /// Layout of the task's scratch memory.
     layout: TileLayout,
 }
 
-/// Offsets in the scratch, in floats.
+/// Offsets of the parts of the scratch memory, in floats.
 struct TileLayout {
-    /// `[query, d_head padded]`
+    /// Queries, `[query, d_head padded]`.
     queries: usize,
-    /// `[query, d_head padded]`
+    /// Mixed values, `[query, d_head padded]`.
     mixed: usize,
     /// One page of one head as f32.
     page: usize,
-    /// `[query, keys padded]`
+    /// Scores, `[query, keys padded]`.
     scores: usize,
     end: usize,
     width: usize,
@@ -121,7 +121,7 @@ impl Tile {
         }
         let queries = rows.len() * heads.len();
         let width = job.kv.d_head.next_multiple_of(LANES);
-        // An odd number of cache lines, so that rows do not compete for the same cache sets.
+        // The stride is an odd number of cache lines, so that rows do not compete for cache sets.
         let stride = keys.len().next_multiple_of(LANES) + LANES;
         let mixed = queries * width;
         let page = mixed + queries * width;
@@ -269,7 +269,7 @@ impl TileKernel<'_> {
         }
     }
 
-    /// Mixes a page of which some queries do not see all keys.
+    /// Mixes a page that some queries see only in part.
     #[inline(always)]
     unsafe fn mix_ragged<S: Simd>(&self, s: S, page: &TilePage, values: StridedRows<f32>) {
         for i in 0..self.tile.queries() {

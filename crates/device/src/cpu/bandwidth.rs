@@ -13,9 +13,9 @@ const PIECE: usize = 1 << 20;
 
 impl CpuDevice {
     /// Measures the rate, in bytes per second, at which all threads together read a buffer of
-    /// `bytes`: the median of several passes. The buffer should be much larger than the
-    /// caches, or the caches are measured. Every byte is written first, so that no two
-    /// pages map to the same zero page.
+    /// `bytes`: the median of several passes. The buffer should be much larger than the caches; a
+    /// smaller buffer measures the caches. Every byte is written first, so that no two pages map
+    /// to the same zero page.
     pub fn read_bandwidth(&self, bytes: u64) -> Result<f64> {
         let pieces = (bytes as usize).div_ceil(PIECE).max(1);
         let buffer = Slab::new((pieces * PIECE) as u64)?;
@@ -48,7 +48,7 @@ struct Read<'a> {
 impl Kernel for Read<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // Eight streams, like the weight rows of a product, read faster than one.
+        // Eight streams read faster than one, as for the weight rows of a product.
         let stretch = PIECE / 8 / size_of::<f32>();
         let mut acc = [s.splat(0.0); 8];
         for i in (0..stretch).step_by(LANES) {

@@ -1,7 +1,7 @@
-//! Sums of scaled rows: `out[r] = Σ x[r][k] · w[k]`, each element one chain of fused
-//! multiply-adds in ascending order of `k`, many elements side by side.
+//! Sums of scaled rows: `out[r] = Σ x[r][k] · w[k]`. Each element is one chain of fused
+//! multiply-adds in ascending order of `k`, and many elements run side by side.
 //!
-//! The chains live in `out` between calls, so they can be continued.
+//! The chains live in `out` between calls, so a later call can continue them.
 
 use super::dot::StridedRows;
 use super::element::Element;
@@ -10,7 +10,7 @@ use super::lanes::{Kernel, LANES, Simd};
 /// Largest number of rows of a tile.
 pub(super) const TILE_ROWS: usize = 6;
 
-/// Chains to extend: `rows` rows of f32, `stride` apart.
+/// Chains to extend: `rows` rows of f32, `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Chains<E> {
     pub(super) out: *mut f32,
@@ -38,7 +38,7 @@ impl<E: Element> Chains<E> {
     pub(super) unsafe fn extend<S: Simd>(self, s: S) {
         let mut r = 0;
         while r < self.rows {
-            // Scalar code gains nothing from tiles.
+            // Scalar code gains nothing from larger tiles.
             let most = if S::TILE_ROWS == 1 { 1 } else { TILE_ROWS };
             let n = (self.rows - r).min(most);
             let part = self.starting_at(r);
@@ -55,7 +55,7 @@ impl<E: Element> Chains<E> {
         }
     }
 
-    /// Extends every chain by links that are in a cache as f32.
+    /// Replaces the links by copies that are in a cache as f32.
     #[inline(always)]
     pub(super) fn with(self, w: StridedRows<f32>) -> Chains<f32> {
         Chains {

@@ -101,7 +101,7 @@ fn choose(logits: &[f32], k: usize, chosen: &mut Vec<usize>) {
         }
     };
     chosen.clear();
-    // In order of descending logit, then ascending id, by insertion.
+    // Keeps the chosen ids sorted by descending logit, then ascending id.
     for candidate in 0..logits.len() {
         let mut at = chosen.len();
         while at > 0 && logit(candidate) > logit(chosen[at - 1]) {

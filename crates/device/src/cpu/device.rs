@@ -36,17 +36,17 @@ pub struct CpuDevice {
 impl CpuOptions {
     /// Checks that this machine can provide the options, without allocating anything.
     pub fn check(&self) -> Result<()> {
-        self.settle()?;
+        self.resolve()?;
         Slab::check(self.slab_bytes)
     }
 
     /// Returns the instruction set and the number of threads.
-    fn settle(&self) -> Result<(SimdEngine, usize)> {
+    fn resolve(&self) -> Result<(SimdEngine, usize)> {
         let isa = self.isa.unwrap_or_else(Isa::detect);
         let Some(engine) = SimdEngine::new(isa) else {
             let best = Isa::detect();
             return Err(DeviceError::Setup(format!(
-                "this machine has no {isa} instructions; the best available are {best}"
+                "this machine has no {isa} instructions; the best available set is {best}"
             )));
         };
         let cores = host::cores();
@@ -63,7 +63,7 @@ impl CpuOptions {
 impl CpuDevice {
     /// Allocates the slab and starts the threads.
     pub fn new(options: CpuOptions) -> Result<Self> {
-        let (engine, threads) = options.settle()?;
+        let (engine, threads) = options.resolve()?;
         let slab = Slab::new(options.slab_bytes)?;
         let pool = ThreadPool::new(threads).map_err(|error| {
             DeviceError::Setup(format!("cannot start {threads} threads: {error}"))
@@ -95,7 +95,7 @@ impl CpuDevice {
         }
     }
 
-    /// Scratch memory of one of the pool's threads.
+    /// Scratch memory of one thread of the pool.
     pub(super) fn scratch(&self, thread: usize) -> MutexGuard<'_, ScratchFloats> {
         self.scratch[thread]
             .lock()

@@ -1,8 +1,8 @@
 //! Dot products along the rows of two matrices, in the canonical order.
 //!
 //! Lane `l` of sixteen accumulates `k = l, l + 16, …` with fused multiply-adds from +0.0.
-//! Elements past the end count as zero. The lanes are added by the tree of [`Simd::sum`]. The
-//! number of rows that share a pass changes the speed, but never the bits.
+//! Elements past the end count as zero. The tree of [`Simd::sum`] adds the lanes. The number of
+//! rows that share a pass changes the speed, but never the bits.
 
 use super::element::Element;
 use super::lanes::{Kernel, LANES, Simd};
@@ -101,7 +101,7 @@ impl<E: Element> Products<E> {
     pub(super) unsafe fn run<S: Simd>(self, s: S) {
         let mut r = 0;
         while r < self.rows {
-            // Tiles of about equal height: a last tile of one row would cost as much as a full
+            // Tiles have about equal height: a last tile of one row would cost as much as a full
             // one.
             let left = self.rows - r;
             let n = left.div_ceil(left.div_ceil(S::TILE_ROWS));
@@ -136,8 +136,8 @@ impl<E: Element, const R: usize> Kernel for DotStrip<E, R> {
         let mut c = 0;
         // SAFETY: the conditions of `Products::run`.
         unsafe {
-            // One or two rows leave registers for more columns, and more streams of weights
-            // read faster.
+            // One or two rows leave registers for more columns. More streams of weights read
+            // faster.
             while const { S::TILE_COLS == 4 && R <= 2 } && c + 8 <= cols {
                 let (w, out) = (w.from(c, 0), out.from(0, c));
                 if k * size_of::<E>() <= SHORT_ROW_BYTES {
@@ -229,7 +229,7 @@ pub(super) unsafe fn accumulate<S: Simd, E: Element, const R: usize, const C: us
             *wv = unsafe { E::load(s, w.at(c, i)) };
         }
         for (r, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: sixteen elements from `i` lie below `k`.
             let xv = unsafe { s.load(x.at(r, i)) };
             for (acc, wv) in acc.iter_mut().zip(wv) {
                 *acc = s.fma(xv, wv, *acc);
@@ -242,7 +242,7 @@ pub(super) unsafe fn accumulate<S: Simd, E: Element, const R: usize, const C: us
             // SAFETY: the rest of the row.
             let wv = unsafe { E::load_part(s, w.at(c, full), k - full) };
             for (r, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: the rest of the row.
                 let xv = unsafe { s.load_part(x.at(r, full), k - full) };
                 acc[c] = s.fma(xv, wv, acc[c]);
             }

@@ -112,7 +112,7 @@ unsafe fn shrink<S: Simd>(s: S, from: *const f32, to: *mut f32, n: usize) -> f32
     }
 }
 
-/// `x + factor · |x| · u / |u|`
+/// Adds a direction scaled to the length of the row: `x + factor · |x| · u / |u|`.
 #[inline(always)]
 unsafe fn add_matched<S: Simd>(
     s: S,
@@ -139,7 +139,7 @@ unsafe fn clamp(x: *mut f32, low: f32, high: f32, n: usize) {
     for i in 0..n {
         // SAFETY: guaranteed by the caller.
         let x = unsafe { &mut *x.add(i) };
-        // NaN stays NaN.
+        // The comparison keeps NaN.
         if *x < low {
             *x = low;
         } else if *x > high {
@@ -148,7 +148,7 @@ unsafe fn clamp(x: *mut f32, low: f32, high: f32, n: usize) {
     }
 }
 
-/// `x - (x · u)(u · u)⁻¹ u`
+/// Removes the component along a direction: `x - (x · u)(u · u)⁻¹ u`.
 #[inline(always)]
 unsafe fn project_out<S: Simd>(s: S, x: *mut f32, operand: *const f32, unit: *mut f32, n: usize) {
     // SAFETY: guaranteed by the caller.

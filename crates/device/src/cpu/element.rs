@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::lanes::{Kernel, LANES, Simd};
 
-/// A stored float type whose values are all exact in f32.
+/// A stored float type with values that are all exact in f32.
 pub(super) trait Element: Copy + Send + Sync {
     /// Loads sixteen elements at any alignment.
     ///
@@ -105,8 +105,8 @@ impl<E: Element> Kernel for Convert<E> {
     }
 }
 
-/// Runs an expression with a type alias bound to the element type of a dtype.
-/// The operation's checks have refused integers before.
+/// Runs an expression with a type alias bound to the element type of a dtype. The operation's
+/// checks have refused integers.
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {

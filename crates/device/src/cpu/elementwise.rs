@@ -119,7 +119,7 @@ struct Activate {
 impl Kernel for Activate {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // The function is chosen outside the loop, so that each has its own loop.
+        // The match is outside the loop, so that each function has its own loop.
         match self.f {
             Activation::Silu => self.rows(s, Activation::Silu),
             Activation::Gelu => self.rows(s, Activation::Gelu),

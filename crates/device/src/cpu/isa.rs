@@ -5,14 +5,14 @@ use std::str::FromStr;
 
 use super::lanes::{Kernel, Scalar, Simd};
 
-/// Instruction set that the kernels are compiled for. All give the same bits.
+/// Instruction set that the kernels are compiled for. All sets give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// AVX-512 F, BW, VL, DQ.
     Avx512,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// No vector instructions: slow, portable, and the oracle of the others.
+    /// No vector instructions: slow and portable. This code is the oracle of the other sets.
     Scalar,
 }
 
@@ -99,7 +99,7 @@ impl SimdEngine {
             // SAFETY: a `SimdEngine` exists only for instructions the machine has.
             Isa::Avx512 => unsafe { super::avx512::enter(kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
+            // SAFETY: a `SimdEngine` exists only for instructions the machine has.
             Isa::Avx2 => unsafe { super::avx2::enter(kernel) },
             _ => Scalar.call(kernel),
         }

@@ -31,29 +31,29 @@ pub(super) trait Simd: Copy {
 
     /// Vector with `x` in every lane.
     fn splat(self, x: f32) -> Self::V;
-    /// `a + b`
+    /// Sum, `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a - b`
+    /// Difference, `a - b`.
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a · b`
+    /// Product, `a · b`.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a / b`
+    /// Quotient, `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a · b + c`, rounded once.
+    /// Fused product and sum: `a · b + c`, rounded once.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// `a > b ? a : b`, so `b` when either is NaN.
+    /// Maximum: `a > b ? a : b`, so `b` when either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a < b ? a : b`, so `b` when either is NaN.
+    /// Minimum: `a < b ? a : b`, so `b` when either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// Rounds to the nearest integer, ties to even.
     fn round(self, a: Self::V) -> Self::V;
-    /// `2^a` for integral `a` in -126..=127; unspecified for other `a`.
+    /// Power of two: `2^a` for integral `a` in -126..=127; unspecified for other `a`.
     fn pow2(self, a: Self::V) -> Self::V;
-    /// `|a|`
+    /// Absolute value, `|a|`.
     fn abs(self, a: Self::V) -> Self::V;
-    /// `|a|` with the sign of `b`.
+    /// Absolute value with a sign: `|a|` with the sign of `b`.
     fn copysign(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a > b ? yes : no`, lane by lane.
+    /// Selection lane by lane: `a > b ? yes : no`.
     fn if_greater(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
     /// Sums all lanes by the tree: upper half onto lower half, 16 → 8 → 4 → 2 → 1.
     fn sum(self, a: Self::V) -> f32;
@@ -65,7 +65,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Sixteen elements must be readable.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// Loads the first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) f32; the other lanes are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
@@ -75,7 +75,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Sixteen elements must be readable.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// Loads the first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) bfloat16; the other lanes are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.
@@ -85,7 +85,7 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// Sixteen elements must be readable.
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
-    /// Loads the first `n` (at most 16) lanes; the others are zero.
+    /// Loads the first `n` (at most 16) IEEE halves; the other lanes are zero.
     ///
     /// # Safety
     /// `n` elements must be readable.

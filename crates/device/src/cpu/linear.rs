@@ -16,8 +16,8 @@ use super::row;
 use super::split::Split;
 use crate::check::Mat;
 
-/// Largest number of rows for which a weight is converted tile by tile; for more rows it is
-/// converted once into a panel.
+/// Largest number of rows for which a product converts its weights tile by tile. For more rows it
+/// converts them once into a panel.
 const FEW_ROWS: usize = 24;
 
 /// A checked product.
@@ -140,8 +140,8 @@ impl LinearJob {
     }
 }
 
-/// A chunk of a product with an `[out, in]` weight. The operation has checked the
-/// matrices; chunks do not share output elements.
+/// A chunk of a product with an `[out, in]` weight. The operation has checked the matrices, and
+/// chunks share no output element.
 struct OutIn<E> {
     products: Products<E>,
     /// Scratch for a panel, if there are enough rows.
@@ -161,8 +161,8 @@ impl<E: Element> Kernel for OutIn<E> {
     }
 }
 
-/// A chunk of a product with an `[in, out]` weight. The operation has checked the
-/// matrices; chunks do not share output elements.
+/// A chunk of a product with an `[in, out]` weight. The operation has checked the matrices, and
+/// chunks share no output element.
 struct InOut<E> {
     job: LinearJob,
     rows: Range<usize>,

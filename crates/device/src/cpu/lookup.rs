@@ -32,7 +32,7 @@ impl LookupOps for CpuDevice {
         let (src, ids) = (op.f32("src", src)?, op.i32("ids", ids)?);
         let (weights, out) = (op.f32("weights", weights)?, op.out("out", out)?);
         let chosen = self.indices("scatter_add", "out", ids, out.rows)?;
-        // Divided by columns, so that rows keep their order even if ids repeat.
+        // Threads divide the columns, so that rows keep their order even if ids repeat.
         self.by_columns(src.cols, src.rows, &|_, cols| {
             self.engine.run(ScatterAdd {
                 src,

@@ -3,15 +3,15 @@
 use super::lanes::Simd;
 use djinn_types::Activation;
 
-/// `e^x`, within 2 units in the last place, with the gradual underflow, infinities and NaN of
-/// IEEE 754.
+/// Exponential function: `e^x`, within 2 units in the last place, with the gradual underflow,
+/// infinities and NaN of IEEE 754.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    // Beyond these bounds the result is 0 or infinite. NaN is the second operand, so the
-    // result is NaN.
+    // The result is 0 or infinite beyond these bounds. The second operand of `max` and `min` is
+    // `x`, so NaN stays NaN.
     let x = s.max(s.splat(-104.5), s.min(s.splat(89.0), x));
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
-    // x - n ln 2, with ln 2 in two parts so that the first product is exact.
+    // Computes x - n ln 2, with ln 2 in two parts so that the first product is exact.
     let r = s.fma(n, s.splat(-0.693_359_4), x);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
     let mut p = s.splat(1.987_569_1e-4);
@@ -25,20 +25,20 @@ pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
         p = s.fma(p, r, s.splat(c));
     }
     let e = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
-    // 2^n in two steps, because one factor cannot represent the smallest n. Only the last
-    // product rounds.
+    // Multiplies by 2^n in two steps, because one factor cannot represent the smallest n. Only
+    // the last product rounds.
     let half = s.round(s.mul(n, s.splat(0.5)));
     s.mul(s.mul(e, s.pow2(half)), s.pow2(s.sub(n, half)))
 }
 
-/// `1 / (1 + e^-x)`
+/// Logistic function, `1 / (1 + e^-x)`.
 #[inline(always)]
 fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     let e = exp(s, s.mul(x, s.splat(-1.0)));
     s.div(s.splat(1.0), s.add(s.splat(1.0), e))
 }
 
-/// The error function: a polynomial near zero, `1 - e^p` beyond.
+/// The error function: a polynomial near zero, and `1 - e^p` elsewhere.
 #[inline(always)]
 fn erf<S: Simd>(s: S, x: S::V) -> S::V {
     let t = s.abs(x);
@@ -81,7 +81,7 @@ pub(super) fn activation<S: Simd>(s: S, f: Activation, x: S::V) -> S::V {
             let inner = s.fma(cube, s.splat(0.044_715), x);
             s.mul(x, sigmoid(s, s.mul(inner, s.splat(1.595_769))))
         }
-        // NaN is the second operand, so the result is NaN.
+        // The second operand of `max` is `x`, so NaN stays NaN.
         Activation::Relu => s.max(s.splat(0.0), x),
     }
 }

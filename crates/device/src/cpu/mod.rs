@@ -1,8 +1,7 @@
 //! The CPU: a slab of memory, a pool of threads, and kernels for each instruction set.
 //!
-//! Everything runs inline: an operation, a copy or a load is done when its call returns. An
-//! event is therefore past as soon as it is recorded, and waits return at once. Other
-//! threads may load while one computes.
+//! Every operation, copy and load is done when its call returns. An event is therefore past as
+//! soon as it is recorded, and waits return at once. Other threads may load while one computes.
 
 mod affinity;
 mod attention;

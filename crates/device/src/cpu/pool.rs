@@ -1,9 +1,9 @@
 //! A pool of threads that work on one job at a time.
 //!
-//! A job is a number of chunks that threads claim one by one through a counter. A thread that
-//! the system has descheduled therefore delays only the chunk that it holds. The calling
-//! thread is one of the pool's. After a job, workers spin briefly, because the next job
-//! usually follows within microseconds, and then sleep.
+//! A job is a number of chunks that threads claim one by one through a counter. A thread that the
+//! system deschedules therefore delays only its current chunk. The calling thread belongs to the
+//! pool. After a job, workers spin briefly, because the next job usually follows within
+//! microseconds, and then sleep.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -44,7 +44,7 @@ struct PoolShared {
     /// Written by the caller while the state is closed and no thread is active; read by
     /// active threads.
     job: UnsafeCell<PoolJob>,
-    /// Thread to wake when the last worker leaves; set only while it sleeps.
+    /// Thread to wake when the last worker leaves; set only while that thread sleeps.
     caller: Mutex<Option<Thread>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     asleep: Vec<CacheAligned<AtomicBool>>,
@@ -57,17 +57,17 @@ struct PoolJob {
     chunks: usize,
 }
 
-// SAFETY: `job` follows the protocol above, and what it points to is `Sync`.
+// SAFETY: `job` follows the protocol of its field, and the data behind its pointer is `Sync`.
 unsafe impl Sync for PoolShared {}
-// SAFETY: as above; the pointer in `job` is not used outside a job.
+// SAFETY: the argument for `Sync` holds, and no thread uses the pointer in `job` outside a job.
 unsafe impl Send for PoolShared {}
 
-/// A pool of threads, the calling one among them.
+/// A pool of threads that includes the calling thread.
 pub(super) struct ThreadPool {
     shared: Arc<PoolShared>,
     workers: Vec<JoinHandle<()>>,
     places: WorkerCpus,
-    /// Held during a job: one job runs at a time.
+    /// Lock held during a job: one job runs at a time.
     turn: Mutex<()>,
 }
 
@@ -127,7 +127,7 @@ impl ThreadPool {
         self.open(chunks, work);
         let own = catch_unwind(AssertUnwindSafe(|| self.shared.claim(0)));
         if own.is_err() {
-            self.shared.give_up();
+            self.shared.drop_unclaimed();
         }
         self.close();
         let theirs = lock(&self.shared.panic).take();
@@ -150,8 +150,8 @@ impl ThreadPool {
         let epoch = shared.state.0.load(Ordering::Relaxed) / EPOCH;
         let open = epoch.wrapping_add(1).wrapping_mul(EPOCH);
         shared.state.0.store(open, Ordering::Release);
-        // Pairs with the fence of a worker that is about to sleep: either the worker sees the
-        // job, or this thread sees that the worker sleeps.
+        // This fence pairs with the fence of a worker that is about to sleep. Either the worker
+        // sees the job, or this thread sees that the worker sleeps.
         fence(Ordering::SeqCst);
         for (asleep, worker) in shared.asleep.iter().zip(&self.workers).take(chunks - 1) {
             if asleep.0.load(Ordering::Relaxed) && asleep.0.swap(false, Ordering::Relaxed) {
@@ -195,17 +195,17 @@ impl PoolShared {
     fn serve(&self, worker: usize) {
         let mut last = 0;
         while !self.stop.load(Ordering::Acquire) {
-            if !spin_until(|| self.has_news(last)) {
+            if !spin_until(|| self.has_job_or_stop(last)) {
                 self.sleep(worker, last);
             }
             if self.enter(&mut last) {
-                self.help(worker);
+                self.work_on_job(worker);
             }
         }
     }
 
-    /// Returns whether there is a new job for this worker, or the pool stops.
-    fn has_news(&self, last: u64) -> bool {
+    /// Returns whether a new job waits for this worker, or the pool stops.
+    fn has_job_or_stop(&self, last: u64) -> bool {
         let state = self.state.0.load(Ordering::Acquire);
         (state & CLOSED == 0 && state / EPOCH != last) || self.stop.load(Ordering::Relaxed)
     }
@@ -214,7 +214,7 @@ impl PoolShared {
         let asleep = &self.asleep[worker].0;
         asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        while asleep.load(Ordering::Relaxed) && !self.has_news(last) {
+        while asleep.load(Ordering::Relaxed) && !self.has_job_or_stop(last) {
             thread::park();
         }
         asleep.store(false, Ordering::Relaxed);
@@ -241,14 +241,14 @@ impl PoolShared {
     }
 
     /// Works on the entered job, and leaves it.
-    fn help(&self, worker: usize) {
+    fn work_on_job(&self, worker: usize) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.claim(worker + 1))) {
-            self.give_up();
+            self.drop_unclaimed();
             lock(&self.panic).get_or_insert(panic);
         }
         let before = self.state.0.fetch_sub(1, Ordering::AcqRel);
         if before & ACTIVE == 1 && before & WAITING != 0 {
-            // The caller may already be that of a later job; one spurious wake-up is harmless.
+            // The caller may already belong to a later job; one spurious wake-up is harmless.
             if let Some(caller) = &*lock(&self.caller) {
                 caller.unpark();
             }
@@ -256,7 +256,7 @@ impl PoolShared {
     }
 
     /// Drops all unclaimed chunks.
-    fn give_up(&self) {
+    fn drop_unclaimed(&self) {
         self.next.0.store(usize::MAX / 2, Ordering::Relaxed);
     }
 

@@ -4,8 +4,8 @@ use crate::{Reduction, check::Mat};
 
 use super::CpuDevice;
 
-/// Number of partial sums, so that several elements are added at a time.
-const SIDE: usize = 8;
+/// Number of partial sums, which the CPU adds in parallel.
+const PARTIAL_SUMS: usize = 8;
 
 /// Reduces the rows of a checked matrix.
 pub(super) fn reduce(device: &CpuDevice, x: Mat<f32>, how: Reduction, out: Mat<f32>) {
@@ -65,8 +65,8 @@ unsafe fn add_up(x: Mat<f32>, col: usize, sum: Mat<f32>) {
 }
 
 fn length(row: &[f32]) -> f32 {
-    let mut sums = [0f64; SIDE];
-    for part in row.chunks(SIDE) {
+    let mut sums = [0f64; PARTIAL_SUMS];
+    for part in row.chunks(PARTIAL_SUMS) {
         for (sum, x) in sums.iter_mut().zip(part) {
             *sum += f64::from(*x) * f64::from(*x);
         }

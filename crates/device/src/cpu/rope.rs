@@ -28,7 +28,7 @@ impl RopeOps for CpuDevice {
                 })
             })
             .collect();
-        // A sine costs about forty additions.
+        // A sine costs as much as about forty additions.
         self.by_rows(out.rows, n * 40, &|_, rows| {
             for row in rows {
                 // SAFETY: checked rows of one and of `2n` elements; no other thread writes the

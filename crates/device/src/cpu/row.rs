@@ -34,7 +34,7 @@ pub(super) unsafe fn store<S: Simd>(s: S, v: S::V, p: *mut f32, n: usize) {
     }
 }
 
-/// `out += x`
+/// Adds a row: `out += x`.
 ///
 /// # Safety
 /// `x` must be readable and `out` writable over `n`.
@@ -55,7 +55,7 @@ pub(super) unsafe fn add<S: Simd>(s: S, out: *mut f32, x: *const f32, n: usize) 
     }
 }
 
-/// `out = factor · x + out`, fused.
+/// Adds a scaled row: `out = factor · x + out`, rounded once.
 ///
 /// # Safety
 /// `x` must be readable and `out` writable over `n`.

@@ -12,14 +12,14 @@ pub(super) struct Slab {
     bytes: usize,
 }
 
-// SAFETY: the memory lives as long as the slab and is accessed only through raw pointers,
-// each use of which states its justification.
+// SAFETY: the memory lives as long as the slab, and only raw pointers access it. Each use of a
+// pointer states why it is valid.
 unsafe impl Send for Slab {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Refuses more memory than is free: the system would reserve the addresses and later kill
+    /// Refuses more memory than is free. The system would reserve the addresses and later kill
     /// the process.
     pub(super) fn check(bytes: u64) -> Result<()> {
         let free = host::available_memory();
@@ -36,7 +36,9 @@ impl Slab {
         Self::check(bytes)?;
         let refuse = |reason: String| DeviceError::NoMemory { bytes, reason };
         let mut memory = usize::try_from(bytes)
-            .map_err(|_| refuse("more than this machine can address".into()))
+            .map_err(|_| {
+                refuse("the size exceeds the address space of this machine; lower --memory".into())
+            })
             .and_then(|bytes| {
                 host::Buffer::new(bytes).map_err(|error| refuse(error.to_string()))
             })?;
@@ -52,7 +54,7 @@ impl Slab {
         self.bytes as u64
     }
 
-    /// Address of a byte. [`crate::check::OpCheck`] checks the offset before.
+    /// Address of a byte. [`crate::check::OpCheck`] checks the offset before this call.
     pub(super) fn at(&self, offset: u64) -> *mut u8 {
         self.base.wrapping_add(offset as usize)
     }

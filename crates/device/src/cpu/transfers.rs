@@ -42,7 +42,7 @@ impl Transfers for CpuDevice {
             self.op("copy_out").span(src)?,
             dst.place("copy_out", Span { offset, ..src })?,
         );
-        // SAFETY: as above.
+        // SAFETY: checked spans of different memory, which by contract only this caller uses.
         unsafe { std::ptr::copy_nonoverlapping(from, to, src.bytes as usize) };
         Ok(())
     }
@@ -60,7 +60,11 @@ impl Transfers for CpuDevice {
         let op = self.op("upload");
         let to = op.span(dst)?;
         op.ensure(dst.bytes == src.len() as u64, || {
-            format!("got {} bytes for a span of {} bytes", src.len(), dst.bytes)
+            format!(
+                "the caller gave {} bytes for a span of {} bytes",
+                src.len(),
+                dst.bytes
+            )
         })?;
         // SAFETY: the span lies in the slab, which no slice of the host overlaps.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };
@@ -83,7 +87,7 @@ impl CpuDevice {
         let elements = src.rows.checked_mul(src.cols);
         self.op(op).ensure(elements == Some(dst.len()), || {
             format!(
-                "[{}, {}] does not fill {} elements",
+                "a view of [{}, {}] does not fill a buffer of {} elements",
                 src.rows,
                 src.cols,
                 dst.len()

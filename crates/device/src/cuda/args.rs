@@ -33,7 +33,7 @@ impl MatArg {
         }
     }
 
-    /// Converts a checked matrix, whose elements must be aligned to their size.
+    /// Converts a checked matrix. Its elements must be aligned to their size.
     pub(super) fn new<T>(op: &'static str, mat: Mat<T>, dtype: DType) -> Result<Self> {
         let fail = |detail: String| DeviceError::Shape { op, detail };
         if !mat.address().is_multiple_of(dtype.bytes() as u64) {
@@ -129,7 +129,7 @@ impl ShadowArg {
     }
 }
 
-/// Scratch memory for partial results of attention, which the last block combines.
+/// Scratch memory for partial results of attention. The last block combines them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct UnitsArg {

@@ -1,5 +1,5 @@
-//! Attention, and the choice of its kernel. The type of the keys, the width of a head and
-//! the phase decide, never the number of rows.
+//! Attention, and the choice of its kernel. The type of the keys, the width of a head and the
+//! phase decide the kernel, never the number of rows.
 
 use djinn_types::DType;
 
@@ -60,8 +60,8 @@ impl AttentionOps for CudaDevice {
     }
 }
 
-/// Queries and keys that are still to be rotated, and keys and values that are still to be
-/// written into their pages.
+/// Queries and keys that are not rotated yet, and keys and values that are not written into their
+/// pages yet.
 pub(super) struct Unrotated {
     qkv: Qkv,
     rotation: Rotation,
@@ -81,8 +81,8 @@ impl CudaDevice {
         ])
     }
 
-    /// Checks the operands of rotations with an append, and returns them if one kernel can
-    /// do all of it.
+    /// Checks the operands of a rotation and an append, and returns them if one kernel can do
+    /// both.
     pub(super) fn unrotated(
         &self,
         state: &mut LaunchState,
@@ -131,15 +131,14 @@ impl CudaDevice {
         let (arg, [positions, sequences, tables]) = (unrotated.arg, unrotated.row_args);
         let Qkv { q, k, .. } = unrotated.qkv;
         let pages = KvArg::new(self.slab.address, &unrotated.kv);
-        // Few blocks a row, because each looks up the page of its row.
+        // Uses few blocks per row, because each block looks up the page of its row.
         let pairs = (q.cols + 2 * k.cols) / 2;
         let size = columns(pairs.div_ceil(ROPE_PAIRS), q.rows);
         launch!(self, state, "rope_append", size; unrotated.q, arg.keys, arg.values, arg.table,
                 arg.interleaved, positions, sequences, tables, pages, self.fault.start)
     }
 
-    /// Launches attention. The decode kernel also rotates and appends, if it is given
-    /// something to rotate.
+    /// Launches attention. The decode kernel also rotates and appends, if `rotate` is present.
     pub(super) fn attend_with(
         &self,
         state: &mut LaunchState,
@@ -178,8 +177,8 @@ impl CudaDevice {
             shared: 0,
         };
         if state.wrote_keys {
-            // The decode kernel reads keys of earlier tokens before it waits for the kernel
-            // ahead of it, which has just written some.
+            // The decode kernel reads keys of earlier tokens before it waits for the previous
+            // kernel, and the previous kernel has just written some keys.
             state.interrupt();
         }
         let writes_keys = rotate.is_some();
@@ -191,8 +190,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Scratch memory for the partial results of a context's units, which the last unit
-    /// combines.
+    /// Scratch memory for the partial results of a context's units. The last unit combines them.
     fn units(
         &self,
         op: OpCheck,
@@ -209,7 +207,7 @@ impl CudaDevice {
         let fits = bytes <= finished - parts && counters <= self.scratch.bytes() - finished;
         op.ensure(fits, || {
             format!(
-                "{count} rows of {units} units exceed the pass limits that the device was opened with"
+                "{count} rows with {units} units of keys exceed the pass limits that the device was opened with"
             )
         })?;
         Ok(UnitsArg {
@@ -219,8 +217,8 @@ impl CudaDevice {
         })
     }
 
-    /// Launches the simple kernel with the name of the operation, from queries or a pattern
-    /// to values or a pattern.
+    /// Launches the simple kernel that has the name of the operation. Its input is queries or a
+    /// pattern, and its output is values or a pattern.
     fn simple_attention(
         &self,
         state: &mut LaunchState,
@@ -249,7 +247,7 @@ impl CudaDevice {
     ) -> Result<LaunchSize> {
         let most = self.card.scores_max();
         op.ensure(keys <= most, || {
-            format!("a context of {keys} keys exceeds this card's limit of {most}")
+            format!("a context of {keys} keys exceeds this card's limit of {most}; lower --context")
         })?;
         Ok(LaunchSize {
             blocks: [heads, count, 1],
@@ -269,14 +267,14 @@ impl Card {
         }
     }
 
-    /// Largest number of keys whose scores fit into a block's shared memory.
+    /// Largest number of keys that have their scores in a block's shared memory.
     pub fn scores_max(&self) -> usize {
         self.kernels().shared_max / 4
     }
 }
 
-/// Returns the rotation that the decode kernel can do on its own: for generated tokens, with
-/// one block for all queries that share a head of keys.
+/// Returns the rotation if the decode kernel can compute it: for generated tokens, with one block
+/// for all queries that share a head of keys.
 pub(super) fn rotated_by_decode(
     unrotated: &Unrotated,
     how: Attention,

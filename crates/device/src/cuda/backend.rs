@@ -55,7 +55,7 @@ impl Backend for CudaBackend {
     }
 
     fn overhead(&self) -> u64 {
-        self.card.taken()
+        self.card.overhead()
     }
 
     fn host_tables(&self, host_bytes: u64) -> u64 {
@@ -91,7 +91,7 @@ impl Backend for CudaBackend {
     }
 
     fn free_memory(&self) -> Result<u64> {
-        Ok(self.card.memory()?.0.saturating_add(self.card.taken()))
+        Ok(self.card.memory()?.0.saturating_add(self.card.overhead()))
     }
 
     fn open(&self, slab_bytes: u64, limits: PassLimits) -> Result<Arc<dyn Device>> {

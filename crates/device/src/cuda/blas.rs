@@ -1,5 +1,5 @@
-//! Products of many rows with cuBLASLt. Each shape of matrix has one algorithm for any number
-//! of rows and any piece of the matrix, so a row's result depends on neither.
+//! Products of many rows with cuBLASLt. Each shape of matrix has one algorithm. The algorithm
+//! serves any number of rows and any piece of the matrix, so a row's result depends on neither.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,7 +19,7 @@ pub(super) struct Product {
     pub(super) inputs: usize,
     pub(super) outputs: usize,
     /// Number of outputs of the whole matrix.
-    pub(super) of: usize,
+    pub(super) matrix_outputs: usize,
     pub(super) x_stride: usize,
     pub(super) weight_stride: usize,
     pub(super) out_stride: usize,
@@ -33,7 +33,7 @@ pub(super) struct Operands {
     pub(super) out: u64,
 }
 
-/// The library's handle, and the algorithms chosen so far.
+/// Handle of the cuBLASLt library, and the algorithms chosen so far.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     chosen: Mutex<HashMap<AlgorithmKey, sys::cublasLtMatmulAlgo_t>>,
@@ -42,20 +42,20 @@ pub(super) struct Blas {
 /// Key of an algorithm: type, order, inputs, and outputs of the whole matrix.
 type AlgorithmKey = (DType, Order, usize, usize);
 
-// SAFETY: a handle of the library, which may be used from any thread.
+// SAFETY: the handle belongs to the library, which allows its use from any thread.
 unsafe impl Send for Blas {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for Blas {}
 
 /// Alignment of all operands in bytes.
 pub(super) const ALIGNED: u64 = 16;
 /// Number of rows that algorithms are chosen for.
-const TYPICAL: usize = 2048;
+const TYPICAL_ROWS: usize = 2048;
 /// Number of algorithms considered.
 const CANDIDATES: usize = 16;
 
 impl Blas {
-    /// Loads the library; `None` if it is missing or does not start.
+    /// Loads the library; `None` if it is missing or fails to start.
     pub(super) fn open() -> Option<Self> {
         // SAFETY: only looks for the library; without it every other call would panic.
         if !unsafe { sys::is_culib_present() } {
@@ -106,7 +106,12 @@ impl Blas {
     }
 
     fn algorithm(&self, product: Product) -> Result<sys::cublasLtMatmulAlgo_t> {
-        let kind = (product.dtype, product.order, product.inputs, product.of);
+        let kind = (
+            product.dtype,
+            product.order,
+            product.inputs,
+            product.matrix_outputs,
+        );
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(algorithm) = chosen.get(&kind) {
             return Ok(*algorithm);
@@ -121,15 +126,15 @@ impl Blas {
         &self,
         (dtype, order, inputs, outputs): AlgorithmKey,
     ) -> Result<sys::cublasLtMatmulAlgo_t> {
-        // Rounded up to whole vectors: pieces of a matrix may be narrower, matrices not.
+        // Rounds up to whole vectors: a piece of a matrix may be narrower, a matrix is not.
         let outputs = outputs.next_multiple_of(8);
         let typical = Product {
             dtype,
             order,
-            rows: TYPICAL,
+            rows: TYPICAL_ROWS,
             inputs,
             outputs,
-            of: outputs,
+            matrix_outputs: outputs,
             x_stride: inputs,
             weight_stride: match order {
                 Order::OutIn => inputs,
@@ -163,7 +168,9 @@ impl Blas {
         let found = found.iter().take(count as usize);
         let whole = found.map(|result| result.algo).find(is_whole);
         whole.ok_or_else(|| {
-            DeviceError::Setup(format!("cuBLASLt has no algorithm for {inputs} inputs"))
+            DeviceError::Setup(format!(
+                "cuBLASLt has no algorithm for {inputs} inputs; use --device cpu"
+            ))
         })
     }
 }
@@ -257,7 +264,7 @@ impl Drop for ProductLayouts {
     }
 }
 
-/// Constraints on algorithms: no workspace, aligned operands.
+/// Constraints on algorithms: no workspace, and aligned operands.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -306,5 +313,5 @@ impl Drop for Preference {
 }
 
 fn failed(what: &str, error: result::CublasError) -> DeviceError {
-    DeviceError::Setup(format!("cuBLASLt: {what}: {:?}", error.0))
+    DeviceError::Setup(format!("cuBLASLt failed while {what}: {:?}", error.0))
 }

@@ -1,4 +1,4 @@
-//! A card that this process uses: its context, its kernels, and its share of the memory.
+//! A card that this process uses: context, kernels, and accounts of its memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::memory_ledger::MemoryLedger;
 use super::nvml::Nvml;
 use crate::{DeviceError, Result};
 
-/// A card in use by this process: a context, and the kernels compiled for the card. Opened
-/// once and shared by all devices on the card.
+/// A card in use by this process: a context, and the kernels compiled for the card. All devices
+/// on the card share one `Card`.
 pub struct Card {
-    // Fields are dropped in this order; kernels and library live in the context.
+    // Fields drop in this order. Kernels and library live in the context.
     kernels: Kernels,
     /// cuBLASLt; `None` if the library is missing.
     pub(super) blas: Option<Blas>,
@@ -24,12 +24,13 @@ pub struct Card {
     pub(super) ledger: Arc<MemoryLedger>,
 }
 
-/// Bytes that a context usually takes, if the management library does not say.
-const TAKEN_USUALLY: u64 = 640 << 20;
-/// Bytes that every context takes at least.
-const TAKEN_LEAST: u64 = 64 << 20;
-/// Bytes that the driver allocates later, when a model first runs. Up to 34 MiB were seen.
-const TAKEN_LATER: u64 = 48 << 20;
+/// Usual number of bytes of a context, for systems that do not report it.
+const USUAL_BYTES: u64 = 640 << 20;
+/// Least number of bytes of a context.
+const LEAST_BYTES: u64 = 64 << 20;
+/// Bytes that the driver allocates later, when a model first runs. The largest measured value is
+/// 34 MiB.
+const LATER_BYTES: u64 = 48 << 20;
 
 impl Card {
     /// Loads the driver and opens a card.
@@ -45,17 +46,17 @@ impl Card {
             blas: Blas::open(),
             context,
             before: None,
-            ledger: Arc::new(MemoryLedger::new(TAKEN_USUALLY)),
+            ledger: Arc::new(MemoryLedger::new(USUAL_BYTES)),
         };
         if let (Some(before), Some(after)) = (before, used()) {
             let alone = card.is_alone();
             card.before = alone.then_some(before);
-            card.ledger = Arc::new(MemoryLedger::new(taken(before, after, alone)));
+            card.ledger = Arc::new(MemoryLedger::new(overhead(before, after, alone)));
         }
         Ok(Arc::new(card))
     }
 
-    /// Number of processes that compute on the card, if the system says.
+    /// Number of processes that compute on the card; `None` if the system does not report it.
     fn processes(&self) -> Option<usize> {
         Nvml::get()?.processes(self.bus_id())
     }
@@ -102,17 +103,18 @@ impl Card {
     }
 
     /// Bytes of the card's memory that this process uses before any slab: context, kernels,
-    /// libraries. A memory budget covers them too. They grow when a model first runs and do
-    /// not shrink when it is unloaded, so they are measured again whenever this process has
-    /// no slab and is alone on the card.
-    pub fn taken(&self) -> u64 {
+    /// libraries. A memory budget includes these bytes. They grow when a model first runs and do
+    /// not shrink when the model is unloaded, so this call measures them again whenever this
+    /// process has no slab and is alone on the card.
+    pub fn overhead(&self) -> u64 {
         self.ledger.driver_bytes(|| {
             let (before, now) = (self.before?, self.used()?);
-            self.is_alone().then(|| taken(before, now, true))
+            self.is_alone().then(|| overhead(before, now, true))
         })
     }
 
-    /// Bytes of the card's memory in use by all processes, if the system says.
+    /// Bytes of the card's memory in use by all processes; `None` if the system does not report
+    /// it.
     pub fn used(&self) -> Option<u64> {
         Nvml::get()?.used(self.bus_id())
     }
@@ -145,29 +147,29 @@ impl Drop for Card {
     }
 }
 
-/// Bytes taken between two readings of the memory used by all processes. If there are other
-/// processes, they may have allocated or freed memory in between.
-fn taken(before: u64, after: u64, alone: bool) -> u64 {
+/// Bytes that a process took between two readings of the memory used by all processes. Other
+/// processes may have allocated or freed memory in between.
+fn overhead(before: u64, after: u64, alone: bool) -> u64 {
     let taken = after.saturating_sub(before);
-    match alone || (TAKEN_LEAST..=TAKEN_USUALLY).contains(&taken) {
-        true => taken + TAKEN_LATER,
-        false => TAKEN_USUALLY,
+    match alone || (LEAST_BYTES..=USUAL_BYTES).contains(&taken) {
+        true => taken + LATER_BYTES,
+        false => USUAL_BYTES,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{TAKEN_LATER, TAKEN_USUALLY, taken};
+    use super::{LATER_BYTES, USUAL_BYTES, overhead};
 
     #[test]
     fn memory_of_other_processes_is_not_counted() {
         let (gib, mib) = (1u64 << 30, 1u64 << 20);
-        let ours = 300 * mib + TAKEN_LATER;
+        let ours = 300 * mib + LATER_BYTES;
         for alone in [true, false] {
-            assert_eq!(taken(gib, gib + 300 * mib, alone), ours);
+            assert_eq!(overhead(gib, gib + 300 * mib, alone), ours);
         }
-        assert_eq!(taken(gib, 9 * gib, false), TAKEN_USUALLY);
-        assert_eq!(taken(9 * gib, gib, false), TAKEN_USUALLY);
-        assert_eq!(taken(0, 2 * gib, true), 2 * gib + TAKEN_LATER);
+        assert_eq!(overhead(gib, 9 * gib, false), USUAL_BYTES);
+        assert_eq!(overhead(9 * gib, gib, false), USUAL_BYTES);
+        assert_eq!(overhead(0, 2 * gib, true), 2 * gib + LATER_BYTES);
     }
 }

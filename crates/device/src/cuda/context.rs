@@ -1,4 +1,4 @@
-//! A card's primary context, and what the driver says of the card.
+//! Primary context of a card, and properties that the driver reports.
 
 use std::ffi::CStr;
 
@@ -16,12 +16,12 @@ pub(super) struct CardContext {
     context: sys::CUcontext,
 }
 
-// SAFETY: handles of the driver, which may be used from any thread.
+// SAFETY: the fields are handles of the driver, which allows their use from any thread.
 unsafe impl Send for CardContext {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for CardContext {}
 
-/// A card that the driver knows, without a context yet.
+/// A card that the driver reports, without a context yet.
 pub(super) struct FoundCard {
     ordinal: usize,
     name: String,
@@ -106,7 +106,7 @@ impl CardContext {
             .context("reading an attribute of the card")
     }
 
-    /// Keeps the context small: no kernel here prints, allocates, or has a stack.
+    /// Limits the memory of the context: no kernel prints, allocates, or has a stack.
     fn shrink(&self) -> Result<()> {
         use sys::CUlimit as Limit;
         for (limit, bytes) in [
@@ -122,7 +122,7 @@ impl CardContext {
 
 impl Drop for CardContext {
     fn drop(&mut self) {
-        // SAFETY: retained once, and nothing of it is used any more.
+        // SAFETY: the context was retained once and is not used any more.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
@@ -158,7 +158,7 @@ fn find(ordinal: usize) -> Result<sys::CUdevice> {
     if ordinal >= count {
         let last = count - 1;
         return Err(refuse(&format!(
-            "no such card; the last card is cuda:{last}"
+            "the driver shows no such card; use cuda:0 to cuda:{last}"
         )));
     }
     result::device::get(ordinal as i32).context("opening the card")

@@ -14,13 +14,13 @@ use crate::{ALIGN, Device, DeviceInfo, PassLimits, Result, Stream};
 
 /// A card as a device.
 pub struct CudaDevice {
-    // Fields are dropped in this order.
+    // Fields drop in this order.
     pub(super) graphs: Mutex<Graphs>,
     pub(super) slab: DeviceMemory,
-    /// Bytes of `slab` that belong to the caller. Scratch memory follows them.
+    /// Bytes of `slab` that belong to the caller. Scratch memory follows these bytes.
     pub(super) slab_bytes: u64,
     pub(super) scratch: Scratch,
-    /// Pinned word in which kernels note faults.
+    /// Pinned word into which kernels write faults.
     pub(super) fault: Pinned,
     pub(super) compute: CudaStream,
     pub(super) copy: CudaStream,
@@ -90,7 +90,7 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // No work may still use the memory that is about to be freed.
+        // The streams must finish before the memory is freed.
         let _ = self.card.enter();
         for queue in [&self.compute, &self.copy, &self.page_in, &self.page_out] {
             let _ = queue.wait();

@@ -8,7 +8,7 @@ use crate::{DeviceError, Result};
 
 /// Adds the purpose of a driver call to its error.
 pub(super) trait DriverContext<T> {
-    /// Names what the call was for, as in "allocating device memory".
+    /// Adds the purpose of the call to its error, as in "allocating device memory".
     fn context(self, what: &'static str) -> Result<T>;
 }
 

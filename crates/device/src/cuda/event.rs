@@ -17,12 +17,12 @@ pub(super) struct Events {
 #[derive(Clone, Copy)]
 struct EventHandle(sys::CUevent);
 
-// SAFETY: a handle of the driver.
+// SAFETY: the field is a handle of the driver, which allows its use from any thread.
 unsafe impl Send for EventHandle {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for EventHandle {}
 
-/// An event in use, which returns to its pool on drop.
+/// An event in use. It returns to its pool on drop.
 pub(super) struct Mark {
     handle: EventHandle,
     home: Arc<Events>,

@@ -1,5 +1,4 @@
-//! Facts about CUDA on this machine, and about a card's place in it. Queries only: no card is
-//! opened.
+//! Facts about CUDA on this machine, and about a card's place in it. These queries open no card.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +11,7 @@ use super::driver::{DriverContext, Version};
 use super::nvml::Nvml;
 use crate::Result;
 
-/// Returns whether the driver's library is found.
+/// Returns whether the driver's library is present.
 pub fn driver_present() -> bool {
     // SAFETY: only looks for the library.
     unsafe { sys::is_culib_present() }
@@ -30,31 +29,32 @@ pub fn driver_version() -> Option<Result<Version>> {
     Some(asked.map(|()| Version::from_number(number)))
 }
 
-/// Returns whether one of CUDA's libraries (`cublasLt`) is found under any of its file names.
+/// Returns whether a CUDA library (`cublasLt`) is present under any of its file names.
 pub fn library_present(name: &str) -> bool {
     let names = cudarc::get_lib_name_candidates(name);
-    // SAFETY: libraries of CUDA, whose initialisers have no other effect.
+    // SAFETY: the initialisers of CUDA's libraries have no other effect.
     let opens = |name: &String| unsafe { Library::new(name.as_str()) }.is_ok();
     names.iter().any(opens)
 }
 
-/// Returns whether the driver's management library (NVML) is found and starts.
+/// Returns whether the driver's management library (NVML) is present and starts.
 pub fn management_present() -> bool {
     Nvml::get().is_some()
 }
 
-/// Facts about a card beside its name and memory.
+/// Facts about a card in addition to its name and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardFacts {
     /// Compute capability.
     pub capability: Version,
     /// PCI address, as in `/sys/bus/pci/devices`.
     pub bus_id: String,
-    /// Number of processes that compute on the card, including this one, if the system says.
+    /// Number of processes that compute on the card, including this one; `None` if the system
+    /// does not report it.
     pub processes: Option<usize>,
-    /// PCIe link of the card, if the system says.
+    /// PCIe link of the card; `None` if the system does not report it.
     pub link: Option<PciLink>,
-    /// NUMA node that the card is attached to, if there are several.
+    /// NUMA node that the card is attached to; `None` on a machine with one node.
     pub node: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ impl Card {
             capability: self.capability()?,
             processes: Nvml::get().and_then(|nvml| nvml.processes(self.bus_id())),
             link: pci_link(&folder),
-            // −1 means no node; it does not parse.
+            // A card without a node has the value −1, which does not parse.
             node: read(&folder, "numa_node").and_then(|text| text.parse().ok()),
             bus_id,
         })

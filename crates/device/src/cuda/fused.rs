@@ -40,8 +40,8 @@ impl FusedOps for CudaDevice {
     }
 
     fn add_norm(&self, addend: View, x: View, params: NormParams, out: View) -> Result<()> {
-        // The kernel goes row by row: an output in the place of the addend must be the
-        // same row.
+        // The kernel processes row by row, so an output that overlaps the addend must be exactly
+        // the addend.
         if addend != out && overlap(addend, out) {
             self.add(addend, x)?;
             return self.norm(params, x, out);

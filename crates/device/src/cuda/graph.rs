@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use super::driver::DriverContext;
 use crate::Result;
 
-/// Recordings by number.
+/// Recordings of operations by number.
 #[derive(Default)]
 pub(super) struct Graphs {
     /// State of each number, with the time of its last use.
@@ -16,7 +16,7 @@ pub(super) struct Graphs {
     time: u64,
 }
 
-/// State of a number.
+/// State of the recording with one number.
 enum GraphState {
     /// The operations ran once: every kernel is compiled and loaded.
     Ran,
@@ -26,27 +26,27 @@ enum GraphState {
     Unrecordable,
 }
 
-/// Next step for a number.
+/// Next step of a replay.
 pub(super) enum ReplayStep {
     /// Run the operations.
     Run,
     /// Record the operations.
     Record,
-    /// Nothing: the recording is on the stream.
+    /// Do nothing: the recording is already on the stream.
     Replayed,
 }
 
 struct Graph(sys::CUgraphExec);
 
-// SAFETY: a handle of the driver.
+// SAFETY: the field is a handle of the driver, which allows its use from any thread.
 unsafe impl Send for Graph {}
 
-/// Largest number of recordings; the least recently used ones are dropped. Each takes driver
-/// memory. A pass that streams weights has one for every region between arrivals.
-const MOST: usize = 128;
+/// Largest number of recordings, because each takes driver memory. The least recently used ones
+/// are dropped. A pass that streams weights has one recording for every region between arrivals.
+const MAX_GRAPHS: usize = 128;
 
 impl Graphs {
-    /// Replays a recording, or says what the caller has to do instead.
+    /// Replays a recording, or returns the step that the caller must do instead.
     pub(super) fn next(&mut self, number: u64, stream: sys::CUstream) -> Result<ReplayStep> {
         self.time += 1;
         let Some((known, used)) = self.known.get_mut(&number) else {
@@ -55,7 +55,8 @@ impl Graphs {
         *used = self.time;
         match known {
             GraphState::Recorded(graph) => {
-                // SAFETY: a graph of this device. It works on the slab, which outlives it.
+                // SAFETY: the graph belongs to this device and works on the slab, which outlives
+                // the graph.
                 unsafe { result::graph::launch(graph.0, stream) }
                     .context("replaying recorded operations")?;
                 Ok(ReplayStep::Replayed)
@@ -65,13 +66,13 @@ impl Graphs {
         }
     }
 
-    /// Notes that the operations of a number ran. Drops the least recently used recording if
-    /// there are too many; the driver keeps it until it has ended.
+    /// Marks the operations of a number as run. Drops the least recently used recording if there
+    /// are too many; the driver keeps a dropped recording until it has ended.
     pub(super) fn ran(&mut self, number: u64) {
         if self.known.contains_key(&number) {
             return;
         }
-        if self.known.len() == MOST {
+        if self.known.len() == MAX_GRAPHS {
             let oldest = self.known.iter().min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(number, _)| *number);
             oldest.and_then(|number| self.known.remove(&number));
@@ -110,7 +111,8 @@ impl Graphs {
             self.know(number, GraphState::Unrecordable);
             return Ok(false);
         };
-        // SAFETY: as in `next`.
+        // SAFETY: the graph belongs to this device and works on the slab, which outlives the
+        // graph.
         unsafe { result::graph::launch(graph.0, stream) }
             .context("replaying recorded operations")?;
         self.know(number, GraphState::Recorded(graph));

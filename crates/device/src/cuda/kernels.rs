@@ -28,30 +28,29 @@ pub(super) struct Kernels {
 
 struct LoadedModule(sys::CUmodule);
 
-// SAFETY: a handle of the driver.
+// SAFETY: the field is a handle of the driver, which allows its use from any thread.
 unsafe impl Send for LoadedModule {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for LoadedModule {}
 
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
-    /// Whether the kernel itself waits for the kernel before it, so that it may be launched
-    /// before that one has ended.
+    /// Whether the kernel itself waits for the previous kernel, so that its launch may precede
+    /// the end of the previous kernel.
     waits: bool,
 }
 
-// SAFETY: a handle of the driver.
+// SAFETY: the handle belongs to the driver, which allows its use from any thread.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for Function {}
 
 /// Largest number of blocks of a launch in its second and third dimension, which is usually
 /// the number of rows.
 pub const ROWS_MAX: usize = 65_535;
 
-/// Compute capability, times ten, from which on kernels wait for the one before them
-/// themselves.
+/// Least compute capability, times ten, on which a kernel itself waits for the previous kernel.
 const WAITS_FROM: u32 = 90;
 
 const SHARED_MAX: sys::CUdevice_attribute =
@@ -60,7 +59,7 @@ const SHARED_MAX: sys::CUdevice_attribute =
 const SHARED_OTHER: usize = 1024;
 
 impl Kernels {
-    /// Has the driver compile all modules in parallel. The driver caches the result.
+    /// Compiles all modules in parallel through the driver. The driver caches the result.
     pub(super) fn load(card: &CardContext) -> Result<Self> {
         let capability = card.capability()?;
         if capability < Version::CAPABILITY_NEEDED {
@@ -79,7 +78,11 @@ impl Kernels {
                 .map(compile)
                 .collect();
             let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
-            let panicked = |_| Err(DeviceError::Setup("compiling the kernels panicked".into()));
+            let panicked = |_| {
+                Err(DeviceError::Setup(
+                    "a thread panicked while it compiled the kernels".into(),
+                ))
+            };
             joined
                 .map(|result| result.unwrap_or_else(panicked))
                 .collect()
@@ -103,8 +106,8 @@ impl Kernels {
     }
 
     /// Launches a kernel unless it has no blocks, and returns whether it did. `arguments` are
-    /// pointers to the values of its parameters. `overlaps` means that the last work on the
-    /// stream is a kernel too.
+    /// pointers to the values of its parameters. `overlaps` tells that the last work on the
+    /// stream is a kernel.
     ///
     /// # Safety
     /// The arguments must have the types of the CUDA sources, and the memory they point to
@@ -197,7 +200,7 @@ fn compile(card: &CardContext, module: KernelModule) -> Result<CompiledModule> {
     Ok((LoadedModule(handle), functions?))
 }
 
-/// Lets a kernel use all shared memory beside its static use.
+/// Allows a kernel to use all shared memory that its static variables leave free.
 fn allow_shared(function: Function, most: usize) -> Result<()> {
     use sys::CUfunction_attribute as Attribute;
     let taken = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;

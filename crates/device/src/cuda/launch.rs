@@ -93,12 +93,12 @@ impl CudaDevice {
         Ok((mat, dtype, 1))
     }
 
-    /// Chooses where a kernel leaves a copy of its output for the next product.
+    /// Chooses a place for the copy of a kernel's output that the next product reads.
     pub(super) fn shadow_for(&self, state: &mut LaunchState, out: View) -> ShadowArg {
         self.shadow_in(state, out, 0, self.scratch.shadow_bytes())
     }
 
-    /// Chooses a place for the copy beside the first copy, which the same kernel reads.
+    /// Chooses a second place for the copy, because the same kernel reads the first copy.
     pub(super) fn second_shadow_for(&self, state: &mut LaunchState, out: View) -> ShadowArg {
         let (at, bytes) = (self.scratch.second_at(), self.scratch.second_bytes());
         self.shadow_in(state, out, at, bytes)
@@ -117,8 +117,8 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the address of a product's inputs in the type of its weights. Copies them now
-    /// unless the kernel that made them already did.
+    /// Returns the address of a product's inputs in the type of its weights. Copies the inputs
+    /// now unless the kernel that wrote them also wrote a copy.
     pub(super) fn narrowed(&self, state: &mut LaunchState, x: View, dtype: DType) -> Result<u64> {
         if let Some(at) = state.copy_of(x, dtype) {
             return Ok(at);

@@ -1,5 +1,5 @@
-//! Measurements of the link between host and card, and of the card's memory: the bounds of
-//! streaming and computing.
+//! Measurements of the link between host and card, and of the card's memory. They bound the speed
+//! of streaming and computing.
 
 use std::sync::Arc;
 use std::thread;
@@ -50,28 +50,28 @@ pub struct Transfer {
 
 /// Buffers on both sides of a link, and a clock to time copies.
 pub struct LinkBench {
-    // Fields are dropped in this order.
+    // Fields drop in this order.
     clock: LinkClock,
     there: DeviceMemory,
     pinned: Pinned,
-    /// Allocated on first use.
+    /// Pageable buffer, allocated on first use.
     pageable: Option<Buffer>,
-    /// Keeps the context alive as long as the device memory.
+    /// Card of the buffers. Its context must outlive the device memory.
     _card: Arc<Card>,
 }
 
 /// Largest number of bytes worth measuring with.
-const MOST: u64 = 4 << 30;
+const MAX_BYTES: u64 = 4 << 30;
 /// Granularity of sizes in bytes.
 const STEP: u64 = 16 << 20;
 
 impl LinkBench {
-    /// Number of bytes to measure with, `most` at most: no more than a quarter of the host's
-    /// free memory and half of the card's.
+    /// Number of bytes to measure with: at most `most`, a quarter of the host's free memory, and
+    /// half of the card's free memory.
     pub fn usable_bytes(card: &Card, most: u64) -> Result<u64> {
         let (free, _) = card.memory()?;
         let room = (host::available_memory() / 4).min(free / 2);
-        match room.min(most).min(MOST) / STEP * STEP {
+        match room.min(most).min(MAX_BYTES) / STEP * STEP {
             0 => Err(card.too_little(STEP, free)),
             bytes => Ok(bytes),
         }
@@ -151,7 +151,7 @@ struct CopyLane {
     stream: sys::CUstream,
 }
 
-// SAFETY: memory that no other lane uses, and a handle of the driver.
+// SAFETY: no other lane uses the memory, and the handle belongs to the driver.
 unsafe impl Sync for CopyLane {}
 
 impl CopyLane {
@@ -225,7 +225,7 @@ impl LinkClock {
         })
     }
 
-    /// Seconds from now to the end of the work that `work` enqueues.
+    /// Seconds from now to the end of the work that `work` enqueues, by the card's clock.
     fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.card.enter()?;
         let [first, second] = &self.queues;
@@ -256,7 +256,7 @@ impl LinkClock {
 
 impl Drop for LinkClock {
     fn drop(&mut self) {
-        // The buffers are freed after this, so no copy may still run.
+        // The buffers are freed next, so every copy must end first.
         let _ = self.card.enter();
         let _ = self.queues.iter().try_for_each(CudaStream::wait);
     }
@@ -282,7 +282,7 @@ pub fn measure_link(card: &Arc<Card>, chunk: u64, time: Duration) -> Result<f64>
 
 /// Bytes of one copy that measures the card's memory.
 const MEMORY_BYTES: u64 = 2 << 30;
-/// Least number of bytes: smaller copies would measure the caches.
+/// Least number of bytes of such a copy: smaller copies would measure the caches.
 const MEMORY_BYTES_LEAST: u64 = 256 << 20;
 
 /// Measures bytes per second of the card's memory, read plus written, by a copy within it.
@@ -297,7 +297,7 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
         DeviceMemory::new(card, bytes)?,
         DeviceMemory::new(card, bytes)?,
     );
-    // Dropped before the memory, because its drop waits for the last copy.
+    // The clock drops before the memory, because its drop waits for the last copy.
     let clock = LinkClock::new(card)?;
     let stream = clock.queues[0].stream;
     let copy = || {
@@ -310,7 +310,7 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
     Ok(2.0 * bytes as f64 / seconds)
 }
 
-/// Median of a measurement that is repeated for `time`. The first two do not count, because
+/// Median of a measurement that is repeated for `time`. The first two runs do not count, because
 /// an idle card needs time to reach full speed.
 fn repeated(time: Duration, mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
     for _ in 0..2 {

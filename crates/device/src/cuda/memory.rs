@@ -36,8 +36,8 @@ impl DeviceMemory {
         // SAFETY: the memory just allocated.
         unsafe { result::memset_d8_sync(memory.address, 0, bytes as usize) }
             .context("clearing device memory")?;
-        // Despite its name the call clears on a stream of the driver that our streams do not
-        // wait for; without this, early loads would be cleared afterwards.
+        // Despite its name, `memset_d8_sync` clears on a stream of the driver that our streams do
+        // not wait for. Without this wait, the driver would clear bytes that were loaded early.
         result::ctx::synchronize().context("clearing device memory")?;
         Ok(memory)
     }
@@ -57,9 +57,9 @@ pub(super) struct CudaStream {
     pub(super) stream: sys::CUstream,
 }
 
-// SAFETY: a handle of the driver.
+// SAFETY: the field is a handle of the driver, which allows its use from any thread.
 unsafe impl Send for CudaStream {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {

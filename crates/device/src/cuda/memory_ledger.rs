@@ -1,5 +1,5 @@
 //! Accounts of a card's memory: bytes that this process allocated, and bytes that the driver
-//! keeps for itself. The latter can be measured only while nothing is allocated.
+//! keeps for itself. The driver's bytes can be measured only while nothing is allocated.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -21,8 +21,8 @@ impl MemoryLedger {
         }))
     }
 
-    /// Bytes that the driver keeps: measured now if nothing is allocated, else as last
-    /// measured.
+    /// Bytes that the driver keeps: measured now if nothing is allocated, otherwise the last
+    /// measured value.
     pub(super) fn driver_bytes(&self, measure: impl FnOnce() -> Option<u64>) -> u64 {
         let mut balance = self.lock();
         if balance.allocated == 0
@@ -33,7 +33,7 @@ impl MemoryLedger {
         balance.driver
     }
 
-    /// Runs an allocation, and notes its bytes if it succeeds.
+    /// Runs an allocation, and adds its bytes to the account if it succeeds.
     pub(super) fn allocate<T, E>(
         &self,
         bytes: u64,
@@ -45,14 +45,14 @@ impl MemoryLedger {
         Ok(allocated)
     }
 
-    /// Runs a deallocation, and notes its bytes.
+    /// Runs a deallocation, and subtracts its bytes from the account.
     pub(super) fn free(&self, bytes: u64, free: impl FnOnce()) {
         let mut balance = self.lock();
         free();
         balance.allocated -= bytes;
     }
 
-    /// Held during every allocation, so that no measurement sees half of one.
+    /// Locks the accounts during an allocation, so that no measurement sees half of it.
     fn lock(&self) -> MutexGuard<'_, Balance> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,9 +1,9 @@
 //! NVIDIA cards: a slab of device memory, streams, and kernels that the driver compiles from
 //! PTX. The driver is found at run time; building needs nothing of CUDA.
 //!
-//! Operations are put on the compute stream and return at once. A kernel that reads an
-//! invalid index from the slab (a row beyond its table, a page that does not exist) notes
-//! the fault; the next download or synchronisation returns it as an error.
+//! Operations are put on the compute stream and return at once. A kernel that reads an invalid
+//! index from the slab (a row beyond its table, a page that does not exist) records the fault.
+//! The next download or synchronisation returns the fault as an error.
 
 mod args;
 mod attention;

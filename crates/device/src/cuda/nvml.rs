@@ -1,5 +1,5 @@
-//! The driver's management library (NVML). It reports the memory that all processes use on a
-//! card, including contexts; no call of the driver itself does.
+//! The driver's management library (NVML). NVML reports the memory that all processes use on a
+//! card, including contexts; the driver itself does not.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -31,8 +31,8 @@ pub(super) struct Nvml {
 }
 
 impl Nvml {
-    /// Returns the library; `None` if it is missing or does not start. It starts only once,
-    /// because each start takes file descriptors and stalls the driver.
+    /// Returns the library; `None` if it is missing or fails to start. The library starts only
+    /// once, because each start takes file descriptors and stalls the driver.
     pub(super) fn get() -> Option<&'static Self> {
         static STARTED: OnceLock<Option<Nvml>> = OnceLock::new();
         STARTED.get_or_init(Nvml::start).as_ref()

@@ -20,15 +20,15 @@ pub(super) struct Pinned {
     pub(super) bytes: usize,
 }
 
-// SAFETY: plain owned memory.
+// SAFETY: the buffer owns plain memory.
 unsafe impl Send for Pinned {}
-// SAFETY: shared only as an address that kernels write to.
+// SAFETY: threads share only the address, and only kernels write through it.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(super) fn new(bytes: usize) -> Result<Self> {
-        // Usable in every context, and not write-combined, because the host reads it as well.
-        // Kernels use the same address.
+        // The memory is usable in every context and not write-combined, because the host reads
+        // it. Kernels use the same address.
         // SAFETY: plain memory, freed on drop.
         let start = unsafe {
             result::malloc_host(
@@ -71,9 +71,9 @@ pub(super) struct Registered {
     done: Mutex<Vec<usize>>,
 }
 
-// SAFETY: an address of memory that outlives `self`, and a handle of the driver.
+// SAFETY: the address is in memory that outlives `self`, and the handle belongs to the driver.
 unsafe impl Send for Registered {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for Registered {}
 
 impl Registered {
@@ -140,7 +140,7 @@ impl HostRegistration for Registered {
         let left = (0..self.filled.len()).filter(|granule| !done.contains(granule));
         let left: Mutex<Vec<usize>> = Mutex::new(left.collect());
         let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // Most of the time goes into faulting in pages, which threads do in parallel.
+        // Faulting in pages takes most of the time, so threads do it in parallel.
         let work = || {
             std::iter::from_fn(next).try_for_each(|granule| {
                 self.touch(granule);

@@ -1,7 +1,7 @@
 //! Matrix products, and the choice of their kernel.
 //!
-//! The weight's type and shape and the rows' phase decide, never the number of rows or
-//! outputs: a matrix that is cut into pieces gives the same bits as the whole matrix.
+//! The weight's type and shape and the rows' phase decide the kernel, never the number of rows or
+//! outputs. A matrix that is cut into pieces therefore gives the same bits as the whole matrix.
 
 use djinn_types::{Activation, DType, Order};
 
@@ -14,9 +14,9 @@ use super::shadow::LaunchState;
 use crate::check::OpCheck;
 use crate::{Phase, ProductOps, Projection, Result, View, Weight};
 
-/// Outputs of a block whose warps compute four outputs each.
+/// Outputs of a block in which each warp computes four outputs.
 const BY_FOUR: usize = THREADS / 32 * 4;
-/// Outputs of a block whose warps compute one output each.
+/// Outputs of a block in which each warp computes one output.
 const BY_ONE: usize = THREADS / 32;
 /// Rows that share one read of f32 weights.
 const ROWS: usize = 8;
@@ -24,11 +24,11 @@ const ROWS: usize = 8;
 /// Kernel of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProductKernel {
-    /// Few rows, at the speed of memory.
+    /// Kernel for few rows, at the speed of memory.
     Gemv,
-    /// Many rows, by cuBLASLt.
+    /// cuBLASLt, for many rows.
     Library,
-    /// Any shape.
+    /// Kernel for any shape.
     Simple,
 }
 
@@ -51,7 +51,7 @@ impl ProductOps for CudaDevice {
         self.products(&mut self.state(), x, &[part], phase)
     }
 
-    /// Chooses the algorithm for prompts now, and has the library load it.
+    /// Chooses the algorithm for prompts, and makes the library load it.
     fn warm_up(&self, weight: Weight) -> Result<()> {
         let (Some(blas), DType::F16 | DType::Bf16) = (&self.card.blas, weight.view.dtype) else {
             return Ok(());
@@ -62,7 +62,7 @@ impl ProductOps for CudaDevice {
         };
         let x = View::new(0, DType::F32, 1, inputs);
         let out = View::new(0, DType::F32, 1, outputs);
-        // A product of scratch memory with itself, if there is enough.
+        // Multiplies scratch memory with itself, if there is enough of it.
         let (lines, least) = (8, 8 * inputs as u64);
         let by_library = kernel_for(weight, x, out, Phase::Prompt, true) == ProductKernel::Library;
         if !by_library || self.scratch.bytes() < 3 * 4 * least {
@@ -74,7 +74,7 @@ impl ProductOps for CudaDevice {
             rows: lines,
             inputs,
             outputs: lines,
-            of: outputs,
+            matrix_outputs: outputs,
             x_stride: inputs,
             weight_stride: match weight.order {
                 Order::OutIn => inputs,
@@ -95,7 +95,7 @@ impl ProductOps for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Launches products of the same inputs, together where one kernel takes several.
+    /// Launches products of the same inputs. One kernel computes several where it can.
     pub(super) fn products(
         &self,
         state: &mut LaunchState,
@@ -107,7 +107,7 @@ impl CudaDevice {
         self.launch_group(state, last)
     }
 
-    /// Launches products of the same inputs, except the last group that could take more.
+    /// Launches products of the same inputs, except the last group if it has room for more.
     pub(super) fn open_products(
         &self,
         state: &mut LaunchState,
@@ -212,14 +212,14 @@ impl CudaDevice {
         launch!(self, state, &shape.name("gemv", dtype), size; arg)
     }
 
-    /// Returns whether one kernel can compute a group and the gate of its two products: the
-    /// copy of its output must not lie where the kernel reads its inputs.
+    /// Returns whether one kernel can compute a group and the gate of its two products. The copy
+    /// of its output must not lie where the kernel reads its inputs.
     pub(super) fn can_gate(&self, group: &GemvGroup) -> bool {
         let second = self.scratch_at(self.scratch.second_at());
         group.arg.parts == 2 && group.arg.x < second
     }
 
-    /// Launches a group of two products together with the gate of them.
+    /// Launches a group of two products together with their gate.
     pub(super) fn launch_gated(
         &self,
         state: &mut LaunchState,
@@ -264,7 +264,7 @@ impl CudaDevice {
             inputs: x.cols,
             outputs: out.cols,
             // Pieces of a matrix write side by side into rows of the whole output.
-            of: out.stride,
+            matrix_outputs: out.stride,
             x_stride: x.cols,
             weight_stride: w.stride,
             out_stride: out.stride,
@@ -317,7 +317,7 @@ impl CudaDevice {
 }
 
 impl GemvGroup {
-    /// Returns whether a product of `x` fits into the launch.
+    /// Returns whether a product of `x` can join the launch.
     fn takes(&self, state: &LaunchState, x: View, dtype: DType) -> bool {
         let shape = (self.arg.rows as usize, self.arg.inputs as usize);
         let same = shape == (x.rows, x.cols) && self.dtype == dtype;
@@ -357,8 +357,8 @@ impl GemvShape {
     }
 }
 
-/// Chooses the kernel of a product by type, shape and phase. The pieces of a matrix get the
-/// kernel of the whole: they have its inputs, and their outputs have its stride.
+/// Chooses the kernel of a product by type, shape and phase. A piece of a matrix gets the kernel
+/// of the whole matrix, because it has the same inputs and its outputs have the same stride.
 fn kernel_for(weight: Weight, x: View, out: View, phase: Phase, library: bool) -> ProductKernel {
     let w = weight.view;
     let bytes = w.dtype.bytes() as u64;

@@ -74,7 +74,7 @@ impl ElementwiseOps for CudaDevice {
         let (gate, up) = (self.f32(op, "gate", gate)?, self.f32(op, "up", up)?);
         let to = self.out(state, op, "out", out)?;
         let shadow = self.shadow_for(state, out);
-        // Four elements a thread.
+        // Each thread computes four elements.
         let size = columns(out.cols.div_ceil(4), out.rows);
         launch!(self, state, "gate", size; activation_arg(f), gate, up, to, shadow)
     }
@@ -90,8 +90,8 @@ impl ElementwiseOps for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Launches a norm of checked operands. The kernel first adds `added` to `x`, unless
-    /// there is none.
+    /// Launches a norm of checked operands. The kernel first adds `added` to `x`, if `added` is
+    /// present.
     pub(super) fn normalise(
         &self,
         state: &mut LaunchState,
@@ -106,7 +106,7 @@ impl CudaDevice {
         let layer = i32::from(params.kind == NormKind::Layer);
         let (from, to) = (self.f32(op, "x", x)?, self.out(state, op, "out", out)?);
         let shadow = self.shadow_for(state, out);
-        // Heads that are normalised one by one can be more rows than a launch takes.
+        // Heads that are normalised one by one may be more rows than one launch takes.
         for first in (0..x.rows).step_by(ROWS_MAX) {
             let count = ROWS_MAX.min(x.rows - first);
             let at = |mat: MatArg| mat.rows(first, count);
@@ -142,7 +142,7 @@ impl RopeOps for CudaDevice {
     }
 }
 
-/// Number that tells a kernel the pairing of rotated elements.
+/// Number that encodes the pairing of rotated elements for a kernel.
 pub(super) fn interleaved(rotation: Rotation) -> i32 {
     i32::from(rotation.style == RopeStyle::Interleaved)
 }

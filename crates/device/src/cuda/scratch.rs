@@ -21,8 +21,8 @@ impl Scratch {
         (self.0.rows as u64 * row).next_multiple_of(ALIGN)
     }
 
-    /// Offset of a second copy, for generated rows only, that is written while the first is
-    /// read.
+    /// Offset of a second copy, for generated rows only. A kernel writes the second copy while it
+    /// reads the first.
     pub(super) fn second_at(&self) -> u64 {
         self.shadow_bytes()
     }
@@ -38,7 +38,7 @@ impl Scratch {
         self.second_at() + self.second_bytes()
     }
 
-    /// Offset of the counters of finished parts. They are zero between launches.
+    /// Offset of the counters of finished parts. The counters are zero between launches.
     pub(super) fn finished_at(&self) -> u64 {
         let units = self.0.keys.div_ceil(UNIT_KEYS) as u64;
         let lines = self.0.generated as u64 * self.0.heads as u64 * units;

@@ -9,29 +9,29 @@ use crate::check::overlap;
 /// State that one launch leaves for the next.
 #[derive(Default)]
 pub(super) struct LaunchState {
-    /// Type of the weights that products last met.
+    /// Type of the weights of the last product.
     pub(super) dtype: Option<DType>,
-    /// View whose copy in that type is valid.
+    /// Copy of a view in the type `dtype`, while the copy is valid.
     pub(super) shadow: Option<ShadowCopy>,
-    /// Whether the last work on the stream was one of our kernels, so that the next kernel
-    /// may be launched before it has ended.
+    /// Whether the last work on the stream was a kernel of ours. The next kernel may then start
+    /// before the last one has ended.
     pub(super) overlaps: bool,
     /// Whether the last kernel was an attention that also wrote keys into their pages.
     pub(super) wrote_keys: bool,
 }
 
 impl LaunchState {
-    /// Notes that work other than a kernel is now last on the stream.
+    /// Records that work other than a kernel is now last on the stream.
     pub(super) fn interrupt(&mut self) {
         self.overlaps = false;
     }
 
-    /// Forgets the copy as well: its contents are no longer known.
+    /// Discards the copy as well, because its contents are no longer known.
     pub(super) fn forget(&mut self) {
         (self.overlaps, self.shadow) = (false, None);
     }
 
-    /// Notes that an operation writes a view; a copy of its old contents is invalid.
+    /// Records that an operation writes a view. A copy of the view's old contents is invalid.
     pub(super) fn wrote(&mut self, view: View) {
         if self.shadow.is_some_and(|shadow| overlap(shadow.view, view)) {
             self.shadow = None;

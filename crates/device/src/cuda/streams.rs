@@ -61,7 +61,7 @@ impl Streams for CudaDevice {
     }
 
     fn synchronize(&self, stream: Stream) -> Result<()> {
-        // An abandoned pass is waited for here. Its faults must not show up in the next.
+        // Waits for a pass that was abandoned. Its faults must not appear in the next pass.
         if stream == Stream::Compute {
             return self.finish();
         }
@@ -72,7 +72,8 @@ impl Streams for CudaDevice {
     fn replay(&self, number: u64, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.card.enter()?;
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
-        // A replay leaves no launch state behind, and a recording must not depend on any.
+        // A replay leaves no launch state behind, and a recording must not depend on launch
+        // state.
         self.state().forget();
         let done = match graphs.next(number, self.compute.stream)? {
             ReplayStep::Replayed => Ok(()),

@@ -51,10 +51,10 @@ impl Transfers for CudaDevice {
         let stream = self.queue(stream).stream;
         for (at, done) in in_granules(from, dst.bytes) {
             let source = src.place("copy_in", at)?;
-            // SAFETY: checked spans on both sides, which live until the copy is done: the
-            // device waits for its streams before it frees anything.
+            // SAFETY: both spans are checked and live until the copy is done, because the device
+            // waits for its streams before it frees memory.
             let source = unsafe { std::slice::from_raw_parts(source, at.bytes as usize) };
-            // SAFETY: as above.
+            // SAFETY: the bounds and lifetimes are those of `source`.
             unsafe { result::memcpy_htod_async(to + done, source, stream) }
                 .context("copying between host and card")?;
         }
@@ -131,12 +131,16 @@ impl Transfers for CudaDevice {
         let op = self.op("upload");
         let to = op.span(dst)?.addr() as u64;
         op.ensure(dst.bytes == src.len() as u64, || {
-            format!("got {} bytes for a span of {} bytes", src.len(), dst.bytes)
+            format!(
+                "the caller gave {} bytes for a span of {} bytes",
+                src.len(),
+                dst.bytes
+            )
         })?;
         if src.is_empty() {
             return Ok(());
         }
-        // The upload may overwrite a view whose copy is in the scratch memory.
+        // The upload may overwrite a view that has a copy in the scratch memory.
         self.state().forget();
         self.card.enter()?;
         let stream = self.queue(stream).stream;
@@ -157,7 +161,7 @@ impl Transfers for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Waits for all operations, and returns the fault that a kernel noted, if any.
+    /// Waits for all operations, and returns the fault that a kernel recorded, if any.
     pub(super) fn finish(&self) -> Result<()> {
         self.state().interrupt();
         self.card.enter()?;
@@ -178,7 +182,7 @@ impl CudaDevice {
         let elements = src.rows.checked_mul(src.cols);
         self.op(op).ensure(elements == Some(dst.len()), || {
             let (rows, cols, filled) = (src.rows, src.cols, dst.len());
-            format!("[{rows}, {cols}] does not fill {filled} elements")
+            format!("a view of [{rows}, {cols}] does not fill a buffer of {filled} elements")
         })?;
         if dst.is_empty() {
             return self.finish();
@@ -224,7 +228,7 @@ impl CudaDevice {
                 WidthInBytes: width,
                 Height: src.rows,
             };
-            // SAFETY: as above, row by row.
+            // SAFETY: both sides have `rows` rows of `width` elements.
             unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) }
         };
         copied.result().context("downloading from the card")
@@ -239,7 +243,8 @@ impl CudaDevice {
         };
         match spare {
             Some(pinned) => Ok(pinned),
-            // In powers of two, so that slowly growing sizes do not pin a new buffer each time.
+            // Sizes are powers of two, so that slowly growing requests do not pin a new buffer
+            // each time.
             None => Pinned::new(bytes.next_power_of_two()),
         }
     }

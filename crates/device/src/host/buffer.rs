@@ -23,7 +23,7 @@ impl Buffer {
             .and_then(|length| length.checked_add(HUGE))
             .ok_or_else(|| io::Error::other("the size exceeds the address space"))?;
         let mut map = MmapMut::map_anon(length)?;
-        // Huge pages cause fewer TLB misses, and fewer pages to pin for direct reads.
+        // Huge pages reduce TLB misses, and the number of pages to pin for direct reads.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let skip = map.as_mut_ptr().align_offset(HUGE);

@@ -19,25 +19,25 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes of memory that the process can still allocate without swapping: the kernel's
-/// available memory, bounded by the rest of the container's limit. `u64::MAX` if the system
-/// does not say.
+/// Bytes of memory that the process can still allocate without swapping: the kernel's available
+/// memory, bounded by the rest of the container's limit. `u64::MAX` if the system does not report
+/// any.
 pub fn available_memory() -> u64 {
     let kernel = read_kib("/proc/meminfo", "MemAvailable:").unwrap_or(u64::MAX);
     kernel.min(cgroup_left().unwrap_or(u64::MAX))
 }
 
-/// Total memory of the machine in bytes, if the system says.
+/// Total memory of the machine in bytes; `None` if the system does not report it.
 pub fn all_memory() -> Option<u64> {
     read_kib("/proc/meminfo", "MemTotal:")
 }
 
-/// Resident memory of the process in bytes, if the system says.
+/// Resident memory of the process in bytes; `None` if the system does not report it.
 pub fn rss_bytes() -> Option<u64> {
     read_kib("/proc/self/status", "VmRSS:")
 }
 
-/// Peak resident memory of the process in bytes, if the system says.
+/// Peak resident memory of the process in bytes; `None` if the system does not report it.
 pub fn peak_rss_bytes() -> Option<u64> {
     read_kib("/proc/self/status", "VmHWM:")
 }
@@ -68,19 +68,19 @@ fn cgroup_left() -> Option<u64> {
         .min()
 }
 
-/// Bytes of inactive file pages, of the group and its descendants.
+/// Bytes of inactive file pages of the cgroup and its descendants.
 fn inactive_file(stat: &str) -> u64 {
     let value = |key: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(key))?;
         line.trim().parse().ok()
     };
-    // Version 1 has both; the total includes the descendants.
+    // Cgroup version 1 reports both values; only the total includes the descendants.
     let total = value("total_inactive_file ");
     total.or_else(|| value("inactive_file ")).unwrap_or(0)
 }
 
 fn read_number(path: &str) -> Option<u64> {
-    // Version 2 writes `max` for no limit, which is not a number and gives `None`.
+    // Cgroup version 2 writes `max` for no limit. This word is not a number and gives `None`.
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 

@@ -5,7 +5,7 @@ use std::any::Any;
 use super::buffer::Buffer;
 use crate::{DeviceError, Result, Span, check::OpCheck};
 
-/// Fills a span of memory with its bytes.
+/// Callback that writes the bytes of a span of memory.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]) -> std::io::Result<()>;
 
 /// Host memory that a device copies from and to at full speed, allocated by
@@ -39,14 +39,15 @@ impl HostRegistration for PlainMemory {
     }
 }
 
-// SAFETY: owned memory, accessed through raw pointers; the contracts of `fill` and `read`
-// state who may use which span.
+// SAFETY: the slab owns the memory and accesses it through raw pointers. The contracts of `fill`
+// and `read` state which caller may use which span.
 unsafe impl Send for HostSlab {}
-// SAFETY: as above.
+// SAFETY: the argument for `Send` also holds for `Sync`.
 unsafe impl Sync for HostSlab {}
 
 impl HostSlab {
-    /// Reserves memory, which takes none until it is filled. `registration` gets its address.
+    /// Reserves address space; pages take memory when they are filled. `registration` receives
+    /// the first address.
     pub(crate) fn new(
         bytes: u64,
         registration: impl FnOnce(*mut u8) -> Result<Box<dyn HostRegistration>>,

@@ -249,7 +249,7 @@ fn elementwise(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
             pair.start();
             let x = pair.floats(DType::F32, rows, cols, 3)?;
             let up = pair.floats(DType::F32, rows, cols, 2)?;
-            // Far from zero, where exponentials overflow.
+            // Scales the inputs so that exponentials overflow.
             let wide = |device: &dyn Device| device.edit(x, Edit::Scale(60.0));
             pair.both.iter().try_for_each(|device| wide(*device))?;
             let out = pair.poisoned(rows, cols, 1)?;
@@ -336,12 +336,12 @@ fn reductions(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
         pair.check("norm of rows", what.clone(), lengths, report, |device| {
             device.reduce(x, Reduction::Norm, lengths)
         })?;
-        // Adds to the existing sum, to the bit.
+        // The sum continues from existing values and must be equal to the bit.
         let sum = pair.floats(DType::F32, 2, cols, 1)?;
         pair.check_bits("sum of rows", what, sum, report, |device| {
             device.reduce(x, Reduction::Sum, sum)
         })?;
-        // Several equal largest elements.
+        // Gives the first row several equal largest elements.
         for col in [0, cols / 2, cols - 1] {
             pair.upload(x.rows(0, 1).cols(col, 1), &2f32.to_le_bytes())?;
         }
@@ -361,7 +361,7 @@ fn reductions(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Copies to host memory and back.
+/// Checks copies to host memory and back.
 fn paging(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for (rows, cols) in [(1, 1), (3, 1000), (64, 4096)] {
         pair.start();
@@ -381,49 +381,55 @@ fn paging(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
             device.wait(Stream::PageIn, &erased)?;
             device.copy_in(Stream::PageIn, &host, span.bytes, span)?;
             let back = device.record(Stream::PageIn)?;
-            // The host slab is dropped after this.
+            // The host slab is dropped at the end of this closure.
             device.wait_here(&back)
         })?;
-        // Every second row is copied in, and then copied to the other rows.
+        // Copies in every second row, and then copies it to the row that follows.
         let from = pair.floats(DType::F32, rows, cols, 0)?;
         let to = pair.poisoned(2 * rows, cols, 0)?;
         let row = from.rows(0, 1).span();
         let what = format!("{rows} rows of {} bytes", row.bytes);
-        pair.check("bring and copy rows", what, to, report, |device| {
-            let host = device.host_slab(2 * span.bytes)?;
-            host.seal()?;
-            let written = device.record(Stream::Compute)?;
-            device.wait(Stream::PageOut, &written)?;
-            for (at, part) in (0..).zip((0..rows).map(|at| from.rows(at, 1).span())) {
-                device.copy_out(Stream::PageOut, part, &host, 2 * at * row.bytes)?;
-            }
-            let sent = device.record(Stream::PageOut)?;
-            device.wait(Stream::PageIn, &sent)?;
-            let all = HostRows {
-                from: 0,
-                first: to.rows(0, 1).span(),
-                stride: 2 * row.bytes,
-                count: rows,
-            };
-            device.copy_in_rows(Stream::PageIn, &host, all)?;
-            let back = device.record(Stream::PageIn)?;
-            device.wait(Stream::Compute, &back)?;
-            for at in 0..rows {
-                let [even, odd] = [2 * at, 2 * at + 1].map(|row| to.rows(row, 1).span());
-                device.copy(even, odd)?;
-            }
-            device.synchronize(Stream::Compute)?;
-            assert!(
-                device.is_past(&back)?,
-                "the compute stream waited for the event"
-            );
-            Ok(())
-        })?;
+        pair.check(
+            "copy rows in, then on the device",
+            what,
+            to,
+            report,
+            |device| {
+                let host = device.host_slab(2 * span.bytes)?;
+                host.seal()?;
+                let written = device.record(Stream::Compute)?;
+                device.wait(Stream::PageOut, &written)?;
+                for (at, part) in (0..).zip((0..rows).map(|at| from.rows(at, 1).span())) {
+                    device.copy_out(Stream::PageOut, part, &host, 2 * at * row.bytes)?;
+                }
+                let sent = device.record(Stream::PageOut)?;
+                device.wait(Stream::PageIn, &sent)?;
+                let all = HostRows {
+                    from: 0,
+                    first: to.rows(0, 1).span(),
+                    stride: 2 * row.bytes,
+                    count: rows,
+                };
+                device.copy_in_rows(Stream::PageIn, &host, all)?;
+                let back = device.record(Stream::PageIn)?;
+                device.wait(Stream::Compute, &back)?;
+                for at in 0..rows {
+                    let [even, odd] = [2 * at, 2 * at + 1].map(|row| to.rows(row, 1).span());
+                    device.copy(even, odd)?;
+                }
+                device.synchronize(Stream::Compute)?;
+                assert!(
+                    device.is_past(&back)?,
+                    "the compute stream waited for the event"
+                );
+                Ok(())
+            },
+        )?;
     }
     Ok(())
 }
 
-/// Sampling: every device chooses the same element.
+/// Checks that both devices sample the same element.
 fn sampling(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     let with = |temperature, top_k, top_p, min_p| Draw {
         temperature,
@@ -446,8 +452,8 @@ fn sampling(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
         for way in ways {
             pair.start();
             let x = pair.floats(DType::F32, rows, cols, 3)?;
-            // Ties among the largest elements of one row, equal elements in another, NaN in a
-            // third.
+            // One row has ties among its largest elements, one has only equal elements, one
+            // contains NaN.
             let place = |row: usize, col: usize| x.rows(row, 1).cols(col, 1);
             if rows > 4 {
                 for col in [3, 77, 150] {

@@ -1,5 +1,5 @@
-//! Fast kernels: aligned operands, shapes of real models, rows whose bits must not depend on
-//! the other rows, and replays.
+//! Fast kernels: aligned operands, shapes of real models, rows that must give the same bits in
+//! any batch, and replays.
 
 use super::pair::{Case, CaseFn, DevicePair, ReportFn, difference};
 use crate::{Attention, Edit, KvLayer, NormParams, Phase, Result, Rows, View, Weight};
@@ -12,7 +12,7 @@ const TENSOR: f64 = 1e-5;
 pub(super) const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
 pub(super) const PHASES: [Phase; 2] = [Phase::Prompt, Phase::Generated];
 
-/// Largest error of attention whose queries and probabilities are rounded to the keys' type.
+/// Largest error of attention that rounds queries and probabilities to the keys' type.
 pub(super) fn rounded(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 1e-3,
@@ -197,7 +197,7 @@ fn attention(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Each row alone gives the same bits as among other rows.
+/// Checks that each row alone gives the same bits as among other rows.
 fn rows_alone(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in HALVES {
         for phase in PHASES {
@@ -209,7 +209,7 @@ fn rows_alone(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
             let alone = pair.poisoned(rows, outputs, 0)?;
             let device = pair.both[1];
             device.linear(x, matrix, None, all, phase)?;
-            // Rows in groups of several sizes, outputs in pieces.
+            // Computes rows in groups of several sizes, and outputs in pieces.
             let mut first = 0;
             for run in [1, 2, 5, 8, 9, 16, 26] {
                 for cut in [(0, 64), (64, 256)] {
@@ -265,7 +265,7 @@ fn rows_alone(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A replay gives the same bits as the first run.
+/// Checks that a replay gives the same bits as the first run.
 fn replayed(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in HALVES {
         pair.start_aligned(0.0);

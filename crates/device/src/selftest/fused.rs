@@ -1,4 +1,4 @@
-//! Fused operations against the plain operations that they stand for, to the bit.
+//! Fused operations against the equivalent plain operations, to the bit.
 
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
@@ -10,7 +10,7 @@ use crate::{
 
 pub(super) const ALL: [CaseFn; 4] = [groups, gates, sums, rotations_and_blocks];
 
-/// Row counts of the smallest, a middle and the largest shape of the kernels for few rows.
+/// Row counts of the smallest, a middle and the largest shape of the GEMV kernels.
 const ROWS: [usize; 3] = [1, 7, 33];
 
 /// Two outputs of the same shape: one for the fused operation, one for the plain ones.
@@ -18,7 +18,7 @@ fn twice(pair: &mut DevicePair<'_>, rows: usize, cols: usize) -> Result<[View; 2
     Ok([pair.poisoned(rows, cols, 0)?, pair.poisoned(rows, cols, 0)?])
 }
 
-/// `linear_group` with more products than one launch takes, in both orders of storage.
+/// Checks `linear_group` with more products than one launch takes, in both storage orders.
 fn groups(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         for order in [Order::OutIn, Order::InOut] {
@@ -56,7 +56,7 @@ fn groups(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `linear_gated`, and the product of its output that follows in a model.
+/// Checks `linear_gated`, and the product of its output that follows in a model.
 fn gates(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         for phase in PHASES {
@@ -95,7 +95,7 @@ fn gates(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `add_norm`, with the output apart from the addend and in its place.
+/// Checks `add_norm` with an output apart from the addend, and with the addend as output.
 fn sums(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
         for kind in [NormKind::Rms, NormKind::Layer] {
@@ -121,7 +121,7 @@ fn sums(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
                 let what = format!("{kind:?} {dtype} [{rows}, {cols}]");
                 same(pair, "add_norm", format!("sum, {what}"), x, report)?;
                 same(pair, "add_norm", what.clone(), out, report)?;
-                // Once more into the addend itself.
+                // Repeats the operation with the addend as output.
                 device.edit(x[0], Edit::Replace(start))?;
                 device.add_norm(addend, x[0], params, addend)?;
                 let what = format!("in place, {what}");
@@ -162,8 +162,8 @@ fn rotations_and_blocks(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Resu
     Ok(())
 }
 
-/// `rope_append` and `rope_append_attend`: the output, and the queries, keys and pages that
-/// they leave.
+/// Checks `rope_append` and `rope_append_attend`: the output, and the queries, keys and pages
+/// that they write.
 fn rotation(
     pair: &mut DevicePair<'_>,
     dtype: DType,
@@ -222,7 +222,7 @@ fn rotation(
                     device.attend(q[1], rows, kv, how, z[1])?;
                 }
             }
-            // Once more from the pages alone.
+            // Attends again from the written pages alone.
             device.synchronize(Stream::Compute)?;
             device.attend(q[at], rows, kv, how, again[at])?;
         }
@@ -240,7 +240,7 @@ fn rotation(
     Ok(())
 }
 
-/// A block of a model with fused operations, against the reference device and against the
+/// Checks a block of a model with fused operations against the reference device, and against the
 /// same block with plain operations.
 fn block(
     pair: &mut DevicePair<'_>,

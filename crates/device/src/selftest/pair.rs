@@ -154,7 +154,7 @@ impl DevicePair<'_> {
     }
 
     /// Runs an operation on both devices and reads a view of each.
-    pub(super) fn left<T: Clone + Default>(
+    pub(super) fn run_both<T: Clone + Default>(
         &self,
         out: View,
         run: impl Fn(&dyn Device) -> Result<()>,
@@ -178,7 +178,7 @@ impl DevicePair<'_> {
         report: ReportFn<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
-        let [expect, found] = self.left(out, run, |device, to| device.download(out, to))?;
+        let [expect, found] = self.run_both(out, run, |device, to| device.download(out, to))?;
         let error = difference(&expect, &found);
         let limit = self.limit;
         report(Case {
@@ -199,7 +199,7 @@ impl DevicePair<'_> {
         report: ReportFn<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
-        let [expect, found] = self.left(out, run, |device, to| device.download_ids(out, to))?;
+        let [expect, found] = self.run_both(out, run, |device, to| device.download_ids(out, to))?;
         report(Case::exact(op, what, expect == found));
         Ok(())
     }
@@ -213,7 +213,7 @@ impl DevicePair<'_> {
         report: ReportFn<'_>,
         run: impl Fn(&dyn Device) -> Result<()>,
     ) -> Result<()> {
-        let both = self.left(out, run, |device, to| device.download(out, to))?;
+        let both = self.run_both(out, run, |device, to| device.download(out, to))?;
         let [expect, found] = both.map(|all| all.into_iter().map(f32::to_bits).collect::<Vec<_>>());
         report(Case::exact(op, what, expect == found));
         Ok(())

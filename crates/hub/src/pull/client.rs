@@ -1,4 +1,4 @@
-//! HTTP client: GET requests with redirects. The token is sent to the hub only.
+//! HTTP client: GET requests with redirects. Only the hub receives the token.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -24,7 +24,7 @@ const STALL_MAX: Duration = Duration::from_secs(45);
 /// HTTP client with connections to one hub and to the hosts it redirects to.
 pub(super) struct HubClient {
     agent: Agent,
-    /// Scheme, host and port of the hub. The token is sent to this origin only.
+    /// Scheme, host and port of the hub. Only this origin receives the token.
     origin: String,
     token: Option<HubToken>,
 }
@@ -158,7 +158,7 @@ fn request_failure(url: &str, error: &ureq::Error) -> FetchFailure {
     };
     match error {
         Error::Rustls(_) | Error::Tls(_) => HubError::Untrusted { url, reason }.into(),
-        // The form in which rustls reports an untrusted certificate through the socket.
+        // rustls reports an untrusted certificate in this form through the socket.
         Error::Io(error) if error.kind() == ErrorKind::InvalidData => {
             HubError::Untrusted { url, reason }.into()
         }

@@ -35,7 +35,7 @@ impl FileFetcher<'_> {
         self.request.retry.run(self.abort, on_wait, || {
             let before = part.bytes();
             let tried = self.attempt(file, &url, &mut part);
-            tried.map_err(|failure| judge(failure, before, part.bytes()))
+            tried.map_err(|failure| mark_progress(failure, before, part.bytes()))
         })?;
         part.publish(file, &folder.final_path(file)?)
     }
@@ -56,7 +56,7 @@ impl FileFetcher<'_> {
             206 if response.range_start() == Some(here) => {}
             200 if here == 0 => {}
             200 => self.start_over(file, part)?,
-            // The partial file is complete; only the server knew its size.
+            // The partial file is complete, and only the server knew its size.
             416 if response.total() == Some(here) => return Ok(()),
             206 | 416 => {
                 self.start_over(file, part)?;
@@ -138,8 +138,8 @@ fn broken(url: &str, reason: &str) -> HubError {
     }
 }
 
-/// Marks a failed attempt that downloaded enough as progress.
-fn judge(failure: FetchFailure, before: u64, after: u64) -> FetchFailure {
+/// Marks a failed attempt as progress if it downloaded enough bytes.
+fn mark_progress(failure: FetchFailure, before: u64, after: u64) -> FetchFailure {
     match failure {
         FetchFailure::Transient {
             error, after: wait, ..

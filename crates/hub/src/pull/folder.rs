@@ -41,8 +41,8 @@ impl ModelFolder {
         })
     }
 
-    /// Returns whether the folder has the file. A file without an entry in the record, put there by
-    /// hand for example, is hashed instead of downloaded.
+    /// Returns whether the folder has the file. A file without an entry in the record, such as a
+    /// file copied by hand, is hashed instead of downloaded.
     pub(super) fn holds(&self, file: &RemoteFile) -> Result<bool, HubError> {
         let path = self.path.join(&file.name);
         let Ok(found) = fs::metadata(&path) else {

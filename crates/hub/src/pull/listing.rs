@@ -11,7 +11,8 @@ use super::retry::{AbortSignal, FetchFailure};
 use crate::error::{HubError, ResponseProblem};
 use crate::progress::Progress;
 
-/// Largest listing that is read, in bytes. A repository of ten thousand files needs a few MB.
+/// Largest listing that a pull reads, in bytes. A repository of ten thousand files needs a few
+/// MB.
 const LISTING_BYTES_MAX: u64 = 64 << 20;
 
 /// Characters that are escaped in a path segment of a URL.
@@ -39,7 +40,7 @@ pub(super) struct RemoteFile {
     pub bytes: Option<u64>,
     /// SHA-256 hash, if the hub lists it. The hub lists the hash of every large file.
     pub sha256: Option<String>,
-    /// Identifier of the content: the hash, else the git object, else the commit.
+    /// Identifier of the content: the hash, or the git object, or the commit.
     pub content: String,
 }
 

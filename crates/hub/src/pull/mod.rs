@@ -29,8 +29,8 @@ use retry::AbortSignal;
 /// Number of files that are downloaded at the same time.
 const FILES_AT_ONCE: usize = 4;
 
-/// Downloads a model and returns its folder. Complete files are kept, and partial files are
-/// continued.
+/// Downloads a model and returns its folder. The download keeps complete files and continues
+/// partial files.
 pub fn pull(request: &Pull, progress: &dyn Progress) -> Result<PathBuf, HubError> {
     let client = HubClient::new(request)?;
     let abort = AbortSignal::default();
@@ -80,7 +80,8 @@ struct ModelDownload<'a> {
 }
 
 impl ModelDownload<'_> {
-    /// Downloads the files that the folder does not have. The first failure stops the others.
+    /// Downloads the files that the folder does not have. The first failure stops the other
+    /// downloads.
     fn all(&self, files: &[&RemoteFile]) -> Result<(), HubError> {
         let mut wanted = Vec::new();
         for &file in files {

@@ -11,8 +11,8 @@ use crate::error::HubError;
 
 pub(super) const BUFFER_BYTES: usize = 256 << 10;
 
-/// Partially downloaded file. Its hash is updated with every chunk, so the file is not read again
-/// at the end.
+/// Partially downloaded file. Every chunk updates the hash, so the file is not read again at the
+/// end.
 pub(super) struct PartialFile {
     path: PathBuf,
     file: File,
@@ -65,14 +65,14 @@ impl PartialFile {
         Ok(())
     }
 
-    /// Verifies the file and moves it to its final path. A file that fails the check is removed,
+    /// Verifies the file and moves it to its final path. Removes a file that fails the check,
     /// because the position of the damage is unknown.
     pub(super) fn publish(mut self, remote: &RemoteFile, path: &Path) -> Result<u64, HubError> {
         if let Err(wrong) = self.verify(remote) {
             fs::remove_file(&self.path).map_err(HubError::io("remove", &self.path))?;
             return Err(wrong);
         }
-        // After a power failure the rename could survive without the data.
+        // Without the sync, the rename could survive a power failure and the data could be lost.
         let synced = self.file.sync_all();
         synced.map_err(HubError::io("write", &self.path))?;
         fs::rename(&self.path, path).map_err(HubError::io("write", path))?;

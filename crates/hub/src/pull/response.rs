@@ -102,7 +102,8 @@ impl HubResponse {
         }
     }
 
-    /// Returns the delay that the server asks for. The hub gives seconds; a date is ignored.
+    /// Returns the delay that the server requests. The hub gives seconds; this function ignores a
+    /// date.
     fn retry_after(&self) -> Option<Duration> {
         let seconds = self.header("retry-after")?.trim().parse().ok()?;
         Some(Duration::from_secs(seconds))

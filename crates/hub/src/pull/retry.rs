@@ -1,4 +1,4 @@
-//! Retries: transient failures are retried a limited number of times, permanent ones are not.
+//! Retries: a transient failure is retried a limited number of times, a permanent one is not.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,13 +7,13 @@ use crate::error::HubError;
 
 /// Longest delay of the exponential backoff.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// Longest delay that a server may ask for. The hub counts requests over five minutes.
+/// Longest delay that a server may request. The hub counts requests over five minutes.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// Number of retries and the delay between them.
 #[derive(Debug, Clone, Copy)]
 pub struct Retry {
-    /// Number of consecutive attempts without progress before giving up.
+    /// Number of consecutive attempts without progress before the pull fails.
     pub tries: u32,
     /// Delay after the first failed attempt; each further delay is twice as long.
     pub backoff: Duration,
@@ -35,7 +35,7 @@ pub(super) enum FetchFailure {
     Transient {
         /// Error to report if all attempts fail.
         error: HubError,
-        /// Delay that the server asks for.
+        /// Delay that the server requests.
         after: Option<Duration>,
         /// Whether the attempt made enough progress not to count as failed.
         advanced: bool,
@@ -61,8 +61,8 @@ impl From<HubError> for FetchFailure {
 }
 
 impl Retry {
-    /// Runs `attempt` until it succeeds, fails permanently, makes no progress too often, or `abort`
-    /// is set.
+    /// Runs `attempt` until it succeeds, fails permanently, makes no progress in too many
+    /// attempts, or `abort` is set.
     pub(super) fn run<T>(
         &self,
         abort: &AbortSignal,
@@ -100,7 +100,7 @@ impl Retry {
     }
 }
 
-/// First failure of several workers; it makes the others stop.
+/// First failure of several workers. The failure stops the other workers.
 #[derive(Debug, Default)]
 pub(super) struct AbortSignal {
     first: Mutex<Option<HubError>>,

@@ -1,4 +1,4 @@
-//! Pulls that fail, and the kind of their error.
+//! Tests of pulls that fail, and of the kind of their error.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Pulls from a local server, with and without errors.
+//! Tests of pulls from a local server, with and without errors.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Broken connections, and pulls that continue earlier ones.
+//! Tests of broken connections, and of pulls that continue earlier ones.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Pulls without errors.
+//! Tests of pulls without errors.
 
 use std::fs;
 
@@ -199,7 +199,7 @@ fn an_incomplete_update_is_not_a_model() {
     let error = fixture.error();
     assert!(matches!(error, HubError::WrongHash { .. }), "{error}");
     assert!(!fixture.resolves());
-    // The state after a crash just after the new file replaced the old one.
+    // This is the state after a crash just after the new file replaced the old one.
     fs::write(fixture.folder().join(SINGLE), b"WEIGHTS").unwrap();
     fixture.request.revision = "main".to_owned();
     fixture.pull().unwrap();

@@ -19,10 +19,10 @@ pub trait PageCopier {
     /// Makes a stream wait for an event.
     fn wait(&self, stream: Stream, event: &Self::Event) -> Result<()>;
 
-    /// Whether an event is past.
+    /// Whether the stream has passed an event.
     fn is_past(&self, event: &Self::Event) -> Result<bool>;
 
-    /// Blocks the calling thread until an event is past.
+    /// Blocks the calling thread until the stream has passed an event.
     fn wait_here(&self, event: &Self::Event) -> Result<()>;
 
     /// Copies a page to host memory, on [`Stream::PageOut`].
@@ -134,7 +134,7 @@ impl PageCopier for DeviceCopier {
 
     fn copy_in(&self, pages: &[PageCopy], blocks: Range<usize>) -> Result<()> {
         let skipped = self.block_bytes * blocks.start as u64;
-        // Padding after the last block is copied with that block.
+        // The copy of the last block includes the padding after it.
         let bytes = match blocks.end == self.blocks {
             true => self.page_bytes - skipped,
             false => self.block_bytes * blocks.len() as u64,
@@ -171,7 +171,7 @@ impl PageCopier for DeviceCopier {
     }
 }
 
-/// Groups copies whose frames are adjacent on both sides: each group is one strided copy.
+/// Groups copies that have adjacent frames on both sides. Each group is one strided copy.
 pub(super) fn adjacent(pages: &[PageCopy]) -> impl Iterator<Item = &[PageCopy]> {
     pages.chunk_by(|a, b| a.from.0 + 1 == b.from.0 && a.to.0 + 1 == b.to.0)
 }

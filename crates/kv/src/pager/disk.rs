@@ -7,14 +7,14 @@ use crate::frames::Frame;
 use crate::page::{DiskDirection, PageId};
 use crate::spill_threads::SpillThreads;
 
-/// Disk transfer that failed. The page stays where it was.
+/// Disk transfer that failed. The page keeps its frames.
 #[derive(Debug)]
 pub struct FailedDiskTransfer {
     /// Page of the transfer.
     pub page: PageId,
     /// Direction of the transfer.
     pub direction: DiskDirection,
-    /// Reason of the failure.
+    /// Reason for the failure.
     pub error: SpillError,
 }
 
@@ -29,8 +29,8 @@ impl<C: PageCopier> Pager<C> {
         self.spill.as_ref().map_or(0, SpillThreads::in_flight)
     }
 
-    /// Starts to write a page that is only in host memory to disk, and returns whether it did.
-    /// A page that is still being copied from or to host memory stays for now.
+    /// Starts to write a page that is only in host memory to disk, and returns whether it did. A
+    /// page with a copy from or to host memory in flight does not start.
     pub fn spill(&mut self, page: PageId) -> Result<bool> {
         let Some(host) = self.pages.host_frame(page) else {
             return Ok(false);
@@ -77,8 +77,8 @@ impl<C: PageCopier> Pager<C> {
         Ok(is_done)
     }
 
-    /// Finishes the disk transfers that are done, and returns the failed ones. With `wait`, and
-    /// with transfers in flight, blocks until at least one is done.
+    /// Finishes the disk transfers that are done, and returns the failed ones. With `wait`,
+    /// blocks until at least one is done, unless no transfer is in flight.
     pub fn finish_disk_transfers(&mut self, wait: bool) -> Vec<FailedDiskTransfer> {
         let Some(spill) = &mut self.spill else {
             return Vec::new();

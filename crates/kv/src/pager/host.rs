@@ -11,23 +11,24 @@ use crate::error::Result;
 use crate::page::{PageCopy, PageId};
 
 /// Number of pages copied as one transfer. A frame can be reused when its transfer is done, so
-/// transfers are kept short.
+/// short transfers free frames early.
 const TRANSFER_PAGES: usize = 16;
 
 /// Granularity of copies to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
-    /// Copies block after block for a pass that starts at this block; the blocks before it come
-    /// last.
+    /// Copies block after block for a pass that starts at this block. The blocks before this
+    /// block are copied last.
     FromBlock(usize),
     /// Copies whole pages, for pages that no pass waits for yet.
     WholePage,
 }
 
 impl<C: PageCopier> Pager<C> {
-    /// Evicts pages from the device, as far as host memory has room.
+    /// Evicts pages from the device, as far as host memory has room for them.
     pub fn evict(&mut self, pages: &[PageId]) -> Result<()> {
-        // Pages that host memory has already go first: otherwise others take their host frames.
+        // Pages that also have a host frame go first; otherwise other pages could take those
+        // frames.
         let mut pages = pages.to_vec();
         pages.sort_by_key(|&page| self.pages.host_frame(page).is_none());
         let mut copies = Vec::new();
@@ -66,7 +67,7 @@ impl<C: PageCopier> Pager<C> {
         self.read_times()
     }
 
-    /// Copies pages from host memory to the device: all that are not there yet, or none.
+    /// Copies pages from host memory to the device: all that are not on the device yet, or none.
     pub fn copy_in(&mut self, pages: &[PageId], granularity: Granularity) -> Result<()> {
         // Adjacent host frames get adjacent device frames where possible.
         let mut pages: Vec<PageId> = pages.to_vec();
@@ -103,7 +104,7 @@ impl<C: PageCopier> Pager<C> {
             self.copier.copy_in(copies, blocks)?;
             stages.push(self.copier.record(Stream::PageIn)?);
         }
-        // Back to the order of blocks.
+        // Restores the order of blocks.
         stages.rotate_right(first);
         let last = (first + count - 1) % count;
         let bytes = self.page_bytes * copies.len() as u64;
@@ -122,7 +123,7 @@ impl<C: PageCopier> Pager<C> {
         self.copier.wait(Stream::PageIn, &submitted)
     }
 
-    /// Orders the next copies on a page stream after everything that uses their frames: the
+    /// Orders the next copies on a page stream after all work that uses their frames: the
     /// computation, and other copies. Returns an event at the start of the copies.
     fn order_copies(&mut self, stream: Stream, copies: &[PageCopy]) -> Result<C::Event> {
         // Pages of the running pass do not move, so waiting for its start is enough.
@@ -138,8 +139,8 @@ impl<C: PageCopier> Pager<C> {
                     after.extend(self.take_frame_transfers(copy.to).into_iter().flatten());
                     copy.from
                 }
-                // The arrival stays recorded: readers of the page wait for it, and not for this
-                // copy.
+                // The arrival stays recorded, because readers of the page wait for the arrival
+                // and not for this copy.
                 _ => {
                     after.extend(self.arriving[copy.from.index()].clone());
                     copy.to

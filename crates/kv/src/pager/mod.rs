@@ -1,8 +1,8 @@
-//! The pager: moves pages between the device, host memory and disk.
+//! Pager: moves pages between the device, host memory and disk.
 //!
-//! Between device and host the pager orders copies by events. No page is copied on the compute
-//! stream except for copy-on-write, no pass waits for a copy that it does not need, and a frame
-//! is reused after the copies from or to it are done.
+//! Between device and host the pager orders copies by events. The compute stream copies no page
+//! except for copy-on-write. A pass waits only for the copies that it needs. A frame is reused
+//! after the copies from or to it are done.
 
 mod copier;
 mod disk;
@@ -31,7 +31,7 @@ use crate::prefix_index::PageContent;
 use crate::spill_file::SpillFile;
 use crate::spill_threads::SpillThreads;
 
-/// Assumed rate in bytes per second of copies to the device, before any was measured: the rate
+/// Assumed rate in bytes per second of copies to the device, until a copy is measured: the rate
 /// of a slow link.
 const UNMEASURED_RATE: f64 = 10e9;
 
@@ -52,18 +52,18 @@ pub struct Pager<C: PageCopier = DeviceCopier> {
     page_bytes: u64,
     /// Number of layers of a page.
     blocks: usize,
-    /// By device frame: the last copy into the frame. Readers of the page wait for it.
+    /// Last copy into each device frame. Readers of the page wait for this copy.
     arriving: FrameTransfers<C::Event>,
-    /// By device frame: the last copy from the frame. The next writer of the frame waits for it.
+    /// Last copy from each device frame. The next writer of the frame waits for this copy.
     leaving: FrameTransfers<C::Event>,
-    /// By host frame: the last copy from or to the frame.
+    /// Last copy from or to each host frame.
     host_transfers: FrameTransfers<C::Event>,
     stats: PagingStats,
     /// Event at the start of the running pass on the compute stream.
     pass_start: Option<C::Event>,
-    /// Copies to host memory whose times have not been read.
+    /// Copies to host memory that have no measured time yet.
     copies_out: VecDeque<Arc<PageTransfer<C::Event>>>,
-    /// Copies to the device whose times have not been read.
+    /// Copies to the device that have no measured time yet.
     copies_in: VecDeque<Arc<PageTransfer<C::Event>>>,
 }
 
@@ -119,7 +119,7 @@ impl<C: PageCopier> Pager<C> {
         &self.pages
     }
 
-    /// Statistics since the start. Waits for copies in flight.
+    /// Statistics since the start. This call waits for copies in flight.
     pub fn stats(&mut self) -> Result<PagingStats> {
         for transfer in self.copies_out.iter().chain(&self.copies_in) {
             self.copier.wait_here(transfer.end())?;
@@ -170,8 +170,8 @@ impl<C: PageCopier> Pager<C> {
         stats.disk_peak = stats.disk_peak.max(used(self.pages.disk()));
     }
 
-    /// Prepares the pages of a table for a write to `tokens`: adds frames and makes
-    /// copy-on-write copies, or changes nothing if frames are missing.
+    /// Prepares the pages of a table for a write to `tokens`: adds frames and makes copy-on-write
+    /// copies. If frames are missing, this call changes nothing.
     pub fn prepare_write(&mut self, table: &mut PageTable, tokens: Range<usize>) -> Result<()> {
         let plan = self.pages.prepare_write(table, tokens)?;
         for (from, _) in &plan.copies {
@@ -209,7 +209,7 @@ impl<C: PageCopier> Pager<C> {
         self.pass_start = None;
     }
 
-    /// Waits until nothing is in flight. After a failure this makes every frame reusable.
+    /// Waits until no copy is in flight. After a failure this makes every frame reusable.
     pub fn drain(&mut self) {
         self.copier.drain();
         self.arriving.fill(None);

@@ -1,4 +1,4 @@
-//! Queries: which pages of a table are on the device, and which are in flight.
+//! Queries about the pages of a table: on the device, or in flight.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl<C: PageCopier> Pager<C> {
         table.pages().iter().filter(is_awaited).count()
     }
 
-    /// Transfers of these tables' pages in flight; a pass over the tables waits for them.
+    /// Transfers in flight of these tables' pages. A pass over the tables waits for them.
     pub fn pending<'a>(
         &mut self,
         tables: impl Iterator<Item = &'a PageTable>,
@@ -58,7 +58,7 @@ impl<C: PageCopier> Pager<C> {
         for &page in tables.flat_map(PageTable::pages) {
             let frame = self.pages.device_frame(page);
             let frame = frame.expect("the pages of a running pass are on the device");
-            // The transfer stays recorded: a pass may end before the blocks that arrive last.
+            // The transfer stays recorded, because a pass may end before the last blocks arrive.
             transfers.extend(self.arriving[frame.index()].clone());
         }
         let mut in_flight = Vec::new();

@@ -57,7 +57,7 @@ pub struct TierUsage {
     pub total: usize,
 }
 
-/// Bytes moved in one direction, and the time it took.
+/// Number of bytes moved in one direction, and the duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Number of bytes moved.

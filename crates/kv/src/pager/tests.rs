@@ -17,12 +17,12 @@ use crate::pages::Pages;
 /// Number of blocks of a page; each block holds one number.
 const BLOCKS: usize = 3;
 
-/// Simulated device whose streams run at random times, in an order that events allow.
+/// Simulated device with streams that run at random times, in any order that events allow.
 struct LateDevice {
     slab: RefCell<Vec<[u64; BLOCKS]>>,
     host: RefCell<Vec<[u64; BLOCKS]>>,
     streams: RefCell<[VecDeque<StreamItem>; 4]>,
-    /// By event: whether it is past.
+    /// Whether each event is past.
     past: RefCell<Vec<bool>>,
     random: Cell<u64>,
 }
@@ -159,14 +159,15 @@ impl PageCopier for LateDevice {
     }
 }
 
-/// Sequence: its page table, and the number in each page.
+/// A sequence: its page table, and the number in each page.
 struct Sequence {
     table: PageTable,
     numbers: Vec<u64>,
 }
 
-/// Runs a pass over a sequence, if there is room: block after block, reads all pages and writes to
-/// the last. The pass may start in the middle; the next pass then runs the first blocks.
+/// Runs a pass over a sequence if there is room. Block after block, the pass reads all pages and
+/// writes to the last. The pass may start in the middle; the next pass then runs the first
+/// blocks.
 fn run(
     pager: &mut Pager<LateDevice>,
     sequence: &mut Sequence,
@@ -217,8 +218,9 @@ fn run(
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
-    /// For random evictions, copies, forks and releases, and for any timing of the streams, each
-    /// computation finds the numbers that the sequence wrote, and no stream waits for ever.
+    /// Checks that each computation finds the numbers that the sequence wrote, and that no stream
+    /// waits for ever, for random evictions, copies, forks and releases, and for any timing of
+    /// the streams.
     #[test]
     fn every_sequence_finds_its_own_numbers(
         device in 1usize..12, host in 0usize..12, seed: u64,
@@ -241,7 +243,7 @@ proptest! {
                     let last = sequence.table.pages().iter().rev().take(count);
                     pager.evict(&last.copied().collect::<Vec<_>>()).unwrap();
                 }
-                // Prefetch, ahead of a pass.
+                // This step prefetches pages ahead of a pass.
                 2 => {
                     pager.order_after_weights().unwrap();
                     let _ = pager.copy_in(sequence.table.pages(), Granularity::WholePage);

@@ -1,4 +1,4 @@
-//! Transfers: page copies in flight between device and host, and when each part arrives.
+//! Transfers: page copies in flight between device and host, and the arrival of each part.
 
 use std::{
     ops::Range,
@@ -22,7 +22,7 @@ pub(crate) struct PageTransfer<E> {
     last: usize,
     /// Number of bytes of all copies.
     pub bytes: u64,
-    /// Whether the end was observed: later queries need not ask the device.
+    /// Whether an earlier query found the end past. Later queries then skip the device.
     is_done: AtomicBool,
 }
 
@@ -63,8 +63,8 @@ impl<E> PendingPages<E> {
         self.transfers.is_empty()
     }
 
-    /// Events to wait for before block `block` runs, given that the pass already waited for
-    /// block `waited`.
+    /// Events to wait for before block `block` runs. The pass has already waited for block
+    /// `waited`.
     pub fn events_before(&self, block: usize, waited: Option<usize>) -> impl Iterator<Item = &E> {
         self.transfers.iter().filter_map(move |transfer| {
             let stage = |block| stage_of(block, transfer.stages.len(), self.blocks);
@@ -85,22 +85,22 @@ pub(super) fn stage_of(block: usize, stages: usize, blocks: usize) -> usize {
     (0..stages).find(contains).unwrap_or(0)
 }
 
-/// Largest number of copies that one transfer is divided into: the host submits each copy.
+/// Largest number of copies in one transfer. The host submits each copy, which takes time.
 const MAX_COPIES: usize = 400;
 
-/// Number of stages for pages that a pass waits for: the first blocks compute while the pages
-/// of later blocks are in flight. Adjacent pages need one copy for each stage, so they can have
-/// as many stages as the model has blocks.
+/// Number of stages for pages that a pass waits for. The first blocks compute while the pages of
+/// later blocks are in flight. Adjacent pages need one copy for each stage, so they can have as
+/// many stages as the model has blocks.
 pub(super) fn stage_count(copies: &[PageCopy], blocks: usize) -> usize {
     (MAX_COPIES / adjacent(copies).count().max(1))
         .clamp(4, 40)
         .min(blocks)
 }
 
-/// Last transfer from or to each frame of a tier, if it may not have finished.
+/// Last transfer from or to each frame of a tier, unless it is known to be finished.
 pub(super) type FrameTransfers<E> = Vec<Option<Arc<PageTransfer<E>>>>;
 
-/// Removes duplicates.
+/// Removes duplicate transfers.
 pub(super) fn distinct<E>(mut transfers: Vec<Arc<PageTransfer<E>>>) -> Vec<Arc<PageTransfer<E>>> {
     transfers.sort_unstable_by_key(Arc::as_ptr);
     transfers.dedup_by(|a, b| Arc::ptr_eq(a, b));

@@ -1,15 +1,15 @@
-//! Pages between host memory and disk.
+//! Moves of pages between host memory and disk.
 //!
-//! A disk transfer takes time, and a table may release or rewrite the page meanwhile. Both
-//! frames of a transfer stay taken until the transfer finishes.
+//! A disk transfer takes time, and a table may release or rewrite the page meanwhile. Both frames
+//! of a transfer stay taken until the transfer finishes.
 
 use super::Pages;
 use crate::frames::Frame;
 use crate::page::{DiskDirection, DiskTransfer, PageCopy, PageId};
 
 impl Pages {
-    /// Whether a page is neither on the device nor in host memory. A page that is being fetched
-    /// counts as on disk until it has arrived.
+    /// Whether a page is neither on the device nor in host memory. A page counts as on disk until
+    /// its fetch has finished.
     pub fn is_only_on_disk(&self, page: PageId) -> bool {
         let entry = self.entry(page);
         entry.device.is_none() && entry.host.is_none()
@@ -20,7 +20,7 @@ impl Pages {
         self.entry(page).transfer.is_some()
     }
 
-    /// Number of pages being written to disk: their host frames become free soon.
+    /// Number of pages that are being written to disk. Their host frames become free soon.
     pub fn spilling(&self) -> usize {
         let transfers = self.entries.iter().filter_map(|entry| entry.transfer);
         transfers
@@ -28,8 +28,9 @@ impl Pages {
             .count()
     }
 
-    /// Spills a page that is only in host memory, and returns the copy to write. Returns nothing
-    /// if the disk has the page already (its host frame becomes free at once) or is full.
+    /// Spills a page that is only in host memory, and returns the copy to write. Returns `None`
+    /// if the disk is full, or if the disk already has the page; in that case the host frame
+    /// becomes free at once.
     pub fn spill(&mut self, page: PageId) -> Option<PageCopy> {
         let entry = self.entry(page);
         let (None, Some(from), None) = (entry.device, entry.host, entry.transfer) else {
@@ -44,8 +45,8 @@ impl Pages {
         Some(self.start_transfer(PageCopy { page, from, to }, DiskDirection::Spill))
     }
 
-    /// Fetches a page that is only on disk, and returns the copy to read. Returns nothing if the
-    /// page is elsewhere, is in transfer, or finds no host frame.
+    /// Fetches a page that is only on disk, and returns the copy to read. Returns `None` if the
+    /// page is in another tier or in transfer, or if no host frame is free.
     pub fn fetch(&mut self, page: PageId) -> Option<PageCopy> {
         let (is_away, entry) = (self.is_only_on_disk(page), self.entry(page));
         let (true, Some(from), None) = (is_away, entry.disk, entry.transfer) else {
@@ -72,14 +73,14 @@ impl Pages {
         self.disk.take()
     }
 
-    /// Finishes the disk transfer of a page. After a failed transfer the page stays where it was.
+    /// Finishes the disk transfer of a page. After a failed transfer the page keeps its frames.
     pub fn finish_transfer(&mut self, page: PageId, is_ok: bool) {
         let transfer = self.update(page, |entry| entry.transfer.take());
         let transfer = transfer.expect("a transfer of this page is in flight");
         let (mut host, mut disk) = (transfer.host_frame(), transfer.disk_frame());
         if !transfer.is_stale() && is_ok {
             self.update(page, |entry| match transfer.direction() {
-                // A page that returned to the device meanwhile keeps its host frame.
+                // A page that returned to the device during the spill keeps its host frame.
                 DiskDirection::Spill => {
                     entry.disk = disk.take();
                     host = match entry.device {
@@ -87,7 +88,7 @@ impl Pages {
                         Some(_) => None,
                     };
                 }
-                // A page that was computed again meanwhile may be in host memory already.
+                // A page that was computed again during the fetch may already have a host frame.
                 DiskDirection::Fetch if entry.host.is_none() => entry.host = host.take(),
                 DiskDirection::Fetch => {}
             });

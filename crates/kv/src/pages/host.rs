@@ -1,13 +1,12 @@
-//! Pages between the device and host memory.
+//! Moves of pages between the device and host memory.
 
 use super::Pages;
 use crate::frames::{Frame, OutOfPages};
 use crate::page::{PageCopy, PageId};
 
 impl Pages {
-    /// Evicts a page from the device and returns the copy to make, if any: to host memory,
-    /// unless host memory has the page already. The page may take the spare host frame of
-    /// another page.
+    /// Evicts a page from the device. Returns the copy to host memory, or `None` if host memory
+    /// already has the page. The page may take the spare host frame of another page.
     pub fn evict(&mut self, page: PageId) -> Result<Option<PageCopy>, OutOfPages> {
         let Some(from) = self.entry(page).device else {
             return Ok(None);
@@ -25,7 +24,7 @@ impl Pages {
     }
 
     /// Copies a page to a free host frame and keeps it on the device. Returns the copy to make,
-    /// if any. Afterwards the page can be evicted without a copy.
+    /// if any. The page can then be evicted without a copy.
     pub fn copy_out(&mut self, page: PageId) -> Option<PageCopy> {
         let entry = self.entry(page);
         let (Some(from), None) = (entry.device, entry.host) else {
@@ -37,7 +36,7 @@ impl Pages {
     }
 
     /// Copies a page from host memory to the device and returns the copy to make, if any. The
-    /// host frame stays as a copy.
+    /// page keeps its host frame as a duplicate.
     pub fn copy_in(&mut self, page: PageId) -> Result<Option<PageCopy>, OutOfPages> {
         let entry = self.entry(page);
         let (None, Some(from)) = (entry.device, entry.host) else {
@@ -57,7 +56,8 @@ impl Pages {
     /// Takes a free host frame for `page`, or the spare host frame of another page.
     pub(super) fn take_host_frame(&mut self, page: PageId) -> Result<Frame, OutOfPages> {
         if self.host.free() == 0 && self.host_copies > 0 {
-            // The search starts where the last one ended: frames are taken in bursts.
+            // The search starts at the end of the last search, because frames are taken in
+            // bursts.
             let (before, after) = (0..self.clock_hand, self.clock_hand..self.entries.len());
             let ids = after.chain(before).map(|at| PageId(at as u32));
             let mut others = ids.filter(|&id| id != page);

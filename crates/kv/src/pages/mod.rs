@@ -1,8 +1,9 @@
-//! All pages and the frames of every tier. Pure logic: says what to copy, and copies nothing.
+//! All pages, and the frames of every tier. This module is pure logic: it returns the copies to
+//! make and copies nothing.
 //!
-//! A page has a frame in one or several tiers; where it has several, their bytes are equal.
-//! Tables with equal prefixes hold the same pages. A page that several tables hold is never
-//! written: a table that writes to it gets its own copy first (copy-on-write).
+//! A page has a frame in one or several tiers. If a page has several frames, their bytes are
+//! equal. Tables with equal prefixes hold the same pages. A page that several tables hold is
+//! never written: a table that writes to such a page gets its own copy first (copy-on-write).
 
 mod disk;
 mod host;
@@ -36,9 +37,10 @@ pub struct Pages {
     device: FramePool,
     host: FramePool,
     disk: FramePool,
-    /// Number of pages whose host frame duplicates their device frame.
+    /// Number of pages with a host frame that duplicates their device frame.
     host_copies: usize,
-    /// Index of the page that last lost its spare host frame; the next search starts there.
+    /// Index of the page that last lost its spare host frame. The next search starts at this
+    /// page.
     clock_hand: usize,
     prefixes: PrefixIndex,
 }
@@ -154,7 +156,7 @@ impl Pages {
         result
     }
 
-    /// Creates a page with one holder in a frame of the device.
+    /// Creates a page with one holder in a device frame.
     fn new_page(&mut self, device: Frame) -> PageId {
         let page = self.unused.pop().unwrap_or_else(|| {
             self.entries.push(PageEntry::default());
@@ -173,16 +175,17 @@ impl Pages {
         table.missing(tokens.end) + self.shared(table, tokens).count()
     }
 
-    /// Indices of the table's pages from the first written token on that other tables hold too.
+    /// Indices of the table's pages, from the first written token on, that other tables also
+    /// hold.
     fn shared(&self, table: &PageTable, tokens: &Range<usize>) -> impl Iterator<Item = usize> {
         let first = table.index_of(tokens.start).unwrap_or(table.len());
         let is_shared = |&at: &usize| self.entry(table.pages[at]).holders > 1;
         (first..table.len()).filter(is_shared)
     }
 
-    /// Takes the frames that writing a range of tokens needs, or none at all. Afterwards the
-    /// pages from the first written token on belong to this table alone, and other tiers have
-    /// no copy of them.
+    /// Takes the frames that a write to a range of tokens needs, or takes none. Afterwards the
+    /// pages from the first written token on belong to this table alone, and other tiers have no
+    /// copy of them.
     pub fn prepare_write(
         &mut self,
         table: &mut PageTable,

@@ -7,7 +7,7 @@ use crate::prefix_index::PageContent;
 
 impl Pages {
     /// Page before index `at` of a table, as the prefix index needs it: `Some(None)` at the
-    /// beginning, `None` if the page before is not in the index.
+    /// beginning, `None` if the previous page is not in the index.
     fn previous(&self, table: &PageTable, at: usize) -> Option<Option<PageId>> {
         if at == 0 {
             return Some(None);
@@ -17,7 +17,7 @@ impl Pages {
     }
 
     /// Looks up a page with this content and puts it at index `at` of a table, in place of a
-    /// partly filled page there. Returns whether a page was found.
+    /// partly filled page at that index. Returns whether a page was found.
     pub fn lookup_prefix(
         &mut self,
         table: &mut PageTable,
@@ -40,8 +40,8 @@ impl Pages {
         true
     }
 
-    /// Inserts the full page at index `at` of a table into the prefix cache. If an equal page is
-    /// there already, the table holds that one instead.
+    /// Inserts the full page at index `at` of a table into the prefix cache. If the cache already
+    /// has an equal page, the table holds that page instead.
     pub fn insert_prefix(&mut self, table: &mut PageTable, at: usize, content: PageContent) {
         let Some(previous) = self.previous(table, at) else {
             return;
@@ -52,8 +52,8 @@ impl Pages {
             Some(same) => {
                 self.entries[same.index()].holders += 1;
                 table.pages[at] = same;
-                // The table's own page was just written, so it is on the device and nowhere
-                // else: the equal page can take over its frame.
+                // The table's own page was just written, so it is only on the device. The equal
+                // page can take over its frame.
                 if self.entry(same).device.is_none() && self.entry(own).holders == 1 {
                     let frame = self.update(own, |entry| entry.device.take());
                     self.update(same, |entry| entry.device = frame);

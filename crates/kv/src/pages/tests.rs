@@ -58,7 +58,7 @@ fn host_copies_stay_until_written_or_reused() {
         ),
         (0, 4, 0)
     );
-    // Only the page written since is copied again.
+    // Copies again only the page that was written since.
     pages.prepare_write(&mut a, 7..8).unwrap();
     assert_eq!((pages.host_copies(), pages.host().free()), (3, 1));
     assert_eq!(evict_all(&mut pages, &a).len(), 1);
@@ -117,7 +117,7 @@ fn a_shared_page_is_copied_on_write() {
     );
     assert_eq!(pages.frames(&a).last(), Some(from));
     assert_eq!(pages.frames(&b).last(), Some(to));
-    // The other table holds its page alone again.
+    // The other table is again the only holder of its page.
     assert_eq!(pages.prepare_write(&mut a, 10..11).unwrap().copies, []);
     pages.check_integrity([&a, &b].into_iter());
     pages.release(&mut a);
@@ -155,7 +155,7 @@ fn equal_prefixes_share_pages() {
         !pages.lookup_prefix(&mut d, 0, &generated)
             && !pages.lookup_prefix(&mut d, 0, &content(&[2, 2]))
     );
-    // After a page that is not in the index, nothing is shared.
+    // A page that follows a page outside the index is not shared.
     pages.prepare_write(&mut d, 0..4).unwrap();
     pages.insert_prefix(&mut d, 1, content(&[3, 4]));
     assert!(!pages.lookup_prefix(&mut d, 1, &content(&[3, 4])));
@@ -225,7 +225,8 @@ fn a_fetched_page_may_be_in_host_memory_already() {
     pages.spill(page).unwrap();
     pages.finish_transfer(page, true);
     pages.fetch(page).unwrap();
-    // Another table computes the same page meanwhile; the two become one, which is evicted.
+    // Another table computes the same page meanwhile. The two pages become one, which is then
+    // evicted.
     pages.prepare_write(&mut b, 0..1).unwrap();
     pages.insert_prefix(&mut b, 0, content(&[1]));
     assert!(pages.evict(page).unwrap().is_some());
@@ -236,7 +237,8 @@ fn a_fetched_page_may_be_in_host_memory_already() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// Random operations keep every frame with one page, and every written page with one holder.
+    /// Checks that random operations keep every frame with one page, and every written page with
+    /// one holder.
     #[test]
     fn no_page_is_lost_or_written_by_two_tables(
         device in 0usize..30, host in 0usize..30, disk in 0usize..30,

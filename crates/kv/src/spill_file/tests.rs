@@ -1,4 +1,4 @@
-//! The spill file under concurrent threads, full disks and writes by other processes.
+//! Tests of the spill file under concurrent threads, full disks and writes by other processes.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -6,12 +6,13 @@ use super::raw::RawConfig;
 use crate::error::ModelError;
 
 /// Settings for generation. Without a file, decoding is greedy, and sampling draws from the
-/// unchanged distribution of the model.
+/// model's unchanged distribution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
     /// Tokens that end a text; empty if no token does.
     pub eos: Vec<u32>,
-    /// Whether tokens are sampled. Otherwise the most likely token is taken.
+    /// Whether tokens are sampled. Greedy decoding, which takes the most likely token, is the
+    /// alternative.
     pub do_sample: bool,
     /// Divisor of the logits.
     pub temperature: f32,
@@ -35,7 +36,7 @@ impl Default for Generation {
             eos: Vec::new(),
             do_sample: false,
             temperature: 1.0,
-            // transformers would default to 50. Djinn limits nothing by default.
+            // transformers defaults to 50. Djinn limits nothing by default.
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
@@ -48,7 +49,8 @@ impl Default for Generation {
 
 impl Generation {
     /// Reads the settings of a model folder. Tokens that end a text come from
-    /// `generation_config.json`, else from `config.json`, else from the tokenizer (`eos`).
+    /// `generation_config.json`, otherwise from `config.json`, otherwise from the tokenizer
+    /// (`eos`).
     pub fn read(folder: &Path, config: &RawConfig, eos: Option<u32>) -> Result<Self, ModelError> {
         let path = folder.join("generation_config.json");
         let file = if path.is_file() {

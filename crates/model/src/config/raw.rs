@@ -1,4 +1,4 @@
-//! Configuration files such as `config.json`: typed getters whose errors name file and key.
+//! Configuration files such as `config.json`: typed getters with errors that name file and key.
 
 use std::fmt;
 use std::fs::File;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{KeyProblem, ModelError};
 
-/// Largest JSON file that is read, in bytes; real configurations are far smaller.
+/// Largest JSON file that Djinn reads, in bytes; real configurations are far smaller.
 const JSON_BYTES_MAX: u64 = 256 << 20;
 
 /// A JSON object, and the file it was read from. `null` counts as a missing key.
@@ -162,7 +162,7 @@ impl RawConfig {
                 value
                     .as_u64()
                     .or(whole.map(|f| f as u64))
-                    .ok_or_else(|| self.wrong(key, "a whole number, 0 or more", value))
+                    .ok_or_else(|| self.wrong(key, "a whole number of at least 0", value))
             })
             .transpose()
     }
@@ -295,7 +295,7 @@ impl RawConfig {
         }
     }
 
-    /// Reads the dtype of the weights. Only synthetic models use it: in a checkpoint every
+    /// Reads the dtype of the weights. Only synthetic models use this key: in a checkpoint every
     /// tensor has a dtype of its own.
     pub fn dtype(&self) -> Result<Option<DType>, ModelError> {
         let key = self.spelling(&["dtype", "torch_dtype"]);

@@ -26,7 +26,7 @@ pub(crate) fn rope(
     context: usize,
     theta: f64,
 ) -> Result<Rope, ModelError> {
-    // If both are given, transformers uses the old key.
+    // If a file has both keys, transformers uses `rope_scaling`, the old one.
     let old = config.section("rope_scaling")?;
     let params = if old.is_empty() {
         config.section("rope_parameters")?
@@ -35,7 +35,10 @@ pub(crate) fn rope(
     };
     for per_layer in ["full_attention", "sliding_attention"] {
         if params.has(per_layer) {
-            return Err(params.unsupported(per_layer, "one rope per layer type is not supported"));
+            return Err(params.unsupported(
+                per_layer,
+                "a rotary embedding per layer type is not supported; use one for all layers",
+            ));
         }
     }
     let base = RopeBase {
@@ -45,8 +48,8 @@ pub(crate) fn rope(
     };
     let key = params.spelling(&["rope_type", "type"]);
     let (frequencies, scale) = match params.text(key)?.unwrap_or("default") {
-        // Dynamic scaling applies only beyond `max_position_embeddings`, which is the context:
-        // no session is longer.
+        // Dynamic scaling applies only beyond `max_position_embeddings`. Djinn uses this value as
+        // the context, so no session is longer.
         "default" | "dynamic" => (base.frequencies(), 1.0),
         "linear" => (linear(&base, &params)?, 1.0),
         "llama3" => (llama3(&base, config, &params)?, 1.0),
@@ -76,8 +79,8 @@ pub(crate) fn plain(dim: usize, theta: f64) -> Vec<f32> {
     powers(dim, theta).into_iter().map(f32::recip).collect()
 }
 
-/// Returns `theta^(2i/dim)`. Powers are computed in f64, since those of f32 differ between
-/// math libraries.
+/// Returns `theta^(2i/dim)`. Powers are computed in f64, because f32 powers differ between math
+/// libraries.
 fn powers(dim: usize, theta: f64) -> Vec<f32> {
     let theta = f64::from(theta as f32);
     (0..dim / 2)
@@ -131,7 +134,7 @@ fn required(params: &RawConfig, key: &str) -> Result<f64, ModelError> {
         .ok_or_else(|| params.error(key, KeyProblem::Missing))
 }
 
-/// Reads the context length of the first training, before it was extended.
+/// Reads the context length of the first training, before a later training extended it.
 fn original(base: &RopeBase, config: &RawConfig, params: &RawConfig) -> Result<f64, ModelError> {
     const KEY: &str = "original_max_position_embeddings";
     let outer = config.positive(KEY)?;
@@ -183,7 +186,7 @@ fn yarn(
         .unwrap_or(base.context as f64 / context);
     let scale = yarn_scale(params, factor)?;
     let (low, high) = yarn_range(base, params, context)?;
-    // Equal bounds would divide by zero; transformers uses this width instead.
+    // Equal bounds divide by zero; transformers uses this width instead.
     let width = if low == high { 0.001 } else { high - low };
     let frequencies = powers(base.dim, base.theta)
         .into_iter()

@@ -33,7 +33,7 @@ pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelEr
     if config.flag("alibi")?.unwrap_or(false) {
         return Err(config.unsupported(
             "alibi",
-            "ALiBi positions are not supported, only rotary embedding",
+            "ALiBi positions are not supported; use a model with rotary embedding",
         ));
     }
     let new = config.flag("new_decoder_architecture")?.unwrap_or(false);
@@ -64,8 +64,8 @@ pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelEr
     Ok(b.finish("falcon", dims, Some(rope)))
 }
 
-/// Reads the arrangement of a block. The new architecture is always parallel, and no other
-/// can have two norms.
+/// Reads the arrangement of a block. The new architecture is always parallel. Only the new
+/// architecture can have two norms.
 fn style(config: &RawConfig, new: bool) -> Result<BlockStyle, ModelError> {
     let norms = config.size("num_ln_in_parallel_attn", 1..=2)?;
     let parallel = config.flag("parallel_attn")?.unwrap_or(true);
@@ -150,7 +150,7 @@ impl Falcon {
     }
 
     /// Appends attention. Every style stores groups of queries with their key and value: one
-    /// group of all heads (multi-query), one group a head (old), or a number in between (new).
+    /// group of all heads (multi-query), one group per head (old), or a number in between (new).
     fn attention(&self, b: &mut Builder, i: usize, name: &str) {
         let d = &self.dims;
         let width = (d.heads + 2 * d.kv_heads) * d.d_head;

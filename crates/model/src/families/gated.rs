@@ -43,8 +43,8 @@ pub(super) struct GatedModel {
 }
 
 impl GatedModel {
-    /// Reads the settings that all of these families share. The result has no biases, no
-    /// windows and no experts.
+    /// Reads the settings that all of these families share. The result has no biases, no windows
+    /// and no experts.
     pub fn read(
         family: &'static str,
         config: &RawConfig,
@@ -247,8 +247,8 @@ pub(super) fn sliding_window(
     Ok(if config.has(KEY) { given } else { default })
 }
 
-/// Reads the window of each block from Qwen's keys: `layer_types`, or else
-/// `max_window_layers`, the first block that has a window.
+/// Reads the window of each block from Qwen's keys: `layer_types`, or `max_window_layers`, the
+/// first block that has a window.
 pub(super) fn qwen_windows(
     config: &RawConfig,
     dims: &Dims,
@@ -268,7 +268,7 @@ pub(super) fn qwen_windows(
             .collect());
     };
     if types.len() != dims.blocks {
-        let expected = format!("{} entries (one for each layer)", dims.blocks);
+        let expected = format!("{} entries, one for each layer", dims.blocks);
         return Err(config.unexpected(TYPES, expected, types.len()));
     }
     types
@@ -277,7 +277,11 @@ pub(super) fn qwen_windows(
             "full_attention" => Ok(None),
             "sliding_attention" => Ok(window),
             other => {
-                Err(config.unsupported(TYPES, format!("layer type '{other}' is not supported")))
+                let problem = format!(
+                    "layer type '{other}' is not supported; supported types: full_attention, \
+                     sliding_attention"
+                );
+                Err(config.unsupported(TYPES, problem))
             }
         })
         .collect()

@@ -21,7 +21,10 @@ struct Gpt2 {
 
 pub(super) fn build(config: &RawConfig, dtype: DType) -> Result<Program, ModelError> {
     if config.flag("add_cross_attention")?.unwrap_or(false) {
-        return Err(config.unsupported("add_cross_attention", "cross-attention is not supported"));
+        return Err(config.unsupported(
+            "add_cross_attention",
+            "cross-attention is not supported; use a decoder-only model",
+        ));
     }
     let dims = dims(config, [50257, 1024, 768, 12, 12])?;
     let scaled = config.flag("scale_attn_weights")?.unwrap_or(true);

@@ -63,7 +63,9 @@ fn unknown(config: &RawConfig, model_type: Option<&str>, class: Option<&str>) ->
     let known: Vec<&str> = FAMILIES.iter().map(|(name, _, _)| *name).collect();
     let found = match (model_type, class) {
         (Some(name), _) => format!("family '{name}' is not supported"),
-        (None, Some(class)) => format!("missing, and architecture '{class}' is not supported"),
+        (None, Some(class)) => {
+            format!("the key is missing, and architecture '{class}' is not supported")
+        }
         (None, None) => "missing".to_owned(),
     };
     config.unsupported(

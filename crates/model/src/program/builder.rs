@@ -60,7 +60,7 @@ impl LinearShape {
 
 impl Builder {
     /// Starts a program with its embedding segment. Tensors have `dtype` until a checkpoint
-    /// replaces it by the stored dtype.
+    /// replaces it with the stored dtype.
     pub fn new(dtype: DType) -> Self {
         let mut builder = Builder {
             dtype,
@@ -165,8 +165,8 @@ impl Builder {
         });
     }
 
-    /// Appends the splits of a fused projection into queries, keys and values. The projection
-    /// has `kv_heads` groups: the queries of the group, then its key, then its value.
+    /// Appends the splits of a fused projection into queries, keys and values. The projection has
+    /// `kv_heads` groups, each with the group's queries, its key and its value in this order.
     pub fn split_groups(&mut self, dims: &Dims) {
         let queries = dims.heads / dims.kv_heads * dims.d_head;
         let stride = queries + 2 * dims.d_head;
@@ -199,7 +199,7 @@ impl Builder {
         self.op(Op::Rope { buf: Buf::K });
     }
 
-    /// Appends attention and its output projection, which is called `name`.
+    /// Appends attention and its output projection `name`.
     pub fn attend(
         &mut self,
         block: usize,
@@ -273,7 +273,8 @@ impl Builder {
         self.hook(Site::Normalized, Buf::Final);
     }
 
-    /// Appends the output projection: by the token table if `tied` gives it, else by `lm_head`.
+    /// Appends the output projection: by the token table if `tied` gives it, otherwise by
+    /// `lm_head`.
     pub fn unembed(&mut self, tied: Option<TensorId>, dims: &Dims, bias: bool) {
         let weight = tied
             .unwrap_or_else(|| self.matrix("lm_head.weight".to_owned(), dims.vocab, dims.d_model));

@@ -1,4 +1,4 @@
-//! Summaries of a program for people: bytes by dtype and by segment.
+//! Summaries of a program for users: bytes by dtype and by segment.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
 //! Fusing pass: finds runs of operations that a device can do in one call.
 //!
 //! The pass runs once, when a model is laid out in memory, and does not change the program: a
-//! [`Fusion`] covers a range of its operations. The interpreter uses the fused form of a range
-//! if no session needs to see a value inside it, and the plain operations otherwise. So hooks,
-//! checkpoints and operation indexes mean the same with and without fusing. Both forms give
-//! the same bits.
+//! [`Fusion`] covers a range of its operations. The interpreter uses the fused form of a range if
+//! no session needs a value inside it, and the plain operations otherwise. Hooks, checkpoints and
+//! operation indexes therefore mean the same with and without fusing. Both forms give the same
+//! bits.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,11 +18,11 @@ use super::tensor::{SegmentKind, TensorId};
 /// Placement of a weight matrix during a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightResidency {
-    /// In device memory for the whole pass, in one part.
+    /// Matrix in device memory for the whole pass, in one part.
     Whole,
-    /// In device memory for the whole pass, in several parts.
+    /// Matrix in device memory for the whole pass, in several parts.
     Split,
-    /// Copied to the device during the pass, at least in part.
+    /// Matrix that is copied to the device during the pass, at least in part.
     Streamed,
 }
 
@@ -44,9 +44,9 @@ pub struct FusedProjection {
 pub enum FusedOp {
     /// Sum and norm: `sum += from`, then `to = norm(sum)` over whole rows.
     AddNorm {
-        /// Buffer that is added.
+        /// Buffer to add.
         from: Buf,
-        /// Buffer that is added to.
+        /// Buffer that holds the sum.
         sum: Buf,
         /// Kind of normalisation.
         kind: NormKind,
@@ -82,7 +82,7 @@ pub enum FusedOp {
     },
     /// Rotary embedding of `Q` and `K` followed by attention, as in [`Op::Attend`].
     RotateAttend {
-        /// Block whose KV cache is used.
+        /// Number of the block that owns the KV cache.
         block: usize,
         /// Factor on the scores.
         scale: f32,
@@ -105,7 +105,7 @@ pub struct Fusion {
 pub struct Fusions(Vec<Fusion>);
 
 impl Fusions {
-    /// Returns the fusion whose range starts at operation `index`.
+    /// Returns the fusion with a range that starts at operation `index`.
     pub fn at(&self, index: usize) -> Option<&Fusion> {
         let found = self
             .0
@@ -121,8 +121,8 @@ impl Fusions {
 
 /// Finds the runs of operations of `program` that have a fused form.
 ///
-/// `residency` says where a weight matrix is during a pass: a product whose weights are
-/// streamed waits for them, so it joins no other operation.
+/// `residency` returns where a weight matrix is during a pass. A product with streamed weights
+/// waits for them, so it joins no other operation.
 pub fn fuse(program: &Program, residency: impl Fn(TensorId) -> WeightResidency) -> Fusions {
     let peephole = Peephole {
         program,
@@ -172,7 +172,7 @@ struct Peephole<'a, R> {
     residency: R,
 }
 
-/// Product that can join others, and where it stands.
+/// Product that can join others, and its index among the operations.
 #[derive(Clone, Copy)]
 struct JoinableProduct {
     index: usize,
@@ -191,8 +191,8 @@ impl<R: Fn(TensorId) -> WeightResidency> Peephole<'_, R> {
         }
     }
 
-    /// Returns the operation that follows `at` when hooks are left out. The head runs over
-    /// other rows than the blocks, so no operation follows the last one of the blocks.
+    /// Returns the operation that follows `at`, without hooks. The head runs over other rows than
+    /// the blocks, so no operation follows the last one of the blocks.
     fn next(&self, at: usize) -> Option<(usize, &Op)> {
         let in_head = |index: usize| self.steps[index].0 == SegmentKind::Head;
         let is_hook = |index: &usize| matches!(self.steps[*index].1, Op::Hook { .. });

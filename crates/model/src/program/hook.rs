@@ -7,7 +7,7 @@ use super::site::Site;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookError {
     /// No model has a hook of this name.
-    #[error("unknown hook '{name}' (try: {hint})")]
+    #[error("unknown hook '{name}'; the most similar hook is '{hint}'")]
     Unknown {
         /// Name or pattern, as given.
         name: String,
@@ -44,7 +44,7 @@ pub fn find(program: &Program, pattern: &str) -> Result<Vec<Site>, HookError> {
 
 /// Returns whether `text` matches `pattern`, in which `*` stands for any text.
 fn matches(pattern: &str, text: &str) -> bool {
-    // Backtracks to the last star only, so the running time is never exponential.
+    // Backtracks only to the last star, so the running time is never exponential.
     let (p, t) = (pattern.as_bytes(), text.as_bytes());
     let (mut i, mut j) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -74,7 +74,7 @@ fn explain(program: &Program, pattern: &str) -> HookError {
         reason,
     };
     let blocks = program.dims.blocks;
-    // Hooks of a block that only some families have.
+    // Lists hooks of a block that only some families have.
     let optional = [Site::ResidMid(0), Site::MlpPre(0), Site::MlpPost(0)];
     for i in 0..blocks {
         for site in optional {
@@ -88,7 +88,7 @@ fn explain(program: &Program, pattern: &str) -> HookError {
                     Site::ResidMid(_) => "attention and MLP run in parallel, so there is no \
                                           residual between them"
                         .to_owned(),
-                    _ => "its MLP is a mixture of experts, and every row uses its own experts"
+                    _ => "the MLP is a mixture of experts, and every row uses its own experts"
                         .to_owned(),
                 });
             }
@@ -98,7 +98,7 @@ fn explain(program: &Program, pattern: &str) -> HookError {
         && block >= blocks
     {
         return lacking(format!(
-            "it has {blocks} blocks, numbered 0 to {}",
+            "the model has {blocks} blocks, numbered 0 to {}",
             blocks.saturating_sub(1)
         ));
     }

@@ -1,4 +1,4 @@
-//! Liveness: which buffers a row still needs at each hook, so that a pass can stop there and
+//! Liveness: the buffers that a row still needs at each hook, so that a pass can stop there and
 //! resume later.
 
 use std::collections::BTreeSet;
@@ -21,8 +21,8 @@ pub struct StopPoint {
 }
 
 impl Program {
-    /// Returns every hook at which a row can stop, in order of the pass. Attention patterns
-    /// are not included: no buffer holds them.
+    /// Returns every hook at which a row can stop, in order of the pass. Attention patterns are
+    /// not included, because no buffer holds them.
     pub fn stops(&self) -> Vec<StopPoint> {
         let ops: Vec<&Op> = self.ops().collect();
         // The caller reads the logits after the last operation.

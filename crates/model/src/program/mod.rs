@@ -1,8 +1,8 @@
 //! A model as data: its tensors, grouped into segments, and the operations of a pass in order.
 //!
-//! A family builds a [`Program`] from a checkpoint's configuration, and the engine interprets
-//! it. Neither knows the other: a new family is one new file in `families/` and no change to
-//! the engine. [`fuse()`] finds runs of operations that a device can do in one call.
+//! A family builds a [`Program`] from a checkpoint's configuration, and the engine interprets it.
+//! Family and engine do not depend on each other: a new family is one new file in `families/` and
+//! no change to the engine. [`fuse()`] finds runs of operations that a device can do in one call.
 
 pub(crate) mod builder;
 mod describe;
@@ -29,7 +29,7 @@ pub use tensor::{Role, Segment, SegmentKind, TensorId, TensorSpec};
 pub struct Program {
     /// Name of the family, such as `llama` or `gpt2`.
     pub family: &'static str,
-    /// Sizes.
+    /// Sizes of the model.
     pub dims: Dims,
     /// Rotary embedding, in families that have one.
     pub rope: Option<Rope>,
@@ -117,7 +117,7 @@ impl Program {
         }
     }
 
-    /// Returns whether a block writes `buf`. All blocks of a model are alike.
+    /// Returns whether a block writes `buf`. All blocks of a model have the same operations.
     fn writes(&self, buf: Buf) -> bool {
         self.blocks
             .first()

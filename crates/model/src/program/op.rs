@@ -12,7 +12,7 @@ pub enum Buf {
     Resid,
     /// Normed residual: the input of attention, and of the MLP in most families.
     Norm,
-    /// Input of the MLP in families whose MLP has its own norm beside attention's.
+    /// Input of the MLP in families that give the MLP a norm of its own.
     NormMlp,
     /// Queries, keys and values, projected by one matrix.
     Fused,
@@ -45,11 +45,11 @@ pub enum Buf {
 /// Weight matrices of one expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expert {
-    /// `[d_mlp, d_model]`; its product goes through the activation.
+    /// Gate matrix, `[d_mlp, d_model]`. Its product is the input of the activation.
     pub gate: TensorId,
-    /// `[d_mlp, d_model]`; its product multiplies the activated gate.
+    /// Up matrix, `[d_mlp, d_model]`. Its product multiplies the activated gate.
     pub up: TensorId,
-    /// `[d_model, d_mlp]`; projects back to the residual's width.
+    /// Down matrix, `[d_model, d_mlp]`. It projects back to the residual's width.
     pub down: TensorId,
 }
 
@@ -67,7 +67,7 @@ pub enum Op {
     EmbedPositions {
         /// Position table, `[context, d_model]`.
         table: TensorId,
-        /// Buffer that is added to.
+        /// Buffer that holds the sum.
         to: Buf,
     },
     /// Normalisation of groups of `width` elements: of whole rows, or of each head.
@@ -116,12 +116,12 @@ pub enum Op {
     },
     /// Rotary embedding of every head of a buffer, in place.
     Rope {
-        /// `Q` or `K`.
+        /// Buffer to rotate: `Q` or `K`.
         buf: Buf,
     },
     /// Attention: appends `K` and `V` to the session's KV cache, attends from `Q`, writes `Z`.
     Attend {
-        /// Block whose KV cache is used.
+        /// Number of the block that owns the KV cache.
         block: usize,
         /// Factor on the scores.
         scale: f32,
@@ -152,7 +152,7 @@ pub enum Op {
     Add {
         /// Input buffer.
         from: Buf,
-        /// Buffer that is added to.
+        /// Buffer that holds the sum.
         to: Buf,
     },
     /// Mixture of experts: `to = Σ weight · expert(from)` over the experts that the router
@@ -185,8 +185,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns the buffers that the operation reads, and the buffer it overwrites completely.
-    /// A buffer that is changed in place counts as read.
+    /// Returns the buffers that the operation reads, and the buffer that it overwrites
+    /// completely. A buffer that the operation changes in place counts as read.
     pub(crate) fn buffers(&self) -> (Vec<Buf>, Option<Buf>) {
         match *self {
             Op::Embed { to, .. } => (vec![], Some(to)),

@@ -1,4 +1,4 @@
-//! Names of hooks, in the words of TransformerLens.
+//! Names of hooks, as in TransformerLens.
 
 use std::fmt;
 
@@ -42,11 +42,11 @@ pub enum Site {
 /// Shape of the values at a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SiteLayout {
-    /// `[pos, width]`
+    /// One vector per position, `[pos, width]`.
     Rows(usize),
-    /// `[pos, head, d_head]`
+    /// One vector per position and head, `[pos, head, d_head]`.
     Heads(usize, usize),
-    /// `[head, query, key]`
+    /// One number per head, query and key, `[head, query, key]`.
     Pattern(usize),
 }
 

@@ -40,7 +40,7 @@ impl TensorSpec {
 /// Purpose of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Table whose rows are gathered by id.
+    /// Table from which a pass gathers rows by id.
     Table,
     /// Matrix that multiplies activations.
     Matrix,

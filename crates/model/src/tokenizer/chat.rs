@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use super::{pyjson, strftime, tokenizer_config};
 use crate::error::ModelError;
 
-/// Number of steps that a template may take. Real templates need far fewer; an endless one ends
-/// quickly.
+/// Number of steps that a template may take. Real templates need far fewer. The limit stops an
+/// endless template quickly.
 const FUEL: u64 = 20_000_000;
 
 /// One message of a chat.
@@ -36,7 +36,7 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     /// Reads the templates of a model folder; returns `None` if there are none. `tokens` holds
-    /// the special tokens by role, which templates refer to.
+    /// the special tokens by role, because templates refer to roles.
     pub fn read(
         folder: &Path,
         tokens: BTreeMap<String, String>,
@@ -87,7 +87,7 @@ impl ChatTemplate {
         self.render_with(&messages, add_generation_prompt, Map::new())
     }
 
-    /// Renders a chat whose messages are JSON objects, with more variables such as `tools` or
+    /// Renders a chat of messages that are JSON objects, with more variables such as `tools` or
     /// `enable_thinking`.
     pub fn render_with(
         &self,
@@ -112,7 +112,8 @@ impl ChatTemplate {
         render(&source, &context).map_err(|error| self.fault(&error))
     }
 
-    /// Selects the template: `tool_use` if there are tools and such a template, else `default`.
+    /// Selects the template: `tool_use` if the chat has tools and the model has such a template,
+    /// otherwise `default`.
     fn template(&self, context: &Map<String, Value>) -> Result<String, ModelError> {
         let tools = context.get("tools").is_some_and(|tools| !tools.is_null());
         let for_tools = self.templates.get("tool_use").filter(|_| tools);
@@ -183,8 +184,8 @@ fn environment() -> Result<Environment<'static>, Error> {
     Ok(environment)
 }
 
-/// Returns whether Python could iterate over a value. Templates use this test to find out
-/// whether there are tools: `None` is not iterable, a string is.
+/// Returns whether Python could iterate over a value. Templates use this test to check for tools:
+/// `None` is not iterable, a string is.
 fn is_iterable(value: &Jinja) -> bool {
     match value.kind() {
         ValueKind::None => false,
@@ -223,9 +224,8 @@ fn separators(given: Option<Vec<String>>) -> Result<Option<(String, String)>, Er
     }
 }
 
-/// Replaces the tag `generation`, with which transformers marks the model's answers for
-/// training, by a condition that is always true. The condition treats whitespace as the tag
-/// does.
+/// Replaces the tag `generation` by a condition that is always true. transformers marks the
+/// model's answers for training with this tag. The condition treats whitespace as the tag does.
 fn without_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
@@ -322,7 +322,7 @@ mod tests {
 {% endfor %}
 ";
 
-    /// Expected texts come from Jinja2 with the settings of transformers.
+    /// Compares rendered texts with those of Jinja2 with the settings of transformers.
     #[test]
     fn real_templates_render_as_in_python() {
         let check = |source: &str, expect: &str| {
@@ -430,7 +430,7 @@ mod tests {
         check("{{ raise_exception('only\none') }}");
         check("{% if %}");
         check("{{ messages.x.y }}");
-        // Runs out of steps.
+        // This template runs out of steps.
         check("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}");
         check("{{ strftime_now('%Q') }}");
         check("{% include 'etc/passwd' %}");

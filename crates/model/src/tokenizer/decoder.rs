@@ -3,7 +3,7 @@
 use super::Tokenizer;
 
 impl Tokenizer {
-    /// Returns a decoder for tokens that follow `context`, a prompt or nothing.
+    /// Returns a decoder for tokens that follow `context`, which may be empty.
     pub fn decoder(&self, context: &[u32], skip_special: bool) -> Decoder {
         Decoder::new(self.clone(), context, skip_special)
     }
@@ -21,12 +21,11 @@ const PENDING_TOKENS_MAX: usize = 8;
 pub struct Decoder {
     tokenizer: Tokenizer,
     skip_special: bool,
-    /// Last tokens whose text was returned, followed by pending tokens of an incomplete
-    /// character.
+    /// Last tokens with returned text, followed by pending tokens of an incomplete character.
     window: Vec<u32>,
-    /// Number of tokens in the window whose text was returned.
+    /// Number of tokens in the window with returned text.
     done: usize,
-    /// Text of those tokens.
+    /// Text of the first `done` tokens of the window.
     prefix: String,
 }
 
@@ -43,7 +42,7 @@ impl Decoder {
         decoder.window = last.rev().take(CONTEXT_TOKENS).collect();
         decoder.window.reverse();
         decoder.mark_returned();
-        // A window that starts inside a character would not decode correctly.
+        // A window that starts inside a character does not decode correctly.
         while decoder.prefix.starts_with(char::REPLACEMENT_CHARACTER) {
             decoder.window.remove(0);
             decoder.mark_returned();
@@ -55,8 +54,8 @@ impl Decoder {
         self.skip_special && self.tokenizer.is_special(id)
     }
 
-    /// Decodes tokens. Decoding fails only if the decoder of the tokenizer is broken; the text is
-    /// empty then.
+    /// Decodes tokens. Decoding fails only if the tokenizer's decoder is broken; the text is then
+    /// empty.
     fn text_of(&self, ids: &[u32]) -> String {
         self.tokenizer.decode(ids, false).unwrap_or_default()
     }
@@ -82,7 +81,7 @@ impl Decoder {
         self.advance(&text)
     }
 
-    /// Returns the part of `text`, the text of the window, that was not returned before.
+    /// Returns the part of `text`, the text of the window, that no earlier call returned.
     fn advance(&mut self, text: &str) -> Option<String> {
         let new = match text.strip_prefix(self.prefix.as_str()) {
             Some(new) => new.to_owned(),

@@ -33,8 +33,8 @@ struct TokenizerData {
     added_tokens: Option<AddedTokens>,
 }
 
-/// Tokens that `tokenizer_config.json` adds around a text. If present, they replace the rules
-/// of `tokenizer.json`.
+/// Tokens that `tokenizer_config.json` adds around a text. If present, these settings replace the
+/// rules of `tokenizer.json`.
 struct AddedTokens {
     bos: bool,
     eos: bool,
@@ -99,8 +99,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes a text without adding tokens around it. Special tokens that the text spells out
-    /// are recognised, because chat templates spell them out.
+    /// Encodes a text without adding tokens around it. The encoder recognises special tokens in
+    /// the text, because chat templates write them as text.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, ModelError> {
         self.tokens(text, false)
     }
@@ -129,7 +129,7 @@ impl Tokenizer {
         self.inner.eos
     }
 
-    /// Returns whether a token is special: a mark rather than text.
+    /// Returns whether a token is special: a control token rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.inner.special_ids.contains(&id)
     }
@@ -176,7 +176,7 @@ fn optional(path: &Path) -> Result<RawConfig, ModelError> {
     }
 }
 
-/// Reads which tokens `tokenizer_config.json` adds around a text.
+/// Reads the tokens that `tokenizer_config.json` adds around a text.
 fn added_tokens(config: &RawConfig) -> Result<Option<AddedTokens>, ModelError> {
     let bos = config.flag("add_bos_token")?;
     let eos = config.flag("add_eos_token")?;

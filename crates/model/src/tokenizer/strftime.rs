@@ -47,7 +47,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
             continue;
         }
         let mut directive = chars.next();
-        // `%-d` is the number without a leading zero.
+        // The directive `%-d` is the number without a leading zero.
         let bare = directive == Some('-');
         if bare {
             directive = chars.next();
@@ -69,7 +69,11 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
                     Some('a') => weekday[..3].to_owned(),
                     Some('p') => if second < 43200 { "AM" } else { "PM" }.to_owned(),
                     Some('%') => "%".to_owned(),
-                    _ => return Err(format!("strftime_now: format '{format}' is not supported")),
+                    _ => {
+                        return Err(format!(
+                            "strftime_now: format '{format}' has an unsupported directive"
+                        ));
+                    }
                 });
                 continue;
             }

@@ -105,7 +105,7 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Finds every tensor of `program`, checks its shape and sets its dtype in the program;
+    /// Finds every tensor of `program`, checks its shape, sets its dtype in the program, and
     /// returns the weights.
     pub fn resolve(self, program: &mut Program) -> Result<FileWeights, ModelError> {
         let mut extents = Vec::with_capacity(program.tensors.len());
@@ -146,8 +146,8 @@ impl CheckpointFolder {
             })
     }
 
-    /// Returns the names of the files for an error: all of up to three, the first and last of
-    /// more.
+    /// Returns the names of the files for an error: all names of up to three files, the first and
+    /// the last name of more.
     fn file_names(&self) -> String {
         let name = |file: &SlowFile| file.path().display().to_string();
         match &self.files[..] {
@@ -162,8 +162,8 @@ impl CheckpointFolder {
     }
 }
 
-/// Returns the names that checkpoints use for the tensor that a family calls `name`: without
-/// the prefix of the base model, with it, and in Mixtral's newer spelling.
+/// Returns the names that checkpoints use for the tensor that a family calls `name`: with and
+/// without the prefix of the base model, and in Mixtral's newer spelling.
 fn aliases(name: &str) -> Vec<String> {
     let mut names = vec![name.to_owned()];
     for prefix in ["model.", "transformer."] {
@@ -222,7 +222,7 @@ fn shards(path: &Path, index: &Value) -> Result<Vec<(String, Vec<String>)>, Mode
 /// Returns whether a file name from an index stays inside the model folder.
 fn stays_inside(shard: &str) -> bool {
     let path = Path::new(shard);
-    // Backslashes separate folders on other systems, so no shard's name contains one.
+    // Backslashes separate folders on other systems, so a shard's name must not contain one.
     !shard.is_empty()
         && !shard.contains(['\\', '\0'])
         && path

@@ -9,7 +9,7 @@ use crate::program::TensorId;
 /// Weights stored in safetensors files.
 pub struct FileWeights {
     files: Vec<SlowFile>,
-    /// Place of each tensor, by [`TensorId`].
+    /// Extent of each tensor, by [`TensorId`].
     extents: Vec<Extent>,
 }
 

@@ -1,8 +1,8 @@
 //! Parser of safetensors headers.
 //!
-//! Djinn does not use the `safetensors` crate, which silently merges duplicate names, rejects a
-//! whole file for one unknown dtype even if no pass reads that tensor, and does not say which
-//! tensor is invalid.
+//! Djinn does not use the `safetensors` crate. The crate silently merges duplicate names, rejects
+//! a whole file for one unknown dtype even if no pass reads that tensor, and does not name the
+//! invalid tensor.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -34,7 +34,7 @@ pub struct TensorEntry {
 pub type Header = HashMap<String, TensorEntry>;
 
 /// Returns the number of bytes from the start of a file to the end of its header. `first` holds
-/// at least the first 8 bytes of the file, which has `len` bytes. Errors name `path`.
+/// at least the first 8 bytes of the file, and `len` is the size of the file. Errors name `path`.
 pub fn header_bytes(path: &Path, first: &[u8], len: u64) -> Result<u64, ModelError> {
     let header = |problem: HeaderProblem| ModelError::Header {
         path: path.to_owned(),
@@ -183,8 +183,8 @@ fn check(raw: &RawEntry, previous_end: u64, data_bytes: u64) -> Result<(), Offse
         });
     }
     let Some(bits) = bits_of(&raw.dtype) else {
-        // The size of an unknown dtype cannot be checked. A model that needs this tensor is
-        // rejected when the checkpoint is resolved.
+        // The size of an unknown dtype cannot be checked. Resolving the checkpoint rejects a
+        // model that needs this tensor.
         return Ok(());
     };
     let expected = raw

@@ -1,4 +1,4 @@
-//! Files of weights: read with direct I/O, and checked for changes.
+//! Files of weights that are read with direct I/O and checked for changes.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -20,7 +20,7 @@ pub struct SlowFile {
     stamp: FileStamp,
 }
 
-/// Size and modification time of a file, which change with its content.
+/// Size and modification time of a file. Both change with its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileStamp {
     bytes: u64,
@@ -70,8 +70,8 @@ impl SlowFile {
     }
 
     /// Fills `dst`, starting at `offset`. Bytes of `dst` beyond the end of the file keep their
-    /// value. Direct I/O needs offset, address and length in multiples of [`IO_BLOCK`]. Fails
-    /// if the file has changed since it was opened; the error names the file and the offset.
+    /// value. Direct I/O needs offset, address and length in multiples of [`IO_BLOCK`]. Fails if
+    /// the file has changed since it was opened; the error names the file and the offset.
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         let wanted = self.bytes().saturating_sub(offset).min(dst.len() as u64) as usize;
         let result = match &self.direct {
@@ -84,7 +84,7 @@ impl SlowFile {
     }
 
     /// Fills `dst` as [`SlowFile::read`] does, but through the page cache, and leaves the pages
-    /// there.
+    /// in the cache.
     pub fn read_cached(&self, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         let wanted = self.bytes().saturating_sub(offset).min(dst.len() as u64) as usize;
         let result = fill(&self.cached, offset, &mut dst[..wanted], wanted, 1);
@@ -93,12 +93,13 @@ impl SlowFile {
 
     /// Returns the result of a read, or an error if the file has changed.
     fn checked(&self, result: io::Result<()>, offset: u64, wanted: usize) -> io::Result<()> {
-        // Checked after the read, to detect changes before and during the read.
+        // The check follows the read, to detect changes before and during the read.
         result
             .and_then(|()| self.check_unchanged())
             .map_err(|error| {
                 let path = self.path.display();
-                let what = format!("{path}: reading {wanted} bytes at offset {offset}: {error}");
+                let what =
+                    format!("{path}: cannot read {wanted} bytes at offset {offset}: {error}");
                 io::Error::new(error.kind(), what)
             })
     }
@@ -106,13 +107,15 @@ impl SlowFile {
     fn check_unchanged(&self) -> io::Result<()> {
         let now = FileStamp::of(&self.cached.metadata()?);
         if now != self.stamp {
-            return Err(io::Error::other("the file changed while it was in use"));
+            return Err(io::Error::other(
+                "the file changed while it was in use; load the model again",
+            ));
         }
         Ok(())
     }
 }
 
-/// Opens the file for direct I/O; returns `None` if that does not work.
+/// Opens the file for direct I/O; returns `None` if the file system does not support it.
 #[cfg(target_os = "linux")]
 fn open_direct(path: &Path, cached: &File) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -142,7 +145,7 @@ fn is_aligned(offset: u64, dst: &[u8]) -> bool {
         .all(|n| n.is_multiple_of(IO_BLOCK))
 }
 
-/// Reads until `dst` holds `wanted` bytes. A direct read asks for whole blocks of `unit` bytes,
+/// Reads until `dst` holds `wanted` bytes. A direct read requests whole blocks of `unit` bytes,
 /// which may be more than the file has.
 fn fill(file: &File, offset: u64, dst: &mut [u8], wanted: usize, unit: u64) -> io::Result<()> {
     let mut done = 0;
@@ -164,14 +167,14 @@ fn fill(file: &File, offset: u64, dst: &mut [u8], wanted: usize, unit: u64) -> i
     Ok(())
 }
 
-/// Drops the cached pages of a read: whole pages, since the kernel keeps partial ones. The call
-/// is a hint, so errors are ignored.
+/// Drops the cached pages of a read: only whole pages, because the kernel keeps partial ones. The
+/// call is a hint, so this function ignores errors.
 fn drop_pages(file: &File, offset: u64, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
         let start = offset / IO_BLOCK * IO_BLOCK;
         let end = (offset + bytes as u64).next_multiple_of(IO_BLOCK);
-        // A length of zero would mean the whole file.
+        // A length of zero means the whole file.
         if let Some(length) = std::num::NonZeroU64::new(end - start) {
             let _ = rustix::fs::fadvise(file, start, Some(length), rustix::fs::Advice::DontNeed);
         }

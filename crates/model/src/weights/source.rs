@@ -1,4 +1,4 @@
-//! Source of a model's weights: files, and the place of each tensor in them.
+//! Source of a model's weights: files, and the extent of each tensor in them.
 
 use std::io;
 
@@ -15,7 +15,7 @@ pub struct Extent {
     pub bytes: u64,
 }
 
-/// Way in which the weights of a model are read.
+/// Method by which the weights of a model are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Files, with direct I/O.
@@ -28,7 +28,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Returns a short description for people.
+    /// Returns a short description for users.
     pub fn describe(self) -> &'static str {
         match self {
             Origin::Direct => "disk, direct I/O",
@@ -44,13 +44,13 @@ impl Origin {
 /// Source of a model's weights. Several threads may read at the same time, and the bytes do not
 /// depend on how a range is divided into calls.
 pub trait Weights: Send + Sync {
-    /// Returns the way in which the weights are read.
+    /// Returns the method by which the weights are read.
     fn origin(&self) -> Origin;
 
     /// Returns the size of each file in bytes.
     fn files(&self) -> Vec<u64>;
 
-    /// Returns the place of a tensor in the files.
+    /// Returns the extent of a tensor in the files.
     fn extent(&self, tensor: TensorId) -> Extent;
 
     /// Fills `dst` from a file, starting at `offset`. Bytes of `dst` beyond the end of the file
@@ -58,8 +58,8 @@ pub trait Weights: Send + Sync {
     /// multiples of [`IO_BLOCK`](djinn_types::IO_BLOCK). An error names the file and the offset.
     fn read(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()>;
 
-    /// Fills `dst` as [`Weights::read`] does, but through the page cache: for bytes that stay in
-    /// memory once read, so that the next start finds them in the cache.
+    /// Fills `dst` as [`Weights::read`] does, but through the page cache. Callers use it for
+    /// bytes that stay in memory, so that the next start finds them in the cache.
     fn read_to_keep(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()> {
         self.read(file, offset, dst)
     }

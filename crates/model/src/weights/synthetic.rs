@@ -1,5 +1,5 @@
-//! Synthetic weights, drawn from a counter-based generator: any range of any tensor can be
-//! generated alone, on any thread and any machine, with the same result.
+//! Synthetic weights from a counter-based generator. Any range of any tensor can be generated
+//! alone, on any thread and any machine, with the same result.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use half::{bf16, f16};
 use super::source::{Extent, Origin, Weights};
 use crate::program::{Program, Role, TensorId, TensorSpec};
 
-/// Number of distinct values of a tensor. Few enough that their stored form stays in the L1
+/// Number of distinct values of a tensor: few enough that their stored form stays in the L1
 /// cache.
 const LEVELS: usize = 4096;
-/// Number of elements that one random word gives; each takes 16 bits.
+/// Number of elements that one random word gives. Each element takes 16 bits of the word.
 const LANES: usize = 4;
 
 /// Random weights for every tensor of a program.
@@ -26,7 +26,7 @@ pub struct SyntheticWeights {
 struct SyntheticTensor {
     key: u64,
     palette: usize,
-    /// Offset in an imaginary file of all tensors.
+    /// Offset in a virtual file that holds all tensors.
     offset: u64,
     bytes: u64,
 }
@@ -201,7 +201,8 @@ fn fill<const N: usize>(key: u64, offset: u64, dst: &mut [u8], pack: impl Fn(u64
     last.copy_from_slice(&bytes[..last.len()]);
 }
 
-/// Returns random word `index` of a tensor, by SplitMix64, which can start at any index.
+/// Returns random word `index` of a tensor by SplitMix64, a generator that can start at any
+/// index.
 fn word(key: u64, index: u64) -> u64 {
     mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
@@ -313,7 +314,7 @@ mod tests {
         assert_ne!(first, tensor(&program, &weights, matrices[4]));
     }
 
-    /// The values must never change: benchmark results are compared over time.
+    /// Checks that the values never change, because benchmark results are compared over time.
     #[test]
     fn generated_values_are_pinned() {
         let (_, weights) = shape("llama-2-7b?layers=1");

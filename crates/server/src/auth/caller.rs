@@ -1,4 +1,4 @@
-//! The authenticated sender of a request.
+//! Authenticated sender of a request.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::ServeError;
 pub struct Caller {
     /// Owner of the API key.
     pub owner: Arc<KeyOwner>,
-    /// Counts the request as in flight until the last clone is dropped.
+    /// Permit that counts the request as in flight until the last clone is dropped.
     _permit: Arc<RequestPermit>,
 }
 
@@ -28,7 +28,7 @@ impl Caller {
         match self.owner.admin {
             true => Ok(()),
             false => Err(ServeError::Forbidden(format!(
-                "Admin key required: the key of '{}' may not load, push or unload models",
+                "Admin key required: the key of '{}' may not load, push or unload models; use a key with admin = true",
                 self.owner.name
             ))),
         }

@@ -1,4 +1,4 @@
-//! The key file: TOML tables of API keys, their owners and the owners' limits.
+//! Key file: TOML tables of API keys, their owners and the owners' limits.
 
 use std::{
     fs, io,
@@ -17,7 +17,7 @@ pub type KeyDigest = [u8; 32];
 /// Owner of one or more API keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyOwner {
-    /// Name of the owner; sessions belong to it.
+    /// Name of the owner. Sessions belong to this name.
     pub name: String,
     /// Whether the owner may load, push and unload models.
     pub admin: bool,
@@ -49,19 +49,19 @@ pub enum KeyFileProblem {
     #[error("{0}")]
     Parse(String),
     /// The file contains no key.
-    #[error("no keys; add [[key]] tables with owner and key")]
+    #[error("the file has no keys; add [[key]] tables with owner and key")]
     Empty,
     /// A key is too short.
-    #[error("the key of '{0}' is shorter than {KEY_LENGTH_MIN} characters")]
+    #[error("the key of '{0}' is shorter than {KEY_LENGTH_MIN} characters; use a longer one")]
     ShortKey(String),
     /// A digest is not 64 hexadecimal digits.
     #[error("the blake3 digest of '{0}' is not 64 hexadecimal digits")]
     Digest(String),
     /// An entry has neither a key nor a digest, or both.
-    #[error("the entry of '{0}' needs either key or blake3")]
+    #[error("the entry of '{0}' needs exactly one of key and blake3")]
     KeyOrDigest(String),
     /// An owner has an empty name, or one with control characters.
-    #[error("an entry has an empty or unprintable owner")]
+    #[error("an entry has an empty or unprintable owner; set owner to a name")]
     OwnerName,
     /// A rate limit is not positive.
     #[error("requests_per_minute of '{0}' must be greater than 0")]

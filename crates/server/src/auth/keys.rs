@@ -38,8 +38,8 @@ struct OwnerUsage {
 }
 
 impl KeyStore {
-    /// Reads a key file. Without one, every request is accepted as the owner `local`, with admin
-    /// rights.
+    /// Reads a key file. Without a file, every request is accepted as the owner `local`, with
+    /// admin rights.
     pub fn open(path: Option<&Path>, local: &str) -> Result<Self, KeyFileError> {
         let local = KeyOwner {
             name: local.to_owned(),
@@ -78,7 +78,8 @@ impl KeyStore {
         keys.iter().map(|(_, owner)| Arc::clone(owner)).collect()
     }
 
-    /// Authenticates an `authorization` header. Takes the same time for every key, valid or not.
+    /// Authenticates an `authorization` header. The call takes the same time for every key, valid
+    /// or not.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Arc<KeyOwner>, ServeError> {
         if self.path.is_none() {
             return Ok(Arc::clone(&self.local));

@@ -35,7 +35,7 @@ pub enum SessionEvent {
         finish: Finish,
         /// Error message of a turn that failed.
         failure: Option<String>,
-        /// Remaining text that was held back.
+        /// Remaining text that the detection of stop strings held back.
         text: String,
         /// Number of tokens that the session has generated.
         generated: usize,

@@ -1,4 +1,4 @@
-//! Properties of a loaded model that are known without asking its engine.
+//! Properties of a loaded model that are known without a call to its engine.
 
 use djinn_engine::Engine;
 use djinn_model::program::Dims;
@@ -18,7 +18,7 @@ pub struct LoadedModelFacts {
     pub memory: v1::ModelMemory,
     /// Limits that the model is laid out for.
     pub limits: v1::ModelLimits,
-    /// Measured bandwidth of the link in bytes per second; 0 where no weights stream.
+    /// Measured bandwidth of the link in bytes per second; 0 if no weights stream.
     pub link_ceiling: f64,
     /// Bytes of a KV page.
     pub page_bytes: u64,

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{ServeError, metrics::Metrics};
 
-/// A loaded model, as every thread but its own sees it.
+/// A loaded model, as all threads except its engine thread see it.
 pub struct LoadedModel {
     /// Name of the model on this server.
     pub name: String,
@@ -42,9 +42,9 @@ pub struct LoadedModel {
 
 /// An engine that was just loaded.
 pub struct LoadedEngine {
-    /// The engine.
+    /// Engine that runs the model.
     pub engine: Engine,
-    /// Measured bandwidth of the link in bytes per second; 0 where no weights stream.
+    /// Measured bandwidth of the link in bytes per second; 0 if no weights stream.
     pub link_ceiling: f64,
 }
 
@@ -76,7 +76,7 @@ impl LoadedModel {
                         return;
                     }
                 };
-                // Closes the channel that reports progress.
+                // Dropping the sender closes the channel that reports progress.
                 drop(progress);
                 let facts = LoadedModelFacts::of(&loaded.engine, loaded.link_ceiling);
                 let tokenizer = ChatTokenizer::of(loaded.engine.model());
@@ -94,10 +94,15 @@ impl LoadedModel {
             .name(format!("engine {name}"))
             .spawn(run)
             .map_err(|error| {
-                ServeError::Internal(format!("Cannot start the engine thread of {name}: {error}"))
+                ServeError::Internal(format!(
+                    "Cannot start the engine thread of {name}: {error}; check the limit on threads"
+                ))
             })?;
-        let panicked =
-            || ServeError::Internal(format!("Loading {name} failed: its thread panicked"));
+        let panicked = || {
+            ServeError::Internal(format!(
+                "Loading {name} failed because its thread panicked; the server's log has the details"
+            ))
+        };
         let (facts, tokenizer) = loaded.recv().map_err(|_| panicked())??;
         Ok(Arc::new(LoadedModel {
             name,
@@ -134,7 +139,7 @@ impl LoadedModel {
         let _ = self.jobs.send(Box::new(job));
     }
 
-    /// Queues a job and waits for its result. Fails at once when too many jobs wait already.
+    /// Queues a job and waits for its result. Fails at once if too many jobs already wait.
     pub async fn call<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Worker) -> Result<T, ServeError> + Send + 'static,
@@ -146,11 +151,11 @@ impl LoadedModel {
             )));
         }
         let (reply, replied) = oneshot::channel();
-        // Spans of the job belong to the request's trace.
+        // The job's spans belong to the request's trace.
         let span = tracing::Span::current();
         self.post(move |worker| {
-            // A model that is about to be unloaded drops the job. When the caller left meanwhile, the
-            // result is dropped here, and a dropped `TurnStream` ends its session.
+            // A model that is about to be unloaded drops the job. If the caller left meanwhile,
+            // the result is dropped here, and a dropped `TurnStream` ends its session.
             if !worker.is_closing() {
                 let _ = reply.send(span.in_scope(|| job(worker)));
             }
@@ -158,8 +163,8 @@ impl LoadedModel {
         replied.await.map_err(|_| self.gone())?
     }
 
-    /// Tells the engine that a session waits for its client since `received`. Its KV pages move at once,
-    /// even during a pass of other sessions. Returns the reaction time.
+    /// Signals to the engine that a session waits for its client since `received`. The session's
+    /// KV pages move at once, even during a pass of other sessions. Returns the reaction time.
     pub async fn wait(
         &self,
         owner: &str,

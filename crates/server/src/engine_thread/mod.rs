@@ -1,8 +1,10 @@
-//! One thread per loaded model that owns the engine; everything else sends it jobs.
+//! Engine threads: one thread per loaded model owns the engine, and all other threads send it
+//! jobs.
 //!
-//! A request becomes a job, a closure over the [`Worker`]. Jobs run between passes in the order of their
-//! arrival. Each session publishes its events to one subscriber. Every queue is bounded: jobs are rejected
-//! beyond a limit, and a subscriber receives no more events than its session may generate tokens.
+//! A request becomes a job, a closure over the [`Worker`]. Jobs run between passes in the order
+//! of their arrival. Each session publishes its events to one subscriber. Every queue is bounded:
+//! jobs beyond a limit are rejected, and a subscriber receives no more events than its session
+//! may generate tokens.
 
 mod event;
 pub(crate) mod facts;

@@ -10,11 +10,11 @@ use super::event::SessionEvent;
 /// Receiver of a session's events, and the timing of its current turn.
 pub(super) struct Subscriber {
     events: Option<UnboundedSender<SessionEvent>>,
-    /// Time of the turn's request, or of its last token.
+    /// Time of the turn's request, or of the turn's last token.
     pub since: Instant,
     /// Whether the turn has generated no token yet.
     pub is_first: bool,
-    /// How the session's last turn ended.
+    /// Reason for the end of the session's last turn.
     pub finish: Option<Finish>,
 }
 
@@ -37,7 +37,8 @@ impl Subscriber {
         received
     }
 
-    /// Sends an event. A subscriber that left has posted its own job, so errors need no handling here.
+    /// Sends an event. A subscriber that left has posted its own job, so this call ignores
+    /// errors.
     pub fn send(&mut self, event: SessionEvent) {
         if let Some(events) = &self.events {
             let _ = events.send(event);

@@ -30,7 +30,7 @@ impl ChatTokenizer {
         }
     }
 
-    /// Returns the tokenizer, or an error that says what to send instead of text.
+    /// Returns the tokenizer, or an error that tells the client to send token ids.
     pub fn tokenizer(&self) -> Result<&Tokenizer, ServeError> {
         self.text.as_deref().ok_or_else(|| {
             ServeError::Invalid(format!(
@@ -43,7 +43,7 @@ impl ChatTokenizer {
     /// Encodes a prompt, with the token that begins a text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ServeError> {
         let tokenizer = self.tokenizer()?;
-        // A long text takes a while: the runtime moves other tasks off this thread.
+        // A long text takes a while, so the runtime moves other tasks off this thread.
         let tokens = block_in_place(|| tokenizer.encode(text))?;
         match (tokens.is_empty(), tokenizer.bos()) {
             (true, Some(bos)) => Ok(vec![bos]),
@@ -74,7 +74,7 @@ impl ChatTokenizer {
         self.encode_more(&text)
     }
 
-    /// Decodes one token as it reads after other tokens, with its leading space if it has one.
+    /// Decodes one token as it reads after other tokens, including a leading space.
     pub fn piece(&self, token: u32) -> String {
         let text = self.text.as_ref();
         let after_itself = text.and_then(|text| text.decoder(&[token], false).push(token));

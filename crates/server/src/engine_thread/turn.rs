@@ -1,4 +1,4 @@
-//! The event stream of one turn, as the request that started the turn reads it.
+//! Event stream of one turn, as the request that started the turn reads it.
 
 use std::{
     pin::Pin,
@@ -14,7 +14,8 @@ use super::{event::SessionEvent, handle::LoadedModel};
 
 /// Events of a session until its turn ends.
 ///
-/// Dropping the stream early unsubscribes: a session that is not kept ends, a kept one continues.
+/// Dropping the stream early unsubscribes. A session that is not kept ends; a kept session
+/// continues.
 pub struct TurnStream {
     /// Model of the session.
     pub model: Arc<LoadedModel>,
@@ -55,8 +56,8 @@ impl TurnStream {
         }
     }
 
-    /// Creates the stream of a new session. The session ends if the stream is dropped unread, even a kept
-    /// one: its client never learned its name.
+    /// Creates the stream of a new session. If the stream is dropped unread, the session ends,
+    /// even a kept one, because its client never learned its name.
     pub fn of_new_session(
         model: Arc<LoadedModel>,
         id: SessionId,
@@ -68,7 +69,7 @@ impl TurnStream {
         turn
     }
 
-    /// Waits for the next event. Returns `None` after the last one, or when the model is gone.
+    /// Waits for the next event. Returns `None` after the last event, or after the model stopped.
     pub async fn next(&mut self) -> Option<SessionEvent> {
         std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }

@@ -1,4 +1,5 @@
-//! The signal of a client that its session pauses for a while, handled even in the middle of a pass.
+//! Signal of a client that its session pauses for a while. The engine handles it even in the
+//! middle of a pass.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +8,11 @@ use tokio::sync::oneshot;
 
 use crate::ServeError;
 
-/// Request to move a session's KV pages out of device memory at once, whatever runs meanwhile.
+/// Request to move a session's KV pages out of device memory at once, even during a pass.
 pub struct WaitSignal {
     owner: String,
     id: SessionId,
-    /// When the client expects to continue.
+    /// Time at which the client expects to continue.
     expected: Option<Instant>,
     received: Instant,
     reply: oneshot::Sender<Result<Duration, ServeError>>,
@@ -44,7 +45,8 @@ impl WaitSignal {
         self.reply(done);
     }
 
-    /// Handles the signal during a pass. Returns it when its session takes part in the pass.
+    /// Handles the signal during a pass. Returns the signal if its session takes part in the
+    /// pass.
     pub fn handle_in_pass(self, engine: &mut DuringPass<'_>) -> Option<Self> {
         match engine.wait(&self.owner, self.id, self.expected) {
             Some(done) => {

@@ -1,4 +1,4 @@
-//! The loop of an engine thread: runs jobs between passes and publishes what each pass produced.
+//! Loop of an engine thread: runs jobs between passes and publishes the outputs of each pass.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,10 +24,10 @@ use crate::{
 const IDLE_POLL: Duration = Duration::from_millis(20);
 /// Interval at which an engine without sessions wakes up.
 const EMPTY_POLL: Duration = Duration::from_secs(1);
-/// Number of consecutive failed passes after which the engine thread gives up.
+/// Number of consecutive failed passes after which the engine thread stops.
 const FAILED_PASSES_MAX: usize = 8;
 
-/// Largest number of passes whose statistics a record keeps.
+/// Largest number of passes in a record of statistics.
 const RECORDED_PASSES_MAX: usize = 1 << 16;
 
 /// A closure that runs on the engine thread between two passes.
@@ -35,7 +35,7 @@ pub type EngineJob = Box<dyn FnOnce(&mut Worker) + Send>;
 
 /// State of an engine thread: the engine, the subscribers of its sessions, and counters.
 pub struct Worker {
-    /// The engine.
+    /// Engine that the thread owns.
     pub engine: Engine,
     subscribers: HashMap<SessionId, Subscriber>,
     totals: PassTotals,
@@ -161,7 +161,8 @@ impl Worker {
         }
     }
 
-    /// Publishes the end of every session that a failed pass ended: the engine reports them only once.
+    /// Publishes the end of every session that a failed pass ended. The engine reports such a
+    /// session only once.
     fn publish_failure(&mut self, failure: &str) {
         let is_done = |id: &SessionId| {
             self.engine.view(*id).map(|session| session.status()) == Some(SessionStatus::Done)
@@ -241,7 +242,8 @@ impl Worker {
         Ok((id, self.subscribe(id, since)))
     }
 
-    /// Subscribes to a session whose turn was requested at `since`, in place of its current subscriber.
+    /// Subscribes to a session in place of its current subscriber. `since` is the time of the
+    /// turn's request.
     pub fn subscribe(&mut self, id: SessionId, since: Instant) -> UnboundedReceiver<SessionEvent> {
         let events = self.follow(id);
         let subscriber = self.subscriber(id);
@@ -279,7 +281,7 @@ impl Worker {
         )
     }
 
-    /// How a session's last turn ended.
+    /// Reason for the end of a session's last turn.
     pub fn last_finish(&self, id: SessionId) -> Option<Finish> {
         self.subscribers.get(&id)?.finish
     }
@@ -350,7 +352,7 @@ impl Worker {
     }
 }
 
-/// Records the latency of a token. `began` is when the turn left the queue.
+/// Records the latency of a token. `began` is the time at which the turn left the queue.
 fn observe_latency(latency: &Latency, subscriber: &mut Subscriber, began: Option<Instant>) {
     let now = Instant::now();
     let seconds = (now - subscriber.since).as_secs_f64();

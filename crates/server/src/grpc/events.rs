@@ -23,7 +23,7 @@ pub struct EventMessages {
     tokenizer: ChatTokenizer,
     /// Messages that are ready to send.
     pending: VecDeque<v1::Event>,
-    /// Counts the request as in flight until the stream ends.
+    /// Caller that counts the request as in flight until the stream ends.
     _caller: Caller,
 }
 

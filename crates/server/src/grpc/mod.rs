@@ -30,7 +30,7 @@ pub fn routes(app: &Arc<App>) -> Result<Routes, ServeError> {
     };
     let failed = |error: tonic_reflection::server::Error| ServeError::Internal(error.to_string());
     let reflection_v1 = reflection().build_v1().map_err(failed)?;
-    // Older clients look for reflection under its first name.
+    // Older clients use the first name of the reflection service.
     let reflection_alpha = reflection().build_v1alpha().map_err(failed)?;
     let (health, health_service) = tonic_health::server::health_reporter();
     let watched = Arc::clone(app);

@@ -1,4 +1,4 @@
-//! The service `Models`: register, plan, unload and push models; tokenize.
+//! Service `Models`: register, plan, unload and push models; tokenize.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     request,
 };
 
-/// Parts of a push that may wait to be written.
+/// Number of parts of a push that may wait to be written.
 const QUEUED_PARTS_MAX: usize = 8;
 
 #[tonic::async_trait]
@@ -39,7 +39,7 @@ impl Models for GrpcService {
             layout: layout(request.limits),
             reference: request.reference,
         };
-        // A reference that cannot be found must not take a name.
+        // A reference that cannot be resolved must not occupy a name.
         self.0.models.sources().resolve(&model.reference, false)?;
         let name = model.name.clone();
         self.0.models.add(model, false)?;
@@ -53,7 +53,7 @@ impl Models for GrpcService {
                     total_bytes: p.total,
                 };
                 let what = Some(register_event::What::Loading(loading));
-                // A slow client misses some progress messages.
+                // A slow client may miss some progress messages.
                 let _ = progress.try_send(Ok(v1::RegisterEvent { what }));
             };
             let loaded = app.models.get_with(&name, report).await;
@@ -145,7 +145,7 @@ impl Models for GrpcService {
                 .await
                 .map_err(|_| late())?;
             let Some(part) = part? else { break };
-            // A writer that failed returns its error below.
+            // A failed writer returns its error below.
             if to_disk.send(part).await.is_err() {
                 break;
             }
@@ -256,7 +256,7 @@ fn write(
             let file = files.get(part.file as usize);
             let file = file.ok_or_else(|| {
                 ServeError::Invalid(format!(
-                    "The part belongs to file {}, but {} files were offered",
+                    "The part belongs to file {}, but the client offered {} files, numbered from 0",
                     part.file,
                     files.len()
                 ))

@@ -1,4 +1,4 @@
-//! The service `Server`: capabilities, live statistics and timelines.
+//! Service `Server`: capabilities, live statistics and timelines.
 
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     request,
 };
 
-/// Interval of a status stream that sets none.
+/// Interval of a status stream that requests no interval.
 const WATCH_INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 /// Shortest interval of a status stream.
 const WATCH_INTERVAL_MIN: Duration = Duration::from_millis(50);

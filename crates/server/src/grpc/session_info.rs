@@ -1,4 +1,4 @@
-//! Descriptions of sessions, and replays of what a session generated so far.
+//! Descriptions of sessions, and replays of the tokens that a session generated.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl SessionSnapshot {
         Ok(SessionSnapshot::with_stop(worker, info))
     }
 
-    /// Adds the breakpoint at which a session stands, if any.
+    /// Adds the breakpoint at which a session is paused, if any.
     pub fn with_stop(worker: &Worker, info: SessionInfo) -> Self {
         SessionSnapshot {
             paused: paused_at(worker, info.id),
@@ -87,7 +87,7 @@ pub fn seed_of(worker: &Worker, id: SessionId) -> u64 {
     sampling.map_or(0, |sampling| sampling.seed)
 }
 
-/// Replays what a session generated from token `from` on, then follows its turn.
+/// Replays the tokens that a session generated from token `from` on, then follows its turn.
 pub async fn follow(
     model: &Arc<LoadedModel>,
     id: SessionId,
@@ -118,7 +118,7 @@ pub async fn follow(
     Ok(EventMessages::new(messages, turn, tokenizer, caller))
 }
 
-/// Token messages of what a session generated from token `from` on.
+/// Messages of the tokens that a session generated from token `from` on.
 fn replay(model: &LoadedModel, saved: &SavedSession, from: usize) -> Vec<v1::Event> {
     let is_prompt = |position: usize| saved.given.iter().any(|&(a, b)| (a..b).contains(&position));
     let prompt = saved.given.first().map_or(0, |given| given.1);

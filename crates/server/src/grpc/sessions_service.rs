@@ -1,4 +1,4 @@
-//! The service `Sessions`: open, continue, follow, save and delete sessions.
+//! Service `Sessions`: open, continue, follow, save and delete sessions.
 
 use std::{
     sync::Arc,
@@ -303,7 +303,7 @@ async fn receive(
 fn limit_loaded(mut file: SavedFile, limits: &ServerLimits) -> Result<SavedFile, ServeError> {
     let session = &mut file.session;
     if matches!(session.state, SavedState::Done { .. }) {
-        let error = "The saved session has ended and cannot continue";
+        let error = "The saved session has ended and cannot continue; open a new session";
         return Err(ServeError::Conflict(error.to_owned()));
     }
     if let Some(count) = session.sampling.logprobs

@@ -1,4 +1,4 @@
-//! The service `WhiteBox`: hooks, activations, breakpoints and branches.
+//! Service `WhiteBox`: hooks, activations, breakpoints and branches.
 
 use std::{sync::Arc, time::Instant};
 
@@ -129,7 +129,7 @@ impl WhiteBox for GrpcService {
         let (count, limit) = (request.count as usize, self.0.config.limits.batch);
         if count > limit {
             return Err(ServeError::TooLarge(format!(
-                "The request asks for {count} branches, but the limit is {limit}"
+                "The request asks for {count} branches, but the limit is {limit}; request fewer"
             ))
             .into());
         }
@@ -176,7 +176,7 @@ impl WhiteBox for GrpcService {
 }
 
 impl GrpcService {
-    /// Continues a session that stopped, and follows its turn.
+    /// Continues a paused session, and follows its turn.
     async fn continue_stopped(
         &self,
         name: &str,
@@ -217,7 +217,7 @@ fn one_site(program: &Program, name: &str) -> Result<Site, ServeError> {
     match sites[..] {
         [site] => Ok(site),
         _ => Err(ServeError::Invalid(format!(
-            "'{name}' matches {} hooks, but must match exactly one",
+            "'{name}' matches {} hooks, but must match exactly one; write the full name of a hook",
             sites.len()
         ))),
     }

@@ -1,4 +1,4 @@
-//! An answer in OpenAI's format: its header, its choices, and the answer that is sent in one piece.
+//! Answer in OpenAI's format: its header, its choices, and the answer that is sent in one piece.
 
 use std::{
     collections::BTreeMap,
@@ -24,9 +24,9 @@ use crate::{
 /// API that a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiKind {
-    /// `/v1/completions`
+    /// API of `/v1/completions`.
     Completion,
-    /// `/v1/chat/completions`
+    /// API of `/v1/chat/completions`.
     Chat,
 }
 
@@ -89,7 +89,7 @@ impl AnswerHead {
     }
 }
 
-/// An answer whose turns are running.
+/// An answer with turns that still run.
 pub struct PendingAnswer {
     /// Header fields.
     pub head: AnswerHead,
@@ -115,7 +115,7 @@ impl PendingAnswer {
         let tokenizer = self.turns[0].model.tokenizer.clone();
         let mut choices = try_join_all(self.turns.into_iter().map(AnswerChoice::collect)).await?;
         let completion_tokens: usize = choices.iter().map(|choice| choice.tokens.len()).sum();
-        // The captures of an only choice belong to the whole answer.
+        // If there is only one choice, its captures belong to the whole answer.
         let captured = match &mut choices[..] {
             [only] => std::mem::take(&mut only.captured),
             _ => BTreeMap::new(),

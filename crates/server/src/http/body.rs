@@ -24,7 +24,7 @@ async fn read(limits: &ServerLimits, request: Request) -> Result<Bytes, ServeErr
             limits.body_bytes
         ))
     };
-    // Rejects a body that announces its size before reading any of it.
+    // Rejects a body by its announced size before any of it is read.
     let announced = request.headers().get(header::CONTENT_LENGTH);
     let announced = announced.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if announced > Some(limits.body_bytes as u64) {
@@ -42,7 +42,9 @@ async fn read(limits: &ServerLimits, request: Request) -> Result<Bytes, ServeErr
         match error.downcast_ref::<LengthLimitError>() {
             Some(_) => too_large(),
             None if is_timeout(&*error) => late(),
-            None => ServeError::Invalid("The connection broke inside the request body".to_owned()),
+            None => ServeError::Invalid(
+                "The connection ended inside the request body; send the request again".to_owned(),
+            ),
         }
     })?;
     Ok(body.to_bytes())

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`
+//! Endpoint `POST /v1/chat/completions`.
 
 use std::sync::Arc;
 
@@ -30,24 +30,25 @@ pub async fn chat(
         .messages
         .into_iter()
         .map(flatten_message)
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<_, _>>()
+        .map_err(|error: ServeError| error.in_field("messages"))?;
     if messages.is_empty() {
-        return Err(ServeError::Invalid("messages is empty; send at least one".to_owned()).into());
+        let error = ServeError::Invalid("messages is empty; send at least one".to_owned());
+        return Err(error.in_field("messages").into());
     }
     let variables = request.chat_template_kwargs.unwrap_or_default();
     let tokens = model.tokenizer.encode_chat(&messages, variables)?;
     let logprobs = match (request.logprobs.unwrap_or(false), request.top_logprobs) {
         (false, Some(_)) => {
-            return Err(
-                ServeError::Invalid("top_logprobs requires logprobs: true".to_owned()).into(),
-            );
+            let error = ServeError::Invalid("top_logprobs requires logprobs: true".to_owned());
+            return Err(error.in_field("top_logprobs").into());
         }
         (false, None) => None,
         (true, Some(top)) if top > TOP_LOGPROBS_MAX => {
-            return Err(ServeError::TooLarge(format!(
+            let error = ServeError::TooLarge(format!(
                 "top_logprobs is {top}, but the limit is {TOP_LOGPROBS_MAX}"
-            ))
-            .into());
+            ));
+            return Err(error.in_field("top_logprobs").into());
         }
         (true, top) => Some(top.unwrap_or(0)),
     };

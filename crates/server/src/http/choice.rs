@@ -69,7 +69,7 @@ impl AnswerChoice {
     }
 }
 
-/// Error of an HTTP request whose session stopped at a breakpoint.
+/// Error of an HTTP request after its session stopped at a breakpoint.
 pub fn paused_error(at: &djinn_engine::Paused) -> ServeError {
     ServeError::Conflict(format!(
         "The session stopped at the breakpoint {}; resume it over gRPC",
@@ -77,18 +77,20 @@ pub fn paused_error(at: &djinn_engine::Paused) -> ServeError {
     ))
 }
 
-/// Returns an error if a turn ended for any reason but length, end of text or a stop string.
+/// Returns an error if a turn ended for a reason other than length, end of text or a stop string.
 pub fn check_finish(finish: Finish, failure: Option<String>) -> Result<(), ServeError> {
     match finish {
         Finish::Length | Finish::Context | Finish::Eos | Finish::Stop => Ok(()),
         Finish::Deadline => Err(ServeError::Timeout(
-            "The session reached its deadline".to_owned(),
+            "The session reached its deadline; request fewer tokens, or a longer deadline"
+                .to_owned(),
         )),
         Finish::Lease => Err(ServeError::Conflict(
-            "The session's lease expired".to_owned(),
+            "The session's lease expired; open another session".to_owned(),
         )),
         Finish::NotANumber => Err(ServeError::Internal(
-            "The model computed NaN: its weights or the session's edits are invalid".to_owned(),
+            "The model computed NaN: check the weights of the model and the edits of the session"
+                .to_owned(),
         )),
         Finish::Failed => Err(ServeError::Internal(
             failure.unwrap_or_else(|| "The pass failed".to_owned()),

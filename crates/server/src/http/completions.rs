@@ -1,4 +1,4 @@
-//! `POST /v1/completions`
+//! Endpoint `POST /v1/completions`.
 
 use std::sync::Arc;
 
@@ -26,22 +26,23 @@ pub async fn completions(
     request.common.check()?;
     let model = app.models.get(request.common.model()).await?;
     let continues_session = request.common.session().is_some();
-    let prompts = prompt_tokens(&model.tokenizer, &request.prompt, continues_session)?;
+    let prompts = prompt_tokens(&model.tokenizer, &request.prompt, continues_session)
+        .map_err(|error| error.in_field("prompt"))?;
     if let Some(count) = request.logprobs
         && count > TOP_LOGPROBS_MAX
     {
-        return Err(ServeError::TooLarge(format!(
+        let error = ServeError::TooLarge(format!(
             "logprobs is {count}, but the limit is {TOP_LOGPROBS_MAX}"
-        ))
-        .into());
+        ));
+        return Err(error.in_field("logprobs").into());
     }
     let echo = match request.echo.unwrap_or(false) {
         true if request.logprobs.is_some() => {
-            return Err(ServeError::Unsupported(
+            let error = ServeError::Unsupported(
                 "echo with logprobs: prompt log-probabilities are not available; capture `logits` instead"
                     .to_owned(),
-            )
-            .into());
+            );
+            return Err(error.in_field("echo").into());
         }
         true => prompt_texts(&model.tokenizer, request.prompt)?,
         false => Vec::new(),

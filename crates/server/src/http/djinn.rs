@@ -14,7 +14,7 @@ use crate::{
     request::{self, EDITS_MAX},
 };
 
-/// Fields that only Djinn has; `extra_body={"djinn": {…}}` in OpenAI's Python client.
+/// Fields that only Djinn has: `extra_body={"djinn": {…}}` in OpenAI's Python client.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DjinnFields {
@@ -50,12 +50,14 @@ impl DjinnFields {
     pub fn all_edits(&self) -> Result<Vec<EditSpec>, ServeError> {
         let count = self.edits.len() + self.steer.len();
         if count > EDITS_MAX {
-            return Err(ServeError::TooLarge(format!(
+            let error = ServeError::TooLarge(format!(
                 "The request has {count} edits, but the limit is {EDITS_MAX}"
-            )));
+            ));
+            return Err(error.in_field("djinn.edits"));
         }
         let edits = self.edits.iter().map(|text| request::edit_text(text));
-        let mut edits: Vec<EditSpec> = edits.collect::<Result<_, _>>()?;
+        let edits: Result<Vec<EditSpec>, ServeError> = edits.collect();
+        let mut edits = edits.map_err(|error| error.in_field("djinn.edits"))?;
         for steer in &self.steer {
             let operand = Operand::Tensor(Arc::new(Tensor {
                 shape: vec![steer.vector.len()],
@@ -71,7 +73,7 @@ impl DjinnFields {
     }
 }
 
-/// The `djinn` object of an answer: session and captures; `None` if there is neither.
+/// Object `djinn` of an answer: session and captures; `None` if the answer has neither.
 pub fn reply_fields(session: Option<String>, captured: &BTreeMap<String, Tensor>) -> Option<Value> {
     if session.is_none() && captured.is_empty() {
         return None;

@@ -22,7 +22,8 @@ impl<E: Into<ServeError>> From<E> for HttpError {
     }
 }
 
-/// Error body: message, type and machine-readable code.
+/// Error body: message, type, field of the request that caused the error, and machine-readable
+/// code.
 pub fn error_json(error: &ServeError) -> Value {
     let code = error.code();
     let class = match code {
@@ -32,12 +33,14 @@ pub fn error_json(error: &ServeError) -> Value {
         ErrorCode::Internal | ErrorCode::Unavailable | ErrorCode::Timeout => "server_error",
         _ => "invalid_request_error",
     };
-    // OpenAI's clients know this code with an underscore.
+    // OpenAI's clients use this code with an underscore.
     let code = match code {
         ErrorCode::NotFound => "not_found",
         other => other.name(),
     };
-    json!({ "error": { "message": error.to_string(), "type": class, "param": null, "code": code } })
+    json!({ "error": {
+        "message": error.to_string(), "type": class, "param": error.field(), "code": code,
+    } })
 }
 
 impl IntoResponse for HttpError {

@@ -1,4 +1,4 @@
-//! Starts the turns of a completion or chat request and answers it.
+//! Start of the turns of a completion or chat request, and the answer to it.
 
 use std::{sync::Arc, time::Instant};
 
@@ -44,10 +44,10 @@ pub async fn generate(app: &App, caller: Caller, job: GenerationJob) -> HttpResu
         app.config.limits.batch,
     );
     if count > limit {
-        return Err(ServeError::TooLarge(format!(
+        let error = ServeError::TooLarge(format!(
             "The request asks for {count} choices, but the limit is {limit}: send fewer prompts or a smaller n"
-        ))
-        .into());
+        ));
+        return Err(error.in_field("n").into());
     }
     let fields = job.common.djinn.clone().unwrap_or_default();
     let kept = fields.keep || fields.session.is_some();
@@ -114,6 +114,7 @@ fn session_specs(
 ) -> Result<Vec<SessionSpec>, ServeError> {
     let mut sampling = job.common.sampling()?;
     sampling.logprobs = job.logprobs;
+    let lease = fields.lease_s.map(|s| seconds("lease_s", s)).transpose();
     let template = SessionSpec {
         max_tokens: job.common.max_tokens(),
         stop: job.common.stop(),
@@ -121,7 +122,7 @@ fn session_specs(
         captures: fields.captures.clone(),
         edits: fields.all_edits()?,
         keep: fields.keep,
-        lease: fields.lease_s.map(|s| seconds("lease_s", s)).transpose()?,
+        lease: lease.map_err(|error| error.in_field("djinn.lease_s"))?,
         ..SessionSpec::default()
     };
     let seed = sampling.resolve(&job.model.tokenizer.generation).seed;
@@ -156,10 +157,10 @@ async fn continue_session(
         )));
     }
     if !fields.captures.is_empty() {
-        return Err(fixed_at_start("captures"));
+        return Err(fixed_at_start("djinn.captures"));
     }
     if fields.lease_s.is_some() {
-        return Err(fixed_at_start("lease_s"));
+        return Err(fixed_at_start("djinn.lease_s"));
     }
     let (sampling, stop, logprobs) = (job.common.sampling()?, job.common.stop(), job.logprobs);
     let (tokens, api, tokenizer) = (job.prompts[0].clone(), job.api, model.tokenizer.clone());
@@ -202,9 +203,10 @@ async fn continue_session(
 }
 
 fn fixed_at_start(field: &str) -> ServeError {
-    ServeError::Unsupported(format!(
+    let error = ServeError::Unsupported(format!(
         "'{field}' is fixed when a session begins: leave it out, or repeat the same value"
-    ))
+    ));
+    error.in_field(field)
 }
 
 /// Tokens of a chat that its session has not seen yet.
@@ -216,7 +218,8 @@ fn new_chat_tokens(
     if let Some(rest) = whole.strip_prefix(seen) {
         return Ok(rest.to_vec());
     }
-    // The tokenizer may split generated text differently than the model generated it: compare texts.
+    // The tokenizer may split generated text differently than the model generated it, so texts
+    // are compared.
     let text = |tokens: &[u32]| {
         let text = tokenizer.tokenizer()?.decode(tokens, false);
         text.map_err(ServeError::from)
@@ -224,7 +227,8 @@ fn new_chat_tokens(
     let (seen, whole) = (text(seen)?, text(whole)?);
     let rest = whole.strip_prefix(seen.as_str()).ok_or_else(|| {
         ServeError::Conflict(
-            "The messages do not begin with those of the session: open another session".to_owned(),
+            "The messages do not begin with the messages of the session; open another session"
+                .to_owned(),
         )
     })?;
     tokenizer.encode_more(rest)

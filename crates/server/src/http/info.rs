@@ -103,14 +103,14 @@ pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Htt
     Ok(Json(model_json(&app.models.describe(&name).await?)).into_response())
 }
 
-/// Answers paths that do not exist.
+/// Answers requests to unknown paths.
 pub async fn not_found() -> HttpError {
     HttpError(ServeError::NotFound(
         "No such path; see /openapi.json for all paths of this server".to_owned(),
     ))
 }
 
-/// Answers methods that a path does not support.
+/// Answers requests with a method that the path does not support.
 pub async fn method_not_allowed() -> Response {
     let body = json!({ "error": {
         "message": "Method not allowed; see /openapi.json for the methods of each path",

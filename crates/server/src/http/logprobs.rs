@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 
 use crate::engine_thread::ChatTokenizer;
 
-/// Log-probabilities as completions report them: parallel lists. The text of the first token begins at
-/// character `offset`. Each element of `tokens` begins with the generated token itself.
+/// Log-probabilities in the format of completions: parallel lists. The text of the first token
+/// begins at character `offset`. Each element of `tokens` begins with the generated token itself.
 pub fn completion_logprobs(
     tokenizer: &ChatTokenizer,
     tokens: &[Vec<Logprob>],
@@ -28,8 +28,8 @@ pub fn completion_logprobs(
     json!({ "tokens": texts, "token_logprobs": numbers, "top_logprobs": tops, "text_offset": offsets })
 }
 
-/// Log-probabilities as chats report them: a list of tokens. Each element of `tokens` begins with the
-/// generated token itself.
+/// Log-probabilities in the format of chats: a list of tokens. Each element of `tokens` begins
+/// with the generated token itself.
 pub fn chat_logprobs(tokenizer: &ChatTokenizer, tokens: &[Vec<Logprob>]) -> Value {
     let entry = |logprob: &Logprob| {
         let text = tokenizer.piece(logprob.token);

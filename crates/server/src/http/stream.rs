@@ -1,4 +1,4 @@
-//! An answer as server-sent events, one chunk for each token.
+//! Answer as server-sent events, one chunk for each token.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -39,7 +39,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub fn respond(answer: PendingAnswer, wants_usage: bool) -> Response {
     let count = answer.turns.len();
     let mut pending = VecDeque::new();
-    // The session's name comes first, so that a client that disconnects can find the session again.
+    // The first chunk has the session's name, so that a disconnected client can find the session
+    // again.
     if let Some(fields) = djinn::reply_fields(answer.session, &BTreeMap::new()) {
         let mut first = answer.head.json(true, json!([]));
         first["djinn"] = fields;

@@ -12,7 +12,7 @@ use crate::{
     request::{STOP_STRINGS_MAX, SamplingSpec, check_stop_strings},
 };
 
-/// Largest number of alternatives that a request may ask for with each token.
+/// Largest number of alternatives that a request may set for each token.
 pub const TOP_LOGPROBS_MAX: usize = 20;
 
 /// Fields that completions and chats have in common.
@@ -27,11 +27,12 @@ pub struct CommonFields {
     pub max_completion_tokens: Option<usize>,
     /// Sampling temperature; 0 always takes the most likely token. Default: the model's recommendation, or 1.
     pub temperature: Option<f32>,
-    /// Samples from the most likely tokens whose probabilities sum to this value.
+    /// Samples from the most likely tokens with probabilities that sum to this value.
     pub top_p: Option<f32>,
     /// Samples from this many most likely tokens.
     pub top_k: Option<usize>,
-    /// Leaves out tokens whose probability is below this share of the most likely token's.
+    /// Excludes tokens with a probability below this share of the most likely token's
+    /// probability.
     pub min_p: Option<f32>,
     /// Divides the logits of tokens that occur in the prompt or in the generated text.
     pub repetition_penalty: Option<f32>,
@@ -141,7 +142,8 @@ const IGNORED_FIELDS: &[&str] = &[
 ];
 
 impl CommonFields {
-    /// Rejects unsupported fields by name: the server ignores nothing that could change the answer.
+    /// Rejects unsupported fields by name. The server ignores no field that could change the
+    /// answer.
     pub fn check(&self) -> Result<(), ServeError> {
         for (name, value) in &self.rest {
             let is_empty = value.is_null()
@@ -151,24 +153,25 @@ impl CommonFields {
                 || name == "suffix" && value == "";
             let has_effect = name == "best_of" && value.as_u64() > Some(self.n.unwrap_or(1) as u64);
             if !is_empty && (has_effect || !IGNORED_FIELDS.contains(&name.as_str())) {
-                let name = name.escape_debug();
-                return Err(ServeError::Unsupported(format!(
-                    "The field '{name}' is not supported by this server; leave it out"
-                )));
+                let error = ServeError::Unsupported(format!(
+                    "The field '{}' is not supported by this server; leave it out",
+                    name.escape_debug()
+                ));
+                return Err(error.in_field(name));
             }
         }
         let stop = self.stop();
-        check_stop_strings(&stop)?;
+        check_stop_strings(&stop).map_err(|error| error.in_field("stop"))?;
         if stop.len() > STOP_STRINGS_MAX {
-            return Err(ServeError::TooLarge(format!(
+            let error = ServeError::TooLarge(format!(
                 "The request has {} stop strings, but the limit is {STOP_STRINGS_MAX}",
                 stop.len()
-            )));
+            ));
+            return Err(error.in_field("stop"));
         }
         if self.n == Some(0) {
-            return Err(ServeError::Invalid(
-                "n is 0, but must be at least 1".to_owned(),
-            ));
+            let error = ServeError::Invalid("n is 0, but must be at least 1".to_owned());
+            return Err(error.in_field("n"));
         }
         Ok(())
     }
@@ -205,10 +208,11 @@ impl CommonFields {
     pub fn sampling(&self) -> Result<SamplingSpec, ServeError> {
         let bias = |(token, bias): (&String, &f32)| {
             let invalid = || {
-                ServeError::Invalid(format!(
+                let error = ServeError::Invalid(format!(
                     "logit_bias: the key '{}' is not a token id",
                     token.escape_debug()
-                ))
+                ));
+                error.in_field("logit_bias")
             };
             Ok((token.parse().map_err(|_| invalid())?, *bias))
         };

@@ -33,7 +33,7 @@ pub struct Latency {
     pub next: Histogram,
 }
 
-/// Metrics of a server that are counted as events happen.
+/// Metrics of a server that events update.
 pub struct Metrics {
     registry: Registry,
     queue: Family<ModelLabel, Histogram>,
@@ -71,7 +71,7 @@ struct ErrorLabel {
 }
 
 fn histogram() -> Histogram {
-    // From 0.1 ms to 52 s.
+    // The buckets range from 0.1 ms to 52 s.
     Histogram::new(exponential_buckets(1e-4, 2.0, 20))
 }
 
@@ -164,7 +164,7 @@ impl Metrics {
             readings,
         }));
         let mut out = String::new();
-        // PushWriter to a string does not fail.
+        // Encoding into a string does not fail.
         let _ = text::encode_registry(&mut out, &self.registry);
         let _ = text::encode_registry(&mut out, &now);
         let _ = text::encode_eof(&mut out);

@@ -68,9 +68,9 @@ impl Collector for ReadingCollector {
     }
 }
 
-/// Adds a sample with labels beside the model's name.
+/// Callback that adds a sample with labels in addition to the model's name.
 type AddSample<'a> = dyn FnMut(&[(&'static str, &str)], f64) + 'a;
-/// Name, description, whether the value only grows, and the function that reads it.
+/// Metric: name, description, whether the value only grows, and the function that reads it.
 type ModelMetric = (
     &'static str,
     &'static str,

@@ -16,7 +16,7 @@ pub struct PassTotals {
     pub tokens: u64,
     /// Seconds in which passes ran.
     pub busy_s: f64,
-    /// Bytes of weights that came over the link.
+    /// Bytes of weights that crossed the link.
     pub link_bytes: u64,
     /// Seconds in which weights were in transfer.
     pub link_s: f64,
@@ -61,7 +61,7 @@ pub struct ModelReading {
     pub snapshot: EngineSnapshot,
     /// Bytes of the ring that weights stream through.
     pub ring_bytes: u64,
-    /// Measured bandwidth of the link in bytes per second; 0 where no weights stream.
+    /// Measured bandwidth of the link in bytes per second; 0 if no weights stream.
     pub link_ceiling: f64,
     /// Bytes of a KV page.
     pub page_bytes: u64,

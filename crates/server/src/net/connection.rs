@@ -1,4 +1,4 @@
-//! One connection: HTTP/1 and HTTP/2 over any byte stream.
+//! Connections: HTTP/1 and HTTP/2 over any byte stream.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,9 +20,10 @@ use tokio_rustls::TlsAcceptor;
 use super::{first_bytes::FirstBytesTimeout, shutdown::ShutdownPhase};
 use crate::app::App;
 
-/// HTTP/2 flow-control window of one stream: enough for a push at 1 GB/s over a few milliseconds of latency.
+/// HTTP/2 flow-control window of one stream in bytes: enough for a push at 1 GB/s over a few
+/// milliseconds of latency.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// HTTP/2 flow-control window of one connection.
+/// HTTP/2 flow-control window of one connection in bytes.
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// Largest HTTP/2 frame in bytes.
 const FRAME_BYTES: u32 = 1 << 20;
@@ -33,7 +34,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Number of requests that one HTTP/2 connection may have in flight.
 const CONCURRENT_STREAMS: u32 = 256;
 
-/// Everything that serving a connection needs.
+/// State that serving a connection needs.
 pub struct ConnectionContext {
     /// Shared state of the server.
     pub app: Arc<App>,
@@ -72,7 +73,7 @@ where
     }
 }
 
-/// Serves a stream that no listener accepted, and follows the server's shutdown by itself.
+/// Serves a stream that no listener accepted, and handles the server's shutdown itself.
 pub async fn serve_detached<S>(
     context: Arc<ConnectionContext>,
     stream: S,

@@ -1,6 +1,7 @@
-//! A deadline for the first bytes of a connection: a client that sends nothing is disconnected.
+//! Deadline for the first bytes of a connection. A client that sends nothing is disconnected.
 //!
-//! The deadline covers the 24 bytes that distinguish HTTP/2 from HTTP/1. Afterwards hyper's own timeouts apply.
+//! The deadline covers the 24 bytes that distinguish HTTP/2 from HTTP/1. Afterwards hyper's own
+//! timeouts apply.
 
 use std::{
     io,
@@ -14,19 +15,19 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// Length of the HTTP/2 connection preface, which is shorter than any HTTP/1 request.
+/// Length of the HTTP/2 connection preface. Every HTTP/1 request is longer.
 const PREFACE_BYTES: usize = 24;
 
 /// Stream that fails with `TimedOut` when its first bytes do not arrive before a deadline.
 pub struct FirstBytesTimeout<S> {
     stream: S,
     read: usize,
-    /// Deadline for the first bytes; `None` once they arrived.
+    /// Deadline for the first bytes; `None` after they arrived.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> FirstBytesTimeout<S> {
-    /// Wraps a stream whose first bytes must arrive within `patience`.
+    /// Wraps a stream. The first bytes must arrive within `patience`.
     pub fn new(stream: S, patience: Duration) -> Self {
         let deadline = tokio::time::sleep_until(Instant::now() + patience);
         FirstBytesTimeout {

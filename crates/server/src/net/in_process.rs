@@ -1,4 +1,4 @@
-//! Connections inside the process: no port, no TLS, the same HTTP/2 and the same handlers.
+//! Connections inside the process: no port and no TLS, but the same HTTP/2 and the same handlers.
 
 use std::{io, sync::Arc};
 
@@ -14,12 +14,13 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Opens connections to a server of this process without a network port.
 ///
-/// A client uses it through `djinn_client::Client::connect_in_process(move || connector.connect(), …)`.
+/// A client uses a connector through `djinn_client::Client::connect_in_process(move ||
+/// connector.connect(), …)`.
 #[derive(Clone)]
 pub struct InProcessConnector {
     context: Arc<ConnectionContext>,
     phase: watch::Receiver<ShutdownPhase>,
-    /// Runtime of the server; the client may run on another one.
+    /// Runtime of the server. The client may run on another runtime.
     runtime: Handle,
 }
 
@@ -36,7 +37,7 @@ impl InProcessConnector {
         }
     }
 
-    /// Opens a connection and returns the client's end of it. Fails once the server shuts down.
+    /// Opens a connection and returns the client's end. Fails once the server shuts down.
     pub fn connect(&self) -> io::Result<DuplexStream> {
         if *self.phase.borrow() != ShutdownPhase::Serving {
             let error = "the server in this process is shutting down";

@@ -13,17 +13,21 @@ use super::{
     shutdown::ShutdownPhase,
 };
 
-/// Pause after a failed `accept`, which usually means that the process has no file descriptor left.
+/// Pause after a failed `accept`. The usual reason is that the process has no file descriptor
+/// left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// Binds a listening socket.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
-        io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
+        io::Error::new(
+            error.kind(),
+            format!("cannot listen on {address}: {error}; choose another address with --listen"),
+        )
     })
 }
 
-/// Accepts connections until shutdown, and returns when the last one is finished or closed.
+/// Accepts connections until shutdown, and returns after the last connection has ended.
 pub async fn serve(
     context: Arc<ConnectionContext>,
     listeners: Vec<TcpListener>,

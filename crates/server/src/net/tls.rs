@@ -1,4 +1,4 @@
-//! TLS with rustls, and client certificates where the configuration names a CA for them.
+//! TLS with rustls, and client certificates if the configuration names a CA for them.
 
 use std::{path::Path, sync::Arc};
 

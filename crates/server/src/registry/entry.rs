@@ -16,7 +16,7 @@ use crate::{
 pub struct ModelEntry {
     /// Name, reference and load options.
     pub config: ServedModel,
-    /// Whether the operator configured the model; a client registered it otherwise.
+    /// Whether the operator configured the model. If not, a client registered it.
     pub trusted: bool,
     /// Whether the model is loaded.
     pub state: LoadState,
@@ -27,11 +27,11 @@ pub struct ModelEntry {
 pub enum LoadState {
     /// The model is known and not loaded.
     Unloaded,
-    /// The model is being loaded; the channel has its progress.
+    /// The model is being loaded. The channel reports the progress.
     Loading(watch::Receiver<LoadProgress>),
     /// The model is loaded.
     Ready(Arc<LoadedModel>),
-    /// Loading failed, or the engine did, with this message.
+    /// The load or the engine failed with this message.
     Failed(String),
 }
 

@@ -1,4 +1,5 @@
-//! Loads one model: opens its files, plans its memory, creates the engine and restores its sessions.
+//! Load of one model: opens its files, plans its memory, creates the engine and restores its
+//! sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::{
     preset::Preset,
 };
 
-/// Default context length in tokens, unless the model's is shorter.
+/// Default context length in tokens, unless the model's context is shorter.
 const CONTEXT_DEFAULT: usize = 4096;
 /// Default number of sessions in one pass.
 const BATCH_DEFAULT: usize = 32;
@@ -31,7 +32,7 @@ const MEASURE_TIME: Duration = Duration::from_millis(300);
 /// Largest number of bandwidth measurements.
 const MEASUREMENTS_MAX: usize = 8;
 
-/// A model to load, with everything that loading needs.
+/// A model to load, and the settings of the load.
 #[derive(Clone)]
 pub(super) struct ModelLoader {
     /// Name of the model on this server.
@@ -48,7 +49,7 @@ pub(super) struct ModelLoader {
     pub config: Arc<ServerConfig>,
     /// Metrics of the server.
     pub metrics: Arc<Metrics>,
-    /// Settings of the program around a server in process.
+    /// Settings of the program that starts a server in its process.
     pub preset: Option<Arc<Preset>>,
 }
 
@@ -190,7 +191,7 @@ pub fn draw(
         sessions: batch,
         open,
         pages: open.saturating_mul(one.pages),
-        // Any row may be captured after the last block.
+        // A capture after the last block may need any row.
         logit_rows: rows,
         probe_limits: ProbeLimits::anything(program, context),
         ..one
@@ -218,7 +219,7 @@ pub(super) fn link_ceiling(
     }
 }
 
-/// Repeats a measurement until it stops improving: an idle link is slow at first.
+/// Repeats a measurement until it stops improving, because an idle link is slow at first.
 fn best_of(mut measure: impl FnMut() -> f64) -> f64 {
     let mut most: f64 = 0.0;
     for _ in 0..MEASUREMENTS_MAX {

@@ -1,4 +1,5 @@
-//! The models of a server: registered by name, loaded on demand, unloaded when others need their memory.
+//! Models of a server: registered by name, loaded on demand, unloaded when others need their
+//! memory.
 
 mod entry;
 mod load;
@@ -46,7 +47,7 @@ pub struct Registry {
     /// Models that clients pushed.
     pub pushed: Arc<PushStore>,
     entries: Mutex<BTreeMap<String, ModelEntry>>,
-    /// Model of requests that name none.
+    /// Default model, for requests that name no model.
     default: Mutex<Option<String>>,
     /// Serializes loading and unloading.
     loading: AsyncMutex<()>,
@@ -80,8 +81,8 @@ impl Registry {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a model. Repeating a registration changes nothing; another model of the same name is an
-    /// error.
+    /// Registers a model. Repeating a registration changes nothing. Another model with the same
+    /// name is an error.
     pub fn add(&self, model: ServedModel, trusted: bool) -> Result<(), ServeError> {
         check_name(&model.name)?;
         let mut entries = self.entries();
@@ -125,7 +126,8 @@ impl Registry {
             return Ok(model);
         }
         let registry = Arc::clone(self);
-        // A task of its own: a client that disconnects must not abort a load halfway.
+        // The load runs in its own task, because a client that disconnects must not abort it
+        // halfway.
         let loaded = tokio::spawn(async move {
             let _one_at_a_time = registry.loading.lock().await;
             match registry.ready(&name) {
@@ -159,13 +161,14 @@ impl Registry {
         )))
     }
 
-    /// Model of requests that name none. Holds no lock afterwards.
+    /// Default model, for requests that name no model. This call releases its lock before it
+    /// returns.
     fn default_name(&self) -> Option<String> {
         let default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
         default.clone()
     }
 
-    /// Returns a model if it is loaded, and marks one whose engine failed.
+    /// Returns a model if it is loaded, and marks a model with a failed engine.
     fn ready(&self, name: &str) -> Option<Arc<LoadedModel>> {
         let mut entries = self.entries();
         let entry = entries.get_mut(name)?;
@@ -190,7 +193,11 @@ impl Registry {
 
     fn entry(&self, name: &str) -> Result<ModelEntry, ServeError> {
         let entry = self.entries().get(name).cloned();
-        entry.ok_or_else(|| ServeError::NotFound(format!("Model '{name}' was forgotten")))
+        entry.ok_or_else(|| {
+            ServeError::NotFound(format!(
+                "Model '{name}' was unregistered; register it again"
+            ))
+        })
     }
 
     /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`.
@@ -216,7 +223,7 @@ impl Registry {
                 self.set_quotas(model);
                 self.set_state(name, LoadState::Ready(Arc::clone(model)));
             }
-            // The model fits once others are unloaded: nothing is wrong with it.
+            // The model fits after others are unloaded, so it is not marked as failed.
             Err(error) if load::is_memory_shortage(error) => {
                 self.set_state(name, LoadState::Unloaded);
             }
@@ -276,7 +283,7 @@ impl Registry {
         }
     }
 
-    /// Adds to an out-of-memory error which models hold the memory.
+    /// Adds the models that hold the memory to an out-of-memory error.
     fn with_memory_users(&self, error: ServeError) -> ServeError {
         let loaded = self.loaded();
         let holds = |model: &Arc<LoadedModel>| {
@@ -306,7 +313,8 @@ impl Registry {
         }
         idle.sort_by_key(|(used, _)| *used);
         for (_, model) in idle {
-            // The model may have become busy since: ask again, and reject further jobs if not.
+            // The model may have become busy since. The job checks again, and rejects further
+            // jobs if the model is idle.
             let closed = model.call(move |worker| Ok(worker.close_for_unload(durable)));
             if closed.await.unwrap_or(false) {
                 tracing::info!(model = model.name, for_model = name, "idle model unloaded");
@@ -404,7 +412,7 @@ impl Registry {
         Ok(self.entry(&self.known(name)?)?.describe().await)
     }
 
-    /// Places in which references of models are looked up.
+    /// Sources that resolve references of models.
     pub fn sources(&self) -> ModelSources<'_> {
         ModelSources {
             pushed: &self.pushed,
@@ -447,7 +455,7 @@ impl Registry {
         planned.map_err(|error| ServeError::Internal(error.to_string()))?
     }
 
-    /// Unloads every model, on shutdown.
+    /// Unloads every model before the server ends.
     pub async fn stop_all(&self) {
         for model in self.loaded() {
             self.stop(model).await;

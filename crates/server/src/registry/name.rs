@@ -1,4 +1,4 @@
-//! Names of models: what is allowed, and the default for a reference.
+//! Names of models: the allowed characters, and the default name of a reference.
 
 use crate::ServeError;
 

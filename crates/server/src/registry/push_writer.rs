@@ -1,4 +1,4 @@
-//! Writes one pushed file and verifies its hash.
+//! Writer of one pushed file, which verifies its hash.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -12,7 +12,7 @@ use crate::ServeError;
 /// Bytes read at a time to hash the part of an earlier push.
 const READ_BYTES: usize = 1 << 20;
 
-/// Writer of one pushed file. Dropping it keeps the bytes received so far.
+/// Writer of one pushed file. Dropping the writer keeps the bytes received so far.
 pub struct PushWriter {
     store: Arc<PushStore>,
     offer: FileOffer,
@@ -50,7 +50,7 @@ impl PushWriter {
             .open(path)?;
         let have = self.store.have(&self.offer);
         file.set_len(have)?;
-        // The hash covers the bytes of earlier pushes too.
+        // The hash also covers the bytes of earlier pushes.
         let mut buffer = vec![0; READ_BYTES];
         loop {
             match file.read(&mut buffer)? {
@@ -63,10 +63,10 @@ impl PushWriter {
         Ok(())
     }
 
-    /// Writes the next bytes. They must start where the last ones ended.
+    /// Writes the next bytes. The bytes must start at the end of the previous ones.
     pub fn take(&mut self, offset: u64, data: &[u8]) -> Result<(), ServeError> {
         let (expect, bytes, name) = (self.at, self.offer.bytes, &self.offer.name);
-        // Another client may have sent a part meanwhile; a new offer says how much.
+        // Another client may have sent a part meanwhile. A new offer reports how much.
         if offset != expect {
             return Err(ServeError::Conflict(format!(
                 "{name}: received byte {offset}, but expected byte {expect}; offer the files again"
@@ -103,7 +103,7 @@ impl PushWriter {
         if found.as_bytes() != &self.offer.hash {
             let _ = fs::remove_file(&part);
             return Err(ServeError::Invalid(format!(
-                "{name} does not match its offer: the hash of the received bytes is {found}"
+                "{name} does not match its offer: the hash of the received bytes is {found}; push the file again"
             )));
         }
         let keep = || {

@@ -1,8 +1,9 @@
-//! Store of pushed models. Files are stored by their hash, so that no file is sent twice and an interrupted
-//! push resumes.
+//! Store of pushed models. Files are stored by their hash, so that no file is sent twice and an
+//! interrupted push resumes.
 //!
-//! `blobs/HASH` is a complete file, `parts/HASH` an incomplete one, and `models/HASH/` a model: hard links
-//! to blobs. A file gets its final name only when it is complete and its hash is correct.
+//! `blobs/HASH` is a complete file, `parts/HASH` an incomplete one, and `models/HASH/` a model:
+//! hard links to blobs. A file gets its final name only when it is complete and its hash is
+//! correct.
 
 use std::{
     collections::HashMap,
@@ -27,7 +28,7 @@ pub struct FileOffer {
     pub hash: [u8; 32],
 }
 
-/// Reply to an offer: how much of each file the server has.
+/// Reply to an offer: the bytes of each file that the server has.
 pub struct PushOffer {
     /// Id of the push: a hash over all files.
     pub push: String,
@@ -72,7 +73,7 @@ impl PushStore {
         }
     }
 
-    /// Registers an offer and returns how much of each file the server has.
+    /// Registers an offer and returns the bytes of each file that the server has.
     pub fn offer(&self, files: Vec<FileOffer>) -> Result<PushOffer, ServeError> {
         check(&files, self.bytes_max)?;
         let push = push_id(&files);
@@ -80,12 +81,12 @@ impl PushStore {
             fs::create_dir_all(self.folder.join(folder)).map_err(|e| self.io_error(&e))?;
         }
         for file in files.iter().filter(|file| file.bytes == 0) {
-            // An empty file is never sent.
+            // A client never sends an empty file.
             match file.hash == *blake3::hash(b"").as_bytes() {
                 true => fs::write(self.blob(file), b"").map_err(|e| self.io_error(&e))?,
                 false => {
                     return Err(ServeError::Invalid(format!(
-                        "{} has 0 bytes, but its hash is not that of an empty file",
+                        "{} has 0 bytes, but its hash is not the hash of an empty file; offer the file again",
                         file.name
                     )));
                 }
@@ -93,7 +94,7 @@ impl PushStore {
         }
         let have = files.iter().map(|file| self.have(file)).collect();
         let mut offers = self.offers.lock().unwrap_or_else(PoisonError::into_inner);
-        // Bounds the memory of offers that no push followed.
+        // This limit bounds the memory of offers without a push.
         if offers.len() >= 1024 {
             offers.clear();
         }
@@ -118,7 +119,7 @@ impl PushStore {
             return file.bytes;
         }
         let part = fs::metadata(self.part(file)).map_or(0, |part| part.len());
-        // A complete part that did not become a blob had a wrong hash.
+        // A complete part that is not a blob had a wrong hash.
         if part >= file.bytes { 0 } else { part }
     }
 
@@ -225,7 +226,7 @@ fn check(files: &[FileOffer], bytes_max: u64) -> Result<(), ServeError> {
         }
         if !names.insert(&file.name) {
             return Err(ServeError::Invalid(format!(
-                "{} is offered twice",
+                "The offer lists {} twice; list every file once",
                 file.name
             )));
         }
@@ -236,7 +237,7 @@ fn check(files: &[FileOffer], bytes_max: u64) -> Result<(), ServeError> {
     match total {
         Some(total) if total <= bytes_max => Ok(()),
         _ => Err(ServeError::TooLarge(format!(
-            "The model exceeds the limit of {bytes_max} bytes for pushed models"
+            "The model exceeds the limit of {bytes_max} bytes for pushed models; raise the server's limit, or register a folder"
         ))),
     }
 }

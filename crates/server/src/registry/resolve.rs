@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{name::check_name, pushed::PushStore};
 use crate::ServeError;
 
-/// Places in which references are looked up.
+/// Sources that resolve references of models.
 pub struct ModelSources<'a> {
     /// Models that clients pushed.
     pub pushed: &'a PushStore,
@@ -14,8 +14,9 @@ pub struct ModelSources<'a> {
 }
 
 impl ModelSources<'_> {
-    /// Resolves a reference to a folder or a shape. Clients (`trusted` is false) may name hub ids, shapes,
-    /// pushed models, and folders below `model_dirs`; the operator may name any folder.
+    /// Resolves a reference to a folder or a shape. Clients (`trusted` is false) may name hub
+    /// ids, shapes, pushed models, and folders below `model_dirs`. The operator may name any
+    /// folder.
     pub fn resolve(&self, reference: &str, trusted: bool) -> Result<String, ServeError> {
         if reference.starts_with("shape:") {
             return Ok(reference.to_owned());
@@ -42,7 +43,8 @@ impl ModelSources<'_> {
                 return Ok(path_text(folder));
             }
         }
-        // A client can name nothing else on this machine: a hub id has exactly one slash.
+        // A client can name no other path on this machine, because a hub id has exactly one
+        // slash.
         let unknown = || {
             ServeError::NotFound(format!(
                 "No model '{reference}': clients may name a hub id, shape:NAME, pushed:HASH, or a folder \

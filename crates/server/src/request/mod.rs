@@ -1,4 +1,4 @@
-//! From what a client asks of a session, over HTTP or gRPC, to the engine's request.
+//! Conversion of a client's request, over HTTP or gRPC, to the engine's request.
 
 mod parse;
 mod sampling;

@@ -60,7 +60,7 @@ pub fn chat_messages(chat: &v1::Chat) -> Vec<serde_json::Value> {
     chat.messages.iter().map(message).collect()
 }
 
-/// Rejects a text that is longer than any that a person writes.
+/// Rejects a text that is longer than the limit for hooks, parts and positions.
 pub(super) fn check_length(text: &str) -> Result<(), ServeError> {
     match text.len() > TEXT_BYTES_MAX {
         true => Err(ServeError::TooLarge(format!(
@@ -102,7 +102,8 @@ pub fn part(text: &str) -> Result<Part, ServeError> {
     }
 }
 
-/// Parses an edit in the syntax of the command line. Rejects file names: they would name the server's files.
+/// Parses an edit in the syntax of the command line. Rejects file names, because a name would
+/// refer to a file of the server.
 pub fn edit_text(text: &str) -> Result<EditSpec, ServeError> {
     let edit: EditSpec = text.parse().map_err(EngineError::from)?;
     match edit.change.operand() {
@@ -125,12 +126,16 @@ fn edit(edit: v1::Edit) -> Result<EditSpec, ServeError> {
     let invalid =
         |problem: &str| ServeError::Invalid(format!("Edit at '{}': {problem}", edit.hook));
     let operand = |tensor: Option<v1::Tensor>| {
-        let tensor = tensor.ok_or_else(|| invalid("the tensor is missing"))?;
+        let tensor = tensor.ok_or_else(|| invalid("the tensor is missing; send tensor"))?;
         let (shape, data) = numbers(&tensor)?;
         Ok::<_, ServeError>(Operand::Tensor(Arc::new(Tensor { shape, data })))
     };
     let change = match edit.change {
-        None => return Err(invalid("the change is missing")),
+        None => {
+            return Err(invalid(
+                "the change is missing; send scale, add, replace or another change",
+            ));
+        }
         Some(Wire::Text(text)) => return edit_text(&text),
         Some(Wire::Scale(factor)) => Change::Scale(factor),
         Some(Wire::Zero(_)) => Change::Zero,

@@ -1,4 +1,4 @@
-//! Sampling parameters that a client asks for.
+//! Sampling parameters of a request.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,13 +11,13 @@ use djinn_wire::v1;
 pub struct SamplingSpec {
     /// Temperature; 0 is greedy.
     pub temperature: Option<f32>,
-    /// Temperature when neither the request nor the model sets one.
+    /// Temperature if neither the request nor the model sets one.
     pub default_temperature: f32,
     /// Samples from this many most likely tokens.
     pub top_k: Option<usize>,
-    /// Samples from the most likely tokens whose probabilities sum to this.
+    /// Samples from the most likely tokens with probabilities that sum to this value.
     pub top_p: Option<f32>,
-    /// Leaves out tokens below this share of the most likely token's probability.
+    /// Excludes tokens below this share of the most likely token's probability.
     pub min_p: Option<f32>,
     /// Penalty on tokens that occur in the prompt or the generated text.
     pub repetition_penalty: Option<f32>,
@@ -54,7 +54,7 @@ impl SamplingSpec {
         }
     }
 
-    /// Name of the first parameter that differs from those of an existing session.
+    /// Name of the first parameter that differs from the parameters of an existing session.
     pub fn first_difference(&self, session: &Sampling) -> Option<&'static str> {
         fn differs<T: PartialEq>(asked: Option<T>, own: T) -> bool {
             asked.is_some_and(|asked| asked != own)

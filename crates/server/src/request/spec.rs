@@ -1,4 +1,4 @@
-//! A session to open, as a client asks for it.
+//! Specification of a session to open.
 
 use std::{
     collections::HashSet,
@@ -11,7 +11,7 @@ use djinn_model::{Generation, program::Program};
 use super::sampling::SamplingSpec;
 use crate::{ServeError, config::ServerLimits};
 
-/// Tokens to generate when neither the client nor the model sets a limit.
+/// Tokens to generate if neither the client nor the model sets a limit.
 pub const MAX_TOKENS_DEFAULT: usize = 256;
 /// Largest number of edits of a session.
 pub const EDITS_MAX: usize = 256;
@@ -30,7 +30,7 @@ const LOGIT_BIAS_MAX: usize = 1024;
 /// Largest length of a capture in bytes.
 const CAPTURE_TEXT_BYTES_MAX: usize = 4096;
 
-/// A session to open, as a client asks for it.
+/// Specification of a session to open, as a client requests it.
 #[derive(Clone, Debug, Default)]
 pub struct SessionSpec {
     /// Tokens of the prompt.
@@ -45,7 +45,7 @@ pub struct SessionSpec {
     pub ignore_eos: bool,
     /// Captures: `HOOK[PART][@POSITIONS][|REDUCTION]`.
     pub captures: Vec<String>,
-    /// Positions of captures that set none.
+    /// Positions of captures that have none of their own.
     pub positions: Positions,
     /// Edits of every turn.
     pub edits: Vec<EditSpec>,
@@ -64,7 +64,8 @@ pub struct SessionSpec {
 }
 
 impl SessionSpec {
-    /// Builds the engine's request. Runs on the engine thread, since the model decides what is valid.
+    /// Builds the engine's request. This runs on the engine thread, because the model decides
+    /// which values are valid.
     pub fn into_request(
         self,
         engine: &Engine,
@@ -107,7 +108,7 @@ impl SessionSpec {
         })
     }
 
-    /// Limit of tokens to generate: the client's, or the model's cut to the context.
+    /// Limit of tokens to generate: the client's limit, or the model's limit cut to the context.
     fn max_tokens(&self, model: &Generation, context: usize) -> usize {
         let recommended = model.max_new_tokens.or_else(|| {
             let length = model.max_length?;
@@ -118,7 +119,8 @@ impl SessionSpec {
             .unwrap_or_else(|| recommended.unwrap_or(MAX_TOKENS_DEFAULT).min(room))
     }
 
-    /// Rejects more items than any client needs: the engine checks each for every token.
+    /// Rejects more items than any client needs, because the engine checks each item for every
+    /// token.
     fn check_counts(&self) -> Result<(), ServeError> {
         let longest_stop = self.stop.iter().map(String::len).max().unwrap_or(0);
         let longest_capture = self.captures.iter().map(String::len).max().unwrap_or(0);
@@ -156,7 +158,7 @@ impl SessionSpec {
         }
     }
 
-    /// Rejects two captures of the same hook: a reply has one tensor per hook.
+    /// Rejects two captures of the same hook, because a reply has one tensor per hook.
     fn check_captures(&self, program: &Program) -> Result<(), ServeError> {
         let mut seen = HashSet::new();
         for capture in &self.captures {

@@ -1,4 +1,4 @@
-//! A server on its own port, and plain HTTP clients.
+//! Helpers of the tests: a server on its own port, and plain HTTP clients.
 
 #![allow(dead_code, clippy::unwrap_used)]
 

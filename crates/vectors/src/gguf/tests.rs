@@ -1,4 +1,4 @@
-//! Valid and invalid GGUF files.
+//! Tests of valid and invalid GGUF files.
 
 use std::collections::BTreeMap;
 
@@ -289,7 +289,7 @@ proptest! {
         let mut bytes = to_bytes(&example()).unwrap();
         let at = at.index(bytes.len() - instead.len());
         bytes[at..at + instead.len()].copy_from_slice(&instead);
-        // A change that is accepted gives a valid vector.
+        // An accepted change gives a valid vector.
         if let Ok(read) = parse(&bytes) {
             prop_assert_eq!(parse(&to_bytes(&read).unwrap()).unwrap(), read);
         }

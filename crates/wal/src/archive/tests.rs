@@ -1,4 +1,4 @@
-//! The archive under truncation, flipped bits and forged numbers.
+//! Tests of the archive under truncation, flipped bits and forged numbers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -184,8 +184,8 @@ proptest! {
         prop_assert_eq!(read(&path).unwrap(), (header, pages));
     }
 
-    /// The preamble has valid checksums and arbitrary numbers. Opening must reject every number
-    /// that does not match the size of the file.
+    /// Checks that opening rejects every number that does not match the size of the file. The
+    /// preamble has valid checksums and arbitrary numbers.
     #[test]
     fn forged_sizes_are_rejected(
         numbers in prop::array::uniform3(prop_oneof![0u64..64, any::<u64>(), u64::MAX - 64..]),

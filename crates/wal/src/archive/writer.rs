@@ -10,8 +10,8 @@ use super::{PREAMBLE_BYTES, Preamble};
 use crate::checksum::checksum;
 use crate::{WalError, disk};
 
-/// Archive being written. Dropping the writer before [`ArchiveWriter::finish`] removes the temporary
-/// file; a killed process leaves `NAME.PID-N.tmp` in the archive's folder.
+/// Archive being written. Dropping the writer before [`ArchiveWriter::finish`] removes the
+/// temporary file. A killed process leaves `NAME.PID-N.tmp` in the archive's folder.
 #[derive(Debug)]
 pub struct ArchiveWriter {
     file: File,
@@ -51,7 +51,7 @@ impl ArchiveWriter {
             },
             end: (PREAMBLE_BYTES + header.len()) as u64,
         };
-        // The preamble is written last: without it the file is not an archive.
+        // The preamble is written last, because a file without it is not an archive.
         writer.write_at(header, PREAMBLE_BYTES as u64)?;
         Ok(writer)
     }
@@ -88,9 +88,10 @@ impl ArchiveWriter {
 
     fn rename_to_final(&self) -> Result<(), WalError> {
         if !self.replace {
-            // Unlike a rename, a hard link fails if the name exists, even if it is new.
+            // A hard link fails if the name exists, even if another process just created it. A
+            // rename does not.
             if fs::hard_link(&self.unfinished, &self.path).is_ok() {
-                // After a failure, drop tries again.
+                // If this fails, drop tries again.
                 let _ = fs::remove_file(&self.unfinished);
                 return Ok(());
             }

@@ -19,8 +19,8 @@ pub(super) struct Replay {
 
 /// Reads all records up to the end of the file, or up to an incomplete record at the end.
 ///
-/// A crash affects the end only, so no valid record follows the first invalid one. If one does,
-/// the file is damaged, and dropping the rest would lose records that were written.
+/// A crash affects only the end, so no valid record follows the first invalid one. If a valid
+/// record follows, the file is damaged, and dropping the rest would lose written records.
 pub(super) fn replay(file: &File, path: &Path, generation: u64) -> Result<Replay, WalError> {
     let size = disk::size(file, path)?;
     let mut reader = BufReader::new(file);
@@ -64,9 +64,9 @@ pub(super) fn replay(file: &File, path: &Path, generation: u64) -> Result<Replay
 enum NextRecord {
     /// Complete record.
     Complete(Vec<u8>),
-    /// End of the file, or a record that reaches beyond it, so that no other can follow.
+    /// End of the file, or a record that reaches beyond it. No other record can follow.
     Torn,
-    /// Invalid bytes. Valid records may follow after this number of bytes.
+    /// Invalid bytes. A valid record may follow after this number of bytes.
     Invalid { search: u64 },
 }
 
@@ -83,7 +83,7 @@ fn next(
     reader.read_exact(&mut head)?;
     let head = RecordHead::parse(&head);
     if head.sequence(generation) != sequence {
-        // The length may be wrong too.
+        // The length itself may be wrong.
         return Ok(NextRecord::Invalid { search: 1 });
     }
     let bytes = (HEAD_BYTES + head.length()) as u64;
@@ -130,7 +130,7 @@ impl InvalidRecord {
         let Some(payload) = behind.get(..head.length()) else {
             return false;
         };
-        // The bytes in between limit the number of records in between.
+        // The number of bytes in between limits the number of records in between.
         let most = (offset - self.at) / HEAD_BYTES as u64;
         let later = head.sequence(self.generation).wrapping_sub(self.sequence);
         (1..=most).contains(&later) && head.fits(self.generation, payload)

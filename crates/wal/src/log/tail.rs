@@ -8,7 +8,7 @@ use super::format::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use super::replay::Replay;
 use crate::WalError;
 
-/// File that ends with a complete record, or accepts no more records.
+/// File that ends with a complete record, or that accepts no more records.
 #[derive(Debug)]
 pub(super) struct Tail {
     file: File,
@@ -30,8 +30,8 @@ fn unfinished_name(generation: u64) -> String {
 }
 
 impl Tail {
-    /// Creates a file with these records, and renames it to its final name when it is on disk. The
-    /// caller syncs the folder.
+    /// Creates a file with these records, and renames it to its final name when it is on disk.
+    /// The caller syncs the folder.
     pub(super) fn create(
         folder: &Path,
         generation: u64,
@@ -45,7 +45,7 @@ impl Tail {
             Ok(Tail { path, ..tail })
         });
         named.inspect_err(|_| {
-            // A leftover file does no harm: the next attempt overwrites it.
+            // A leftover file is harmless, because the next attempt overwrites it.
             let _ = fs::remove_file(&unfinished);
         })
     }
@@ -106,7 +106,7 @@ impl Tail {
         }
         let record = format::record(self.generation, self.records, payload);
         if let Err(source) = self.file.write_all_at(&record, self.bytes) {
-            // Part of a record must not stay: records after it would be unreadable.
+            // Part of a record must not stay, because records after it would be unreadable.
             self.poisoned = self.file.set_len(self.bytes).is_err();
             return Err(WalError::write(&self.path, source));
         }
@@ -118,8 +118,8 @@ impl Tail {
     pub(super) fn sync(&mut self) -> Result<(), WalError> {
         self.check()?;
         self.file.sync_data().map_err(|source| {
-            // The operating system may have dropped what it could not write, and would report
-            // success the next time.
+            // The operating system may have dropped bytes that it could not write, and would
+            // report success the next time.
             self.poisoned = true;
             WalError::system("sync", &self.path)(source)
         })

@@ -1,4 +1,4 @@
-//! The log under truncation, flipped bits, moved records and interrupted compactions.
+//! Tests of the log under truncation, flipped bits, moved records and interrupted compactions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -171,7 +171,7 @@ fn records_inside_a_torn_record_are_ignored() {
     let (_, _, inner) = closed_log(&example());
     let (folder, file, bytes) = closed_log(&[inner[HEADER_BYTES..].to_vec()]);
     let cut = bytes[..bytes.len() - 1].to_vec();
-    // The full length, with the last byte not written.
+    // This file has the full length, but its last byte was not written.
     let zeros = [&cut[..], &[0]].concat();
     let flipped = [&cut[..], &[!bytes[cut.len()]]].concat();
     for torn in [cut, zeros, flipped] {
@@ -257,7 +257,7 @@ fn an_interrupted_compaction_leaves_one_complete_log() {
 #[test]
 fn a_damaged_newest_file_is_an_error() {
     let (folder, _, bytes) = closed_log(&example());
-    // The content of generation 1 under the name of generation 2.
+    // The content of generation 1 has the name of generation 2.
     fs::write(folder.path().join(file_name(2)), &bytes).unwrap();
     let error = Log::open(folder.path()).unwrap_err();
     assert!(matches!(error, WalError::HeaderDamaged { .. }), "{error}");
@@ -291,8 +291,8 @@ proptest! {
         prop_assert_eq!(Log::open(folder.path()).unwrap().1, expect);
     }
 
-    /// After any change of the file, opening returns the first records that were written, or
-    /// fails and leaves the file unchanged.
+    /// Checks that after any change of the file, opening returns the first records that were
+    /// written, or fails and leaves the file unchanged.
     #[test]
     fn a_changed_file_gives_written_records_or_an_error(
         records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),

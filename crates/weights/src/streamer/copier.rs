@@ -13,11 +13,11 @@ pub(super) struct EnqueuedCopy {
     pub bytes: u64,
     /// Event before the copy.
     pub began: Event,
-    /// Event behind the copy.
+    /// Event after the copy.
     pub arrived: Event,
 }
 
-/// The device's copy stream and the host memory that it copies from.
+/// Copy stream of the device, and the host memory that it copies from.
 pub(super) struct Copier {
     pub device: Arc<dyn Device>,
     pub slab: Arc<HostSlab>,
@@ -55,8 +55,8 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // The host memory is freed next, so no copy may still read it. A device that failed
-        // runs no copies.
+        // The host memory is freed next, so every copy must end first. A failed device runs no
+        // copies.
         let _ = self.device.synchronize(Stream::Copy);
     }
 }

@@ -1,4 +1,4 @@
-//! Experts: copied into the slots of a pool when a router chooses them.
+//! Experts that are copied into the slots of a pool when a router chooses them.
 
 use djinn_device::DeviceError;
 
@@ -10,7 +10,7 @@ pub(super) struct ExpertSlots {
     slot_bytes: u64,
 }
 
-/// Answer to the question where an expert goes.
+/// Result of assigning a slot to an expert.
 pub(super) enum SlotChoice {
     /// The expert is in memory, or a copy of it is in flight.
     Present,
@@ -26,9 +26,9 @@ pub(super) trait ExpertLoader {
     fn slots(&mut self) -> &mut ExpertSlots;
     /// Starts the copy of an expert into the slot that it was assigned.
     fn start_copy(&mut self, expert: usize, slot: usize) -> Result<(), DeviceError>;
-    /// Makes an expert available to the next operations: they wait for its copy.
+    /// Makes the next operations wait for the copy of an expert.
     fn await_copy(&mut self, expert: usize, slot: usize) -> Result<(), DeviceError>;
-    /// Releases a slot: all operations that use its expert are enqueued.
+    /// Releases a slot after all operations that use its expert are enqueued.
     fn release(&mut self, slot: usize) -> Result<(), DeviceError>;
 }
 
@@ -40,7 +40,7 @@ impl ExpertSlots {
         }
     }
 
-    /// Assigns a slot to an expert. Experts of `held` must stay; experts of `upcoming` are
+    /// Assigns a slot to an expert. Experts in `held` must stay; experts in `upcoming` are
     /// evicted last.
     pub fn assign(&mut self, expert: usize, held: &[usize], upcoming: &[usize]) -> SlotChoice {
         if self.cache.slot_of(expert).is_some() {
@@ -67,7 +67,7 @@ impl ExpertSlots {
         slot as u64 * self.slot_bytes
     }
 
-    /// Removes the experts of all slots for which `lost` is true.
+    /// Removes the experts from all slots for which `lost` is true.
     pub fn remove_lost(&mut self, experts: usize, mut lost: impl FnMut(usize) -> bool) {
         for expert in 0..experts {
             if self.cache.slot_of(expert).is_some_and(&mut lost) {

@@ -38,9 +38,9 @@ pub(super) struct FileStreamer {
     base: u64,
     /// Number of visits of this pass that are over.
     ended: usize,
-    /// Visit in use.
+    /// Visit that the pass uses now.
     current: Option<usize>,
-    /// Label of the segment that computes, and the time since which it has not waited.
+    /// Label of the segment that computes, and the end of its last wait.
     computing: Option<(u32, Instant)>,
     began: Instant,
     /// Work of the link before this pass.
@@ -167,7 +167,7 @@ impl Streamer for FileStreamer {
     }
 
     fn begin_pass(&mut self) -> Result<(), DeviceError> {
-        // Reading ahead may have failed since the last pass: this pass tries again.
+        // Prefetch may have failed since the last pass. This pass tries again.
         if self.link.queue.has_failed() {
             self.abort_pass();
         }
@@ -242,8 +242,8 @@ impl Streamer for FileStreamer {
     fn end_pass(&mut self, rows: usize) -> Result<PassStats, DeviceError> {
         self.end_current()?;
         if self.prefetch {
-            // The pass succeeded, so a failed read of a piece that it did not need is no
-            // error of the pass.
+            // The pass succeeded. A failed read of a piece that the pass did not need is not an
+            // error.
             match self.skip_to(self.ring.len()) {
                 Ok(()) => self.base += self.ring.len() as u64,
                 Err(_) => self.abort_pass(),
@@ -261,7 +261,7 @@ impl Streamer for FileStreamer {
     }
 
     fn abort_pass(&mut self) {
-        // The device may still read the ring. A failure of the device was reported before.
+        // The device may still read the ring. An earlier call reported a failure of the device.
         let _ = self.device.synchronize(Stream::Compute);
         let first = self.base + self.ring.len() as u64;
         self.link.queue.restart(first);

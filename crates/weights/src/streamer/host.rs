@@ -1,4 +1,4 @@
-//! Streams weights from host memory: the device copies them into the ring beside its
+//! Streams weights from host memory: the device copies them into the ring in parallel with its
 //! operations. The streamer never waits; events order copies and operations.
 
 use std::collections::BTreeMap;
@@ -43,10 +43,10 @@ pub(super) struct HostStreamer {
     base: u64,
     /// Number of visits of this pass that are over.
     ended: usize,
-    /// Visit in use.
+    /// Visit that the pass uses now.
     current: Option<usize>,
-    /// Label of the segment that computes, and the event at which it began; only while
-    /// the recorder is on.
+    /// Label of the segment that computes, and the event at which it began. Set only while the
+    /// recorder is on.
     computing: Option<(u32, Event)>,
     began: Instant,
     trace: PassTrace,
@@ -121,14 +121,14 @@ impl HostStreamer {
         LinkWorkers::start(queue, self.workers, copy, &self.recorder)
     }
 
-    /// Enqueues all copies of the ring that may be enqueued.
+    /// Enqueues every copy of the ring that may start.
     fn fill_ring(&mut self) -> Result<(), DeviceError> {
         let copier = &self.copier;
         self.prefetcher.run(|op, after| copier.enqueue(op, after))
     }
 
-    /// Ends the visit in use at the current end of the compute stream. Returns an event at
-    /// that end.
+    /// Ends the current visit at the current end of the compute stream. Returns an event at that
+    /// end.
     fn end_current(&mut self) -> Result<Event, DeviceError> {
         let here = self.record_compute()?;
         if let Some(visit) = self.current.take() {
@@ -152,7 +152,7 @@ impl HostStreamer {
         Ok(())
     }
 
-    /// Makes the compute stream, whose current end is `here`, wait for a copy.
+    /// Makes the compute stream wait for a copy. `here` is the current end of the compute stream.
     fn wait_for(&mut self, copy: EnqueuedCopy, here: Event) -> Result<(), DeviceError> {
         self.device().wait(Stream::Compute, &copy.arrived)?;
         let after = self.record_compute()?;
@@ -180,7 +180,7 @@ impl Streamer for HostStreamer {
         let mut copies = transfers::resident(layout);
         copies.extend(transfers::into_host(layout));
         let placed = self.slots.assign_first(&layout.first_experts());
-        // Experts that all stay have no copy in host memory.
+        // If all experts stay, host memory has no copy of them.
         let all_stay = self.experts.is_empty();
         if all_stay {
             let experts = transfers::experts_from_files(layout);
@@ -269,8 +269,8 @@ impl Streamer for HostStreamer {
             self.base += self.prefetcher.len() as u64;
         }
         self.ended = 0;
-        // The engine has read the sampled tokens back, so this wait is short. All copies
-        // that the pass waited for are past with it.
+        // The engine has read the sampled tokens back, so this wait is short. It also covers all
+        // copies that the pass waited for.
         self.device().wait_here(&end)?;
         let now = Instant::now();
         let trace = std::mem::take(&mut self.trace);
@@ -285,15 +285,15 @@ impl Streamer for HostStreamer {
     }
 
     fn abort_pass(&mut self) {
-        // The device may still use ring and pool. A failure of the device was reported
-        // before.
+        // The device may still use ring and pool. An earlier call reported a failure of the
+        // device.
         for stream in [Stream::Copy, Stream::Compute] {
             let _ = self.device().synchronize(stream);
         }
         let first = self.base + self.prefetcher.len() as u64;
         self.prefetcher.restart(first);
-        // A copy may have failed half-way. Experts that all stay are not copied in a pass,
-        // and no other copy of them exists.
+        // A copy may have failed half-way. If all experts stay, a pass copies none of them, and
+        // no other copy of them exists.
         if !self.experts.is_empty() {
             self.slots.remove_lost(self.experts.len(), |_| true);
         }

@@ -1,4 +1,4 @@
-//! The interface between a pass and a streamer.
+//! Interface between a pass and a streamer.
 
 use djinn_device::{DeviceError, View};
 use djinn_model::program::TensorId;
@@ -9,11 +9,11 @@ use super::stats::PassStats;
 
 /// Provides passes with weights.
 ///
-/// A pass asks for pieces in order ([`Streamer::need`]) and waits only for the piece that
-/// it needs next. Meanwhile the streamer fills the ring; at the end of a pass it continues
-/// with the first pieces of the next pass. Without prefetch, a piece is copied when the
-/// pass asks for it. That mode is the reference for tests of prefetch, and it shows how
-/// much time prefetch saves.
+/// A pass requests pieces in order ([`Streamer::need`]) and waits only for the piece that it
+/// needs next. Meanwhile the streamer fills the ring; at the end of a pass it continues with the
+/// first pieces of the next pass. Without prefetch, the streamer copies a piece when the pass
+/// requests it. That mode is the reference for tests of prefetch, and it shows how much time
+/// prefetch saves.
 pub trait Streamer: Send {
     /// Copies all resident weights and the first experts into place, and lets the ring
     /// fill. Calls `progress` with the number of bytes copied so far.
@@ -25,12 +25,12 @@ pub trait Streamer: Send {
 
     /// Begins a pass.
     fn begin_pass(&mut self) -> Result<(), DeviceError>;
-    /// Begins the operations of a segment; `label` names it in the timeline.
+    /// Begins the operations of a segment. The timeline shows the name of `label`.
     fn begin_segment(&mut self, label: u32) -> Result<(), DeviceError>;
-    /// Ends the operations of a segment: all of them are enqueued.
+    /// Ends a segment after all its operations are enqueued.
     fn end_segment(&mut self) -> Result<(), DeviceError>;
-    /// Makes a piece of the ring available to the next operations. Releases the piece
-    /// that was available before.
+    /// Makes a piece of the ring available to the next operations, and releases the previous
+    /// piece.
     fn need(&mut self, visit: usize) -> Result<(), DeviceError>;
     /// Copies experts of a block into the pool, some of them ahead of their use. Calls
     /// `run` for each of `chosen` in order, with its index in `chosen` and the distance in
@@ -44,8 +44,8 @@ pub trait Streamer: Send {
     fn rows(&mut self, table: TensorId, numbers: &[i32], to: View) -> Result<(), DeviceError>;
     /// Ends a pass over `rows` rows. Skips the pieces that the pass did not need.
     fn end_pass(&mut self, rows: usize) -> Result<PassStats, DeviceError>;
-    /// Gives up a failed pass: cancels all copies in flight. The next pass begins with an
-    /// empty ring.
+    /// Abandons a failed pass: cancels all copies in flight. The next pass begins with an empty
+    /// ring.
     fn abort_pass(&mut self);
 
     /// Panics unless the streamer's state is consistent between two passes.

@@ -1,5 +1,5 @@
-//! Tests of the queue under a model checker: random and prioritised interleavings of
-//! workers and pass, with a memory that remembers which copy wrote each byte.
+//! Tests of the queue under a model checker: random and prioritised interleavings of workers and
+//! pass, with a memory that records which copy wrote each byte.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use super::transfers::{ChunkedCopy, RingCopy};
 use super::workers::work;
 use crate::{CopyOp, Placement, Region, Ring};
 
-/// Size of a chunk: a piece has several.
+/// Size of a chunk. Every piece has several chunks.
 const CHUNK: u64 = 4;
 const PASSES: u64 = 2;
 const ITERATIONS: usize = 300;
 
-/// Content of each byte of the ring: the piece that it belongs to, and how often that
-/// piece was copied there; `None` while a copy writes it.
+/// Content of each byte of the ring: its piece, and the number of copies of that piece so far;
+/// `None` while a copy writes the byte.
 type RingBytes = Mutex<BTreeMap<u64, Option<(u32, u64)>>>;
 
 /// Number of copies of each byte of each piece.
@@ -45,7 +45,7 @@ fn pieces(ring_bytes: u64, sizes: &[u64]) -> Vec<RingCopy<ChunkedCopy>> {
         .collect()
 }
 
-/// A slab that remembers which copy wrote each byte.
+/// A slab that records which copy wrote each byte.
 #[derive(Default)]
 struct TracedMemory {
     bytes: RingBytes,
@@ -70,7 +70,7 @@ impl TracedMemory {
         }
     }
 
-    /// Panics unless all bytes of a piece are in memory; with `copy`, from that copy of it.
+    /// Panics unless all bytes of a piece are in memory, and from copy number `copy` if given.
     fn check(&self, piece: &RingCopy<ChunkedCopy>, copy: Option<u64>) {
         let bytes = self.bytes.lock().unwrap();
         for chunk in piece.copy.chunks() {
@@ -85,7 +85,7 @@ impl TracedMemory {
     }
 }
 
-/// Runs workers beside a pass and stops them afterwards.
+/// Runs workers in parallel with a pass, and stops them afterwards.
 fn beside_workers(
     pieces: &[RingCopy<ChunkedCopy>],
     workers: usize,
@@ -112,7 +112,7 @@ fn explore(test: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_pct(test, ITERATIONS, 3);
 }
 
-/// Rings from one piece at a time to all at once.
+/// Rings from one piece at a time to all pieces at once.
 const RINGS: [(u64, &[u64]); 4] = [
     (8, &[8, 5, 8]),
     (14, &[8, 5, 8, 3]),

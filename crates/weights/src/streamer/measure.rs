@@ -1,4 +1,4 @@
-//! Measures how fast the model's files can be read with the settings of the link.
+//! Measurement of the rate at which the model's files can be read with the settings of the link.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use djinn_types::IO_BLOCK;
 
 use crate::{LinkSettings, MemorySettings};
 
-/// Result of a measurement of the link.
+/// Result of a link measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRate {
     /// Bytes read.
@@ -27,8 +27,8 @@ impl LinkRate {
     }
 }
 
-/// Reads a model's files in chunks with `workers` threads for about `time`, and starts
-/// over at the end of the files. `start` is the share of all bytes at which it begins. A
+/// Reads a model's files in chunks with `workers` threads for about `time`, and starts over at
+/// the end of the files. `start` is the position of the first read, as a share of all bytes. A
 /// chunk is at most as long as a file.
 pub fn measure_link(
     weights: &dyn Weights,
@@ -55,8 +55,8 @@ pub fn measure_link(
         ));
     }
     let first = (chunks.len() as f64 * start) as u64;
-    // The memory is of the slab's kind and of a ring's size, because page size and CPU
-    // caches change the result.
+    // The memory has the slab's page size and a ring's size, because page size and CPU caches
+    // change the result.
     let turns = (LinkSettings::MEASURED_BYTES / chunk / workers as u64).max(1);
     let mut memory = Buffer::new(workers * (turns * chunk) as usize)?;
     memory.bytes().fill(0);

@@ -1,8 +1,8 @@
-//! The streamer: copies weights into place ahead of the pass that uses them.
+//! Streamers: copy weights into place ahead of the pass that uses them.
 //!
-//! There are two streamers. [`FileStreamer`] has threads that read files into the slab,
-//! and a pass waits for them. [`HostStreamer`] lets the device copy from host memory: it
-//! only orders copies and operations by events and never waits itself.
+//! There are two streamers. [`FileStreamer`] has threads that read files into the slab, and a
+//! pass waits for them. [`HostStreamer`] makes the device copy from host memory: it only orders
+//! copies and operations by events and never waits.
 
 mod copier;
 mod experts;

@@ -1,7 +1,7 @@
-//! Fills the ring ahead of the pass by a copy stream.
+//! Prefetch: fills the ring ahead of the pass by a copy stream.
 //!
-//! The copy of a visit may begin once an earlier visit (`after` visits before) is over.
-//! The end of a visit is an event of the compute stream: the copy is enqueued as soon as
+//! The copy of a visit may begin after the end of an earlier visit (`after` visits before). The
+//! end of a visit is an event of the compute stream. The prefetcher enqueues the copy as soon as
 //! that event is known, and the copy stream waits for the event.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,13 +10,13 @@ use crate::{CopyOp, Placement};
 
 use super::transfers::RingCopy;
 
-/// Visits whose copies are enqueued, and ends of earlier visits. `E` is an event of the
-/// compute stream, `C` an enqueued copy.
+/// Visits with enqueued copies, and ends of earlier visits. `E` is an event of the compute
+/// stream, `C` an enqueued copy.
 pub(super) struct Prefetcher<E, C> {
     ring: Vec<RingCopy<CopyOp<Placement>>>,
-    /// Next visit whose copy is not enqueued.
+    /// Next visit to enqueue a copy for.
     next: u64,
-    /// Number of visits whose end is known as an event of the compute stream.
+    /// Number of visits that have an end event on the compute stream.
     finished: u64,
     /// Ends of the last finished visits: as many as a copy may wait for.
     ends: VecDeque<E>,
@@ -45,8 +45,8 @@ impl<E: Clone, C> Prefetcher<E, C> {
         self.ring[visit].copy
     }
 
-    /// Enqueues the copies of all visits whose part of the ring has a known event after
-    /// which it is free. `enqueue` gets the copy and that event.
+    /// Enqueues the copy of every visit if the event that frees its part of the ring is known.
+    /// `enqueue` gets the copy and that event.
     pub fn run<X>(
         &mut self,
         mut enqueue: impl FnMut(CopyOp<Placement>, Option<&E>) -> Result<C, X>,
@@ -67,7 +67,7 @@ impl<E: Clone, C> Prefetcher<E, C> {
         free.then_some(next)
     }
 
-    /// Returns the end of a visit; `None` if a restart has waited for it.
+    /// Returns the end of a visit; `None` if a restart has already waited for it.
     fn end(&self, visit: u64) -> Option<&E> {
         let first = self.finished - self.ends.len() as u64;
         self.ends
@@ -90,8 +90,8 @@ impl<E: Clone, C> Prefetcher<E, C> {
         }
     }
 
-    /// Skips all visits before this one. Copies that are not enqueued yet are left out. An
-    /// enqueued copy still runs; a later copy on the same stream overwrites it.
+    /// Skips all visits before this one. Copies that are not enqueued yet do not run. An enqueued
+    /// copy still runs; a later copy on the same stream overwrites its bytes.
     pub fn skip_to(&mut self, visit: u64, end: &E) {
         for skipped in self.finished..visit {
             self.enqueued.remove(&skipped);
@@ -198,7 +198,7 @@ mod tests {
                     let copy = ahead.take(number);
                     let to = ahead.copy(visit).to;
                     let place = to.offset as usize..to.end() as usize;
-                    // The piece is whole, and from this copy, while it is in use.
+                    // The whole piece is from this copy while the piece is in use.
                     prop_assert!(streams.written_by[place.clone()].iter().all(|by| *by == copy));
                     clock += 1;
                     streams.in_use_until[place].fill(clock);
@@ -207,7 +207,7 @@ mod tests {
                 }
                 base += count as u64;
                 if fails {
-                    // A failed pass waits for everything and starts again.
+                    // A failed pass waits for all copies and starts again.
                     ahead.restart(base);
                     streams.waited_for = clock;
                 } else {

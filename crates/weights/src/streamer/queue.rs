@@ -1,9 +1,9 @@
-//! The protocol between the link's workers and the pass.
+//! Protocol between the link's workers and the pass.
 //!
-//! Workers claim chunks from two sources. *Requested* chunks come first, because a pass
-//! waits for them now. The other chunks belong to the ring: piece after piece, pass after
-//! pass, each as soon as the piece that it overwrites is out of use. A *visit* is one use
-//! of a piece of the ring, counted over all passes.
+//! Workers claim chunks from two sources. *Requested* chunks come first, because a pass waits for
+//! them now. All other chunks belong to the ring: piece after piece, pass after pass. A chunk of
+//! the ring may be claimed as soon as the piece that it overwrites is out of use. A *visit* is
+//! one use of a piece of the ring, counted over all passes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use super::{
     transfers::{ChunkedCopy, RingCopy},
 };
 
-/// Longest time without any chunk arriving while a pass waits. Disks spin up and networks
-/// recover in less.
+/// Longest time without an arriving chunk while a pass waits. Disks spin up and networks recover
+/// in less time.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Identifier of a request for chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
 
-/// Reason why a chunk is copied.
+/// Reason for the copy of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyReason {
-    /// A request with this ticket.
+    /// Request with this ticket.
     Request(Ticket),
-    /// A visit of the ring.
+    /// Visit of the ring.
     Visit(u64),
 }
 
@@ -56,15 +56,15 @@ pub(super) struct LinkMeter {
 pub(super) struct CopyQueue {
     ring: Arc<[RingCopy<ChunkedCopy>]>,
     state: Mutex<QueueState>,
-    /// Wakes workers: a chunk may be claimed, or the queue stops.
+    /// Signal to workers: a chunk may be claimed, or the queue stops.
     work: Condvar,
-    /// Wakes the pass: a chunk arrived or failed.
+    /// Signal to the pass: a chunk arrived or failed.
     arrival: Condvar,
 }
 
 struct QueueState {
     requested: VecDeque<(Ticket, CopyOp<Extent>)>,
-    /// Number of chunks that each ticket still waits for.
+    /// Number of chunks that have not arrived, for each ticket.
     tickets: BTreeMap<Ticket, usize>,
     next_ticket: u64,
     /// Whether the ring is filled ahead of its use.
@@ -73,8 +73,7 @@ struct QueueState {
     visit: u64,
     /// Number, within its piece, of the next chunk of the ring.
     chunk: usize,
-    /// Number of chunks of each piece of the ring that have not arrived, for the visit
-    /// that is being copied.
+    /// Number of chunks of each piece of the ring that have not arrived in the current visit.
     missing: Vec<usize>,
     /// Number of visits that are over.
     done: u64,
@@ -83,8 +82,7 @@ struct QueueState {
     failed: bool,
     /// Error of the failed copy, until it is reported.
     failure: Option<DeviceError>,
-    /// Whether a copy did not return in time. Such a copy may still write to its
-    /// destination.
+    /// Whether a copy did not return in time. Such a copy may still write to its destination.
     stuck: bool,
     stop: bool,
     meter: LinkMeter,
@@ -124,7 +122,8 @@ impl CopyQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
-        // The state is consistent even if a thread panicked: no change of it can panic.
+        // The state is consistent even if a thread panicked, because no change of the state can
+        // panic.
         self.state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -283,9 +282,9 @@ impl CopyQueue {
         self.lock().failed
     }
 
-    /// Drops all requests, waits until no chunk is in flight, and sets the next visit. The
-    /// ring is not filled until [`CopyQueue::set_prefetch`]. If a read does not return, the
-    /// queue stays failed, because that read may write to its destination at any time.
+    /// Drops all requests, waits until no chunk is in flight, and sets the next visit. Prefetch
+    /// is off until [`CopyQueue::set_prefetch`]. If a read does not return, the queue stays
+    /// failed, because that read may write to its destination at any time.
     pub fn restart(&self, visit: u64) {
         let mut state = self.lock();
         state.prefetch = false;
@@ -306,7 +305,7 @@ impl CopyQueue {
         state.done = visit;
     }
 
-    /// Stops the workers. Returns whether all of them will end.
+    /// Stops the workers. Returns whether all threads will end.
     pub fn stop(&self) -> bool {
         let mut state = self.lock();
         state.stop = true;
@@ -336,7 +335,7 @@ impl CopyQueue {
 }
 
 impl QueueState {
-    /// Reports a failure: the error itself once, then a reminder.
+    /// Returns the failure: the error itself once, and a reminder in later calls.
     fn check(&mut self) -> Result<(), DeviceError> {
         if !self.failed {
             return Ok(());
@@ -358,7 +357,7 @@ impl QueueState {
                 self.missing.get_mut(piece)
             }
         };
-        // The ticket is missing if a restart dropped the request.
+        // A missing ticket belongs to a request that a restart dropped.
         left.is_some_and(|left| {
             *left -= 1;
             *left == 0

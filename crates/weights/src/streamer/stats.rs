@@ -7,8 +7,8 @@ pub struct PassStats {
     pub rows: usize,
     /// Duration of the pass in seconds.
     pub seconds: f64,
-    /// Bytes that came over the link: during the pass if files are read, for the pass if
-    /// the device copies from host memory.
+    /// Bytes that crossed the link: during the pass if files are read, for the pass if the device
+    /// copies from host memory.
     pub link_bytes: u64,
     /// Seconds in which the link had bytes in flight.
     pub link_s: f64,
@@ -31,8 +31,7 @@ impl PassStats {
         }
     }
 
-    /// Share of the shorter of copying and computing that happened during the other, from
-    /// 0 to 1.
+    /// Share of the shorter of copying and computing that overlapped with the other, from 0 to 1.
     pub fn overlap(&self) -> f64 {
         let shorter = self.link_s.min(self.compute_s());
         if shorter <= 0.0 {

@@ -1,4 +1,4 @@
-//! Locks of the standard library; in unit tests of this crate, those of a model checker.
+//! Locks of the standard library, or of a model checker in unit tests of this crate.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -15,8 +15,8 @@ pub(super) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a condition until a timeout. Returns whether time ran out. The model checker
-/// has no clock, so it never times out.
+/// Waits for a condition until a timeout. Returns whether the time ran out. The model checker has
+/// no clock, so its waits never time out.
 pub(super) fn wait_for<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,

@@ -8,11 +8,11 @@ use std::time::Instant;
 /// Activity that an event of the timeline belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TimelineLane {
-    /// Operations of a segment, without the time they wait for weights.
+    /// Operations of a segment, without the time in which they wait for weights.
     Compute,
-    /// A pass that waits for weights.
+    /// Wait of a pass for weights.
     Wait,
-    /// Worker of the link with this number, copying a chunk. A copy engine is worker 0.
+    /// Copy of a chunk by the link's worker with this number. A copy engine is worker 0.
     Link(usize),
 }
 
@@ -40,7 +40,7 @@ pub struct Timeline {
     pub left_out: u64,
 }
 
-/// Largest number of events: more than this a viewer does not open.
+/// Largest number of events that a trace viewer opens.
 const EVENTS_MAX: usize = 1 << 20;
 
 /// Recorder of events. It starts switched off.
@@ -103,7 +103,7 @@ impl Recorder {
         self.note_past(lane, label, bytes, began..Instant::now());
     }
 
-    /// Records an activity of the past.
+    /// Records an activity that is over.
     pub fn note_past(&self, lane: TimelineLane, label: u32, bytes: u64, time: Range<Instant>) {
         if self.is_on() {
             let (began, ended) = (time.start, time.end);

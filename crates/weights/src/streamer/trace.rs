@@ -1,4 +1,4 @@
-//! Trace of a pass by events of the device, read once the events are past.
+//! Trace of a pass by events of the device. The times are read after the events are past.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -28,12 +28,12 @@ pub(super) struct PassTrace {
     pub stalls: Vec<StreamInterval>,
     /// Computation of segments; collected only while the recorder is on.
     pub segments: Vec<StreamInterval>,
-    /// Bytes of table rows that were uploaded by the pass itself.
+    /// Bytes of table rows that the pass itself uploaded.
     pub row_bytes: u64,
 }
 
 impl PassTrace {
-    /// Returns the cost of the pass without rows and duration. All events must be past.
+    /// Returns the cost of the pass, except rows and duration. All events must be past.
     pub fn stats(&self, device: &dyn Device) -> Result<PassStats, DeviceError> {
         let mut stats = PassStats {
             link_bytes: self.row_bytes,
@@ -49,7 +49,7 @@ impl PassTrace {
         Ok(stats)
     }
 
-    /// Records all events. `end` is the last event of the pass, and was reached at `at`.
+    /// Records all events. `end` is the last event of the pass. The pass reached `end` at `at`.
     pub fn record(
         &self,
         device: &dyn Device,

@@ -5,8 +5,8 @@ use djinn_model::Extent;
 
 use crate::{CopyOp, Placement, Region, WeightLayout, pieces::Piece};
 
-/// Copies of one piece from files, cut into chunks when asked for. A list of all chunks
-/// of a large model would take gigabytes.
+/// Copies of one piece from files, cut into chunks on demand. A list of all chunks of a large
+/// model would take gigabytes.
 #[derive(Clone, Debug)]
 pub(super) struct ChunkedCopy {
     /// Copies of the piece, one for each extent.
@@ -83,7 +83,7 @@ impl ChunkedCopy {
 /// Copy of one visit of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RingCopy<C> {
-    /// The copy itself.
+    /// Copy that fills the place of the visit.
     pub copy: C,
     /// Number of visits from an earlier visit to this one. The earlier visit must be over
     /// before this copy may begin.
@@ -142,7 +142,7 @@ pub(super) fn experts_from_host(layout: &WeightLayout) -> Vec<CopyOp<Placement>>
         .collect()
 }
 
-/// Copies of all resident weights.
+/// Copies of all resident weights from files.
 pub(super) fn resident(layout: &WeightLayout) -> Vec<ChunkedCopy> {
     let kept = layout.pieces().kept.iter().zip(layout.kept_placements());
     let kept = kept.map(|(piece, &to)| {
@@ -155,7 +155,7 @@ pub(super) fn resident(layout: &WeightLayout) -> Vec<ChunkedCopy> {
         .collect()
 }
 
-/// Copies from files into host memory of all weights that stream from there.
+/// Copies from files into host memory, for all weights that stream from host memory.
 pub(super) fn into_host(layout: &WeightLayout) -> Vec<ChunkedCopy> {
     let (host, pieces) = (layout.host(), layout.pieces());
     let slots = layout.plan().ring.slots.iter().zip(&host.ring);
@@ -180,7 +180,7 @@ fn file_copy(layout: &WeightLayout, piece: &Piece, to: Placement, label: u32) ->
     ChunkedCopy::new(&piece.extents, to, layout.link().load_chunk(), label)
 }
 
-/// The part of the first slot of the pool that an expert fills.
+/// Part of the pool's first slot that an expert fills.
 fn pool_slot(layout: &WeightLayout, piece: &Piece) -> Placement {
     Placement {
         region: Region::Pool,

@@ -19,15 +19,16 @@ use super::{
 /// Number of pieces that are requested together while weights are loaded.
 const PIECES_AHEAD: usize = 64;
 
-/// Copies one chunk after the other until the queue stops. A copy that panics counts as
-/// failed, because a pass may wait for it.
+/// Copies chunks one after the other until the queue stops. A copy that panics counts as failed,
+/// because a pass may wait for it.
 pub(super) fn work(
     queue: &CopyQueue,
     mut copy: impl FnMut(&CopyOp<Extent>) -> Result<(), DeviceError>,
 ) {
     while let Some(job) = queue.claim() {
         let copied = catch_unwind(AssertUnwindSafe(|| copy(&job.chunk)));
-        let panicked = |_| Err(std::io::Error::other("a link worker panicked").into());
+        let panicked =
+            |_| Err(std::io::Error::other("a link worker panicked while it copied weights").into());
         queue.complete(job, copied.unwrap_or_else(panicked));
     }
 }
@@ -79,8 +80,8 @@ impl LinkWorkers {
         progress: &mut dyn FnMut(u64),
     ) -> Result<u64, DeviceError> {
         let mut fetched = 0;
-        // A group of pieces keeps the link busy; requests for all pieces of a large model
-        // would take much memory.
+        // A group of pieces keeps the link busy. Requests for all pieces of a large model would
+        // take much memory.
         for group in pieces.chunks(PIECES_AHEAD) {
             let request = |piece: &ChunkedCopy| (piece.bytes(), self.queue.request(piece.chunks()));
             for (bytes, ticket) in group.iter().map(request).collect::<Vec<_>>() {
@@ -96,7 +97,8 @@ impl LinkWorkers {
 impl Drop for LinkWorkers {
     fn drop(&mut self) {
         if !self.queue.stop() {
-            // A thread is in a read that does not return. It owns what it uses.
+            // A thread is in a read that does not return. The thread owns its buffers, so it may
+            // outlive the queue.
             return;
         }
         for thread in self.threads.drain(..) {

@@ -301,7 +301,7 @@ fn buffers_that_alias_prevent_fusing() {
         ]),
         1
     );
-    // The norm writes the sum, the addend, or reads another buffer.
+    // The norm writes the sum or the addend, or reads another buffer.
     assert_eq!(
         count(vec![
             add(Buf::Z, Buf::Resid),
@@ -457,7 +457,7 @@ impl Symbolic {
         if matches!(op, Op::Attend { .. }) {
             self.cache = hash_of((self.cache, &inputs));
         }
-        // A rotation is the same operation on every buffer.
+        // A rotation has the same name on every buffer.
         let name = match op {
             Op::Rope { .. } => "rope".to_owned(),
             op => format!("{op:?}"),
@@ -541,8 +541,8 @@ fn any_residency() -> impl Strategy<Value = Vec<WeightResidency>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever hooks are in use, every hook in use and the end of the pass see the values of
-    /// the plain operations.
+    /// Checks that every hook in use, and the end of the pass, see the values of the plain
+    /// operations, for any set of hooks in use.
     #[test]
     fn fused_programs_compute_the_same(
         ops in any_ops(),
