@@ -33,7 +33,7 @@ pub enum Bench {
     Memory(BenchMemoryArgs),
     /// Time of a generated token, and the share of memory bandwidth it reaches
     Decode(BenchDecodeArgs),
-    /// Speed of a prompt; a processor's beside the gemm crate on the same shapes
+    /// Speed of a prompt; with the feature yardstick, a processor is compared with the gemm crate
     Prefill(BenchPrefillArgs),
     /// Bandwidth for weights: from a model's files, or from host memory to a card
     Link(BenchLinkArgs),
