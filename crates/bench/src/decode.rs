@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     BenchError, BenchReport, BenchTarget, rates,
-    sample::{BANDWIDTH_BYTES, check_context, median, some_tokens},
+    sample::{BANDWIDTH_BYTES, check_context, median_of, some_tokens},
     text::seconds,
 };
 
@@ -113,8 +113,8 @@ fn measure(
     })
 }
 
-/// Runs until `count` passes gave every session a token. Returns the seconds to the first token and
-/// those passes.
+/// Runs until `count` passes gave every session a token. Returns the seconds to the first token, and
+/// the passes.
 fn timed_passes(
     engine: &mut Engine,
     sessions: usize,
@@ -144,10 +144,6 @@ fn timed_passes(
     Ok((first.unwrap_or(0.0), passes))
 }
 
-fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
-    median(&mut passes.iter().map(of).collect::<Vec<_>>())
-}
-
 fn report(
     options: &DecodeOptions,
     engine: &Engine,
@@ -155,7 +151,7 @@ fn report(
     measured: &DecodeMeasurement,
 ) -> Value {
     let passes = &measured.passes;
-    let pass = middle(passes, |p| p.seconds);
+    let pass = median_of(passes, |p| p.seconds);
     let fastest = passes
         .iter()
         .map(|p| p.seconds)
@@ -177,12 +173,12 @@ fn report(
         "peak_rss_bytes": host::peak_rss_bytes(),
     });
     if let Some(link) = measured.link {
-        let streamed = middle(passes, |p| p.link_bytes as f64);
+        let streamed = median_of(passes, |p| p.link_bytes as f64);
         // The rate is over the whole pass, so time without a copy in flight lowers it.
         let through = streamed / pass / 1e9;
         report["link"] = json!({
             "gb_per_s": link, "bytes_per_pass": streamed, "through_gb_per_s": through,
-            "share": through / link, "stall_s": middle(passes, |p| p.stall_s),
+            "share": through / link, "stall_s": median_of(passes, |p| p.stall_s),
             "model_bytes_over_pass_gb_per_s": weights as f64 / pass / 1e9,
             "ring_bytes": engine.footprint().ring,
         });
@@ -194,8 +190,8 @@ fn text(target: &BenchTarget<'_>, engine: &Engine, report: &Value) -> String {
     let number = |key: &str| report.pointer(key).and_then(Value::as_f64).unwrap_or(0.0);
     let size = |key: &str| Size(number(key) as u64);
     let how = match target.backend.card() {
-        None => "same threads",
-        Some(_) => "a copy on the card, read plus written",
+        None => "reading with the same threads",
+        Some(_) => "bytes read plus written by a copy on the card",
     };
     let mut text = format!(
         "{} on {}\n\
@@ -203,7 +199,7 @@ fn text(target: &BenchTarget<'_>, engine: &Engine, report: &Value) -> String {
          \x20 a pass          {} (median of {}; fastest {}; predicted {}, {:+.1} %)\n\
          \x20 tokens          {:.1}/s\n\
          \x20 weights read    {:.1} GB/s\n\
-         \x20 memory gives    {:.1} GB/s (median, {how})\n\
+         \x20 memory          {:.1} GB/s (median, {how})\n\
          \x20 share           {:.0} %\n",
         engine.model().name,
         engine.device().detail,
@@ -220,7 +216,7 @@ fn text(target: &BenchTarget<'_>, engine: &Engine, report: &Value) -> String {
     );
     if report.get("link").is_some() {
         text.push_str(&format!(
-            "  over the link   {} a pass, {:.2} GB/s: {:.1} % of the {:.2} GB/s it gives alone\n",
+            "  over the link   {} per pass, {:.2} GB/s: {:.1} % of {:.2} GB/s without compute\n",
             size("/link/bytes_per_pass"),
             number("/link/through_gb_per_s"),
             number("/link/share") * 100.0,
@@ -229,7 +225,7 @@ fn text(target: &BenchTarget<'_>, engine: &Engine, report: &Value) -> String {
     }
     if report["device_used_bytes"].is_u64() {
         text.push_str(&format!(
-            "  card            {} taken, as its driver counts, of {} allowed\n",
+            "  card memory     {} of {}, as the driver counts\n",
             size("/device_used_bytes"),
             size("/budget_bytes"),
         ));

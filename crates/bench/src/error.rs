@@ -46,7 +46,7 @@ pub enum BenchError {
     },
     /// Prompt and generated tokens do not fit in the model's context.
     #[error(
-        "the benchmark needs {needed} tokens a session, but the model's context is {context}; use fewer \
+        "the benchmark needs {needed} tokens per session, but the model's context is {context}; use fewer \
          tokens"
     )]
     Context {
@@ -73,10 +73,10 @@ pub enum BenchError {
     SessionEnded(String),
     /// Buffers of all reading threads together are too large.
     #[error(
-        "--chunk times --workers is {asked}, but at most {limit} of buffers are allowed; lower one"
+        "--chunk times --workers is {asked} of buffers, but the limit is {limit}; lower one of them"
     )]
     Buffers {
-        /// Bytes of buffers that the options come to.
+        /// Bytes of buffers that the options ask for.
         asked: Size,
         /// Bytes of buffers that are allowed.
         limit: Size,

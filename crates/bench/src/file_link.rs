@@ -34,6 +34,20 @@ const SECONDS: f64 = 1.0;
 
 /// Measures how fast a model's files are read.
 pub fn file_link(options: &LinkOptions, model: &Model) -> Result<BenchReport, BenchError> {
+    let mut measured = settings(options, model)?;
+    let seconds = options.seconds.unwrap_or(SECONDS);
+    // Rounds visit every setting, so that a slow minute of the disk affects all of them.
+    for round in 0..options.repeat {
+        let start = round as f64 / options.repeat as f64;
+        for setting in &mut measured {
+            setting.rates.push(measure(model, seconds, setting, start)?);
+        }
+    }
+    Ok(report(options, model, seconds, &mut measured))
+}
+
+/// Numbers of threads and chunk sizes to measure, without rates yet.
+fn settings(options: &LinkOptions, model: &Model) -> Result<Vec<FileRates>, BenchError> {
     if options
         .workers
         .is_some_and(|n| n > MemorySettings::WORKERS_MAX)
@@ -59,24 +73,15 @@ pub fn file_link(options: &LinkOptions, model: &Model) -> Result<BenchReport, Be
             limit: Size(MEMORY_MAX),
         });
     }
-    let mut measured: Vec<FileRates> = workers
+    let settings = workers
         .iter()
         .flat_map(|&workers| chunks.iter().map(move |&chunk| (workers, chunk)))
         .map(|(workers, chunk)| FileRates {
             workers,
             chunk,
             rates: Vec::new(),
-        })
-        .collect();
-    let seconds = options.seconds.unwrap_or(SECONDS);
-    // Rounds visit every setting, so that a slow minute of the disk affects all of them.
-    for round in 0..options.repeat {
-        let start = round as f64 / options.repeat as f64;
-        for setting in &mut measured {
-            setting.rates.push(measure(model, seconds, setting, start)?);
-        }
-    }
-    Ok(report(options, model, seconds, &mut measured))
+        });
+    Ok(settings.collect())
 }
 
 fn measure(

@@ -6,7 +6,7 @@ use djinn_engine::{
     Blueprint, BreakSpec, EditSpec, Engine, KvMemory, Positions, Probe, ProbeLimits, Request,
     RunUntil, SessionId, Settings,
 };
-use djinn_model::program::Program;
+use djinn_model::{Model, program::Program};
 use serde_json::{Value, json};
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     text::{seconds, table},
 };
 
-/// Untimed tokens at the start, in which a card captures its graphs.
+/// Number of untimed tokens at the start, during which a card captures its graphs.
 const WARM: usize = 4;
 
 /// Options of the benchmark `hooks`.
@@ -46,27 +46,7 @@ pub fn hooks(options: &HookOptions, target: &BenchTarget<'_>) -> Result<BenchRep
             limit: format!("block {block} does not exist; the model has blocks 1 to {count}"),
         });
     }
-    let steps = options.tokens.max(3 * options.repeat) + 2 * WARM;
-    let context = options.context.saturating_add(steps);
-    check_context(&model.program, context)?;
-    // There are pages for three sessions: two on the device, one on the host.
-    let one = Settings::for_sessions(&model.program, 1, context, target.rows)?;
-    let settings = Settings {
-        open: 3,
-        pages: 3 * one.pages,
-        probe_limits: ProbeLimits {
-            operand_width: model.program.dims.d_model,
-            ..ProbeLimits::default()
-        },
-        ..one
-    };
-    let bytes = djinn_engine::kv_dtype(target.backend, &model.program);
-    let bytes = model.program.kv_bytes_per_token(bytes);
-    let kv = KvMemory {
-        device: Some(2 * context.next_multiple_of(settings.page_tokens) as u64 * bytes),
-        spill: None,
-    };
-    let blueprint = Blueprint::for_sessions(&model, target.backend, settings, target.memory, &kv)?;
+    let blueprint = layout(options, target, &model)?;
     let mut engine = target.host.load(model, blueprint)?;
     let mut bench = HookBench {
         engine: &mut engine,
@@ -85,6 +65,41 @@ pub fn hooks(options: &HookOptions, target: &BenchTarget<'_>) -> Result<BenchRep
     Ok(BenchReport::new(text(&report), report))
 }
 
+/// Lays out an engine with pages for three sessions: two on the device, one on the host.
+fn layout(
+    options: &HookOptions,
+    target: &BenchTarget<'_>,
+    model: &Model,
+) -> Result<Blueprint, BenchError> {
+    let steps = options.tokens.max(3 * options.repeat) + 2 * WARM;
+    let context = options.context.saturating_add(steps);
+    check_context(&model.program, context)?;
+    let one = Settings::for_sessions(&model.program, 1, context, target.rows)?;
+    let settings = Settings {
+        open: 3,
+        pages: 3 * one.pages,
+        probe_limits: ProbeLimits {
+            operand_width: model.program.dims.d_model,
+            ..ProbeLimits::default()
+        },
+        ..one
+    };
+    let dtype = djinn_engine::kv_dtype(target.backend, &model.program);
+    let bytes = model.program.kv_bytes_per_token(dtype);
+    let kv = KvMemory {
+        device: Some(2 * context.next_multiple_of(settings.page_tokens) as u64 * bytes),
+        spill: None,
+    };
+    Ok(Blueprint::for_sessions(
+        model,
+        target.backend,
+        settings,
+        target.memory,
+        &kv,
+    )?)
+}
+
+/// An engine and the options of the benchmark.
 struct HookBench<'a> {
     engine: &'a mut Engine,
     options: &'a HookOptions,
@@ -292,7 +307,7 @@ fn text(report: &Value) -> String {
         })
         .collect();
     let names = [
-        "behind block",
+        "after block",
         "checkpoint",
         "resume",
         "KV on the host",

@@ -21,8 +21,6 @@ mod restore;
 mod sample;
 mod serve;
 mod server_process;
-mod session_load;
-mod session_report;
 mod sessions;
 mod stream;
 mod target;

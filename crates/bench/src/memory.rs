@@ -14,7 +14,7 @@ pub fn card_memory(backend: &dyn Backend, device: &str) -> Result<BenchReport, B
     let rate = rates::memory(backend, BANDWIDTH_BYTES)?;
     Ok(BenchReport::new(
         format!(
-            "{device}\n  memory gives    {rate:.1} GB/s (a copy on the card, read plus written)\n"
+            "{device}\n  memory          {rate:.1} GB/s (bytes read plus written by a copy on the card)\n"
         ),
         json!({ "device": device, "memory_gb_per_s": rate }),
     ))
@@ -29,7 +29,7 @@ pub fn processor_memory(
     let most = threads.unwrap_or_else(host::cores);
     let size = size.unwrap_or(Size(BANDWIDTH_BYTES));
     if size.0 < LEAST {
-        let limit = format!("{size} fits in caches; at least 256MiB");
+        let limit = format!("{size} fits in caches; use at least 256MiB");
         return Err(BenchError::Option {
             option: "--size",
             limit,
@@ -39,7 +39,7 @@ pub fn processor_memory(
         threads: Some(threads),
         isa: None,
     };
-    // The largest number of threads comes first, so that a number that cannot be had fails at once.
+    // The largest number of threads comes first, so that too large a number fails at once.
     let mut measured = (1..=most)
         .rev()
         .map(|threads| Ok((threads, rates::memory(&with(threads), size.0)?)))

@@ -14,6 +14,7 @@ use crate::{BenchError, BenchReport, sample::median, text::table};
 const SPREAD: u64 = 1 << 30;
 /// Number of measurements of each operation.
 const REPEATS: usize = 5;
+/// Tokens of a KV page.
 const PAGE_TOKENS: usize = 16;
 
 /// Options of the benchmark `operations`.
@@ -220,6 +221,14 @@ impl OperationBench {
         shapes.into_iter().map(one).collect()
     }
 
+    /// Uploads a matrix of ids to an offset of the slab.
+    fn ids(&self, offset: u64, cols: usize, ids: &[i32]) -> Result<View, BenchError> {
+        let view = View::new(offset, DType::I32, ids.len() / cols, cols);
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.device.upload(Stream::Compute, view.span(), &bytes)?;
+        Ok(view)
+    }
+
     fn attention(
         &self,
         dims: &Dims,
@@ -241,22 +250,16 @@ impl OperationBench {
             dtype: self.dtype,
         };
         kv.page_bytes = kv.layer_bytes();
-        let ids = |number: u64, cols: usize, ids: Vec<i32>| -> Result<View, BenchError> {
-            let view = View::new(
-                self.activation(7, rows, dims.d_mlp).offset + number * (1 << 18),
-                DType::I32,
-                ids.len() / cols,
-                cols,
-            );
-            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-            self.device.upload(Stream::Compute, view.span(), &bytes)?;
-            Ok(view)
-        };
         let row = |r: usize| if prompt { (0, r) } else { (r, keys - 1) };
+        let positions: Vec<i32> = (0..rows).map(|r| row(r).1 as i32).collect();
+        let sequences: Vec<i32> = (0..rows).map(|r| row(r).0 as i32).collect();
+        let tables: Vec<i32> = (0..(sessions * pages) as i32).collect();
+        // Attention uses two of the eight activations; the ids lie in the last.
+        let ids_at = |number: u64| self.activation(7, rows, dims.d_mlp).offset + (number << 18);
         let rows_of = Rows {
-            positions: ids(0, 1, (0..rows).map(|r| row(r).1 as i32).collect())?,
-            sequences: ids(1, 1, (0..rows).map(|r| row(r).0 as i32).collect())?,
-            tables: ids(2, pages, (0..(sessions * pages) as i32).collect())?,
+            positions: self.ids(ids_at(0), 1, &positions)?,
+            sequences: self.ids(ids_at(1), 1, &sequences)?,
+            tables: self.ids(ids_at(2), pages, &tables)?,
             phase,
         };
         let how = Attention {

@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use djinn_device::{host, yardstick::Gemm};
-use djinn_engine::Request;
+use djinn_engine::{Engine, Request, SessionId};
 use djinn_model::program::{Op, Program};
 use serde_json::json;
 
@@ -21,7 +20,12 @@ pub struct PrefillOptions {
     pub repeat: usize,
 }
 
-/// Times a prompt. On a processor, also times the `gemm` crate on the same matrix products.
+/// Seconds that the `gemm` crate takes for the matrix products of a prompt, or the reason why the
+/// comparison is missing.
+type GemmComparison = Result<f64, &'static str>;
+
+/// Times a prompt. On a processor, and if the program was built with the feature `yardstick`, also times
+/// the `gemm` crate on the same matrix products.
 pub fn prefill(
     options: &PrefillOptions,
     target: &BenchTarget<'_>,
@@ -29,17 +33,31 @@ pub fn prefill(
     let model = target.host.open()?;
     check_context(&model.program, options.tokens)?;
     let shapes = products(&model.program);
-    let name = model.name.clone();
     let request = Request {
         tokens: some_tokens(&model.program, options.tokens, 0),
         max_tokens: 1,
         ..Request::default()
     };
     let (mut engine, ids) = target.start(model, vec![request.clone()])?;
-    let mut id = ids[0];
+    let seconds = prompt_seconds(&mut engine, ids[0], &request, options.repeat)?;
+    let gemm = match target.backend.card() {
+        None => gemm(&shapes, options.tokens, target.threads),
+        Some(_) => Err("runs on processors only"),
+    };
+    let flops = shapes.iter().map(|s| s.flops(options.tokens)).sum();
+    Ok(report(options, &engine, seconds, flops, gemm))
+}
+
+/// Median seconds of the prompt. The first run warms up memory and does not count.
+fn prompt_seconds(
+    engine: &mut Engine,
+    first: SessionId,
+    request: &Request,
+    repeat: usize,
+) -> Result<f64, BenchError> {
+    let mut id = first;
     let mut times = Vec::new();
-    // The first run warms up memory and does not count.
-    for run in 0..=options.repeat {
+    for run in 0..=repeat {
         let started = Instant::now();
         while !engine.is_idle() {
             engine.step()?;
@@ -48,48 +66,54 @@ pub fn prefill(
             times.push(started.elapsed().as_secs_f64());
         }
         engine.close(id);
-        if run < options.repeat {
+        if run < repeat {
             id = engine.open(request.clone())?;
         }
     }
-    let time = median(&mut times);
-    let flops: f64 = shapes.iter().map(|s| s.flops(options.tokens)).sum();
-    // The `gemm` crate runs on processors only.
-    let gemm = match target.backend.card() {
-        None => Some(gemm_time(&shapes, options.tokens, target.threads)),
-        Some(_) => None,
-    };
-    let ours = flops / time / 1e9;
+    Ok(median(&mut times))
+}
+
+fn report(
+    options: &PrefillOptions,
+    engine: &Engine,
+    time: f64,
+    flops: f64,
+    gemm: GemmComparison,
+) -> BenchReport {
+    let (name, device) = (&engine.model().name, engine.device().detail);
+    let rate = flops / time / 1e9;
     let tokens = options.tokens as f64 / time;
-    let device = engine.device();
-    let mut report = json!({
-        "model": name, "device": device.detail, "tokens": options.tokens,
-        "prefill_s": time, "tokens_per_s": tokens, "gflop_per_s": ours,
+    let mut json = json!({
+        "model": name, "device": device, "tokens": options.tokens,
+        "prefill_s": time, "tokens_per_s": tokens, "gflop_per_s": rate,
     });
-    if let Some(gemm) = gemm {
-        report["gemm_gflop_per_s"] = json!(flops / gemm / 1e9);
-        report["share_of_gemm"] = json!(gemm / time);
-    }
-    let beside = gemm.map_or(String::new(), |gemm| {
-        format!(
-            "  gemm crate      {:.1} GFLOP/s in f32 on the same shapes\n  \
-             share           {:.0} %\n",
-            flops / gemm / 1e9,
-            gemm / time * 100.0
-        )
-    });
+    let comparison = match gemm {
+        Ok(seconds) => {
+            let (theirs, share) = (flops / seconds / 1e9, seconds / time);
+            json["gemm_gflop_per_s"] = json!(theirs);
+            json["share_of_gemm"] = json!(share);
+            format!(
+                "  gemm crate      {theirs:.1} GFLOP/s in f32 on the same shapes\n  \
+                 share           {:.0} %\n",
+                share * 100.0
+            )
+        }
+        Err(reason) => {
+            json["gemm_comparison"] = json!(reason);
+            format!("  gemm crate      {reason}\n")
+        }
+    };
     let text = format!(
-        "{name} on {}, {} tokens\n\
+        "{name} on {device}, {} tokens\n\
          \x20 prefill         {} (median of {})\n\
          \x20 tokens          {tokens:.1}/s\n\
-         \x20 products        {}, all else counted as lost time\n{beside}",
-        device.detail,
+         \x20 products        {}; other operations count as lost time\n{comparison}",
         options.tokens,
         seconds(time),
-        times.len(),
-        products_rate(ours),
+        options.repeat,
+        products_rate(rate),
     );
-    Ok(BenchReport::new(text, report))
+    BenchReport::new(text, json)
 }
 
 /// Rate of matrix products in GFLOP/s or TFLOP/s.
@@ -142,13 +166,21 @@ fn products(program: &Program) -> Vec<ProductShape> {
     all
 }
 
-/// Seconds that the `gemm` crate takes for all products in f32 with the same threads.
-fn gemm_time(shapes: &[ProductShape], rows: usize, threads: Option<usize>) -> f64 {
-    let threads = threads.unwrap_or_else(host::cores);
+/// Times the `gemm` crate on all products in f32, with as many threads as the engine.
+#[cfg(feature = "yardstick")]
+fn gemm(shapes: &[ProductShape], rows: usize, threads: Option<usize>) -> GemmComparison {
+    let threads = threads.unwrap_or_else(djinn_device::host::cores);
     let one = |shape: &ProductShape| {
-        let mut product = Gemm::new(rows, shape.outputs, shape.inputs, threads);
+        let (outputs, inputs) = (shape.outputs, shape.inputs);
+        let mut product = djinn_device::yardstick::Gemm::new(rows, outputs, inputs, threads);
         let mut times: Vec<f64> = (0..5).map(|_| product.run().as_secs_f64()).collect();
         median(&mut times) * shape.count as f64
     };
-    shapes.iter().map(one).sum()
+    Ok(shapes.iter().map(one).sum())
+}
+
+/// Reports that this build has no `gemm` crate.
+#[cfg(not(feature = "yardstick"))]
+fn gemm(_: &[ProductShape], _: usize, _: Option<usize>) -> GemmComparison {
+    Err("not in this build; build with --features yardstick to compare")
 }

@@ -6,11 +6,11 @@ use serde_json::Value;
 pub struct BenchReport {
     /// Text for a terminal, with a final newline.
     pub text: String,
-    /// The same numbers for programs, and more of them.
+    /// Numbers for programs: those of the text, and more.
     pub json: Value,
     /// Whether everything that the benchmark checks held.
     pub passed: bool,
-    /// Last line that compares a rate with a threshold, without a newline.
+    /// Line that compares a rate with a threshold and is printed last, without a newline.
     pub verdict: Option<String>,
 }
 

@@ -148,17 +148,17 @@ fn text(report: &Value) -> String {
     let number = |key: &str| report[key].as_f64().unwrap_or(0.0);
     let line = |name: &str, key: &str| vec![name.to_owned(), seconds(number(key))];
     let lines = [
-        line("pages come back", "page_in_s"),
-        line("a token is computed", "compute_s"),
-        line("resume to token, block after block", "resume_to_token_s"),
-        line("resume to token, everything first", "everything_first_s"),
+        line("page-in", "page_in_s"),
+        line("compute of a token", "compute_s"),
+        line("resume to token, block by block", "resume_to_token_s"),
+        line("resume to token, all pages first", "everything_first_s"),
     ];
     format!(
-        "{}: a session of {} tokens, {} of KV, comes back at {:.1} GB/s\n{}\
-         \x20 {:.2} times the larger of both\n",
+        "{}: {} of KV of a session with {} tokens page in at {:.1} GB/s\n{}\
+         \x20 block by block takes {:.2} × the larger of page-in and compute\n",
         report["model"].as_str().unwrap_or_default(),
-        report["context"],
         Size(number("bytes") as u64),
+        report["context"],
         number("gb_per_s"),
         table(&["", "median"], &lines),
         number("times_the_larger"),

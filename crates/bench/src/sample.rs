@@ -22,6 +22,11 @@ pub fn some_tokens(program: &Program, count: usize, salt: usize) -> Vec<u32> {
     (0..count).map(|i| at(i) as u32).collect()
 }
 
+/// Median of one measure of all items.
+pub fn median_of<T>(items: &[T], measure: impl Fn(&T) -> f64) -> f64 {
+    median(&mut items.iter().map(measure).collect::<Vec<_>>())
+}
+
 /// Median of times or rates; sorts them.
 pub fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     BenchError, BenchReport, BenchTarget, rates,
-    sample::{check_context, median, some_tokens},
+    sample::{check_context, median, median_of, some_tokens},
     text::seconds,
 };
 
@@ -54,7 +54,8 @@ pub fn stream(
     if !target.memory.prefetch {
         return Err(BenchError::Option {
             option: "--prefetch off",
-            limit: "this benchmark measures both, with and without prefetch".to_owned(),
+            limit: "this benchmark measures passes with and without prefetch; leave the flag out"
+                .to_owned(),
         });
     }
     let mut bench = StreamBench::new(options, target)?;
@@ -133,7 +134,7 @@ fn draw(
     Blueprint::draw(model, target.backend, settings, memory)
 }
 
-/// Memory from --memory, or a quarter of the weights, or the least that works.
+/// Memory from --memory, or a quarter of the weights, or the smallest budget that works.
 fn budget(
     target: &BenchTarget<'_>,
     model: &Model,
@@ -156,7 +157,7 @@ fn budget(
     }
 }
 
-/// Runs one pass over a prompt. The ring holds what the last pass left in it.
+/// Runs one pass over a prompt. The ring still holds pieces of the pass before.
 fn pass(engine: &mut Engine, tokens: usize) -> Result<PassStats, BenchError> {
     let request = Request {
         tokens: some_tokens(&engine.model().program, tokens, tokens),
@@ -169,20 +170,16 @@ fn pass(engine: &mut Engine, tokens: usize) -> Result<PassStats, BenchError> {
     Ok(engine.last_pass().expect("a pass has run"))
 }
 
-fn middle(passes: &[PassStats], of: impl Fn(&PassStats) -> f64) -> f64 {
-    median(&mut passes.iter().map(of).collect::<Vec<_>>())
-}
-
 fn report(bench: &StreamBench<'_>, tokens: usize, measured: &mut StreamMeasurement) -> Value {
     let blueprint = bench.with.blueprint();
     let link = median(&mut measured.link);
-    let read_bytes = middle(&measured.prompt_without, |pass| pass.link_bytes as f64);
+    let read_bytes = median_of(&measured.prompt_without, |pass| pass.link_bytes as f64);
     let read_s = read_bytes / link / 1e9;
     let token = &measured.token;
     let (prompt, without) = (&measured.prompt, &measured.prompt_without);
-    let rate = |passes: &[PassStats]| middle(passes, PassStats::link_gb_per_s);
-    let time = |passes: &[PassStats]| middle(passes, |pass| pass.seconds);
-    let compute_s = middle(without, PassStats::compute_s);
+    let rate = |passes: &[PassStats]| median_of(passes, PassStats::link_gb_per_s);
+    let time = |passes: &[PassStats]| median_of(passes, |pass| pass.seconds);
+    let compute_s = median_of(without, PassStats::compute_s);
     let longer = read_s.max(compute_s);
     json!({
         "model": bench.with.model().name,
@@ -190,7 +187,7 @@ fn report(bench: &StreamBench<'_>, tokens: usize, measured: &mut StreamMeasureme
         "source": rates::source(bench.target.backend, bench.with.model()),
         "weights_bytes": bench.with.model().program.weight_bytes(),
         "budget_bytes": blueprint.memory().budget,
-        "streamed_bytes_per_token": middle(token, |pass| pass.link_bytes as f64),
+        "streamed_bytes_per_token": median_of(token, |pass| pass.link_bytes as f64),
         "streamed_bytes_per_prompt": read_bytes,
         "ring_bytes": blueprint.plan().ring.bytes,
         "chunk_bytes": blueprint.weights().link_chunk(), "workers": blueprint.link().workers,
@@ -200,7 +197,7 @@ fn report(bench: &StreamBench<'_>, tokens: usize, measured: &mut StreamMeasureme
             "pass_s": time(token), "link_gb_per_s": rate(token),
             "share_of_link": rate(token) / link,
             "all_pass_s": token.iter().map(|p| p.seconds).collect::<Vec<_>>(),
-            "stall_s": middle(token, |p| p.stall_s),
+            "stall_s": median_of(token, |p| p.stall_s),
         },
         "prompt": {
             "tokens": tokens,
@@ -212,7 +209,7 @@ fn report(bench: &StreamBench<'_>, tokens: usize, measured: &mut StreamMeasureme
             "of_the_longer": time(prompt) / longer,
             "faster_by_prefetch": time(without) / time(prompt),
             "link_gb_per_s": rate(prompt), "share_of_link": rate(prompt) / link,
-            "overlap": middle(prompt, PassStats::overlap),
+            "overlap": median_of(prompt, PassStats::overlap),
         },
     })
 }
@@ -223,9 +220,9 @@ fn text(bench: &StreamBench<'_>, tokens: usize, report: &Value) -> String {
     format!(
         "{}: {} of weights in {}, {} streams for a token\n\
          \x20 the link alone            {:.2} GB/s ({})\n\
-         \x20 a token                   {}, {:.2} GB/s over the link: {:.0} % of it\n\
-         \x20 a prompt of {tokens:<4} tokens    {}; reading takes {}, computing {}: {:.2} × the longer\n\
-         \x20 the same, no prefetch     {}: {:.2} × as long\n",
+         \x20 a token                   {}, {:.2} GB/s: {:.0} % of the link\n\
+         \x20 a prompt of {tokens:<4} tokens    {}; reading takes {}, computing {}: {:.2} × the longer of both\n\
+         \x20 without prefetch          {}: {:.2} × as long\n",
         bench.with.model().name,
         size("/weights_bytes"),
         size("/budget_bytes"),

@@ -18,6 +18,7 @@ mod memory_sampler;
 mod model_source;
 mod testbed;
 mod turns;
+mod utc;
 
 pub use baselines::NAMES as BASELINES;
 pub use config::{ConfigError, ConfigProblem, EvalConfig, bundled_names};

@@ -35,7 +35,7 @@ pub enum ReportError {
         /// Files and folders that were searched.
         paths: Vec<PathBuf>,
     },
-    /// A figure could not be rendered as PNG or PDF.
+    /// A figure could not be rendered as PNG.
     #[error("cannot render figure {figure}: {reason}")]
     Figure {
         /// File name of the figure, without extension.

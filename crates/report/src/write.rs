@@ -50,15 +50,20 @@ impl ResultSet {
         let results: Vec<&ResultFile> = self.results().collect();
         let drawn = figures::draw_all(&results);
         for figure in &drawn {
-            let Ok(svg) = &figure.svg else { continue };
+            let Ok(drawing) = &figure.drawing else {
+                continue;
+            };
             progress(&format!("drawing {}", figure.name));
-            let rendered = draw::render(svg).map_err(|error| ReportError::Figure {
+            let png = draw::png(drawing).map_err(|error| ReportError::Figure {
                 figure: figure.name.to_owned(),
                 reason: error.to_string(),
             })?;
-            put(&format!("{}.svg", figure.name), svg.as_bytes())?;
-            put(&format!("{}.png", figure.name), &rendered.png)?;
-            put(&format!("{}.pdf", figure.name), &rendered.pdf)?;
+            put(
+                &format!("{}.svg", figure.name),
+                draw::svg(drawing).as_bytes(),
+            )?;
+            put(&format!("{}.png", figure.name), &png)?;
+            put(&format!("{}.pdf", figure.name), &draw::pdf(drawing))?;
         }
         progress("writing pages");
         put("analysis.md", pages::markdown(self, &drawn).as_bytes())?;
@@ -68,7 +73,7 @@ impl ResultSet {
         let html = pages::html(self, &drawn, comparison);
         put("report.html", html.as_bytes())?;
         let left_out = drawn.iter().filter_map(|figure| {
-            let reason = figure.svg.as_ref().err()?;
+            let reason = figure.drawing.as_ref().err()?;
             Some((figure.name.to_owned(), reason.clone()))
         });
         Ok(WrittenReport {

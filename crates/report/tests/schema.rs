@@ -60,6 +60,22 @@ fn written_results_can_be_read() {
 }
 
 #[test]
+fn written_results_match_the_schema() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.json");
+    for mut result in samples::all() {
+        result.settings.insert("nothing".to_owned(), Value::Null);
+        result.write(&path).unwrap();
+        let value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        if let Err(error) = validator.validate(&value) {
+            panic!("{}: {error}", error.instance_path());
+        }
+        ResultFile::read(&path).unwrap();
+    }
+}
+
+#[test]
 fn the_summary_is_computed_when_a_result_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.json");
@@ -138,6 +154,7 @@ fn invalid_files_are_rejected_with_the_path_of_the_violation() {
         (|v| v["experiment"] = json!("tea"), &["/experiment"]),
         (|v| v["version"] = json!(2), &["/version"]),
     ];
+    let validator = jsonschema::validator_for(&schema()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.json");
     samples::virtual_memory("a", "m", 26.0)
@@ -150,6 +167,7 @@ fn invalid_files_are_rejected_with_the_path_of_the_violation() {
         fs::write(&path, value.to_string()).unwrap();
         let error = ResultFile::read(&path).unwrap_err();
         assert!(violates(&error, places), "{places:?}: {error}");
+        assert!(!validator.is_valid(&value), "{places:?}");
     }
     fs::write(&path, "{\"runs\": [NaN]}").unwrap();
     let error = ResultFile::read(&path).unwrap_err();

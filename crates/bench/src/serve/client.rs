@@ -1,4 +1,4 @@
-//! Minimal HTTP clients: a connection and a buffer each.
+//! A minimal HTTP client that costs a connection and a buffer.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::BenchError;
 
 /// Read timeout, longer than any token takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Completion that streams over HTTP.
 pub struct CompletionStream {
@@ -24,7 +24,7 @@ impl CompletionStream {
     pub fn open(port: u16, body: &Value) -> Result<Self, BenchError> {
         let mut to = TcpStream::connect(("127.0.0.1", port))?;
         to.set_nodelay(true)?;
-        to.set_read_timeout(Some(PATIENCE))?;
+        to.set_read_timeout(Some(READ_TIMEOUT))?;
         let body = body.to_string();
         write!(
             to,

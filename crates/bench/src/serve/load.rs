@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use djinn_report::percentile;
 use serde_json::{Value, json};
 
 use super::{
@@ -21,7 +22,7 @@ use crate::{
     text::{seconds, table},
 };
 
-/// Time before memory is counted, in which buffers grow to their size.
+/// Time in which buffers grow to their size, before memory is counted.
 const WARM: Duration = Duration::from_secs(10);
 
 /// Result of the load.
@@ -171,14 +172,6 @@ fn request(
     Ok(())
 }
 
-fn percentile(times: &[f64], share: f64) -> Option<f64> {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
-        .get(((sorted.len() as f64 * share) as usize).min(sorted.len().checked_sub(1)?))
-        .copied()
-}
-
 impl LoadResult {
     /// Report as JSON.
     pub fn report(&self) -> Value {
@@ -191,10 +184,10 @@ impl LoadResult {
             "tokens_per_s": self.tokens as f64 / self.seconds,
             "errors": self.errors,
             "first_error": self.first_error,
-            "first_token_p50_s": percentile(&self.first, 0.5),
-            "first_token_p99_s": percentile(&self.first, 0.99),
-            "next_token_p50_s": percentile(&self.next, 0.5),
-            "next_token_p99_s": percentile(&self.next, 0.99),
+            "first_token_p50_s": percentile(&self.first, 50),
+            "first_token_p99_s": percentile(&self.first, 99),
+            "next_token_p50_s": percentile(&self.next, 50),
+            "next_token_p99_s": percentile(&self.next, 99),
             "rss_warm_bytes": self.rss.0,
             "rss_end_bytes": self.rss.1,
             "cpu_engine_s": engine,
@@ -222,19 +215,19 @@ pub fn text(load: &Value) -> String {
             "requests · errors",
             format!("{} · {}", load["requests"], load["errors"]),
         ),
-        ("tokens a second", format!("{:.0}", number("tokens_per_s"))),
-        ("first token, median · 99 %", both("first_token")),
-        ("next token, median · 99 %", both("next_token")),
+        ("tokens/s", format!("{:.0}", number("tokens_per_s"))),
+        ("first token, p50 · p99", both("first_token")),
+        ("next token, p50 · p99", both("next_token")),
         (
-            "memory, warm · at the end",
+            "resident memory, warm · at the end",
             format!("{} · {}", mb("rss_warm_bytes"), mb("rss_end_bytes")),
         ),
         (
-            "time of the engine",
+            "CPU time, engine threads",
             format!("{:.1} s", number("cpu_engine_s")),
         ),
         (
-            "time outside of it",
+            "CPU time, other threads",
             format!(
                 "{:.1} s, {:.1} %",
                 number("cpu_outside_s"),

@@ -46,8 +46,8 @@ pub fn serve(args: &ServeOptions, target: &BenchTarget<'_>) -> Result<BenchRepor
     })
 }
 
-/// Seconds from token to token in an engine of this process, laid out as the server's. Also returns the
-/// prompt.
+/// Returns the median seconds between two tokens of an engine in this process, laid out as the server's
+/// engine, and the prompt.
 fn in_process(
     args: &ServeOptions,
     target: &BenchTarget<'_>,
@@ -82,7 +82,7 @@ fn in_process(
     Ok((median(&mut times), prompt))
 }
 
-/// Seconds from token to token of one session over HTTP.
+/// Median seconds between two tokens of one session over HTTP.
 fn streamed(
     args: &ServeOptions,
     server: &ServedProcess,
@@ -145,7 +145,7 @@ fn text(report: &Value) -> String {
     let mut text = table(&["one session", "a token", "added"], &rows);
     text += "\n";
     text += &table(
-        &["over the protocol", "median · most", ""],
+        &["over gRPC", "median · longest", ""],
         &wire::rows(&report["wire"]),
     );
     if !report["load"].is_null() {

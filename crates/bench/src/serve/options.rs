@@ -23,7 +23,7 @@ pub struct ServeOptions {
     pub batch: usize,
     /// Clients that stream at the same time.
     pub clients: usize,
-    /// Seconds for which they do.
+    /// Seconds for which the clients stream.
     pub seconds: u64,
     /// Connections that send nothing.
     pub silent: usize,

@@ -1,4 +1,4 @@
-//! Calls over gRPC: announcing that a session waits, and pushing a model.
+//! Calls over gRPC: signals that a session waits, and pushes of a model.
 
 use std::{path::Path, time::Duration};
 
@@ -9,12 +9,12 @@ use tokio::task::JoinHandle;
 use super::{options::ServeOptions, process::ServedProcess};
 use crate::{BenchError, sample::median};
 
-/// Number of announcements.
+/// Number of signals.
 const SIGNALS: usize = 40;
-/// Time for prefetched pages to arrive.
-const BACK: Duration = Duration::from_millis(120);
+/// Time in which prefetched pages arrive.
+const PREFETCH: Duration = Duration::from_millis(120);
 
-/// Measures announcements, alone and beside another session, and a push.
+/// Measures signals, alone and beside another session, and a push.
 pub fn run(
     args: &ServeOptions,
     server: &ServedProcess,
@@ -37,8 +37,8 @@ pub fn run(
     })
 }
 
-/// Measures the seconds from an announcement to the first page copied out, with no other session or
-/// beside one that generates.
+/// Measures the seconds from the signal that a session waits to its first page copied out, alone or
+/// beside a session that generates.
 async fn signals(
     args: &ServeOptions,
     client: &Client,
@@ -60,7 +60,7 @@ async fn signals(
     let (mut times, mut moved) = (Vec::new(), Vec::new());
     for _ in 0..SIGNALS {
         session.resuming().await?;
-        tokio::time::sleep(BACK).await;
+        tokio::time::sleep(PREFETCH).await;
         let before = session.info().await?.pages_away;
         times.push(session.waiting(None).await?.as_secs_f64());
         moved.push(session.info().await?.pages_away - before);
@@ -121,19 +121,22 @@ pub fn rows(wire: &Value) -> Vec<Vec<String>> {
         vec![what.to_owned(), both, format!("{} pages", times["pages"])]
     };
     let mut rows = vec![
-        signal("away, nobody else runs", &wire["signal_alone"]),
-        signal("away, beside one that generates", &wire["signal_beside"]),
+        signal("wait signal, no other session", &wire["signal_alone"]),
+        signal(
+            "wait signal, another session generates",
+            &wire["signal_beside"],
+        ),
     ];
     let push = &wire["push"];
     if !push.is_null() {
         let number = |name: &str| push[name].as_f64().unwrap_or(0.0);
         rows.push(vec![
-            format!("push of {:.2} GB, hashes included", number("bytes") / 1e9),
+            format!("push of {:.2} GB with hashing", number("bytes") / 1e9),
             format!("{:.2} s", number("seconds")),
             format!("{:.2} GB/s", number("gb_per_s")),
         ]);
         rows.push(vec![
-            "the same again".to_owned(),
+            "second push of the folder".to_owned(),
             format!("{:.2} s", number("again_seconds")),
             format!("{} bytes sent", push["again_sent"]),
         ]);

@@ -9,11 +9,11 @@ mod steering;
 mod stopping_session;
 mod virtual_memory;
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use djinn_report::{Experiment, ResultFile, Summary, VERSION};
 
-use crate::{config::EvalConfig, error::EvalError, testbed::Testbed};
+use crate::{config::EvalConfig, error::EvalError, testbed::Testbed, utc::utc_text};
 
 /// Runs an experiment and returns its result, without the summary.
 pub async fn run(
@@ -21,7 +21,7 @@ pub async fn run(
     config: &EvalConfig,
     testbed: &Testbed,
 ) -> Result<ResultFile, EvalError> {
-    let started = jiff::Timestamp::now();
+    let started = utc_text(SystemTime::now());
     let began = Instant::now();
     let output = match experiment {
         Experiment::VirtualMemory => virtual_memory::run(config, testbed).await,
@@ -45,7 +45,7 @@ pub async fn run(
         description: config.experiment.description.clone(),
         model: testbed.model.name.clone(),
         baseline: output.baseline,
-        started: started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        started,
         environment: testbed.environment(output.link_ceiling),
         settings: config.settings(),
         notes,

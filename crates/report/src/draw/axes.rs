@@ -1,7 +1,8 @@
 //! Plots with two axes, and the data drawn on them.
 
 use super::{
-    canvas::{Anchor, Canvas, GRID, LineStyle, QUIET, TextStyle},
+    canvas::Canvas,
+    drawing::{Anchor, GRID, LineStyle, QUIET, TextStyle},
     font::{self, FontWeight},
     rect::Rect,
     scale::{Scale, Tick},

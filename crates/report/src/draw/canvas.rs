@@ -1,116 +1,31 @@
-//! An SVG canvas: lines, rectangles, markers and text, appended in drawing order.
-
-use std::fmt::Write;
+//! A canvas: lines, rectangles, bars, markers and text become the shapes of a drawing.
 
 use super::{
-    font::{self, FontWeight},
+    drawing::{Drawing, DrawnShape, LineStyle, Position, ShapePaint, TextStyle, rgb},
     rect::Rect,
-    style::{Dash, Hatch, Marker},
+    style::{Hatch, Marker},
 };
 
-/// Colour of text.
-pub const TEXT: &str = "#222222";
-/// Colour of secondary text: axis lines and notes.
-pub const QUIET: &str = "#666666";
-/// Colour of grid lines.
-pub const GRID: &str = "#e2e2e2";
-
-/// Colour, width and dash pattern of a line.
-#[derive(Clone, Copy, Debug)]
-pub struct LineStyle {
-    pub color: &'static str,
-    pub width: f64,
-    pub dash: Dash,
-}
-
-impl LineStyle {
-    pub fn solid(color: &'static str, width: f64) -> Self {
-        let dash = Dash::Solid;
-        LineStyle { color, width, dash }
-    }
-}
-
-/// Horizontal alignment of text relative to its position.
-#[derive(Clone, Copy, Debug)]
-pub enum Anchor {
-    Start,
-    Middle,
-    End,
-}
-
-/// Size, weight, colour and alignment of text.
-#[derive(Clone, Copy, Debug)]
-pub struct TextStyle {
-    pub size: f64,
-    pub weight: FontWeight,
-    pub color: &'static str,
-    pub anchor: Anchor,
-}
-
-impl TextStyle {
-    pub fn new(size: f64) -> Self {
-        TextStyle {
-            size,
-            weight: FontWeight::Regular,
-            color: TEXT,
-            anchor: Anchor::Start,
-        }
-    }
-
-    pub fn strong(mut self) -> Self {
-        self.weight = FontWeight::Strong;
-        self
-    }
-
-    pub fn quiet(mut self) -> Self {
-        self.color = QUIET;
-        self
-    }
-
-    pub fn anchor(mut self, anchor: Anchor) -> Self {
-        self.anchor = anchor;
-        self
-    }
-
-    pub fn width(&self, text: &str) -> f64 {
-        font::width(text, self.size, self.weight)
-    }
-}
-
-/// An SVG document under construction.
+/// A drawing under construction.
 pub struct Canvas {
     width: f64,
     height: f64,
-    body: String,
+    shapes: Vec<DrawnShape>,
 }
 
-/// A coordinate as SVG text: rounded to two decimals, and 0 where the value is not finite.
-struct Coordinate(f64);
-
-impl std::fmt::Display for Coordinate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let value = if self.0.is_finite() { self.0 } else { 0.0 };
-        let rounded = (value * 100.0).round() / 100.0;
-        write!(f, "{}", rounded + 0.0)
+/// Rounds a coordinate to two decimals. A coordinate that is not finite becomes 0.
+fn rounded(value: f64) -> f64 {
+    let rounded = (value * 100.0).round() / 100.0;
+    if rounded.is_finite() {
+        // Adding 0 turns -0 into 0.
+        rounded + 0.0
+    } else {
+        0.0
     }
 }
 
-/// Escapes text for XML and replaces control characters by spaces.
-pub fn escape(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            letter if letter.is_control() || matches!(letter, '\u{fffe}' | '\u{ffff}') => {
-                safe.push(' ');
-            }
-            letter => safe.push(letter),
-        }
-    }
-    safe
+fn rounded_point((x, y): Position) -> Position {
+    (rounded(x), rounded(y))
 }
 
 impl Canvas {
@@ -118,70 +33,41 @@ impl Canvas {
         Canvas {
             width: width.ceil(),
             height: height.ceil(),
-            body: String::new(),
+            shapes: Vec::new(),
         }
     }
 
-    /// Returns the whole SVG document; `title` is the text that screen readers speak.
-    pub fn svg(&self, title: &str) -> String {
-        let (w, h, title) = (
-            Coordinate(self.width),
-            Coordinate(self.height),
-            escape(title),
-        );
-        let family = font::FAMILY;
-        format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" \
-             viewBox=\"0 0 {w} {h}\" font-family=\"{family}\" role=\"img\">\n\
-             <title>{title}</title>\n\
-             <rect width=\"{w}\" height=\"{h}\" fill=\"#ffffff\"/>\n{}</svg>\n",
-            self.body
-        )
+    /// Returns the drawing; `title` is the text that screen readers speak.
+    pub fn finish(self, title: &str) -> Drawing {
+        Drawing {
+            title: title.to_owned(),
+            width: rounded(self.width),
+            height: rounded(self.height),
+            shapes: self.shapes,
+        }
     }
 
-    fn put(&mut self, line: std::fmt::Arguments<'_>) {
-        self.body
-            .write_fmt(line)
-            .expect("writing to a String cannot fail");
-        self.body.push('\n');
-    }
-
-    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: LineStyle) {
+    pub fn line(&mut self, from: Position, to: Position, ink: LineStyle) {
         self.polyline(&[from, to], ink);
     }
 
-    pub fn polyline(&mut self, points: &[(f64, f64)], ink: LineStyle) {
+    pub fn polyline(&mut self, points: &[Position], ink: LineStyle) {
         if points.len() < 2 {
             return;
         }
-        let mut path = String::new();
-        for (i, (x, y)) in points.iter().enumerate() {
-            let step = if i == 0 { 'M' } else { 'L' };
-            write!(path, "{step}{} {}", Coordinate(*x), Coordinate(*y))
-                .expect("writing to a String cannot fail");
-        }
-        let dash = match ink.dash.pattern() {
-            "" => String::new(),
-            pattern => format!(" stroke-dasharray=\"{pattern}\""),
-        };
-        let (color, width) = (ink.color, Coordinate(ink.width));
-        self.put(format_args!(
-            "<path d=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\" \
-             stroke-linejoin=\"round\"{dash}/>"
-        ));
+        let points = points.iter().copied().map(rounded_point).collect();
+        self.shapes.push(DrawnShape::Line { points, ink });
     }
 
     pub fn rect(&mut self, area: Rect, fill: &str) {
-        let Rect { x, y, w, h } = area;
-        let (x, y, w, h) = (
-            Coordinate(x),
-            Coordinate(y),
-            Coordinate(w.max(0.0)),
-            Coordinate(h.max(0.0)),
-        );
-        self.put(format_args!(
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\" fill=\"{fill}\"/>"
-        ));
+        let area = Rect {
+            x: rounded(area.x),
+            y: rounded(area.y),
+            w: rounded(area.w.max(0.0)),
+            h: rounded(area.h.max(0.0)),
+        };
+        let fill = fill.to_owned();
+        self.shapes.push(DrawnShape::Rect { area, fill });
     }
 
     /// Draws a bar: a pale fill with an outline and a hatch, so that bars differ without colour as well.
@@ -204,98 +90,86 @@ impl Canvas {
         self.polyline(&outline, LineStyle::solid(color, 1.0));
     }
 
-    pub fn marker(&mut self, marker: Marker, at: (f64, f64), size: f64, color: &'static str) {
+    pub fn marker(&mut self, marker: Marker, at: Position, size: f64, color: &'static str) {
         let (x, y) = at;
         if marker == Marker::Cross {
             let ink = LineStyle::solid(color, 2.2);
             self.line((x - size, y - size), (x + size, y + size), ink);
             return self.line((x - size, y + size), (x + size, y - size), ink);
         }
-        let fill = if marker.hollow() { "#ffffff" } else { color };
-        let edge = if marker.hollow() { color } else { "#ffffff" };
-        let width = if marker.hollow() { 1.5 } else { 0.8 };
-        let corners = marker.corners();
-        if corners.is_empty() {
-            let (x, y, r) = (Coordinate(x), Coordinate(y), Coordinate(size));
-            return self.put(format_args!(
-                "<circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\" fill=\"{fill}\" stroke=\"{edge}\" \
-                 stroke-width=\"{width}\"/>"
-            ));
-        }
-        let place = |(i, (dx, dy)): (usize, &(f64, f64))| {
-            let step = if i == 0 { 'M' } else { 'L' };
-            format!(
-                "{step}{} {}",
-                Coordinate(x + dx * size),
-                Coordinate(y + dy * size)
-            )
+        let (fill, edge, edge_width) = match marker.hollow() {
+            true => ("#ffffff", color, 1.5),
+            false => (color, "#ffffff", 0.8),
         };
-        let path: String = corners.iter().enumerate().map(place).collect();
-        self.put(format_args!(
-            "<path d=\"{path}Z\" fill=\"{fill}\" stroke=\"{edge}\" stroke-width=\"{width}\"/>"
-        ));
+        let paint = ShapePaint {
+            fill,
+            edge,
+            edge_width,
+        };
+        let corners = marker.corners();
+        self.shapes.push(match corners.is_empty() {
+            true => DrawnShape::Circle {
+                centre: rounded_point(at),
+                radius: rounded(size),
+                paint,
+            },
+            false => DrawnShape::Polygon {
+                points: corners
+                    .iter()
+                    .map(|(dx, dy)| rounded_point((x + dx * size, y + dy * size)))
+                    .collect(),
+                paint,
+            },
+        });
     }
 
-    pub fn text(&mut self, at: (f64, f64), text: &str, letters: TextStyle) {
-        self.write(at, text, letters, "");
+    pub fn text(&mut self, at: Position, text: &str, letters: TextStyle) {
+        self.write(at, text, letters, false);
     }
 
     /// Draws text rotated by 90 degrees, read from bottom to top.
-    pub fn vertical_text(&mut self, at: (f64, f64), text: &str, letters: TextStyle) {
-        let rotation = format!(
-            " transform=\"rotate(-90 {} {})\"",
-            Coordinate(at.0),
-            Coordinate(at.1)
-        );
-        self.write(at, text, letters, &rotation);
+    pub fn vertical_text(&mut self, at: Position, text: &str, letters: TextStyle) {
+        self.write(at, text, letters, true);
     }
 
-    fn write(&mut self, at: (f64, f64), text: &str, letters: TextStyle, more: &str) {
-        let (x, y, text) = (Coordinate(at.0), Coordinate(at.1), escape(text));
-        let anchor = match letters.anchor {
-            Anchor::Start => "",
-            Anchor::Middle => " text-anchor=\"middle\"",
-            Anchor::End => " text-anchor=\"end\"",
-        };
-        let weight = match letters.weight {
-            FontWeight::Regular => String::new(),
-            strong => format!(" font-weight=\"{}\"", strong.number()),
-        };
-        let (size, color) = (letters.size, letters.color);
-        self.put(format_args!(
-            "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\" fill=\"{color}\"{weight}{anchor}{more}>\
-             {text}</text>"
-        ));
+    fn write(&mut self, at: Position, text: &str, letters: TextStyle, vertical: bool) {
+        self.shapes.push(DrawnShape::Text {
+            at: rounded_point(at),
+            text: text.to_owned(),
+            letters,
+            vertical,
+        });
     }
 }
 
 /// Returns the colour mixed with 70 % white.
 fn pale(color: &str) -> String {
-    let part = |i: usize| {
-        let value = color
-            .get(i..i + 2)
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        let value = f64::from(value.unwrap_or(0));
-        (255.0 - (255.0 - value) * 0.3).round() as u8
-    };
-    format!("#{:02x}{:02x}{:02x}", part(1), part(3), part(5))
+    let [r, g, b] = rgb(color).map(|part| (255.0 - (255.0 - f64::from(part)) * 0.3).round() as u8);
+    format!("#{r:02x}{g:02x}{b:02x}")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Canvas, LineStyle, Rect, TextStyle, escape, pale};
+    use super::{Canvas, DrawnShape, LineStyle, pale, rounded};
 
     #[test]
-    fn any_input_gives_well_formed_svg() {
+    fn coordinates_are_rounded_and_finite() {
+        assert_eq!(rounded(1.0 / 3.0), 0.33);
+        for value in [f64::NAN, f64::INFINITY, f64::MAX] {
+            assert_eq!(rounded(value), 0.0);
+        }
+        assert!(rounded(-0.001).is_sign_positive());
         let mut canvas = Canvas::new(10.0, 10.0);
-        canvas.text((1.0, f64::NAN), "<a & \"b\">\u{0}", TextStyle::new(9.0));
-        canvas.line(
-            (0.0, f64::INFINITY),
-            (1.0 / 3.0, -0.001),
-            LineStyle::solid("#000000", 1.0),
-        );
+        canvas.polyline(&[(1.0, 1.0)], LineStyle::solid("#000000", 1.0));
+        assert!(canvas.finish("").shapes.is_empty());
+    }
+
+    #[test]
+    fn hatched_bars_have_a_pale_fill() {
+        assert_eq!(pale("#000000"), "#b3b3b3");
+        let mut canvas = Canvas::new(10.0, 10.0);
         canvas.rect(
-            Rect {
+            super::Rect {
                 x: 0.0,
                 y: 0.0,
                 w: -4.0,
@@ -303,14 +177,7 @@ mod tests {
             },
             "#000000",
         );
-        let svg = canvas.svg("a <title>");
-        assert!(
-            svg.contains("&lt;a &amp; &quot;b&quot;&gt; </text>"),
-            "{svg}"
-        );
-        assert!(svg.contains("M0 0L0.33 0\""), "{svg}");
-        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-        assert_eq!(escape("a\nb"), "a b");
-        assert_eq!(pale("#000000"), "#b3b3b3");
+        let shapes = canvas.finish("").shapes;
+        assert!(matches!(&shapes[..], [DrawnShape::Rect { area, .. }] if area.w == 0.0));
     }
 }

@@ -1,9 +1,11 @@
-//! The bundled font of all figures: text widths, and the font database for rendering.
+//! The bundled font of all figures: glyphs, their positions, and the width of a text.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use resvg::usvg::fontdb::Database;
-use ttf_parser::Face;
+use ttf_parser::{
+    Face, GlyphId, Tag,
+    gpos::{PairAdjustment, PositioningSubtable},
+};
 
 const REGULAR: &[u8] = include_bytes!("../../assets/Inter-Regular.ttf");
 const SEMIBOLD: &[u8] = include_bytes!("../../assets/Inter-SemiBold.ttf");
@@ -14,7 +16,7 @@ pub const FAMILY: &str = "Inter, Helvetica, Arial, sans-serif";
 const UNKNOWN: f64 = 0.6;
 
 /// Weight of the letters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FontWeight {
     /// Weight of plain text.
     Regular,
@@ -31,7 +33,24 @@ impl FontWeight {
         }
     }
 
-    fn face(self) -> &'static Face<'static> {
+    /// Returns the name of the font in PDF files.
+    pub fn postscript_name(self) -> &'static str {
+        match self {
+            FontWeight::Regular => "Inter-Regular",
+            FontWeight::Strong => "Inter-SemiBold",
+        }
+    }
+
+    /// Returns the font file.
+    pub fn file(self) -> &'static [u8] {
+        match self {
+            FontWeight::Regular => REGULAR,
+            FontWeight::Strong => SEMIBOLD,
+        }
+    }
+
+    /// Returns the parsed font.
+    pub fn face(self) -> &'static Face<'static> {
         static FACES: OnceLock<[Face<'static>; 2]> = OnceLock::new();
         let parse = |bytes| Face::parse(bytes, 0).expect("the bundled font is a font");
         let faces = FACES.get_or_init(|| [parse(REGULAR), parse(SEMIBOLD)]);
@@ -39,17 +58,86 @@ impl FontWeight {
     }
 }
 
+/// A glyph of a text.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacedGlyph {
+    pub glyph: GlyphId,
+    pub letter: char,
+    /// Distance from the start of the text, in SVG units.
+    pub x: f64,
+}
+
+/// Returns the glyphs of a text with their positions.
+pub fn glyphs(text: &str, size: f64, weight: FontWeight) -> Vec<PlacedGlyph> {
+    layout(text, size, weight).0
+}
+
 /// Returns the width of a text in SVG units.
 pub fn width(text: &str, size: f64, weight: FontWeight) -> f64 {
+    layout(text, size, weight).1
+}
+
+/// Returns the advance of a glyph as a share of the font size. Glyph 0 stands for every letter that the
+/// font lacks.
+pub fn advance(glyph: GlyphId, weight: FontWeight) -> f64 {
+    let face = weight.face();
+    match face.glyph_hor_advance(glyph) {
+        Some(advance) if glyph.0 != 0 => f64::from(advance) / f64::from(face.units_per_em()),
+        _ => UNKNOWN,
+    }
+}
+
+/// Places the glyphs of a text, and returns them with the width of the text.
+fn layout(text: &str, size: f64, weight: FontWeight) -> (Vec<PlacedGlyph>, f64) {
     let face = weight.face();
     let em = f64::from(face.units_per_em());
-    let of = |letter| {
-        let advance = face
-            .glyph_index(letter)
-            .and_then(|id| face.glyph_hor_advance(id));
-        advance.map_or(UNKNOWN, |advance| f64::from(advance) / em)
+    let mut placed: Vec<PlacedGlyph> = Vec::new();
+    let mut end = 0.0;
+    for letter in text.chars() {
+        let letter = if letter.is_control() { ' ' } else { letter };
+        let glyph = face.glyph_index(letter).unwrap_or(GlyphId(0));
+        if let Some(before) = placed.last() {
+            end += f64::from(kerning(face, before.glyph, glyph)) / em * size;
+        }
+        let x = end;
+        placed.push(PlacedGlyph { glyph, letter, x });
+        end += advance(glyph, weight) * size;
+    }
+    (placed, end)
+}
+
+/// Returns the change of distance between two neighbouring glyphs, in units of the font.
+fn kerning(face: &Face<'_>, left: GlyphId, right: GlyphId) -> i16 {
+    let Some(table) = face.tables().gpos else {
+        return 0;
     };
-    text.chars().map(of).sum::<f64>() * size
+    let features = table.features.into_iter();
+    let kern = features.filter(|feature| feature.tag == Tag::from_bytes(b"kern"));
+    let mut lookups: Vec<u16> = kern.flat_map(|feature| feature.lookup_indices).collect();
+    lookups.sort_unstable();
+    lookups.dedup();
+    let of_lookup = |index: u16| {
+        let tables = table.lookups.get(index)?.subtables;
+        tables
+            .into_iter()
+            .find_map(|subtable| pair(subtable, left, right))
+    };
+    lookups.into_iter().filter_map(of_lookup).sum()
+}
+
+/// Returns the adjustment that a table has for a pair of glyphs.
+fn pair(table: PositioningSubtable<'_>, left: GlyphId, right: GlyphId) -> Option<i16> {
+    let PositioningSubtable::Pair(table) = table else {
+        return None;
+    };
+    let index = table.coverage().get(left)?;
+    let (first, _) = match table {
+        PairAdjustment::Format1 { sets, .. } => sets.get(index)?.get(right)?,
+        PairAdjustment::Format2 {
+            classes, matrix, ..
+        } => matrix.get((classes.0.get(left), classes.1.get(right)))?,
+    };
+    Some(first.x_advance)
 }
 
 /// Shortens a text to the available width; an ellipsis marks the cut.
@@ -68,23 +156,9 @@ pub fn fit(text: &str, size: f64, weight: FontWeight, room: f64) -> String {
     String::new()
 }
 
-/// Returns the font database for rendering. It holds the bundled font only, so that pictures do not depend
-/// on the machine.
-pub fn database() -> Arc<Database> {
-    static DATABASE: OnceLock<Arc<Database>> = OnceLock::new();
-    let load = || {
-        let mut database = Database::new();
-        database.load_font_data(REGULAR.to_vec());
-        database.load_font_data(SEMIBOLD.to_vec());
-        database.set_sans_serif_family("Inter");
-        Arc::new(database)
-    };
-    DATABASE.get_or_init(load).clone()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{FontWeight, database, fit, width};
+    use super::{FontWeight, fit, glyphs, width};
 
     #[test]
     fn text_is_measured_and_shortened() {
@@ -104,14 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn both_weights_are_one_family() {
-        let faces: Vec<_> = database()
-            .faces()
-            .map(|face| (face.families[0].0.clone(), face.weight.0))
-            .collect();
-        assert_eq!(
-            faces,
-            [("Inter".to_owned(), 400), ("Inter".to_owned(), 600)]
-        );
+    fn pairs_are_kerned() {
+        for weight in [FontWeight::Regular, FontWeight::Strong] {
+            let wide = |text| width(text, 12.0, weight);
+            assert!(wide("AV") < wide("A") + wide("V"));
+            assert_eq!(wide("nn"), 2.0 * wide("n"));
+            let last = glyphs("AV", 12.0, weight)[1];
+            assert!((last.x + wide("V") - wide("AV")).abs() < 1e-9);
+        }
     }
 }

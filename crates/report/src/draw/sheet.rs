@@ -2,7 +2,8 @@
 
 use super::{
     axes::{MARK, PLAIN},
-    canvas::{Canvas, LineStyle, TEXT, TextStyle},
+    canvas::Canvas,
+    drawing::{LineStyle, TEXT, TextStyle},
     font::{self, FontWeight},
     rect::Rect,
     style::{Dash, Marker},

@@ -16,16 +16,17 @@ pub enum Dash {
 }
 
 impl Dash {
-    pub fn pattern(self) -> &'static str {
+    /// Returns the lengths of dashes and gaps; a solid line has none.
+    pub fn pattern(self) -> &'static [f32] {
         match self {
-            Dash::Solid => "",
-            Dash::Dashed => "6 3",
-            Dash::Dotted => "1.5 2.5",
-            Dash::Mixed => "7 3 1.5 3",
-            Dash::Long => "11 3",
-            Dash::Short => "3 2",
-            Dash::LongDot => "11 3 1.5 3 1.5 3",
-            Dash::Sparse => "4 5",
+            Dash::Solid => &[],
+            Dash::Dashed => &[6.0, 3.0],
+            Dash::Dotted => &[1.5, 2.5],
+            Dash::Mixed => &[7.0, 3.0, 1.5, 3.0],
+            Dash::Long => &[11.0, 3.0],
+            Dash::Short => &[3.0, 2.0],
+            Dash::LongDot => &[11.0, 3.0, 1.5, 3.0, 1.5, 3.0],
+            Dash::Sparse => &[4.0, 5.0],
         }
     }
 }

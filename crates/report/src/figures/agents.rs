@@ -6,14 +6,14 @@ use super::{
 };
 use crate::{
     contender::label,
-    draw::{Axis, Dash, Scale},
+    draw::{Axis, Dash, Drawing, Scale},
     result::{Experiment, ResultFile},
 };
 
 /// Ratio of the largest to the smallest value from which an axis is logarithmic.
 const FAR: f64 = 20.0;
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+pub fn draw(results: &[&ResultFile]) -> Result<Drawing, MissingData> {
     let lines = LineFigure::of(results, Experiment::Agents)?;
     let titles = (
         "Latency with many agents",

@@ -4,8 +4,8 @@ use super::figure::MissingData;
 use crate::{
     contender::{Contender, SeriesStyles, contenders, label},
     draw::{
-        Anchor, Axis, Canvas, Dash, FontWeight, LIMIT, LineStyle, PLAIN, Rect, SMALL, Scale,
-        SheetLayout, TEXT, TextStyle, fit, title, x_axis,
+        Anchor, Axis, Canvas, Dash, Drawing, FontWeight, LIMIT, LineStyle, PLAIN, Rect, SMALL,
+        Scale, SheetLayout, TEXT, TextStyle, fit, title, x_axis,
     },
     format::digits,
     result::{MetricTarget, ResultFile, Stats},
@@ -33,7 +33,7 @@ const TARGET: LineStyle = LineStyle {
     dash: Dash::Dotted,
 };
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+pub fn draw(results: &[&ResultFile]) -> Result<Drawing, MissingData> {
     let has = |result: &&&ResultFile| {
         contenders(result)
             .iter()
@@ -71,7 +71,7 @@ pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
         }
         .draw(&mut canvas, cell);
     }
-    Ok(canvas.svg("Effective bandwidth of each contender, in GB/s"))
+    Ok(canvas.finish("Effective bandwidth of each contender, in GB/s"))
 }
 
 /// Returns the names of all contenders, in the order of their first appearance.

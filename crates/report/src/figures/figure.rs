@@ -1,6 +1,9 @@
 //! Description of a figure, and the drawn form of it.
 
-use crate::result::{Experiment, ResultFile};
+use crate::{
+    draw::Drawing,
+    result::{Experiment, ResultFile},
+};
 
 /// Reason why a figure is left out of a report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,10 +42,10 @@ pub struct Figure {
     /// Experiments whose results the figure shows.
     pub experiments: &'static [Experiment],
     /// Draws the figure from results of its experiments.
-    pub plot: fn(&[&ResultFile]) -> Result<String, MissingData>,
+    pub plot: fn(&[&ResultFile]) -> Result<Drawing, MissingData>,
 }
 
-/// A figure with its SVG, or the reason why it is left out.
+/// A figure with its drawing, or the reason why it is left out.
 pub struct DrawnFigure {
     /// File name without extension.
     pub name: &'static str,
@@ -50,8 +53,8 @@ pub struct DrawnFigure {
     pub caption: &'static str,
     /// Experiments whose results the figure shows.
     pub experiments: &'static [Experiment],
-    /// The SVG document, or the reason why there is none.
-    pub svg: Result<String, MissingData>,
+    /// The drawing, or the reason why there is none.
+    pub drawing: Result<Drawing, MissingData>,
 }
 
 impl Figure {
@@ -59,7 +62,7 @@ impl Figure {
     pub fn draw(&self, results: &[&ResultFile]) -> DrawnFigure {
         let shows = |result: &&&ResultFile| self.experiments.contains(&result.experiment);
         let used: Vec<&ResultFile> = results.iter().filter(shows).copied().collect();
-        let svg = match used.is_empty() {
+        let drawing = match used.is_empty() {
             true => Err(MissingData::Experiment(self.experiments)),
             false => (self.plot)(&used),
         };
@@ -67,7 +70,7 @@ impl Figure {
             name: self.name,
             caption: self.caption,
             experiments: self.experiments,
-            svg,
+            drawing,
         }
     }
 }

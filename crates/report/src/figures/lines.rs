@@ -4,7 +4,7 @@ use super::figure::MissingData;
 use crate::{
     contender::{SeriesStyles, contenders},
     draw::{
-        Axis, Canvas, LegendEntry, LegendSample, LineStyle, Plot, PlotFrame, SeriesStyle,
+        Axis, Canvas, Drawing, LegendEntry, LegendSample, LineStyle, Plot, PlotFrame, SeriesStyle,
         SheetLayout, Tick,
     },
     result::{Experiment, ResultFile},
@@ -118,7 +118,7 @@ impl<'a> LineFigure<'a> {
         (title, description): (&str, &str),
         drawn: &[StyledSeries<'_>],
         axes: impl Fn(&[Series<'_>]) -> (Axis<'t>, Axis<'t>),
-    ) -> String {
+    ) -> Drawing {
         let layout = SheetLayout {
             title,
             legend: drawn.iter().map(StyledSeries::entry).collect(),
@@ -139,7 +139,7 @@ impl<'a> LineFigure<'a> {
                 }
             }
         }
-        canvas.svg(description)
+        canvas.finish(description)
     }
 }
 

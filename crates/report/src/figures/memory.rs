@@ -3,7 +3,8 @@
 use super::figure::MissingData;
 use crate::{
     draw::{
-        Axis, Dash, LIMIT, LegendEntry, LegendSample, LineStyle, PlotFrame, Scale, SheetLayout,
+        Axis, Dash, Drawing, LIMIT, LegendEntry, LegendSample, LineStyle, PlotFrame, Scale,
+        SheetLayout,
     },
     result::{MemorySample, ResultFile},
 };
@@ -36,7 +37,7 @@ const fn ink(color: &'static str, dash: Dash) -> LineStyle {
     }
 }
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+pub fn draw(results: &[&ResultFile]) -> Result<Drawing, MissingData> {
     let has = |result: &&&ResultFile| !result.memory.is_empty();
     let shown: Vec<&ResultFile> = results.iter().filter(has).copied().collect();
     if shown.is_empty() {
@@ -92,7 +93,7 @@ pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
             plot.level(&mut canvas, budget / 1000.0, LIMIT);
         }
     }
-    Ok(canvas.svg("Device memory and location of the KV cache over time"))
+    Ok(canvas.finish("Device memory and location of the KV cache over time"))
 }
 
 /// Whether a series contains a value above zero.

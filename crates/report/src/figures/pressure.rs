@@ -4,9 +4,9 @@ use super::{figure::MissingData, lines::thinned};
 use crate::{
     contender::{Contender, SeriesStyles, contenders},
     draw::{
-        Anchor, Axis, Canvas, Dash, FontWeight, LIMIT, LegendEntry, LegendSample, LineStyle,
-        Marker, Plot, PlotFrame, Rect, SMALL, STYLES, Scale, SeriesStyle, SheetLayout, TEXT,
-        TextStyle, fit,
+        Anchor, Axis, Canvas, Dash, Drawing, FontWeight, LIMIT, LegendEntry, LegendSample,
+        LineStyle, Marker, Plot, PlotFrame, Rect, SMALL, STYLES, Scale, SeriesStyle, SheetLayout,
+        TEXT, TextStyle, fit,
     },
     result::{BaselineStatus, MemorySample, ResultFile},
 };
@@ -37,7 +37,7 @@ struct PressureData<'a> {
     others: Vec<(Contender<'a>, Curve)>,
 }
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+pub fn draw(results: &[&ResultFile]) -> Result<Drawing, MissingData> {
     let shown: Vec<PressureData<'_>> = results
         .iter()
         .filter_map(|result| PressureData::of(result))
@@ -61,7 +61,7 @@ pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
     for (data, cell) in shown.iter().zip(cells) {
         data.draw(&mut canvas, cell, &styles);
     }
-    Ok(canvas.svg("Memory by number of open sessions: needed, used, and the budget"))
+    Ok(canvas.finish("Memory by number of open sessions: needed, used, and the budget"))
 }
 
 fn legend(shown: &[PressureData<'_>], styles: &SeriesStyles<'_>) -> Vec<LegendEntry> {

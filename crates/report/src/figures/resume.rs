@@ -6,11 +6,11 @@ use super::{
 };
 use crate::{
     contender::label,
-    draw::{Axis, Scale},
+    draw::{Axis, Drawing, Scale},
     result::{Experiment, ResultFile},
 };
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+pub fn draw(results: &[&ResultFile]) -> Result<Drawing, MissingData> {
     let lines = LineFigure::of(results, Experiment::ResumeLatency)?;
     // Baselines have client-side times only; the tables show both kinds.
     let lines = lines.without(|series| series.ends_with("_inside"));

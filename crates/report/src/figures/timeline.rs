@@ -3,8 +3,8 @@
 use super::figure::MissingData;
 use crate::{
     draw::{
-        Anchor, Axis, Canvas, GRID, Hatch, LineStyle, PLAIN, Rect, SMALL, Scale, SheetLayout,
-        TextStyle, title, x_axis,
+        Anchor, Axis, Canvas, Drawing, GRID, Hatch, LineStyle, PLAIN, Rect, SMALL, Scale,
+        SheetLayout, TextStyle, title, x_axis,
     },
     result::{ActivityLane, ResultFile, TimelineSpan},
 };
@@ -34,7 +34,7 @@ const LANES: [(ActivityLane, &str, &str, Hatch); 3] = [
     ),
 ];
 
-pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
+pub fn draw(results: &[&ResultFile]) -> Result<Drawing, MissingData> {
     let shown: Vec<(&ResultFile, Vec<&TimelineSpan>)> = results
         .iter()
         .filter_map(|result| Some((*result, first_passes(&result.timeline.as_ref()?.spans))))
@@ -55,7 +55,7 @@ pub fn draw(results: &[&ResultFile]) -> Result<String, MissingData> {
     for ((result, spans), cell) in shown.iter().zip(cells) {
         panel(&mut canvas, cell, &result.plot_title(), spans);
     }
-    Ok(canvas.svg("Copy, compute and wait over time"))
+    Ok(canvas.finish("Copy, compute and wait over time"))
 }
 
 /// Returns the spans of about two passes: until the block that was computed first starts for the third

@@ -27,7 +27,7 @@ pub fn blocks(set: &ResultSet, figures: &[DrawnFigure]) -> Vec<DocBlock> {
                 .iter()
                 .filter(|figure| figure.experiments.contains(&experiment))
             {
-                if figure.svg.is_ok() && !placed.contains(&figure.name) {
+                if figure.drawing.is_ok() && !placed.contains(&figure.name) {
                     placed.push(figure.name);
                     let (name, caption) = (figure.name.to_owned(), figure.caption.to_owned());
                     blocks.push(DocBlock::Figure { name, caption });
@@ -247,7 +247,7 @@ fn setting(key: &str, value: &Value) -> String {
 
 fn left_out(figures: &[DrawnFigure]) -> Vec<DocBlock> {
     let line = |figure: &DrawnFigure| {
-        let reason = figure.svg.as_ref().err()?;
+        let reason = figure.drawing.as_ref().err()?;
         Some(
             RichText::default()
                 .code(figure.name)

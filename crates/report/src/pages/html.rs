@@ -1,7 +1,11 @@
 //! Rendering of a page as self-contained HTML.
 
 use super::document::{DocBlock, DocTable, RichText, TextRun};
-use crate::{draw::escape, figures::DrawnFigure, result::Outcome};
+use crate::{
+    draw::{self, escape},
+    figures::DrawnFigure,
+    result::Outcome,
+};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -32,7 +36,8 @@ fn block(block: &DocBlock, figures: &[DrawnFigure]) -> String {
         DocBlock::Figure { name, caption } => {
             let drawn = figures.iter().find(|figure| figure.name == name);
             let svg = drawn
-                .and_then(|figure| figure.svg.as_deref().ok())
+                .and_then(|figure| figure.drawing.as_ref().ok())
+                .map(draw::svg)
                 .unwrap_or_default();
             let caption = escape(caption);
             format!("<figure id=\"{name}\">\n{svg}<figcaption>{caption}</figcaption>\n</figure>")

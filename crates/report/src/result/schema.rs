@@ -1,8 +1,9 @@
-//! JSON Schema of result files. Files are validated when they are read and written.
+//! Reading and writing of result files, and their JSON Schema.
 
-use std::{fs, path::Path, sync::OnceLock};
+use std::{fs, path::Path};
 
 use serde_json::Value;
+use serde_path_to_error::Segment;
 
 use super::{
     file::{Baseline, ResultFile, VERSION},
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::error::ReportError;
 
-/// Largest number of schema violations that an error lists.
+/// Largest number of violations that an error lists.
 const REPORTED: usize = 5;
 
 /// Returns the JSON Schema of result files; `eval/result.schema.json` is a copy of it.
@@ -46,24 +47,64 @@ fn without_null(schema: &mut Value) {
     }
 }
 
-/// Returns the schema violations of a value, each with its path.
+/// Returns the violations that the types of a result cannot express, each with its path: `null` in place
+/// of a number, and an unknown version.
 fn violations(value: &Value) -> Vec<String> {
-    static VALIDATOR: OnceLock<jsonschema::Validator> = OnceLock::new();
-    let validator = VALIDATOR
-        .get_or_init(|| jsonschema::validator_for(&schema()).expect("the schema is well-formed"));
-    let fault = |error: jsonschema::ValidationError<'_>| match error.instance_path().as_str() {
-        "" => error.to_string(),
-        path => format!("{path}: {error}"),
-    };
-    validator
-        .iter_errors(value)
-        .take(REPORTED)
-        .map(fault)
-        .collect()
+    let mut found = Vec::new();
+    let version = &value["version"];
+    if version.is_u64() && *version != VERSION {
+        found.push(format!(
+            "/version: {version} is not supported; this program reads version {VERSION}"
+        ));
+    }
+    find_null(value, "", &mut found);
+    found.truncate(REPORTED);
+    found
+}
+
+/// Finds every `null` outside of settings, which may hold any value.
+fn find_null(value: &Value, path: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Null => found.push(format!(
+            "{path}: null is not a value; a number must be finite, and a field that was not measured is \
+             left out"
+        )),
+        Value::Array(items) => {
+            for (i, item) in items.iter().enumerate() {
+                find_null(item, &format!("{path}/{i}"), found);
+            }
+        }
+        Value::Object(fields) => {
+            for (name, field) in fields.iter().filter(|(name, _)| *name != "settings") {
+                find_null(field, &format!("{path}/{name}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Converts a JSON value to a result. An error names the path of the first field that does not fit.
+fn typed(value: Value) -> Result<ResultFile, String> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path: String = error.path().iter().map(segment).collect();
+        match &*path {
+            "" => error.inner().to_string(),
+            path => format!("{path}: {}", error.inner()),
+        }
+    })
+}
+
+fn segment(segment: &Segment) -> String {
+    match segment {
+        Segment::Seq { index } => format!("/{index}"),
+        Segment::Map { key } => format!("/{key}"),
+        Segment::Enum { variant } => format!("/{variant}"),
+        Segment::Unknown => String::new(),
+    }
 }
 
 impl ResultFile {
-    /// Reads a result file and validates it against the schema.
+    /// Reads a result file. A file that does not match the schema is an error.
     pub fn read(path: &Path) -> Result<Self, ReportError> {
         let text = fs::read_to_string(path).map_err(|error| ReportError::File {
             path: path.to_owned(),
@@ -81,11 +122,10 @@ impl ResultFile {
         if !violations.is_empty() {
             return Err(shape(violations));
         }
-        serde_json::from_value(value).map_err(|error| shape(vec![error.to_string()]))
+        typed(value).map_err(|violation| shape(vec![violation]))
     }
 
-    /// Computes the summary, validates the result against the schema, and writes the file atomically.
-    /// Numbers that are not finite are an error.
+    /// Computes the summary and writes the file atomically. A number that is not finite is an error.
     pub fn write(&mut self, path: &Path) -> Result<(), ReportError> {
         // A stale summary would fail the check that compares it with the runs.
         self.baselines.iter_mut().for_each(Baseline::sum_up);

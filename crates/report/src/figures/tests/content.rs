@@ -4,7 +4,7 @@ use super::{super::FIGURES, svg::SvgDocument};
 use crate::{
     ActivityLane, Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, MissingData,
     PassTimeline, Point, ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineSpan,
-    VERSION,
+    VERSION, draw::svg,
 };
 
 /// Colour of Djinn, and the pale colour of hatched bars of Accelerate.
@@ -52,7 +52,7 @@ fn drawn(name: &str, result: ResultFile) -> SvgDocument {
     let set = ResultSet::of(vec![result]);
     let results: Vec<&ResultFile> = set.results().collect();
     let figure = FIGURES.iter().find(|figure| figure.name == name).unwrap();
-    SvgDocument::parse(&figure.draw(&results).svg.unwrap())
+    SvgDocument::parse(&svg(&figure.draw(&results).drawing.unwrap()))
 }
 
 fn near(a: f64, b: f64) -> bool {
@@ -315,7 +315,7 @@ fn a_figure_without_data_names_the_missing_data() {
     let results: Vec<&ResultFile> = set.results().collect();
     let reasons: Vec<MissingData> = FIGURES
         .iter()
-        .map(|figure| figure.draw(&results).svg.unwrap_err())
+        .map(|figure| figure.draw(&results).drawing.unwrap_err())
         .collect();
     let expect = [
         MissingData::Metric("effective_bandwidth_gbps"),

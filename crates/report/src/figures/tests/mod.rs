@@ -5,12 +5,12 @@ mod content;
 mod svg;
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
-use resvg::usvg;
+use roxmltree::Document;
 
 use super::FIGURES;
 use crate::{
     ActivityLane, Baseline, BaselineStatus, Experiment, MemorySample, MetricTarget, PassTimeline,
-    Point, ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineSpan, VERSION,
+    Point, ResultFile, ResultSet, RunEnvironment, RunRecord, Summary, TimelineSpan, VERSION, draw,
 };
 
 fn number() -> impl Strategy<Value = f64> {
@@ -168,11 +168,14 @@ proptest! {
         let set = ResultSet::of(results);
         let results: Vec<&ResultFile> = set.results().collect();
         for figure in &FIGURES {
-            match figure.draw(&results).svg {
-                Ok(svg) => {
-                    prop_assert!(!svg.contains("NaN") && !svg.contains("\"inf"));
-                    let parsed = usvg::Tree::from_str(&svg, &usvg::Options::default());
+            match figure.draw(&results).drawing {
+                Ok(drawing) => {
+                    let svg = draw::svg(&drawing);
+                    prop_assert!(!svg.contains("NaN") && !svg.contains("inf\""));
+                    let parsed = Document::parse(&svg);
                     prop_assert!(parsed.is_ok(), "{}: {:?}", figure.name, parsed.err());
+                    prop_assert!(draw::png(&drawing).is_ok(), "{}", figure.name);
+                    prop_assert!(draw::pdf(&drawing).starts_with(b"%PDF"));
                 }
                 Err(reason) => prop_assert!(!reason.to_string().is_empty()),
             }

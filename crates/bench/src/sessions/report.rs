@@ -7,9 +7,9 @@ use djinn_report::percentile;
 use djinn_types::Size;
 use serde_json::{Value, json};
 
+use super::{load::SessionMeasurement, options::SessionLoadOptions};
 use crate::{
-    BenchError, BenchTarget, SessionLoadOptions, rates,
-    session_load::SessionMeasurement,
+    BenchError, BenchTarget, rates,
     text::{seconds, table},
 };
 
@@ -103,19 +103,19 @@ pub fn text(report: &Value) -> String {
         format!("{bytes} at {rate:.1} GB/s{share}")
     };
     let mut text = format!(
-        "{}: {} of {} sessions complete in {}, {:.1} tokens/s, {:.1} a pass\n{}\
-         \x20 KV wanted     {} in all\n\
+        "{}: {} of {} sessions complete in {}, {:.1} tokens/s, {:.1} tokens per pass\n{}\
+         \x20 KV needed     {} by all sessions\n\
          \x20 on the device {} at most of {}\n\
          \x20 on the host   {} at most of {}\n\
          \x20 paged out     {}\n\
-         \x20 paged back    {}\n",
+         \x20 paged in      {}\n",
         report["model"].as_str().unwrap_or_default(),
         report["completed"],
         report["sessions"],
         time("/seconds".into()),
         number("/tokens_per_s").unwrap_or(0.0),
         number("/tokens_per_pass").unwrap_or(0.0),
-        table(&["", "half", "90 %", "99 %", "longest"], &lines),
+        table(&["", "p50", "p90", "p99", "longest"], &lines),
         size("/kv_wanted_bytes"),
         size("/device/kv_peak_bytes"),
         size("/device/kv_bytes"),
@@ -127,13 +127,11 @@ pub fn text(report: &Value) -> String {
     if number("/disk/kv_bytes") > Some(0.0) {
         let (peak, all) = (size("/disk/kv_peak_bytes"), size("/disk/kv_bytes"));
         let (out, back) = (size("/spilled/bytes"), size("/fetched/bytes"));
-        text += &format!(
-            "  on disk       {peak} at most of {all}; {out} went there, {back} came back\n"
-        );
+        text += &format!("  on disk       {peak} at most of {all}; {out} written, {back} read\n");
     }
     if number("/shared_tokens") > Some(0.0) {
         let shared = &report["shared_tokens"];
-        text += &format!("  shared        {shared} tokens that others had computed\n");
+        text += &format!("  shared        {shared} tokens reused from other sessions\n");
     }
     for (number, why) in report["failed"].as_object().into_iter().flatten() {
         let why = why.as_str().unwrap_or_default();
@@ -143,9 +141,9 @@ pub fn text(report: &Value) -> String {
     if checked.as_u64().unwrap_or(0) > 0 {
         let differ = differ.as_array().map_or(0, Vec::len);
         text += &match differ {
-            0 => format!("  alone         the same tokens, {checked} of {checked}\n"),
+            0 => format!("  alone         same tokens in {checked} of {checked} sessions\n"),
             n => format!(
-                "  alone         OTHER TOKENS in {n} of {checked}: {}, from token {}\n",
+                "  alone         TOKENS DIFFER in {n} of {checked} sessions: numbers {}, from tokens {}\n",
                 report["differ"], report["differ_from"]
             ),
         };

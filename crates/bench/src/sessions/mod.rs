@@ -1,49 +1,27 @@
 //! Benchmark `sessions`: many sessions in less memory than their KV takes.
 
-use djinn_engine::{Blueprint, KvMemory, Request, Settings};
+mod load;
+mod options;
+mod report;
+
+use djinn_engine::{Blueprint, Request, Settings};
 use djinn_model::{Model, program::Program};
 use serde_json::json;
 
+use self::{
+    load::{FollowUp, SessionMeasurement, SessionPlan, run},
+    report::{report, text},
+};
 use crate::{
-    BenchError, BenchReport, BenchTarget, Between,
+    BenchError, BenchReport, BenchTarget,
     random::SplitMix,
     sample::{check_context, some_tokens},
-    session_load::{FollowUp, SessionMeasurement, SessionPlan, run},
-    session_report::{report, text},
 };
+
+pub use options::SessionLoadOptions;
 
 /// Longest time in seconds that a session may think, and that arrivals may take.
 const LONGEST: f64 = 1e6;
-
-/// Options of the benchmark `sessions`.
-pub struct SessionLoadOptions {
-    /// Number of sessions.
-    pub sessions: usize,
-    /// Most sessions in one pass.
-    pub batch: usize,
-    /// Mean arrivals a second; all sessions arrive at once by default.
-    pub arrivals: Option<f64>,
-    /// Tokens of a prompt.
-    pub prompt: Between<usize>,
-    /// Tokens that all prompts begin with.
-    pub prefix: usize,
-    /// Tokens generated in a turn.
-    pub output: Between<usize>,
-    /// Input tokens of each turn after the first.
-    pub answer: Between<usize>,
-    /// Turns of a session.
-    pub turns: usize,
-    /// Seconds that a session waits between turns.
-    pub think: Between<f64>,
-    /// Whether sessions announce when they will return.
-    pub announce: bool,
-    /// Memory for KV on the device and on disk.
-    pub kv: KvMemory,
-    /// Number of sessions to run again alone and compare.
-    pub check: usize,
-    /// Seed of all random numbers.
-    pub seed: u64,
-}
 
 /// Runs many sessions in less memory than their KV takes.
 pub fn sessions(
@@ -91,7 +69,7 @@ fn draw_plans(
     if options.think.from < 0.0 || options.think.to > LONGEST {
         return Err(BenchError::Option {
             option: "--think",
-            limit: "seconds, from 0 to a million".to_owned(),
+            limit: "from 0 to a million seconds".to_owned(),
         });
     }
     let longest = options.output.to.saturating_add(options.answer.to);
@@ -157,8 +135,8 @@ fn settings(
     })
 }
 
-/// Runs some sessions again, each alone. Returns the sessions whose tokens differ, with the index of
-/// the first token that does.
+/// Runs some sessions again, each alone. Returns the number of each session whose tokens differ, with
+/// the index of the first different token.
 fn check(
     options: &SessionLoadOptions,
     target: &BenchTarget<'_>,
