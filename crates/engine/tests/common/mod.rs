@@ -2,7 +2,6 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
-pub mod late_device;
 pub mod stops;
 
 use std::{
