@@ -203,7 +203,9 @@ fn record(
                 .insert(session.number, transcript.generated);
         }
         other => {
-            let why = transcript.failure.unwrap_or_else(|| other.to_string());
+            let why = transcript
+                .failure
+                .map_or_else(|| other.to_string(), |f| f.message);
             measured.failed.insert(session.number, why);
         }
     }

@@ -14,8 +14,8 @@ use std::{
 
 use common::{FAMILIES, How, family, golden, ids, open, request, stories};
 use djinn_engine::{
-    Blueprint, Class, Engine, EngineError, Finish, Request, Sampling, SessionId, SessionStatus,
-    Settings, Tier, Transcript,
+    Blueprint, Class, Engine, EngineError, FailureKind, Finish, Request, Sampling, SessionFailure,
+    SessionId, SessionStatus, Settings, Tier, Transcript,
 };
 use djinn_weights::MemorySettings;
 
@@ -286,7 +286,7 @@ fn finish(
     mut engine: Engine,
     sessions: &[SessionId],
     expect: &[SessionResult],
-) -> (usize, Vec<String>) {
+) -> (usize, Vec<SessionFailure>) {
     for &id in sessions {
         engine
             .any_session(id)
@@ -334,7 +334,9 @@ fn a_damaged_spill_file_fails_only_the_sessions_it_held() {
         "{complete} {failures:?}"
     );
     assert!(!failures.is_empty());
-    let names_file = |f: &String| f.contains(&name(&damaged));
+    let names_file = |failure: &SessionFailure| {
+        failure.kind == FailureKind::Spill && failure.message.contains(&name(&damaged))
+    };
     assert!(failures.iter().all(names_file), "{failures:?}");
 
     let (engine, sessions, expect) = on_disk(disk.path());
@@ -347,7 +349,9 @@ fn a_damaged_spill_file_fails_only_the_sessions_it_held() {
         "{complete} {failures:?}"
     );
     assert!(!failures.is_empty());
-    let names_file = |f: &String| f.contains(&name(&damaged));
+    let names_file = |failure: &SessionFailure| {
+        failure.kind == FailureKind::Spill && failure.message.contains(&name(&damaged))
+    };
     assert!(failures.iter().all(names_file), "{failures:?}");
 }
 

@@ -45,7 +45,7 @@ pub fn load_notes(settled: &Settled, model: &Model, blueprint: &Blueprint) -> Re
 pub fn run_out(engine: &mut Engine) -> Result<(), Failure> {
     while !engine.is_idle() {
         if let Some(failure) = engine.step()?.into_iter().find_map(|output| output.failure) {
-            return Err(Failure::Message(failure));
+            return Err(Failure::Message(failure.message));
         }
     }
     Ok(())

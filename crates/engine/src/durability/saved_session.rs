@@ -91,7 +91,7 @@ pub enum SavedState {
     Done {
         /// Reason for the end.
         finish: Finish,
-        /// Error that ended the session.
+        /// Message of the failure that ended the session.
         failure: Option<String>,
     },
 }
@@ -194,7 +194,7 @@ impl SavedState {
             }
             SessionState::Done { finish, failure } => SavedState::Done {
                 finish: *finish,
-                failure: failure.clone(),
+                failure: failure.as_ref().map(ToString::to_string),
             },
         }
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::{
     RunUntil,
     probe::checkpoint::{Checkpoint, PausePlace},
-    session::{output::Finish, status::SessionStatus},
+    session::{failure::SessionFailure, output::Finish, status::SessionStatus},
 };
 
 /// Route of a session through its next pass: where it begins, and where it pauses besides at
@@ -55,8 +55,8 @@ pub(crate) enum SessionState {
     /// Has ended and holds no pages.
     Done {
         finish: Finish,
-        /// Error that ended the session.
-        failure: Option<String>,
+        /// Failure that ended the session.
+        failure: Option<SessionFailure>,
     },
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum Transition {
     /// The owner resumes the session.
     Resume,
     /// The session ends.
-    End(Finish, Option<String>),
+    End(Finish, Option<SessionFailure>),
 }
 
 /// Operation of the owner that is allowed in some states only.
