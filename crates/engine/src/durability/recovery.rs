@@ -41,7 +41,7 @@ pub enum RestoreScope {
     All,
     /// One session.
     One(SessionId),
-    /// No session; only new ones are opened.
+    /// No session: the engine starts empty, and the sessions stay in the folder.
     None,
 }
 

@@ -132,7 +132,7 @@ impl Pass<'_> {
     }
 
     /// Activates the sessions that continue with this operation, and restores their buffers.
-    /// Returns whether there were any.
+    /// Returns whether a session continues here.
     pub(super) fn enter(&mut self, at: usize, stages: &mut PassRows) -> Result<bool, EngineError> {
         // Called for every operation, and nearly always no session enters.
         if stages.later.iter().all(|(_, group)| group.enter != at) {
