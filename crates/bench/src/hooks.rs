@@ -234,9 +234,10 @@ impl HookBench<'_> {
                 return Ok(());
             }
             if let Some(ended) = outputs.into_iter().find(|output| output.finish.is_some()) {
-                let why = ended
-                    .failure
-                    .unwrap_or_else(|| "no breakpoint was reached".into());
+                let why = ended.failure.map_or_else(
+                    || "no breakpoint was reached".to_owned(),
+                    |failure| failure.message,
+                );
                 return Err(BenchError::SessionEnded(why));
             }
         }

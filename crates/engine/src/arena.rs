@@ -106,14 +106,12 @@ pub(crate) struct BatchIds {
 
 /// Buffers for rows that are sorted by expert.
 pub(crate) struct ExpertScratch {
-    /// Experts that the router chose for each row.
-    pub chosen: View,
-    /// Weights of the chosen experts.
-    pub chosen_weights: View,
-    /// Rows of one expert.
-    pub ids: View,
-    /// Weights of these rows.
-    pub weights: View,
+    /// Output of the router. Each line has the chosen experts of one row as `i32`, and then
+    /// their weights as `f32`, so that one transfer reads both.
+    pub routed: View,
+    /// Row numbers sorted by expert as `i32`, and then the weight of each row as `f32`, so that
+    /// one transfer writes both.
+    pub sorted: View,
     pub input: View,
     pub output: View,
 }
@@ -190,10 +188,8 @@ impl Arena {
             sums: take(DType::F32, 2, probe_limits.packed_width),
             reduced: take(DType::F32, Self::PACKED_ROWS, probe_limits.reduced_width),
             experts: ExpertScratch {
-                chosen: take(DType::I32, expert_rows, chosen),
-                chosen_weights: take(DType::F32, expert_rows, chosen),
-                ids: take(DType::I32, expert_rows, 1),
-                weights: take(DType::F32, expert_rows, 1),
+                routed: take(DType::I32, expert_rows, 2 * chosen),
+                sorted: take(DType::I32, 2 * chosen * expert_rows, 1),
                 input: take(DType::F32, expert_rows, dims.d_model),
                 output: take(DType::F32, expert_rows, dims.d_model),
             },

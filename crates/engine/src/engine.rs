@@ -173,7 +173,7 @@ impl Engine {
     /// Checks that pages and sessions agree.
     ///
     /// # Panics
-    /// Panics if they do not.
+    /// Panics if a page and the sessions that hold it disagree.
     pub fn check_integrity(&self) {
         let tables = self.sessions.iter().map(|session| &session.pages);
         self.pager.pages().check_integrity(tables);
@@ -190,7 +190,7 @@ impl Engine {
         self.sessions.quotas.set(owner, quota);
     }
 
-    /// Opens a session. It runs as soon as the scheduler chooses it.
+    /// Opens a session. The session runs as soon as the scheduler chooses it.
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
         self.durability.compact(&mut self.sessions);
         request.check_probe(&self.model.program)?;
@@ -322,7 +322,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Does what is due at `now` without running a pass: ends sessions whose deadline or lease
+    /// Applies the time `now` without running a pass: ends sessions whose deadline or lease
     /// is over, moves pages between tiers, and prefetches sessions that are expected soon.
     /// Passes do the same, so this is for idle engines. Returns the outputs of sessions that
     /// ended.
@@ -370,7 +370,7 @@ impl Engine {
         Ok(outputs)
     }
 
-    /// Splits off what scheduling reads and changes.
+    /// Borrows the scheduler, and the sessions and pages that scheduling reads and changes.
     fn scheduling(&mut self) -> (&mut Scheduler, SessionMemory<'_>) {
         let residency = SessionMemory {
             sessions: &mut self.sessions,
@@ -392,7 +392,7 @@ impl Engine {
         outputs
     }
 
-    /// Runs tokens of these sessions, whose pages are on the device or in transit.
+    /// Runs tokens of the sessions in `run`, whose pages are on the device or in transit.
     fn run_pass(
         &mut self,
         run: &[(SessionId, usize)],

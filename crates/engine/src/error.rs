@@ -117,7 +117,9 @@ impl LimitKind {
                 "{asked} tokens must run in one pass, but a pass has {limit} rows; raise --rows"
             ),
             LimitKind::DeviceRows => {
-                format!("{asked} rows in one pass exceed the device's limit of {limit}")
+                format!(
+                    "{asked} rows in one pass exceed the device's limit of {limit}; lower --rows"
+                )
             }
             LimitKind::DeviceKeys => format!(
                 "a context of {asked} tokens exceeds the device's limit of {limit} for heads of \
@@ -132,7 +134,7 @@ impl LimitKind {
                  for {limit}"
             ),
             LimitKind::OperandWidth => format!(
-                "the operand of an edit has {asked} elements, but the engine has room for {limit}"
+                "the operand of an edit has {asked} elements per row, but the engine has room for {limit}"
             ),
             LimitKind::CaptureWidth => format!(
                 "a capture of {asked} elements per row was requested, but the engine has room for \
@@ -233,7 +235,7 @@ pub enum EngineError {
     #[error("not enough KV memory for the session: {0}")]
     OutOfPages(#[from] OutOfPages),
     /// Host memory and disk have no room for the KV pages of open sessions.
-    #[error("not enough KV memory in host memory and on disk: {0}")]
+    #[error("host memory and disk have no room for more KV pages: {0}")]
     NoRoom(String),
     /// The KV cache has no room for a fork, and the fork cannot be computed again because its
     /// captures and edits must not happen twice.
@@ -278,11 +280,15 @@ pub enum EngineError {
         /// Amount that the owner may have.
         limit: usize,
     },
-    /// No such session is open.
-    #[error("no session {}", .0.0)]
+    /// The session is not open, or belongs to another owner.
+    #[error("no session {} is open", .0.0)]
     NoSession(SessionId),
     /// The session was opened without `keep`.
-    #[error("session {} was opened without keep: its input ends with the prompt", .0.0)]
+    #[error(
+        "session {} accepts no more input because it was opened without keep; open a session with \
+         keep instead",
+        .0.0
+    )]
     NotKept(SessionId),
     /// The session has no token to run and none was appended.
     #[error("session {} has no token left to run; append at least one", .0.0)]

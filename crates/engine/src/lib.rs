@@ -56,6 +56,7 @@ pub use probe::{
 pub use sampling::sampler::{Logprob, Sampling};
 pub use scheduler::fair_share::Class;
 pub use session::{
+    failure::{FailureKind, SessionFailure},
     output::{Finish, Output, Transcript},
     quota::Quota,
     request::Request,

@@ -6,14 +6,13 @@ mod common;
 
 use std::time::Instant;
 
-use common::{
-    How, bits,
-    late_device::{DELAY, LateBackend},
-    open, request, run, stories,
-};
-use djinn_device::cpu::CpuBackend;
+use common::{How, bits, open, request, run, stories};
+use djinn_device::testing::LateBackend;
 use djinn_engine::{Blueprint, Engine, EngineError, Request, SessionStatus, Settings};
 use djinn_weights::MemorySettings;
+
+/// Largest number of queries for which an event is not past.
+const POLLS: u32 = 20;
 
 fn late_engine(requests: &[Request]) -> Engine {
     let model = open(&stories());
@@ -22,17 +21,14 @@ fn late_engine(requests: &[Request]) -> Engine {
         host_pages: settings.pages,
         ..settings
     };
-    let backend = LateBackend(CpuBackend {
-        threads: Some(1),
-        isa: None,
-    });
+    let backend = LateBackend::new(1, POLLS);
     let memory = MemorySettings::default();
     let blueprint = Blueprint::draw(&model, &backend, settings, memory).unwrap();
     Engine::load(model, &backend, blueprint, &mut |_| {}).unwrap()
 }
 
 #[test]
-fn the_callback_runs_during_every_pass_and_changes_no_bit() {
+fn the_callback_runs_while_the_device_computes_and_changes_no_bit() {
     let requests: Vec<Request> = [5, 6]
         .into_iter()
         .map(|token| request(&stories(), &[token; 20], &["blocks.1.hook_resid_post"], 6))
@@ -46,12 +42,15 @@ fn the_callback_runs_during_every_pass_and_changes_no_bit() {
         .into_iter()
         .map(|request| engine.open(request).unwrap())
         .collect();
+    let mut passes_with_calls = 0;
     while !engine.is_idle() {
         let mut calls = 0;
         engine.step_with(&mut |_| calls += 1).unwrap();
-        assert_eq!(calls, DELAY);
+        assert!(calls <= POLLS);
+        passes_with_calls += u32::from(calls > 0);
         engine.check_integrity();
     }
+    assert!(passes_with_calls > 3);
     let found: Vec<_> = ids
         .into_iter()
         .map(|id| bits(&engine.close(id).unwrap()))
@@ -83,7 +82,7 @@ fn a_session_can_wait_while_another_computes() {
             during.wait("bert", second, Some(now)).unwrap().unwrap();
         })
         .unwrap();
-    assert_eq!(asked, DELAY);
+    assert!(asked > 0);
     engine.check_integrity();
     let status = |engine: &Engine, id| engine.view(id).unwrap().status();
     assert_eq!(status(&engine, first), SessionStatus::Ready);

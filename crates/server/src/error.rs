@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use djinn_engine::{EngineError, LimitKind};
+use djinn_engine::{EngineError, FailureKind, LimitKind, SessionFailure};
 use djinn_hub::HubError;
 use djinn_model::ModelError;
 use djinn_weights::WeightsError;
@@ -82,6 +82,9 @@ pub enum ServeError {
     /// The server is shutting down, or a model is gone.
     #[error("{0}")]
     Unavailable(String),
+    /// A session failed.
+    #[error("{0}")]
+    SessionFailed(SessionFailure),
     /// The server failed.
     #[error("{0}")]
     Internal(String),
@@ -126,6 +129,10 @@ impl ServeError {
             ServeError::Timeout(_) => ErrorCode::Timeout,
             ServeError::Replaced => ErrorCode::Replaced,
             ServeError::Unavailable(_) => ErrorCode::Unavailable,
+            ServeError::SessionFailed(failure) => match failure.kind {
+                FailureKind::KvMemory => ErrorCode::Limited,
+                _ => ErrorCode::Internal,
+            },
             ServeError::Internal(_) => ErrorCode::Internal,
         }
     }

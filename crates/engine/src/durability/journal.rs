@@ -71,8 +71,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Rewrites the log with the current state if most of it is outdated. If that fails, the
-    /// old log continues.
+    /// Rewrites the log with the current state if most of the log is outdated. If the rewrite
+    /// fails, the old log continues.
     pub fn compact(&mut self, sessions: &mut SessionTable) {
         if self.log.bytes() < SMALL.max(4 * self.compact) {
             return;

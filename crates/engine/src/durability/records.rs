@@ -33,7 +33,7 @@ pub(crate) enum Record {
         probe: Option<Box<SavedProbe>>,
     },
     /// Tokens that a session generated after its first `after` tokens, and its state if the turn
-    /// ended. One record holds both, so that neither is there without the other.
+    /// ended. One record holds both, so that a crash cannot separate them.
     Tokens {
         id: u64,
         after: usize,

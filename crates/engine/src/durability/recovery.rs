@@ -15,6 +15,7 @@ use crate::{
     },
     session::{
         Session,
+        failure::SessionFailure,
         lifecycle::{create, text_of},
         request::{Request, check_tokens},
         state::{PassRoute, SessionState},
@@ -40,7 +41,7 @@ pub enum RestoreScope {
     All,
     /// One session.
     One(SessionId),
-    /// No session; only new ones are opened.
+    /// No session: the engine starts empty, and the sessions stay in the folder.
     None,
 }
 
@@ -122,7 +123,7 @@ impl RecoveryContext<'_> {
             },
             SavedState::Done { finish, failure } => SessionState::Done {
                 finish: *finish,
-                failure: failure.clone(),
+                failure: failure.clone().map(SessionFailure::restored),
             },
         })
     }

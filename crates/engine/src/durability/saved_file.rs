@@ -62,7 +62,9 @@ impl SavedFile {
     /// Decodes a saved session.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EngineError> {
         let read = serde_json::from_slice(bytes);
-        read.map_err(|error| EngineError::Unreadable(format!("not a saved session: {error}")))
+        read.map_err(|error| {
+            EngineError::Unreadable(format!("the data is not a saved session: {error}"))
+        })
     }
 
     /// Encodes the saved session.

@@ -30,7 +30,7 @@ pub struct SavedSession {
     pub max_tokens: usize,
     /// Whether the session waits after its turn.
     pub keep: bool,
-    /// How tokens are sampled.
+    /// Sampling parameters.
     pub sampling: Sampling,
     /// Tokens that end a turn.
     pub eos: Vec<u32>,
@@ -79,19 +79,19 @@ pub type SavedLogprobs = Vec<(u32, u32)>;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SavedState {
-    /// Has tokens to run.
+    /// The session has tokens to run.
     Ready,
-    /// Waits for its owner in the middle of a turn.
+    /// The session waits for its owner in the middle of a turn.
     Waiting,
-    /// Has generated everything that was asked for and waits for more input.
+    /// The session has generated everything that was asked for and waits for more input.
     TurnOver,
-    /// Is paused at a hook.
+    /// The session is paused at a hook.
     Paused(SavedStop),
-    /// Has ended.
+    /// The session has ended.
     Done {
         /// Reason for the end.
         finish: Finish,
-        /// Error that ended the session.
+        /// Message of the failure that ended the session.
         failure: Option<String>,
     },
 }
@@ -194,7 +194,7 @@ impl SavedState {
             }
             SessionState::Done { finish, failure } => SavedState::Done {
                 finish: *finish,
-                failure: failure.clone(),
+                failure: failure.as_ref().map(ToString::to_string),
             },
         }
     }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::EngineError;
 
-/// A folder of sessions. One process has it open at a time.
+/// A folder of sessions. One process at a time can open the folder.
 pub struct StateFolder {
     pub(super) log: Log,
     pub(super) model: Option<ModelIdentity>,
@@ -98,7 +98,7 @@ impl StateFolder {
                 let found = session.tokens.len();
                 if found != after {
                     return Err(format!(
-                        "session {id} has {found} tokens, the record continues after {after}"
+                        "session {id} has {found} tokens, but the record continues after token {after}"
                     ));
                 }
                 session.tokens.extend(tokens);

@@ -22,7 +22,7 @@ pub(crate) struct ActiveRows {
     resid: View,
     /// Number of rows of all spans that may become active.
     seats: usize,
-    /// Number of rows lent behind them.
+    /// Number of rows lent behind the rows of the spans.
     more: usize,
 }
 

@@ -14,7 +14,7 @@ use djinn_weights::{Region, TensorPlacements};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct GraphRegion {
     pub steps: Range<usize>,
-    /// Whether a graph can replay the range and it is long enough: no weight arrives in it, and
+    /// Whether a graph replays the range: the range is long enough, no weight arrives in it, and
     /// nothing is read back.
     pub still: bool,
 }

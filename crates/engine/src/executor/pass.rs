@@ -158,7 +158,9 @@ impl Pass<'_> {
             self.begin_segment(kind, stage)?;
             self.op(stage, op)?;
             if let Op::Hook { site, buf } = *op {
-                self.stop(kind, at + 1, stages)?;
+                if self.progress.may_pause {
+                    self.stop(kind, at + 1, stages)?;
+                }
                 let groups = stages.of(kind).groups.clone();
                 self.read(kind, &groups, (site, buf), &mut stages.head)?;
             }

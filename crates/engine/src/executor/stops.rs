@@ -132,8 +132,12 @@ impl Pass<'_> {
     }
 
     /// Activates the sessions that continue with this operation, and restores their buffers.
-    /// Returns whether there were any.
+    /// Returns whether a session continues here.
     pub(super) fn enter(&mut self, at: usize, stages: &mut PassRows) -> Result<bool, EngineError> {
+        // Called for every operation, and nearly always no session enters.
+        if stages.later.iter().all(|(_, group)| group.enter != at) {
+            return Ok(false);
+        }
         let comes = |(_, group): &mut (SegmentKind, RowSpan)| group.enter == at;
         let mut coming: Vec<_> = stages.later.extract_if(.., comes).collect();
         coming.sort_by_key(|(_, group)| group.first_row);
@@ -154,7 +158,7 @@ impl Pass<'_> {
             let groups: Vec<RowSpan> = coming.iter().map(|(_, group)| *group).collect();
             self.read(kind, &groups, hook, &mut stages.head)?;
         }
-        Ok(!coming.is_empty())
+        Ok(true)
     }
 
     /// Restores rows of a checkpoint from the `first` on, and applies the edits made during the

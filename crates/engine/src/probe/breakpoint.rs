@@ -59,17 +59,17 @@ impl NormCondition {
     }
 }
 
-/// How far a resumed session runs.
+/// Place to which a resumed session runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RunUntil {
-    /// To the next breakpoint.
+    /// The session runs to the next breakpoint.
     #[default]
     Breakpoint,
-    /// To the next hook.
+    /// The session runs to the next hook.
     Hook,
-    /// To the end of the current block, or of the next one.
+    /// The session runs to the end of the current block, or from there to the end of the next one.
     Block,
-    /// To a hook.
+    /// The session runs to this hook.
     Site(Site),
 }
 
@@ -188,7 +188,7 @@ impl BreakSpec {
         if let Some(NormCondition::Above(limit) | NormCondition::Below(limit)) = self.when.norm
             && !limit.is_finite()
         {
-            let reason = format!("{limit} is not a finite number");
+            let reason = format!("the limit {limit} of the norm is not a finite number");
             return Err(ParseError::new(ParsedText::Breakpoint, &self.hook, reason).into());
         }
         let found = hook::find(program, &self.hook)?;

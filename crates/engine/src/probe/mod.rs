@@ -189,17 +189,25 @@ impl Probe {
         self.edits.entry(site).or_default().push(edit);
     }
 
+    /// Whether the probe has captures or edits.
+    fn looks(&self) -> bool {
+        !self.captures.is_empty() || !self.edits.is_empty()
+    }
+
     /// Whether the probe captures or edits one of these positions.
     pub(crate) fn looks_at(&self, mut rows: Range<usize>, prompt: usize) -> bool {
         let captures = || self.captures.values();
         let reads = |at| captures().any(|capture| capture.positions.contains(at, prompt));
         let edits = || self.edits.values().flatten();
         let changes = |at| edits().any(|edit| edit.positions.contains(at, prompt));
-        rows.any(|at| reads(at) || changes(at))
+        self.looks() && rows.any(|at| reads(at) || changes(at))
     }
 
     /// Returns the first position that the probe captures or edits.
     pub(crate) fn first(&self, positions: usize, prompt: usize) -> Option<usize> {
+        if !self.looks() {
+            return None;
+        }
         (0..positions).find(|&at| self.looks_at(at..at + 1, prompt))
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::session::{Session, output::Output, residency::SessionMemory, state::Transition};
 
-/// How long after its expected return a session is still expected.
+/// Time after its expected return for which a session is still expected.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Ends sessions whose deadline has passed or whose lease has run out.

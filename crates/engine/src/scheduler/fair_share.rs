@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// For voice and other real-time use: eight times the share of a batch session.
+    /// Voice and other real-time use: eight times the share of a batch session.
     Realtime,
-    /// For a person who reads along: four times the share of a batch session.
+    /// A person who reads along: four times the share of a batch session.
     #[default]
     Interactive,
-    /// For work without a waiting user.
+    /// Work without a waiting user.
     Batch,
 }
 

@@ -67,7 +67,7 @@ impl Scheduler {
         admission::can_run(sessions, pager, &self.spill)
     }
 
-    /// Does what is due at `now`: takes in pages from disk, ends sessions that have expired,
+    /// Applies the time `now`: takes in pages from disk, ends sessions that have expired,
     /// prefetches sessions that are expected soon, and stops expecting late ones. Returns the
     /// outputs of sessions that ended.
     pub fn apply_time(&mut self, residency: &mut SessionMemory<'_>, now: Instant) -> Vec<Output> {
@@ -99,8 +99,8 @@ impl Scheduler {
         selection
     }
 
-    /// Called when no session runs: waits until a page arrives from disk, or ends a session
-    /// where the disk accepts no pages. Returns the outputs of sessions that ended.
+    /// Waits, when no session runs, until a page arrives from disk; ends a session if the disk
+    /// accepts no pages. Returns the outputs of sessions that ended.
     pub fn wait_for_pages(&mut self, residency: &mut SessionMemory<'_>) -> Vec<Output> {
         if residency.pager.disk_transfers_in_flight() > 0 {
             return self.spill.finish_transfers(residency, true);

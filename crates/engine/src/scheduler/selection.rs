@@ -28,7 +28,7 @@ pub(crate) struct PassSelection {
     pub lost: Vec<Output>,
 }
 
-/// Numbers that selection depends on.
+/// Limits of the selection, and the traffic of weights.
 pub(crate) struct SelectionLimits {
     pub pass: BatchLimits,
     /// Bytes of weights that stream through the ring in each pass.

@@ -21,7 +21,7 @@ pub(crate) struct SpillPolicy {
     reserve: usize,
     /// Host frames to keep free: the reserve, and room for the largest session.
     margin: usize,
-    /// Why the disk accepts no more pages, once it does not.
+    /// Error with which the disk refused a page; `None` while the disk accepts pages.
     failure: Option<String>,
     /// Failure after which the disk was tried once more.
     last_failure: Option<String>,

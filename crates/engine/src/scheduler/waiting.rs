@@ -10,8 +10,8 @@ use djinn_types::SessionId;
 
 use crate::session::table::SessionTable;
 
-/// How long before its expected return the pages of a session are prefetched. A gigabyte takes
-/// some twenty milliseconds over a link of 55 GB/s, and other sessions may come first.
+/// Time before its expected return at which the pages of a session are prefetched. A gigabyte
+/// takes some twenty milliseconds over a link of 55 GB/s, and other sessions may come first.
 pub(crate) const PREFETCH_AHEAD: Duration = Duration::from_millis(300);
 
 /// Returns the waiting sessions that are expected within [`PREFETCH_AHEAD`], the soonest first.

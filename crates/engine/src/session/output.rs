@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     probe::{captured::Captured, checkpoint::Paused},
     sampling::sampler::Logprob,
+    session::failure::SessionFailure,
 };
 
 /// Reason for the end of a turn or of a session.
@@ -58,8 +59,8 @@ pub struct Transcript {
     pub logprobs: Vec<Vec<Logprob>>,
     /// Reason for the end; `None` where the session has not ended.
     pub finish: Option<Finish>,
-    /// Error that ended the session.
-    pub failure: Option<String>,
+    /// Failure that ended the session.
+    pub failure: Option<SessionFailure>,
     /// Captured activations.
     pub captured: Captured,
 }
@@ -80,9 +81,9 @@ pub struct Output {
     pub logprobs: Vec<Logprob>,
     /// Reason for the end of the turn or of the session, if either ended.
     pub finish: Option<Finish>,
-    /// Error that ended the session.
-    pub failure: Option<String>,
-    /// When the scheduler first chose the session since it last waited.
+    /// Failure that ended the session.
+    pub failure: Option<SessionFailure>,
+    /// Time at which the scheduler first chose the session since it last waited.
     pub scheduled: Option<Instant>,
     /// Hook and tokens at which the session paused.
     pub paused: Option<Paused>,
@@ -90,7 +91,7 @@ pub struct Output {
 
 impl Output {
     /// Creates an output without a token that ends a turn or a session.
-    pub fn finished(session: SessionId, finish: Finish, failure: Option<String>) -> Self {
+    pub fn finished(session: SessionId, finish: Finish, failure: Option<SessionFailure>) -> Self {
         Output {
             session,
             index: 0,

@@ -5,6 +5,7 @@ use djinn_types::SessionId;
 
 use super::{
     Session,
+    failure::SessionFailure,
     output::{Finish, Output},
     state::Transition,
     table::SessionTable,
@@ -23,7 +24,12 @@ pub(crate) struct SessionMemory<'e> {
 
 impl SessionMemory<'_> {
     /// Ends a session and releases its pages. A session that has ended keeps its first reason.
-    pub fn end(&mut self, id: SessionId, finish: Finish, failure: Option<String>) -> Output {
+    pub fn end(
+        &mut self,
+        id: SessionId,
+        finish: Finish,
+        failure: Option<SessionFailure>,
+    ) -> Output {
         let session = self.sessions.known_mut(id);
         let _ = session.apply(Transition::End(finish, failure.clone()));
         self.pager.release(&mut session.pages);
@@ -32,7 +38,7 @@ impl SessionMemory<'_> {
 
     /// Ends a session because of an error.
     pub fn fail(&mut self, id: SessionId, error: &EngineError) -> Output {
-        self.end(id, Finish::Failed, Some(error.to_string()))
+        self.end(id, Finish::Failed, Some(error.into()))
     }
 
     /// Ends all sessions that hold one of these pages, whose contents are lost.
@@ -65,11 +71,7 @@ impl SessionMemory<'_> {
             let others = self.fail_holders(&pages, &error).into_iter();
             let others = others.filter(|output| output.session != id);
             self.deferred.extend(others);
-            Box::new(Output::finished(
-                id,
-                Finish::Failed,
-                Some(error.to_string()),
-            ))
+            Box::new(Output::finished(id, Finish::Failed, Some((&error).into())))
         })
     }
 }

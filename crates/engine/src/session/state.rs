@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::{
     RunUntil,
     probe::checkpoint::{Checkpoint, PausePlace},
-    session::{output::Finish, status::SessionStatus},
+    session::{failure::SessionFailure, output::Finish, status::SessionStatus},
 };
 
 /// Route of a session through its next pass: where it begins, and where it pauses besides at
@@ -21,42 +21,42 @@ pub(crate) struct PassRoute {
 /// State of a session.
 #[derive(Clone, Debug)]
 pub(crate) enum SessionState {
-    /// Has tokens to run, but is not admitted to KV memory yet.
+    /// The session has tokens to run, but is not admitted to KV memory yet.
     Queued { route: PassRoute },
-    /// Has tokens to run and may hold KV pages.
+    /// The session has tokens to run and may hold KV pages.
     Ready {
         route: PassRoute,
-        /// When the scheduler first chose the session since it became ready.
+        /// Time at which the scheduler first chose the session since it became ready.
         scheduled: Option<Instant>,
     },
-    /// Runs in the current pass.
+    /// The session runs in the current pass.
     Running {
         route: PassRoute,
         scheduled: Option<Instant>,
     },
-    /// Waits for its owner; others may use its device memory.
+    /// The session waits for its owner; others may use its device memory.
     Waiting {
         route: PassRoute,
         /// Whether the session may hold KV pages.
         admitted: bool,
         /// Whether the session has generated everything that was asked for.
         turn_over: bool,
-        /// When the owner expects to resume the session.
+        /// Time at which the owner expects to resume the session.
         expected: Option<Instant>,
     },
-    /// Is paused at a hook until its owner resumes it.
+    /// The session is paused at a hook until its owner resumes it.
     Paused {
         place: PausePlace,
         /// Whether the session may hold KV pages.
         admitted: bool,
-        /// When the owner expects to resume the session.
+        /// Time at which the owner expects to resume the session.
         expected: Option<Instant>,
     },
-    /// Has ended and holds no pages.
+    /// The session has ended and holds no pages.
     Done {
         finish: Finish,
-        /// Error that ended the session.
-        failure: Option<String>,
+        /// Failure that ended the session.
+        failure: Option<SessionFailure>,
     },
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum Transition {
     /// The owner resumes the session.
     Resume,
     /// The session ends.
-    End(Finish, Option<String>),
+    End(Finish, Option<SessionFailure>),
 }
 
 /// Operation of the owner that is allowed in some states only.

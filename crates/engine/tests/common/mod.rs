@@ -2,7 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
-pub mod late_device;
+pub mod durable;
+pub mod paging;
 pub mod stops;
 
 use std::{

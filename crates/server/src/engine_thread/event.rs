@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use djinn_engine::{Finish, Logprob, Paused, Tensor};
+use djinn_engine::{Finish, Logprob, Paused, SessionFailure, Tensor};
 
 /// One event of a session's turn.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ pub enum SessionEvent {
     Finished {
         /// Reason for the end of the turn.
         finish: Finish,
-        /// Error message of a turn that failed.
-        failure: Option<String>,
+        /// Failure that ended the session.
+        failure: Option<SessionFailure>,
         /// Remaining text that the detection of stop strings held back.
         text: String,
         /// Number of tokens that the session has generated.

@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, Finish, Output, Request, SessionId, SessionStatus, Tensor};
+use djinn_engine::{
+    Engine, Finish, Output, Request, SessionFailure, SessionId, SessionStatus, Tensor,
+};
 use djinn_weights::{PassStats, Timeline};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -155,7 +157,7 @@ impl Worker {
             Err(error) => {
                 tracing::error!(%error, "pass failed; its sessions end");
                 self.failed_passes += 1;
-                self.publish_failure(&error.to_string());
+                self.publish_failure(&SessionFailure::from(&error));
                 self.stops = self.failed_passes >= FAILED_PASSES_MAX;
             }
         }
@@ -163,13 +165,13 @@ impl Worker {
 
     /// Publishes the end of every session that a failed pass ended. The engine reports such a
     /// session only once.
-    fn publish_failure(&mut self, failure: &str) {
+    fn publish_failure(&mut self, failure: &SessionFailure) {
         let is_done = |id: &SessionId| {
             self.engine.view(*id).map(|session| session.status()) == Some(SessionStatus::Done)
         };
         let done: Vec<SessionId> = self.subscribers.keys().copied().filter(is_done).collect();
         for session in done {
-            let failure = Some(failure.to_owned());
+            let failure = Some(failure.clone());
             self.publish(Output::finished(session, Finish::Failed, failure));
         }
     }

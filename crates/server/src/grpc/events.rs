@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use djinn_engine::{Finish, Logprob, Paused};
+use djinn_engine::{Finish, Logprob, Paused, SessionFailure};
 use djinn_wire::{parts, v1};
 use futures_util::Stream;
 use tonic::Status;
@@ -121,14 +121,14 @@ pub fn message(what: v1::event::What) -> v1::Event {
 /// Message for the end of a turn.
 pub fn finished(
     finish: Option<Finish>,
-    failure: Option<String>,
+    failure: Option<SessionFailure>,
     text: String,
     generated: usize,
     kept: bool,
 ) -> v1::Event {
     message(v1::event::What::Finished(v1::Finished {
         why: finish.map(|finish| finish.to_string()).unwrap_or_default(),
-        failure: failure.unwrap_or_default(),
+        failure: failure.map_or_else(String::new, |failure| failure.message),
         text,
         generated: generated as u64,
         kept,

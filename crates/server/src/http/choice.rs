@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use djinn_engine::{Finish, Logprob, Tensor};
+use djinn_engine::{Finish, Logprob, SessionFailure, Tensor};
 
 use crate::{
     ServeError,
@@ -77,8 +77,8 @@ pub fn paused_error(at: &djinn_engine::Paused) -> ServeError {
     ))
 }
 
-/// Returns an error if a turn ended for a reason other than length, end of text or a stop string.
-pub fn check_finish(finish: Finish, failure: Option<String>) -> Result<(), ServeError> {
+/// Returns an error if a turn ended for any reason but length, end of text or a stop string.
+pub fn check_finish(finish: Finish, failure: Option<SessionFailure>) -> Result<(), ServeError> {
     match finish {
         Finish::Length | Finish::Context | Finish::Eos | Finish::Stop => Ok(()),
         Finish::Deadline => Err(ServeError::Timeout(
@@ -92,9 +92,10 @@ pub fn check_finish(finish: Finish, failure: Option<String>) -> Result<(), Serve
             "The model computed NaN: check the weights of the model and the edits of the session"
                 .to_owned(),
         )),
-        Finish::Failed => Err(ServeError::Internal(
-            failure.unwrap_or_else(|| "The pass failed".to_owned()),
-        )),
+        Finish::Failed => Err(match failure {
+            Some(failure) => ServeError::SessionFailed(failure),
+            None => ServeError::Internal("The pass failed".to_owned()),
+        }),
     }
 }
 

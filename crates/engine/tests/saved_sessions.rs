@@ -1,0 +1,183 @@
+//! Saved sessions in other engines: as files, of other owners and models, and of older releases.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::{fs, path::Path};
+
+use common::durable::{alone, next_turns, numbered_request, restarted, result_bits};
+use common::{How, open, stories};
+use djinn_engine::{
+    Blueprint, Engine, EngineError, Request, RestoreScope, SavedFile, SessionId, Settings,
+    StateFolder,
+};
+use djinn_wal::WalError;
+use djinn_weights::MemorySettings;
+
+#[test]
+fn a_session_moves_as_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
+    let file = folder.path().join("session.djinn");
+    let expect = result_bits(&alone(0).0);
+    let mut engine = restarted(1, &here);
+    engine.open(numbered_request(0)).unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    drop(engine);
+    let state = StateFolder::open(&here).unwrap();
+    assert!(state.export(SessionId(7)).is_err());
+    state
+        .export(SessionId(0))
+        .unwrap()
+        .write(&file, false)
+        .unwrap();
+    assert!(
+        state
+            .export(SessionId(0))
+            .unwrap()
+            .write(&file, false)
+            .is_err(),
+        "the file exists"
+    );
+
+    let mut state = StateFolder::open(&there).unwrap();
+    let id = state.import(SavedFile::read(&file).unwrap()).unwrap();
+    drop(state);
+    let mut engine = restarted(1, &there);
+    while next_turns(&mut engine).is_empty() {
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+    }
+    // The imported session has the same number, and so the same conversation.
+    assert_eq!(id, SessionId(0));
+    assert!(result_bits(&engine.close(id).unwrap()) == expect);
+    // An inconsistent file is rejected without effect.
+    let good = SavedFile::read(&file).unwrap();
+    for given in [
+        vec![(0, 999)],
+        vec![],
+        vec![(1, 3)],
+        vec![(0, 5), (4, 6)],
+        vec![(3, 0)],
+    ] {
+        let mut bad = good.clone();
+        bad.session.given = given;
+        let mut state = StateFolder::open(&folder.path().join("third")).unwrap();
+        assert!(matches!(state.import(bad), Err(EngineError::Unreadable(_))));
+    }
+    fs::write(&file, "not a session").unwrap();
+    assert!(SavedFile::read(&file).is_err());
+}
+
+#[test]
+fn sessions_of_other_owners_models_or_sizes_are_rejected_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = restarted(1, folder.path());
+    let id = first.open(numbered_request(0)).unwrap();
+    let error = StateFolder::open(folder.path()).err().unwrap();
+    let is_in_use = matches!(error, EngineError::Wal(WalError::InUse { .. }));
+    assert!(is_in_use, "{error}");
+    let access = |engine: &mut Engine, owner: &str| {
+        let waits = engine
+            .session(owner, id)
+            .and_then(|mut session| session.wait(None));
+        (engine.list(Some(owner)).len(), waits.is_ok())
+    };
+    assert_eq!(access(&mut first, "owner 0"), (1, true));
+    assert_eq!(access(&mut first, "owner 1"), (0, false));
+    drop(first);
+
+    // An engine with another model.
+    let model = open(&common::family("llama2"));
+    let backend = How::default().backend();
+    let settings = Settings::for_sessions(&model.program, 1, 32, 32).unwrap();
+    let blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
+    let mut other = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
+    let state = StateFolder::open(folder.path()).unwrap();
+    let refused = other.attach_state(state, RestoreScope::All);
+    assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
+
+    // An engine too small for the session: the session stays in the folder.
+    let (model, backend) = (open(&stories()), How::default().backend());
+    let settings = Settings::for_sessions(&model.program, 1, 4, 4).unwrap();
+    let blueprint =
+        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
+    let mut small = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
+    let state = StateFolder::open(folder.path()).unwrap();
+    let restored = small.attach_state(state, RestoreScope::All).unwrap();
+    assert_eq!((restored.sessions.len(), restored.refused.len()), (0, 1));
+    drop(small);
+    assert_eq!(
+        StateFolder::open(folder.path()).unwrap().sessions().count(),
+        1
+    );
+}
+
+/// Copies the state folder that release 0.1 wrote for the golden mixtral model: one kept session
+/// of three given and six generated tokens.
+fn old_folder(to: &Path) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/state-0.1/mixtral");
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn a_state_folder_of_release_0_1_is_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    old_folder(folder.path());
+    let load = |name: &str| {
+        let model = open(&common::family(name));
+        let settings = Settings::for_sessions(&model.program, 2, 40, 16).unwrap();
+        let backend = How::default().backend();
+        let memory = MemorySettings::default();
+        let blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
+        Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
+    };
+    let state = || StateFolder::open(folder.path()).unwrap();
+    let id = SessionId(0);
+    let saved = state().get(id).unwrap().tokens.clone();
+    assert_eq!(saved.len(), 9);
+    let refused = load("gpt2").attach_state(state(), RestoreScope::All);
+    assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
+    let mut engine = load("mixtral");
+    let restored = engine.attach_state(state(), RestoreScope::All).unwrap();
+    assert_eq!(restored.sessions, [id]);
+    engine
+        .any_session(id)
+        .unwrap()
+        .append(&[7], 3, &[])
+        .unwrap();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    let tokens = engine.view(id).unwrap().tokens().to_vec();
+    assert_eq!((&tokens[..9], tokens.len()), (&saved[..], 13));
+    // A new session with the same tokens continues in the same way.
+    let mut fresh = load("mixtral");
+    let ask = Request {
+        tokens: tokens[..3].to_vec(),
+        max_tokens: 6,
+        keep: true,
+        ..Request::default()
+    };
+    let again = fresh.open(ask).unwrap();
+    while !fresh.is_idle() {
+        fresh.step().unwrap();
+    }
+    fresh
+        .any_session(again)
+        .unwrap()
+        .append(&[7], 3, &[])
+        .unwrap();
+    while !fresh.is_idle() {
+        fresh.step().unwrap();
+    }
+    assert_eq!(fresh.view(again).unwrap().tokens(), tokens);
+}
