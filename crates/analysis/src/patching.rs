@@ -151,7 +151,7 @@ pub async fn patch(
     let logits = patching.by_branches(&corrupt).await?;
     let time = start.elapsed();
     let comparison = match compare {
-        true => Some(patching.from_first_token(&logits).await?),
+        true => Some(patching.compute_from_first_token(&logits).await?),
         false => None,
     };
     let effect = |logits: &Vec<f32>| (prompts.score(logits) - worst) / (best - worst);
@@ -309,7 +309,7 @@ impl Patching<'_> {
     }
 
     /// Computes every patch from the first token: one after another, and batched.
-    async fn from_first_token(
+    async fn compute_from_first_token(
         &self,
         expected: &LogitGrid,
     ) -> Result<PatchComparison, AnalysisError> {

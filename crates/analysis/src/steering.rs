@@ -81,7 +81,7 @@ pub async fn measure_edits(
         .capture_positions("prompt");
     let changed = edits
         .into_iter()
-        .fold(plain.clone(), |session, edit| session.edit(edit));
+        .fold(plain.clone(), djinn_client::Create::edit);
     let turns = run_all([plain, changed]).await?;
     let [plain, changed] = <[TurnOutput; 2]>::try_from(turns).expect("two sessions ran");
     let captured = |turn: &TurnOutput| {

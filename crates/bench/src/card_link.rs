@@ -12,8 +12,8 @@ use crate::{
     BenchError, BenchReport, LinkOptions,
     link_report::{binary, conclude, range},
     sample::median,
-    text::table,
 };
+use djinn_types::text::table;
 
 /// Bytes moved in a measurement, as far as memory allows.
 const SIZES: [u64; 3] = [64 << 20, 1 << 30, 4 << 30];

@@ -9,13 +9,13 @@ use djinn_device::host;
 use djinn_engine::{Engine, Request, kv_dtype};
 use djinn_model::program::{Op, Program, TensorId};
 use djinn_types::Size;
+use djinn_types::text::seconds;
 use djinn_weights::{PassStats, Prediction, Rates};
 use serde_json::{Value, json};
 
 use crate::{
     BenchError, BenchReport, BenchTarget, rates,
     sample::{BANDWIDTH_BYTES, check_context, median_of, some_tokens},
-    text::seconds,
 };
 
 /// Time for which the link is measured.
@@ -100,7 +100,7 @@ fn measure(
     let rates = Rates {
         link: link.unwrap_or(f64::INFINITY) * 1e9,
         compute: memory * 1e9,
-        shared: rates::shared(target.backend, model),
+        shared: djinn_engine::rates::link_shares_cores(target.backend, model),
     };
     let work = blueprint.work(model, kv_dtype(target.backend, &model.program));
     Ok(DecodeMeasurement {

@@ -3,7 +3,7 @@
 use std::io;
 
 use djinn_device::DeviceError;
-use djinn_engine::{EngineError, ParseError};
+use djinn_engine::{EngineError, ParseError, rates::RateError};
 use djinn_model::ModelError;
 use djinn_server::ServeError;
 use djinn_types::Size;
@@ -18,6 +18,9 @@ pub enum BenchError {
     /// The engine refused a request or failed in a pass.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A bandwidth could not be measured.
+    #[error(transparent)]
+    Rate(#[from] RateError),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

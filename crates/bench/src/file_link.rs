@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use djinn_model::Model;
+use djinn_types::text::table;
 use djinn_types::{IO_BLOCK, Size};
 use djinn_weights::{MemorySettings, measure_link};
 use serde_json::{Value, json};
@@ -11,7 +12,6 @@ use crate::{
     BenchError, BenchReport, LinkOptions,
     link_report::{binary, conclude, range},
     sample::median,
-    text::table,
 };
 
 /// Numbers of threads that are measured by default.

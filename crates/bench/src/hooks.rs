@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use crate::{
     BenchError, BenchReport, BenchTarget,
     sample::{check_context, median, some_tokens},
-    text::{seconds, table},
 };
+use djinn_types::text::{seconds, table};
 
 /// Number of untimed tokens at the start, during which a card captures its graphs.
 const WARM: usize = 4;

@@ -15,7 +15,7 @@ mod memory;
 mod operations;
 mod prefill;
 mod random;
-pub mod rates;
+mod rates;
 mod report;
 mod restore;
 mod sample;
@@ -24,7 +24,6 @@ mod server_process;
 mod sessions;
 mod stream;
 mod target;
-pub mod text;
 
 pub use card_link::card_link;
 pub use decode::{DecodeOptions, decode};

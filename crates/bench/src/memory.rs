@@ -2,9 +2,10 @@
 
 use djinn_device::{Backend, cpu::CpuBackend, host};
 use djinn_types::Size;
+use djinn_types::text::table;
 use serde_json::json;
 
-use crate::{BenchError, BenchReport, rates, sample::BANDWIDTH_BYTES, text::table};
+use crate::{BenchError, BenchReport, rates, sample::BANDWIDTH_BYTES};
 
 /// Least number of bytes to read: caches hold less.
 const LEAST: u64 = 1 << 28;

@@ -5,10 +5,11 @@ use djinn_device::{
     Rows, Span, Stream, View, Weight,
 };
 use djinn_model::{Model, program::Dims};
+use djinn_types::text::table;
 use djinn_types::{Activation, DType, NormKind, Order};
 use serde_json::json;
 
-use crate::{BenchError, BenchReport, sample::median, text::table};
+use crate::{BenchError, BenchReport, sample::median};
 
 /// Bytes over which operands rotate: more than a card's cache holds.
 const SPREAD: u64 = 1 << 30;

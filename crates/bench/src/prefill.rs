@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::{
     BenchError, BenchReport, BenchTarget,
     sample::{check_context, median, some_tokens},
-    text::seconds,
 };
+use djinn_types::text::seconds;
 
 /// Options of the benchmark `prefill`.
 pub struct PrefillOptions {

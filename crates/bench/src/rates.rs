@@ -1,22 +1,19 @@
-//! Bandwidth of a device's memory and of the link that weights stream over.
+//! Bandwidths in GB/s.
 
 use std::time::Duration;
 
-use djinn_device::{Backend, cuda};
-use djinn_engine::Blueprint;
-use djinn_model::{Model, Origin};
-use djinn_weights::measure_link;
+use djinn_device::Backend;
+use djinn_engine::{Blueprint, rates};
+use djinn_model::Model;
 
 use crate::BenchError;
 
-/// Bandwidth of the device's memory in GB/s. A processor reads `bytes` with its number of threads; a
-/// card copies within its memory.
+/// Bandwidth of the device's memory; see [`rates::memory_bandwidth`].
 pub fn memory(backend: &dyn Backend, bytes: u64) -> Result<f64, BenchError> {
-    Ok(backend.measure_bandwidth(bytes)? / 1e9)
+    Ok(rates::memory_bandwidth(backend, bytes)? / 1e9)
 }
 
-/// Bandwidth of the link in GB/s. A processor reads the model's weights as the blueprint does, beginning
-/// at the share `start` of all bytes; a card copies from pinned memory.
+/// Bandwidth of the link; see [`rates::link_bandwidth`].
 pub fn link(
     backend: &dyn Backend,
     model: &Model,
@@ -24,24 +21,5 @@ pub fn link(
     time: Duration,
     start: f64,
 ) -> Result<f64, BenchError> {
-    if let Some(card) = backend.card() {
-        return Ok(cuda::measure_link(card, blueprint.link().chunk, time)? / 1e9);
-    }
-    let (chunk, workers) = (blueprint.weights().link_chunk(), blueprint.link().workers);
-    let rate = measure_link(&*model.weights, chunk, workers, time, start)?;
-    Ok(rate.bytes_per_s() / 1e9)
-}
-
-/// Source of the bytes when the link's rate is measured.
-pub fn source(backend: &dyn Backend, model: &Model) -> &'static str {
-    match backend.card() {
-        None => model.weights.origin().describe(),
-        Some(_) => "pinned memory",
-    }
-}
-
-/// Whether the same threads compute and produce weights, so that both times add up.
-pub fn shared(backend: &dyn Backend, model: &Model) -> bool {
-    let processor = backend.card().is_none();
-    processor && model.weights.origin() == Origin::Generated
+    Ok(rates::link_bandwidth(backend, model, blueprint, time, start)? / 1e9)
 }

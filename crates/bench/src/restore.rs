@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use djinn_engine::{Blueprint, Engine, KvMemory, Request, SessionId, Settings};
 use djinn_types::Size;
+use djinn_types::text::{seconds, table};
 use serde_json::{Value, json};
 
 use crate::{
     BenchError, BenchReport, BenchTarget, rates,
     sample::{check_context, median, some_tokens},
-    text::{seconds, table},
 };
 
 /// Time for which the link is measured.

@@ -5,13 +5,13 @@ use std::time::Duration;
 use djinn_engine::{Blueprint, Engine, EngineError, Request, Settings};
 use djinn_model::Model;
 use djinn_types::Size;
+use djinn_types::text::seconds;
 use djinn_weights::{MemorySettings, PassStats, PlanError};
 use serde_json::{Value, json};
 
 use crate::{
     BenchError, BenchReport, BenchTarget, rates,
     sample::{check_context, median, median_of, some_tokens},
-    text::seconds,
 };
 
 /// Time for which the link is measured in each round.
@@ -184,7 +184,7 @@ fn report(bench: &StreamBench<'_>, tokens: usize, measured: &mut StreamMeasureme
     json!({
         "model": bench.with.model().name,
         "device": bench.with.device().detail,
-        "source": rates::source(bench.target.backend, bench.with.model()),
+        "source": djinn_engine::rates::link_source(bench.target.backend, bench.with.model()),
         "weights_bytes": bench.with.model().program.weight_bytes(),
         "budget_bytes": blueprint.memory().budget,
         "streamed_bytes_per_token": median_of(token, |pass| pass.link_bytes as f64),

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use djinn_client::{Create, EventStream, ModelHandle, SessionHandle, TurnEvent, TurnOutput, v1};
+use djinn_client::{
+    Create, EventStream, FinishReason, ModelHandle, SessionHandle, TurnEvent, TurnOutput, v1,
+};
 
 use crate::{config::EvalConfig, error::EvalError};
 
@@ -84,7 +86,7 @@ pub fn synthetic_tokens(vocab: u64, count: u64, number: u64) -> Vec<u32> {
 /// Returns an error unless the turn generated all of its tokens.
 pub fn require_complete(turn: &TurnOutput) -> Result<(), EvalError> {
     let reason = match turn.finished() {
-        Some(finished) if finished.why == "length" => return Ok(()),
+        Some(finished) if finished.reason() == FinishReason::Length => return Ok(()),
         Some(finished) if finished.failure.is_empty() => finished.why.clone(),
         Some(finished) => finished.failure.clone(),
         None => "the turn stopped at a breakpoint or the connection closed".to_owned(),

@@ -17,10 +17,8 @@ use super::{
     options::ServeOptions,
     process::{CpuTime, ServedProcess},
 };
-use crate::{
-    BenchError,
-    text::{seconds, table},
-};
+use crate::BenchError;
+use djinn_types::text::{seconds, table};
 
 /// Time in which buffers grow to their size, before memory is counted.
 const WARM: Duration = Duration::from_secs(10);

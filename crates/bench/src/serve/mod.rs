@@ -16,8 +16,8 @@ use self::{client::CompletionStream, load::LoadResult, process::ServedProcess};
 use crate::{
     BenchError, BenchReport, BenchTarget,
     sample::{median, some_tokens},
-    text::{seconds, table},
 };
+use djinn_types::text::{seconds, table};
 
 pub use options::ServeOptions;
 

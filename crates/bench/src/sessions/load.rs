@@ -249,7 +249,9 @@ impl SessionLoad<'_> {
                 self.measured.generated.insert(number, generated);
             }
             other => {
-                let why = transcript.failure.unwrap_or_else(|| other.to_string());
+                let why = transcript
+                    .failure
+                    .map_or_else(|| other.to_string(), |failure| failure.message);
                 self.measured.failed.insert(number, why);
             }
         }

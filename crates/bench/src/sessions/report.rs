@@ -5,13 +5,11 @@ use std::time::Duration;
 use djinn_engine::{Engine, PagingStats, Traffic};
 use djinn_report::percentile;
 use djinn_types::Size;
+use djinn_types::text::{seconds, table};
 use serde_json::{Value, json};
 
 use super::{load::SessionMeasurement, options::SessionLoadOptions};
-use crate::{
-    BenchError, BenchTarget, rates,
-    text::{seconds, table},
-};
+use crate::{BenchError, BenchTarget, rates};
 
 /// Time for which the link is measured.
 const MEASURE: Duration = Duration::from_millis(500);

@@ -2,7 +2,9 @@
 
 use std::{fmt::Write, fs, path::Path};
 
-use clap::{Arg, Command};
+use clap::{Arg, Command, CommandFactory};
+
+use super::Cli;
 
 /// Line about a flag or argument.
 fn flag(arg: &Arg) -> String {
@@ -68,10 +70,10 @@ fn the_reference_matches_the_flags() {
         "# Command line\n\nGenerated from the help of `djinn COMMAND --help`.\n".to_owned();
     let mut cli = super::command();
     cli.build();
-    for inner in cli
-        .get_subcommands()
-        .filter(|inner| inner.get_name() != "help")
-    {
+    // Changes of a command move it to the end of the list, so the order is that of the declaration.
+    let declared = Cli::command();
+    let names = declared.get_subcommands().map(Command::get_name);
+    for inner in names.filter_map(|name| cli.find_subcommand(name)) {
         command(&mut text, &format!("djinn {}", inner.get_name()), inner);
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
