@@ -3,12 +3,12 @@
 use std::{env, path::PathBuf, process::Command};
 
 fn main() {
-    // Asked when it runs: where it was compiled may be another copy of this.
+    // Read at run time, because a cached build script may come from another copy of the sources.
     let here = env::var_os("CARGO_MANIFEST_DIR").map_or_else(PathBuf::new, PathBuf::from);
     let root = here.join("../..");
     for name in ["crates", ".git/HEAD", ".git/logs/HEAD"] {
         let path = root.join(name);
-        // What is not there would have this run every time.
+        // A missing path would make Cargo run this script on every build.
         if path.exists() {
             println!("cargo::rerun-if-changed={}", path.display());
         }

@@ -8,7 +8,7 @@ use djinn_device::{
 };
 use djinn_types::Size;
 
-use crate::{Check, DoctorOptions};
+use crate::{check::MachineCheck, options::DoctorOptions};
 
 /// Bytes of a copy while the link is measured.
 const CHUNK: u64 = 64 << 20;
@@ -30,7 +30,7 @@ pub struct WorkingCard {
 pub fn checks(
     options: DoctorOptions,
     progress: &mut dyn FnMut(&str),
-) -> (Vec<Check>, Option<WorkingCard>) {
+) -> (Vec<MachineCheck>, Option<WorkingCard>) {
     let ordinal = match options.device {
         DeviceName::Cpu => return (Vec::new(), None),
         DeviceName::Auto => 0,
@@ -71,11 +71,11 @@ pub fn checks(
     (checks, Some(working))
 }
 
-fn no_driver(named: bool) -> Check {
+fn no_driver(named: bool) -> MachineCheck {
     let detail = "no NVIDIA driver (libcuda is not found)";
     match named {
-        true => Check::fail("driver", detail, GET_A_DRIVER),
-        false => Check::warn(
+        true => MachineCheck::fail("driver", detail, GET_A_DRIVER),
+        false => MachineCheck::warn(
             "driver",
             format!("{detail}: the processor computes"),
             GET_A_DRIVER,
@@ -83,31 +83,31 @@ fn no_driver(named: bool) -> Check {
     }
 }
 
-fn driver(version: Result<Version, DeviceError>) -> Check {
+fn driver(version: Result<Version, DeviceError>) -> MachineCheck {
     let needed = Version::DRIVER_NEEDED;
     let remedy = "install NVIDIA's driver of series 580 or later";
     match version {
-        Err(error) => Check::fail("driver", error.to_string(), remedy),
+        Err(error) => MachineCheck::fail("driver", error.to_string(), remedy),
         Ok(found) if found < needed => {
             let detail = format!("supports CUDA up to {found}; {needed} is needed");
-            Check::fail("driver", detail, remedy)
+            MachineCheck::fail("driver", detail, remedy)
         }
-        Ok(found) => Check::pass("driver", format!("supports CUDA {found}")),
+        Ok(found) => MachineCheck::pass("driver", format!("supports CUDA {found}")),
     }
 }
 
-fn libraries() -> [Check; 2] {
+fn libraries() -> [MachineCheck; 2] {
     let products = match cuda::library_present("cublasLt") {
-        true => Check::pass("cuBLASLt", "found"),
-        false => Check::warn(
+        true => MachineCheck::pass("cuBLASLt", "found"),
+        false => MachineCheck::warn(
             "cuBLASLt",
             "libcublasLt is not found: prompts run on slower kernels of Djinn",
             "install CUDA's cuBLAS (libcublas-13-0), or name its folder in LD_LIBRARY_PATH",
         ),
     };
     let management = match cuda::management_present() {
-        true => Check::pass("NVML", "found"),
-        false => Check::warn(
+        true => MachineCheck::pass("NVML", "found"),
+        false => MachineCheck::warn(
             "NVML",
             "libnvidia-ml is not found: memory that other programs use on the card is not counted",
             "install it with the driver; in a container, set \
@@ -117,17 +117,17 @@ fn libraries() -> [Check; 2] {
     [products, management]
 }
 
-/// Check of a card that cannot be opened. A machine without cards is fine unless the user named one; a card
+/// MachineCheck of a card that cannot be opened. A machine without cards is fine unless the user named one; a card
 /// that does not work is not.
-fn no_card(error: &DeviceError, named: bool) -> Check {
+fn no_card(error: &DeviceError, named: bool) -> MachineCheck {
     let remedy = "list the cards with `nvidia-smi`; without a card, use --device cpu";
     match error {
-        DeviceError::Setup(_) if !named => Check::warn("device", error.to_string(), remedy),
-        _ => Check::fail("device", error.to_string(), remedy),
+        DeviceError::Setup(_) if !named => MachineCheck::warn("device", error.to_string(), remedy),
+        _ => MachineCheck::fail("device", error.to_string(), remedy),
     }
 }
 
-fn device(card: &Card, capability: Version) -> Check {
+fn device(card: &Card, capability: Version) -> MachineCheck {
     let needed = Version::CAPABILITY_NEEDED;
     let detail = format!(
         "{} ({}), compute capability {capability}",
@@ -136,12 +136,12 @@ fn device(card: &Card, capability: Version) -> Check {
     );
     if capability < needed {
         let detail = format!("{detail}; {needed} is needed");
-        return Check::fail("device", detail, "use an Ampere card or a later one");
+        return MachineCheck::fail("device", detail, "use an Ampere card or a later one");
     }
-    Check::pass("device", detail)
+    MachineCheck::pass("device", detail)
 }
 
-fn memory(card: &Card, processes: Option<usize>) -> Option<Check> {
+fn memory(card: &Card, processes: Option<usize>) -> Option<MachineCheck> {
     let (free, total) = card.memory().ok()?;
     let others = match processes.unwrap_or(0).saturating_sub(1) {
         0 => String::new(),
@@ -151,15 +151,15 @@ fn memory(card: &Card, processes: Option<usize>) -> Option<Check> {
     let detail = format!("{} of {} are free{others}", Size(free), Size(total));
     Some(if free < total / 2 {
         let remedy = "end other programs on the card (`nvidia-smi` lists them), or lower --memory";
-        Check::warn("card memory", detail, remedy)
+        MachineCheck::warn("card memory", detail, remedy)
     } else {
-        Check::pass("card memory", detail)
+        MachineCheck::pass("card memory", detail)
     })
 }
 
-fn pci(facts: &CardFacts) -> Check {
+fn pci(facts: &CardFacts) -> MachineCheck {
     match &facts.link {
-        None => Check::pass(
+        None => MachineCheck::pass(
             "PCIe",
             format!("{}: speed and width are not known", facts.bus_id),
         ),
@@ -167,7 +167,7 @@ fn pci(facts: &CardFacts) -> Check {
     }
 }
 
-fn connection(bus_id: &str, link: &PciLink) -> Check {
+fn connection(bus_id: &str, link: &PciLink) -> MachineCheck {
     let lanes = format!("{} of {} lanes", link.width, link.width_max);
     let speed = match link.speed == link.speed_max {
         true => link.speed.clone(),
@@ -179,16 +179,16 @@ fn connection(bus_id: &str, link: &PciLink) -> Check {
     let detail = format!("{bus_id}: {lanes}, {speed}");
     if link.width < link.width_max {
         let remedy = "move the card to a slot with all lanes, or assign them in the BIOS";
-        return Check::warn("PCIe", detail, remedy);
+        return MachineCheck::warn("PCIe", detail, remedy);
     }
-    Check::pass("PCIe", detail)
+    MachineCheck::pass("PCIe", detail)
 }
 
-fn link(measured: Result<f64, DeviceError>, threshold: f64) -> Check {
+fn link(measured: Result<f64, DeviceError>, threshold: f64) -> MachineCheck {
     let slow = "measure more with `djinn bench link`; check the PCIe lanes above, other programs \
                 that use the link, and NUMA";
     match measured {
-        Err(error) => Check::fail(
+        Err(error) => MachineCheck::fail(
             "link",
             error.to_string(),
             "free memory, or lift the limit on locked memory (ulimit -l unlimited; docker run \
@@ -199,9 +199,9 @@ fn link(measured: Result<f64, DeviceError>, threshold: f64) -> Check {
                 "{rate:.1} GB/s from pinned memory to the card; the threshold is {threshold} GB/s"
             );
             if rate < threshold {
-                Check::fail("link", detail, slow)
+                MachineCheck::fail("link", detail, slow)
             } else {
-                Check::pass("link", detail)
+                MachineCheck::pass("link", detail)
             }
         }
     }
@@ -210,7 +210,7 @@ fn link(measured: Result<f64, DeviceError>, threshold: f64) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CheckVerdict;
+    use crate::check::CheckVerdict;
 
     #[test]
     fn drivers() {

@@ -26,20 +26,20 @@ impl CheckVerdict {
 
 /// Subject of a check, its verdict, what was found, and a remedy for a problem.
 #[derive(Clone, Debug)]
-pub struct Check {
+pub struct MachineCheck {
     /// Subject of the check.
     pub name: &'static str,
     /// Verdict.
     pub verdict: CheckVerdict,
-    /// What was found.
+    /// Finding of the check.
     pub detail: String,
-    /// What to do about a problem.
+    /// Remedy for a problem.
     pub remedy: Option<String>,
 }
 
-impl Check {
+impl MachineCheck {
     pub(crate) fn pass(name: &'static str, detail: impl Into<String>) -> Self {
-        Check {
+        MachineCheck {
             name,
             verdict: CheckVerdict::Pass,
             detail: detail.into(),
@@ -52,10 +52,10 @@ impl Check {
         detail: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Check {
+        MachineCheck {
             verdict: CheckVerdict::Warn,
             remedy: Some(remedy.into()),
-            ..Check::pass(name, detail)
+            ..MachineCheck::pass(name, detail)
         }
     }
 
@@ -64,13 +64,13 @@ impl Check {
         detail: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Check {
+        MachineCheck {
             verdict: CheckVerdict::Fail,
-            ..Check::warn(name, detail, remedy)
+            ..MachineCheck::warn(name, detail, remedy)
         }
     }
 
-    /// Check as lines of a table: `verdict` is its possibly coloured word, and names are `width` columns
+    /// MachineCheck as lines of a table: `verdict` is its possibly coloured word, and names are `width` columns
     /// wide. The remedy stands below the check.
     pub fn text(&self, verdict: &str, width: usize) -> String {
         let line = format!("{verdict}  {:<width$}  {}\n", self.name, self.detail);
@@ -80,7 +80,7 @@ impl Check {
         }
     }
 
-    /// Check as JSON.
+    /// MachineCheck as JSON.
     pub fn json(&self) -> Value {
         json!({
             "check": self.name, "verdict": self.verdict.word().to_lowercase(),
@@ -91,17 +91,17 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use super::Check;
+    use super::MachineCheck;
 
     #[test]
     fn a_remedy_stands_below_its_check() {
-        let check = Check::fail("link", "3.10 GB/s", "move the card");
+        let check = MachineCheck::fail("link", "3.10 GB/s", "move the card");
         assert_eq!(
             check.text("FAIL", 6),
             "FAIL  link    3.10 GB/s\n              → move the card\n"
         );
         assert_eq!(check.json()["verdict"], "fail");
-        let check = Check::pass("swap", "none");
+        let check = MachineCheck::pass("swap", "none");
         assert_eq!(check.text("pass", 4), "pass  swap  none\n");
     }
 }

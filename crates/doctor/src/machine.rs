@@ -6,10 +6,10 @@ use djinn_device::{cpu::Isa, host};
 use djinn_types::Size;
 use djinn_weights::MemorySettings;
 
-use crate::{Check, card::WorkingCard};
+use crate::{card::WorkingCard, check::MachineCheck};
 
 /// Checks the machine, with the needs of a card if one works.
-pub fn checks(card: Option<&WorkingCard>) -> Vec<Check> {
+pub fn checks(card: Option<&WorkingCard>) -> Vec<MachineCheck> {
     let memory = read("/proc/meminfo");
     let mut checks = vec![
         processor(host::cores(), Isa::detect()),
@@ -61,19 +61,19 @@ fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-fn processor(cores: usize, isa: Isa) -> Check {
+fn processor(cores: usize, isa: Isa) -> MachineCheck {
     let detail = format!("{cores} core{}, {isa}", plural(cores));
     match isa {
-        Isa::Scalar => Check::warn(
+        Isa::Scalar => MachineCheck::warn(
             "processor",
             detail,
             "use a processor with AVX2, without which products are slow; a virtual machine may hide it",
         ),
-        _ => Check::pass("processor", detail),
+        _ => MachineCheck::pass("processor", detail),
     }
 }
 
-fn machine_memory(meminfo: &str, available: u64, on_card: bool) -> Check {
+fn machine_memory(meminfo: &str, available: u64, on_card: bool) -> MachineCheck {
     let (total, free) = (bytes(meminfo, "MemTotal:"), bytes(meminfo, "MemAvailable:"));
     let mut detail = format!("{} of {} are free", Size(free), Size(total));
     if available < free {
@@ -85,27 +85,27 @@ fn machine_memory(meminfo: &str, available: u64, on_card: bool) -> Check {
     }
     if available < total / 8 {
         let remedy = "end other programs, or raise the container's memory limit";
-        return Check::warn("memory", detail, remedy);
+        return MachineCheck::warn("memory", detail, remedy);
     }
-    Check::pass("memory", detail)
+    MachineCheck::pass("memory", detail)
 }
 
-fn swap(meminfo: &str, on_card: bool) -> Check {
+fn swap(meminfo: &str, on_card: bool) -> MachineCheck {
     let (total, free) = (bytes(meminfo, "SwapTotal:"), bytes(meminfo, "SwapFree:"));
     if total == 0 {
-        return Check::pass("swap", "none");
+        return MachineCheck::pass("swap", "none");
     }
     let used = total.saturating_sub(free);
     let detail = format!("{} of {} in use", Size(used), Size(total));
     match (on_card, used) {
-        (true, _) => Check::warn(
+        (true, _) => MachineCheck::warn(
             "swap",
             detail,
             "lower --host-memory, or turn swap off (swapoff -a): pinned weights stay in memory, so \
              other programs are swapped out",
         ),
-        (false, 0) => Check::pass("swap", detail),
-        (false, _) => Check::warn(
+        (false, 0) => MachineCheck::pass("swap", detail),
+        (false, _) => MachineCheck::warn(
             "swap",
             detail,
             "lower --memory: weights that are swapped out are read twice",
@@ -113,19 +113,19 @@ fn swap(meminfo: &str, on_card: bool) -> Check {
     }
 }
 
-fn locked(limits: &str, pinned: bool) -> Check {
+fn locked(limits: &str, pinned: bool) -> MachineCheck {
     let line = value(limits, "Max locked memory");
     let limit = line.split_whitespace().next().unwrap_or("unlimited");
     let detail = match limit.parse() {
-        Err(_) => return Check::pass("locked memory", limit),
+        Err(_) => return MachineCheck::pass("locked memory", limit),
         Ok(limit) => format!("limited to {}", Size(limit)),
     };
     match pinned {
-        true => Check::pass(
+        true => MachineCheck::pass(
             "locked memory",
             format!("{detail}, which does not limit this driver"),
         ),
-        false => Check::warn(
+        false => MachineCheck::warn(
             "locked memory",
             detail,
             "ulimit -l unlimited; in a container, docker run --ulimit memlock=-1",
@@ -141,7 +141,7 @@ fn nodes() -> Vec<(usize, Vec<usize>)> {
     online.into_iter().map(of).collect()
 }
 
-fn numa(nodes: &[(usize, Vec<usize>)], allowed: &[usize], card: Option<usize>) -> Check {
+fn numa(nodes: &[(usize, Vec<usize>)], allowed: &[usize], card: Option<usize>) -> MachineCheck {
     let ours: Vec<String> = nodes
         .iter()
         .filter(|(_, cpus)| cpus.iter().any(|cpu| allowed.contains(cpu)))
@@ -149,7 +149,7 @@ fn numa(nodes: &[(usize, Vec<usize>)], allowed: &[usize], card: Option<usize>) -
         .collect();
     let mut detail = format!("{} node{}", nodes.len().max(1), plural(nodes.len().max(1)));
     if nodes.len() < 2 {
-        return Check::pass("NUMA", detail);
+        return MachineCheck::pass("NUMA", detail);
     }
     detail += &format!(
         ", this process runs on node{} {}",
@@ -157,35 +157,35 @@ fn numa(nodes: &[(usize, Vec<usize>)], allowed: &[usize], card: Option<usize>) -
         ours.join(", ")
     );
     let Some(card) = card else {
-        return Check::pass("NUMA", detail);
+        return MachineCheck::pass("NUMA", detail);
     };
     detail += &format!(", the card is near node {card}");
     if ours.contains(&card.to_string()) {
-        return Check::pass("NUMA", detail);
+        return MachineCheck::pass("NUMA", detail);
     }
     let remedy = format!("numactl --cpunodebind={card} --membind={card} djinn …");
-    Check::warn("NUMA", detail, remedy)
+    MachineCheck::warn("NUMA", detail, remedy)
 }
 
-fn huge_pages(enabled: &str) -> Check {
+fn huge_pages(enabled: &str) -> MachineCheck {
     let chosen = enabled
         .split_whitespace()
         .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
     match chosen {
-        None => Check::pass("huge pages", "not known"),
-        Some("never") => Check::warn(
+        None => MachineCheck::pass("huge pages", "not known"),
+        Some("never") => MachineCheck::warn(
             "huge pages",
             "never",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, so that fewer pages are pinned",
         ),
-        Some(chosen) => Check::pass("huge pages", chosen),
+        Some(chosen) => MachineCheck::pass("huge pages", chosen),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CheckVerdict::{Fail, Pass, Warn};
+    use crate::check::CheckVerdict::{Fail, Pass, Warn};
 
     const MEMORY: &str = "MemTotal: 1000 kB\nMemAvailable:  900 kB\nSwapTotal: 0 kB\n";
 

@@ -7,18 +7,11 @@ use std::{
 
 use djinn_tidy::{Crate, TypeName, cycles, impl_files, prose_faults, type_names};
 
-/// Crates that do not follow the rules yet. A crate leaves this list for good.
-const PENDING: &[&str] = &["cli"];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()
         .expect("workspace root")
-}
-
-fn crate_folder(name: &str) -> PathBuf {
-    Path::new("crates").join(name)
 }
 
 fn workspace() -> Vec<Crate> {
@@ -28,10 +21,7 @@ fn workspace() -> Vec<Crate> {
 #[test]
 fn modules_do_not_import_each_other_in_cycles() {
     let mut found = Vec::new();
-    for of in workspace()
-        .iter()
-        .filter(|of| !PENDING.contains(&&*of.name))
-    {
+    for of in &workspace() {
         for cycle in cycles(of) {
             found.push(format!("{}: {}", of.name, cycle.join(", ")));
         }
@@ -47,18 +37,9 @@ fn a_type_name_means_one_thing() {
             names.entry(found.name.clone()).or_default().push(found);
         }
     }
-    let pending = |at: &TypeName| {
-        PENDING
-            .iter()
-            .any(|name| at.file.starts_with(crate_folder(name)))
-    };
     let repeated: Vec<String> = names
         .into_iter()
         .filter(|(name, _)| name != "Result" && name != "Error")
-        .map(|(name, mut places)| {
-            places.retain(|at| !pending(at));
-            (name, places)
-        })
         .filter(|(_, places)| places.len() > 1)
         .map(|(name, places)| {
             let places = places
@@ -89,14 +70,6 @@ fn the_engine_is_implemented_in_one_file() {
 #[test]
 fn prose_names_its_subjects() {
     let faults = prose_faults(&root()).expect("sources are readable");
-    let pending = |file: &Path| {
-        let of_crate = PENDING
-            .iter()
-            .any(|name| file.starts_with(crate_folder(name)));
-        // This reference is generated from the help texts of the command line.
-        of_crate || file == Path::new("docs/reference/cli.md")
-    };
-    let faults: Vec<_> = faults.iter().filter(|at| !pending(&at.file)).collect();
     let lines = faults
         .iter()
         .map(|at| format!("{}:{}: {}", at.file.display(), at.line, at.found));

@@ -1,6 +1,6 @@
 //! `djinn doctor`
 
-use djinn_doctor::{Check, CheckVerdict, DoctorOptions, examine};
+use djinn_doctor::{CheckVerdict, DoctorOptions, MachineCheck, examine};
 use djinn_terminal::{Colour, Failure, coloured, say, say_json};
 
 use crate::{args::DoctorArgs, progress::Spinner};
@@ -16,10 +16,10 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
         examine(options, &mut |step| spinner.show(step.to_owned()))
     };
     match args.json {
-        true => say_json(&checks.iter().map(Check::json).collect())?,
+        true => say_json(&checks.iter().map(MachineCheck::json).collect())?,
         false => say(&text(&checks))?,
     }
-    let is_failed = |check: &&Check| check.verdict == CheckVerdict::Fail;
+    let is_failed = |check: &&MachineCheck| check.verdict == CheckVerdict::Fail;
     let failed: Vec<&str> = checks
         .iter()
         .filter(is_failed)
@@ -36,9 +36,9 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
-fn text(checks: &[Check]) -> String {
+fn text(checks: &[MachineCheck]) -> String {
     let width = checks.iter().map(|check| check.name.len()).max();
-    let line = |check: &Check| {
+    let line = |check: &MachineCheck| {
         let colour = match check.verdict {
             CheckVerdict::Pass => Colour::Green,
             CheckVerdict::Warn => Colour::Yellow,

@@ -2,12 +2,12 @@
 
 mod command;
 mod debugger;
+mod options;
 mod show;
 mod target;
 mod terminal;
 
 use djinn_client::{Client, ModelHandle, v1};
-use djinn_engine::BreakSpec;
 use tokio::runtime::Runtime;
 
 use crate::output::{Failure, say};
@@ -15,18 +15,7 @@ use command::DebugCommand;
 use debugger::{DebugFlow, Debugger};
 use target::DebugTarget;
 
-/// Options of a debugging session.
-#[derive(Clone, Debug)]
-pub struct DebugOptions {
-    /// Tokens of the prompt.
-    pub tokens: Vec<u32>,
-    /// Largest number of tokens to generate.
-    pub max_tokens: usize,
-    /// Breakpoints at the start.
-    pub breaks: Vec<BreakSpec>,
-    /// Commands to run instead of reading them from the terminal.
-    pub script: Option<String>,
-}
+pub use options::DebugOptions;
 
 /// Debugs a model step by step.
 pub fn debug(

@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 
 use djinn_analysis::{Lens, greedy, tensor, to_hook_edits, token_texts};
 
-use super::DebugOptions;
+use super::options::DebugOptions;
 use crate::{lens::lens_text, output::Failure};
 
 /// Hook at which a session is paused.

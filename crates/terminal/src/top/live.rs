@@ -12,7 +12,11 @@ use ratatui::{
     crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers},
 };
 
-use super::{TopOptions, connect, figures::Figures, runtime, view::View};
+use super::{
+    connection::{TopOptions, connect, runtime},
+    figures::Figures,
+    view::LiveView,
+};
 use crate::output::Failure;
 
 /// Interval at which keys are read.
@@ -73,7 +77,7 @@ async fn watch_once(options: &TopOptions, sender: &SyncSender<Reading>) -> Resul
 }
 
 fn show(terminal: &mut DefaultTerminal, readings: &Receiver<Reading>) -> Result<(), Failure> {
-    let mut view = View::default();
+    let mut view = LiveView::default();
     loop {
         for reading in readings.try_iter() {
             match reading {

@@ -1,43 +1,19 @@
 //! Live statistics of a server on a terminal, as a table or as JSON.
 
+mod connection;
 mod figures;
 mod live;
 mod print;
 mod view;
 
-use std::time::Duration;
-
-use djinn_client::{Client, Error, Options};
-use tokio::runtime::{Builder, Runtime};
+use djinn_client::Error;
 
 use crate::output::{Failure, say, say_json};
+use connection::{connect, runtime};
 use figures::Figures;
 
+pub use connection::{TopFormat, TopOptions};
 pub use figures::model_state;
-
-/// Options of live statistics.
-#[derive(Clone, Debug)]
-pub struct TopOptions {
-    /// Address of the server.
-    pub address: String,
-    /// Options of the connection.
-    pub connection: Options,
-    /// Time between two readings.
-    pub every: Duration,
-    /// Format of the output.
-    pub format: TopFormat,
-}
-
-/// Format of live statistics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TopFormat {
-    /// A live view until a key ends it.
-    Live,
-    /// One table.
-    Table,
-    /// One JSON object.
-    Json,
-}
 
 /// Shows live statistics of a server.
 pub fn top(options: &TopOptions) -> Result<(), Failure> {
@@ -62,12 +38,4 @@ fn read_once(options: &TopOptions) -> Result<Figures, Failure> {
         Ok(Figures::between(&server, Some(&first), &second))
     });
     Ok(figures?)
-}
-
-async fn connect(options: &TopOptions) -> Result<Client, Error> {
-    Client::connect(&options.address, options.connection.clone()).await
-}
-
-fn runtime() -> Result<Runtime, Failure> {
-    Ok(Builder::new_current_thread().enable_all().build()?)
 }

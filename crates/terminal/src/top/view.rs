@@ -22,7 +22,7 @@ const CAPTION: usize = 34;
 
 /// State of the view: the last figures, and the speed of every model over time.
 #[derive(Default)]
-pub struct View {
+pub struct LiveView {
     /// Last figures; none before the first reading.
     pub figures: Option<Figures>,
     /// Error since the last figures.
@@ -34,7 +34,7 @@ pub struct View {
 /// Number of readings to keep.
 const HISTORY: usize = 512;
 
-impl View {
+impl LiveView {
     /// Shows new figures.
     pub fn update(&mut self, figures: Figures) {
         for model in &figures.models {
@@ -187,13 +187,13 @@ fn key(parts: &[(&str, Color, u64)]) -> Line<'static> {
 mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
-    use super::View;
+    use super::LiveView;
     use crate::top::figures::tests::example;
 
     #[test]
     fn a_server_is_drawn() {
         let mut terminal = Terminal::new(TestBackend::new(110, 20)).unwrap();
-        let mut view = View::default();
+        let mut view = LiveView::default();
         terminal.draw(|frame| view.draw(frame)).unwrap();
         assert!(format!("{}", terminal.backend()).contains("connecting"));
         view.update(example());
