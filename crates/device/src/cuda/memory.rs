@@ -33,12 +33,12 @@ impl DeviceMemory {
             bytes,
             ledger: Arc::clone(&card.ledger),
         };
-        // SAFETY: the memory just allocated.
-        unsafe { result::memset_d8_sync(memory.address, 0, bytes as usize) }
+        // A stream of its own: waiting for the whole context would end a recording of another engine.
+        let stream = CudaStream::new(card, false)?;
+        // SAFETY: the memory just allocated; the stream is idle before this function returns.
+        unsafe { result::memset_d8_async(memory.address, 0, bytes as usize, stream.stream) }
             .context("clearing device memory")?;
-        // Despite its name, `memset_d8_sync` clears on a stream of the driver that our streams do
-        // not wait for. Without this wait, the driver would clear bytes that were loaded early.
-        result::ctx::synchronize().context("clearing device memory")?;
+        stream.wait()?;
         Ok(memory)
     }
 }
