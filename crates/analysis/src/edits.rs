@@ -89,14 +89,14 @@ pub fn steering_edits(
     };
     if vector.width() != d_model {
         return Err(mismatch(format!(
-            "directions have {} numbers, but the residual of {model} has {d_model}",
+            "directions have {} numbers, but the residual of {model} has {d_model}; use a vector made for {model}",
             vector.width(),
         )));
     }
     let edit = |(&block, direction): (&usize, &Vec<f32>)| {
         if block >= blocks {
             return Err(mismatch(format!(
-                "has a direction for block {block}, but {model} has {blocks} blocks"
+                "has a direction for block {block}, but {model} has {blocks} blocks; use a vector made for {model}"
             )));
         }
         let operand = Operand::Tensor(Arc::new(djinn_engine::Tensor {

@@ -21,13 +21,13 @@ pub enum AnalysisError {
     #[error("{0}")]
     TurnFailed(String),
     /// The model computed NaN.
-    #[error("The model computed a value that is not a number: its weights or the edits are broken")]
+    #[error("The model computed a value that is not a number: check the weights and the edits")]
     NotANumber,
     /// The server returned no tensor for a hook.
     #[error("The server returned no capture of {0}")]
     NotCaptured(String),
     /// A file has no tensor of this name.
-    #[error("{}: no tensor '{name}'; name one with #NAME", path.display())]
+    #[error("{}: the file has no tensor '{name}'; select one with #NAME", path.display())]
     NoTensor {
         /// Path of the file.
         path: PathBuf,
@@ -44,8 +44,8 @@ pub enum AnalysisError {
     },
     /// Two prompts of a patching experiment have different lengths.
     #[error(
-        "--clean has {clean} tokens and --corrupt {corrupt}: both prompts need as many, position for \
-         position"
+        "--clean has {clean} tokens and --corrupt {corrupt}: both prompts need the same number \
+         of tokens"
     )]
     PromptLengths {
         /// Tokens of the clean prompt.
@@ -58,7 +58,7 @@ pub enum AnalysisError {
     EmptyAnswer(&'static str),
     /// Both prompts of a patching experiment give the same answer.
     #[error(
-        "Clean and corrupt prompt give the same logit difference ({0:+.3}), so no patch can restore it"
+        "Clean and corrupt prompt give the same logit difference ({0:+.3}), so no patch can restore it; use prompts with different answers"
     )]
     SameAnswer(f64),
 }

@@ -244,7 +244,7 @@ impl Patching<'_> {
 
     /// Computes the logits of every patch by branches. One session of the corrupt prompt pauses after the
     /// last block. For each patch, a branch of it goes back to the block and position of the patch, is
-    /// edited, and runs to the end. A patch that would change nothing is not computed.
+    /// edited, and runs to the end. Skips patches whose clean and corrupt residuals are equal.
     async fn by_branches(&self, corrupt: &Activations) -> Result<LogitGrid, AnalysisError> {
         let last = format!("{},step=0", hook(self.blocks - 1));
         let session = self.session(&self.prompts.corrupt).breakpoint(last).keep();

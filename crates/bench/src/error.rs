@@ -72,7 +72,7 @@ pub enum BenchError {
     )]
     NoDecodePass,
     /// A session failed or ended before the benchmark was done with it.
-    #[error("a session ended early: {0}")]
+    #[error("a session ended before the benchmark finished: {0}")]
     SessionEnded(String),
     /// Buffers of all reading threads together are too large.
     #[error(

@@ -1,5 +1,5 @@
-//! Bad input: one line that names the file, the key or the limit; exit status 2;
-//! nothing half-written.
+//! Invalid input: the program prints one line that names the file, the key or the limit, exits with status 2, and
+//! leaves no partial output.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -7,29 +7,26 @@ mod common;
 
 use std::fs;
 
-use common::{Broken, golden, refused};
+use common::{DamagedModel, golden, refused};
 
 const TRACE: [&str; 5] = ["trace", "--tokens", "5,6,7", "--capture", "logits"];
 
-/// Expects `djinn trace` on this folder to be refused.
-fn refuses(broken: &Broken, parts: &[&str]) {
-    let args: Vec<&str> = TRACE
-        .into_iter()
-        .chain(["--model", broken.path()])
-        .collect();
+/// Checks that `djinn trace` refuses a damaged model.
+fn refuses(model: &DamagedModel, parts: &[&str]) {
+    let args: Vec<&str> = TRACE.into_iter().chain(["--model", model.path()]).collect();
     refused(&args, parts);
 }
 
 #[test]
-fn weights_that_are_not_there() {
-    let broken = Broken::new("llama2");
-    fs::remove_file(broken.file("model.safetensors")).unwrap();
-    refuses(&broken, &["model.safetensors"]);
+fn missing_weights_are_refused() {
+    let model = DamagedModel::new("llama2");
+    fs::remove_file(model.file("model.safetensors")).unwrap();
+    refuses(&model, &["model.safetensors"]);
 }
 
 #[test]
-fn weights_cut_short() {
-    let cut = |keep: usize| Broken::new("llama2").weights(|bytes| bytes.truncate(keep));
+fn truncated_weights_are_refused() {
+    let cut = |keep: usize| DamagedModel::new("llama2").weights(|bytes| bytes.truncate(keep));
     refuses(&cut(0), &["model.safetensors"]);
     refuses(&cut(7), &["model.safetensors"]);
     refuses(&cut(500), &["model.safetensors"]);
@@ -37,22 +34,23 @@ fn weights_cut_short() {
 }
 
 #[test]
-fn a_header_beyond_the_file() {
+fn a_header_longer_than_the_file_is_refused() {
     for length in [u64::MAX, 1 << 40, 2_000_000] {
-        let broken = Broken::new("llama2")
+        let model = DamagedModel::new("llama2")
             .weights(|bytes| bytes[..8].copy_from_slice(&length.to_le_bytes()));
-        refuses(&broken, &["model.safetensors", "header"]);
+        refuses(&model, &["model.safetensors", "header"]);
     }
 }
 
 #[test]
-fn tensors_that_do_not_fit() {
-    let shape =
-        Broken::new("llama2").config("\"intermediate_size\": 160", "\"intermediate_size\": 161");
+fn tensors_with_a_wrong_shape_name_or_type_are_refused() {
+    let shape = DamagedModel::new("llama2")
+        .config("\"intermediate_size\": 160", "\"intermediate_size\": 161");
     refuses(&shape, &["mlp.gate_proj.weight", "161", "160"]);
-    let missing = Broken::new("llama2").header("layers.2.mlp.up_proj", "layers.2.mlp.xx_proj");
+    let missing =
+        DamagedModel::new("llama2").header("layers.2.mlp.up_proj", "layers.2.mlp.xx_proj");
     refuses(&missing, &["layers.2.mlp.up_proj.weight"]);
-    let dtype = Broken::new("llama2").header(
+    let dtype = DamagedModel::new("llama2").header(
         "\"model.norm.weight\":{\"dtype\":\"F32\"",
         "\"model.norm.weight\":{\"dtype\":\"I32\"",
     );
@@ -60,17 +58,17 @@ fn tensors_that_do_not_fit() {
 }
 
 #[test]
-fn architectures_nobody_knows() {
-    let broken = Broken::new("llama2")
+fn unknown_architectures_are_refused() {
+    let model = DamagedModel::new("llama2")
         .config("\"llama\"", "\"perceptron\"")
         .config("LlamaForCausalLM", "PerceptronForCausalLM");
-    refuses(&broken, &["config.json", "perceptron"]);
+    refuses(&model, &["config.json", "perceptron"]);
 }
 
 #[test]
-fn configurations_that_make_no_sense() {
+fn invalid_configurations_are_refused() {
     let check = |from: &str, to: &str, parts: &[&str]| {
-        refuses(&Broken::new("llama2").config(from, to), parts);
+        refuses(&DamagedModel::new("llama2").config(from, to), parts);
     };
     check(
         "\"num_attention_heads\": 4",
@@ -106,7 +104,7 @@ fn configurations_that_make_no_sense() {
 }
 
 #[test]
-fn models_that_are_not_there() {
+fn unknown_models_are_refused() {
     let with = |model: &'static str| {
         [
             "trace",
@@ -126,7 +124,7 @@ fn models_that_are_not_there() {
 }
 
 #[test]
-fn tokens_and_prompts() {
+fn invalid_tokens_and_prompts_are_refused() {
     let llama = golden("llama2");
     let llama = llama.to_str().unwrap();
     let trace = |tokens: &str| {
@@ -159,7 +157,7 @@ fn tokens_and_prompts() {
 }
 
 #[test]
-fn hooks_that_are_not_there() {
+fn unknown_hooks_are_refused() {
     let capture = |family: &str, hook: &str, parts: &[&str]| {
         let folder = golden(family);
         let folder = folder.to_str().unwrap();
@@ -205,7 +203,7 @@ fn hooks_that_are_not_there() {
 }
 
 #[test]
-fn edits_that_cannot_be() {
+fn invalid_edits_are_refused() {
     let edit = |edit: &str, parts: &[&str]| {
         let args: Vec<&str> = TRACE.into_iter().chain(["--edit", edit]).collect();
         refused(&args, parts);
@@ -234,7 +232,7 @@ fn edits_that_cannot_be() {
 }
 
 #[test]
-fn sampling_out_of_range() {
+fn sampling_flags_out_of_range_are_refused() {
     let check = |flag: &str, value: &str, part: &str| {
         let flag = format!("--{flag}={value}");
         refused(&["run", "--prompt", "a", &flag], &[part]);
@@ -248,7 +246,7 @@ fn sampling_out_of_range() {
 }
 
 #[test]
-fn outputs_that_cannot_be_written() {
+fn unwritable_outputs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("no/such/folder.safetensors");
     let args: Vec<&str> = TRACE
@@ -256,7 +254,7 @@ fn outputs_that_cannot_be_written() {
         .chain(["--out", out.to_str().unwrap()])
         .collect();
     refused(&args, &["no/such/folder.safetensors"]);
-    // A folder is no file.
+    // The output path is a folder.
     let args: Vec<&str> = TRACE
         .into_iter()
         .chain(["--out", folder.path().to_str().unwrap()])
@@ -265,12 +263,12 @@ fn outputs_that_cannot_be_written() {
     assert_eq!(
         fs::read_dir(folder.path()).unwrap().count(),
         0,
-        "nothing is left behind"
+        "no file is left behind"
     );
 }
 
 #[test]
-fn a_failed_trace_keeps_what_was_there() {
+fn a_failed_trace_keeps_the_existing_file() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("kept.safetensors");
     fs::write(&out, "precious").unwrap();
@@ -291,7 +289,7 @@ fn a_failed_trace_keeps_what_was_there() {
 }
 
 #[test]
-fn flags_that_cannot_be() {
+fn invalid_flags_are_refused() {
     refused(&["run", "--rows", "0"], &["--rows", "at least 1"]);
     refused(&["run", "--tokens", "1,,2"], &["--tokens"]);
     refused(&["run", "--stop", ""], &["--stop"]);
@@ -313,7 +311,7 @@ fn flags_that_cannot_be() {
 }
 
 #[test]
-fn models_larger_than_memory() {
+fn models_larger_than_the_memory_are_refused() {
     let args = [
         "trace",
         "--tokens",
@@ -325,9 +323,9 @@ fn models_larger_than_memory() {
     ];
     let all = ["--resident", "all"];
     refused(&[&args[..], &all].concat(), &["--resident all", "357"]);
-    let more_than_there_is = ["--memory", "400GB"];
+    let more_than_free = ["--memory", "400GB"];
     let refusal = ["cannot allocate", "GB are free"];
-    refused(&[&args[..], &more_than_there_is].concat(), &refusal);
+    refused(&[&args[..], &more_than_free].concat(), &refusal);
     refused(
         &[&args[..], &["--memory", "10MB"]].concat(),
         &["is too small", "at least"],
@@ -335,7 +333,7 @@ fn models_larger_than_memory() {
 }
 
 #[test]
-fn threads_beyond_the_machine() {
+fn more_threads_than_the_machine_allows_are_refused() {
     refused(
         &["bench", "memory", "--threads", "4096"],
         &["4096", "threads"],

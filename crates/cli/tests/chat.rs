@@ -1,4 +1,4 @@
-//! Conversations and the look at a server, as a user has them.
+//! `djinn chat` and `djinn top` run as users run them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -14,13 +14,13 @@ use std::{
 use common::{ok, refused, server::Server, stderr, stdout};
 use serde_json::Value;
 
-/// What becomes of lines.
-fn lines(args: &[&str], lines: &[&str]) -> Output {
-    let nowhere = std::env::temp_dir().join("djinn-tests-have-no-home");
+/// Runs a command with these lines on standard input.
+fn with_input(args: &[&str], lines: &[&str]) -> Output {
+    let home = std::env::temp_dir().join("djinn-tests-have-no-home");
     let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
         .args(args)
-        .env("DJINN_HOME", &nowhere)
-        .env("HF_HOME", &nowhere)
+        .env("DJINN_HOME", &home)
+        .env("HF_HOME", &home)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -32,14 +32,15 @@ fn lines(args: &[&str], lines: &[&str]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-fn said(args: &[&str], told: &[&str]) -> String {
-    let output = lines(args, told);
+/// Runs a command with these lines on standard input, checks that it succeeds, and returns its standard output.
+fn output_of(args: &[&str], lines: &[&str]) -> String {
+    let output = with_input(args, lines);
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     stdout(&output)
 }
 
-/// The story model with a chat template.
-fn with_template(folder: &Path) -> String {
+/// Copies the bundled model to a folder, adds a chat template, and returns the path.
+fn model_with_template(folder: &Path) -> String {
     let from = common::root().join("models/stories-7m");
     for name in [
         "config.json",
@@ -58,15 +59,15 @@ fn with_template(folder: &Path) -> String {
 }
 
 #[test]
-fn a_model_without_a_template_goes_on_with_the_text() {
+fn chat_without_a_template_continues_the_text() {
     let args = ["chat", "--max-tokens", "8", "--context", "256"];
-    let output = lines(
+    let output = with_input(
         &args,
         &["Tom had a red boat.", "/tokens", "One day", "/show"],
     );
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("has no chat template"));
-    // The same text as when it is told in one go.
+    // The first answer equals that of `djinn run`.
     let first = [
         "run",
         "--prompt",
@@ -79,18 +80,21 @@ fn a_model_without_a_template_goes_on_with_the_text() {
         .trim_end()
         .strip_prefix("Tom had a red boat.")
         .unwrap();
-    let told = stdout(&output);
-    assert!(told.starts_with(answer), "{told}\nis not after\n{answer}");
+    let text = stdout(&output);
     assert!(
-        told.contains("tokens of 256") && told.contains("assistant:"),
-        "{told}"
+        text.starts_with(answer),
+        "'{answer}' does not begin: {text}"
+    );
+    assert!(
+        text.contains("tokens of 256") && text.contains("assistant:"),
+        "{text}"
     );
 
     let server = Server::start(&[]);
-    let there = ["chat", "--max-tokens", "8", "--server", &server.address];
-    let there = said(&there, &["Tom had a red boat.", "One day", "/show"]);
-    let here = said(&args, &["Tom had a red boat.", "One day", "/show"]);
-    assert_eq!(here, there);
+    let remote = ["chat", "--max-tokens", "8", "--server", &server.address];
+    let remote = output_of(&remote, &["Tom had a red boat.", "One day", "/show"]);
+    let local = output_of(&args, &["Tom had a red boat.", "One day", "/show"]);
+    assert_eq!(local, remote);
 }
 
 #[test]
@@ -101,9 +105,9 @@ fn conversations_are_forked_undone_saved_and_loaded() {
         folder.path().join("talk.json"),
     );
     fs::create_dir(&model).unwrap();
-    let (model, file) = (with_template(&model), file.to_str().unwrap());
+    let (model, file) = (model_with_template(&model), file.to_str().unwrap());
     let save = format!("/save {file}");
-    let told = [
+    let lines = [
         "Hello",
         "/fork",
         "Goodbye",
@@ -120,16 +124,17 @@ fn conversations_are_forked_undone_saved_and_loaded() {
         "/quit",
         "never heard",
     ];
-    let here = ["chat", "--model", &model, "--max-tokens", "6"];
-    let one = said(&here, &told);
+    let local_args = ["chat", "--model", &model, "--max-tokens", "6"];
+    let local = output_of(&local_args, &lines);
     assert!(
-        !one.contains("never heard") && one.matches("taken back").count() == 2,
-        "{one}"
+        !local.contains("never heard")
+            && local.matches("the last question is removed").count() == 2,
+        "{local}"
     );
-    // The fork answers as what it was forked from.
-    let shown: Vec<&str> = one.lines().collect();
-    assert!(shown[1].contains("conversation 1 now"), "{one}");
-    assert_eq!(shown[2], shown[5], "{one}");
+    // The fork and its origin answer the same question alike.
+    let shown: Vec<&str> = local.lines().collect();
+    assert!(shown[1].contains("now in conversation 1"), "{local}");
+    assert_eq!(shown[2], shown[5], "{local}");
     let saved: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let roles = saved["messages"].as_array().unwrap().iter();
     let roles: Vec<&str> = roles.map(|m| m["role"].as_str().unwrap()).collect();
@@ -137,24 +142,24 @@ fn conversations_are_forked_undone_saved_and_loaded() {
 
     let talker = format!("talker={model}");
     let server = Server::start(&["--model", &talker]);
-    let there = ["chat", "--server", &server.address, "--max-tokens", "6"];
-    assert_eq!(said(&there, &told), one);
-    // Nothing is left behind on the server.
-    let left = stdout(&ok(&["sessions", "list", "--server", &server.address]));
-    assert_eq!(left, "no sessions\n");
+    let remote_args = ["chat", "--server", &server.address, "--max-tokens", "6"];
+    assert_eq!(output_of(&remote_args, &lines), local);
+    // The command closes its sessions on the server.
+    let sessions = stdout(&ok(&["sessions", "list", "--server", &server.address]));
+    assert_eq!(sessions, "no sessions\n");
 
-    let on = [&there[..], &["--load", file]].concat();
-    let loaded = said(&on, &["And then", "/retry"]);
+    let load_args = [&remote_args[..], &["--load", file]].concat();
+    let loaded = output_of(&load_args, &["And then", "/retry"]);
     assert!(loaded.contains("Hello again"), "{loaded}");
-    let wrong = lines(&here, &["/fly"]);
-    assert_eq!(wrong.status.code(), Some(2));
-    assert!(stderr(&wrong).contains("/help lists them"));
+    let unknown = with_input(&local_args, &["/fly"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(stderr(&unknown).contains("/help lists them"));
 }
 
 #[test]
-fn a_server_is_looked_at() {
+fn top_reports_models_sessions_and_kv_pages() {
     let server = Server::start(&[]);
-    let at = ["--server", server.address.as_str(), "--every", "0.2"];
+    let flags = ["--server", server.address.as_str(), "--every", "0.2"];
     ok(&[
         "run",
         "--keep",
@@ -163,7 +168,7 @@ fn a_server_is_looked_at() {
         "--server",
         &server.address,
     ]);
-    let text = stdout(&ok(&[&["top"], &at[..]].concat()));
+    let text = stdout(&ok(&[&["top"], &flags[..]].concat()));
     for part in [
         "stories-7m",
         "ready",
@@ -171,11 +176,11 @@ fn a_server_is_looked_at() {
         "1 waiting",
         "connections",
     ] {
-        assert!(text.contains(part), "'{part}' is not in {text}");
+        assert!(text.contains(part), "'{part}' is not in: {text}");
     }
-    let told = stdout(&ok(&[&["top", "--json"], &at[..]].concat()));
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let model = &told["models"][0];
+    let report = stdout(&ok(&[&["top", "--json"], &flags[..]].concat()));
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let model = &report["models"][0];
     assert_eq!(
         (&model["name"], &model["sessions"]["waiting"]),
         (&"stories-7m".into(), &1.into())

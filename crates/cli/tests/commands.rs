@@ -1,4 +1,4 @@
-//! The commands as a user runs them.
+//! Commands run as users run them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -9,27 +9,28 @@ use std::{
     process::{Command, Stdio},
 };
 
-use common::{Broken, complained, golden, ok, refused, stderr, stdout};
+use common::{DamagedModel, fails, golden, ok, refused, stderr, stdout};
 use serde_json::Value;
 
+/// Runs a command and parses its standard output as JSON.
 fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&ok(args))).unwrap()
 }
 
 #[test]
-fn without_arguments_it_tells_a_story() {
+fn run_without_flags_generates_a_story() {
     let output = ok(&["run"]);
     let story = stdout(&output);
     assert!(story.starts_with("Once upon a time"), "{story}");
     assert!(story.split_whitespace().count() > 50, "{story}");
     let summary = stderr(&output);
     for part in ["tokens", "tokens/s", "first token", "weights", "KV", "cpu"] {
-        assert!(summary.contains(part), "{part} not in {summary}");
+        assert!(summary.contains(part), "'{part}' is not in: {summary}");
     }
 }
 
 #[test]
-fn text_and_json_agree() {
+fn text_and_json_outputs_agree() {
     let args = ["run", "--prompt", "The cat", "--max-tokens", "30"];
     let text = stdout(&ok(&args));
     let report = json(&[&args[..], &["--json"]].concat());
@@ -40,7 +41,7 @@ fn text_and_json_agree() {
 }
 
 #[test]
-fn seeds_repeat_and_differ() {
+fn equal_seeds_repeat_the_text_and_other_seeds_change_it() {
     let run = |seed: &str| {
         let args = [
             "run",
@@ -60,7 +61,7 @@ fn seeds_repeat_and_differ() {
 }
 
 #[test]
-fn stops_and_logprobs() {
+fn a_stop_string_ends_the_text_and_logprobs_cover_every_token() {
     let report = json(&[
         "run",
         "--prompt",
@@ -84,14 +85,14 @@ fn stops_and_logprobs() {
         assert_eq!(top.len(), 3);
         assert_eq!(
             top[0]["token"], token["token"],
-            "greedy takes the likeliest"
+            "greedy decoding takes the most likely token"
         );
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
     }
 }
 
 #[test]
-fn a_prompt_from_standard_input() {
+fn a_prompt_is_read_from_standard_input() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
         .args(["run", "--prompt", "-", "--max-tokens", "3"])
         .stdin(Stdio::piped())
@@ -112,7 +113,7 @@ fn a_prompt_from_standard_input() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn a_closed_standard_output_is_not_an_error() {
     for args in [
         &["run", "--ignore-eos", "--max-tokens", "400"][..],
         &["run", "--max-tokens", "5", "--json"],
@@ -128,19 +129,19 @@ fn a_reader_that_leaves_is_no_error() {
             .unwrap();
         drop(child.stdout.take());
         assert!(child.wait().unwrap().success(), "{args:?}");
-        let mut complaint = String::new();
+        let mut stderr_text = String::new();
         child
             .stderr
             .take()
             .unwrap()
-            .read_to_string(&mut complaint)
+            .read_to_string(&mut stderr_text)
             .unwrap();
-        assert!(!complaint.contains("panicked"), "{args:?}: {complaint}");
+        assert!(!stderr_text.contains("panicked"), "{args:?}: {stderr_text}");
     }
 }
 
 #[test]
-fn a_trace_is_what_transformers_computed() {
+fn a_trace_matches_the_logits_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("traced.safetensors");
     let model = golden("gpt2");
@@ -178,18 +179,20 @@ fn a_trace_is_what_transformers_computed() {
     }
 }
 
+/// Reads a tensor of 64-bit integers.
 fn i64s(file: &safetensors::SafeTensors<'_>, name: &str) -> Vec<i64> {
     let (numbers, _) = file.tensor(name).unwrap().data().as_chunks::<8>();
     numbers.iter().map(|&b| i64::from_le_bytes(b)).collect()
 }
 
+/// Reads a tensor of 32-bit floats.
 fn f32s(file: &safetensors::SafeTensors<'_>, name: &str) -> Vec<f32> {
     let (numbers, _) = file.tensor(name).unwrap().data().as_chunks::<4>();
     numbers.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
 #[test]
-fn a_trace_without_a_file_is_a_table() {
+fn a_trace_without_an_output_file_prints_a_table() {
     let table = stdout(&ok(&[
         "trace",
         "--prompt",
@@ -204,7 +207,7 @@ fn a_trace_without_a_file_is_a_table() {
 }
 
 #[test]
-fn inspect_speaks_of_every_model() {
+fn inspect_describes_bundled_shape_and_folder_models() {
     let report = json(&["inspect", "--json"]);
     assert_eq!(report["parameters"], 6_951_168);
     assert_eq!(report["kv_bytes_per_token"]["f16"], 4096);
@@ -219,7 +222,7 @@ fn inspect_speaks_of_every_model() {
 }
 
 #[test]
-fn shapes_run() {
+fn shape_models_depend_on_their_seed_alone() {
     let run = |model: &str, more: &[&str]| {
         let args = [
             "run",
@@ -236,23 +239,27 @@ fn shapes_run() {
     let ids = run("shape:gpt2?layers=2&seed=7", &[]);
     assert_eq!(ids.as_array().unwrap().len(), 4);
     assert_eq!(run("shape:gpt2?layers=2&seed=7", &["--threads", "1"]), ids);
-    assert_ne!(run("shape:gpt2?layers=2&seed=8", &[]), ids, "another seed");
+    assert_ne!(
+        run("shape:gpt2?layers=2&seed=8", &[]),
+        ids,
+        "the seed changes the tokens"
+    );
 }
 
 #[test]
-fn broken_weights_are_said_to_be() {
-    let broken = Broken::new("llama2").weights(|bytes| {
+fn weights_with_nan_are_reported() {
+    let model = DamagedModel::new("llama2").weights(|bytes| {
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
     });
-    complained(
-        &["run", "--model", broken.path(), "--tokens", "1", "--json"],
+    fails(
+        &["run", "--model", model.path(), "--tokens", "1", "--json"],
         &["not a number"],
     );
 }
 
 #[test]
-fn the_bundled_model_is_found_from_anywhere() {
+fn the_bundled_model_is_found_from_any_working_directory() {
     let output = Command::new(env!("CARGO_BIN_EXE_djinn"))
         .args(["inspect", "--json"])
         .current_dir("/")
@@ -262,13 +269,13 @@ fn the_bundled_model_is_found_from_anywhere() {
 }
 
 #[test]
-fn help_teaches() {
+fn help_lists_examples_and_flags() {
     let check = |command: &str, parts: &[&str]| {
         let text = stdout(&ok(&[command, "--help"]));
         for part in parts {
             assert!(
                 text.contains(part),
-                "{command} --help has no '{part}': {text}"
+                "'{part}' is not in {command} --help: {text}"
             );
         }
     };
@@ -291,14 +298,14 @@ fn help_teaches() {
 }
 
 #[test]
-fn numbers_as_large_as_they_get() {
-    let most = u64::MAX.to_string();
+fn the_largest_token_counts_do_not_overflow() {
+    let largest = u64::MAX.to_string();
     let report = json(&[
         "run",
         "--prompt",
         "The end",
         "--max-tokens",
-        &most,
+        &largest,
         "--json",
     ]);
     assert_eq!(report["finish"], "eos");
@@ -308,7 +315,7 @@ fn numbers_as_large_as_they_get() {
         "A",
         "--ignore-eos",
         "--max-tokens",
-        &most,
+        &largest,
         "--json",
     ]);
     assert_eq!(report["finish"], "context");
@@ -317,21 +324,24 @@ fn numbers_as_large_as_they_get() {
     assert_eq!(
         prompt + output,
         512 + 1,
-        "every position is run, and the last token is not"
+        "the context limits the tokens that run, and the last generated token does not run"
     );
     refused(
-        &["bench", "decode", "--context", &most],
+        &["bench", "decode", "--context", &largest],
         &["context", "512"],
     );
-    refused(&["bench", "decode", "--tokens", &most], &["context", "512"]);
     refused(
-        &["bench", "prefill", "--tokens", &most],
+        &["bench", "decode", "--tokens", &largest],
+        &["context", "512"],
+    );
+    refused(
+        &["bench", "prefill", "--tokens", &largest],
         &["context", "512"],
     );
 }
 
 #[test]
-fn benchmarks_report() {
+fn decode_and_prefill_benchmarks_report_positive_rates() {
     let report = json(&[
         "bench",
         "decode",
@@ -363,7 +373,7 @@ fn benchmarks_report() {
 }
 
 #[test]
-fn sessions_beyond_memory_complete_with_the_same_tokens() {
+fn sessions_larger_than_the_kv_memory_complete_with_the_same_tokens() {
     let report = json(&[
         "bench",
         "sessions",
@@ -399,7 +409,7 @@ fn sessions_beyond_memory_complete_with_the_same_tokens() {
     assert!(0.0 < back && 0.0 < out);
     assert_eq!(number("/first_token_s/count"), 30.0);
     assert_eq!(number("/resume_to_token_s/count"), 60.0);
-    // What makes no sense is refused before anything is loaded.
+    // Invalid flags are refused before the model loads.
     refused(
         &["bench", "sessions", "--prompt", "9..3"],
         &["--prompt", "lower first"],

@@ -1,4 +1,4 @@
-//! Choosing a device, and finding out what is wrong with it, as a user does.
+//! `--device`, `djinn doctor` and device benchmarks run as users run them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -7,17 +7,18 @@ mod common;
 use common::{djinn, ok, refused, stderr, stdout};
 use serde_json::Value;
 
-/// What is said of a machine without a driver can only be tested on one.
+/// Whether this machine has no CUDA driver; some tests need such a machine.
 fn no_driver() -> bool {
     !djinn_device::cuda::driver_present()
 }
 
+/// Runs a command and parses its standard output as JSON.
 fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&ok(args))).unwrap()
 }
 
 #[test]
-fn names_that_are_none_are_refused() {
+fn invalid_device_names_are_refused() {
     for name in ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1.5", "CPU"] {
         let parts = [&format!("'{name}'")[..], "neither auto, cpu nor cuda:N"];
         refused(&["run", "--device", name], &parts);
@@ -27,7 +28,7 @@ fn names_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_card_without_a_driver_is_refused_with_the_way_out() {
+fn a_card_without_a_driver_is_refused_with_the_remedy() {
     if !no_driver() {
         return;
     }
@@ -49,21 +50,27 @@ fn a_card_without_a_driver_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn auto_is_the_processor_where_there_is_no_driver() {
+fn auto_selects_the_processor_without_a_driver() {
     if !no_driver() {
         return;
     }
-    let said = |device: &[&str]| {
+    let stderr_of = |device: &[&str]| {
         let output = ok(&[&["run", "--max-tokens", "2"], device].concat());
         stderr(&output)
     };
     for flags in [&[][..], &["--device", "auto"]] {
-        let said = said(flags);
-        assert!(said.lines().any(|line| line == "device: cpu"), "{said}");
-        assert!(!said.to_lowercase().contains("cuda"), "{said}");
+        let stderr_text = stderr_of(flags);
+        assert!(
+            stderr_text.lines().any(|line| line == "device: cpu"),
+            "{stderr_text}"
+        );
+        assert!(
+            !stderr_text.to_lowercase().contains("cuda"),
+            "{stderr_text}"
+        );
     }
-    let said = said(&["--device", "cpu"]);
-    assert!(!said.contains("device: "), "{said}");
+    let stderr_text = stderr_of(&["--device", "cpu"]);
+    assert!(!stderr_text.contains("device: "), "{stderr_text}");
     let report = json(&["run", "--max-tokens", "2", "--json"]);
     assert_eq!(report["device"], "cpu");
     let plan = json(&["plan", "--context", "64", "--json"]);
@@ -71,19 +78,22 @@ fn auto_is_the_processor_where_there_is_no_driver() {
 }
 
 #[test]
-fn flags_without_effect_on_a_processor_are_noted() {
+fn flags_without_effect_on_the_processor_are_reported() {
     let run = ["run", "--max-tokens", "2", "--device", "cpu"];
     let output = ok(&[&run[..], &["--host-memory", "1GB"]].concat());
-    let said = stderr(&output);
-    assert!(said.contains("--host-memory has no effect"), "{said}");
+    let stderr_text = stderr(&output);
+    assert!(
+        stderr_text.contains("--host-memory has no effect"),
+        "{stderr_text}"
+    );
     refused(&["run", "--host-memory", "lots"], &["'lots' is not a size"]);
 }
 
 #[test]
-fn a_doctor_passes_a_machine_without_a_card() {
+fn the_doctor_passes_a_machine_without_a_card() {
     let text = stdout(&ok(&["doctor", "--device", "cpu"]));
     for part in ["pass  processor", "memory", "swap", "NUMA", "huge pages"] {
-        assert!(text.contains(part), "{part} not in {text}");
+        assert!(text.contains(part), "'{part}' is not in: {text}");
     }
     assert!(!text.contains("driver") && !text.contains("\x1b"), "{text}");
     if !no_driver() {
@@ -107,7 +117,7 @@ fn a_doctor_passes_a_machine_without_a_card() {
 }
 
 #[test]
-fn a_doctor_fails_a_card_that_is_not_there() {
+fn the_doctor_fails_a_missing_card() {
     if !no_driver() {
         return;
     }
@@ -121,10 +131,13 @@ fn a_doctor_fails_a_card_that_is_not_there() {
     );
     assert!(
         text.contains("pass  processor"),
-        "the rest is checked: {text}"
+        "the remaining checks run too: {text}"
     );
-    let said = stderr(&output);
-    assert!(said.ends_with("checks failed: driver\n"), "{said}");
+    let stderr_text = stderr(&output);
+    assert!(
+        stderr_text.ends_with("checks failed: driver\n"),
+        "{stderr_text}"
+    );
     let output = djinn(&["doctor", "--device", "cuda:0", "--json"]);
     assert_eq!(output.status.code(), Some(2));
     let checks: Value = serde_json::from_str(&stdout(&output)).unwrap();
@@ -132,7 +145,7 @@ fn a_doctor_fails_a_card_that_is_not_there() {
 }
 
 #[test]
-fn a_link_is_held_against_a_threshold() {
+fn the_link_is_compared_with_the_threshold() {
     let quick = [
         "--workers",
         "1",
@@ -160,7 +173,11 @@ fn a_link_is_held_against_a_threshold() {
     assert_eq!(failed.status.code(), Some(2));
     let text = stdout(&failed);
     assert!(text.lines().last().unwrap().starts_with("FAIL: "), "{text}");
-    assert_eq!(stderr(&failed), "", "told once");
+    assert_eq!(
+        stderr(&failed),
+        "",
+        "the verdict is printed once, on standard output"
+    );
 
     let failed = with("99999", &["--json"]);
     assert_eq!(failed.status.code(), Some(2));
@@ -175,7 +192,7 @@ fn a_link_is_held_against_a_threshold() {
 }
 
 #[test]
-fn many_long_sessions_are_timed() {
+fn decode_is_measured_with_many_long_sessions() {
     let sessions = ["--sessions", "16", "--context", "400", "--tokens", "2"];
     let report = json(
         &[
@@ -189,11 +206,14 @@ fn many_long_sessions_are_timed() {
 }
 
 #[test]
-fn help_teaches_devices() {
+fn help_documents_the_device_flags() {
     let check = |command: &[&str], parts: &[&str]| {
         let text = stdout(&ok(&[command, &["--help"]].concat()));
         for part in parts {
-            assert!(text.contains(part), "{command:?} has no '{part}': {text}");
+            assert!(
+                text.contains(part),
+                "'{part}' is not in {command:?} --help: {text}"
+            );
         }
     };
     check(&["doctor"], &["Examples:", "--threshold", "auto"]);

@@ -32,6 +32,7 @@ const FIGURES: [&str; 6] = [
     "agents_latency",
 ];
 
+/// Reads a JSON file.
 fn read(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
@@ -57,7 +58,7 @@ fn weights_stream_and_pages_move(results: &Path) {
     let number = |value: &Value| {
         value
             .as_f64()
-            .unwrap_or_else(|| panic!("{value} is no number"))
+            .unwrap_or_else(|| panic!("{value} is not a number"))
     };
     for name in ["virtual_memory", "memory_pressure"] {
         let result = read(&results.join(format!("{name}.json")));
@@ -87,8 +88,8 @@ fn weights_stream_and_pages_move(results: &Path) {
     }
 }
 
-/// Checks that every stop has a time of the client and a shorter one of the engine.
-fn resume_times_are_taken_twice(result: &Value) {
+/// Checks that every pause has a time measured by the client and a shorter time measured by the engine.
+fn resume_times_have_a_client_and_an_engine_part(result: &Value) {
     for run in runs(result) {
         let points = run["points"].as_array().unwrap();
         let ms = |series: &str, x: &Value| {
@@ -103,7 +104,10 @@ fn resume_times_are_taken_twice(result: &Value) {
         assert_eq!(layers.len(), 3, "{run}");
         for x in layers {
             let (all, inside) = (ms("resume", x).unwrap(), ms("resume_inside", x).unwrap());
-            assert!(0.0 < inside && inside < all, "{inside} of {all}");
+            assert!(
+                0.0 < inside && inside < all,
+                "{inside} ms in the engine of {all} ms"
+            );
         }
     }
 }
@@ -129,6 +133,7 @@ fn valid_results_are_kept(results: &Path) {
     assert_eq!(same.collect::<Vec<_>>(), [false, true, false, false, true]);
 }
 
+/// Runs `djinn report`, and returns whether it succeeds and all that it prints.
 fn report(results: &Path, output: &Path) -> (bool, String) {
     let done = djinn(&[
         "report",
@@ -166,7 +171,7 @@ fn all_experiments_run_and_are_reported() {
     for lane in ["copy", "compute"] {
         assert!(spans.iter().any(|span| span["lane"] == lane), "{lane}");
     }
-    resume_times_are_taken_twice(&read(&results.join("resume_latency.json")));
+    resume_times_have_a_client_and_an_engine_part(&read(&results.join("resume_latency.json")));
 
     let output = folder.path().join("report");
     let (passes, text) = report(&results, &output);
@@ -186,16 +191,16 @@ fn all_experiments_run_and_are_reported() {
     valid_results_are_kept(&results);
 }
 
-/// Results of a real measurement, so that these tests do not depend on the speed of this machine.
+/// Kept result of a real measurement, so that tests do not depend on the speed of this machine.
 fn measured(name: &str) -> Value {
     read(&root().join(format!("docs/results/h200/{name}.json")))
 }
 
 #[test]
 fn changed_results_fail_the_report() {
-    type Break = fn(&mut Value);
+    type Damage = fn(&mut Value);
     let folder = tempfile::tempdir().unwrap();
-    let cases: [(&str, &str, Break); 6] = [
+    let cases: [(&str, &str, Damage); 6] = [
         ("logits", "virtual_memory_13b", |result| {
             result["runs"][1]["logit_norm"] = json!(5.0);
         }),
@@ -232,7 +237,7 @@ fn changed_results_fail_the_report() {
 }
 
 #[test]
-fn a_file_that_is_no_result_is_named() {
+fn an_invalid_result_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let odd = folder.path().join("odd.json");
     fs::write(&odd, r#"{"version": 1, "experiment": "steering"}"#).unwrap();
@@ -280,8 +285,9 @@ fn ctrl_c_ends_all_experiments() {
         .stderr(Stdio::piped())
         .spawn();
     let mut running = running.unwrap();
-    let mut said = BufReader::new(running.stderr.take().unwrap()).lines();
-    said.by_ref()
+    let mut lines = BufReader::new(running.stderr.take().unwrap()).lines();
+    lines
+        .by_ref()
         .find(|line| line.as_ref().unwrap().starts_with("[2 of 5]"))
         .unwrap()
         .unwrap();
@@ -289,7 +295,7 @@ fn ctrl_c_ends_all_experiments() {
         .args(["-INT", &running.id().to_string()])
         .status();
     assert!(interrupt.unwrap().success());
-    let rest: Vec<String> = said.map(Result::unwrap).collect();
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(running.wait().unwrap().code(), Some(130), "{rest:?}");
     // Finished experiments keep their results.
     assert!(folder.path().join("virtual_memory.json").is_file());
@@ -297,7 +303,7 @@ fn ctrl_c_ends_all_experiments() {
 }
 
 #[test]
-fn a_session_that_is_lost_fails_the_experiment() {
+fn a_lost_session_fails_the_experiment() {
     let server = Server::start(&[]);
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("lost.json");
@@ -320,7 +326,7 @@ fn a_session_that_is_lost_fails_the_experiment() {
     runtime.block_on(async {
         let client = server.client().await;
         let begin = Instant::now();
-        // Sessions that run alone come first; a session is deleted when all of them are open.
+        // The experiment first runs sessions alone; the test deletes a session once many sessions are open.
         while begin.elapsed() < Duration::from_secs(600) {
             let sessions = client.sessions(None).await.unwrap();
             let waiting = sessions.iter().find(|session| session.state == "waiting");
@@ -403,7 +409,7 @@ fn invalid_input_is_rejected_before_the_measurement() {
 /// Checks that `djinn report` makes the tables in README.md and docs/results, and the report, from the kept
 /// results.
 #[test]
-fn the_readme_is_generated() {
+fn the_tables_and_the_report_are_up_to_date() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
     for name in ["README.md", "docs/results/README.md"] {

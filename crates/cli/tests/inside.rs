@@ -1,4 +1,4 @@
-//! The commands that look inside, as a user runs them.
+//! `djinn lens`, `patch`, `steer` and `debug` run as users run them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -9,10 +9,12 @@ use std::{fs, path::Path};
 use common::{djinn, golden, ok, refused, stderr, stdout};
 use serde_json::Value;
 
+/// Runs a command and parses its standard output as JSON.
 fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&ok(args))).unwrap()
 }
 
+/// Writes a debugger script and returns its path.
 fn script(folder: &Path, lines: &[&str]) -> String {
     let path = folder.join("script.txt");
     fs::write(&path, lines.join("\n")).unwrap();
@@ -20,8 +22,8 @@ fn script(folder: &Path, lines: &[&str]) -> String {
 }
 
 #[test]
-fn the_lens_ends_with_what_is_said() {
-    let said = json(&[
+fn the_last_row_of_the_lens_is_the_generated_token() {
+    let run = json(&[
         "run",
         "--prompt",
         "Once upon a time there",
@@ -45,14 +47,14 @@ fn the_lens_ends_with_what_is_said() {
     let positions = lens["input_ids"].as_array().unwrap().len();
     assert_eq!(last.as_array().unwrap().len(), positions);
     let top = &last[positions - 1];
-    assert_eq!(top[0]["token"], said["output_ids"][0]);
+    assert_eq!(top[0]["token"], run["output_ids"][0]);
     assert_eq!(top.as_array().unwrap().len(), 3);
     let drawn = fs::read_to_string(svg).unwrap();
     assert!(drawn.starts_with("<svg") && drawn.matches("<rect").count() == 1 + 8 * positions);
 }
 
 #[test]
-fn patches_are_the_same_by_branches_and_from_nothing() {
+fn patching_by_branches_equals_patching_in_separate_runs() {
     let found = json(&[
         "patch",
         "--clean",
@@ -69,7 +71,7 @@ fn patches_are_the_same_by_branches_and_from_nothing() {
     assert_eq!(found["compared"]["equal"], true);
     let effect = found["effect"].as_array().unwrap();
     let last = effect.last().unwrap().as_array().unwrap();
-    // Behind the last block only the last position counts, and it is all there is.
+    // After the last block, only the last position has an effect, and it has the full effect.
     let (end, before) = last.split_last().unwrap();
     assert!((end.as_f64().unwrap() - 1.0).abs() < 1e-6, "{end}");
     assert!(
@@ -89,12 +91,12 @@ fn patches_are_the_same_by_branches_and_from_nothing() {
             "--instead",
             "b",
         ],
-        &["--clean has", "as many"],
+        &["--clean has", "need the same number of tokens"],
     );
 }
 
 #[test]
-fn vectors_are_made_shown_and_applied() {
+fn steering_vectors_are_made_shown_converted_and_applied() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let prompts = path("prompts.txt");
@@ -129,7 +131,7 @@ fn vectors_are_made_shown_and_applied() {
     };
     assert_eq!(run(&made), run(&gguf));
     assert_ne!(run(&format!("{made}:3")), run(&format!("{gguf}:0")));
-    // The same as adding both by hand.
+    // Steering equals adding the vectors with edits.
     let edit = |block: usize| {
         let hook = format!("blocks.{block}.hook_resid_post");
         format!("{hook}:add={made}#{hook}*-1")
@@ -170,7 +172,7 @@ fn vectors_are_made_shown_and_applied() {
 }
 
 #[test]
-fn a_change_is_measured_beside_none() {
+fn steer_measure_reports_the_effect_of_an_edit() {
     let measure = |factor: &str| {
         let edit = format!("blocks.4.hook_resid_post:scale={factor}");
         json(&[
@@ -183,22 +185,25 @@ fn a_change_is_measured_beside_none() {
             "--json",
         ])
     };
-    let (none, some) = (measure("1.0"), measure("0.9"));
+    let (unchanged, changed) = (measure("1.0"), measure("0.9"));
     assert_eq!(
-        (&none["share_of_logit_norm"], &none["tokens_changed"]),
+        (
+            &unchanged["share_of_logit_norm"],
+            &unchanged["tokens_changed"]
+        ),
         (&0.0.into(), &0.into())
     );
-    let share = some["share_of_logit_norm"].as_f64().unwrap();
+    let share = changed["share_of_logit_norm"].as_f64().unwrap();
     assert!(0.001 < share && share < 0.2, "{share}");
 }
 
 #[test]
-fn the_debugger_stops_changes_and_goes_back() {
+fn the_debugger_pauses_edits_branches_and_undoes() {
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("here.safetensors");
     let save = format!("save {}", saved.display());
     let lines = [
-        "# what was said without us",
+        "# a comment",
         "break blocks.3.hook_resid_post,step=0",
         "run",
         "print",
@@ -230,7 +235,7 @@ fn the_debugger_stops_changes_and_goes_back() {
         "--script",
         &script,
     ];
-    let told = stdout(&ok(&args));
+    let output = stdout(&ok(&args));
     for part in [
         "stopped at blocks.3.hook_resid_post [6, 256], positions 0 to 5",
         "stopped at blocks.4.hook_resid_pre",
@@ -239,10 +244,10 @@ fn the_debugger_stops_changes_and_goes_back() {
         "no breakpoints",
         "block  <|endoftext|>",
     ] {
-        assert!(told.contains(part), "{part} not in {told}");
+        assert!(output.contains(part), "'{part}' is not in: {output}");
     }
-    assert!(!told.contains("never reached"), "{told}");
-    // What is left of it all is what would have been said.
+    assert!(!output.contains("never reached"), "{output}");
+    // After undo, the session generates the same text as `djinn run`.
     let run = json(&[
         "run",
         "--prompt",
@@ -255,14 +260,17 @@ fn the_debugger_stops_changes_and_goes_back() {
     ]);
     let expect = format!("The cat sat on the{}", run["text"].as_str().unwrap());
     assert!(
-        told.trim_end().lines().any(|line| line.ends_with(&expect)),
-        "{expect}: {told}"
+        output
+            .trim_end()
+            .lines()
+            .any(|line| line.ends_with(&expect)),
+        "{expect}: {output}"
     );
     assert!(saved.exists());
 }
 
 #[test]
-fn what_the_debugger_cannot_do_is_told() {
+fn invalid_debugger_commands_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (lines, part) in [
         (&["fly"][..], "line 1: 'fly' is not a command"),
@@ -279,11 +287,11 @@ fn what_the_debugger_cannot_do_is_told() {
     ] {
         let script = script(folder.path(), lines);
         let output = djinn(&["debug", "--prompt", "The cat", "--script", &script]);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{lines:?}: {said}");
+        let stderr_text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{lines:?}: {stderr_text}");
         assert!(
-            said.lines().last().unwrap().contains(part),
-            "{lines:?}: {said}"
+            stderr_text.lines().last().unwrap().contains(part),
+            "{lines:?}: {stderr_text}"
         );
     }
     refused(

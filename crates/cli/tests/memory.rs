@@ -1,4 +1,4 @@
-//! Models larger than the memory they are given, as a user runs them.
+//! Models larger than their memory budget, run as users run them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -15,17 +15,19 @@ use std::{
 use common::{golden, ok, refused, stderr, stdout};
 use serde_json::Value;
 
+/// Runs a command and parses its standard output as JSON.
 fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&ok(args))).unwrap()
 }
 
+/// Number at a JSON pointer.
 fn number(value: &Value, pointer: &str) -> f64 {
     let found = value.pointer(pointer).and_then(Value::as_f64);
     found.unwrap_or_else(|| panic!("no number at {pointer} of {value}"))
 }
 
 #[test]
-fn a_story_is_the_same_in_any_memory() {
+fn the_text_does_not_depend_on_the_memory_budget() {
     let run = |flags: &[&str]| {
         let args: Vec<&str> = ["run", "--max-tokens", "24"]
             .iter()
@@ -35,10 +37,10 @@ fn a_story_is_the_same_in_any_memory() {
         let output = ok(&args);
         (stdout(&output), stderr(&output))
     };
-    let (story, said) = run(&[]);
+    let (text, stderr_text) = run(&[]);
     assert!(
-        said.contains("all 13.9 MB of weights stay in memory, because"),
-        "{said}"
+        stderr_text.contains("all 13.9 MB of weights stay in memory, because"),
+        "{stderr_text}"
     );
     for flags in [
         &["--memory", "6MB"][..],
@@ -46,20 +48,23 @@ fn a_story_is_the_same_in_any_memory() {
         &["--resident", "none", "--chunk", "64KiB", "--workers", "2"],
         &["--resident", "4MB", "--ring", "1MB"],
     ] {
-        let (found, said) = run(flags);
-        assert_eq!(found, story, "{flags:?}");
+        let (found, stderr_text) = run(flags);
+        assert_eq!(found, text, "{flags:?}");
         assert!(
-            said.contains("streams each pass through a ring of"),
-            "{said}"
+            stderr_text.contains("streams each pass through a ring of"),
+            "{stderr_text}"
         );
     }
-    let (found, said) = run(&["--memory", "0.5", "--ring", "1MB"]);
-    assert_eq!(found, story);
-    assert!(said.contains("--ring has no effect"), "{said}");
+    let (found, stderr_text) = run(&["--memory", "0.5", "--ring", "1MB"]);
+    assert_eq!(found, text);
+    assert!(
+        stderr_text.contains("--ring has no effect"),
+        "{stderr_text}"
+    );
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_what_would() {
+fn an_impossible_budget_is_refused_with_the_smallest_possible_one() {
     let check = |flags: &[&str], parts: &[&str]| {
         let args: Vec<&str> = ["run"].iter().chain(flags).copied().collect();
         refused(&args, parts);
@@ -92,7 +97,7 @@ fn what_cannot_work_is_refused_with_what_would() {
 }
 
 #[test]
-fn plans_of_models_nobody_has_here() {
+fn plans_of_large_shapes_fill_the_budget() {
     for (shape, memory, budget) in [
         ("llama-2-70b", "60GB", 60e9),
         ("falcon-180b", "80GB", 80e9),
@@ -130,7 +135,7 @@ fn plans_of_models_nobody_has_here() {
             "tokens/s",
             "limited by the link",
         ] {
-            assert!(text.contains(part), "{part} not in {text}");
+            assert!(text.contains(part), "'{part}' is not in: {text}");
         }
     }
 }
@@ -157,7 +162,10 @@ fn more_memory_is_never_predicted_to_be_slower() {
                 "20GB",
             ]);
             let now = number(&plan, "/prediction/pass_s");
-            assert!(now <= before, "{model} in {memory}: {now} after {before}");
+            assert!(
+                now <= before,
+                "{model} in {memory}: {now} s, but {before} s with less memory"
+            );
             before = now;
         }
         assert!(before < 5.0, "{model}: {before}");
@@ -183,7 +191,7 @@ fn a_plan_lists_every_piece_on_request() {
 }
 
 #[test]
-fn stats_and_timeline_tell_the_same_story() {
+fn stats_and_timeline_agree() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("passes.json");
     let report = json(&[
@@ -214,32 +222,32 @@ fn stats_and_timeline_tell_the_same_story() {
     let events = trace["traceEvents"].as_array().unwrap();
     let spans: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
     let of = |category: &'static str| spans.iter().filter(move |span| span["cat"] == category);
-    // Every segment computes in every pass, and what streams is copied in each.
+    // Every segment computes in every pass, and every pass copies the streamed weights.
     let computed = of("compute").filter(|span| span["name"] == "block 3");
     assert!(computed.count() >= 4);
     let copied: f64 = of("copy").map(|span| number(span, "/args/bytes")).sum();
     let counted: f64 = passes.iter().map(|pass| number(pass, "/link_bytes")).sum();
     assert!(
         copied > 0.5 * counted && copied < 1.5 * counted,
-        "{copied} of {counted}"
+        "{copied} bytes in the timeline, {counted} in the stats"
     );
     assert!(of("wait").count() > 0);
-    // A lane does one thing at a time.
+    // The spans of a lane do not overlap.
     let mut ends: BTreeMap<u64, f64> = BTreeMap::new();
     for span in spans {
-        // Computing and waiting are one lane here: who waits does not compute.
+        // Computing and waiting count as one lane, because a waiting thread does not compute.
         let lane = span["tid"].as_u64().unwrap().max(1);
         let (start, length) = (number(span, "/ts"), number(span, "/dur"));
         let end = ends.insert(lane, start + length);
         assert!(
             end.is_none_or(|end| start >= end - 0.01),
-            "{span} begins before {end:?}"
+            "{span} begins before the previous span ends at {end:?}"
         );
     }
 }
 
 #[test]
-fn a_shape_on_disk_is_the_shape() {
+fn a_shape_written_to_disk_generates_the_same_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("small");
     let path = out.to_str().unwrap();
@@ -265,19 +273,19 @@ fn a_shape_on_disk_is_the_shape() {
         &["exists already"],
     );
     refused(&["shape", "gpt2"], &["--out"]);
-    let nowhere = folder.path().join("no/such/place");
+    let missing = folder.path().join("no/such/place");
     refused(
-        &["shape", "gpt2", "--out", nowhere.to_str().unwrap()],
+        &["shape", "gpt2", "--out", missing.to_str().unwrap()],
         &["no/such/place"],
     );
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
-    assert_eq!(left.len(), 1, "nothing half-written");
+    assert_eq!(left.len(), 1, "no partial model is left behind");
     assert!(stdout(&ok(&["shape"])).contains("shape:llama-2-13b"));
     assert_eq!(json(&["shape", "--json"]).as_array().unwrap().len(), 12);
 }
 
 #[test]
-fn a_file_cut_short_while_it_streams_is_named() {
+fn a_file_truncated_while_it_streams_is_named() {
     let copy = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
         fs::copy(golden("llama2").join(file), copy.path().join(file)).unwrap();
@@ -298,27 +306,24 @@ fn a_file_cut_short_while_it_streams_is_named() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It says what it will do once the files are open; hundreds of passes follow.
-    let mut said = BufReader::new(child.stderr.take().unwrap());
+    // The program prints the plan once the files are open; hundreds of passes follow.
+    let mut child_stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    said.read_line(&mut line).unwrap();
+    child_stderr.read_line(&mut line).unwrap();
     assert!(line.contains("--resident asks for it"), "{line}");
     let file = fs::File::options().write(true).open(&weights).unwrap();
     file.set_len(20_000).unwrap();
     let output = child.wait_with_output().unwrap();
-    let mut complaint = String::new();
-    said.read_to_string(&mut complaint).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{complaint}");
-    assert!(
-        complaint.contains("model.safetensors: cannot read"),
-        "{complaint}"
-    );
-    assert!(complaint.contains("at offset"), "{complaint}");
-    assert_eq!(stdout(&output), "", "nothing wrong is told as right");
+    let mut error = String::new();
+    child_stderr.read_to_string(&mut error).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("model.safetensors: cannot read"), "{error}");
+    assert!(error.contains("at offset"), "{error}");
+    assert_eq!(stdout(&output), "", "a failed run prints no result");
 }
 
 #[test]
-fn benchmarks_of_link_and_streaming_report() {
+fn link_and_stream_benchmarks_report_positive_rates() {
     let link = json(&[
         "bench",
         "link",
@@ -341,7 +346,7 @@ fn benchmarks_of_link_and_streaming_report() {
     assert!(number(&stream, "/streamed_bytes_per_token") > 1e6);
 }
 
-/// The most memory a run holds, as the kernel tells others of it.
+/// Peak resident memory of a run, as the kernel reports it in `/proc`.
 fn peak_bytes(args: &[&str]) -> u64 {
     let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
         .args(args)
@@ -364,13 +369,13 @@ fn peak_bytes(args: &[&str]) -> u64 {
     }
 }
 
-/// What a process takes beside its budget: the program, stacks, tables of a plan.
+/// Memory of a process outside its budget: the program, stacks, tables of a plan.
 const OVERHEAD: u64 = 64 << 20;
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_budget_is_a_budget() {
-    // 6.6 GB of weights.
+fn peak_memory_stays_within_the_budget() {
+    // The model has 6.6 GB of weights.
     let model = "shape:llama-2-7b?layers=15&dtype=bf16";
     for (memory, budget) in [("1GB", 1e9), ("2GB", 2e9), ("4GB", 4e9)] {
         let run = ["run", "--model", model, "--memory", memory];
@@ -380,7 +385,7 @@ fn a_budget_is_a_budget() {
         assert!((peak as f64) < limit, "{peak} bytes in {memory}");
         assert!(
             peak as f64 > 0.9 * budget,
-            "{peak} bytes in {memory}: is it used?"
+            "{peak} bytes in {memory}: the budget is not used"
         );
     }
 }

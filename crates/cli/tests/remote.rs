@@ -1,4 +1,4 @@
-//! Commands whose work a server does: they say what they would say here.
+//! Commands with --server: they print the same text as without it.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -11,23 +11,25 @@ use serde_json::{Value, json};
 
 const PROMPT: &str = "Once upon a time there was a";
 
-fn answer(args: &[&str]) -> Value {
+/// Runs a command and parses its standard output as JSON.
+fn json_output(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&ok(args))).unwrap()
 }
 
-/// The same command here and there.
-fn both(server: &Server, args: &[&str]) -> [Value; 2] {
-    let there = [args, &["--server", &server.address]].concat();
-    [answer(args), answer(&there)]
+/// JSON of the same command, run locally and on a server.
+fn local_and_remote(server: &Server, args: &[&str]) -> [Value; 2] {
+    let remote = [args, &["--server", &server.address]].concat();
+    [json_output(args), json_output(&remote)]
 }
 
+/// Names of the fields of a JSON object.
 fn keys(value: &Value) -> Vec<String> {
     let keys = value.as_object().unwrap().keys();
     keys.cloned().collect()
 }
 
 #[test]
-fn run_says_the_same() {
+fn run_prints_the_same_locally_and_remotely() {
     let server = Server::start(&[]);
     let folder = tempfile::tempdir().unwrap();
     let vector = folder.path().join("v.safetensors");
@@ -61,7 +63,7 @@ fn run_says_the_same() {
             &prompt
         };
         let args = ["run", "--json", "--max-tokens", "20"];
-        let [here, there] = both(&server, &[&args[..], prompt, more].concat());
+        let [local, remote] = local_and_remote(&server, &[&args[..], prompt, more].concat());
         let same = [
             "model",
             "prompt_ids",
@@ -72,19 +74,23 @@ fn run_says_the_same() {
             "device",
         ];
         for key in same {
-            assert_eq!(here[key], there[key], "{more:?}: {key}");
+            assert_eq!(local[key], remote[key], "{more:?}: {key}");
         }
-        assert_eq!(keys(&here), keys(&there));
-        assert_eq!(keys(&here["memory"]), keys(&there["memory"]));
+        assert_eq!(keys(&local), keys(&remote));
+        assert_eq!(keys(&local["memory"]), keys(&remote["memory"]));
     }
-    let told = ["run", "--prompt", PROMPT, "--max-tokens", "20"];
-    let there = ok(&[&told[..], &["--server", &server.address]].concat());
-    assert_eq!(stdout(&ok(&told)), stdout(&there));
-    assert!(stderr(&there).contains("20 tokens ·"), "{}", stderr(&there));
+    let args = ["run", "--prompt", PROMPT, "--max-tokens", "20"];
+    let remote = ok(&[&args[..], &["--server", &server.address]].concat());
+    assert_eq!(stdout(&ok(&args)), stdout(&remote));
+    assert!(
+        stderr(&remote).contains("20 tokens ·"),
+        "{}",
+        stderr(&remote)
+    );
 }
 
 #[test]
-fn trace_and_lens_say_the_same() {
+fn trace_and_lens_print_the_same_locally_and_remotely() {
     let server = Server::start(&[]);
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -99,46 +105,46 @@ fn trace_and_lens_say_the_same() {
         "--edit",
         "blocks.3.hook_mlp_out:zero@2..4",
     ];
-    let there = [&args[..], &["--server", &server.address]].concat();
-    assert_eq!(stdout(&ok(&args)), stdout(&ok(&there)));
-    let [here, other] = both(&server, &[&args[..], &["--json"]].concat());
-    assert_eq!(here, other);
+    let remote_args = [&args[..], &["--server", &server.address]].concat();
+    assert_eq!(stdout(&ok(&args)), stdout(&ok(&remote_args)));
+    let [local, remote] = local_and_remote(&server, &[&args[..], &["--json"]].concat());
+    assert_eq!(local, remote);
     let (one, two) = (path("one.safetensors"), path("two.safetensors"));
     ok(&[&args[..], &["--out", &one]].concat());
-    ok(&[&there[..], &["--out", &two]].concat());
+    ok(&[&remote_args[..], &["--out", &two]].concat());
     assert!(
         fs::read(one).unwrap() == fs::read(two).unwrap(),
-        "not the same file"
+        "the local and remote traces differ"
     );
 
     let args = ["lens", "--prompt", PROMPT, "--top", "2"];
-    let [here, there] = both(&server, &[&args[..], &["--json"]].concat());
-    let bare = |value: &Value| {
+    let [local, remote] = local_and_remote(&server, &[&args[..], &["--json"]].concat());
+    let without_spaces = |value: &Value| {
         let mut value = value.clone();
-        // Words are written as each tokenizer decodes them alone.
+        // A local and a remote tokenizer may decode a single token with different spaces.
         for cell in value["lens"].as_object_mut().unwrap().values_mut() {
             for top in cell.as_array_mut().unwrap() {
-                for said in top.as_array_mut().unwrap() {
-                    let text = said["text"].as_str().unwrap().trim().to_owned();
-                    said["text"] = json!(text);
+                for entry in top.as_array_mut().unwrap() {
+                    let text = entry["text"].as_str().unwrap().trim().to_owned();
+                    entry["text"] = json!(text);
                 }
             }
         }
         value
     };
-    assert_eq!(bare(&here), bare(&there));
-    let there = [&args[..], &["--server", &server.address]].concat();
-    assert_eq!(stdout(&ok(&args)), stdout(&ok(&there)));
+    assert_eq!(without_spaces(&local), without_spaces(&remote));
+    let remote_args = [&args[..], &["--server", &server.address]].concat();
+    assert_eq!(stdout(&ok(&args)), stdout(&ok(&remote_args)));
 }
 
 #[test]
-fn sessions_of_a_server() {
+fn sessions_of_a_server_are_listed_saved_loaded_continued_and_deleted() {
     let server = Server::start(&[]);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("boat.djinn");
     let file = file.to_str().unwrap();
-    let at = ["--server", server.address.as_str()];
-    let there = |args: &[&str]| answer(&[args, &at, &["--json"]].concat());
+    let server_flags = ["--server", server.address.as_str()];
+    let remote = |args: &[&str]| json_output(&[args, &server_flags, &["--json"]].concat());
     let prompt = [
         "run",
         "--prompt",
@@ -146,29 +152,29 @@ fn sessions_of_a_server() {
         "--ignore-eos",
         "--max-tokens",
     ];
-    let whole = there(&[&prompt[..], &["20"]].concat());
-    let first = there(&[&prompt[..], &["12", "--keep"]].concat());
+    let whole = remote(&[&prompt[..], &["20"]].concat());
+    let first = remote(&[&prompt[..], &["12", "--keep"]].concat());
     let name = first["session"].as_str().unwrap();
-    let listed = there(&["sessions", "list"]);
+    let listed = remote(&["sessions", "list"]);
     assert_eq!(listed["sessions"][0]["id"], name);
     assert_eq!(listed["sessions"][0]["generated"], 12);
     assert_eq!(
-        there(&["sessions", "save", name, file]),
+        remote(&["sessions", "save", name, file]),
         json!({ "sessions": [name] })
     );
     refused(
-        &[&["sessions", "save", name, file], &at[..]].concat(),
+        &[&["sessions", "save", name, file], &server_flags[..]].concat(),
         &["exists"],
     );
-    let loaded = there(&["sessions", "load", file]);
+    let loaded = remote(&["sessions", "load", file]);
     let loaded = loaded["sessions"][0].as_str().unwrap();
     for name in [name, loaded] {
-        let rest = there(&["run", "--session", name, "--max-tokens", "8"]);
+        let rest = remote(&["run", "--session", name, "--max-tokens", "8"]);
         let ids = |value: &Value| value["output_ids"].as_array().unwrap().clone();
         assert_eq!([ids(&first), ids(&rest)].concat(), ids(&whole));
         assert_eq!(rest["session"], name);
     }
-    // What a server wrote, a folder takes in.
+    // A state folder loads a session file that a server wrote.
     let state = folder.path().join("state");
     let state = state.to_str().unwrap();
     ok(&[
@@ -180,36 +186,42 @@ fn sessions_of_a_server() {
         "--max-tokens",
         "1",
     ]);
-    let here = answer(&["sessions", "load", file, "--state", state, "--json"]);
-    assert_eq!(here, json!({ "sessions": [1] }));
-    let shown = stdout(&ok(&[&["sessions", "show", name], &at[..]].concat()));
+    let in_state = json_output(&["sessions", "load", file, "--state", state, "--json"]);
+    assert_eq!(in_state, json!({ "sessions": [1] }));
+    let shown = stdout(&ok(
+        &[&["sessions", "show", name], &server_flags[..]].concat()
+    ));
     assert!(
         shown.contains("Tom had a red boat.") && shown.contains("20 of them"),
         "{shown}"
     );
     refused(
-        &[&["sessions", "delete", name, "stories-7m:77"], &at[..]].concat(),
+        &[
+            &["sessions", "delete", name, "stories-7m:77"],
+            &server_flags[..],
+        ]
+        .concat(),
         &["77"],
     );
-    there(&["sessions", "delete", name, loaded]);
-    assert_eq!(there(&["sessions", "list"]), json!({ "sessions": [] }));
+    remote(&["sessions", "delete", name, loaded]);
+    assert_eq!(remote(&["sessions", "list"]), json!({ "sessions": [] }));
     refused(&["sessions", "list"], &["--state", "--server"]);
     refused(&["run", "--session", "0"], &["--session needs --state"]);
     refused(
         &["sessions", "show", "x", "--state", state],
-        &["'x' is not the number"],
+        &["'x' is not a session number"],
     );
 }
 
 #[test]
-fn models_of_a_server() {
+fn models_of_a_server_are_pushed_listed_unloaded_and_planned() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&["--push-dir", folder.path().to_str().unwrap()]);
-    let at = ["--server", server.address.as_str()];
-    let there = |args: &[&str]| answer(&[args, &at, &["--json"]].concat());
+    let server_flags = ["--server", server.address.as_str()];
+    let remote = |args: &[&str]| json_output(&[args, &server_flags, &["--json"]].concat());
     let model = common::root().join("models/stories-7m");
     let model = model.to_str().unwrap();
-    let pushed = there(&[
+    let pushed = remote(&[
         "models", "push", model, "--name", "mine", "--memory", "80MB",
     ]);
     assert_eq!(
@@ -217,17 +229,17 @@ fn models_of_a_server() {
         (&json!("mine"), &json!("ready"))
     );
     assert!(pushed["sent_bytes"].as_u64().unwrap() > 1 << 20);
-    let again = there(&["models", "push", model, "--no-load"]);
+    let again = remote(&["models", "push", model, "--no-load"]);
     assert_eq!(again["sent_bytes"], 0);
     let reference = again["reference"].as_str().unwrap();
     assert_eq!(pushed["reference"], reference);
-    let listed = there(&["models"]);
+    let listed = remote(&["models"]);
     let names = listed["models"].as_array().unwrap().iter();
     assert_eq!(
         names.map(|m| &m["name"]).collect::<Vec<_>>(),
         ["stories-7m", "mine"]
     );
-    let story = there(&[
+    let story = remote(&[
         "run",
         "--model",
         "mine",
@@ -237,23 +249,23 @@ fn models_of_a_server() {
         "8",
     ]);
     assert_eq!(story["model"], "mine");
-    there(&["models", "unload", "mine", "--forget"]);
-    let text = stdout(&ok(&[&["models"], &at[..]].concat()));
+    remote(&["models", "unload", "mine", "--forget"]);
+    let text = stdout(&ok(&[&["models"], &server_flags[..]].concat()));
     assert!(
         text.contains("stories-7m") && !text.contains("mine"),
         "{text}"
     );
     refused(
-        &[&["models", "register", "/etc"], &at[..]].concat(),
+        &[&["models", "register", "/etc"], &server_flags[..]].concat(),
         &["--model-dir"],
     );
 
-    let plan = there(&["plan", "--model", "shape:gpt2", "--memory", "400MB"]);
+    let plan = remote(&["plan", "--model", "shape:gpt2", "--memory", "400MB"]);
     assert!(
         plan["streamed_bytes_per_pass"].as_u64().unwrap() > 0,
         "{plan}"
     );
-    let text = stdout(&ok(&[&["plan"], &at[..]].concat()));
+    let text = stdout(&ok(&[&["plan"], &server_flags[..]].concat()));
     assert!(
         text.contains("stories-7m") && text.contains("over the link   nothing"),
         "{text}"
@@ -261,7 +273,7 @@ fn models_of_a_server() {
 }
 
 #[test]
-fn what_makes_no_sense_there_is_refused() {
+fn invalid_remote_commands_are_refused() {
     refused(
         &["run", "--server", "127.0.0.1:1", "--memory", "1GB"],
         &["--server", "cannot be used with", "--memory"],
@@ -270,17 +282,17 @@ fn what_makes_no_sense_there_is_refused() {
     refused(&["models", "--server", "a b"], &["'a b'"]);
     refused(&["run", "--keep"], &["--server"]);
     let server = Server::start(&[]);
-    let at = ["--server", server.address.as_str()];
+    let server_flags = ["--server", server.address.as_str()];
     refused(
         &[
             &["trace", "--capture", "blocks.99.hook_resid_post"],
-            &at[..],
+            &server_flags[..],
         ]
         .concat(),
         &["blocks.99.hook_resid_post"],
     );
     refused(
-        &[&["run", "--model", "nobody"], &at[..]].concat(),
+        &[&["run", "--model", "nobody"], &server_flags[..]].concat(),
         &["'nobody'"],
     );
 }
@@ -295,11 +307,15 @@ fn keys_and_addresses_come_from_flags_or_the_environment() {
     )
     .unwrap();
     let server = Server::start(&["--keys", keys.to_str().unwrap()]);
-    let at = ["--server", server.address.as_str()];
-    refused(&[&["run"], &at[..]].concat(), &["API key"]);
+    let server_flags = ["--server", server.address.as_str()];
+    refused(&[&["run"], &server_flags[..]].concat(), &["API key"]);
     let wrong = ["run", "--key", "nobody-has-this-key"];
-    refused(&[&wrong, &at[..]].concat(), &["API key"]);
-    ok(&[&["run", "--max-tokens", "2", "--key", key], &at[..]].concat());
+    refused(&[&wrong, &server_flags[..]].concat(), &["API key"]);
+    ok(&[
+        &["run", "--max-tokens", "2", "--key", key],
+        &server_flags[..],
+    ]
+    .concat());
     for variable in ["DJINN_SERVER", "GENIE_SERVER_ADDRESS"] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_djinn"))
             .args(["models", "--json"])
@@ -311,7 +327,10 @@ fn keys_and_addresses_come_from_flags_or_the_environment() {
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(stdout(&output).contains("stories-7m"));
     }
-    // Who may talk may not load.
+    // A key without admin rights cannot unload a model.
     let unload = ["models", "unload", "stories-7m", "--key", key];
-    refused(&[&unload, &at[..]].concat(), &["ann", "Admin key"]);
+    refused(
+        &[&unload, &server_flags[..]].concat(),
+        &["ann", "Admin key"],
+    );
 }

@@ -1,4 +1,4 @@
-//! The debugger over a server's model: the same commands say the same.
+//! Debugger with the model on a server: its commands print the same text as with a local model.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -8,6 +8,7 @@ use std::{fs, path::Path};
 
 use common::{djinn, ok, server::Server, stderr, stdout};
 
+/// Writes a debugger script and returns its path.
 fn script(folder: &Path, lines: &[&str]) -> String {
     let path = folder.join("script.txt");
     fs::write(&path, lines.join("\n")).unwrap();
@@ -15,9 +16,9 @@ fn script(folder: &Path, lines: &[&str]) -> String {
 }
 
 #[test]
-fn a_debugger_says_the_same_of_a_server() {
+fn a_debugger_prints_the_same_text_locally_and_on_a_server() {
     let folder = tempfile::tempdir().unwrap();
-    let saved = folder.path().join("here.safetensors");
+    let saved = folder.path().join("saved.safetensors");
     let save = format!("save {}", saved.display());
     let add = format!("edit add={}*0.5", saved.display());
     let lines = [
@@ -54,20 +55,26 @@ fn a_debugger_says_the_same_of_a_server() {
         "--script",
         &path,
     ];
-    let here = stdout(&ok(&args));
+    let local = stdout(&ok(&args));
     let server = Server::start(&[]);
-    let there = [&args[..], &["--server", &server.address]].concat();
-    assert_eq!(here, stdout(&ok(&there)));
-    assert!(here.contains("stopped at blocks.6.hook_mlp_out"), "{here}");
-    assert!(here.contains("2 changes to apply"), "{here}");
-    assert!(here.trim_end().ends_with("the session has ended"), "{here}");
+    let remote_args = [&args[..], &["--server", &server.address]].concat();
+    assert_eq!(local, stdout(&ok(&remote_args)));
+    assert!(
+        local.contains("stopped at blocks.6.hook_mlp_out"),
+        "{local}"
+    );
+    assert!(local.contains("2 changes to apply"), "{local}");
+    assert!(
+        local.trim_end().ends_with("the session has ended"),
+        "{local}"
+    );
     // The debugger closes its sessions.
-    let left = stdout(&ok(&["sessions", "list", "--server", &server.address]));
-    assert_eq!(left, "no sessions\n");
+    let sessions = stdout(&ok(&["sessions", "list", "--server", &server.address]));
+    assert_eq!(sessions, "no sessions\n");
 }
 
 #[test]
-fn branches_of_a_server_are_switched_between() {
+fn the_debugger_switches_between_branches_on_a_server() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&[]);
     let lines = [
@@ -88,19 +95,19 @@ fn branches_of_a_server_are_switched_between() {
         "--script",
         &path,
     ];
-    let told = stdout(&ok(&[&args[..], &["--server", &server.address]].concat()));
+    let output = stdout(&ok(&[&args[..], &["--server", &server.address]].concat()));
     for part in [
         "stopped at hook_embed",
         "sessions 1, 2; switch",
         "2*",
-        "over (length)",
+        "session ended (length)",
     ] {
-        assert!(told.contains(part), "'{part}' is not in {told}");
+        assert!(output.contains(part), "'{part}' is not in: {output}");
     }
 }
 
 #[test]
-fn what_it_cannot_do_there_is_told() {
+fn invalid_debugger_commands_are_refused_on_a_server() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&[]);
     for (lines, part) in [
@@ -118,11 +125,11 @@ fn what_it_cannot_do_there_is_told() {
         let path = script(folder.path(), lines);
         let args = ["debug", "--prompt", "The cat", "--script", &path];
         let output = djinn(&[&args[..], &["--server", &server.address]].concat());
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{lines:?}: {said}");
+        let stderr_text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{lines:?}: {stderr_text}");
         assert!(
-            said.lines().last().unwrap().contains(part),
-            "{lines:?}: {said}"
+            stderr_text.lines().last().unwrap().contains(part),
+            "{lines:?}: {stderr_text}"
         );
     }
 }

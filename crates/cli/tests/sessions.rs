@@ -1,4 +1,4 @@
-//! Sessions that are kept, and disks that fail them.
+//! Saved sessions, and errors of the disk that stores them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -9,11 +9,12 @@ use std::{fs, path::Path, process::Command};
 use common::{ok, stdout};
 use serde_json::{Value, json};
 
-fn answer(args: &[&str]) -> Value {
+/// Runs a command and parses its standard output as JSON.
+fn json_output(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&ok(args))).unwrap()
 }
 
-/// What a command says when it refuses.
+/// Runs a command, checks that it fails with exit status 2, and returns its standard error.
 fn refused(args: &[&str]) -> String {
     let output = common::djinn(args);
     assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -21,14 +22,14 @@ fn refused(args: &[&str]) -> String {
 }
 
 #[test]
-fn a_story_is_told_in_several_runs() {
+fn a_saved_session_continues_over_several_runs() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (state, other, file) = (path("state"), path("other"), path("boat.djinn"));
-    let run = |more: &[&str]| {
+    let run = |flags: &[&str]| {
         let mut args = vec!["run", "--json", "--state"];
-        args.extend(more);
-        answer(&args)
+        args.extend(flags);
+        json_output(&args)
     };
     let first = run(&[
         &state,
@@ -38,9 +39,9 @@ fn a_story_is_told_in_several_runs() {
         "12",
         "--ignore-eos",
     ]);
-    let on = [&state, "--session", "0", "--max-tokens", "9"];
-    let second = run(&on);
-    let third = run(&[&on[..], &["--prompt", " One day"]].concat());
+    let resume = [&state, "--session", "0", "--max-tokens", "9"];
+    let second = run(&resume);
+    let third = run(&[&resume[..], &["--prompt", " One day"]].concat());
     assert_eq!(
         (&first["session"], &first["finish"]),
         (&json!(0), &json!("length"))
@@ -52,14 +53,14 @@ fn a_story_is_told_in_several_runs() {
         ),
         (&json!(null), 2)
     );
-    // Without --json the story goes on where it was.
+    // Without --json, the command prints the continuation.
     let copy = path("copy");
     fs::create_dir(&copy).unwrap();
     for entry in fs::read_dir(&state).unwrap() {
         let entry = entry.unwrap();
         fs::copy(entry.path(), Path::new(&copy).join(entry.file_name())).unwrap();
     }
-    let more = ok(&[
+    let continuation = ok(&[
         "run",
         "--state",
         &copy,
@@ -68,20 +69,20 @@ fn a_story_is_told_in_several_runs() {
         "--max-tokens",
         "5",
     ]);
-    assert!(stdout(&more).trim().len() > 3, "{more:?}");
+    assert!(stdout(&continuation).trim().len() > 3, "{continuation:?}");
     assert_eq!(second["output_ids"].as_array().unwrap().len(), 9);
 
-    // All of it in one go.
+    // One run generates the same tokens as the first two runs together.
     let ids = |value: &Value, key: &str| -> Vec<String> {
         let ids = value[key].as_array().unwrap().iter();
         ids.map(Value::to_string).collect()
     };
-    let whole: Vec<String> = [&first, &second]
+    let both_runs: Vec<String> = [&first, &second]
         .iter()
         .flat_map(|run| ids(run, "output_ids"))
         .collect();
     let prompt = ids(&first, "prompt_ids").join(",");
-    let alone = [
+    let one_run = [
         "run",
         "--json",
         "--ignore-eos",
@@ -90,9 +91,9 @@ fn a_story_is_told_in_several_runs() {
         "--tokens",
         &prompt,
     ];
-    assert_eq!(ids(&answer(&alone), "output_ids"), whole);
+    assert_eq!(ids(&json_output(&one_run), "output_ids"), both_runs);
 
-    let list = answer(&["sessions", "list", "--json", "--state", &state]);
+    let list = json_output(&["sessions", "list", "--json", "--state", &state]);
     assert_eq!(list["sessions"][0]["generated"], 30);
     let shown = stdout(&ok(&["sessions", "show", "0", "--state", &state]));
     assert!(shown.contains("given: Tom had a red boat."), "{shown}");
@@ -102,27 +103,27 @@ fn a_story_is_told_in_several_runs() {
     let again = refused(&["sessions", "save", "0", &file, "--state", &state]);
     assert!(again.contains("exists"), "{again}");
     ok(&["sessions", "load", &file, "--state", &other]);
-    let there = run(&[&other, "--session", "0", "--max-tokens", "6"]);
-    let here = run(&[&state, "--session", "0", "--max-tokens", "6"]);
-    assert_eq!(ids(&there, "output_ids"), ids(&here, "output_ids"));
-    assert_ne!(ids(&third, "output_ids"), ids(&here, "output_ids"));
+    let in_other = run(&[&other, "--session", "0", "--max-tokens", "6"]);
+    let in_state = run(&[&state, "--session", "0", "--max-tokens", "6"]);
+    assert_eq!(ids(&in_other, "output_ids"), ids(&in_state, "output_ids"));
+    assert_ne!(ids(&third, "output_ids"), ids(&in_state, "output_ids"));
 
-    let one = refused(&["sessions", "delete", "0", "7", "--state", &state]);
-    assert!(one.contains("no session 7"), "{one}");
+    let unknown = refused(&["sessions", "delete", "0", "7", "--state", &state]);
+    assert!(unknown.contains("no session 7"), "{unknown}");
     ok(&["sessions", "delete", "0", "--state", &state]);
-    let list = answer(&["sessions", "list", "--json", "--state", &state]);
+    let list = json_output(&["sessions", "list", "--json", "--state", &state]);
     assert_eq!(list["sessions"].as_array().unwrap().len(), 0);
 }
 
 #[test]
-fn what_cannot_be_is_said_and_harms_nothing() {
+fn invalid_session_commands_are_refused_and_leave_the_state_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().to_str().unwrap();
     let small = ["--tokens", "1,2", "--max-tokens", "2", "--state", state];
     ok(&[&["run"], &small[..]].concat());
     let check = |args: &[&str], part: &str| {
-        let said = refused(args);
-        assert!(said.contains(part), "{args:?}: {said}");
+        let stderr_text = refused(args);
+        assert!(stderr_text.contains(part), "{args:?}: {stderr_text}");
     };
     check(&["run", "--state", state, "--session", "3"], "no session 3");
     check(&["run", "--session", "3"], "--state");
@@ -152,7 +153,7 @@ fn what_cannot_be_is_said_and_harms_nothing() {
         &["sessions", "load", junk.to_str().unwrap(), "--state", state],
         "junk",
     );
-    // A log that was changed in the middle is refused, and left as it is.
+    // A log with a changed byte is refused and stays as it is.
     let log = fs::read_dir(state)
         .unwrap()
         .map(|entry| entry.unwrap().path());
@@ -167,8 +168,8 @@ fn what_cannot_be_is_said_and_harms_nothing() {
     assert_eq!(fs::read(&log).unwrap(), bytes);
 }
 
-/// The same command where files cannot grow beyond so many KiB: a disk that is full.
-fn with_little_disk(kib: u64, args: &[&str]) -> std::process::Output {
+/// Runs a command with files limited to this many KiB, to simulate a full disk.
+fn with_file_limit(kib: u64, args: &[&str]) -> std::process::Output {
     let script = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"");
     Command::new("bash")
         .args(["-c", &script, env!("CARGO_BIN_EXE_djinn")])
@@ -178,7 +179,7 @@ fn with_little_disk(kib: u64, args: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn a_full_disk_is_an_error_of_those_concerned() {
+fn a_full_spill_disk_fails_only_the_sessions_that_need_it() {
     let folder = tempfile::tempdir().unwrap();
     let spill = folder.path().to_str().unwrap();
     let args = [
@@ -206,53 +207,57 @@ fn a_full_disk_is_an_error_of_those_concerned() {
         let text = String::from_utf8_lossy(&output.stdout);
         serde_json::from_str(&text).unwrap_or_else(|_| panic!("{output:?}"))
     };
-    let whole = report(&with_little_disk(1 << 30, &args));
+    let unlimited = report(&with_file_limit(1 << 30, &args));
     assert_eq!(
-        (&whole["completed"], &whole["failed"]),
+        (&unlimited["completed"], &unlimited["failed"]),
         (&Value::from(60), &json!({}))
     );
     assert!(
-        whole["spilled"]["bytes"].as_u64().unwrap() > 5_000_000,
-        "{whole}"
+        unlimited["spilled"]["bytes"].as_u64().unwrap() > 5_000_000,
+        "{unlimited}"
     );
 
-    let output = with_little_disk(2000, &args);
-    let little = report(&output);
+    let output = with_file_limit(2000, &args);
+    let limited = report(&output);
     let (completed, failed) = (
-        little["completed"].as_u64().unwrap(),
-        little["failed"].as_object().unwrap(),
+        limited["completed"].as_u64().unwrap(),
+        limited["failed"].as_object().unwrap(),
     );
-    assert_eq!(completed + failed.len() as u64, 60, "{little}");
-    assert!(completed > 5 && !failed.is_empty(), "{little}");
-    assert_eq!(little["differ"].as_array().unwrap().len(), 0);
-    for why in failed.values() {
-        let why = why.as_str().unwrap();
-        assert!(why.contains("no space left"), "{why}");
+    assert_eq!(completed + failed.len() as u64, 60, "{limited}");
+    assert!(completed > 5 && !failed.is_empty(), "{limited}");
+    assert_eq!(limited["differ"].as_array().unwrap().len(), 0);
+    for error in failed.values() {
+        let error = error.as_str().unwrap();
+        assert!(error.contains("no space left"), "{error}");
     }
     assert_eq!(
         fs::read_dir(folder.path()).unwrap().count(),
         0,
-        "nothing is left behind"
+        "the spill folder is empty afterwards"
     );
 }
 
 #[test]
-fn a_state_that_cannot_be_written_refuses_and_loses_nothing() {
+fn a_full_state_disk_refuses_the_run_and_keeps_the_saved_session() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().to_str().unwrap();
     let run = ["run", "--json", "--max-tokens", "5", "--state", state];
     ok(&run);
     let before = fs::metadata(log(folder.path())).unwrap().len();
-    let on = [&run[..], &["--session", "0"]].concat();
-    let output = with_little_disk(before / 1024, &on);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("no space left"), "{said}");
-    let list = answer(&["sessions", "list", "--json", "--state", state]);
+    let resume = [&run[..], &["--session", "0"]].concat();
+    let output = with_file_limit(before / 1024, &resume);
+    let stderr_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{stderr_text}");
+    assert!(stderr_text.contains("no space left"), "{stderr_text}");
+    let list = json_output(&["sessions", "list", "--json", "--state", state]);
     assert_eq!(list["sessions"][0]["generated"], 5);
-    assert_eq!(answer(&on)["output_ids"].as_array().unwrap().len(), 5);
+    assert_eq!(
+        json_output(&resume)["output_ids"].as_array().unwrap().len(),
+        5
+    );
 }
 
+/// Path of the first log file in a state folder.
 fn log(folder: &Path) -> std::path::PathBuf {
     let paths = fs::read_dir(folder)
         .unwrap()

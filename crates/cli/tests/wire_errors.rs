@@ -9,10 +9,11 @@ use djinn_client::{
     Client, Create, Error, ErrorCode, Generate, HookEdit, Options, Register, Resume, TensorData,
 };
 
-const HERE: &str = "blocks.3.hook_resid_post";
+const HOOK: &str = "blocks.3.hook_resid_post";
 
-async fn refused(asked: Create) -> Error {
-    asked.open().await.map(drop).unwrap_err()
+/// Opens a session and returns the error.
+async fn refused(request: Create) -> Error {
+    request.open().await.map(drop).unwrap_err()
 }
 
 /// Checks the code of an error, and the names and numbers that it quotes.
@@ -20,50 +21,50 @@ fn check(error: &Error, code: ErrorCode, quoted: &[&str]) {
     assert_eq!(error.code(), code, "{error}");
     let message = error.to_string();
     for part in quoted {
-        assert!(message.contains(part), "'{part}' is not in '{message}'");
+        assert!(message.contains(part), "'{part}' is not in: {message}");
     }
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_with_the_reason() {
+async fn invalid_requests_are_refused_with_the_reason() {
     let server = Server::start(&[]);
     let client = server.client().await;
-    let asked = || client.model("").session().text("The cat").max_tokens(4);
+    let request = || client.model("").session().text("The cat").max_tokens(4);
     let row = |data: Vec<f32>| TensorData::row(data);
-    for (asked, words) in [
+    for (request, words) in [
         (
-            asked().capture("blocks.99.hook_resid_post"),
+            request().capture("blocks.99.hook_resid_post"),
             vec!["blocks.99.hook_resid_post"],
         ),
         (
-            asked().edit(HookEdit::scale("blocks.3.hook_nothing", 0.5)),
+            request().edit(HookEdit::scale("blocks.3.hook_nothing", 0.5)),
             vec!["hook_nothing"],
         ),
         (
-            asked().edit(HookEdit::replace(HERE, &row(vec![0.5; 7]))),
+            request().edit(HookEdit::replace(HOOK, &row(vec![0.5; 7]))),
             vec!["[7]", "256"],
         ),
         (
-            asked().edit(HookEdit::add(HERE, &row(vec![f32::NAN; 256]), 1.0)),
-            vec![HERE],
+            request().edit(HookEdit::add(HOOK, &row(vec![f32::NAN; 256]), 1.0)),
+            vec![HOOK],
         ),
         (
-            asked().edit(HookEdit::scale(HERE, f32::INFINITY)),
-            vec![HERE],
+            request().edit(HookEdit::scale(HOOK, f32::INFINITY)),
+            vec![HOOK],
         ),
         (
-            asked().edit(HookEdit::text(format!("{HERE}:add=/etc/x.safetensors"))),
+            request().edit(HookEdit::text(format!("{HOOK}:add=/etc/x.safetensors"))),
             vec!["files"],
         ),
         (
-            asked().breakpoint("blocks.0.attn.hook_pattern"),
+            request().breakpoint("blocks.0.attn.hook_pattern"),
             vec!["hook_pattern"],
         ),
-        (asked().tokens(vec![4_000_000]), vec!["4000000"]),
-        (asked().text("boat ".repeat(2000)), vec!["512"]),
-        (asked().stop(""), vec!["stop"]),
+        (request().tokens(vec![4_000_000]), vec!["4000000"]),
+        (request().text("boat ".repeat(2000)), vec!["512"]),
+        (request().stop(""), vec!["stop"]),
     ] {
-        check(&refused(asked).await, ErrorCode::Invalid, &words);
+        check(&refused(request).await, ErrorCode::Invalid, &words);
     }
     let missing = client.model("nobody").session().text("x");
     check(
@@ -79,15 +80,15 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
     );
     let hooks = client.model("").hooks("nothing.*").await;
     check(&hooks.unwrap_err(), ErrorCode::Invalid, &["nothing.*"]);
-    // None of it left anything behind.
+    // A refused request leaves no session behind.
     assert!(client.sessions(None).await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_session_does_what_its_state_allows() {
+async fn a_session_refuses_calls_that_its_state_does_not_allow() {
     let server = Server::start(&[]);
     let client = server.client().await;
-    let asked = || {
+    let request = || {
         client
             .model("")
             .session()
@@ -95,49 +96,49 @@ async fn a_session_does_what_its_state_allows() {
             .max_tokens(4)
             .keep()
     };
-    let events = asked().open().await.unwrap();
-    let waits = events.session().clone();
+    let events = request().open().await.unwrap();
+    let waiting = events.session().clone();
     events.collect().await.unwrap();
-    let resumed = waits.resume(Resume::new()).await.map(drop);
+    let resumed = waiting.resume(Resume::new()).await.map(drop);
     check(&resumed.unwrap_err(), ErrorCode::Conflict, &[]);
-    let read = waits.activation("", "").await;
+    let read = waiting.activation("", "").await;
     check(&read.unwrap_err(), ErrorCode::Conflict, &[]);
-    let branched = waits.branch(1).await.map(drop);
+    let branched = waiting.branch(1).await.map(drop);
     check(&branched.unwrap_err(), ErrorCode::Conflict, &[]);
 
-    let events = asked().breakpoint(HERE).open().await.unwrap();
-    let stopped = events.session().clone();
+    let events = request().breakpoint(HOOK).open().await.unwrap();
+    let paused = events.session().clone();
     events.collect().await.unwrap();
-    let more = stopped.generate(Generate::new()).await.map(drop);
+    let more = paused.generate(Generate::new()).await.map(drop);
     check(&more.unwrap_err(), ErrorCode::Conflict, &[]);
-    // What does not fit is refused, and the session stands where it stood.
-    let short = Resume::new().edit(HookEdit::replace(HERE, &TensorData::row(vec![1.0; 3])));
-    let resumed = stopped.resume(short).await.map(drop);
+    // An invalid edit is refused, and the session stays paused.
+    let short = Resume::new().edit(HookEdit::replace(HOOK, &TensorData::row(vec![1.0; 3])));
+    let resumed = paused.resume(short).await.map(drop);
     check(&resumed.unwrap_err(), ErrorCode::Invalid, &["[3]"]);
     let elsewhere = Resume::new().edit(HookEdit::scale("blocks.5.hook_resid_post", 2.0));
-    let resumed = stopped.resume(elsewhere).await.map(drop);
+    let resumed = paused.resume(elsewhere).await.map(drop);
     check(
         &resumed.unwrap_err(),
         ErrorCode::Invalid,
         &["blocks.5.hook_resid_post"],
     );
-    let beyond = stopped.activation("[0..9999]", "-1").await;
+    let beyond = paused.activation("[0..9999]", "-1").await;
     check(&beyond.unwrap_err(), ErrorCode::Invalid, &[]);
-    assert_eq!(stopped.info().await.unwrap().state, "paused");
-    let many = stopped.branch(100_000).await.map(drop);
+    assert_eq!(paused.info().await.unwrap().state, "paused");
+    let many = paused.branch(100_000).await.map(drop);
     check(&many.unwrap_err(), ErrorCode::TooLarge, &["100000"]);
     for name in ["stories-7m:9999", "nobody:0", "stories-7m:x", "", ":"] {
         let found = client.session(name).info().await;
         check(&found.unwrap_err(), ErrorCode::NotFound, &["session"]);
     }
-    // Who follows takes over from who did.
-    let asked = asked().ignore_eos().max_tokens(400);
-    let mut first = asked.open().await.unwrap();
+    // A second follower replaces the first.
+    let request = request().ignore_eos().max_tokens(400);
+    let mut first = request.open().await.unwrap();
     let second = first.session().follow(0).await.unwrap();
     let replaced = loop {
         match first.next().await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("it ended before it was taken over"),
+            Ok(None) => panic!("the turn ended before the second follower replaced the first"),
             Err(error) => break error,
         }
     };
@@ -146,7 +147,7 @@ async fn a_session_does_what_its_state_allows() {
 }
 
 #[tokio::test]
-async fn keys_open_what_is_their_owners() {
+async fn a_key_gives_access_only_to_the_sessions_of_its_owner() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     let (ann, bob) = ("ann-has-a-long-key", "bob-has-a-long-key-too");
@@ -163,19 +164,19 @@ async fn keys_open_what_is_their_owners() {
         server.client().await,
         server.client_with("nobody-has-this-key").await,
     ] {
-        let told = client.models().await.map(drop).unwrap_err();
-        check(&told, ErrorCode::Unauthenticated, &["key"]);
-        let told = refused(client.model("").session().text("x")).await;
-        check(&told, ErrorCode::Unauthenticated, &["key"]);
+        let error = client.models().await.map(drop).unwrap_err();
+        check(&error, ErrorCode::Unauthenticated, &["key"]);
+        let error = refused(client.model("").session().text("x")).await;
+        check(&error, ErrorCode::Unauthenticated, &["key"]);
     }
 
-    let asked = anns
+    let request = anns
         .model("")
         .session()
         .text("The cat")
         .max_tokens(4)
         .keep();
-    let events = asked.breakpoint(HERE).open().await.unwrap();
+    let events = request.breakpoint(HOOK).open().await.unwrap();
     let session = events.session().clone();
     events.collect().await.unwrap();
     assert_eq!(anns.sessions(None).await.unwrap().len(), 1);
@@ -187,15 +188,19 @@ async fn keys_open_what_is_their_owners() {
         bobs_view.activation("", "").await.map(drop),
         bobs_view.resume(Resume::new()).await.map(drop),
         bobs_view.branch(1).await.map(drop),
-        bobs_view.set_breakpoints([HERE]).await,
+        bobs_view.set_breakpoints([HOOK]).await,
         bobs_view.fork(None).await.map(drop),
         bobs_view.save().await.map(drop),
         bobs_view.renew().await.map(drop),
         bobs_view.delete().await,
     ];
     for (number, attempt) in attempts.into_iter().enumerate() {
-        let told = attempt.unwrap_err();
-        assert_eq!(told.code(), ErrorCode::NotFound, "attempt {number}: {told}");
+        let error = attempt.unwrap_err();
+        assert_eq!(
+            error.code(),
+            ErrorCode::NotFound,
+            "attempt {number}: {error}"
+        );
     }
     assert_eq!(session.info().await.unwrap().state, "paused");
     let unload = bobs.model("stories-7m").unload(true, true).await;
@@ -203,19 +208,19 @@ async fn keys_open_what_is_their_owners() {
 }
 
 #[tokio::test]
-async fn where_nobody_is_that_is_said() {
-    let nobody = Client::connect("127.0.0.1:1", Options::default()).await;
+async fn an_unreachable_server_is_reported() {
+    let unreachable = Client::connect("127.0.0.1:1", Options::default()).await;
     check(
-        &nobody.unwrap_err(),
+        &unreachable.unwrap_err(),
         ErrorCode::Unavailable,
         &["127.0.0.1:1"],
     );
-    let nowhere = Client::connect("http://", Options::default()).await;
-    check(&nowhere.unwrap_err(), ErrorCode::Local, &[]);
+    let no_host = Client::connect("http://", Options::default()).await;
+    check(&no_host.unwrap_err(), ErrorCode::Local, &[]);
     let key = Options {
         key: Some("two\nlines".to_owned()),
         ..Options::default()
     };
-    let wrong = Client::connect("127.0.0.1:1", key).await;
-    check(&wrong.unwrap_err(), ErrorCode::Local, &["key"]);
+    let invalid_key = Client::connect("127.0.0.1:1", key).await;
+    check(&invalid_key.unwrap_err(), ErrorCode::Local, &["key"]);
 }

@@ -1,4 +1,4 @@
-//! Sessions over the wire: kept, saved, forked, let go, and found again after the server was not there.
+//! Lifetime of sessions on a server: kept, saved, forked, expired, and recovered after a restart.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -6,36 +6,38 @@ mod common;
 
 use std::time::Duration;
 
-use common::server::{Server, place, until};
+use common::server::{Server, pause_location, wait_until};
 use djinn_client::{Client, ErrorCode, Generate, Register, Resume, SessionHandle, TurnEnd};
 
 const PROMPT: &str = "Tom had a red boat.";
 
-/// A session that is kept after so many tokens.
-async fn kept(client: &Client, tokens: u64) -> (SessionHandle, Vec<u32>) {
-    let asked = client.model("").session().text(PROMPT).ignore_eos().keep();
-    let events = asked.max_tokens(tokens).open().await.unwrap();
+/// Opens a kept session, and returns it with its generated tokens.
+async fn kept_session(client: &Client, tokens: u64) -> (SessionHandle, Vec<u32>) {
+    let request = client.model("").session().text(PROMPT).ignore_eos().keep();
+    let events = request.max_tokens(tokens).open().await.unwrap();
     let session = events.session().clone();
     (session, events.collect().await.unwrap().tokens)
 }
 
-async fn more(session: &SessionHandle, tokens: u64) -> Vec<u32> {
-    let asked = Generate::new().max_tokens(tokens);
-    let turn = session.generate(asked).await.unwrap();
+/// Continues a session and returns the new tokens.
+async fn generate(session: &SessionHandle, tokens: u64) -> Vec<u32> {
+    let request = Generate::new().max_tokens(tokens);
+    let turn = session.generate(request).await.unwrap();
     turn.collect().await.unwrap().tokens
 }
 
-async fn followed(session: &SessionHandle, from: u64) -> (Vec<u32>, Option<TurnEnd>) {
+/// Follows a session from a token on, and returns its tokens and the end of the turn.
+async fn follow(session: &SessionHandle, from: u64) -> (Vec<u32>, Option<TurnEnd>) {
     let turn = session.follow(from).await.unwrap().collect().await.unwrap();
     (turn.tokens, turn.end)
 }
 
 #[tokio::test]
-async fn saved_loaded_and_forked_sessions_go_on_alike() {
+async fn saved_loaded_and_forked_sessions_continue_with_the_same_tokens() {
     let server = Server::start(&[]);
     let client = server.client().await;
-    let (_, whole) = kept(&client, 30).await;
-    let (session, first) = kept(&client, 12).await;
+    let (_, whole) = kept_session(&client, 30).await;
+    let (session, first) = kept_session(&client, 12).await;
     assert_eq!(first, whole[..12]);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("boat.djinn");
@@ -45,10 +47,10 @@ async fn saved_loaded_and_forked_sessions_go_on_alike() {
     let names = [session.name(), fork.name(), loaded.name()];
     assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
     for one in [&session, &fork, &loaded] {
-        assert_eq!(more(one, 18).await, whole[12..], "{}", one.name());
+        assert_eq!(generate(one, 18).await, whole[12..], "{}", one.name());
         assert_eq!(one.info().await.unwrap().generated, 30);
     }
-    // By another server too, which knows it by the model alone.
+    // Another server with the same model loads the file too.
     let other = Server::start(&[]);
     let elsewhere = other
         .client()
@@ -57,10 +59,16 @@ async fn saved_loaded_and_forked_sessions_go_on_alike() {
         .load_from(&file)
         .await
         .unwrap();
-    assert_eq!(more(&elsewhere, 18).await, whole[12..]);
-    // What is told is as if it had been there from the beginning.
-    let told = Generate::new().text(" The boat").max_tokens(6);
-    let turn = fork.generate(told).await.unwrap().collect().await.unwrap();
+    assert_eq!(generate(&elsewhere, 18).await, whole[12..]);
+    // New text continues the forked session.
+    let request = Generate::new().text(" The boat").max_tokens(6);
+    let turn = fork
+        .generate(request)
+        .await
+        .unwrap()
+        .collect()
+        .await
+        .unwrap();
     assert!(turn.opened.prompt_tokens > 0 && turn.opened.generated == 30);
     assert_eq!(turn.tokens.len(), 6);
     for one in [session, fork, loaded] {
@@ -72,59 +80,59 @@ async fn saved_loaded_and_forked_sessions_go_on_alike() {
 }
 
 #[tokio::test]
-async fn pages_go_and_come_back_with_their_owner() {
+async fn a_session_announced_as_waiting_and_resuming_continues_with_the_same_tokens() {
     let server = Server::start(&[]);
     let client = server.client().await;
-    let (_, whole) = kept(&client, 30).await;
-    let (session, _) = kept(&client, 12).await;
+    let (_, whole) = kept_session(&client, 30).await;
+    let (session, _) = kept_session(&client, 12).await;
     session
         .waiting(Some(Duration::from_secs(60)))
         .await
         .unwrap();
     session.resuming().await.unwrap();
     session.renew().await.unwrap();
-    assert_eq!(more(&session, 18).await, whole[12..]);
+    assert_eq!(generate(&session, 18).await, whole[12..]);
 }
 
 #[tokio::test]
-async fn who_lost_the_connection_follows_again() {
+async fn a_client_follows_its_session_again_after_a_lost_connection() {
     let server = Server::start(&[]);
     let client = server.client().await;
-    let (_, whole) = kept(&client, 60).await;
-    let asked = client.model("").session().text(PROMPT).ignore_eos().keep();
-    let mut events = asked.max_tokens(60).open().await.unwrap();
+    let (_, whole) = kept_session(&client, 60).await;
+    let request = client.model("").session().text(PROMPT).ignore_eos().keep();
+    let mut events = request.max_tokens(60).open().await.unwrap();
     let session = events.session().clone();
     events.next().await.unwrap();
     drop(events);
     let again = server.client().await.session(session.name());
-    let (tokens, end) = followed(&again, 0).await;
+    let (tokens, end) = follow(&again, 0).await;
     assert_eq!(tokens, whole);
     assert!(
         matches!(end, Some(TurnEnd::Finished(end)) if end.kept),
-        "it waits for more"
+        "the session is kept"
     );
-    let (tokens, _) = followed(&again, 50).await;
+    let (tokens, _) = follow(&again, 50).await;
     assert_eq!(tokens, whole[50..]);
 }
 
 #[tokio::test]
-async fn a_lease_that_runs_out_gives_its_memory_back() {
+async fn an_expired_lease_releases_the_memory_of_its_session() {
     let server = Server::start(&[]);
     let client = server.client().await;
-    let asked = client
+    let request = client
         .model("")
         .session()
         .text(PROMPT)
         .max_tokens(20)
         .keep();
-    let events = asked.lease(Duration::from_secs(10)).open().await.unwrap();
+    let events = request.lease(Duration::from_secs(10)).open().await.unwrap();
     let session = events.session().clone();
     events.collect().await.unwrap();
     let held = |tier: &str| server.metric(&["djinn_kv_pages{", &format!("tier=\"{tier}\"")]);
     let pages = || ["device", "host", "disk"].map(held).iter().sum::<f64>();
     assert!(pages() > 0.0);
-    until("the session is gone", async || {
-        // Asking for it would renew it.
+    wait_until("expiry of the session", async || {
+        // `info` would renew the lease.
         client.sessions(None).await.unwrap().is_empty()
     })
     .await;
@@ -146,23 +154,23 @@ async fn a_lease_that_runs_out_gives_its_memory_back() {
     assert!(model.sessions.values().all(|&count| count == 0));
 }
 
-/// A server that is gone in some way, and back: sessions go on as if nothing had been.
-async fn comes_back(end: fn(Server)) {
+/// Checks that kept and paused sessions continue with the same tokens after the server ends and restarts.
+async fn sessions_survive_a_restart(end: fn(Server)) {
     let folder = tempfile::tempdir().unwrap();
     let state = ["--state", folder.path().to_str().unwrap()];
     let server = Server::start(&state);
     let client = server.client().await;
-    let (_, whole) = kept(&client, 30).await;
-    let (session, first) = kept(&client, 12).await;
-    let asked = client.model("").session().text(PROMPT).ignore_eos().keep();
-    let asked = asked
+    let (_, whole) = kept_session(&client, 30).await;
+    let (session, first) = kept_session(&client, 12).await;
+    let request = client.model("").session().text(PROMPT).ignore_eos().keep();
+    let request = request
         .max_tokens(30)
         .breakpoint("blocks.3.hook_resid_post,step=5");
-    let events = asked.open().await.unwrap();
-    let stopped = events.session().clone();
+    let events = request.open().await.unwrap();
+    let paused = events.session().clone();
     let before = events.collect().await.unwrap();
     assert_eq!(before.tokens, whole[..5]);
-    let here = stopped.activation("", "").await.unwrap();
+    let activation = paused.activation("", "").await.unwrap();
     end(server);
     let gone = session.info().await.unwrap_err();
     assert_eq!(gone.code(), ErrorCode::Unavailable, "{gone}");
@@ -170,64 +178,67 @@ async fn comes_back(end: fn(Server)) {
     let server = Server::start(&state);
     let client = server.client().await;
     let session = client.session(session.name());
-    let (tokens, _) = followed(&session, 0).await;
+    let (tokens, _) = follow(&session, 0).await;
     assert_eq!(tokens, first);
-    assert_eq!(more(&session, 18).await, whole[12..]);
-    // One that stood at a hook is brought there again, to the bit, and goes on.
-    let stopped = client.session(stopped.name());
-    let recalled = stopped.recall().await.unwrap().collect().await.unwrap();
-    assert_eq!(place(recalled.paused()), place(before.paused()));
-    assert_eq!(stopped.activation("", "").await.unwrap(), here);
-    let rest = stopped.resume(Resume::new()).await.unwrap();
+    assert_eq!(generate(&session, 18).await, whole[12..]);
+    // A session paused at a hook returns to it with the same activation, and continues.
+    let paused = client.session(paused.name());
+    let recalled = paused.recall().await.unwrap().collect().await.unwrap();
+    assert_eq!(
+        pause_location(recalled.paused()),
+        pause_location(before.paused())
+    );
+    assert_eq!(paused.activation("", "").await.unwrap(), activation);
+    let rest = paused.resume(Resume::new()).await.unwrap();
     assert_eq!(rest.collect().await.unwrap().tokens, whole[5..]);
 }
 
 #[tokio::test]
-async fn sessions_outlive_a_server_that_is_told_to_end() {
-    comes_back(|server| assert!(server.terminate().success())).await;
+async fn sessions_survive_a_terminated_server() {
+    sessions_survive_a_restart(|server| assert!(server.terminate().success())).await;
 }
 
 #[tokio::test]
-async fn sessions_outlive_a_server_that_is_killed() {
-    comes_back(Server::kill).await;
+async fn sessions_survive_a_killed_server() {
+    sessions_survive_a_restart(Server::kill).await;
 }
 
 #[tokio::test]
-async fn a_turn_that_was_cut_off_goes_on_after_a_restart() {
+async fn an_interrupted_turn_continues_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let state = ["--state", folder.path().to_str().unwrap()];
     let server = Server::start(&state);
     let client = server.client().await;
-    let (_, whole) = kept(&client, 300).await;
-    let asked = client.model("").session().text(PROMPT).ignore_eos().keep();
-    let mut events = asked.max_tokens(300).open().await.unwrap();
+    let (_, whole) = kept_session(&client, 300).await;
+    let request = client.model("").session().text(PROMPT).ignore_eos().keep();
+    let mut events = request.max_tokens(300).open().await.unwrap();
     let session = events.session().clone();
     events.next().await.unwrap();
     server.kill();
-    let broke = loop {
+    let error = loop {
         match events.next().await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("it came to its end before the server did"),
+            Ok(None) => panic!("the turn ended before the server was killed"),
             Err(error) => break error,
         }
     };
-    assert_eq!(broke.code(), ErrorCode::Unavailable, "{broke}");
+    assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
     let server = Server::start(&state);
     let session = server.client().await.session(session.name());
-    let (tokens, end) = followed(&session, 0).await;
+    let (tokens, end) = follow(&session, 0).await;
     assert_eq!(tokens, whole);
     assert!(matches!(end, Some(TurnEnd::Finished(_))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_are_listed_while_models_come_and_go() {
+async fn sessions_are_listed_while_models_load_and_unload() {
     let server = Server::start(&[]);
     let client = server.client().await;
-    let going = async {
+    let loading = async {
         for _ in 0..20 {
-            // Asked for, it is there again, and makes way for the next.
-            let asked = client.model("stories-7m").session().text(PROMPT);
-            let events = asked.max_tokens(1).open().await.unwrap();
+            // The request loads the model again; registering the next model may evict it.
+            let request = client.model("stories-7m").session().text(PROMPT);
+            let events = request.max_tokens(1).open().await.unwrap();
             events.collect().await.unwrap();
             let other = Register::new("shape:gpt2?layers=1").name("other");
             client.register(other, |_| {}).await.unwrap();
@@ -242,7 +253,7 @@ async fn sessions_are_listed_while_models_come_and_go() {
     };
     let listing = async { tokio::join!(list(), list(), list(), list()) };
     tokio::select! {
-        () = going => {}
+        () = loading => {}
         _ = listing => {}
     }
 }

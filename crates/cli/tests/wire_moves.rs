@@ -1,60 +1,63 @@
-//! Nothing travels but what is asked for.
+//! Bytes between client and server: a request transfers only what it asks for.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
 
-use common::{proxy::counted, server::Server};
+use common::{proxy::counted_client, server::Server};
 use djinn_client::{HookEdit, PushProgress, Register, Resume};
 
-const HERE: &str = "blocks.3.hook_resid_post";
+const HOOK: &str = "blocks.3.hook_resid_post";
 
 #[tokio::test]
-async fn a_breakpoint_moves_only_what_is_asked_for() {
+async fn a_breakpoint_transfers_only_the_requested_values() {
     let server = Server::start(&[]);
-    let (client, counts) = counted(&server.address).await;
+    let (client, counts) = counted_client(&server.address).await;
     let prompt = "Tom had a red boat. ".repeat(12);
-    let asked = client.model("").session().text(prompt).max_tokens(4).keep();
-    let asked = asked.breakpoint(format!("{HERE},step=0"));
-    // The connection's own first words are no part of it.
+    let request = client.model("").session().text(prompt).max_tokens(4).keep();
+    let request = request.breakpoint(format!("{HOOK},step=0"));
+    // The first call sets up the connection; its bytes are not part of the measurement.
     client.capabilities().await.unwrap();
     counts.take();
-    let events = asked.open().await.unwrap();
+    let events = request.open().await.unwrap();
     let session = events.session().clone();
     let turn = events.collect().await.unwrap();
     let shape = turn.paused().unwrap().shape.clone();
     let (rows, width) = (shape[0], shape[1]);
     let whole = 4 * rows * width;
     assert!(whole > 50_000, "{shape:?}");
-    // It stopped, and said no more than where.
-    let (_, came) = counts.take();
-    assert!(came < 1_000, "{came} bytes to say where it stopped");
+    // A pause transfers its location and no tensor.
+    let (_, received) = counts.take();
+    assert!(received < 1_000, "{received} bytes for a pause");
 
     let eight = session.activation("[0..8]", "-1").await.unwrap();
     assert_eq!(eight.shape, [1, 8]);
-    let (went, came) = counts.take();
-    assert!(went + came < 600, "{went} and {came} bytes for 8 numbers");
+    let (sent, received) = counts.take();
+    assert!(
+        sent + received < 600,
+        "{sent} bytes sent and {received} received to read 8 numbers"
+    );
 
     let row = session.activation("", "-1").await.unwrap();
     assert_eq!(row.data.len() as u64, width);
     assert_eq!(row.data[..8], eight.data);
-    let (_, came) = counts.take();
+    let (_, received) = counts.take();
     assert!(
-        came >= 4 * width && came < 4 * width + 600,
-        "{came} for a row"
+        received >= 4 * width && received < 4 * width + 600,
+        "{received} bytes for a row"
     );
 
     let all = session.activation("", "").await.unwrap();
     assert_eq!(all.data.len() as u64, rows * width);
-    let (_, came) = counts.take();
-    // Frames of 16 KiB cost nine bytes each.
+    let (_, received) = counts.take();
+    // Each frame of 16 KiB adds nine bytes.
     assert!(
-        came >= whole && came < whole + whole / 100 + 600,
-        "{came} for {whole}"
+        received >= whole && received < whole + whole / 100 + 600,
+        "{received} bytes for {whole} bytes of numbers"
     );
 
-    // An edit is as long as its numbers.
-    let edit = HookEdit::replace(HERE, &eight).part("[0..8]").at("-1");
+    // An edit transfers only its numbers.
+    let edit = HookEdit::replace(HOOK, &eight).part("[0..8]").at("-1");
     let resume = Resume::new().edit(edit).to_next_hook();
     let turn = session
         .resume(resume)
@@ -64,19 +67,19 @@ async fn a_breakpoint_moves_only_what_is_asked_for() {
         .await
         .unwrap();
     assert!(turn.paused().is_some());
-    let (went, came) = counts.take();
+    let (sent, received) = counts.take();
     assert!(
-        went + came < 1_200,
-        "{went} and {came} bytes to change 8 numbers"
+        sent + received < 1_200,
+        "{sent} bytes sent and {received} received to change 8 numbers"
     );
 }
 
 #[tokio::test]
-async fn captures_are_cut_before_they_travel() {
+async fn captures_are_reduced_before_they_are_transferred() {
     let server = Server::start(&[]);
-    let (client, counts) = counted(&server.address).await;
+    let (client, counts) = counted_client(&server.address).await;
     let prompt = "Tom had a red boat. ".repeat(12);
-    let asked = || {
+    let request = || {
         client
             .model("")
             .session()
@@ -91,15 +94,15 @@ async fn captures_are_cut_before_they_travel() {
         "blocks.*.hook_resid_post@-1",
         "blocks.*.hook_resid_post",
     ] {
-        let turn = asked().capture(capture).open().await.unwrap();
+        let turn = request().capture(capture).open().await.unwrap();
         let turn = turn.collect().await.unwrap();
         let numbers: usize = turn.captured.values().map(|t| 4 * t.data.len()).sum();
-        let (_, came) = counts.take();
+        let (_, received) = counts.take();
         assert!(
-            came < numbers as u64 * 101 / 100 + 2_000,
-            "{capture}: {came}"
+            received < numbers as u64 * 101 / 100 + 2_000,
+            "{capture}: {received} bytes"
         );
-        sizes.push(came);
+        sizes.push(received);
     }
     assert!(
         sizes[0] < sizes[2] / 50 && sizes[1] < sizes[2] / 20,
@@ -108,10 +111,10 @@ async fn captures_are_cut_before_they_travel() {
 }
 
 #[tokio::test]
-async fn a_model_is_pushed_once() {
+async fn a_second_push_of_a_model_sends_no_weights() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&["--push-dir", folder.path().to_str().unwrap()]);
-    let (client, counts) = counted(&server.address).await;
+    let (client, counts) = counted_client(&server.address).await;
     let model = common::root().join("models/stories-7m");
     let mut last = None;
     let pushed = client
@@ -123,28 +126,37 @@ async fn a_model_is_pushed_once() {
         last,
         Some(PushProgress::Sending(pushed.bytes, pushed.bytes))
     );
-    let (went, _) = counts.take();
-    assert!(went > pushed.bytes && went < pushed.bytes + pushed.bytes / 50);
+    let (sent, _) = counts.take();
+    assert!(sent > pushed.bytes && sent < pushed.bytes + pushed.bytes / 50);
 
     let again = client.push(&model, |_| {}).await.unwrap();
     assert_eq!((again.sent, &again.reference), (0, &pushed.reference));
-    let (went, came) = counts.take();
+    let (sent, received) = counts.take();
     assert!(
-        went + came < 2_000,
-        "{went} and {came} bytes to offer it again"
+        sent + received < 2_000,
+        "{sent} bytes sent and {received} received to push it again"
     );
 
-    // What it came to is the model that was there: the same words of it.
-    let told = Register::new(&pushed.reference).name("pushed");
-    let registered = client.register(told, |_| {}).await.unwrap();
+    // The pushed model generates the same tokens as the bundled model.
+    let registration = Register::new(&pushed.reference).name("pushed");
+    let registered = client.register(registration, |_| {}).await.unwrap();
     assert_eq!(
         (registered.name.as_str(), registered.has_text),
         ("pushed", true)
     );
     let mut tokens = Vec::new();
     for name in ["", "pushed"] {
-        let asked = client.model(name).session().text("The cat").max_tokens(12);
-        tokens.push(asked.open().await.unwrap().collect().await.unwrap().tokens);
+        let request = client.model(name).session().text("The cat").max_tokens(12);
+        tokens.push(
+            request
+                .open()
+                .await
+                .unwrap()
+                .collect()
+                .await
+                .unwrap()
+                .tokens,
+        );
     }
     assert_eq!(tokens[0], tokens[1]);
     client.model("pushed").unload(false, true).await.unwrap();
@@ -152,13 +164,13 @@ async fn a_model_is_pushed_once() {
 }
 
 #[tokio::test]
-async fn a_push_that_broke_goes_on() {
+async fn an_interrupted_push_resumes() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&["--push-dir", folder.path().to_str().unwrap()]);
     let client = server.client().await;
     let model = common::root().join("models/stories-7m");
     let pushed = client.push(&model, |_| {}).await.unwrap();
-    // As if it had broken off in the middle of the largest file.
+    // Only half of the largest file remains, as after an interruption.
     let blobs: Vec<_> = std::fs::read_dir(folder.path().join("blobs"))
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -1,4 +1,4 @@
-//! Servers that speak TLS, and want to know who is asking.
+//! TLS servers, with and without client certificates.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,8 +10,8 @@ use common::{djinn, server::Server, stderr, stdout};
 use djinn_client::{Client, ErrorCode, Options};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-/// Writes an authority (`ca.pem`), and certificates it signed for these names, with their keys.
-fn certificates(folder: &Path, names: &[&str]) {
+/// Writes a certificate authority (`ca.pem`), and a certificate (`NAME.pem`) with its key (`NAME.key`) for each name.
+fn write_certificates(folder: &Path, names: &[&str]) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -27,9 +27,9 @@ fn certificates(folder: &Path, names: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_server_is_trusted_by_its_certificate() {
+async fn tls_clients_and_servers_verify_certificates() {
     let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path(), &["server", "client"]);
+    write_certificates(folder.path(), &["server", "client"]);
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (certificate, key, ca) = (file("server.pem"), file("server.key"), file("ca.pem"));
     let tls = ["--tls-cert", &certificate, "--tls-key", &key];
@@ -41,33 +41,38 @@ async fn a_server_is_trusted_by_its_certificate() {
     let secure = format!("https://{}", server.address);
     for address in [&server.address, &secure] {
         let client = Client::connect(address, trusting.clone()).await.unwrap();
-        let asked = client.model("").session().text("The cat").max_tokens(5);
-        let turn = asked.open().await.unwrap().collect().await.unwrap();
+        let request = client.model("").session().text("The cat").max_tokens(5);
+        let turn = request.open().await.unwrap().collect().await.unwrap();
         assert_eq!(turn.tokens.len(), 5);
     }
-    // One that nobody vouches for, and one that is spoken to in the clear.
-    let strange = Client::connect(&secure, Options::default()).await;
-    assert_eq!(strange.unwrap_err().code(), ErrorCode::Unavailable);
-    let clear = match Client::connect(&server.address, Options::default()).await {
+    // A client without the authority, and a client without TLS, cannot connect.
+    let untrusted = Client::connect(&secure, Options::default()).await;
+    assert_eq!(untrusted.unwrap_err().code(), ErrorCode::Unavailable);
+    let without_tls = match Client::connect(&server.address, Options::default()).await {
         Ok(client) => client.models().await.map(drop),
         Err(error) => Err(error),
     };
-    assert_eq!(clear.unwrap_err().code(), ErrorCode::Unavailable);
+    assert_eq!(without_tls.unwrap_err().code(), ErrorCode::Unavailable);
     let output = djinn(&["models", "--server", &secure, "--ca", &ca]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("stories-7m"));
 
-    // One that wants a certificate of its clients too.
+    // A server with --tls-client-ca requires a certificate of each client.
     let server = Server::start(&[&tls[..], &["--tls-client-ca", &ca]].concat());
-    let unknown = match Client::connect(&server.address, trusting.clone()).await {
+    let without_certificate = match Client::connect(&server.address, trusting.clone()).await {
         Ok(client) => client.models().await.map(drop),
         Err(error) => Err(error),
     };
-    assert_eq!(unknown.unwrap_err().code(), ErrorCode::Unavailable);
-    let known = Options {
+    assert_eq!(
+        without_certificate.unwrap_err().code(),
+        ErrorCode::Unavailable
+    );
+    let with_certificate = Options {
         certificate: Some((file("client.pem").into(), file("client.key").into())),
         ..trusting
     };
-    let client = Client::connect(&server.address, known).await.unwrap();
+    let client = Client::connect(&server.address, with_certificate)
+        .await
+        .unwrap();
     assert_eq!(client.models().await.unwrap().len(), 1);
 }

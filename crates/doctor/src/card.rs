@@ -117,7 +117,7 @@ fn libraries() -> [MachineCheck; 2] {
     [products, management]
 }
 
-/// MachineCheck of a card that cannot be opened. A machine without cards is fine unless the user named one; a card
+/// Check of a card that cannot be opened. A machine without cards is fine unless the user named one; a card
 /// that does not work is not.
 fn no_card(error: &DeviceError, named: bool) -> MachineCheck {
     let remedy = "list the cards with `nvidia-smi`; without a card, use --device cpu";

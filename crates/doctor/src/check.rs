@@ -70,7 +70,7 @@ impl MachineCheck {
         }
     }
 
-    /// MachineCheck as lines of a table: `verdict` is its possibly coloured word, and names are `width` columns
+    /// Returns the check as lines of a table: `verdict` is its possibly coloured word, and names are `width` columns
     /// wide. The remedy stands below the check.
     pub fn text(&self, verdict: &str, width: usize) -> String {
         let line = format!("{verdict}  {:<width$}  {}\n", self.name, self.detail);
@@ -80,7 +80,7 @@ impl MachineCheck {
         }
     }
 
-    /// MachineCheck as JSON.
+    /// Returns the check as JSON.
     pub fn json(&self) -> Value {
         json!({
             "check": self.name, "verdict": self.verdict.word().to_lowercase(),

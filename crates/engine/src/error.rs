@@ -205,8 +205,8 @@ pub enum EngineError {
     NoStop(String),
     /// The activations of a paused session were lost with a restart.
     #[error(
-        "session {} was restored without its activations; run it to its hook again first \
-         (recall)",
+        "session {} was restored without its activations; call Recall to run it to its hook \
+         again",
         .0.0
     )]
     NotRecalled(SessionId),
@@ -232,7 +232,9 @@ pub enum EngineError {
         context: usize,
     },
     /// The KV cache has too few pages for the session.
-    #[error("not enough KV memory for the session: {0}")]
+    #[error(
+        "not enough KV memory for the session: {0}; close sessions, lower --context or raise --kv"
+    )]
     OutOfPages(#[from] OutOfPages),
     /// Host memory and disk have no room for the KV pages of open sessions.
     #[error("host memory and disk have no room for more KV pages: {0}")]

@@ -59,7 +59,7 @@ impl SessionRef<'_> {
         self.get_mut().lifetime.touch();
     }
 
-    /// Takes what the session has captured since the last call.
+    /// Takes the activations captured since the last call.
     pub fn take_captured(&mut self) -> Captured {
         std::mem::take(&mut self.get_mut().captured)
     }
@@ -85,8 +85,8 @@ impl SessionRef<'_> {
 
     /// Lets the session wait for its owner, who may know when to resume it. With an expected
     /// time the pages stay on the device until other sessions need their frames, and the host
-    /// gets a copy unless the time is near. Without one they are evicted at once, as far as
-    /// there is room.
+    /// gets a copy unless the time is near. Without an expected time the pages are evicted at
+    /// once, as far as there is room.
     pub fn wait(&mut self, expected: Option<Instant>) -> Result<(), EngineError> {
         let spill = &self.scheduler.spill;
         wait(
@@ -143,7 +143,7 @@ impl SessionRef<'_> {
 
     /// Forks the session: another session continues from the same tokens in the same state, with
     /// other sampling if given. Both share pages until one of them writes. Without room for the
-    /// fork's pages, the fork is queued and computes again what no other session has by then.
+    /// fork's pages, the fork is queued and recomputes tokens that are not in the prefix cache.
     pub fn fork(&mut self, sampling: Option<Sampling>) -> Result<SessionId, EngineError> {
         let session = self.get();
         session.check(OwnerAction::Fork)?;

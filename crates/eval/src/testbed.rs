@@ -53,7 +53,7 @@ pub struct TestbedOptions {
 pub enum EvalProgress<'a> {
     /// The current step.
     Step(&'a str),
-    /// A result.
+    /// Summary of a finished measurement.
     Result(&'a str),
 }
 

@@ -30,7 +30,10 @@ pub enum ReportError {
         violations: Vec<String>,
     },
     /// The given paths contain no result files.
-    #[error("no result files (*.json) in {}", listed(paths))]
+    #[error(
+        "no result files (*.json) in {}; run djinn eval first, or check --results",
+        listed(paths)
+    )]
     NoResults {
         /// Files and folders that were searched.
         paths: Vec<PathBuf>,

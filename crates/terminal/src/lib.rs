@@ -1,7 +1,7 @@
 //! Interactive programs of the command line, and how commands print.
 //!
 //! [`chat`], [`debug`] and [`top`] talk to a server through the client, so they work in process and over a
-//! network. [`Failure`] and [`say`] are how every command fails and prints.
+//! network. Every command prints with [`say`] and fails with [`Failure`].
 
 #![forbid(unsafe_code)]
 

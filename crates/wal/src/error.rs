@@ -140,7 +140,7 @@ pub enum WalError {
         /// Size according to the header.
         expected: u64,
     },
-    /// A page of an archive differs from the one written.
+    /// The contents of an archive's page differ from the page that was written.
     #[error("page {page} of {path} is damaged: copy the file again", path = path.display())]
     PageDamaged {
         /// Path of the archive.

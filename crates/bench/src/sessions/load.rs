@@ -200,7 +200,7 @@ impl SessionLoad<'_> {
         Ok(())
     }
 
-    /// Moves pages of waiting sessions while no session can run, and sleeps until something is due.
+    /// Moves pages of waiting sessions while no session can run, and sleeps until `due`, at most `NAP`.
     fn wait(&mut self, now: Instant, due: Instant) {
         for lost in self.engine.maintain(now) {
             self.record(&lost);

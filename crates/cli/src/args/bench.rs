@@ -85,7 +85,7 @@ pub struct BenchServeArgs {
     /// Number of idle connections
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub silent: usize,
-    /// Device memory for KV pages; a small one forces waiting sessions out [default: the server's]
+    /// Device memory for KV pages; a small value forces the eviction of waiting sessions [default: the server's]
     #[arg(long, value_name = "SIZE")]
     pub kv: Option<Size>,
     /// Also push this folder, twice
@@ -118,7 +118,7 @@ pub struct BenchHooksArgs {
     /// Tokens timed for each kind of capture and edit
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Measurements of each pause; the median counts
+    /// Measurements of each pause; the report gives the median
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeat: usize,
     /// Print JSON
@@ -140,7 +140,7 @@ pub struct BenchRestoreArgs {
     /// Tokens of the session
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     pub context: usize,
-    /// Measurements of each; the median counts
+    /// Number of measurements of each case; the report gives the median
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = at_least_one)]
     pub repeat: usize,
     /// Print JSON
@@ -262,7 +262,7 @@ pub struct BenchLinkArgs {
     /// Duration of each measurement of files in seconds [default: 1]
     #[arg(long, value_name = "S", value_parser = positive_seconds)]
     pub seconds: Option<f64>,
-    /// Number of measurements; the median counts
+    /// Number of measurements; the report gives the median
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeat: usize,
     /// Smallest rate that passes
@@ -282,7 +282,7 @@ default a quarter of the weights each). Prompts have at most --rows tokens.")]
 pub struct BenchStreamArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Number of rounds; the medians count
+    /// Number of rounds; the report gives medians
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeat: usize,
     /// Tokens of the prompt [default: as many as make reading and computing take equally long]
@@ -340,7 +340,7 @@ pub struct BenchPrefillArgs {
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub tokens: usize,
-    /// Number of runs; the median counts
+    /// Number of runs; the report gives the median
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub repeat: usize,
     /// Print JSON
@@ -351,8 +351,8 @@ pub struct BenchPrefillArgs {
 /// `djinn bench operations`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-More than 64 rows run as a prompt does, fewer as generated tokens do. Operands take turns in memory, so
-that no cache holds them.
+More than 64 rows run as a prompt does, fewer as generated tokens do. The benchmark
+rotates through several copies of the operands, so that no cache holds them.
 
 Example:
   djinn bench operations --device cuda:0 --model shape:llama-2-13b --rows 1,16,2048")]

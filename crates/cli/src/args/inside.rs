@@ -150,7 +150,7 @@ impl FromStr for SteerFlag {
             _ => (text, 1.0),
         };
         match file.is_empty() {
-            true => Err("the file is missing before ':'".to_owned()),
+            true => Err("expected FILE[:FACTOR], but the file is missing before ':'".to_owned()),
             false => Ok(SteerFlag {
                 file: file.into(),
                 factor,
@@ -171,7 +171,7 @@ Examples:
   djinn steer show happy.safetensors
   djinn steer measure --edit 'blocks.4.hook_resid_post:scale=0.9' --prompt 'Once upon a time'")]
 pub struct SteerArgs {
-    /// Action.
+    /// Action on steering vectors to run.
     #[command(subcommand)]
     pub action: SteerAction,
 }

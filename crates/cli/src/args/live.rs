@@ -58,10 +58,10 @@ pub struct TopArgs {
     /// Seconds between updates
     #[arg(long, value_name = "S", default_value = "1", value_parser = update_interval)]
     pub every: Duration,
-    /// Print one table after two updates, and end
+    /// Print one table after two updates, then exit
     #[arg(long)]
     pub once: bool,
-    /// Print one JSON object after two updates, and end
+    /// Print one JSON object after two updates, then exit
     #[arg(long)]
     pub json: bool,
 }

@@ -69,7 +69,7 @@ pub enum Models {
     },
 }
 
-/// Name and limits of a model. The server decides what is not given.
+/// Name and limits of a model. The server chooses defaults for missing limits.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LayoutArgs {
     /// Name of the model [default: the last part of its reference]
@@ -78,7 +78,7 @@ pub struct LayoutArgs {
     /// Device memory of the model
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
-    /// Tokens of its longest session
+    /// Tokens of the longest session
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub context: Option<usize>,
     /// Sessions in one pass

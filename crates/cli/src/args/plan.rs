@@ -38,7 +38,7 @@ pub struct PlanArgs {
     /// List every piece with its offset, instead of a line for each segment
     #[arg(long)]
     pub pieces: bool,
-    /// Print JSON with everything above and every piece
+    /// Print JSON with the plan, the prediction and every piece
     #[arg(long)]
     pub json: bool,
 }

@@ -14,14 +14,14 @@ use clap::{ArgMatches, Command, FromArgMatches, parser::ValueSource};
 
 use super::serve::ServeArgs;
 
-/// Environment variables of earlier programs, and the flags they set.
+/// Environment variables of Djinn's predecessors, and the flags they set.
 const LEGACY: [(&str, &str); 3] = [
     ("GENIE_VMU_RING_BUFFER", "ring-buffer"),
     ("GENIE_VMU_RING_BUFFER_GB", "ring-buffer-gb"),
     ("GENIE_VMU_RING_BUFFER_WORKERS", "ring-buffer-workers"),
 ];
 
-/// Groups of flags that set the same thing.
+/// Groups of flags that set the same setting.
 const SYNONYMS: [&[&str]; 3] = [
     &["device", "gpu", "gpus"],
     &["ring", "ring-buffer-gb"],
@@ -118,7 +118,7 @@ fn resolve_from(
     Ok((args, settings))
 }
 
-/// Whether two flags set the same thing.
+/// Whether two flags set the same setting.
 fn is_same(one: &str, other: &str) -> bool {
     let together = |group: &&[&str]| group.contains(&one) && group.contains(&other);
     one == other || SYNONYMS.iter().any(together)

@@ -9,8 +9,8 @@ use super::server::ServerArgs;
 /// `djinn sessions`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A saved session consists of its tokens, its sampling and its edits. Everything else follows from
-these, to the bit.
+A saved session consists of its tokens, its sampling and its edits. Djinn recomputes the
+KV cache from them, bit for bit.
 
 Examples:
   djinn run --state ./sessions --prompt 'Tom had a red boat.' --max-tokens 40
@@ -30,7 +30,7 @@ pub struct SessionsArgs {
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// Action.
+    /// Action on sessions to run.
     #[command(subcommand)]
     pub action: Sessions,
 }

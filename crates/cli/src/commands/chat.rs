@@ -38,7 +38,7 @@ fn settings(context: Option<usize>, rows: usize) -> SettingsFn {
     Box::new(move |model| {
         if model.tokenizer.is_none() {
             return Err(Failure::Message(format!(
-                "{} has no tokenizer.json, which a chat needs",
+                "{} has no tokenizer.json, but a chat needs one; add the file, or use djinn run --tokens",
                 model.name
             )));
         }

@@ -33,7 +33,7 @@ pub fn lens(args: &LensArgs) -> Result<(), Failure> {
     if let Some(path) = &args.svg {
         let written = std::fs::write(path, lens_svg(&lens));
         written.map_err(|error| Failure::Message(format!("{}: {error}", path.display())))?;
-        eprintln!("drawn to {}", path.display());
+        eprintln!("picture written to {}", path.display());
     }
     match args.json {
         true => say_json(&to_json(&lens)),

@@ -44,13 +44,14 @@ pub fn unused_flags(resolved: &ResolvedModel, blueprint: &Blueprint) -> String {
         notes += "note: --threads has no effect: the card computes\n";
     }
     if args.memory.host_memory.is_some() && blueprint.host_bytes() == 0 {
-        notes += "note: --host-memory has no effect: nothing waits in host memory\n";
+        notes +=
+            "note: --host-memory has no effect: host memory holds neither weights nor KV pages\n";
     }
     if args.memory.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
         notes += "note: --ring has no effect: all weights are resident\n";
     }
     if !blueprint.memory().prefetch && !blueprint.plan().streams() {
-        notes += "note: --prefetch off has no effect: nothing streams\n";
+        notes += "note: --prefetch off has no effect: no weights stream\n";
     }
     notes
 }

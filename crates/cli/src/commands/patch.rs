@@ -34,7 +34,8 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
     }
     match found.comparison.is_some_and(|comparison| !comparison.equal) {
         true => Err(Failure::Message(
-            "patches computed from the first token give different logits".into(),
+            "patches by branches and patches computed from the first token give different logits; please report \
+             this as a bug".into(),
         )),
         false => Ok(()),
     }

@@ -126,7 +126,7 @@ impl PlanReport<'_> {
                 let header = [
                     "segment",
                     "bytes",
-                    "stays",
+                    "resident",
                     "streams",
                     "pieces",
                     "ring offsets",
@@ -352,7 +352,7 @@ fn piece_row(piece: &v1::PlanPiece) -> Vec<String> {
     let (place, offset) = match piece.place() {
         PiecePlace::Ring => ("ring", piece.offset.to_string()),
         PiecePlace::Expert => ("when chosen", String::new()),
-        PiecePlace::Resident | PiecePlace::Unspecified => ("stays", piece.offset.to_string()),
+        PiecePlace::Resident | PiecePlace::Unspecified => ("resident", piece.offset.to_string()),
     };
     let after = piece.after.map_or(String::new(), |after| after.to_string());
     let bytes = Size(piece.bytes).to_string();

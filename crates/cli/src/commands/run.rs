@@ -38,7 +38,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         let load = began.elapsed().as_secs_f64();
         watch.begin(connection).await?;
         let finished = generate(connection, args, &prompt, load).await;
-        // The record is most useful after a failure.
+        // The record ends after a failure too, so that its table can be printed.
         let ended = watch.end(connection).await;
         let Ok(finished) = finished else {
             eprint!("{}", watch.table());
@@ -89,7 +89,7 @@ struct Timing {
 }
 
 impl Timing {
-    /// Tokens a second after the first.
+    /// Generated tokens per second, without the first token.
     fn rate(&self, tokens: usize) -> f64 {
         match tokens.saturating_sub(1) {
             0 => 0.0,
@@ -307,7 +307,7 @@ impl FinishedRun {
                 };
                 let session = self.session_number();
                 Err(Failure::Message(format!(
-                    "session {session} is over: {why}"
+                    "session {session} has ended: {why}; start a new session"
                 )))
             }
             _ => Ok(()),

@@ -34,7 +34,7 @@ pub struct SessionEntry {
     pub owner: String,
     /// Number of KV pages, and of those on the device; only on a server.
     pub pages: Option<(u64, u64)>,
-    /// Hook at which the session is paused; empty if it is not.
+    /// Hook at which the session is paused; empty if the session is not paused.
     pub paused_at: String,
     /// Facts that only one kind of store has, for JSON.
     pub details: Value,
@@ -55,7 +55,11 @@ pub struct SessionContent {
 /// Number of a session in a folder.
 pub fn session_number(id: &str) -> Result<u64, Failure> {
     let number = id.parse();
-    number.map_err(|_| Failure::Message(format!("'{id}' is not the number of a session")))
+    number.map_err(|_| {
+        Failure::Message(format!(
+            "'{id}' is not a session number; djinn sessions list shows the numbers"
+        ))
+    })
 }
 
 fn session_id(id: &str) -> Result<SessionId, Failure> {
@@ -69,7 +73,9 @@ impl SessionStore {
             true => Self::open_or_create_folder(folder),
             false => {
                 let folder = folder.display();
-                Err(Failure::Message(format!("{folder} has no saved sessions")))
+                Err(Failure::Message(format!(
+                    "{folder} has no saved sessions; check --state, or save one with djinn run --state {folder}"
+                )))
             }
         }
     }

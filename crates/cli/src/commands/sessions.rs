@@ -33,9 +33,9 @@ pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
 fn check(args: &SessionsArgs) -> Result<(), Failure> {
     let message = match (&args.state, &args.server.server, &args.action) {
         (None, None, _) => {
-            "no sessions named: give --state DIR, as with 'djinn run --state DIR', or --server ADDR"
+            "no session store named: give --state DIR, as with 'djinn run --state DIR', or --server ADDR"
         }
-        (Some(_), Some(_), _) => "--state and --server exclude each other: give one of them",
+        (Some(_), Some(_), _) => "--state and --server cannot be combined; give one of them",
         (Some(_), None, Sessions::Load { model: Some(_), .. }) => {
             "--model works only with --server, since a folder belongs to one model"
         }

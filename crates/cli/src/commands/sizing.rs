@@ -49,7 +49,7 @@ impl PromptSize {
         let tokens = local_tokens(model, &self.prompt)?;
         let edits = local_edits(model, &self.changes)?;
         let generation = &model.generation;
-        // A limit on the whole text leaves what the prompt does not take.
+        // A limit on the whole text includes the prompt.
         let by_model = generation.max_new_tokens.or_else(|| {
             let length = generation.max_length?;
             length.checked_sub(tokens.len()).filter(|&n| n > 0)

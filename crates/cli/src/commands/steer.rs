@@ -85,7 +85,9 @@ fn read_prompts(values: &[String]) -> Result<Vec<String>, Failure> {
         if !path.is_file() {
             let has_extension = path.extension().is_some_and(|end| end.len() <= 4);
             if has_extension && !value.contains(' ') {
-                return Err(Failure::Message(format!("{value}: no such file")));
+                return Err(Failure::Message(format!(
+                    "{value}: the file does not exist"
+                )));
             }
             all.push(value.clone());
             continue;

@@ -182,14 +182,14 @@ impl TracedPrompt {
                     .collect()
             })
             .collect();
-        let header = ["hook", "shape", "norm", "mean", "least", "most"];
+        let header = ["hook", "shape", "norm", "mean", "min", "max"];
         text::table(&header, &rows) + &self.tokens()
     }
 
     /// Prompt tokens and generated tokens as text.
     fn tokens(&self) -> String {
         let (prompt, generated) = (&self.prompt, &self.generated);
-        let mut out = format!("{} tokens read: {}\n", prompt.len(), id_list(prompt));
+        let mut out = format!("{} prompt tokens: {}\n", prompt.len(), id_list(prompt));
         if let (false, Some(finish)) = (generated.is_empty(), &self.finish) {
             out += &format!(
                 "{} generated ({finish}): {}\n",

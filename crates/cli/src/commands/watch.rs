@@ -106,7 +106,7 @@ impl Watch {
         ];
         let link = match self.link {
             Some(link) => format!("bandwidth of the link alone: {link:.2} GB/s\n"),
-            None => "the link was not measured: nothing streams\n".to_owned(),
+            None => "the link was not measured: no weights stream\n".to_owned(),
         };
         table(&header, &rows) + &link
     }

@@ -1,4 +1,4 @@
-//! What the whole-program tests share: the built program, and checkpoints to break.
+//! Helpers of the tests that run the built program: commands, servers, and damaged checkpoints.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
@@ -11,21 +11,23 @@ use std::{
     process::{Command, Output},
 };
 
+/// Root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Folder of a model family's golden checkpoint.
 pub fn golden(family: &str) -> PathBuf {
     root().join("testdata/golden").join(family)
 }
 
-/// The built program, away from the user's own models and settings.
+/// Runs the built program with an empty home, so that it ignores the user's models and settings.
 pub fn djinn(args: &[&str]) -> Output {
-    let nowhere = std::env::temp_dir().join("djinn-tests-have-no-home");
+    let home = std::env::temp_dir().join("djinn-tests-have-no-home");
     Command::new(env!("CARGO_BIN_EXE_djinn"))
         .args(args)
-        .env("DJINN_HOME", &nowhere)
-        .env("HF_HOME", &nowhere)
+        .env("DJINN_HOME", &home)
+        .env("HF_HOME", &home)
         .env_remove("HF_HUB_CACHE")
         .output()
         .unwrap()
@@ -39,50 +41,54 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Runs and expects success.
+/// Runs a command and checks that it succeeds.
 pub fn ok(args: &[&str]) -> Output {
     let output = djinn(args);
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     output
 }
 
-/// Runs and expects one line of complaint with all of `parts`, exit status 2 and
-/// nothing on standard output.
+/// Runs a command and checks that it fails with exit status 2, one line on standard error that contains all of
+/// `parts`, and an empty standard output.
 pub fn refused(args: &[&str], parts: &[&str]) {
-    let said = complained(args, parts);
-    assert_eq!(said.trim_end().lines().count(), 1, "{args:?}: {said}");
+    let stderr_text = fails(args, parts);
+    assert_eq!(
+        stderr_text.trim_end().lines().count(),
+        1,
+        "{args:?}: {stderr_text}"
+    );
 }
 
-/// The same of what is noticed only once it runs: before the complaint stands what was
-/// said of the plan.
-pub fn complained(args: &[&str], parts: &[&str]) -> String {
+/// Runs a command and checks that it fails with exit status 2, an empty standard output, and an error that
+/// contains all of `parts` as the last line on standard error. Notices may precede the error. Returns standard error.
+pub fn fails(args: &[&str], parts: &[&str]) -> String {
     let output = djinn(args);
-    let said = stderr(&output);
-    let complaint = said.lines().last().unwrap_or_default();
-    assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
-    assert!(complaint.starts_with("djinn: "), "{args:?}: {complaint}");
+    let stderr_text = stderr(&output);
+    let error = stderr_text.lines().last().unwrap_or_default();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr_text}");
+    assert!(error.starts_with("djinn: "), "{args:?}: {error}");
     for part in parts {
         assert!(
-            complaint.contains(part),
-            "{args:?}: '{part}' not in: {complaint}"
+            error.contains(part),
+            "{args:?}: '{part}' is not in: {error}"
         );
     }
     assert_eq!(stdout(&output), "", "{args:?}");
-    said
+    stderr_text
 }
 
-/// A copy of a family's golden checkpoint, to be broken.
-pub struct Broken {
+/// Copy of a family's golden checkpoint that a test damages.
+pub struct DamagedModel {
     pub folder: tempfile::TempDir,
 }
 
-impl Broken {
+impl DamagedModel {
     pub fn new(family: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for file in ["config.json", "model.safetensors"] {
             fs::copy(golden(family).join(file), folder.path().join(file)).unwrap();
         }
-        Broken { folder }
+        DamagedModel { folder }
     }
 
     pub fn path(&self) -> &str {
@@ -93,16 +99,19 @@ impl Broken {
         self.folder.path().join(name)
     }
 
-    /// Changes the configuration's text.
+    /// Replaces a text in the configuration.
     pub fn config(self, from: &str, to: &str) -> Self {
         let path = self.file("config.json");
         let text = fs::read_to_string(&path).unwrap();
-        assert!(text.contains(from), "{from} is not in the configuration");
+        assert!(
+            text.contains(from),
+            "the configuration does not contain {from}"
+        );
         fs::write(path, text.replace(from, to)).unwrap();
         self
     }
 
-    /// Changes the weights' bytes.
+    /// Changes the bytes of the weights.
     pub fn weights(self, change: impl FnOnce(&mut Vec<u8>)) -> Self {
         let path = self.file("model.safetensors");
         let mut bytes = fs::read(&path).unwrap();
@@ -111,14 +120,14 @@ impl Broken {
         self
     }
 
-    /// Replaces a text of the weights' header by one of the same length.
+    /// Replaces a text in the header of the weights with another of the same length.
     pub fn header(self, from: &str, to: &str) -> Self {
         assert_eq!(from.len(), to.len());
         self.weights(|bytes| {
             let at = bytes
                 .windows(from.len())
                 .position(|w| w == from.as_bytes())
-                .expect("the text is in the header");
+                .expect("the header contains the text");
             bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
         })
     }

@@ -1,4 +1,4 @@
-//! A connection that counts what goes through it.
+//! Proxy that counts the bytes between a client and a server.
 
 use std::sync::{
     Arc,
@@ -11,7 +11,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// Bytes that went to the server and came from it.
+/// Bytes sent to the server and received from it.
 #[derive(Clone, Default)]
 pub struct Counts {
     sent: Arc<AtomicU64>,
@@ -19,15 +19,15 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What went and came since it was last asked.
+    /// Returns the bytes sent and received since the last call.
     pub fn take(&self) -> (u64, u64) {
         let take = |count: &AtomicU64| count.swap(0, Ordering::SeqCst);
         (take(&self.sent), take(&self.received))
     }
 }
 
-/// A client whose bytes are counted.
-pub async fn counted(server: &str) -> (Client, Counts) {
+/// Connects a client through a proxy that counts its bytes.
+pub async fn counted_client(server: &str) -> (Client, Counts) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (counts, server) = (Counts::default(), server.to_owned());
@@ -37,15 +37,16 @@ pub async fn counted(server: &str) -> (Client, Counts) {
             let far = TcpStream::connect(&server).await.unwrap();
             let (near_in, near_out) = near.into_split();
             let (far_in, far_out) = far.into_split();
-            tokio::spawn(pass(near_in, far_out, Arc::clone(&counting.sent)));
-            tokio::spawn(pass(far_in, near_out, Arc::clone(&counting.received)));
+            tokio::spawn(forward(near_in, far_out, Arc::clone(&counting.sent)));
+            tokio::spawn(forward(far_in, near_out, Arc::clone(&counting.received)));
         }
     });
     let client = Client::connect(&address, Options::default()).await.unwrap();
     (client, counts)
 }
 
-async fn pass(
+/// Copies bytes from one side of the proxy to the other and counts them.
+async fn forward(
     mut from: impl AsyncReadExt + Unpin,
     mut to: impl AsyncWriteExt + Unpin,
     count: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! A server in a process of its own, as a user starts one.
+//! Server in a separate process, started with `djinn serve`.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -9,8 +9,8 @@ use std::{
 
 use djinn_client::{Client, Options, v1};
 
-/// What is enough for the bundled model, so that several servers fit side by side.
-const SMALL: [&str; 10] = [
+/// Flags that suffice for the bundled model and let several servers run at the same time.
+const SMALL_SERVER: [&str; 10] = [
     "--device",
     "cpu",
     "--memory",
@@ -23,6 +23,7 @@ const SMALL: [&str; 10] = [
     "warn",
 ];
 
+/// Running server; dropping it kills the process.
 pub struct Server {
     child: Child,
     pub address: String,
@@ -30,20 +31,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one and waits until it says where it is.
+    /// Starts a server and waits until it prints its address.
     pub fn start(args: &[&str]) -> Self {
-        let nowhere = std::env::temp_dir().join("djinn-tests-have-no-home");
+        let home = std::env::temp_dir().join("djinn-tests-have-no-home");
         let mut command = Command::new(env!("CARGO_BIN_EXE_djinn"));
         command
             .args(["serve", "--port", "0"])
-            .args(SMALL)
+            .args(SMALL_SERVER)
             .args(args);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("DJINN_") {
                 command.env_remove(name);
             }
         }
-        command.env("DJINN_HOME", &nowhere).env("HF_HOME", &nowhere);
+        command.env("DJINN_HOME", &home).env("HF_HOME", &home);
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -61,12 +62,14 @@ impl Server {
         }
     }
 
+    /// Connects a client without an API key.
     pub async fn client(&self) -> Client {
         Client::connect(&self.address, Options::default())
             .await
             .unwrap()
     }
 
+    /// Connects a client with an API key.
     pub async fn client_with(&self, key: &str) -> Client {
         let options = Options {
             key: Some(key.to_owned()),
@@ -75,50 +78,50 @@ impl Server {
         Client::connect(&self.address, options).await.unwrap()
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Sends SIGTERM and waits until the process ends.
     pub fn terminate(mut self) -> ExitStatus {
         let id = self.child.id().to_string();
-        let told = Command::new("kill").args(["-TERM", &id]).status().unwrap();
-        assert!(told.success());
+        let kill = Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        assert!(kill.success());
         self.child.wait().unwrap()
     }
 
-    /// Ends it as a crash would.
+    /// Kills the process, as a crash would.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// A page of it over plain HTTP.
+    /// Fetches a page over plain HTTP and returns the response with its headers.
     pub fn page(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let asked = format!("GET {path} HTTP/1.1\r\nhost: djinn\r\nconnection: close\r\n\r\n");
-        stream.write_all(asked.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        let request = format!("GET {path} HTTP/1.1\r\nhost: djinn\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
     }
 
-    /// What a gauge or a counter with these words in its name and labels shows.
+    /// Value of the first metric whose line contains all these words.
     pub fn metric(&self, words: &[&str]) -> f64 {
         let page = self.page("/metrics");
-        let is_it = |line: &&str| words.iter().all(|word| line.contains(word));
-        let line = page.lines().find(is_it);
-        let line = line.unwrap_or_else(|| panic!("{words:?} is not in {page}"));
+        let matches = |line: &&str| words.iter().all(|word| line.contains(word));
+        let line = page.lines().find(matches);
+        let line = line.unwrap_or_else(|| panic!("no metric with {words:?} in {page}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // One that has ended already is fine.
+        // Killing fails if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Where a session stopped, without how long it took.
-pub fn place(at: Option<&v1::Paused>) -> Option<v1::Paused> {
+/// Location at which a session paused, without the time that it took to reach it.
+pub fn pause_location(at: Option<&v1::Paused>) -> Option<v1::Paused> {
     let at = at.cloned()?;
     Some(v1::Paused {
         took_us: None,
@@ -126,11 +129,11 @@ pub fn place(at: Option<&v1::Paused>) -> Option<v1::Paused> {
     })
 }
 
-/// Waits until something is so.
-pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+/// Waits until a condition holds, for at most 300 s.
+pub async fn wait_until(condition: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(300);
-    while !is_so().await {
-        assert!(Instant::now() < deadline, "{what}: not within 300 s");
+    while !holds().await {
+        assert!(Instant::now() < deadline, "{condition}: not within 300 s");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

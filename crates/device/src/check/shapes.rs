@@ -151,7 +151,7 @@ impl OpCheck {
             )
         })?;
         self.ensure(how.window != Some(0), || {
-            "the attention window is 0 keys, but the least is 1".into()
+            "the attention window is 0 keys, but must be at least 1".into()
         })?;
         let pages = self.pages(kv)?;
         self.apart_from(out, pages)?;

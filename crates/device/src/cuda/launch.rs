@@ -35,6 +35,8 @@ impl CudaDevice {
         self.launches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Launches a kernel on the compute stream.
+    ///
     /// # Safety
     /// The conditions of [`super::kernels::Kernels::launch`].
     pub(super) unsafe fn put(

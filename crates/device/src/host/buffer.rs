@@ -21,7 +21,11 @@ impl Buffer {
         let length = bytes
             .checked_next_multiple_of(HUGE)
             .and_then(|length| length.checked_add(HUGE))
-            .ok_or_else(|| io::Error::other("the size exceeds the address space"))?;
+            .ok_or_else(|| {
+                io::Error::other(format!(
+                    "a buffer of {bytes} bytes exceeds the address space"
+                ))
+            })?;
         let mut map = MmapMut::map_anon(length)?;
         // Huge pages reduce TLB misses, and the number of pages to pin for direct reads.
         #[cfg(target_os = "linux")]

@@ -63,7 +63,7 @@ impl SavedFile {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EngineError> {
         let read = serde_json::from_slice(bytes);
         read.map_err(|error| {
-            EngineError::Unreadable(format!("the data is not a saved session: {error}"))
+            EngineError::Unreadable(format!("the data is not a saved session: {error}; load a file that djinn sessions save wrote"))
         })
     }
 

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::{part::Part, positions::Positions};
 use crate::error::{EngineError, ParseError, ParsedText};
 
-/// Hooks behind the last block.
+/// Hooks after the last block.
 pub(crate) const HEAD: [Site; 2] = [Site::Normalized, Site::Logits];
 
 /// A capture that is not bound to a model yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaptureSpec {
-    /// Name of a hook, or of several with `*`.
+    /// Name of a hook, or a pattern with `*` that matches several hooks.
     pub hook: String,
     /// Heads or elements to capture.
     pub part: Part,

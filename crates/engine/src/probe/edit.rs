@@ -102,7 +102,7 @@ impl<T> Change<T> {
 /// An edit that is not bound to a model yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EditSpec {
-    /// Name of a hook, or of several with `*`.
+    /// Name of a hook, or a pattern with `*` that matches several hooks.
     pub hook: String,
     /// Heads or elements to edit.
     pub part: Part,

@@ -281,7 +281,7 @@ impl Probe {
         self.captures.keys().any(is_pattern) || self.edits.keys().any(is_pattern)
     }
 
-    /// Whether captures or breakpoints lie behind the last block, so that more rows pass through
+    /// Whether captures or breakpoints lie after the last block, so that more rows pass through
     /// the head than tokens are sampled.
     pub(crate) fn looks_in_head(&self) -> bool {
         let looks = |site| self.captures.contains_key(site) || self.breaks.contains_key(site);
@@ -300,7 +300,7 @@ impl Probe {
         (0..positions).filter(goes).count()
     }
 
-    /// Whether a hook behind the last block is captured at a position.
+    /// Whether a hook after the last block is captured at a position.
     pub(crate) fn reads_head(&self, position: usize, prompt: usize) -> bool {
         HEAD.iter().any(|&site| self.reads(site, position, prompt))
     }

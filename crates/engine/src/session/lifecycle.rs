@@ -81,7 +81,7 @@ pub(crate) fn create(
     })
 }
 
-/// Refuses what the engine has no memory for.
+/// Refuses a request that exceeds the engine's memory limits.
 fn check_limits(
     settings: &Settings,
     probe: &Probe,
@@ -186,8 +186,8 @@ fn turn_probe(
     Ok(session.probe.after_turn(start, prompt).and_edits(&new))
 }
 
-/// Returns a decoder for the tokens that a session generates next. The decoder has seen what the
-/// session generated since its last input, because a stop string may have begun there.
+/// Returns a decoder for the tokens that a session generates next. The decoder has read the
+/// tokens generated since the last input, because a stop string may have begun there.
 pub(crate) fn text_of(model: &Model, session: &Session) -> Option<TextStream> {
     let given = session.given.last().map_or(0, |given| given.end);
     let mut stream = text_stream(model, &session.tokens[..given], &session.stop)?;
@@ -197,7 +197,7 @@ pub(crate) fn text_of(model: &Model, session: &Session) -> Option<TextStream> {
     Some(stream)
 }
 
-/// Returns a decoder for the tokens that follow these.
+/// Returns a decoder for the tokens after `tokens`.
 fn text_stream(model: &Model, tokens: &[u32], stop: &[String]) -> Option<TextStream> {
     let text = model.tokenizer.as_ref()?;
     Some(TextStream::new(text.decoder(tokens, true), stop.to_vec()))

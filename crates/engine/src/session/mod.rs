@@ -44,7 +44,7 @@ pub(crate) struct Session {
     pub owner: String,
     /// Prompt, appended and generated tokens, in order of position.
     pub tokens: Vec<u32>,
-    /// Positions of the given tokens: the prompt, then what was appended later.
+    /// Positions of the given tokens: the prompt, then tokens appended later.
     pub given: Vec<Range<usize>>,
     /// Number of tokens whose keys and values lie in the pages.
     pub computed: usize,
@@ -52,13 +52,13 @@ pub(crate) struct Session {
     pub logged: usize,
     /// Number of generated tokens at which the current turn ends.
     pub max_tokens: usize,
-    /// Whether the session waits for more after a turn instead of ending.
+    /// Whether the session waits for more input after a turn instead of ending.
     pub keep: bool,
     /// Maximum number of positions.
     pub context: usize,
     pub pages: PageTable,
-    /// Number of leading tokens whose pages others may share: those before the first position
-    /// that the probe reads or edits.
+    /// Number of leading tokens whose pages others may share: the tokens before the first
+    /// position that the probe reads or edits.
     pub shares: usize,
     /// Maximum number of pages that the session may need.
     pub pages_most: usize,
@@ -237,8 +237,8 @@ impl Session {
         self.tokens.len() - self.computed
     }
 
-    /// Number of pending tokens that run together. Given tokens do, with the generated token
-    /// before them; generated tokens run one by one, as they did when they were generated.
+    /// Number of pending tokens that run together. Given tokens run together, with the
+    /// generated token before them; generated tokens run one by one, as they did when they were generated.
     pub fn next_run(&self) -> usize {
         if let Some(checkpoint) = self.checkpoint() {
             return checkpoint.rows;
@@ -293,8 +293,8 @@ impl Session {
         position + 1 - self.given.iter().map(before).sum::<usize>()
     }
 
-    /// On the way to an earlier pause: whether the session pauses before operation `next`.
-    /// `None` once the earlier pause is behind.
+    /// Whether a session that runs to an earlier pause again pauses before operation `next`. `None`
+    /// after that pause.
     pub fn rewinds(&self, next: usize) -> Option<bool> {
         let Rewind {
             to,
@@ -318,7 +318,7 @@ impl Session {
             || self.probe.break_sites().any(breaks)
     }
 
-    /// Whether a breakpoint behind the last block may match a row.
+    /// Whether a breakpoint after the last block may match a row.
     pub fn breaks_in_head(&self, row: usize) -> bool {
         let breaks = |site| self.breaks(site, row..row + 1).next().is_some();
         HEAD.into_iter().any(breaks)
@@ -339,7 +339,7 @@ impl Session {
         })
     }
 
-    /// Whether the session may leave in the middle of a pass, and whether it enters there.
+    /// Whether the session may leave in the middle of a pass, and whether it starts in the middle of one.
     /// Batches place sessions that do neither first.
     pub fn is_partial(&self) -> (bool, bool) {
         let leaves = self.state.until() != RunUntil::Breakpoint;

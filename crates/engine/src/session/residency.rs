@@ -58,8 +58,8 @@ impl SessionMemory<'_> {
     }
 
     /// Moves pages of a session. If that fails, its keys and values are lost: the session ends,
-    /// as do all that share its pages. Returns the output of the session; the next step reports
-    /// the ends of the others.
+    /// as do all sessions that share its pages. Returns the output of the session; the next step
+    /// reports the ends of the other sessions.
     pub fn move_pages<T>(
         &mut self,
         id: SessionId,

@@ -50,7 +50,7 @@ pub enum ConfigProblem {
     Value {
         /// Full path of the key.
         key: String,
-        /// Accepted values.
+        /// Reason why the value is refused.
         reason: String,
     },
 }

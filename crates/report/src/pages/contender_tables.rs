@@ -53,7 +53,7 @@ fn numbers(result: &ResultFile, everyone: &[Contender<'_>]) -> DocTable {
     table
 }
 
-/// Makes the table of the points, if there are any.
+/// Makes the table of measured points; `None` if no contender has points.
 fn points(everyone: &[Contender<'_>]) -> Option<DocBlock> {
     let mut columns: Vec<(&Contender<'_>, &str)> = Vec::new();
     let mut places: Vec<f64> = Vec::new();

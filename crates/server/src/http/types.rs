@@ -209,7 +209,7 @@ impl CommonFields {
         let bias = |(token, bias): (&String, &f32)| {
             let invalid = || {
                 let error = ServeError::Invalid(format!(
-                    "logit_bias: the key '{}' is not a token id",
+                    "logit_bias: the key '{}' is not a token id; use a number such as \"42\"",
                     token.escape_debug()
                 ));
                 error.in_field("logit_bias")

@@ -32,7 +32,7 @@ pub struct AnswerOptions {
 pub struct Answer {
     /// Text of the answer.
     pub text: String,
-    /// Number of its tokens.
+    /// Number of tokens of the answer.
     pub tokens: usize,
     /// Seconds from the question to the end of the answer.
     pub seconds: f64,
@@ -188,7 +188,7 @@ impl<'a> ChatBackend<'a> {
         Ok(answer)
     }
 
-    /// Gives a conversation a copy of another's session, if that has one.
+    /// Copies the session of one conversation to another, if it exists.
     pub fn fork(&mut self, from: usize, to: usize) -> Result<(), Failure> {
         self.forget(to);
         // Without memory for a copy, the conversation begins a new session at its next question.

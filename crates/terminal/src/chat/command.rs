@@ -44,7 +44,7 @@ pub enum ChatLine {
 /// Usage and description of every command.
 pub const HELP: &[(&str, &str)] = &[
     ("/system [TEXT]", "set the system message, or none"),
-    ("/undo", "take back the last question and its answer"),
+    ("/undo", "remove the last question and its answer"),
     ("/retry", "answer the last question once more"),
     ("/fork", "copy this conversation and continue the copy"),
     ("/switch N", "continue another conversation"),

@@ -113,7 +113,7 @@ impl<'a> Conversations<'a> {
         }
         let answered = self.answer();
         if answered.is_err() && !text.is_empty() {
-            // A question without an answer is taken back.
+            // A question without an answer is removed.
             self.messages().pop();
         }
         answered
@@ -171,10 +171,10 @@ impl<'a> Conversations<'a> {
     fn undo(&mut self) -> Result<String, Failure> {
         let asked = self.messages().iter().rposition(|m| m.role == "user");
         let Some(asked) = asked else {
-            return Err(Failure::Message("there is no question to take back".into()));
+            return Err(Failure::Message("there is no question to remove".into()));
         };
         self.messages().truncate(asked);
-        Ok("taken back\n".to_owned())
+        Ok("the last question is removed\n".to_owned())
     }
 
     /// Sets the system message, or removes it.
@@ -197,7 +197,7 @@ impl<'a> Conversations<'a> {
         self.talks.push(self.talks[self.now].clone());
         let from = std::mem::replace(&mut self.now, to);
         Ok(format!(
-            "this is conversation {to} now; /switch {from} returns to the other\n"
+            "now in conversation {to}; /switch {from} returns to conversation {from}\n"
         ))
     }
 
@@ -205,7 +205,7 @@ impl<'a> Conversations<'a> {
         if number >= self.talks.len() {
             let last = self.talks.len() - 1;
             return Err(Failure::Message(format!(
-                "no such conversation: there are 0 to {last}"
+                "no conversation {number}: use 0 to {last}"
             )));
         }
         self.now = number;
@@ -253,14 +253,17 @@ impl<'a> Conversations<'a> {
         let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
         let all: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         let messages = all["messages"].as_array();
-        let messages = messages.ok_or_else(|| wrong("has no messages".to_owned()))?;
+        let messages = messages.ok_or_else(|| {
+            wrong("the file has no list of messages; use a file that /save wrote".to_owned())
+        })?;
         let one = |m: &Value| {
             let (role, content) = (m["role"].as_str()?, m["content"].as_str()?);
             Some(message(role, content.to_owned()))
         };
         let said: Option<Vec<Message>> = messages.iter().map(one).collect();
-        *self.messages() =
-            said.ok_or_else(|| wrong("has messages without role or content".to_owned()))?;
+        *self.messages() = said.ok_or_else(|| {
+            wrong("a message has no role or content; use a file that /save wrote".to_owned())
+        })?;
         Ok(self.show())
     }
 }

@@ -31,7 +31,7 @@ pub enum DebugCommand {
     Sessions,
     /// Switches to another session.
     Switch(u64),
-    /// Returns to the pause before.
+    /// Returns to the previous pause.
     Undo,
     /// Writes the activation to a file.
     Save(String),
@@ -95,10 +95,13 @@ pub const HELP: &[(&str, &str)] = &[
         "edit CHANGE[@POSITIONS]",
         "edit the activation when the session resumes: scale=0.9, zero, clamp=-1..1, add=FILE*2, replace=FILE, …",
     ),
-    ("branch [N]", "open N sessions that stand at this hook"),
+    (
+        "branch [N]",
+        "open N copies of the session, paused at this hook",
+    ),
     ("sessions", "list sessions"),
     ("switch ID", "switch to another session"),
-    ("undo", "return to the pause before this one"),
+    ("undo", "return to the previous pause"),
     ("save FILE.safetensors", "write the activation at this hook"),
     ("help", "list the commands"),
     ("quit", "end the debugger"),
@@ -167,7 +170,7 @@ fn parse_printed(text: &str) -> Result<Printed, String> {
         ["tokens"] => Printed::Tokens,
         _ => {
             return Err(format!(
-                "'{text}' cannot be printed (norms, largest N, attention BLOCK HEAD, lens, tokens)"
+                "'{text}' cannot be printed; use norms, largest N, attention BLOCK HEAD, lens or tokens"
             ));
         }
     })

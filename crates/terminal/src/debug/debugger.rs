@@ -31,14 +31,14 @@ pub struct Debugger<'a> {
     id: u64,
     /// Edits to apply when the current session resumes.
     edits: Vec<EditSpec>,
-    /// Steps to undo, oldest first: a session, and a branch that stands where the session stood before.
+    /// Steps to undo, oldest first: a session, and a branch paused at the previous hook.
     undo: Vec<(u64, u64)>,
     /// Breakpoints, in the order in which they were set.
     breaks: Vec<BreakSpec>,
 }
 
 impl<'a> Debugger<'a> {
-    /// Debugger of a target of which nothing has run.
+    /// Debugger before its first pass.
     pub fn new(target: DebugTarget<'a>, breaks: Vec<BreakSpec>) -> Self {
         Debugger {
             id: target.first(),
@@ -87,7 +87,11 @@ impl<'a> Debugger<'a> {
         match which {
             None => self.breaks.clear(),
             Some(n) if n < self.breaks.len() => drop(self.breaks.remove(n)),
-            Some(n) => return Err(Failure::Message(format!("there is no breakpoint {n}"))),
+            Some(n) => {
+                return Err(Failure::Message(format!(
+                    "no breakpoint {n}; breaks lists them"
+                )));
+            }
         }
         self.target.set_breaks(self.id, &self.breaks)?;
         Ok(self.list_breaks())
@@ -109,10 +113,10 @@ impl<'a> Debugger<'a> {
         match (found.len(), found.pop()) {
             (1, Some(hook)) => Ok(hook),
             (0, _) => Err(Failure::Message(format!(
-                "a session cannot stop at '{name}'"
+                "no hook '{name}' at which a session can stop; press Tab for hook names"
             ))),
             (count, _) => Err(Failure::Message(format!(
-                "'{name}' matches {count} hooks: name one"
+                "'{name}' matches {count} hooks; give the full name of one hook"
             ))),
         }
     }
@@ -155,7 +159,10 @@ impl<'a> Debugger<'a> {
                 DebugEvent::Token(token) => show::token(&mut self.target, token)?,
                 DebugEvent::Stopped(at) => show::place(&at),
                 DebugEvent::Over(why) => {
-                    format!("over ({why})\n{}", show::tokens(&mut self.target, self.id)?)
+                    format!(
+                        "session ended ({why})\n{}",
+                        show::tokens(&mut self.target, self.id)?
+                    )
                 }
             };
         }
@@ -236,7 +243,9 @@ impl<'a> Debugger<'a> {
 
     fn switch(&mut self, id: u64) -> Result<String, Failure> {
         if self.target.tokens(id)?.is_none() {
-            return Err(Failure::Message(format!("there is no session {id}")));
+            return Err(Failure::Message(format!(
+                "no session {id}; sessions lists them"
+            )));
         }
         self.target.set_breaks(id, &self.breaks)?;
         self.id = id;

@@ -86,9 +86,10 @@ pub fn attention(
     let tokens = target.tokens(id)?.unwrap_or_default();
     let pattern = target.pattern(&tokens, block)?;
     let [heads, _, keys] = pattern.shape[..] else {
-        return Err(Failure::Message(
-            "the attention pattern has an unexpected shape".into(),
-        ));
+        let shape = &pattern.shape;
+        return Err(Failure::Message(format!(
+            "the attention pattern has shape {shape:?}, expected [heads, 1, keys]"
+        )));
     };
     if head >= heads {
         return Err(Failure::Message(format!(

@@ -57,7 +57,7 @@ pub struct SessionRow {
     pub id: u64,
     /// State of the session.
     pub state: String,
-    /// Hook at which it is paused; empty if it is not.
+    /// Hook at which the session is paused; empty if the session is not paused.
     pub at: String,
     /// Number of generated tokens.
     pub generated: usize,
@@ -78,7 +78,7 @@ pub struct DebugTarget<'a> {
 }
 
 impl<'a> DebugTarget<'a> {
-    /// Target of which nothing has run yet.
+    /// Target before its first pass.
     pub fn new(
         runtime: &'a Runtime,
         client: Client,
@@ -122,7 +122,7 @@ impl<'a> DebugTarget<'a> {
     fn session_info(&self, id: u64) -> Result<v1::Session, Failure> {
         if id == NOT_STARTED {
             return Err(Failure::Message(
-                "the session is not paused: nothing has run yet".into(),
+                "the session is not paused: use run or step first".into(),
             ));
         }
         Ok(self.runtime.block_on(self.session(id).info())?)
@@ -172,7 +172,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 impl DebugTarget<'_> {
-    /// Number of the session to debug, of which nothing has run.
+    /// Number of the session to debug, before its first pass.
     pub fn first(&self) -> u64 {
         NOT_STARTED
     }

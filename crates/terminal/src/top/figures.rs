@@ -42,7 +42,7 @@ pub struct ModelFigures {
     pub busy: f64,
     /// Bytes per second over the link while passes ran; zero if no weights stream.
     pub link: f64,
-    /// Share of the link's own bandwidth, if that is known.
+    /// Share of the link's measured bandwidth, if known.
     pub link_share: Option<f64>,
     /// Share of the passes' time spent waiting for weights.
     pub stalled: f64,

@@ -36,7 +36,9 @@ pub fn run(options: &TopOptions) -> Result<(), Failure> {
     thread::Builder::new()
         .name("watch".to_owned())
         .spawn(move || watch(&options, &sender))
-        .map_err(|error| Failure::Message(format!("cannot start a thread: {error}")))?;
+        .map_err(|error| {
+            Failure::Message(format!("cannot start the statistics thread: {error}"))
+        })?;
     let mut terminal = ratatui::try_init()?;
     let shown = show(&mut terminal, &readings);
     ratatui::restore();

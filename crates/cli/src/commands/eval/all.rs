@@ -41,7 +41,7 @@ const FULL: &[ListedExperiment] = &[
 
 /// Server of all experiments.
 enum SharedServer {
-    /// Server process that was started for them.
+    /// Server process that was started for the experiments.
     Process(ServerProcess),
     /// Servers in this process, on these devices.
     InProcess(Devices),

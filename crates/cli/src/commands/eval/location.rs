@@ -123,7 +123,7 @@ fn device_of(config: &EvalConfig) -> Result<DeviceName, Failure> {
     let named = config.experiment.model.device.as_deref();
     let index = config.environment.gpu_index.unwrap_or(0) as usize;
     Ok(match named.unwrap_or("auto") {
-        // A device of a server says nothing about this machine.
+        // A `remote:` device names a server's device, so this machine uses auto.
         name if name.starts_with("remote:") => DeviceName::Auto,
         "auto" if index > 0 && djinn_device::cuda::driver_present() => DeviceName::Cuda(index),
         name => name
