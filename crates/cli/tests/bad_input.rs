@@ -117,7 +117,7 @@ fn unknown_models_are_refused() {
         ]
     };
     refused(&with("/no/such/folder"), &["/no/such/folder"]);
-    refused(&with("nobody/nothing"), &["nobody/nothing", "djinn pull"]);
+    refused(&with("unknown/model"), &["unknown/model", "djinn pull"]);
     refused(&with("shape:llama-9-900b"), &["llama-9-900b", "llama-2-7b"]);
     refused(&with("shape:gpt2?layers=many"), &["layers"]);
     refused(&with("shape:gpt2?colour=red"), &["colour"]);

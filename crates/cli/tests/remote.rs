@@ -292,8 +292,8 @@ fn invalid_remote_commands_are_refused() {
         &["blocks.99.hook_resid_post"],
     );
     refused(
-        &[&["run", "--model", "nobody"], &server_flags[..]].concat(),
-        &["'nobody'"],
+        &[&["run", "--model", "unknown"], &server_flags[..]].concat(),
+        &["'unknown'"],
     );
 }
 
@@ -309,7 +309,7 @@ fn keys_and_addresses_come_from_flags_or_the_environment() {
     let server = Server::start(&["--keys", keys.to_str().unwrap()]);
     let server_flags = ["--server", server.address.as_str()];
     refused(&[&["run"], &server_flags[..]].concat(), &["API key"]);
-    let wrong = ["run", "--key", "nobody-has-this-key"];
+    let wrong = ["run", "--key", "an-unknown-key"];
     refused(&[&wrong, &server_flags[..]].concat(), &["API key"]);
     ok(&[
         &["run", "--max-tokens", "2", "--key", key],

@@ -66,11 +66,11 @@ async fn invalid_requests_are_refused_with_the_reason() {
     ] {
         check(&refused(request).await, ErrorCode::Invalid, &words);
     }
-    let missing = client.model("nobody").session().text("x");
+    let missing = client.model("unknown").session().text("x");
     check(
         &refused(missing).await,
         ErrorCode::NotFound,
-        &["nobody", "stories-7m"],
+        &["unknown", "stories-7m"],
     );
     let register = client.register(Register::new("/etc"), |_| {}).await;
     check(
@@ -127,7 +127,7 @@ async fn a_session_refuses_calls_that_its_state_does_not_allow() {
     assert_eq!(paused.info().await.unwrap().state, "paused");
     let many = paused.branch(100_000).await.map(drop);
     check(&many.unwrap_err(), ErrorCode::TooLarge, &["100000"]);
-    for name in ["stories-7m:9999", "nobody:0", "stories-7m:x", "", ":"] {
+    for name in ["stories-7m:9999", "unknown:0", "stories-7m:x", "", ":"] {
         let found = client.session(name).info().await;
         check(&found.unwrap_err(), ErrorCode::NotFound, &["session"]);
     }
@@ -162,7 +162,7 @@ async fn a_key_gives_access_only_to_the_sessions_of_its_owner() {
 
     for client in [
         server.client().await,
-        server.client_with("nobody-has-this-key").await,
+        server.client_with("an-unknown-key").await,
     ] {
         let error = client.models().await.map(drop).unwrap_err();
         check(&error, ErrorCode::Unauthenticated, &["key"]);

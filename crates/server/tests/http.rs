@@ -77,7 +77,7 @@ fn completions() {
     );
     assert!(choices[2]["text"].as_str().unwrap().starts_with("One day"));
     assert_eq!(choices[3]["token_ids"].as_array().unwrap().len(), 3);
-    // The same seed gives the same text.
+    // Equal seeds give equal texts.
     let seeded = json!({ "prompt": "One day", "max_tokens": 8, "temperature": 1, "seed": 11 });
     let text = || server.post("/v1/completions", &seeded).1["choices"][0]["text"].clone();
     assert_eq!(text(), text());

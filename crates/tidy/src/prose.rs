@@ -68,8 +68,8 @@ fn visit(root: &Path, folder: &Path, faults: &mut Vec<ProseFault>) -> io::Result
     for path in entries {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_dir() {
-            // Generated reports, golden data and installed packages are not prose of ours.
-            let skipped = ["target", "tidy", "report", "tests", ".venv", "__pycache__"];
+            // Generated reports and installed packages are not prose of this project.
+            let skipped = ["target", "tidy", "report", ".venv", "__pycache__"];
             if !skipped.contains(&&*name) || name == "report" && path.ends_with("crates/report") {
                 visit(root, &path, faults)?;
             }
