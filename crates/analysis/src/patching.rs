@@ -5,9 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_client::{
-    Client, Create, ModelHandle, Resume, SessionHandle, TensorData, TurnOutput, v1,
-};
+use djinn_client::{Create, ModelHandle, Resume, SessionHandle, TensorData, TurnOutput, v1};
 use djinn_engine::{
     Change, EditSpec, EngineError, Operand, Positions, ProbeLimits, Settings, Tensor,
 };
@@ -17,7 +15,7 @@ use crate::{
     AnalysisError,
     edits::to_hook_edit,
     lens::token_texts,
-    turns::{collect_all, run_all},
+    turns::{join_turns, run_all},
 };
 
 /// Prompts and answers of a patching experiment, in tokens.
@@ -126,14 +124,12 @@ pub fn patch_settings(
 /// patch is computed once: sessions branch off there. With `compare`, also computes every patch from the
 /// first token.
 pub async fn patch(
-    client: &Client,
     model: &ModelHandle,
     dims: &v1::Dims,
     prompts: &PatchPrompts,
     compare: bool,
 ) -> Result<PatchGrid, AnalysisError> {
     let mut patching = Patching {
-        client,
         model,
         prompts,
         blocks: dims.blocks as usize,
@@ -176,7 +172,6 @@ struct Activations {
 }
 
 struct Patching<'a> {
-    client: &'a Client,
     model: &'a ModelHandle,
     prompts: &'a PatchPrompts,
     blocks: usize,
@@ -285,27 +280,20 @@ impl Patching<'_> {
             resumed.push(async move {
                 let branch = base.branch_back(hook(block), position as u64, &rest);
                 let branch = branch.await?;
-                branch.resume(resume).await
+                let turn = branch.resume(resume).await?.collect().await?;
+                // A branch is kept as its session is.
+                if turn.finished().is_some_and(|end| end.kept) {
+                    branch.delete().await?;
+                }
+                Ok(turn)
             });
         }
         let mut row = vec![corrupt.logits.clone(); positions];
-        let turns = collect_all(resumed).await?;
+        let turns = join_turns(resumed).await?;
         for (position, mut turn) in patched.into_iter().zip(turns) {
             row[position] = logits(&mut turn)?;
-            self.close(&turn).await?;
         }
         Ok(row)
-    }
-
-    /// Closes the session of a turn, if the server keeps it.
-    async fn close(&self, turn: &TurnOutput) -> Result<(), AnalysisError> {
-        match turn.finished() {
-            Some(end) if end.kept => {
-                let session = self.client.session(&turn.opened.session);
-                Ok(session.delete().await?)
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Computes every patch from the first token: one after another, and batched.

@@ -1,6 +1,6 @@
 //! Turns of sessions: running many together, and checking how they ended.
 
-use djinn_client::{Create, Error, EventStream, FinishReason, TensorData, TurnOutput, v1};
+use djinn_client::{Create, Error, FinishReason, TensorData, TurnOutput, v1};
 use tokio::task::JoinSet;
 
 use crate::AnalysisError;
@@ -38,19 +38,20 @@ pub fn check_finished(turn: &TurnOutput) -> Result<(), AnalysisError> {
 pub async fn run_all(
     sessions: impl IntoIterator<Item = Create>,
 ) -> Result<Vec<TurnOutput>, AnalysisError> {
-    collect_all(sessions.into_iter().map(Create::open)).await
+    let run = |session: Create| async { session.open().await?.collect().await };
+    join_turns(sessions.into_iter().map(run)).await
 }
 
-/// Awaits streams at the same time and returns their turns in order.
-pub(crate) async fn collect_all<F>(
-    streams: impl IntoIterator<Item = F>,
+/// Runs turns at the same time and returns them in order.
+pub(crate) async fn join_turns<F>(
+    turns: impl IntoIterator<Item = F>,
 ) -> Result<Vec<TurnOutput>, AnalysisError>
 where
-    F: Future<Output = Result<EventStream, Error>> + Send + 'static,
+    F: Future<Output = Result<TurnOutput, Error>> + Send + 'static,
 {
     let mut tasks = JoinSet::new();
-    for (index, stream) in streams.into_iter().enumerate() {
-        tasks.spawn(async move { Ok((index, stream.await?.collect().await?)) });
+    for (index, turn) in turns.into_iter().enumerate() {
+        tasks.spawn(async move { Ok((index, turn.await?)) });
     }
     let mut turns = Vec::with_capacity(tasks.len());
     while let Some(joined) = tasks.join_next().await {

@@ -109,10 +109,17 @@ fn check_every_budget(folder: &Path, memory: fn(u64) -> MemorySettings, links: &
     assert_eq!(streamed, BUDGETS - 1, "{folder:?}");
 }
 
-fn check_both_tiers(folder: &Path) {
-    let chunks = [16 * KIB, 64 * KIB, 64 * MIB];
-    let links = chunks.map(|chunk| [1, 2, 3, 4].map(|workers| (chunk, workers)));
-    check_every_budget(folder, with_budget, links.as_flattened());
+/// Checks every budget with weights that stream from files in chunks of these sizes.
+fn check_files(folder: &Path, chunks: &[u64]) {
+    let links: Vec<_> = chunks
+        .iter()
+        .flat_map(|&chunk| [1, 2, 3, 4].map(|workers| (chunk, workers)))
+        .collect();
+    check_every_budget(folder, with_budget, &links);
+}
+
+/// Checks every budget with weights that stream from host memory.
+fn check_host(folder: &Path) {
     let links = [(16 * KIB, 1), (20 * KIB, 3), (64 * MIB, 2)];
     check_every_budget(folder, from_host, &links);
 }
@@ -121,7 +128,9 @@ macro_rules! every_budget {
     ($($name:ident),*) => {
         $(#[test]
         fn $name() {
-            check_both_tiers(&family(stringify!($name)));
+            let folder = family(stringify!($name));
+            check_files(&folder, &[16 * KIB, 64 * KIB, 64 * MIB]);
+            check_host(&folder);
         })*
 
         #[test]
@@ -136,8 +145,18 @@ every_budget!(
 );
 
 #[test]
-fn bundled() {
-    check_both_tiers(&stories());
+fn bundled_from_files_in_small_chunks() {
+    check_files(&stories(), &[16 * KIB]);
+}
+
+#[test]
+fn bundled_from_files_in_large_chunks() {
+    check_files(&stories(), &[64 * KIB, 64 * MIB]);
+}
+
+#[test]
+fn bundled_from_host_memory() {
+    check_host(&stories());
 }
 
 /// Returns a family with a tied head, one with experts, and one whose matrices cannot be cut.

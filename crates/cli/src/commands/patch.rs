@@ -24,8 +24,7 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
         let prompts = prompts.await?;
         let info = connection.model_info().await?;
         let dims = info.dims.unwrap_or_default();
-        let client = &connection.client;
-        let found = djinn_analysis::patch(client, model, &dims, &prompts, args.compare).await?;
+        let found = djinn_analysis::patch(model, &dims, &prompts, args.compare).await?;
         Ok((info.name, prompts.texts, found))
     })?;
     match args.json {

@@ -118,6 +118,8 @@ impl PlanReport<'_> {
     fn text(&self) -> String {
         let pieces = &self.plan.pieces;
         let table = match self.args.pieces {
+            // All weights are resident as a whole.
+            _ if pieces.is_empty() => String::new(),
             true => {
                 let rows: Vec<Vec<String>> = pieces.iter().map(piece_row).collect();
                 table(&["piece", "bytes", "place", "offset", "after"], &rows)

@@ -7,7 +7,7 @@ use std::{
 };
 
 use djinn_engine::{Finish, Logprob, Paused, SessionFailure};
-use djinn_wire::{parts, v1};
+use djinn_wire::{FinishReason, parts, v1};
 use futures_util::Stream;
 use tonic::Status;
 
@@ -127,12 +127,26 @@ pub fn finished(
     kept: bool,
 ) -> v1::Event {
     message(v1::event::What::Finished(v1::Finished {
-        why: finish.map(|finish| finish.to_string()).unwrap_or_default(),
+        why: finish.map_or_else(String::new, |finish| reason(finish).name().to_owned()),
         failure: failure.map_or_else(String::new, |failure| failure.message),
         text,
         generated: generated as u64,
         kept,
     }))
+}
+
+/// Reason of the protocol for the end of a turn.
+fn reason(finish: Finish) -> FinishReason {
+    match finish {
+        Finish::Length => FinishReason::Length,
+        Finish::Context => FinishReason::Context,
+        Finish::Eos => FinishReason::Eos,
+        Finish::Stop => FinishReason::Stop,
+        Finish::NotANumber => FinishReason::NotANumber,
+        Finish::Deadline => FinishReason::Deadline,
+        Finish::Lease => FinishReason::Lease,
+        Finish::Failed => FinishReason::Failed,
+    }
 }
 
 /// Message for a stop at a breakpoint.
