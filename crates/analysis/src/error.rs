@@ -56,6 +56,16 @@ pub enum AnalysisError {
     /// An answer of a patching experiment has no tokens.
     #[error("{0} is empty: give the text of an answer")]
     EmptyAnswer(&'static str),
+    /// The tokenizer has a token that the model has no logit for.
+    #[error(
+        "Token {token} of an answer is outside the model's vocabulary of {vocab} tokens; use another answer"
+    )]
+    UnknownAnswer {
+        /// Id of the token.
+        token: u32,
+        /// Number of tokens that the model predicts.
+        vocab: usize,
+    },
     /// Both prompts of a patching experiment give the same answer.
     #[error(
         "Clean and corrupt prompt give the same logit difference ({0:+.3}), so no patch can restore it; use prompts with different answers"

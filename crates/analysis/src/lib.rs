@@ -19,4 +19,4 @@ pub use patching::{
     PatchComparison, PatchGrid, PatchPrompts, check_lengths, patch, patch_settings,
 };
 pub use steering::{EditEffect, measure_edits, steering_vector};
-pub use turns::{check_finished, greedy, run_all, tensor};
+pub use turns::{check_finished, greedy, loaded_info, run_all, tensor};

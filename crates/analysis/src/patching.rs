@@ -59,6 +59,15 @@ impl PatchPrompts {
         })
     }
 
+    /// Refuses answers that the model has no logit for.
+    fn check_answers(&self, vocab: usize) -> Result<(), AnalysisError> {
+        let is_unknown = |token: &u32| *token as usize >= vocab;
+        match [self.answer, self.instead].into_iter().find(is_unknown) {
+            Some(token) => Err(AnalysisError::UnknownAnswer { token, vocab }),
+            None => Ok(()),
+        }
+    }
+
     /// Logit difference between the clean answer and the corrupt one.
     fn score(&self, logits: &[f32]) -> f64 {
         f64::from(logits[self.answer as usize]) - f64::from(logits[self.instead as usize])
@@ -115,7 +124,10 @@ pub fn patch_settings(
         rows,
         pages: (sessions + 1) * one.pages,
         logit_rows: rows,
-        probe_limits: ProbeLimits::anything(program, positions),
+        probe_limits: ProbeLimits {
+            operand_width: program.dims.d_model,
+            ..ProbeLimits::default()
+        },
         ..one
     })
 }
@@ -139,6 +151,7 @@ pub async fn patch(
     patching.clean = patching.activations(&prompts.clean).await?;
     let start = Instant::now();
     let corrupt = patching.activations(&prompts.corrupt).await?;
+    prompts.check_answers(corrupt.logits.len())?;
     let best = prompts.score(&patching.clean.logits);
     let worst = prompts.score(&corrupt.logits);
     if best.total_cmp(&worst).is_eq() || !(best - worst).is_finite() {
@@ -167,7 +180,7 @@ type LogitGrid = Vec<Vec<Vec<f32>>>;
 /// Residual after each block of a prompt, and the logits after its last token.
 #[derive(Default)]
 struct Activations {
-    residuals: Vec<Vec<f32>>,
+    residuals: Vec<Arc<Vec<f32>>>,
     logits: Vec<f32>,
 }
 
@@ -209,7 +222,7 @@ impl Patching<'_> {
         let logits = logits(&mut turn)?;
         let residual = |block| {
             let captured = turn.captured.remove(&hook(block));
-            let captured = captured.map(|tensor| tensor.data);
+            let captured = captured.map(|tensor| Arc::new(tensor.data));
             captured.ok_or_else(|| AnalysisError::NotCaptured(hook(block)))
         };
         Ok(Activations {
@@ -248,11 +261,21 @@ impl Patching<'_> {
         events.collect().await?;
         // Branches inherit the breakpoints of their session.
         base.set_breakpoints::<String>([]).await?;
+        let grid = self.patch_blocks(&base, corrupt).await;
+        // The session is closed after an error too.
+        base.delete().await?;
+        grid
+    }
+
+    async fn patch_blocks(
+        &self,
+        base: &SessionHandle,
+        corrupt: &Activations,
+    ) -> Result<LogitGrid, AnalysisError> {
         let mut grid = Vec::with_capacity(self.blocks);
         for block in 0..self.blocks {
-            grid.push(self.patch_block(&base, corrupt, block).await?);
+            grid.push(self.patch_block(base, corrupt, block).await?);
         }
-        base.delete().await?;
         Ok(grid)
     }
 
@@ -269,28 +292,33 @@ impl Patching<'_> {
             residual[columns.clone()] != self.clean.residuals[block][columns]
         };
         let patched: Vec<usize> = (0..positions).filter(differs).collect();
-        let mut resumed = Vec::with_capacity(patched.len());
-        for &position in &patched {
-            let rest = TensorData {
-                shape: vec![positions - position, self.width],
-                data: residual[self.columns(position).start..].to_vec(),
-            };
-            let resume = Resume::new().edit(self.edit(block, position)?);
-            let base = base.clone();
-            resumed.push(async move {
-                let branch = base.branch_back(hook(block), position as u64, &rest);
-                let branch = branch.await?;
-                let turn = branch.resume(resume).await?.collect().await?;
-                // A branch is kept as its session is.
-                if turn.finished().is_some_and(|end| end.kept) {
+        let edits = patched.iter().map(|&position| self.edit(block, position));
+        let edits = edits.collect::<Result<Vec<_>, _>>()?;
+        let branches = patched.iter().copied().zip(edits);
+        let resumed = branches.map(|(position, edit)| {
+            let (base, residual) = (base.clone(), Arc::clone(residual));
+            let (start, width) = (self.columns(position).start, self.width);
+            async move {
+                let rest = TensorData {
+                    shape: vec![positions - position, width],
+                    data: residual[start..].to_vec(),
+                };
+                let branch = base
+                    .branch_back(hook(block), position as u64, &rest)
+                    .await?;
+                let resume = Resume::new().edit(edit);
+                let turn = async { branch.resume(resume).await?.collect().await }.await;
+                // A branch is kept as its session is, and stays open after an error.
+                let is_open = |turn: &TurnOutput| turn.finished().is_none_or(|end| end.kept);
+                if turn.as_ref().map_or(true, is_open) {
                     branch.delete().await?;
                 }
-                Ok(turn)
-            });
-        }
+                turn
+            }
+        });
         let mut row = vec![corrupt.logits.clone(); positions];
         let turns = join_turns(resumed).await?;
-        for (position, mut turn) in patched.into_iter().zip(turns) {
+        for (&position, mut turn) in patched.iter().zip(turns) {
             row[position] = logits(&mut turn)?;
         }
         Ok(row)

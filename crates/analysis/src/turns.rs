@@ -1,9 +1,12 @@
 //! Turns of sessions: running many together, and checking how they ended.
 
-use djinn_client::{Create, Error, FinishReason, TensorData, TurnOutput, v1};
+use djinn_client::{Create, Error, FinishReason, ModelHandle, TensorData, TurnOutput, v1};
 use tokio::task::JoinSet;
 
 use crate::AnalysisError;
+
+/// Largest number of turns that run at the same time.
+const CONCURRENT: usize = 64;
 
 /// Sampling that always takes the most likely token.
 pub fn greedy() -> v1::Sampling {
@@ -20,6 +23,17 @@ pub fn tensor(from: TensorData) -> djinn_engine::Tensor {
         shape: from.shape,
         data: from.data,
     }
+}
+
+/// Describes a model. Loads it first on a server that has not, since only a loaded model has dimensions.
+pub async fn loaded_info(model: &ModelHandle) -> Result<v1::Model, Error> {
+    let info = model.info().await?;
+    if info.dims.is_some() {
+        return Ok(info);
+    }
+    // Listing hooks loads the model.
+    model.hooks("hook_embed").await?;
+    model.info().await
 }
 
 /// Returns the error of a turn, if its last event reports one.
@@ -42,24 +56,36 @@ pub async fn run_all(
     join_turns(sessions.into_iter().map(run)).await
 }
 
-/// Runs turns at the same time and returns them in order.
+/// Runs up to [`CONCURRENT`] turns at the same time and returns them in order. After an error no further
+/// turn starts; turns that run already are awaited.
 pub(crate) async fn join_turns<F>(
     turns: impl IntoIterator<Item = F>,
 ) -> Result<Vec<TurnOutput>, AnalysisError>
 where
     F: Future<Output = Result<TurnOutput, Error>> + Send + 'static,
 {
-    let mut tasks = JoinSet::new();
-    for (index, turn) in turns.into_iter().enumerate() {
-        tasks.spawn(async move { Ok((index, turn.await?)) });
+    let mut waiting = turns.into_iter().enumerate();
+    let (mut tasks, mut done, mut failed) = (JoinSet::new(), Vec::new(), None);
+    loop {
+        while failed.is_none() && tasks.len() < CONCURRENT {
+            let Some((index, turn)) = waiting.next() else {
+                break;
+            };
+            tasks.spawn(async move { Ok::<_, Error>((index, turn.await?)) });
+        }
+        let Some(joined) = tasks.join_next().await else {
+            break;
+        };
+        match joined.expect("a turn does not panic") {
+            Ok(turn) => done.push(turn),
+            Err(error) => failed = failed.or(Some(error)),
+        }
     }
-    let mut turns = Vec::with_capacity(tasks.len());
-    while let Some(joined) = tasks.join_next().await {
-        let turn: Result<(usize, TurnOutput), Error> = joined.expect("a turn does not panic");
-        turns.push(turn?);
+    if let Some(error) = failed {
+        return Err(error.into());
     }
-    turns.sort_by_key(|(index, _)| *index);
-    let turns: Vec<TurnOutput> = turns.into_iter().map(|(_, turn)| turn).collect();
+    done.sort_by_key(|(index, _)| *index);
+    let turns: Vec<TurnOutput> = done.into_iter().map(|(_, turn)| turn).collect();
     turns.iter().try_for_each(check_finished)?;
     Ok(turns)
 }

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use djinn_analysis::loaded_info;
 use djinn_client::{Client, Options, v1};
 use djinn_engine::{
     Blueprint, KvMemory, RestoreScope, SavedState, SessionId, Settings, StateFolder,
@@ -211,7 +212,7 @@ impl Connection {
 
     /// Description of the model, under the name that its folder or shape gives.
     pub async fn model_info(&self) -> Result<v1::Model, Failure> {
-        let mut info = self.model.info().await?;
+        let mut info = loaded_info(&self.model).await?;
         let facts = self.in_process.as_ref().map(|local| &local.facts);
         if let Some(name) = facts.and_then(|facts| facts.name.get()) {
             info.name.clone_from(name);

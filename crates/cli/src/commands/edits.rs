@@ -1,6 +1,6 @@
 //! Edits and steering vectors of flags, as a server and as an engine take them.
 
-use djinn_analysis::{AnalysisError, steering_edits, to_hook_edits};
+use djinn_analysis::{AnalysisError, loaded_info, steering_edits, to_hook_edits};
 use djinn_client::{HookEdit, ModelHandle};
 use djinn_engine::EditSpec;
 
@@ -11,7 +11,7 @@ pub async fn edits(model: &ModelHandle, args: &ChangeArgs) -> Result<Vec<HookEdi
     if args.edit.is_empty() && args.steer.is_empty() {
         return Ok(Vec::new());
     }
-    let info = model.info().await?;
+    let info = loaded_info(model).await?;
     let dims = info.dims.unwrap_or_default();
     let size = (dims.blocks as usize, dims.d_model as usize);
     let mut edits = Vec::new();

@@ -150,6 +150,10 @@ impl PlanReport<'_> {
 
     /// Lines about the predicted time of a pass.
     fn predicted(&self) -> String {
+        if self.plan.prediction.is_none() {
+            return "the speed is not predicted: the device has no free memory to measure; give --compute\n"
+                .to_owned();
+        }
         let p = self.prediction();
         let source = |given: bool, measured: &str| match given {
             true => "as given".to_owned(),
@@ -224,7 +228,7 @@ impl PlanReport<'_> {
             "workers": plan.workers,
             "prefetch": plan.prefetch,
             "link_source": plan.link_source,
-            "prediction": {
+            "prediction": plan.prediction.is_some().then(|| json!({
                 "link_bytes_per_pass": p.link_bytes,
                 "link_bytes_per_token": p.link_bytes / f64::from(sessions),
                 "link_bytes_per_s": (p.link_bytes_per_s > 0.0).then_some(p.link_bytes_per_s),
@@ -232,7 +236,7 @@ impl PlanReport<'_> {
                 "compute_bytes_per_s": p.compute_bytes_per_s, "compute_s": p.compute_s,
                 "pass_s": p.pass_s, "tokens_per_s": self.tokens_per_s(),
                 "binds": if p.link_bound { "link" } else { "compute" },
-            },
+            })),
             "pieces": plan.pieces.iter().map(piece_json).collect::<Vec<Value>>(),
         })
     }

@@ -85,6 +85,14 @@ impl SessionStore {
         Ok(SessionStore::Folder(StateFolder::open(folder)?))
     }
 
+    /// Name of the model that a folder belongs to; none for a server.
+    pub fn model(&self) -> Option<&str> {
+        match self {
+            SessionStore::Folder(folder) => folder.model(),
+            SessionStore::Server(_) => None,
+        }
+    }
+
     /// Lists all sessions.
     pub async fn list(&self) -> Result<Vec<SessionEntry>, Failure> {
         Ok(match self {
@@ -146,7 +154,11 @@ impl SessionStore {
 
     /// Deletes sessions. An unknown one fails before any is deleted. Returns the ids.
     pub async fn delete(&mut self, ids: &[String]) -> Result<Vec<String>, Failure> {
-        let ids: BTreeSet<&String> = ids.iter().collect();
+        let known = |id: &String| match self {
+            SessionStore::Folder(_) => Ok(session_number(id)?.to_string()),
+            SessionStore::Server(_) => Ok(id.clone()),
+        };
+        let ids: BTreeSet<String> = ids.iter().map(known).collect::<Result<_, Failure>>()?;
         for id in &ids {
             self.get(id).await?;
         }
@@ -156,7 +168,7 @@ impl SessionStore {
                 SessionStore::Server(client) => client.session(id.as_str()).delete().await?,
             }
         }
-        Ok(ids.into_iter().cloned().collect())
+        Ok(ids.into_iter().collect())
     }
 
     /// Converts tokens of a session to text, if its tokenizer is known. A folder uses the tokenizer of the

@@ -14,17 +14,21 @@ use crate::args::{Sessions, SessionsArgs};
 /// Lists, shows, saves, loads or deletes sessions of a folder or of a server.
 pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
     check(args)?;
+    // The file is read before a folder is created.
+    let saved = match &args.action {
+        Sessions::Load { file, .. } => Some(SavedFile::read(file)?),
+        _ => None,
+    };
     match &args.state {
         Some(folder) => {
-            let creates = matches!(args.action, Sessions::Load { .. });
-            let store = match creates {
-                true => SessionStore::open_or_create_folder(folder)?,
-                false => SessionStore::open_folder(folder)?,
+            let store = match &saved {
+                Some(_) => SessionStore::open_or_create_folder(folder)?,
+                None => SessionStore::open_folder(folder)?,
             };
-            runtime()?.block_on(run(args, store))
+            runtime()?.block_on(run(args, store, saved))
         }
         None => on_server(&args.server, async |client| {
-            run(args, SessionStore::Server(client)).await
+            run(args, SessionStore::Server(client), saved).await
         }),
     }
 }
@@ -47,9 +51,13 @@ fn check(args: &SessionsArgs) -> Result<(), Failure> {
     Err(Failure::Message(message.into()))
 }
 
-async fn run(args: &SessionsArgs, mut store: SessionStore) -> Result<(), Failure> {
+async fn run(
+    args: &SessionsArgs,
+    mut store: SessionStore,
+    saved: Option<SavedFile>,
+) -> Result<(), Failure> {
     match &args.action {
-        Sessions::List => list(args, &store.list().await?),
+        Sessions::List => list(args, store.model(), &store.list().await?),
         Sessions::Show { id, model } => {
             let session = store.get(id).await?;
             match args.json {
@@ -62,8 +70,8 @@ async fn run(args: &SessionsArgs, mut store: SessionStore) -> Result<(), Failure
             let text = format!("session {id} saved to {}", file.display());
             print(args, &text, std::slice::from_ref(id))
         }
-        Sessions::Load { file, model } => {
-            let saved = SavedFile::read(file)?;
+        Sessions::Load { model, .. } => {
+            let saved = saved.expect("the file was read");
             let model = model.as_deref().unwrap_or_default();
             let id = store.load(saved, model).await?;
             print(args, &format!("loaded as session {id}"), &[id])
@@ -89,10 +97,18 @@ fn id_json(id: &str) -> Value {
     id.parse::<u64>().map_or_else(|_| json!(id), Value::from)
 }
 
-fn list(args: &SessionsArgs, sessions: &[SessionEntry]) -> Result<(), Failure> {
+fn list(
+    args: &SessionsArgs,
+    model: Option<&str>,
+    sessions: &[SessionEntry],
+) -> Result<(), Failure> {
     if args.json {
         let all: Vec<Value> = sessions.iter().map(entry_json).collect();
-        return say_json(&json!({ "sessions": all }));
+        let mut report = json!({ "sessions": all });
+        if let Some(model) = model {
+            report["model"] = json!(model);
+        }
+        return say_json(&report);
     }
     let row = |entry: &SessionEntry| {
         let pages = entry.pages;

@@ -29,8 +29,15 @@ pub(super) fn plan(
         Some(_) => 0.0,
         None => link_ceiling(backend, &model, &blueprint, FILE_TIME),
     };
+    if blueprint.plan().streams() && link <= 0.0 {
+        return Err(ServeError::Internal(
+            "The bandwidth of the link could not be measured: check the model's files and the free host \
+             memory, or give the bandwidth"
+                .to_owned(),
+        ));
+    }
     let prediction = match request.predict {
-        true => Some(predict(backend, &model, &blueprint, request, link)?),
+        true => predict(backend, &model, &blueprint, request, link),
         false => None,
     };
     let mut reply = describe(backend, &model, &blueprint);
@@ -87,17 +94,17 @@ fn describe(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> v1::
     }
 }
 
+/// Predicts the time of a pass; `None` if the device has no free memory to measure its bandwidth.
 fn predict(
     backend: &dyn Backend,
     model: &Model,
     blueprint: &Blueprint,
     request: &v1::PlanRequest,
     link: f64,
-) -> Result<v1::PassPrediction, ServeError> {
+) -> Option<v1::PassPrediction> {
     let compute = match request.compute_bytes_per_s {
         Some(rate) => rate,
-        None => rates::memory_bandwidth(backend, MEMORY_BYTES)
-            .map_err(|error| ServeError::Internal(error.to_string()))?,
+        None => rates::memory_bandwidth(backend, MEMORY_BYTES).ok()?,
     };
     let is_measured = request.link_bytes_per_s.is_none();
     let rates = Rates {
@@ -107,7 +114,7 @@ fn predict(
     };
     let work = blueprint.work(model, kv_dtype(backend, &model.program));
     let prediction = blueprint.plan().predict(&work, &rates);
-    Ok(v1::PassPrediction {
+    Some(v1::PassPrediction {
         link_bytes: prediction.link_bytes,
         link_bytes_per_s: link,
         link_s: prediction.link_s,

@@ -1,0 +1,101 @@
+//! Analyses on a server: patching, steering vectors and plans equal those in process.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::fs;
+
+use common::{ok, server::Server, stdout};
+use serde_json::Value;
+
+/// Runs a command and parses its standard output as JSON.
+fn json_output(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&ok(args))).unwrap()
+}
+
+/// Server whose model is registered but not loaded.
+fn unloaded_server() -> Server {
+    let server = Server::start(&[]);
+    let flags = [
+        "models",
+        "unload",
+        "stories-7m",
+        "--server",
+        &server.address,
+    ];
+    ok(&flags);
+    server
+}
+
+#[test]
+fn patching_gives_the_same_effects_on_a_server() {
+    let args = [
+        "patch",
+        "--clean",
+        "Tom had a red car. The car was",
+        "--corrupt",
+        "Tom had a blue car. The car was",
+        "--answer",
+        " red",
+        "--instead",
+        " blue",
+        "--json",
+    ];
+    let server = unloaded_server();
+    let local = json_output(&args);
+    let remote = json_output(&[&args[..], &["--server", &server.address]].concat());
+    assert_eq!(local["effect"], remote["effect"]);
+    assert_eq!(local["clean"], remote["clean"]);
+    // The sessions of the experiment are closed.
+    let left = stdout(&ok(&["sessions", "list", "--server", &server.address]));
+    assert_eq!(left, "no sessions\n");
+}
+
+#[test]
+fn steering_vectors_are_the_same_from_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (local, remote) = (path("local.safetensors"), path("remote.safetensors"));
+    // Without --layer, the middle block of the model counts, which an unloaded model does not tell.
+    let server = unloaded_server();
+    let make = [
+        "steer",
+        "make",
+        "--positive",
+        "She was happy",
+        "--negative",
+        "She was sad",
+    ];
+    ok(&[&make[..], &["--out", &local]].concat());
+    ok(&[&make[..], &["--out", &remote, "--server", &server.address]].concat());
+    assert_eq!(fs::read(&local).unwrap(), fs::read(&remote).unwrap());
+
+    let server = unloaded_server();
+    let steer = format!("{local}:2");
+    let measure = [
+        "steer", "measure", "--tokens", "1,5,7", "--json", "--steer", &steer,
+    ];
+    let here = json_output(&measure);
+    let there = json_output(&[&measure[..], &["--server", &server.address]].concat());
+    assert_eq!(here["share_of_logit_norm"], there["share_of_logit_norm"]);
+    assert_eq!(here["changed"], there["changed"]);
+}
+
+#[test]
+fn a_plan_on_a_server_has_the_fields_of_a_local_plan() {
+    let server = Server::start(&[]);
+    let args = ["plan", "--json", "--link", "1GB", "--compute", "10GB"];
+    let local = json_output(&args);
+    let remote = json_output(&[&args[..], &["--server", &server.address]].concat());
+    let keys = |plan: &Value| -> Vec<String> {
+        let keys = plan.as_object().unwrap().keys();
+        keys.cloned().collect()
+    };
+    assert_eq!(keys(&local), keys(&remote));
+    assert_eq!(local["weights_bytes"], remote["weights_bytes"]);
+    assert_eq!(
+        remote["prediction"]["compute_bytes_per_s"].as_f64(),
+        Some(1e10)
+    );
+}
