@@ -100,7 +100,7 @@ pub async fn measure_edits(
     })
 }
 
-/// `‖after − before‖ / ‖before‖`
+/// Norm of the change, as a share of the norm before: `‖after − before‖ / ‖before‖`.
 fn relative_change(before: &[f32], after: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let pairs = before.iter().zip(after);
