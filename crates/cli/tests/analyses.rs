@@ -6,13 +6,8 @@ mod common;
 
 use std::fs;
 
-use common::{ok, server::Server, stdout};
+use common::{json_output, ok, server::Server, stdout};
 use serde_json::Value;
-
-/// Runs a command and parses its standard output as JSON.
-fn json_output(args: &[&str]) -> Value {
-    serde_json::from_str(&stdout(&ok(args))).unwrap()
-}
 
 /// Server whose model is registered but not loaded.
 fn unloaded_server() -> Server {

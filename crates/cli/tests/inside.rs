@@ -6,13 +6,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::{djinn, golden, ok, refused, stderr, stdout};
-use serde_json::Value;
-
-/// Runs a command and parses its standard output as JSON.
-fn json(args: &[&str]) -> Value {
-    serde_json::from_str(&stdout(&ok(args))).unwrap()
-}
+use common::{djinn, golden, json_output, ok, refused, stderr, stdout};
 
 /// Writes a debugger script and returns its path.
 fn script(folder: &Path, lines: &[&str]) -> String {
@@ -23,7 +17,7 @@ fn script(folder: &Path, lines: &[&str]) -> String {
 
 #[test]
 fn the_last_row_of_the_lens_is_the_generated_token() {
-    let run = json(&[
+    let run = json_output(&[
         "run",
         "--prompt",
         "Once upon a time there",
@@ -42,7 +36,7 @@ fn the_last_row_of_the_lens_is_the_generated_token() {
         "3",
         "--svg",
     ];
-    let lens = json(&[&args[..], &[svg.to_str().unwrap()]].concat());
+    let lens = json_output(&[&args[..], &[svg.to_str().unwrap()]].concat());
     let last = &lens["lens"]["blocks.7.hook_resid_post"];
     let positions = lens["input_ids"].as_array().unwrap().len();
     assert_eq!(last.as_array().unwrap().len(), positions);
@@ -55,7 +49,7 @@ fn the_last_row_of_the_lens_is_the_generated_token() {
 
 #[test]
 fn patching_by_branches_equals_patching_in_separate_runs() {
-    let found = json(&[
+    let found = json_output(&[
         "patch",
         "--clean",
         "Tom had a red car. The car was",
@@ -113,7 +107,7 @@ fn steering_vectors_are_made_shown_converted_and_applied() {
     ok(&[&make[..], &["--layer", "2,4", "--out", &made]].concat());
     let gguf = path("v.gguf");
     ok(&["steer", "show", &made, "--out", &gguf]);
-    let [one, other] = [&made, &gguf].map(|file| json(&["steer", "show", file, "--json"]));
+    let [one, other] = [&made, &gguf].map(|file| json_output(&["steer", "show", file, "--json"]));
     assert_eq!(one, other);
     assert_eq!(one["norms"].as_object().unwrap().len(), 2);
     let run = |steer: &str| {
@@ -127,7 +121,7 @@ fn steering_vectors_are_made_shown_converted_and_applied() {
             "--steer",
             steer,
         ];
-        json(&args)["output_ids"].clone()
+        json_output(&args)["output_ids"].clone()
     };
     assert_eq!(run(&made), run(&gguf));
     assert_ne!(run(&format!("{made}:3")), run(&format!("{gguf}:0")));
@@ -136,7 +130,7 @@ fn steering_vectors_are_made_shown_converted_and_applied() {
         let hook = format!("blocks.{block}.hook_resid_post");
         format!("{hook}:add={made}#{hook}*-1")
     };
-    let by_hand = json(&[
+    let by_hand = json_output(&[
         "run",
         "--prompt",
         "One day",
@@ -175,7 +169,7 @@ fn steering_vectors_are_made_shown_converted_and_applied() {
 fn steer_measure_reports_the_effect_of_an_edit() {
     let measure = |factor: &str| {
         let edit = format!("blocks.4.hook_resid_post:scale={factor}");
-        json(&[
+        json_output(&[
             "steer",
             "measure",
             "--prompt",
@@ -248,7 +242,7 @@ fn the_debugger_pauses_edits_branches_and_undoes() {
     }
     assert!(!output.contains("never reached"), "{output}");
     // After undo, the session generates the same text as `djinn run`.
-    let run = json(&[
+    let run = json_output(&[
         "run",
         "--prompt",
         "The cat sat on the",

@@ -6,15 +6,10 @@ mod common;
 
 use std::fs;
 
-use common::{ok, refused, server::Server, stderr, stdout};
+use common::{json_output, ok, refused, server::Server, stderr, stdout};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "Once upon a time there was a";
-
-/// Runs a command and parses its standard output as JSON.
-fn json_output(args: &[&str]) -> Value {
-    serde_json::from_str(&stdout(&ok(args))).unwrap()
-}
 
 /// JSON of the same command, run locally and on a server.
 fn local_and_remote(server: &Server, args: &[&str]) -> [Value; 2] {

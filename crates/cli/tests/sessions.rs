@@ -6,13 +6,8 @@ mod common;
 
 use std::{fs, path::Path, process::Command};
 
-use common::{ok, stdout};
+use common::{json_output, ok, stdout};
 use serde_json::{Value, json};
-
-/// Runs a command and parses its standard output as JSON.
-fn json_output(args: &[&str]) -> Value {
-    serde_json::from_str(&stdout(&ok(args))).unwrap()
-}
 
 /// Runs a command, checks that it fails with exit status 2, and returns its standard error.
 fn refused(args: &[&str]) -> String {

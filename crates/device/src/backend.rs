@@ -8,8 +8,8 @@ use djinn_types::{DType, Tier};
 use crate::cuda::Card;
 use crate::{Device, Result};
 
-/// Upper bounds on the operands of a pass. A device sizes its scratch memory by these bounds when
-/// it opens.
+/// Upper bounds on the operands of a pass. A device allocates its scratch memory for these bounds
+/// when the backend opens the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassLimits {
     /// Rows of a pass.

@@ -117,8 +117,8 @@ fn libraries() -> [MachineCheck; 2] {
     [products, management]
 }
 
-/// Check of a card that cannot be opened. A machine without cards is fine unless the user named one; a card
-/// that does not work is not.
+/// Check of a card that cannot be opened. A machine without cards only warns, unless the
+/// user named a card. A card that does not work fails.
 fn no_card(error: &DeviceError, named: bool) -> MachineCheck {
     let remedy = "list the cards with `nvidia-smi`; without a card, use --device cpu";
     match error {

@@ -26,6 +26,7 @@ mod session_ref;
 mod settings;
 mod slab_layout;
 mod tensors;
+mod upload;
 
 pub use arena::Footprint;
 pub use backend::kv_dtype;

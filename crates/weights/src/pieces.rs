@@ -93,8 +93,8 @@ impl Pieces {
         }
     }
 
-    /// Cuts everything that can stream into pieces of at most `cap` bytes, if matrices can be cut
-    /// that small.
+    /// Cuts everything that can stream into pieces. A piece has at most `cap` bytes, unless a
+    /// matrix cannot be cut further.
     pub(crate) fn cut(
         program: &Program,
         weights: &dyn Weights,

@@ -151,7 +151,7 @@ impl PlanReport<'_> {
     /// Lines about the predicted time of a pass.
     fn predicted(&self) -> String {
         if self.plan.prediction.is_none() {
-            return "the speed is not predicted: the device has no free memory to measure; give --compute\n"
+            return "the speed is not predicted: the bandwidth of the memory was not measured; give --compute\n"
                 .to_owned();
         }
         let p = self.prediction();

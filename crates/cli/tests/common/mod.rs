@@ -132,3 +132,8 @@ impl DamagedModel {
         })
     }
 }
+
+/// Runs a command and parses its standard output as JSON.
+pub fn json_output(args: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&stdout(&ok(args))).unwrap()
+}

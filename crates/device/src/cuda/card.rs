@@ -114,7 +114,7 @@ impl Card {
     }
 
     /// Bytes of the card's memory in use by all processes; `None` if the system does not report
-    /// it.
+    /// the number.
     pub fn used(&self) -> Option<u64> {
         Nvml::get()?.used(self.bus_id())
     }

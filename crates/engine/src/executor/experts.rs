@@ -10,7 +10,8 @@ use djinn_weights::{Streamer, TensorPlacements};
 use crate::{
     EngineError,
     arena::{Arena, ExpertScratch},
-    executor::{active_rows::ActiveRows, batch::phases, upload::upload_ids},
+    executor::{active_rows::ActiveRows, batch::phases},
+    upload::upload_ids,
 };
 
 /// Runs an [`Op::Experts`] over the active rows.

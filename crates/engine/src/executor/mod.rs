@@ -13,7 +13,6 @@ pub(crate) mod progress;
 mod read_hooks;
 mod replay;
 mod stops;
-mod upload;
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -26,6 +25,7 @@ use djinn_model::{
 use djinn_types::Order;
 use djinn_weights::{PassStats, Recorder, Streamer};
 
+use crate::upload::{upload_ids, upload_numbers};
 use crate::{
     blueprint::Blueprint,
     error::EngineError,
@@ -35,7 +35,6 @@ use crate::{
 use batch::Batch;
 use pass::{Pass, PassResult};
 use progress::PassProgress;
-use upload::{upload_ids, upload_numbers};
 
 /// Progress of loading a model.
 #[derive(Clone, Copy, Debug)]

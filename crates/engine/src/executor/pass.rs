@@ -15,7 +15,8 @@ use crate::{
     session::Session,
 };
 
-use super::{active_rows::ActiveRows, progress::PassProgress, upload::upload_ids};
+use super::{active_rows::ActiveRows, progress::PassProgress};
+use crate::upload::upload_ids;
 
 /// Results of a pass.
 pub(crate) struct PassResult {

@@ -3,14 +3,14 @@
 
 use djinn_device::{Device, HostSlab, Span, Stream, View};
 
-use crate::EngineError;
+use crate::{EngineError, upload::upload_numbers};
 
 /// Size of the staging memory in bytes. Larger transfers wait for earlier ones.
 const STAGING_BYTES: u64 = 32 << 20;
 
-/// Largest copy into the device that does not use the staging memory. The driver sends so few bytes of
-/// ordinary memory with the commands of the compute stream. A copy from pinned memory would queue in
-/// the copy engine behind KV pages that return: up to 31 ms for a session of 2,048 tokens.
+/// Largest copy into the device that does not use the staging memory. On an H200, a copy from pinned
+/// memory waited up to 31 ms for KV pages of 2,048 tokens that returned at the same time; an upload of
+/// ordinary memory did not. The likely reason is that the driver sends so few bytes with its commands.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
 
 /// Pinned host memory for transfers of a pass, allocated on first use.
@@ -54,8 +54,7 @@ impl Staging {
     ) -> Result<(), EngineError> {
         let whole = rows.span();
         if whole.bytes <= INLINE_BYTES_MAX {
-            let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-            return Ok(device.upload(Stream::Compute, whole, &bytes)?);
+            return Ok(upload_numbers(device, rows, numbers)?);
         }
         let mut left = numbers;
         for part in parts(whole) {

@@ -94,7 +94,7 @@ fn describe(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> v1::
     }
 }
 
-/// Predicts the time of a pass; `None` if the device has no free memory to measure its bandwidth.
+/// Predicts the time of a pass; `None` if the bandwidth of the device's memory cannot be measured.
 fn predict(
     backend: &dyn Backend,
     model: &Model,
@@ -104,7 +104,9 @@ fn predict(
 ) -> Option<v1::PassPrediction> {
     let compute = match request.compute_bytes_per_s {
         Some(rate) => rate,
-        None => rates::memory_bandwidth(backend, MEMORY_BYTES).ok()?,
+        None => rates::memory_bandwidth(backend, MEMORY_BYTES)
+            .inspect_err(|error| tracing::warn!(%error, "memory bandwidth not measured"))
+            .ok()?,
     };
     let is_measured = request.link_bytes_per_s.is_none();
     let rates = Rates {

@@ -3,13 +3,13 @@
 use djinn_device::{Device, DeviceError, Span, Stream, View};
 
 /// Uploads ids to the first elements of a view.
-pub(super) fn upload_ids(device: &dyn Device, to: View, ids: &[i32]) -> Result<(), DeviceError> {
+pub(crate) fn upload_ids(device: &dyn Device, to: View, ids: &[i32]) -> Result<(), DeviceError> {
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     upload(device, to, &bytes)
 }
 
 /// Uploads numbers to the first elements of a view.
-pub(super) fn upload_numbers(
+pub(crate) fn upload_numbers(
     device: &dyn Device,
     to: View,
     numbers: &[f32],
