@@ -13,8 +13,8 @@ use djinn_engine::{
 };
 use djinn_model::Model;
 use djinn_server::{
-    LoadOptions, OpenState, Preset, Running, ServeError, ServedModel, ServerConfig, ServerLimits,
-    default_name, start_in_process,
+    LoadOptions, OpenState, OperationSettings, Preset, Running, ServeError, ServedModel,
+    ServerConfig, ServerLimits, default_name, start_in_process,
 };
 use djinn_terminal::Failure;
 use tempfile::TempDir;
@@ -270,6 +270,7 @@ fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> Serve
         },
         drain: Duration::ZERO,
         insecure: false,
+        operation: OperationSettings::default(),
         commit: COMMIT.to_owned(),
     }
 }
