@@ -109,7 +109,7 @@ impl SessionRef<'_> {
         if session.state.is_paused() {
             return self.resume_with(&[], RunUntil::Breakpoint);
         }
-        let session = self.residency.sessions.known(self.id);
+        let session = self.residency.sessions.known_mut(self.id);
         self.durability.commit_state(session, SavedState::Ready)?;
         self.make_ready()
     }

@@ -98,7 +98,7 @@ impl RecoveryContext<'_> {
         session.text = text_of(self.model, &session);
         let past = saved.past.as_ref().map(|past| self.rewind_to(past));
         let past = past.transpose()?;
-        session.last_pause = past.as_ref().map(|rewind| rewind.to.clone());
+        session.last_pause.clone_from(&past);
         session.state = self.state(&saved.state, past)?;
         Ok(session)
     }

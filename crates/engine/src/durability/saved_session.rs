@@ -116,7 +116,10 @@ impl SavedSession {
             deadline: session.lifetime.deadline.map(to_unix),
             lease: session.lifetime.lease.map(seconds),
             state: SavedState::of(session),
-            past: session.last_pause.as_ref().map(SavedStop::of),
+            past: session
+                .last_pause
+                .as_ref()
+                .map(|past| SavedStop::of(&past.to)),
         }
     }
 

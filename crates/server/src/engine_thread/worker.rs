@@ -9,9 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{
-    Engine, Finish, Output, Request, SessionFailure, SessionId, SessionStatus, Tensor,
-};
+use djinn_engine::{Engine, Finish, Output, Request, SessionId, SessionStatus, Tensor};
 use djinn_weights::{PassStats, Timeline};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -155,24 +153,13 @@ impl Worker {
                 }
             }
             Err(error) => {
-                tracing::error!(%error, "pass failed; its sessions end");
+                tracing::error!(%error, "pass failed; its turns end");
                 self.failed_passes += 1;
-                self.publish_failure(&SessionFailure::from(&error));
+                for output in self.engine.maintain(Instant::now()) {
+                    self.publish(output);
+                }
                 self.stops = self.failed_passes >= FAILED_PASSES_MAX;
             }
-        }
-    }
-
-    /// Publishes the end of every session that a failed pass ended. The engine reports such a
-    /// session only once.
-    fn publish_failure(&mut self, failure: &SessionFailure) {
-        let is_done = |id: &SessionId| {
-            self.engine.view(*id).map(|session| session.status()) == Some(SessionStatus::Done)
-        };
-        let done: Vec<SessionId> = self.subscribers.keys().copied().filter(is_done).collect();
-        for session in done {
-            let failure = Some(failure.clone());
-            self.publish(Output::finished(session, Finish::Failed, failure));
         }
     }
 
@@ -202,8 +189,8 @@ impl Worker {
             subscriber.send(SessionEvent::Paused { at, shape, took });
             subscriber.disconnect();
         } else if let Some(finish) = output.finish {
-            let kept = self.engine.view(id).map(|session| session.status())
-                == Some(SessionStatus::Waiting);
+            let session = self.engine.view(id);
+            let kept = session.is_some_and(|session| session.status() != SessionStatus::Done);
             subscriber.send_captures(take_captured(&mut self.engine, id));
             subscriber.send(SessionEvent::Finished {
                 finish,
