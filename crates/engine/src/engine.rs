@@ -115,11 +115,6 @@ impl Engine {
         &self.blueprint
     }
 
-    /// Returns the id that the next session gets.
-    pub fn next_session(&self) -> SessionId {
-        self.sessions.next_id()
-    }
-
     /// Returns the number of passes so far.
     pub fn passes(&self) -> usize {
         self.executor.passes()
@@ -194,7 +189,7 @@ impl Engine {
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
         self.durability.settle(&mut self.sessions, true);
         request.check_probe(&self.model.program)?;
-        let (id, settings) = (self.sessions.next_id(), self.blueprint.settings());
+        let (id, settings) = (self.sessions.new_id(), self.blueprint.settings());
         self.sessions.check_count(settings.open)?;
         let virtual_time = self.scheduler.virtual_time();
         let mut session = lifecycle::create(&self.model, settings, request, id, virtual_time)?;
@@ -271,22 +266,21 @@ impl Engine {
             ..Restored::default()
         };
         let mut parked = BTreeMap::new();
-        let (saved, next_id) = folder.take_sessions();
-        for (number, saved) in saved {
-            let id = SessionId(number);
+        let (saved, last_id) = folder.take_sessions();
+        for (id, saved) in saved {
             if !scope.includes(id) {
-                parked.insert(number, saved);
+                parked.insert(id, saved);
                 continue;
             }
             match self.restore(&saved) {
                 Ok(()) => restored.sessions.push(id),
                 Err(error) => {
                     restored.refused.push((id, error));
-                    parked.insert(number, saved);
+                    parked.insert(id, saved);
                 }
             }
         }
-        self.sessions.reserve_ids(next_id);
+        self.sessions.note_id(last_id);
         self.durability.attach(&self.model, folder, parked)?;
         Ok(restored)
     }
@@ -296,8 +290,8 @@ impl Engine {
         self.durability.settle(&mut self.sessions, true);
         let identity = self.durability.identity(&self.model)?;
         identity.check(&file.model_identity())?;
-        let id = self.sessions.next_id();
-        let saved = file.session.imported(id.0, owner.to_owned());
+        let id = self.sessions.new_id();
+        let saved = file.session.imported(id, owner.to_owned());
         let pages = self.blueprint.settings().table_pages();
         self.sessions.check_quota(owner, pages)?;
         self.restore(&saved)?;

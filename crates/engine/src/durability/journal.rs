@@ -27,9 +27,9 @@ pub(super) struct Journal {
     log: Log,
     model: ModelIdentity,
     /// Sessions of the folder that are not open in the engine.
-    parked: BTreeMap<u64, SavedSession>,
+    parked: BTreeMap<SessionId, SavedSession>,
     /// Closed sessions whose end could not be written yet.
-    closed: Vec<u64>,
+    closed: Vec<SessionId>,
     /// Size of the log after its last compaction; 0 before the first.
     compact: u64,
     /// Whether the log accepts no more records until it is rewritten.
@@ -47,7 +47,7 @@ impl Journal {
     pub fn new(
         folder: StateFolder,
         model: ModelIdentity,
-        parked: BTreeMap<u64, SavedSession>,
+        parked: BTreeMap<SessionId, SavedSession>,
     ) -> Self {
         Journal {
             compact: 0,
@@ -84,7 +84,7 @@ impl Journal {
 
     /// Writes the end of a session, now or with the next record that can be written.
     pub fn close(&mut self, id: SessionId) {
-        self.closed.push(id.0);
+        self.closed.push(id);
         // The next commit writes what fails here.
         let _ = self.write_closed().and_then(|()| self.sync());
     }
@@ -137,7 +137,6 @@ impl Journal {
             name: self.model.name.clone(),
             identity: self.model.identity.clone(),
             legacy_identity: self.model.legacy.clone(),
-            next_id: sessions.next_id().0,
         };
         let open = sessions.iter().filter(|session| !session.transient);
         let open = open.map(SavedSession::of);
@@ -159,7 +158,7 @@ impl Journal {
         session: &mut Session,
         has_ended: bool,
     ) -> Result<(), EngineError> {
-        let id = session.id.0;
+        let id = session.id;
         let state = has_ended.then(|| SavedState::of(session));
         let new = &session.tokens[session.logged..];
         let record = match (new, state) {

@@ -11,6 +11,7 @@ mod legacy_identity;
 pub(crate) mod records;
 pub(crate) mod recovery;
 pub(crate) mod saved_file;
+mod saved_id;
 pub(crate) mod saved_session;
 pub(crate) mod state_folder;
 mod tensor_samples;
@@ -55,7 +56,7 @@ impl Durability {
         &mut self,
         model: &Model,
         folder: StateFolder,
-        parked: BTreeMap<u64, SavedSession>,
+        parked: BTreeMap<SessionId, SavedSession>,
     ) -> Result<(), EngineError> {
         let identity = self.identity(model)?.clone();
         self.journal = Some(Journal::new(folder, identity, parked));
@@ -128,7 +129,7 @@ impl Durability {
         session: &mut Session,
         state: SavedState,
     ) -> Result<(), EngineError> {
-        let id = session.id.0;
+        let id = session.id;
         let Some(journal) = self.journal_of(session) else {
             return Ok(());
         };
@@ -153,7 +154,7 @@ impl Durability {
             saved => Some(Box::new(saved.unwrap_or_default())),
         };
         journal.commit(&Record::Said {
-            id: session.id.0,
+            id: session.id,
             tokens: turn.tokens.clone(),
             max_tokens: turn.max_tokens,
             probe,

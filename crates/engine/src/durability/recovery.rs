@@ -77,7 +77,7 @@ impl RecoveryContext<'_> {
         };
         probe.check_rows(prompt.len(), program.dims.context)?;
         let request = request(saved, prompt, probe.clone());
-        let id = SessionId(saved.id);
+        let id = saved.id;
         let mut session = create(self.model, self.settings, request, id, self.virtual_time)?;
         check_tokens(program, &saved.tokens)?;
         // The saved probe was bound to the positions that the session had when it was opened.

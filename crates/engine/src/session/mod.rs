@@ -1,6 +1,7 @@
 //! Sessions: their data, state machine, requests, outputs and quotas.
 
 pub(crate) mod failure;
+pub(crate) mod ids;
 pub(crate) mod lifecycle;
 pub(crate) mod lifetime;
 pub(crate) mod output;
