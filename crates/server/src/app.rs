@@ -135,7 +135,7 @@ impl App {
         }
     }
 
-    /// Resolves a session's name (`MODEL:NUMBER`) to its model and its id on that model.
+    /// Resolves a session's name (`MODEL:ID`) to its model and its id on that model.
     pub async fn session(&self, name: &str) -> Result<(Arc<LoadedModel>, SessionId), ServeError> {
         let missing = || {
             ServeError::NotFound(format!(
@@ -143,10 +143,10 @@ impl App {
                 name.escape_debug()
             ))
         };
-        let (model, number) = name.rsplit_once(':').ok_or_else(missing)?;
-        let number = number.parse().map_err(|_| missing())?;
+        let (model, id) = name.rsplit_once(':').ok_or_else(missing)?;
+        let id = id.parse().map_err(|_| missing())?;
         match self.models.get(model).await {
-            Ok(found) => Ok((found, SessionId(number))),
+            Ok(found) => Ok((found, id)),
             Err(ServeError::NotFound(_)) => Err(missing()),
             Err(error) => Err(error),
         }
@@ -168,7 +168,7 @@ impl App {
     }
 }
 
-/// Name of a session on the server: `MODEL:NUMBER`.
+/// Name of a session on the server: `MODEL:ID`.
 pub fn session_name(model: &LoadedModel, id: SessionId) -> String {
-    format!("{}:{}", model.name, id.0)
+    format!("{}:{}", model.name, id)
 }

@@ -65,8 +65,8 @@ impl LocalEngine {
 pub struct LocalState {
     /// The folder.
     pub folder: PathBuf,
-    /// Number of the session to restore.
-    pub session: Option<u64>,
+    /// Session to restore.
+    pub session: Option<SessionId>,
 }
 
 /// Connection to a model.
@@ -341,7 +341,7 @@ fn open_state(
         let torn = folder.torn();
         eprintln!("note: {torn} bytes that were not yet acknowledged are dropped from the log");
     }
-    let Some(id) = state.session.map(SessionId) else {
+    let Some(id) = state.session else {
         return Ok((folder, RestoreScope::None));
     };
     let session = folder.get(id)?;

@@ -11,15 +11,17 @@ use super::{
     saved_file::SavedFile,
     saved_session::{SavedSession, SavedState},
 };
-use crate::error::EngineError;
+use crate::{error::EngineError, session::ids::SessionIds};
 
 /// A folder of sessions. One process at a time can open the folder.
 pub struct StateFolder {
     pub(super) log: Log,
     pub(super) model: Option<ModelIdentity>,
-    pub(super) sessions: BTreeMap<u64, SavedSession>,
-    /// One more than the highest id a session has had.
-    pub(super) next_id: u64,
+    pub(super) sessions: BTreeMap<SessionId, SavedSession>,
+    /// Source of ids for imported sessions; has noted all ids of the log.
+    ids: SessionIds,
+    /// Highest id that a session of the log has had.
+    last_id: SessionId,
 }
 
 impl StateFolder {
@@ -30,7 +32,8 @@ impl StateFolder {
             log,
             model: None,
             sessions: BTreeMap::new(),
-            next_id: 0,
+            ids: SessionIds::default(),
+            last_id: SessionId::from_bits(0),
         };
         for (number, record) in records.iter().enumerate() {
             let applied = serde_json::from_slice(record)
@@ -56,17 +59,16 @@ impl StateFolder {
                 name,
                 identity,
                 legacy_identity,
-                next_id,
             } => {
                 self.model = Some(ModelIdentity {
                     name,
                     identity,
                     legacy: legacy_identity,
                 });
-                self.next_id = self.next_id.max(next_id);
             }
             Record::Session(session) => {
-                self.next_id = self.next_id.max(session.id + 1);
+                self.ids.note(session.id);
+                self.last_id = self.last_id.max(session.id);
                 self.sessions.insert(session.id, *session);
             }
             Record::Said {
@@ -116,7 +118,7 @@ impl StateFolder {
         Ok(())
     }
 
-    fn session(&mut self, id: u64) -> Result<&mut SavedSession, String> {
+    fn session(&mut self, id: SessionId) -> Result<&mut SavedSession, String> {
         let session = self.sessions.get_mut(&id);
         session.ok_or_else(|| format!("session {id} does not exist"))
     }
@@ -128,7 +130,7 @@ impl StateFolder {
 
     /// Returns one session.
     pub fn get(&self, id: SessionId) -> Result<&SavedSession, EngineError> {
-        self.sessions.get(&id.0).ok_or(EngineError::NoSession(id))
+        self.sessions.get(&id).ok_or(EngineError::NoSession(id))
     }
 
     /// Returns the name of the model that the sessions belong to, once there was a session.
@@ -153,7 +155,7 @@ impl StateFolder {
     /// Deletes a session.
     pub fn delete(&mut self, id: SessionId) -> Result<(), EngineError> {
         self.get(id)?;
-        self.commit(Record::Closed { id: id.0 })
+        self.commit(Record::Closed { id })
     }
 
     /// Exports one session to a file that another folder can import.
@@ -168,16 +170,16 @@ impl StateFolder {
     pub fn import(&mut self, file: SavedFile) -> Result<SessionId, EngineError> {
         file.session.check()?;
         self.claim(&file.model_identity())?;
-        let id = self.next_id;
+        let id = self.ids.next();
         let owner = file.session.owner.clone();
         let session = file.session.imported(id, owner);
         self.commit(Record::Session(Box::new(session)))?;
-        Ok(SessionId(id))
+        Ok(id)
     }
 
-    /// Takes the sessions out of the folder, with the lowest id of the next session.
-    pub(crate) fn take_sessions(&mut self) -> (BTreeMap<u64, SavedSession>, u64) {
-        (std::mem::take(&mut self.sessions), self.next_id)
+    /// Takes the sessions out of the folder, with the highest id that one of them has had.
+    pub(crate) fn take_sessions(&mut self) -> (BTreeMap<SessionId, SavedSession>, SessionId) {
+        (std::mem::take(&mut self.sessions), self.last_id)
     }
 
     /// Makes an empty folder one of this model; refuses a folder of another model.
@@ -188,7 +190,6 @@ impl StateFolder {
                 name: model.name.clone(),
                 identity: model.identity.clone(),
                 legacy_identity: model.legacy.clone(),
-                next_id: 0,
             }),
         }
     }

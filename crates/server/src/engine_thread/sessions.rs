@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use djinn_engine::{
-    Engine, EngineError, Finish, LimitKind, Output, Request, SessionFailure, SessionId,
-    SessionStatus, Tensor,
+    Engine, EngineError, Finish, LimitKind, Output, Request, SessionId, SessionStatus, Tensor,
 };
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -109,21 +108,6 @@ impl Worker {
             && running.filter(|session| runs(session.status)).count() > 0
     }
 
-    /// Publishes the end of every session that a failed pass ended or interrupted. The engine reports such a
-    /// session only once.
-    pub(super) fn publish_failure(&mut self, failure: &SessionFailure) {
-        let was_running = |id: &SessionId| {
-            let status = self.engine.view(*id).map(|session| session.status());
-            let listens = self.subscribers[id].is_listening();
-            status == Some(SessionStatus::Done) || listens && status == Some(SessionStatus::Waiting)
-        };
-        let ids = self.subscribers.keys().copied();
-        for session in ids.filter(was_running).collect::<Vec<_>>() {
-            let failure = Some(failure.clone());
-            self.publish(Output::finished(session, Finish::Failed, failure));
-        }
-    }
-
     /// Sends a session's output to its subscriber.
     pub(super) fn publish(&mut self, output: Output) {
         let id = output.session;
@@ -150,8 +134,8 @@ impl Worker {
             subscriber.send(SessionEvent::Paused { at, shape, took });
             subscriber.disconnect();
         } else if let Some(finish) = output.finish {
-            let kept = self.engine.view(id).map(|session| session.status())
-                == Some(SessionStatus::Waiting);
+            let session = self.engine.view(id);
+            let kept = session.is_some_and(|session| session.status() != SessionStatus::Done);
             subscriber.send_captures(take_captured(&mut self.engine, id));
             subscriber.send(SessionEvent::Finished {
                 finish,

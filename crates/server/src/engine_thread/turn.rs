@@ -57,7 +57,7 @@ impl TurnStream {
             span: tracing::info_span!(
                 "turn",
                 model = model.name,
-                session = id.0,
+                session = %id,
                 tokens = tracing::field::Empty
             ),
             tokens: 0,

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, EngineError, PagingStats, SessionFailure, SessionId};
+use djinn_engine::{Engine, EngineError, PagingStats, SessionId};
 use djinn_weights::{PassStats, Timeline};
 
 use super::{
@@ -225,10 +225,12 @@ impl Worker {
     /// Reports a failed pass to the subscribers of its sessions. If the device is lost, the whole process
     /// has to start again, because no later pass of this process can succeed.
     fn fail_pass(&mut self, error: &EngineError) {
-        tracing::error!(%error, "pass failed");
+        tracing::error!(%error, "pass failed; its turns end");
         self.failed_passes += 1;
         self.totals.failed += 1;
-        self.publish_failure(&SessionFailure::from(error));
+        for output in self.engine.maintain(Instant::now()) {
+            self.publish(output);
+        }
         self.stops |= self.failed_passes >= FAILED_PASSES_MAX;
     }
 

@@ -120,7 +120,7 @@ impl ModelLoader {
             let state = StateFolder::open(&folder)?;
             let restored = engine.attach_state(state, RestoreScope::All)?;
             for (id, error) in &restored.refused {
-                tracing::warn!(model = self.name, session = id.0, %error, "session not restored");
+                tracing::warn!(model = self.name, session = %id, %error, "session not restored");
             }
             if !restored.sessions.is_empty() {
                 let count = restored.sessions.len();
