@@ -36,7 +36,8 @@ fn child_appends_until_killed() {
     let Some(folder) = folder_of_child() else {
         return;
     };
-    let (mut log, mut records) = Log::open(&folder).unwrap();
+    let (mut log, found) = Log::open(&folder).unwrap();
+    let mut records = found.records;
     for number in records.len() as u64.. {
         log.append(&record(number)).unwrap();
         println!("\nappended {number}");
@@ -70,6 +71,8 @@ fn appended_records_survive_a_kill() {
             last = last.max(Some(number));
         }
         let (_, found) = Log::open(folder.path()).unwrap();
+        assert_eq!(found.damage, []);
+        let found = found.records;
         let reported = last.unwrap() as usize + 1;
         let count = found.len();
         assert!(count >= reported, "{count} of {reported}");
@@ -129,6 +132,7 @@ fn a_full_disk_loses_no_record() {
     let count = said.lines().find_map(|line| line.strip_prefix("appended "));
     let count: usize = count.unwrap().parse().unwrap();
     let (log, found) = Log::open(folder.path()).unwrap();
+    let found = found.records;
     assert_eq!((found.len(), log.torn()), (count + 2, 0));
     assert_eq!(found[count..], [&b"still fits"[..], b"so does this"]);
     let archive = Archive::open(&folder.path().join("archive")).unwrap();
