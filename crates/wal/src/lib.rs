@@ -16,6 +16,7 @@
 //! - A failed write has no effect. The log ends with its last complete record, and the archive
 //!   does not appear.
 //! - Nothing is replaced or removed before its replacement is on disk.
+//! - Only the owner of the process has access to the files and folders, whatever the umask.
 //! - A length read from a file is checked against the file's size before memory is allocated.
 //! - Checksums detect accidents, not forgeries: they are fast and use no secret.
 
