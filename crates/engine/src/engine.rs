@@ -263,6 +263,7 @@ impl Engine {
         }
         let mut restored = Restored {
             torn: folder.torn(),
+            damaged: folder.damaged(),
             ..Restored::default()
         };
         let mut parked = BTreeMap::new();

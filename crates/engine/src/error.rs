@@ -401,6 +401,13 @@ fn any_of(statuses: &[SessionStatus]) -> String {
     }
 }
 
+impl EngineError {
+    /// Whether the device is lost, so that nothing of this process can use it any more.
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, EngineError::Device(error) if error.is_sticky())
+    }
+}
+
 impl From<KvError> for EngineError {
     fn from(error: KvError) -> Self {
         match error {

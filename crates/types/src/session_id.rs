@@ -7,7 +7,7 @@ use crate::text::shown;
 /// Identifier of a session: a ULID, unique for ever. The first 48 bits are the time of creation
 /// in milliseconds since 1970, the other 80 bits are random, so that identifiers sort by age.
 /// Sessions that were saved by releases before 0.2 keep their numbers, which sort first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId {
     // Two halves: a number of 128 bits would align errors that name a session to 16 bytes.
     high: u64,

@@ -134,7 +134,8 @@ impl Durability {
             return Ok(());
         };
         journal.write_progress(session, false)?;
-        journal.commit(&Record::State { id, state })?;
+        let after = Some(session.logged);
+        journal.commit(&Record::State { id, after, state })?;
         session.owes_state = false;
         Ok(())
     }
@@ -155,6 +156,7 @@ impl Durability {
         };
         journal.commit(&Record::Said {
             id: session.id,
+            after: Some(session.logged),
             tokens: turn.tokens.clone(),
             max_tokens: turn.max_tokens,
             probe,

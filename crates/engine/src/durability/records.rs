@@ -28,6 +28,9 @@ pub(crate) enum Record {
     Said {
         #[serde(with = "saved_id")]
         id: SessionId,
+        /// Number of tokens before these. Releases before 0.2 did not write it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<usize>,
         tokens: Vec<u32>,
         max_tokens: usize,
         /// Probe from now on, where it changed.
@@ -48,6 +51,9 @@ pub(crate) enum Record {
     State {
         #[serde(with = "saved_id")]
         id: SessionId,
+        /// Number of tokens that the session has. Releases before 0.2 did not write it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<usize>,
         state: SavedState,
     },
     /// End of a session.

@@ -231,7 +231,10 @@ impl Worker {
         for output in self.engine.maintain(Instant::now()) {
             self.publish(output);
         }
-        self.stops |= self.failed_passes >= FAILED_PASSES_MAX;
+        if error.is_fatal() {
+            self.fatal.raise(format!("The device is lost: {error}"));
+        }
+        self.stops |= error.is_fatal() || self.failed_passes >= FAILED_PASSES_MAX;
     }
 
     /// Whether a turn is running.

@@ -122,6 +122,15 @@ impl ModelLoader {
             for (id, error) in &restored.refused {
                 tracing::warn!(model = self.name, session = %id, %error, "session not restored");
             }
+            for damage in &restored.damaged {
+                let session = damage.session.map(|id| id.to_string());
+                tracing::error!(
+                    model = self.name,
+                    session,
+                    lost = damage.lost,
+                    "saved sessions are damaged"
+                );
+            }
             if !restored.sessions.is_empty() {
                 let count = restored.sessions.len();
                 tracing::info!(model = self.name, count, "sessions restored");
