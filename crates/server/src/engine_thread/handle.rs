@@ -321,3 +321,72 @@ impl Drop for LoadedModel {
         self.jobs.close();
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::{path::Path, sync::Arc};
+
+    use djinn_device::cpu::CpuBackend;
+    use djinn_engine::{Engine, KvMemory, Request};
+    use djinn_model::Model;
+    use djinn_weights::MemorySettings;
+
+    use super::{LoadedEngine, LoadedModel};
+    use crate::{
+        ErrorCode, LoadOptions, ServerLimits, engine_thread::SessionEvent, fatal::FatalSignal,
+        metrics::Metrics, registry::draw,
+    };
+
+    fn stories() -> Arc<LoadedModel> {
+        let load = |progress: &mut dyn FnMut(djinn_engine::LoadProgress)| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories-7m");
+            let model = Model::open(path.to_str().unwrap())?;
+            let backend = CpuBackend {
+                threads: Some(1),
+                isa: None,
+            };
+            let memory = MemorySettings {
+                budget: 1 << 30,
+                host_budget: 1 << 28,
+                ..MemorySettings::default()
+            };
+            let layout = LoadOptions {
+                context: Some(64),
+                sessions: Some(4),
+                ..LoadOptions::default()
+            };
+            let blueprint = draw(&model, &backend, layout, memory, &KvMemory::default())?;
+            let engine = Engine::load(model, &backend, blueprint, progress)?;
+            Ok(LoadedEngine {
+                engine,
+                link_ceiling: 0.0,
+            })
+        };
+        let (metrics, fatal) = (Metrics::new(), FatalSignal::new());
+        LoadedModel::start("stories".to_owned(), metrics, fatal, 100, load, |_| {}).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_fails_alone() {
+        let model = stories();
+        let request = Request {
+            tokens: vec![1, 2, 3],
+            max_tokens: 20,
+            ..Request::default()
+        };
+        let limits = ServerLimits::default();
+        let mut opened = model.open("ada", vec![request], &limits).await.unwrap();
+        let (_, mut events) = opened.pop().unwrap();
+        let failed = model
+            .call("bert", |_| -> Result<(), _> { panic!("on purpose") })
+            .await;
+        assert_eq!(failed.unwrap_err().code(), ErrorCode::Internal);
+        let mut tokens = 0;
+        while let Some(event) = events.recv().await {
+            tokens += usize::from(matches!(event, SessionEvent::Token { .. }));
+        }
+        assert_eq!(tokens, 20, "the session of another owner goes on");
+        assert!(model.is_alive() && model.stop());
+    }
+}

@@ -82,20 +82,23 @@ fn wrong_field<T: DeserializeOwned>(body: &[u8]) -> Option<String> {
             .map(|e| e.to_string())
     };
     let first = error(&object)?;
-    let is_wrong = |name: &&String| {
-        let mut without = object.clone();
-        without.remove(*name);
-        let now_missing = format!("missing field `{name}`");
-        match error(&without) {
-            None => true,
-            Some(other) => other != first && !other.starts_with(&now_missing),
-        }
-    };
-    let missing = || first.strip_prefix("missing field `")?.split('`').next();
-    match missing() {
-        Some(name) => Some(name.to_owned()),
-        None => object.keys().find(is_wrong).cloned(),
+    if let Some(rest) = first.strip_prefix("missing field `") {
+        return rest.split('`').next().map(str::to_owned);
     }
+    let mut needed = None;
+    for name in object.keys() {
+        let mut without = object.clone();
+        without.remove(name);
+        match error(&without) {
+            // Without a needed field every body is invalid, so that field is only the last resort.
+            Some(other) if other.starts_with(&format!("missing field `{name}`")) => {
+                needed = Some(name.clone());
+            }
+            Some(other) if other == first => {}
+            _ => return Some(name.clone()),
+        }
+    }
+    needed
 }
 
 async fn read(limits: &ServerLimits, request: Request) -> Result<Bytes, ServeError> {

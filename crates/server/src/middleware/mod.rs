@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Instant};
 use axum::{
     body::Body,
     extract::{Request, State},
-    http::{HeaderValue, Method, StatusCode, header},
+    http::{HeaderValue, Method, StatusCode, Version, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -48,7 +48,8 @@ pub async fn handle(State(app): State<Arc<App>>, request: Request, next: Next) -
     let peer = ConnectionInfo::of(&request).and_then(|connection| connection.peer);
     let limits = &app.config.limits;
     let context = RequestContext::new(id, peer, limits.deadline, app.closing.clone());
-    let is_grpc = is_grpc(request.headers());
+    // A gRPC call over HTTP/1 is refused in plain HTTP.
+    let is_grpc = is_grpc(request.headers()) && request.version() == Version::HTTP_2;
     let exchange = Exchange {
         app: Arc::clone(&app),
         label: method_label(&path, is_grpc),

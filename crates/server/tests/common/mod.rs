@@ -1,6 +1,8 @@
-//! Helpers of the tests: a server on its own port, and plain HTTP clients.
+//! Helpers of the tests: a server on its own port, plain HTTP clients, and gRPC clients with keys.
 
 #![allow(dead_code, clippy::unwrap_used)]
+
+pub mod grpc;
 
 use std::{
     io::{Read, Write},
@@ -80,6 +82,7 @@ pub fn config(home: &Path) -> ServerConfig {
 /// Server that runs until it is dropped.
 pub struct Server {
     pub address: SocketAddr,
+    pub metrics_address: Option<SocketAddr>,
     pub home: tempfile::TempDir,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -105,13 +108,16 @@ impl Server {
             runtime.block_on(async {
                 let running = djinn_server::start(config).await.unwrap();
                 running.load().await.unwrap();
-                ready.send(running.addresses[0]).unwrap();
+                let addresses = (running.addresses[0], running.metrics_address);
+                ready.send(addresses).unwrap();
                 let _ = stopped.await;
                 running.stop().await;
             });
         });
+        let (address, metrics_address) = started.recv().unwrap();
         Server {
-            address: started.recv().unwrap(),
+            address,
+            metrics_address,
             home,
             stop: Some(stop),
             thread: Some(thread),
@@ -191,7 +197,8 @@ impl Server {
 
     /// Whether the server answers a health check; a server at its limit of connections does not.
     pub fn answers(&self) -> bool {
-        let reply = self.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let reply =
+            self.raw(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         reply.starts_with("HTTP/1.1 200")
     }
 
@@ -225,8 +232,9 @@ fn agent() -> ureq::Agent {
         .into()
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
+impl Server {
+    /// Stops the server and waits until it has ended.
+    pub fn stop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
@@ -234,6 +242,12 @@ impl Drop for Server {
                 ended.unwrap();
             }
         }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
