@@ -12,9 +12,10 @@ pub struct Span {
 }
 
 impl Span {
-    /// Offset of the byte after the last.
+    /// Offset of the byte after the last. A span that no memory can have ends at the largest
+    /// offset, so that its error can be printed.
     pub fn end(self) -> u64 {
-        self.offset + self.bytes
+        self.offset.saturating_add(self.bytes)
     }
 }
 

@@ -4,7 +4,12 @@
 
 mod common;
 
-use std::{collections::BTreeSet, fs::File, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use common::paging::{SessionResult, alone, load_with_disk, result_of, tight};
 use common::{request, stories};
@@ -80,43 +85,43 @@ fn finish(
 
 #[test]
 fn a_damaged_spill_file_fails_only_the_sessions_it_held() {
-    let path = |disk: &Path| {
-        let file = std::fs::read_dir(disk).unwrap().next();
-        file.unwrap().unwrap().path()
+    // The file has no name, so only this process can open it, by its descriptor.
+    let open_for_writing = |disk: &Path| {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+        let mut paths = descriptors.map(|entry| entry.unwrap().path());
+        let is_spill =
+            |path: &PathBuf| std::fs::read_link(path).is_ok_and(|to| to.starts_with(disk));
+        let path = paths.find(is_spill).unwrap();
+        File::options().write(true).open(path).unwrap()
     };
-    let name = |file: &Path| file.display().to_string();
     let disk = tempfile::tempdir().unwrap();
+    let names_folder = |failure: &SessionFailure| {
+        let name = disk.path().display().to_string();
+        failure.kind == FailureKind::Spill && failure.message.contains(&name)
+    };
     let (engine, sessions, expect) = on_disk(disk.path());
     assert_eq!(finish(engine, &sessions, &expect), (24, vec![]));
 
     let (engine, sessions, expect) = on_disk(disk.path());
-    let damaged = path(disk.path());
-    let file = File::options().write(true).open(&damaged);
+    let file = open_for_writing(disk.path());
     // A byte in the middle of the first slot.
-    std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), &[0x55], 1000).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0x55], 1000).unwrap();
+    drop(file);
     let (complete, failures) = finish(engine, &sessions, &expect);
     assert!(
         complete >= 22 && complete + failures.len() == 24,
         "{complete} {failures:?}"
     );
     assert!(!failures.is_empty());
-    let names_file = |failure: &SessionFailure| {
-        failure.kind == FailureKind::Spill && failure.message.contains(&name(&damaged))
-    };
-    assert!(failures.iter().all(names_file), "{failures:?}");
+    assert!(failures.iter().all(names_folder), "{failures:?}");
 
     let (engine, sessions, expect) = on_disk(disk.path());
-    let damaged = path(disk.path());
-    let file = File::options().write(true).open(&damaged);
-    file.unwrap().set_len(5000).unwrap();
+    open_for_writing(disk.path()).set_len(5000).unwrap();
     let (complete, failures) = finish(engine, &sessions, &expect);
     assert!(
         complete > 0 && complete + failures.len() == 24,
         "{complete} {failures:?}"
     );
     assert!(!failures.is_empty());
-    let names_file = |failure: &SessionFailure| {
-        failure.kind == FailureKind::Spill && failure.message.contains(&name(&damaged))
-    };
-    assert!(failures.iter().all(names_file), "{failures:?}");
+    assert!(failures.iter().all(names_folder), "{failures:?}");
 }

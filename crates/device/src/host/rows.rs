@@ -50,7 +50,8 @@ impl HostRows {
     /// crosses a boundary is a part of its own.
     pub(crate) fn in_granules(self, granule: u64) -> Vec<HostRows> {
         let mut runs: Vec<HostRows> = Vec::new();
-        let granules = |from: u64| (from / granule, (from + self.first.bytes - 1) / granule);
+        let last = self.first.bytes.saturating_sub(1);
+        let granules = |from: u64| (from / granule, (from + last) / granule);
         for (from, first) in self.each() {
             let here = granules(from);
             let joins = |run: &&mut HostRows| here.0 == here.1 && granules(run.from) == here;

@@ -174,7 +174,8 @@ impl SavedSession {
     /// Number of generated tokens.
     pub fn generated(&self) -> usize {
         let length = |(from, to): &(usize, usize)| to.saturating_sub(*from);
-        let given: usize = self.given.iter().map(length).sum();
+        // A file may contain any numbers.
+        let given = self.given.iter().map(length).fold(0, usize::saturating_add);
         self.tokens.len().saturating_sub(given)
     }
 }
