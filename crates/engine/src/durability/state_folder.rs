@@ -13,6 +13,17 @@ use super::{
 };
 use crate::error::EngineError;
 
+/// Limit of session ids. No folder reaches this number, and ids above it could not be counted on.
+const ID_LIMIT: u64 = 1 << 62;
+
+/// Refuses the id of a damaged record.
+fn check_id(id: u64) -> Result<(), String> {
+    match id < ID_LIMIT {
+        true => Ok(()),
+        false => Err(format!("session id {id} exceeds the limit {ID_LIMIT}")),
+    }
+}
+
 /// A folder of sessions. One process at a time can open the folder.
 pub struct StateFolder {
     pub(super) log: Log,
@@ -63,9 +74,17 @@ impl StateFolder {
                     identity,
                     legacy: legacy_identity,
                 });
+                check_id(next_id)?;
                 self.next_id = self.next_id.max(next_id);
             }
             Record::Session(session) => {
+                if self.model.is_none() {
+                    return Err(format!(
+                        "session {} comes before the model's record",
+                        session.id
+                    ));
+                }
+                check_id(session.id)?;
                 self.next_id = self.next_id.max(session.id + 1);
                 self.sessions.insert(session.id, *session);
             }
