@@ -157,6 +157,11 @@ impl SavedSession {
         let stands = |at: &SavedStop| {
             at.rows > 0 && at.position.saturating_add(at.rows) <= self.tokens.len()
         };
+        // Infinite numbers cannot be written, and would make a whole log unreadable.
+        self.sampling.check(usize::MAX)?;
+        if let Some(probe) = &self.probe {
+            probe.check()?;
+        }
         let at = match &self.state {
             SavedState::Paused(at) => Some(at),
             _ => None,

@@ -77,7 +77,7 @@ impl<T> Change<T> {
     }
 
     /// Returns the factors and bounds of the change.
-    fn numbers(&self) -> Vec<f32> {
+    pub(crate) fn numbers(&self) -> Vec<f32> {
         match *self {
             Change::Scale(factor)
             | Change::Add { factor, .. }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Probe,
-    breakpoint::BreakSpec,
+    breakpoint::{BreakSpec, NormCondition},
     capture::CaptureSpec,
     edit::{BoundEdit, Change},
     part::Part,
@@ -46,13 +46,22 @@ impl SavedProbe {
     }
 
     /// Refuses hooks and positions that no probe has: a file may contain anything.
-    fn check(&self) -> Result<(), EngineError> {
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
         let captures = self.captures.iter().filter_map(|c| c.positions.as_ref());
         let edits = self.edits.iter().map(|edit| &edit.positions);
         let breaks = self.breaks.iter().map(|spec| &spec.when.positions);
         let is_sane = |positions: &Positions| positions.is_sane();
         if self.edits.iter().any(|edit| edit.hook.contains('*')) {
             let reason = "a saved edit names several hooks; expected exactly one";
+            return Err(EngineError::Unreadable(reason.to_owned()));
+        }
+        let numbers = self.edits.iter().flat_map(|edit| edit.change.numbers());
+        let limits = self.breaks.iter().filter_map(|spec| spec.when.norm);
+        let limits = limits.map(|norm| match norm {
+            NormCondition::Above(limit) | NormCondition::Below(limit) => limit,
+        });
+        if !numbers.chain(limits).all(f32::is_finite) {
+            let reason = "a number of a saved edit or breakpoint is not finite";
             return Err(EngineError::Unreadable(reason.to_owned()));
         }
         match captures.chain(edits).chain(breaks).all(is_sane) {

@@ -3,18 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value as Jinja, ValueKind};
+use minijinja::value::{Kwargs, Value as Jinja, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{pyjson, strftime, tokenizer_config};
+use super::{pyjson, strftime, template, tokenizer_config};
 use crate::error::ModelError;
-
-/// Number of steps that a template may take. Real templates need far fewer. The limit stops an
-/// endless template quickly.
-const FUEL: u64 = 20_000_000;
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -109,7 +104,7 @@ impl ChatTemplate {
             add_generation_prompt.into(),
         );
         let source = self.template(&context)?;
-        render(&source, &context).map_err(|error| self.fault(&error))
+        template::render(&source, &context, prepare).map_err(|error| self.fault(&error))
     }
 
     /// Selects the template: `tool_use` if the chat has tools and the model has such a template,
@@ -156,19 +151,8 @@ fn named(value: &Value) -> Option<BTreeMap<String, String>> {
     }
 }
 
-fn render(source: &str, context: &Map<String, Value>) -> Result<String, Error> {
-    let environment = environment()?;
-    let template = environment.template_from_str(source)?;
-    template.render(Jinja::from(Serde(context)))
-}
-
-/// Creates a Jinja environment with the settings of transformers.
-fn environment() -> Result<Environment<'static>, Error> {
-    let mut environment = Environment::new();
-    let mut syntax = SyntaxConfig::builder();
-    environment.set_syntax(syntax.trim_blocks(true).lstrip_blocks(true).build()?);
-    environment.set_fuel(Some(FUEL));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+/// Adds the functions and filters of transformers to a Jinja environment.
+fn prepare(environment: &mut Environment<'static>) {
     environment.add_function(
         "raise_exception",
         |message: String| -> Result<String, Error> {
@@ -181,7 +165,6 @@ fn environment() -> Result<Environment<'static>, Error> {
     });
     environment.add_filter("tojson", tojson);
     environment.add_test("iterable", is_iterable);
-    Ok(environment)
 }
 
 /// Returns whether Python could iterate over a value. Templates use this test to check for tools:
@@ -231,11 +214,12 @@ fn without_generation_tags(source: &str) -> String {
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
-        let Some(end) = tag.find("%}") else {
+        // The percent sign of `{%}` belongs to the start of the tag.
+        let Some(length) = tag[2..].find("%}") else {
             break;
         };
-        let (tag, after) = tag.split_at(end + 2);
-        let name = tag[2..end].trim_matches(['-', '+']).trim();
+        let name = tag[2..2 + length].trim_matches(['-', '+']).trim();
+        let (tag, after) = tag.split_at(length + 4);
         result.push_str(before);
         match name {
             "generation" => result.push_str(&tag.replace("generation", "if true")),
@@ -450,5 +434,7 @@ mod tests {
             "{% set generation = 1 %}{% x",
         );
         check("no tags", "no tags");
+        check("{%}{% endgeneration %}", "{%}{% endgeneration %}");
+        check("{%}", "{%}");
     }
 }

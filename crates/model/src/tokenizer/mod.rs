@@ -3,7 +3,9 @@
 mod chat;
 mod decoder;
 mod pyjson;
+mod shield;
 mod strftime;
+mod template;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -12,6 +14,7 @@ use std::sync::Arc;
 use crate::config::RawConfig;
 use crate::error::ModelError;
 use serde_json::Value;
+use shield::shielded;
 
 pub use chat::{ChatTemplate, Message};
 pub use decoder::Decoder;
@@ -58,8 +61,7 @@ impl Tokenizer {
         if !path.is_file() {
             return Ok(None);
         }
-        let mut tokenizer = tokenizers::Tokenizer::from_file(&path)
-            .map_err(|error| fault(&path, error.as_ref()))?;
+        let mut tokenizer = library(&path, || tokenizers::Tokenizer::from_file(&path))?;
         // Settings that a training run left in the file must not truncate or pad prompts.
         tokenizer.with_padding(None);
         tokenizer
@@ -106,17 +108,15 @@ impl Tokenizer {
     }
 
     fn tokens(&self, text: &str, specials: bool) -> Result<Vec<u32>, ModelError> {
-        let encoding = self.inner.tokenizer.encode_fast(text, specials);
-        match encoding {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(fault(&self.inner.path, error.as_ref())),
-        }
+        let encode = || self.inner.tokenizer.encode_fast(text, specials);
+        let encoding = library(&self.inner.path, encode)?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Decodes tokens to text. Ids beyond the vocabulary give no text.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, ModelError> {
-        let text = self.inner.tokenizer.decode(ids, skip_special);
-        text.map_err(|error| fault(&self.inner.path, error.as_ref()))
+        let decode = || self.inner.tokenizer.decode(ids, skip_special);
+        library(&self.inner.path, decode)
     }
 
     /// Returns the token that starts a text.
@@ -152,6 +152,17 @@ impl Tokenizer {
     /// Returns the spelling of a token in the vocabulary.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.tokenizer.id_to_token(id)
+    }
+}
+
+/// Calls the tokenizers library. Its errors and its panics become errors that name `path`.
+fn library<T>(path: &Path, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, ModelError> {
+    match shielded(call) {
+        Ok(result) => result.map_err(|error| fault(path, error.as_ref())),
+        Err(problem) => Err(ModelError::Tokenizer {
+            path: path.to_owned(),
+            problem,
+        }),
     }
 }
 
