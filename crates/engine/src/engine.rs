@@ -268,6 +268,7 @@ impl Engine {
         }
         let mut restored = Restored {
             torn: folder.torn(),
+            damaged: folder.damaged(),
             ..Restored::default()
         };
         let mut parked = BTreeMap::new();

@@ -37,7 +37,7 @@ pub use durability::{
     recovery::{RestoreScope, Restored},
     saved_file::SavedFile,
     saved_session::{SavedLogprobs, SavedSession, SavedState, SavedStop},
-    state_folder::StateFolder,
+    state_folder::{FolderContents, RepairReport, StateDamage, StateFolder},
 };
 pub use engine::{DuringPass, Engine};
 pub use error::{EngineError, LimitKind, ParseError, ParsedText, QuotaKind};

@@ -118,6 +118,42 @@ fn sessions_of_other_owners_models_or_sizes_are_rejected_and_kept() {
     );
 }
 
+#[test]
+fn a_damaged_record_costs_its_session_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine = restarted(3, folder.path());
+    for number in 0..3 {
+        engine.open(numbered_request(number)).unwrap();
+    }
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    let tokens = |engine: &Engine, id: u64| engine.view(SessionId(id)).unwrap().tokens().to_vec();
+    let expect = [1, 2].map(|id| tokens(&engine, id));
+    drop(engine);
+    // Forty bytes of the first record of the first session become zero.
+    let file = folder.path().join("log-0000000000000001.djinn");
+    let mut bytes = fs::read(&file).unwrap();
+    let owner = b"owner 0";
+    let at = bytes.windows(owner.len()).position(|part| part == owner);
+    let at = at.unwrap();
+    bytes[at..at + 40].fill(0);
+    fs::write(&file, &bytes).unwrap();
+
+    let state = StateFolder::open(folder.path()).unwrap();
+    assert_eq!(fs::read(&state.set_aside()[0]).unwrap(), bytes);
+    let mut engine = common::durable::engine(3);
+    let restored = engine.attach_state(state, RestoreScope::All).unwrap();
+    assert_eq!(restored.sessions, [1, 2].map(SessionId));
+    let damaged: Vec<_> = restored.damaged.iter().map(|lost| lost.session).collect();
+    assert_eq!(damaged, [Some(SessionId(0)), None]);
+    assert_eq!([1, 2].map(|id| tokens(&engine, id)), expect);
+    // The number of the lost session is not given to another one.
+    assert_eq!(engine.open(numbered_request(3)).unwrap(), SessionId(3));
+    drop(engine);
+    assert_eq!(StateFolder::open(folder.path()).unwrap().damaged(), []);
+}
+
 /// Copies the state folder that release 0.1 wrote for the golden mixtral model: one kept session
 /// of three given and six generated tokens.
 fn old_folder(to: &Path) {

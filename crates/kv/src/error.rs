@@ -39,28 +39,28 @@ pub enum KvError {
 pub enum SpillError {
     /// The disk, the quota or the file size limit is used up.
     #[error(
-        "no space left for the spill file {path}: {source}; free some space, or use another \
+        "no space left for the spill file in {path}: {source}; free some space, or use another \
          folder for --spill",
         path = path.display()
     )]
     NoSpace {
-        /// Path of the spill file.
+        /// Folder of the spill file.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
     },
     /// A write failed for a reason other than space.
-    #[error("cannot write to the spill file {path}: {source}; use another folder for --spill", path = path.display())]
+    #[error("cannot write to the spill file in {path}: {source}; use another folder for --spill", path = path.display())]
     Write {
-        /// Path of the spill file.
+        /// Folder of the spill file.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
     },
     /// A read failed.
-    #[error("cannot read the spill file {path}: {source}; check the disk, or use another folder for --spill", path = path.display())]
+    #[error("cannot read the spill file in {path}: {source}; check the disk, or use another folder for --spill", path = path.display())]
     Read {
-        /// Path of the spill file.
+        /// Folder of the spill file.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
@@ -68,7 +68,7 @@ pub enum SpillError {
     /// The operating system refused to create, list or lock a file or folder.
     #[error("cannot {action} {path} for spilled pages: {source}; use another folder for --spill", path = path.display())]
     System {
-        /// Action that failed: `create`, `lock`, `list the folder`.
+        /// Action that failed: `create`, `unlink`, `list the folder`.
         action: &'static str,
         /// Path of the file or folder.
         path: PathBuf,
@@ -77,12 +77,12 @@ pub enum SpillError {
     },
     /// The file is shorter than the bytes written to it.
     #[error(
-        "the spill file {path} was truncated by another process: it has {bytes} bytes, but at \
+        "the spill file in {path} was truncated by another process: it has {bytes} bytes, but at \
          least {expected} were written",
         path = path.display()
     )]
     Truncated {
-        /// Path of the spill file.
+        /// Folder of the spill file.
         path: PathBuf,
         /// Size of the file.
         bytes: u64,
@@ -90,21 +90,21 @@ pub enum SpillError {
         expected: u64,
     },
     /// The slot is empty: it was never written, or its last write failed.
-    #[error("slot {slot} of the spill file {path} is empty", path = path.display())]
+    #[error("slot {slot} of the spill file in {path} is empty", path = path.display())]
     SlotEmpty {
-        /// Path of the spill file.
+        /// Folder of the spill file.
         path: PathBuf,
         /// Number of the slot.
         slot: u32,
     },
     /// The bytes of the slot differ from the bytes written.
     #[error(
-        "slot {slot} of the spill file {path} is corrupt: another process changed the file, or \
+        "slot {slot} of the spill file in {path} is corrupt: another process changed the file, or \
          the disk is failing; check the disk, or use another folder for --spill",
         path = path.display()
     )]
     SlotCorrupt {
-        /// Path of the spill file.
+        /// Folder of the spill file.
         path: PathBuf,
         /// Number of the slot.
         slot: u32,

@@ -1,11 +1,11 @@
 //! Spill file: fixed-size slots for pages that left host memory.
 //!
-//! The file is useless after its process ends. No write is synced, and the next process removes
-//! the file of a killed process.
+//! The file is useless after its process ends, so it has no name, and the operating system frees
+//! its space when the process ends or is killed. No write is synced.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,11 @@ use crate::error::SpillError;
 /// Alignment of slots in bytes. Two slots never share a block of the disk.
 const ALIGN_BYTES: u64 = 4096;
 
+/// Permissions of the file: the owner reads and writes, and other users do nothing.
+const FILE_MODE: u32 = 0o600;
+/// Permissions of a new folder: the owner alone has access.
+const FOLDER_MODE: u32 = 0o700;
+
 /// Slots of equal size in one file, for the lifetime of the process.
 ///
 /// The file grows as slots are written, and unwritten slots are holes. Checksums are kept in
@@ -24,14 +29,13 @@ const ALIGN_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub struct SpillFile {
     file: File,
+    /// Folder of the file, for errors.
     path: PathBuf,
     slot_bytes: u64,
     stride_bytes: u64,
     /// Checksum of each slot that is not empty. A thread holds the lock of a slot while it writes
     /// or reads the slot, so different slots do not wait for each other.
     checksums: Vec<Mutex<Option<u64>>>,
-    /// Whether to remove the file on drop.
-    is_owned: bool,
 }
 
 impl SpillFile {
@@ -43,16 +47,19 @@ impl SpillFile {
     /// bits.
     pub fn create(folder: &Path, slot_bytes: u64, slots: usize) -> Result<SpillFile, SpillError> {
         let create = SpillError::system("create the folder", folder);
-        fs::create_dir_all(folder).map_err(create)?;
+        create_folder(folder).map_err(create)?;
         remove_stale(folder)?;
-        let (file, path) = create_locked(folder)?;
-        let mut spill = SpillFile::from_file(file, &path, slot_bytes, slots);
-        spill.is_owned = true;
-        Ok(spill)
+        let file = create_unnamed(folder)?;
+        let private = file.set_permissions(Permissions::from_mode(FILE_MODE));
+        private.map_err(SpillError::system(
+            "set the permissions of a file in",
+            folder,
+        ))?;
+        Ok(SpillFile::from_file(file, folder, slot_bytes, slots))
     }
 
-    /// Uses a file that is open for reading and writing, such as `/dev/full` in tests. The file
-    /// is neither locked nor removed; `path` only appears in errors.
+    /// Uses a file that is open for reading and writing, such as `/dev/full` in tests. `path` only
+    /// appears in errors.
     ///
     /// # Panics
     /// If all slots together exceed the largest file size, or the number of slots exceeds 32
@@ -71,7 +78,6 @@ impl SpillFile {
             slot_bytes,
             stride_bytes: stride_bytes.expect("checked above"),
             checksums: (0..slots).map(|_| Mutex::new(None)).collect(),
-            is_owned: false,
         }
     }
 
@@ -104,8 +110,8 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Path of the file.
-    pub fn path(&self) -> &Path {
+    /// Folder of the file. The file itself has no name.
+    pub fn folder(&self) -> &Path {
         &self.path
     }
 
@@ -145,47 +151,83 @@ impl SpillFile {
     }
 }
 
-impl Drop for SpillFile {
-    fn drop(&mut self) {
-        if self.is_owned {
-            // If this fails, the next process removes the file.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 /// Checksum of a slot's content. The seed is the number of the slot, so the content of one slot
 /// is not valid in another.
 fn checksum(slot: u32, bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(slot.into(), bytes)
 }
 
-/// Creates a file and locks it. Other processes do not remove a locked file as stale.
-fn create_locked(folder: &Path) -> Result<(File, PathBuf), SpillError> {
+/// Creates the folder and its missing parents. Only the owner of the process has access to them,
+/// whatever the umask.
+fn create_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = folder
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        create_folder(parent)?;
+    }
+    match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
+        // Another process created the folder meanwhile.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        // The umask cannot add permissions, but it can remove the owner's.
+        made => {
+            made.and_then(|()| fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)))
+        }
+    }
+}
+
+/// Creates a file without a name, which only this process can use. The space of the file is free
+/// again when the process ends, however it ends.
+fn create_unnamed(folder: &Path) -> Result<File, SpillError> {
+    #[cfg(target_os = "linux")]
+    if let Ok(file) = create_temporary(folder) {
+        return Ok(file);
+    }
+    create_and_unlink(folder)
+}
+
+/// Creates a file that never has a name. Some filesystems do not support that.
+#[cfg(target_os = "linux")]
+fn create_temporary(folder: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(folder, flags, Mode::from_bits_truncate(FILE_MODE))?;
+    Ok(File::from(file))
+}
+
+/// Creates a file and removes its name at once.
+fn create_and_unlink(folder: &Path) -> Result<File, SpillError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("spill-{}-{number}.djinn", std::process::id());
         let path = folder.join(name);
         let mut options = File::options();
-        let created = options.read(true).write(true).create_new(true).open(&path);
-        let file = match created {
-            // An ended process with the same id left this file, or another process uses it.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-            created => created.map_err(SpillError::system("create", &path))?,
-        };
-        let is_locked = lock_linked(&file).inspect_err(|_| {
-            let _ = fs::remove_file(&path);
-        });
-        // The lock fails if another process removed the file as stale before this process locked
-        // it.
-        if is_locked.map_err(SpillError::system("lock", &path))? {
-            return Ok((file, path));
+        options.read(true).write(true).create_new(true);
+        match options.mode(FILE_MODE).open(&path) {
+            // An ended process with the same id left this file.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            created => {
+                let file = created.map_err(SpillError::system("create", &path))?;
+                return match fs::remove_file(&path) {
+                    // Another process took the file for one of an ended process.
+                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(file),
+                    removed => {
+                        removed.map_err(SpillError::system("unlink", &path))?;
+                        Ok(file)
+                    }
+                };
+            }
         }
     }
 }
 
-/// Removes the spill files in a folder that no process has locked.
+/// Removes spill files that ended processes left in a folder: processes of release 0.1, whose file
+/// had a name, and processes that were killed before they removed the name. A running process of
+/// release 0.1 holds the lock of its file.
 fn remove_stale(folder: &Path) -> Result<(), SpillError> {
     let list = || SpillError::system("list the folder", folder);
     for entry in fs::read_dir(folder).map_err(list())? {

@@ -5,12 +5,16 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::disk;
+
 /// Replaces the content of a file in one step: writes a temporary file in the same folder, syncs
-/// it and renames it. Symbolic links are kept. A failed write leaves no temporary file.
+/// it and renames it. Only the owner of the process can read the file, also if other users could
+/// read the old one. Symbolic links are kept. A failed write leaves no temporary file.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let temporary = temporary_name(&path);
-    let mut file = File::create_new(&temporary)?;
+    let mut options = File::options();
+    let mut file = disk::open_private(options.write(true).create_new(true), &temporary)?;
     let written = file
         .write_all(bytes)
         .and_then(|()| file.sync_all())

@@ -1,8 +1,8 @@
 //! File helpers: durable folders, folder locks, and reads that detect the end of a file.
 
-use std::fs::{self, File, TryLockError};
-use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,7 +23,42 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Creates a folder and its parents so that they survive a power cut.
+/// Permissions of files: the owner reads and writes, and other users do nothing.
+const FILE_MODE: u32 = 0o600;
+/// Permissions of folders: the owner alone has access.
+const FOLDER_MODE: u32 = 0o700;
+
+/// Opens a file for the owner of the process alone. The permissions do not depend on the umask.
+/// An existing file with other permissions gets these.
+pub(crate) fn open_private(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.mode(FILE_MODE).open(path)?;
+    make_private(&file)?;
+    Ok(file)
+}
+
+/// Takes the permissions on a file from other users.
+pub(crate) fn make_private(file: &File) -> io::Result<()> {
+    let mode = file.metadata()?.permissions().mode() & 0o7777;
+    match mode == FILE_MODE {
+        true => Ok(()),
+        false => file.set_permissions(Permissions::from_mode(FILE_MODE)),
+    }
+}
+
+/// Copies a file to a new name that only the owner of the process can read, and syncs the copy.
+/// The copy shares the bytes with the original where the filesystem has hard links.
+pub(crate) fn keep_copy(from: &Path, to: &Path) -> io::Result<()> {
+    if fs::hard_link(from, to).is_ok() {
+        return make_private(&File::open(to)?);
+    }
+    let mut options = File::options();
+    let mut copy = open_private(options.write(true).create_new(true), to)?;
+    io::copy(&mut File::open(from)?, &mut copy)?;
+    copy.sync_all()
+}
+
+/// Creates a folder and its parents so that they survive a power cut. Only the owner of the
+/// process has access to new folders.
 pub(crate) fn create_folder(folder: &Path) -> Result<(), WalError> {
     if folder.is_dir() {
         return Ok(());
@@ -32,7 +67,11 @@ pub(crate) fn create_folder(folder: &Path) -> Result<(), WalError> {
     if parent != folder {
         create_folder(parent)?;
     }
-    match fs::create_dir(folder) {
+    let mut builder = DirBuilder::new();
+    // The umask cannot add permissions, but it can remove the owner's.
+    let made = builder.mode(FOLDER_MODE).create(folder);
+    let made = made.and_then(|()| fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)));
+    match made {
         // Another process created the folder meanwhile.
         Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => {}
         made => made.map_err(WalError::system("create the folder", folder))?,
@@ -79,12 +118,9 @@ impl FolderLock {
     /// Locks a folder by the file `lock` in it. Fails if another process has locked the folder.
     pub(crate) fn take(folder: &Path) -> Result<FolderLock, WalError> {
         let path = folder.join("lock");
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(WalError::system("open", &path))?;
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true);
+        let file = open_private(&mut options, &path).map_err(WalError::system("open", &path))?;
         match file.try_lock() {
             Ok(()) => Ok(FolderLock(file)),
             Err(TryLockError::WouldBlock) => Err(WalError::InUse {

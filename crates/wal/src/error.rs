@@ -84,27 +84,13 @@ pub enum WalError {
         /// Path of the log's file.
         path: PathBuf,
     },
-    /// A valid record follows a damaged one. A crash cannot cause that.
-    #[error(
-        "{path} is damaged at byte {offset}, but the record at byte {next} is valid: the \
-         file was not changed; restore it from a backup, or move it away to start without it",
-        path = path.display()
-    )]
-    RecordDamaged {
-        /// Path of the log's file.
-        path: PathBuf,
-        /// Offset of the damaged record.
-        offset: u64,
-        /// Offset of the first valid record after the damaged one.
-        next: u64,
-    },
 
     /// The file has another format.
     #[error("{path} is not a {format}; check the path", path = path.display())]
     WrongFormat {
         /// Path of the file.
         path: PathBuf,
-        /// Expected format: `djinn log` or `djinn archive`.
+        /// Expected format: `djinn archive`.
         format: &'static str,
     },
     /// The file has a version of the format that this program does not know.

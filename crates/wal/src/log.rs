@@ -1,19 +1,28 @@
 //! Write-ahead log: records in order, in a folder, across crashes.
 
+mod contents;
 mod format;
+mod generations;
 mod replay;
 mod tail;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+pub use self::contents::{DamagedRange, LogContents};
 pub use self::format::PAYLOAD_BYTES_MAX;
-use self::replay::replay;
+use self::generations::Newest;
 use self::tail::Tail;
 use crate::disk::FolderLock;
 use crate::{WalError, disk};
+
+/// Number of times that [`Log::inspect`] reads a folder again in which another process replaces
+/// the log.
+const INSPECT_ATTEMPTS: usize = 16;
 
 /// Write-ahead log: opening it again reads back all records that were appended and synced.
 ///
@@ -23,9 +32,17 @@ use crate::{WalError, disk};
 ///
 /// A record survives a crash of the process once [`append`](Log::append) has returned, and a
 /// crash of the machine once [`sync`](Log::sync) has returned. Opening drops an incomplete record
-/// at the end of the file. If a valid record follows an invalid one, opening fails and leaves the
-/// file unchanged. A power cut can cause that too, on filesystems that write later bytes before
-/// earlier ones; it then affects only records after the last sync.
+/// at the end of the file.
+///
+/// Damage does not stop the log. Opening returns all valid records and a list of the damaged
+/// ranges. Before the log accepts a record, opening keeps the damaged file under the name
+/// `log-GENERATION.damaged-N` and writes the valid records to a new generation. The log never
+/// deletes a file that it has set aside.
+///
+/// The file contains sync marks, which confirm that all bytes before an offset were on disk.
+/// Damage before such an offset is real. Invalid bytes behind it come from a power cut, on
+/// filesystems that write later bytes before earlier ones; opening drops them like an incomplete
+/// record.
 #[derive(Debug)]
 pub struct Log {
     folder: PathBuf,
@@ -45,32 +62,69 @@ impl Log {
         let names = entries.flatten().map(|entry| entry.file_name());
         names
             .into_iter()
-            .any(|name| parse(&name.to_string_lossy(), ".djinn").is_some())
+            .any(|name| generations::parse(&name.to_string_lossy(), ".djinn").is_some())
     }
 
     /// Opens the log in `folder`, and creates the folder if it is missing. Returns the records in
-    /// order. The returned records are on disk.
-    pub fn open(folder: &Path) -> Result<(Log, Vec<Vec<u8>>), WalError> {
+    /// order, and the damage. The returned records are on disk.
+    ///
+    /// Fails if the folder cannot be read or written, if another process uses the folder, or if a
+    /// newer djinn wrote the log.
+    pub fn open(folder: &Path) -> Result<(Log, LogContents), WalError> {
         disk::create_folder(folder)?;
         let lock = FolderLock::take(folder)?;
-        let generations = generations(folder)?;
-        let (tail, records, torn) = newest(folder, &generations)?;
+        generations::remove_unfinished(folder)?;
+        let generations = generations::list(folder)?;
+        let options = File::options().read(true).write(true).clone();
+        let newest = generations::newest(folder, &generations, &options)?;
+        let (tail, contents) = match newest {
+            Newest {
+                found: Some((file, generation, replay)),
+                damage,
+            } if damage.is_empty() => {
+                let path = folder.join(tail::file_name(generation));
+                let tail = Tail::resume(file, &path, &replay)?;
+                let contents = LogContents {
+                    records: replay.records,
+                    torn: replay.torn,
+                    ..LogContents::default()
+                };
+                (tail, contents)
+            }
+            newest => rescue(folder, &generations, newest)?,
+        };
         // A crash may have happened between the rename of the newest file and the sync of the
         // folder.
         disk::sync_folder(folder)?;
-        for generation in generations {
-            if generation != tail.generation() {
-                // If this fails, the next open tries again.
-                let _ = fs::remove_file(folder.join(tail::file_name(generation)));
-            }
-        }
+        let replaced = generations.into_iter().filter(|&g| g != tail.generation());
+        generations::remove(folder, replaced);
         let log = Log {
             folder: folder.to_owned(),
             tail,
-            torn,
+            torn: contents.torn,
             _lock: lock,
         };
-        Ok((log, records))
+        Ok((log, contents))
+    }
+
+    /// Reads the log in `folder` without changing anything on disk. Works while another process
+    /// uses the log; records that this process appends meanwhile may be missing.
+    pub fn inspect(folder: &Path) -> Result<LogContents, WalError> {
+        let mut attempts = 0;
+        loop {
+            let generations = generations::list(folder)?;
+            let options = File::options().read(true).clone();
+            match generations::newest(folder, &generations, &options) {
+                Ok(newest) => return Ok(newest.into_contents()),
+                // The other process has replaced the file after the folder was listed.
+                Err(WalError::System { source, .. })
+                    if source.kind() == ErrorKind::NotFound && attempts < INSPECT_ATTEMPTS =>
+                {
+                    attempts += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Appends a record of up to [`PAYLOAD_BYTES_MAX`] bytes with one write. The record is on
@@ -102,6 +156,15 @@ impl Log {
         Ok(())
     }
 
+    /// Keeps the file of the log under the name `log-GENERATION.damaged-N`, and returns its path.
+    /// For records that the log can read but its user cannot: the user then replaces the records
+    /// with [`compact`](Log::compact), and the old ones stay available. No record may be appended
+    /// in between, because the file would still receive it.
+    pub fn set_aside(&mut self) -> Result<PathBuf, WalError> {
+        self.tail.check()?;
+        generations::set_aside(&self.folder, self.tail.generation())
+    }
+
     /// Size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.tail.bytes()
@@ -113,51 +176,36 @@ impl Log {
     }
 }
 
-/// Reads the newest file. Returns its tail, its records, and the number of torn bytes dropped.
-fn newest(folder: &Path, generations: &[u64]) -> Result<(Tail, Vec<Vec<u8>>, u64), WalError> {
-    let mut torn = 0;
-    for &generation in generations.iter().rev() {
-        let path = folder.join(tail::file_name(generation));
-        let mut options = File::options();
-        let opened = options.read(true).write(true).open(&path);
-        let file = opened.map_err(WalError::system("open", &path))?;
-        let bytes = disk::size(&file, &path)?;
-        // A file without a complete header has no records, so an older generation is better.
-        if bytes < format::HEADER_BYTES as u64 {
-            torn += bytes;
-            continue;
+impl Newest {
+    fn into_contents(self) -> LogContents {
+        let (records, torn) = match self.found {
+            Some((_, _, replay)) => (replay.records, replay.torn),
+            None => (Vec::new(), 0),
+        };
+        LogContents {
+            records,
+            damage: self.damage,
+            torn,
+            set_aside: Vec::new(),
         }
-        let replay = replay(&file, &path, generation)?;
-        let tail = Tail::resume(file, &path, generation, &replay)?;
-        return Ok((tail, replay.records, torn + replay.torn));
+    }
+}
+
+/// Writes the valid records of a folder to a new generation. If there is damage, all older files
+/// are set aside first, so that none of them is lost.
+fn rescue(
+    folder: &Path,
+    generations: &[u64],
+    newest: Newest,
+) -> Result<(Tail, LogContents), WalError> {
+    let mut contents = newest.into_contents();
+    if !contents.damage.is_empty() {
+        for &generation in generations {
+            let aside = generations::set_aside(folder, generation)?;
+            contents.set_aside.push(aside);
+        }
     }
     let next = generations.last().map_or(1, |newest| newest + 1);
-    Ok((Tail::create(folder, next, [])?, Vec::new(), torn))
-}
-
-/// Lists the generations in a folder, the oldest first, and removes incomplete files.
-fn generations(folder: &Path) -> Result<Vec<u64>, WalError> {
-    let list = || WalError::system("list the folder", folder);
-    let mut generations = Vec::new();
-    for entry in fs::read_dir(folder).map_err(list())? {
-        let entry = entry.map_err(list())?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if let Some(generation) = parse(&name, ".djinn") {
-            generations.push(generation);
-        } else if parse(&name, ".tmp").is_some() {
-            // A leftover file is harmless.
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-    generations.sort_unstable();
-    Ok(generations)
-}
-
-/// Parses the generation in a file name. The largest generation is invalid, because no generation
-/// could follow it.
-fn parse(name: &str, ending: &str) -> Option<u64> {
-    let digits = name.strip_prefix("log-")?.strip_suffix(ending)?;
-    let generation = u64::from_str_radix(digits, 16).ok()?;
-    (digits.len() == 16 && generation < u64::MAX).then_some(generation)
+    let tail = Tail::create(folder, next, contents.records.iter().cloned())?;
+    Ok((tail, contents))
 }

@@ -3,11 +3,13 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use djinn_wal::{Archive, ArchiveWriter, Log, WalError};
+use djinn_wal::{Archive, ArchiveWriter, Log, WalError, write_atomically};
 
 /// Environment variable with the child's folder; without it the child's tests do nothing.
 const FOLDER: &str = "DJINN_WAL_TEST_FOLDER";
@@ -36,7 +38,8 @@ fn child_appends_until_killed() {
     let Some(folder) = folder_of_child() else {
         return;
     };
-    let (mut log, mut records) = Log::open(&folder).unwrap();
+    let (mut log, found) = Log::open(&folder).unwrap();
+    let mut records = found.records;
     for number in records.len() as u64.. {
         log.append(&record(number)).unwrap();
         println!("\nappended {number}");
@@ -70,6 +73,8 @@ fn appended_records_survive_a_kill() {
             last = last.max(Some(number));
         }
         let (_, found) = Log::open(folder.path()).unwrap();
+        assert_eq!(found.damage, []);
+        let found = found.records;
         let reported = last.unwrap() as usize + 1;
         let count = found.len();
         assert!(count >= reported, "{count} of {reported}");
@@ -129,6 +134,7 @@ fn a_full_disk_loses_no_record() {
     let count = said.lines().find_map(|line| line.strip_prefix("appended "));
     let count: usize = count.unwrap().parse().unwrap();
     let (log, found) = Log::open(folder.path()).unwrap();
+    let found = found.records;
     assert_eq!((found.len(), log.torn()), (count + 2, 0));
     assert_eq!(found[count..], [&b"still fits"[..], b"so does this"]);
     let archive = Archive::open(&folder.path().join("archive")).unwrap();
@@ -136,6 +142,74 @@ fn a_full_disk_loses_no_record() {
     archive
         .read(archive.pages() - 1, &mut vec![0; 3000])
         .unwrap();
-    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    let left = fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 3, "lock, log and archive");
+}
+
+#[test]
+fn child_creates_every_kind_of_file() {
+    let Some(folder) = folder_of_child() else {
+        return;
+    };
+    let inner = folder.join("a/b");
+    let (mut log, _) = Log::open(&inner).unwrap();
+    log.append(b"first").unwrap();
+    log.append(b"second").unwrap();
+    log.sync().unwrap();
+    drop(log);
+    // An older release left a file that other users can read, and a record is damaged.
+    let file = inner.join("log-0000000000000001.djinn");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[60] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let (log, found) = Log::open(&inner).unwrap();
+    assert_eq!(
+        (found.records, found.set_aside.len()),
+        (vec![b"second".to_vec()], 1)
+    );
+    drop(log);
+    let file = inner.join("log-0000000000000002.djinn");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    Log::open(&inner).unwrap();
+    let writer = ArchiveWriter::create(&inner.join("archive"), b"{}", 10, false).unwrap();
+    writer.finish().unwrap();
+    for _ in 0..2 {
+        write_atomically(&inner.join("atomic"), b"text").unwrap();
+    }
+    println!("\ncreated");
+}
+
+/// Permissions of everything below a folder.
+fn modes(folder: &Path) -> Vec<(PathBuf, bool, u32)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        found.push((path.clone(), path.is_dir(), mode));
+        if path.is_dir() {
+            found.extend(modes(&path));
+        }
+    }
+    found
+}
+
+#[test]
+fn files_are_private_whatever_the_umask() {
+    for umask in ["000", "022", "0777"] {
+        let folder = tempfile::tempdir().unwrap();
+        let shell = format!("umask {umask};");
+        let output = child(&shell, "child_creates_every_kind_of_file", folder.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("created"), "{said}");
+        let found = modes(folder.path());
+        // Two folders, the lock, the log, the damaged log, an archive and an atomic file.
+        assert_eq!(found.len(), 7, "{found:?}");
+        for (path, is_folder, mode) in found {
+            let expect = if is_folder { 0o700 } else { 0o600 };
+            assert_eq!(mode, expect, "{} with umask {umask}", path.display());
+        }
+    }
 }

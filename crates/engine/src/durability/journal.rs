@@ -110,7 +110,10 @@ impl Journal {
         let new = &session.tokens[session.logged..];
         let record = match (new, state) {
             ([], None) => return Ok(()),
-            ([], Some(state)) => Record::State { id, state },
+            ([], Some(state)) => {
+                let after = Some(session.logged);
+                Record::State { id, after, state }
+            }
             (new, state) => {
                 let before = session.logprobs.len().saturating_sub(new.len());
                 let logprobs = &session.logprobs[before..];

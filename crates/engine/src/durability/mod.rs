@@ -127,9 +127,9 @@ impl Durability {
         session: &Session,
         state: SavedState,
     ) -> Result<(), EngineError> {
-        let id = session.id.0;
+        let (id, after) = (session.id.0, Some(session.logged));
         match self.journal_of(session) {
-            Some(journal) => journal.commit(&[Record::State { id, state }]),
+            Some(journal) => journal.commit(&[Record::State { id, after, state }]),
             None => Ok(()),
         }
     }
@@ -150,6 +150,7 @@ impl Durability {
         };
         journal.commit(&[Record::Said {
             id: session.id.0,
+            after: Some(session.logged),
             tokens: turn.tokens.clone(),
             max_tokens: turn.max_tokens,
             probe,

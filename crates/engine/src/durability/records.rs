@@ -26,6 +26,9 @@ pub(crate) enum Record {
     /// Tokens that the owner appended to a session, which then runs.
     Said {
         id: u64,
+        /// Number of tokens before these. Releases before 0.2 did not write it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<usize>,
         tokens: Vec<u32>,
         max_tokens: usize,
         /// Probe from now on, where it changed.
@@ -42,7 +45,13 @@ pub(crate) enum Record {
         state: Option<SavedState>,
     },
     /// State of a session.
-    State { id: u64, state: SavedState },
+    State {
+        id: u64,
+        /// Number of tokens that the session has. Releases before 0.2 did not write it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<usize>,
+        state: SavedState,
+    },
     /// End of a session.
     Closed { id: u64 },
 }

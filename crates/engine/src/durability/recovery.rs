@@ -6,6 +6,7 @@ use djinn_model::{Model, StopPoint, hook};
 use djinn_types::SessionId;
 
 use super::saved_session::{SavedSession, SavedState, SavedStop, from_unix, load_logprobs};
+use super::state_folder::StateDamage;
 use crate::{
     error::EngineError,
     probe::{
@@ -32,6 +33,9 @@ pub struct Restored {
     pub refused: Vec<(SessionId, EngineError)>,
     /// Number of bytes that the last crash left half written.
     pub torn: u64,
+    /// Losses that damage of the folder caused. A session that is named here and open again
+    /// continues from its last consistent point.
+    pub damaged: Vec<StateDamage>,
 }
 
 /// Sessions of a state folder to restore.

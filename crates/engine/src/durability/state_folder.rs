@@ -1,47 +1,80 @@
 //! A folder of sessions, with or without an engine to run them.
 
-use std::{collections::BTreeMap, path::Path};
+mod contents;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use djinn_types::SessionId;
 use djinn_wal::Log;
 
+pub use self::contents::{FolderContents, StateDamage};
 use super::{
-    identity::ModelIdentity,
-    records::Record,
-    saved_file::SavedFile,
-    saved_session::{SavedSession, SavedState},
+    identity::ModelIdentity, records::Record, saved_file::SavedFile, saved_session::SavedSession,
 };
 use crate::error::EngineError;
 
 /// A folder of sessions. One process at a time can open the folder.
 pub struct StateFolder {
     pub(super) log: Log,
-    pub(super) model: Option<ModelIdentity>,
-    pub(super) sessions: BTreeMap<u64, SavedSession>,
-    /// One more than the highest id a session has had.
-    pub(super) next_id: u64,
+    contents: FolderContents,
+    /// Files with the damaged log, as it was before it was opened.
+    set_aside: Vec<PathBuf>,
+}
+
+/// Result of repairing a state folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// Losses; empty if the folder was not damaged.
+    pub damaged: Vec<StateDamage>,
+    /// Files with the damaged log, as it was before the repair. They are never deleted by djinn.
+    pub set_aside: Vec<PathBuf>,
+    /// Number of bytes that the last crash left half written, and that were dropped.
+    pub torn: u64,
+    /// Number of sessions that the folder has after the repair.
+    pub sessions: usize,
 }
 
 impl StateFolder {
     /// Opens a folder, and creates it if there is none.
+    ///
+    /// Damage does not stop the folder: a damaged log is set aside as `log-….damaged-N`, and all
+    /// sessions that can be read are written to a new log. A session that lost records is kept at
+    /// its last consistent point. [`damaged`](StateFolder::damaged) lists the losses; the next
+    /// open no longer reports them.
     pub fn open(folder: &Path) -> Result<Self, EngineError> {
         let (log, records) = Log::open(folder)?;
         let mut state = StateFolder {
             log,
-            model: None,
-            sessions: BTreeMap::new(),
-            next_id: 0,
+            contents: FolderContents::read(&records),
+            set_aside: records.set_aside,
         };
-        for (number, record) in records.iter().enumerate() {
-            let applied = serde_json::from_slice(record)
-                .map_err(|error| error.to_string())
-                .and_then(|record| state.apply(record));
-            applied.map_err(|reason| EngineError::File {
-                path: folder.to_owned(),
-                reason: format!("record {number} of the session log is invalid: {reason}"),
-            })?;
+        if state.contents.has_unapplied {
+            state.rewrite()?;
         }
         Ok(state)
+    }
+
+    /// Reads a folder without changing anything on disk, also while another process uses the
+    /// folder. Reports the damage that [`open`](StateFolder::open) would repair.
+    pub fn inspect(folder: &Path) -> Result<FolderContents, EngineError> {
+        Ok(FolderContents::read(&Log::inspect(folder)?))
+    }
+
+    /// Repairs a folder as [`open`](StateFolder::open) does, and closes it again. A folder without
+    /// damage stays as it is.
+    pub fn repair(folder: &Path) -> Result<RepairReport, EngineError> {
+        let state = Self::open(folder)?;
+        Ok(RepairReport {
+            damaged: state.damaged(),
+            torn: state.torn(),
+            sessions: state.contents.sessions.len(),
+            set_aside: state.set_aside,
+        })
     }
 
     /// Whether a folder contains sessions.
@@ -49,91 +82,43 @@ impl StateFolder {
         Log::is_in(folder)
     }
 
-    /// Applies a record of the log.
-    fn apply(&mut self, record: Record) -> Result<(), String> {
-        match record {
-            Record::Model {
-                name,
-                identity,
-                legacy_identity,
-                next_id,
-            } => {
-                self.model = Some(ModelIdentity {
-                    name,
-                    identity,
-                    legacy: legacy_identity,
-                });
-                self.next_id = self.next_id.max(next_id);
-            }
-            Record::Session(session) => {
-                self.next_id = self.next_id.max(session.id + 1);
-                self.sessions.insert(session.id, *session);
-            }
-            Record::Said {
-                id,
-                tokens,
-                max_tokens,
-                probe,
-            } => {
-                let session = self.session(id)?;
-                if let Some(probe) = probe {
-                    session.probe = Some(*probe);
-                }
-                let start = session.tokens.len();
-                session.tokens.extend(tokens);
-                if session.tokens.len() > start {
-                    session.given.push((start, session.tokens.len()));
-                }
-                session.max_tokens = max_tokens;
-                session.state = SavedState::Ready;
-            }
-            Record::Tokens {
-                id,
-                after,
-                tokens,
-                logprobs,
-                state,
-            } => {
-                let session = self.session(id)?;
-                let found = session.tokens.len();
-                if found != after {
-                    return Err(format!(
-                        "session {id} has {found} tokens, but the record continues after token {after}"
-                    ));
-                }
-                session.tokens.extend(tokens);
-                session.logprobs.extend(logprobs);
-                if let Some(state) = state {
-                    session.state = state;
-                }
-            }
-            Record::State { id, state } => self.session(id)?.state = state,
-            Record::Closed { id } => {
-                self.session(id)?;
-                self.sessions.remove(&id);
-            }
+    /// Replaces the log by the sessions as they are, without the records that do not apply. Sets
+    /// the log aside first.
+    fn rewrite(&mut self) -> Result<(), EngineError> {
+        if self.set_aside.is_empty() {
+            self.set_aside.push(self.log.set_aside()?);
         }
-        Ok(())
+        let model = self.contents.model.as_ref();
+        let model = model.map(|model| model_record(model, self.contents.next_id));
+        let sessions = self.contents.sessions();
+        let sessions = sessions.map(|session| Record::Session(Box::new(session.clone())));
+        let records = model.into_iter().chain(sessions);
+        Ok(self.log.compact(records.map(|record| record.to_bytes()))?)
     }
 
-    fn session(&mut self, id: u64) -> Result<&mut SavedSession, String> {
-        let session = self.sessions.get_mut(&id);
-        session.ok_or_else(|| format!("session {id} does not exist"))
+    /// Lists what damage has cost.
+    pub fn damaged(&self) -> Vec<StateDamage> {
+        self.contents.damaged()
+    }
+
+    /// Lists the files in which opening kept the damaged log.
+    pub fn set_aside(&self) -> &[PathBuf] {
+        &self.set_aside
     }
 
     /// Iterates over the sessions in order of their ids.
     pub fn sessions(&self) -> impl Iterator<Item = &SavedSession> {
-        self.sessions.values()
+        self.contents.sessions()
     }
 
     /// Returns one session.
     pub fn get(&self, id: SessionId) -> Result<&SavedSession, EngineError> {
-        self.sessions.get(&id.0).ok_or(EngineError::NoSession(id))
+        self.contents.get(id)
     }
 
     /// Returns the name of the model that the sessions belong to, once there was a session.
     pub fn model(&self) -> Option<&str> {
-        self.model.as_ref().map(|model| model.name.as_str())
+        self.contents.model()
     }
 
     /// Number of bytes that the last crash left half written, and that were dropped.
@@ -145,8 +130,7 @@ impl StateFolder {
     fn commit(&mut self, record: Record) -> Result<(), EngineError> {
         record.append_to(&mut self.log)?;
         self.log.sync()?;
-        self.apply(record)
-            .expect("the record was made from this state");
+        self.contents.apply(record);
         Ok(())
     }
 
@@ -158,17 +142,14 @@ impl StateFolder {
 
     /// Exports one session to a file that another folder can import.
     pub fn export(&self, id: SessionId) -> Result<SavedFile, EngineError> {
-        let session = self.get(id)?.clone();
-        let model = self.model.clone();
-        let model = model.expect("the first session comes after the model's record");
-        Ok(SavedFile::new(model, session))
+        self.contents.export(id)
     }
 
     /// Imports a session under a new id. A kept session that was running waits.
     pub fn import(&mut self, file: SavedFile) -> Result<SessionId, EngineError> {
         file.session.check()?;
         self.claim(&file.model_identity())?;
-        let id = self.next_id;
+        let id = self.contents.next_id;
         let owner = file.session.owner.clone();
         let session = file.session.imported(id, owner);
         self.commit(Record::Session(Box::new(session)))?;
@@ -177,19 +158,25 @@ impl StateFolder {
 
     /// Takes the sessions out of the folder, with the lowest id of the next session.
     pub(crate) fn take_sessions(&mut self) -> (BTreeMap<u64, SavedSession>, u64) {
-        (std::mem::take(&mut self.sessions), self.next_id)
+        let sessions = std::mem::take(&mut self.contents.sessions);
+        (sessions, self.contents.next_id)
     }
 
-    /// Makes an empty folder one of this model; refuses a folder of another model.
+    /// Makes an empty folder one of this model; refuses a folder of another model. A folder that
+    /// lost the record of its model becomes one of this model.
     pub(crate) fn claim(&mut self, model: &ModelIdentity) -> Result<(), EngineError> {
-        match &self.model {
+        match &self.contents.model {
             Some(theirs) => model.check(theirs),
-            None => self.commit(Record::Model {
-                name: model.name.clone(),
-                identity: model.identity.clone(),
-                legacy_identity: model.legacy.clone(),
-                next_id: 0,
-            }),
+            None => self.commit(model_record(model, self.contents.next_id)),
         }
+    }
+}
+
+fn model_record(model: &ModelIdentity, next_id: u64) -> Record {
+    Record::Model {
+        name: model.name.clone(),
+        identity: model.identity.clone(),
+        legacy_identity: model.legacy.clone(),
+        next_id,
     }
 }

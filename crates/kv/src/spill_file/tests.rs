@@ -6,15 +6,15 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::{SpillFile, checksum};
+use super::{SpillFile, checksum, create_and_unlink};
 use crate::error::SpillError;
 
-fn spill_files(folder: &Path) -> usize {
+fn files(folder: &Path) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
 #[test]
-fn holds_what_was_written_and_removes_its_file() {
+fn holds_what_was_written_in_a_file_without_a_name() {
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("a/b");
     let spill = SpillFile::create(&inner, 5000, 1000).unwrap();
@@ -23,25 +23,33 @@ fn holds_what_was_written_and_removes_its_file() {
     let mut to = vec![0; 5000];
     spill.read(999, &mut to).unwrap();
     assert_eq!(to, [7; 5000]);
-    let metadata = fs::metadata(spill.path()).unwrap();
+    assert_eq!((files(&inner), spill.folder()), (0, &*inner));
+    let metadata = spill.file.metadata().unwrap();
+    assert_eq!((metadata.nlink(), metadata.mode() & 0o7777), (0, 0o600));
+    for new in [&inner, inner.parent().unwrap()] {
+        assert_eq!(fs::metadata(new).unwrap().mode() & 0o7777, 0o700);
+    }
     assert_eq!(metadata.len(), 999 * 8192 + 5000);
     assert!(metadata.blocks() * 512 < 100_000, "holes take no space");
-    drop(spill);
-    assert_eq!(spill_files(&inner), 0);
+    // A filesystem without files that have no name gives the same.
+    let file = create_and_unlink(&inner).unwrap();
+    let metadata = file.metadata().unwrap();
+    assert_eq!((metadata.nlink(), metadata.mode() & 0o7777), (0, 0o600));
+    assert_eq!(files(&inner), 0);
 }
 
 #[test]
 fn removes_files_of_ended_processes_only() {
     let folder = tempfile::tempdir().unwrap();
-    let in_use = SpillFile::create(folder.path(), 10, 1).unwrap();
+    let in_use = folder.path().join("spill-1-0.djinn");
+    let lock = File::create(&in_use).unwrap();
+    lock.lock().unwrap();
     let stale = folder.path().join("spill-1-1.djinn");
     let other = folder.path().join("notes.txt");
     fs::write(&stale, "left").unwrap();
     fs::write(&other, "mine").unwrap();
-    let second = SpillFile::create(folder.path(), 10, 1).unwrap();
-    assert!(!stale.exists() && other.exists());
-    assert!(in_use.path().exists() && second.path().exists());
-    assert_ne!(in_use.path(), second.path());
+    SpillFile::create(folder.path(), 10, 1).unwrap();
+    assert!(!stale.exists() && other.exists() && in_use.exists());
 }
 
 #[test]
@@ -54,7 +62,7 @@ fn damaged_slots_are_reported() {
 
     spill.write(0, &[1; 100]).unwrap();
     spill.write(1, &[2; 100]).unwrap();
-    let other = File::options().write(true).open(spill.path()).unwrap();
+    let other = spill.file.try_clone().unwrap();
     other.write_all_at(&[9], 4096 + 50).unwrap();
     let error = spill.read(1, to).unwrap_err();
     assert!(matches!(error, SpillError::SlotCorrupt { slot: 1, .. }));

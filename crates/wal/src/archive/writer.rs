@@ -24,7 +24,8 @@ pub struct ArchiveWriter {
 }
 
 impl ArchiveWriter {
-    /// Starts an archive with the final name `path`, in an existing folder. With `replace`,
+    /// Starts an archive with the final name `path`, in an existing folder. Only the owner of the
+    /// process can read the archive. With `replace`,
     /// [`ArchiveWriter::finish`] replaces a file of that name; otherwise such a file is an error.
     pub fn create(
         path: &Path,
@@ -36,7 +37,8 @@ impl ArchiveWriter {
             refuse_existing(path)?;
         }
         let unfinished = unfinished_name(path);
-        let file = File::create_new(&unfinished);
+        let mut options = File::options();
+        let file = disk::open_private(options.write(true).create_new(true), &unfinished);
         let file = file.map_err(WalError::system("create", &unfinished))?;
         let writer = ArchiveWriter {
             file,

@@ -4,18 +4,21 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::format::{self, HEADER_BYTES, PAYLOAD_BYTES_MAX};
+use super::format::{self, FileHeader, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 use super::replay::Replay;
-use crate::WalError;
+use crate::{WalError, disk};
 
 /// File that ends with a complete record, or that accepts no more records.
 #[derive(Debug)]
 pub(super) struct Tail {
     file: File,
     path: PathBuf,
-    generation: u64,
-    records: u64,
+    header: FileHeader,
+    /// Sequence number of the next record.
+    sequence: u64,
     bytes: u64,
+    /// Whether the file ends with a sync mark.
+    ends_with_mark: bool,
     poisoned: bool,
 }
 
@@ -25,7 +28,7 @@ pub(super) fn file_name(generation: u64) -> String {
 }
 
 /// Name of the file of a generation while it is being created.
-fn unfinished_name(generation: u64) -> String {
+pub(super) fn unfinished_name(generation: u64) -> String {
     format!("log-{generation:016x}.tmp")
 }
 
@@ -56,44 +59,51 @@ impl Tail {
         records: impl IntoIterator<Item = Vec<u8>>,
     ) -> Result<Tail, WalError> {
         let mut options = File::options();
-        let file = options.write(true).create(true).truncate(true).open(path);
+        options.write(true).create(true).truncate(true);
+        let file = disk::open_private(&mut options, path);
         let file = file.map_err(WalError::system("create", path))?;
-        file.write_all_at(&format::header(generation), 0)
+        let header = FileHeader::new(generation);
+        file.write_all_at(&header.to_bytes(), 0)
             .map_err(|source| WalError::write(path, source))?;
-        let mut tail = Tail::new(file, path, generation, 0, HEADER_BYTES as u64);
+        let mut tail = Tail::new(file, path, header, 0, HEADER_BYTES as u64);
         for payload in records {
             tail.append(&payload)?;
         }
+        // The file gets its name after the sync, so the mark is true once the file is visible.
+        tail.write_mark()?;
         tail.file
             .sync_all()
             .map_err(WalError::system("sync", path))?;
         Ok(tail)
     }
 
-    /// Continues a file that was read back, after removing an incomplete record at its end.
-    pub(super) fn resume(
-        file: File,
-        path: &Path,
-        generation: u64,
-        replay: &Replay,
-    ) -> Result<Tail, WalError> {
+    /// Continues a file that was read back without damage, after removing an incomplete record at
+    /// its end.
+    pub(super) fn resume(file: File, path: &Path, replay: &Replay) -> Result<Tail, WalError> {
         if replay.torn > 0 {
             file.set_len(replay.end)
                 .map_err(WalError::system("cut", path))?;
         }
+        disk::make_private(&file).map_err(WalError::system("set the permissions of", path))?;
+        let (header, sequence) = (replay.header, replay.sequence);
+        let mut tail = Tail::new(file, path, header, sequence, replay.end);
+        tail.ends_with_mark = replay.ends_with_mark;
         // The caller relies on the records, so they must survive a power cut.
-        file.sync_all().map_err(WalError::system("sync", path))?;
-        let records = replay.records.len() as u64;
-        Ok(Tail::new(file, path, generation, records, replay.end))
+        tail.file
+            .sync_all()
+            .map_err(WalError::system("sync", path))?;
+        tail.mark_sync();
+        Ok(tail)
     }
 
-    fn new(file: File, path: &Path, generation: u64, records: u64, bytes: u64) -> Tail {
+    fn new(file: File, path: &Path, header: FileHeader, sequence: u64, bytes: u64) -> Tail {
         Tail {
             file,
             path: path.to_owned(),
-            generation,
-            records,
+            header,
+            sequence,
             bytes,
+            ends_with_mark: false,
             poisoned: false,
         }
     }
@@ -104,13 +114,19 @@ impl Tail {
         if bytes > limit {
             return Err(WalError::TooLong { bytes, limit });
         }
-        let record = format::record(self.generation, self.records, payload);
-        if let Err(source) = self.file.write_all_at(&record, self.bytes) {
+        let record = format::record(self.header.generation, self.sequence, payload);
+        self.write(&record)?;
+        self.ends_with_mark = false;
+        Ok(())
+    }
+
+    fn write(&mut self, record: &[u8]) -> Result<(), WalError> {
+        if let Err(source) = self.file.write_all_at(record, self.bytes) {
             // Part of a record must not stay, because records after it would be unreadable.
             self.poisoned = self.file.set_len(self.bytes).is_err();
             return Err(WalError::write(&self.path, source));
         }
-        self.records += 1;
+        self.sequence += 1;
         self.bytes += record.len() as u64;
         Ok(())
     }
@@ -122,7 +138,24 @@ impl Tail {
             // report success the next time.
             self.poisoned = true;
             WalError::system("sync", &self.path)(source)
-        })
+        })?;
+        self.mark_sync();
+        Ok(())
+    }
+
+    /// Writes a sync mark if the file needs one. The mark itself is not synced. A lost mark loses
+    /// no record, so a failure is ignored unless it poisons the file.
+    fn mark_sync(&mut self) {
+        if self.header.has_marks() && !self.ends_with_mark {
+            let _ = self.write_mark();
+        }
+    }
+
+    fn write_mark(&mut self) -> Result<(), WalError> {
+        let mark = format::sync_mark(self.header.generation, self.sequence, self.bytes);
+        self.write(&mark)?;
+        self.ends_with_mark = true;
+        Ok(())
     }
 
     /// Rejects all further records, because another file may have replaced this one.
@@ -143,7 +176,7 @@ impl Tail {
     }
 
     pub(super) fn generation(&self) -> u64 {
-        self.generation
+        self.header.generation
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -158,7 +191,7 @@ mod tests {
     fn over(path: &str) -> Tail {
         let path = Path::new(path);
         let file = File::options().write(true).open(path).unwrap();
-        Tail::new(file, path, 1, 0, HEADER_BYTES as u64)
+        Tail::new(file, path, FileHeader::new(1), 0, HEADER_BYTES as u64)
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Tests of the log under truncation, flipped bits, moved records and interrupted compactions.
+//! Tests of the log: locks, compaction, files that replace each other, and any change of a file.
+
+mod damage;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,15 +8,18 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::format::{HEAD_BYTES, HEADER_BYTES};
+use super::format::{HEAD_BYTES, HEADER_BYTES, MARK_BYTES};
 use super::tail::{Tail, file_name};
-use super::{Log, WalError};
+use super::{Log, LogContents, WalError};
+
+/// Number of bytes of a log without records.
+const EMPTY_BYTES: usize = HEADER_BYTES + MARK_BYTES;
 
 /// Creates a log with these records and closes it. Returns its folder, its file and its bytes.
 fn closed_log(records: &[Vec<u8>]) -> (TempDir, PathBuf, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let (mut log, found) = Log::open(folder.path()).unwrap();
-    assert!(found.is_empty());
+    assert_eq!(found, LogContents::default());
     for record in records {
         log.append(record).unwrap();
     }
@@ -32,12 +37,12 @@ fn example() -> Vec<Vec<u8>> {
 
 /// Offsets of the records, and of the end.
 fn offsets(records: &[Vec<u8>]) -> Vec<usize> {
-    let mut at = HEADER_BYTES;
+    let mut at = EMPTY_BYTES;
     let ends = records.iter().map(|record| {
         at += HEAD_BYTES + record.len();
         at
     });
-    [HEADER_BYTES].into_iter().chain(ends).collect()
+    [EMPTY_BYTES].into_iter().chain(ends).collect()
 }
 
 fn files(folder: &Path) -> Vec<String> {
@@ -57,129 +62,7 @@ fn a_second_open_is_rejected() {
     let error = Log::open(&inner).unwrap_err();
     assert!(matches!(error, WalError::InUse { .. }), "{error}");
     drop(log);
-    assert_eq!(Log::open(&inner).unwrap().1, [b"kept"]);
-}
-
-#[test]
-fn a_truncated_log_keeps_its_complete_records() {
-    let records = example();
-    let (folder, file, bytes) = closed_log(&records);
-    let offsets = offsets(&records);
-    for length in 0..=bytes.len() {
-        let _ = fs::remove_file(folder.path().join(file_name(2)));
-        fs::write(&file, &bytes[..length]).unwrap();
-        let whole = offsets[1..].iter().filter(|&&end| end <= length).count();
-        let kept = if length < HEADER_BYTES {
-            0
-        } else {
-            offsets[whole]
-        };
-        let (mut log, found) = Log::open(folder.path()).unwrap();
-        assert_eq!(found, records[..whole], "cut at {length}");
-        assert_eq!(log.torn(), (length - kept) as u64, "cut at {length}");
-        log.append(b"after").unwrap();
-        drop(log);
-        let (log, found) = Log::open(folder.path()).unwrap();
-        assert_eq!(found.len(), whole + 1);
-        assert_eq!((&found[whole][..], log.torn()), (&b"after"[..], 0));
-    }
-}
-
-#[test]
-fn a_flipped_bit_is_an_error_or_in_the_last_record() {
-    let records = example();
-    let (folder, file, bytes) = closed_log(&records);
-    let offsets = offsets(&records);
-    let last = offsets[records.len() - 1];
-    for at in 0..bytes.len() {
-        for bit in [0, 3, 7] {
-            let mut flipped = bytes.clone();
-            flipped[at] ^= 1 << bit;
-            fs::write(&file, &flipped).unwrap();
-            let opened = Log::open(folder.path());
-            if at >= last {
-                let (log, found) = opened.unwrap();
-                assert_eq!(found, records[..records.len() - 1]);
-                assert_eq!(log.torn(), (bytes.len() - last) as u64);
-                continue;
-            }
-            let error = opened.unwrap_err();
-            let begins = offsets.iter().rfind(|&&begin| begin <= at);
-            let named = match (&error, begins) {
-                (WalError::RecordDamaged { offset, next, .. }, Some(&begin)) => {
-                    *offset == begin as u64 && offsets.contains(&(*next as usize))
-                }
-                (error, begins) => {
-                    begins.is_none() && !matches!(error, WalError::RecordDamaged { .. })
-                }
-            };
-            assert!(named, "byte {at}: {error}");
-            assert_eq!(fs::read(&file).unwrap(), flipped, "the file is unchanged");
-        }
-    }
-}
-
-#[test]
-fn damage_across_records_is_detected() {
-    let records: Vec<_> = (0..200u8).map(|i| vec![i; i as usize % 7]).collect();
-    let (folder, file, mut bytes) = closed_log(&records);
-    let offsets = offsets(&records);
-    // The damage starts inside one record and ends inside another.
-    bytes[offsets[20] + 5..offsets[190] + 3].fill(0);
-    fs::write(&file, &bytes).unwrap();
-    let error = Log::open(folder.path()).unwrap_err();
-    let expect = (offsets[20] as u64, offsets[191] as u64);
-    let named =
-        matches!(error, WalError::RecordDamaged { offset, next, .. } if (offset, next) == expect);
-    assert!(named, "{error}");
-}
-
-#[test]
-fn moved_records_are_detected() {
-    let same = vec![b"aaaa".to_vec(), b"bbbb".to_vec(), b"cccc".to_vec()];
-    let (folder, file, bytes) = closed_log(&same);
-    let one = HEAD_BYTES + 4;
-    // The first two records are exchanged: both are invalid there, and the third is valid.
-    let mut moved = bytes.clone();
-    moved[HEADER_BYTES..HEADER_BYTES + 2 * one].rotate_left(one);
-    fs::write(&file, &moved).unwrap();
-    let error = Log::open(folder.path()).unwrap_err();
-    assert!(matches!(error, WalError::RecordDamaged { .. }), "{error}");
-    // A repeated record at the end is not valid.
-    let again = [&bytes[..], &bytes[HEADER_BYTES..HEADER_BYTES + one]].concat();
-    fs::write(&file, again).unwrap();
-    let (log, found) = Log::open(folder.path()).unwrap();
-    assert_eq!((found, log.torn()), (same.clone(), one as u64));
-    drop(log);
-    // A record of another generation at the same offset is not valid.
-    let (other, ..) = closed_log(&[]);
-    let (mut log, _) = Log::open(other.path()).unwrap();
-    log.compact(same).unwrap();
-    drop(log);
-    let path = other.path().join(file_name(2));
-    let newer = fs::read(&path).unwrap();
-    fs::write(
-        &path,
-        [&newer[..HEADER_BYTES], &bytes[HEADER_BYTES..]].concat(),
-    )
-    .unwrap();
-    assert_eq!(Log::open(other.path()).unwrap().1.len(), 0);
-}
-
-#[test]
-fn records_inside_a_torn_record_are_ignored() {
-    let (_, _, inner) = closed_log(&example());
-    let (folder, file, bytes) = closed_log(&[inner[HEADER_BYTES..].to_vec()]);
-    let cut = bytes[..bytes.len() - 1].to_vec();
-    // This file has the full length, but its last byte was not written.
-    let zeros = [&cut[..], &[0]].concat();
-    let flipped = [&cut[..], &[!bytes[cut.len()]]].concat();
-    for torn in [cut, zeros, flipped] {
-        fs::write(&file, &torn).unwrap();
-        let (log, found) = Log::open(folder.path()).unwrap();
-        assert!(found.is_empty());
-        assert_eq!(log.torn(), (torn.len() - HEADER_BYTES) as u64);
-    }
+    assert_eq!(Log::open(&inner).unwrap().1.records, [b"kept"]);
 }
 
 #[test]
@@ -188,14 +71,14 @@ fn compaction_replaces_all_records() {
     let (mut log, _) = Log::open(folder.path()).unwrap();
     log.append(b"five").unwrap();
     log.compact([b"all".to_vec()]).unwrap();
-    let expect = HEADER_BYTES + HEAD_BYTES + 3;
+    let expect = EMPTY_BYTES + HEAD_BYTES + 3;
     assert_eq!(log.bytes(), expect as u64);
     log.append(b"more").unwrap();
     log.sync().unwrap();
     assert_eq!(files(folder.path()), ["lock", &file_name(2)]);
     drop(log);
     let (_, found) = Log::open(folder.path()).unwrap();
-    assert_eq!(found, [b"all".to_vec(), b"more".to_vec()]);
+    assert_eq!(found.records, [b"all".to_vec(), b"more".to_vec()]);
 }
 
 #[test]
@@ -214,7 +97,7 @@ fn a_failed_compaction_changes_nothing() {
     assert_eq!(files(folder.path()), ["lock", &file_name(1)]);
     log.append(b"five").unwrap();
     drop(log);
-    assert_eq!(Log::open(folder.path()).unwrap().1.len(), 5);
+    assert_eq!(Log::open(folder.path()).unwrap().1.records.len(), 5);
 }
 
 #[test]
@@ -239,12 +122,12 @@ fn an_interrupted_compaction_leaves_one_complete_log() {
             fs::remove_file(file).unwrap();
         }
         let (mut log, found) = Log::open(folder.path()).unwrap();
-        assert_eq!(&found, if named { &new } else { &old });
+        assert_eq!(&found.records, if named { &new } else { &old });
         let generation = if named { 2 } else { 1 };
         assert_eq!(files(folder.path()), ["lock", &file_name(generation)]);
         log.compact([b"again".to_vec()]).unwrap();
         drop(log);
-        assert_eq!(Log::open(folder.path()).unwrap().1, [b"again"]);
+        assert_eq!(Log::open(folder.path()).unwrap().1.records, [b"again"]);
     };
     for bytes in (0..=compacted.len()).step_by(9) {
         check(Some(bytes), false, false);
@@ -255,13 +138,86 @@ fn an_interrupted_compaction_leaves_one_complete_log() {
 }
 
 #[test]
-fn a_damaged_newest_file_is_an_error() {
+fn a_newest_file_without_its_header_keeps_its_records() {
+    let records = example();
+    let (folder, file, bytes) = closed_log(&records);
+    let mut headless = bytes.clone();
+    headless[..HEADER_BYTES].fill(0);
+    fs::write(&file, &headless).unwrap();
+    let (_, found) = Log::open(folder.path()).unwrap();
+    assert_eq!((&found.records, found.damage[0].lost), (&records, Some(0)));
+    assert_eq!(fs::read(&found.set_aside[0]).unwrap(), headless);
+    // The content of generation 2 has the name of generation 7.
+    let two = folder.path().join(file_name(2));
+    fs::rename(two, folder.path().join(file_name(7))).unwrap();
+    let (_, found) = Log::open(folder.path()).unwrap();
+    assert_eq!((&found.records, found.damage.len()), (&records, 1));
+    assert!(folder.path().join(file_name(8)).exists());
+}
+
+#[test]
+fn an_older_file_replaces_an_unreadable_newest_one() {
+    let records = example();
+    for content in [&b""[..], b"short", &[7; 500]] {
+        let (folder, file, bytes) = closed_log(&records);
+        fs::write(folder.path().join(file_name(2)), content).unwrap();
+        let (log, found) = Log::open(folder.path()).unwrap();
+        assert_eq!((&found.records, found.damage.len()), (&records, 1));
+        assert_eq!(found.damage[0].path, folder.path().join(file_name(2)));
+        drop(log);
+        assert!(!file.exists(), "generation 3 has the records");
+        let kept: Vec<_> = found
+            .set_aside
+            .iter()
+            .map(|p| fs::read(p).unwrap())
+            .collect();
+        assert_eq!(kept, [&bytes[..], content]);
+        // Files that were set aside stay, also after another damage of a file of that name.
+        fs::write(folder.path().join(file_name(4)), content).unwrap();
+        let (_, again) = Log::open(folder.path()).unwrap();
+        assert_eq!(again.records, records);
+        assert!(found.set_aside.iter().all(|path| path.exists()));
+    }
+}
+
+#[test]
+fn a_user_can_set_a_readable_file_aside() {
     let (folder, _, bytes) = closed_log(&example());
-    // The content of generation 1 has the name of generation 2.
-    fs::write(folder.path().join(file_name(2)), &bytes).unwrap();
-    let error = Log::open(folder.path()).unwrap_err();
-    assert!(matches!(error, WalError::HeaderDamaged { .. }), "{error}");
-    assert_eq!(files(folder.path()).len(), 3, "nothing is removed");
+    let (mut log, _) = Log::open(folder.path()).unwrap();
+    let aside = log.set_aside().unwrap();
+    assert_eq!(log.set_aside().unwrap(), aside, "one copy is enough");
+    log.compact([b"new".to_vec()]).unwrap();
+    drop(log);
+    assert_eq!(fs::read(&aside).unwrap(), bytes);
+    assert_eq!(Log::open(folder.path()).unwrap().1.records, [b"new"]);
+    assert!(aside.exists());
+}
+
+#[test]
+fn inspecting_changes_nothing() {
+    let records = example();
+    let (folder, file, bytes) = closed_log(&records);
+    fs::write(folder.path().join("log-0000000000000009.tmp"), "unfinished").unwrap();
+    let torn = [&bytes[..], b"half a record"].concat();
+    fs::write(&file, &torn).unwrap();
+    let before = files(folder.path());
+    let found = Log::inspect(folder.path()).unwrap();
+    assert_eq!((found.records, found.torn), (records.clone(), 13));
+    assert_eq!(
+        (files(folder.path()), fs::read(&file).unwrap()),
+        (before, torn)
+    );
+    assert!(Log::inspect(&folder.path().join("missing")).is_err());
+    // A log in use can be inspected.
+    let (mut log, _) = Log::open(folder.path()).unwrap();
+    log.append(b"five").unwrap();
+    assert_eq!(Log::inspect(folder.path()).unwrap().records.len(), 5);
+}
+
+/// Whether `found` has only records of `written`, in order.
+fn is_subsequence(found: &[Vec<u8>], written: &[Vec<u8>]) -> bool {
+    let mut rest = written.iter();
+    found.iter().all(|record| rest.any(|other| other == record))
 }
 
 proptest! {
@@ -278,7 +234,7 @@ proptest! {
         let mut expect = Vec::new();
         for records in sessions {
             let (mut log, found) = Log::open(folder.path()).unwrap();
-            prop_assert_eq!((&found, log.torn()), (&expect, 0));
+            prop_assert_eq!((&found.records, log.torn()), (&expect, 0));
             if compact {
                 expect.reverse();
                 log.compact(expect.clone()).unwrap();
@@ -288,13 +244,13 @@ proptest! {
                 expect.push(record);
             }
         }
-        prop_assert_eq!(Log::open(folder.path()).unwrap().1, expect);
+        prop_assert_eq!(Log::open(folder.path()).unwrap().1.records, expect);
     }
 
-    /// Checks that after any change of the file, opening returns the first records that were
-    /// written, or fails and leaves the file unchanged.
+    /// Checks that after any change of the file, opening returns records that were written, in
+    /// their order, and that the changed file stays on disk or only its end was dropped.
     #[test]
-    fn a_changed_file_gives_written_records_or_an_error(
+    fn a_changed_file_gives_written_records(
         records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
         from in any::<prop::sample::Index>(),
         to in any::<prop::sample::Index>(),
@@ -304,9 +260,38 @@ proptest! {
         let (a, b) = (from.index(bytes.len() + 1), to.index(bytes.len() + 1));
         bytes.splice(a.min(b)..a.max(b), instead);
         fs::write(&file, &bytes).unwrap();
-        match Log::open(folder.path()) {
-            Ok((_, found)) => prop_assert!(records.starts_with(&found)),
-            Err(_) => prop_assert_eq!(fs::read(&file).unwrap(), bytes),
+        let inspected = Log::inspect(folder.path()).unwrap();
+        prop_assert_eq!(&fs::read(&file).unwrap(), &bytes);
+        let (_, found) = Log::open(folder.path()).unwrap();
+        prop_assert_eq!(&inspected.records, &found.records);
+        prop_assert!(is_subsequence(&found.records, &records));
+        match found.damage.is_empty() {
+            true => prop_assert!(records.starts_with(&found.records)),
+            false => prop_assert_eq!(&fs::read(&found.set_aside[0]).unwrap(), &bytes),
         }
+    }
+
+    /// Checks that damage of a range costs exactly the records that it touches.
+    #[test]
+    fn damage_of_a_range_costs_the_records_in_it(
+        records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..12),
+        from in any::<prop::sample::Index>(),
+        length in 1..200usize,
+        flip in prop::option::of(1..=255u8),
+    ) {
+        let (folder, file, mut bytes) = closed_log(&records);
+        let start = from.index(bytes.len());
+        let end = bytes.len().min(start + length);
+        let before = bytes.clone();
+        match flip {
+            Some(flip) => bytes[start..end].iter_mut().for_each(|byte| *byte ^= flip),
+            None => bytes[start..end].fill(0),
+        }
+        fs::write(&file, &bytes).unwrap();
+        let ends = offsets(&records);
+        let is_whole = |&i: &usize| before[ends[i]..ends[i + 1]] == bytes[ends[i]..ends[i + 1]];
+        let whole = (0..records.len()).filter(is_whole).map(|i| records[i].clone());
+        let (_, found) = Log::open(folder.path()).unwrap();
+        prop_assert_eq!(found.records, whole.collect::<Vec<_>>());
     }
 }

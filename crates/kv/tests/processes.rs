@@ -1,10 +1,11 @@
-//! Test of the spill file of a process that runs out of disk space. The test runs its own program
-//! again as a process with a limited file size.
+//! Tests of the spill file of a process that runs out of disk space or is killed. Each test runs its
+//! own program again as a process.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use djinn_kv::{SpillError, SpillFile};
 
@@ -45,4 +46,35 @@ fn a_full_disk_keeps_earlier_slots() {
     assert!(folder.path().join("done").exists(), "the child ran");
     let left = std::fs::read_dir(folder.path().join("spill")).unwrap();
     assert_eq!(left.count(), 0, "the spill file is removed");
+}
+
+#[test]
+fn child_waits_with_a_spill_file() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
+        return;
+    };
+    let spill = SpillFile::create(&folder, 4096, 4).unwrap();
+    spill.write(3, b"a secret".repeat(512).as_slice()).unwrap();
+    println!("\nwritten");
+    // The parent kills this process before it reads a line.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn a_killed_process_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_waits_with_a_spill_file", "--nocapture"])
+        .env(FOLDER, folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let written = lines.map_while(Result::ok).any(|line| line == "written");
+    assert!(written, "the child wrote a page");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left = std::fs::read_dir(folder.path()).unwrap();
+    assert_eq!(left.count(), 0, "a killed process leaves no file");
 }
