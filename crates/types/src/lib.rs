@@ -21,6 +21,12 @@ pub use tier::Tier;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
+impl std::fmt::Display for SessionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
 /// Alignment, in bytes, of direct I/O: file offset, memory address and length. Every file
 /// system and disk in common use accepts this value.
 pub const IO_BLOCK: u64 = 4096;
