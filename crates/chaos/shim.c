@@ -9,11 +9,13 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,6 +34,8 @@ static const char *state, *spill;
     })
 
 __attribute__((constructor)) static void start(void) {
+    /* No server outlives the test that started it. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     const char *path = getenv("CHAOS_CONTROL");
     int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file < 0) return;

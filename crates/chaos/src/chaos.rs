@@ -6,21 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_client::Error;
 use tokio::task::JoinSet;
 
 use crate::{
-    agent::Agent,
     board::FaultMark,
+    crew::Crew,
     dice::Dice,
     error::ChaosError,
     faults::{FaultDeck, FaultKind, run_faults},
     oneshot::ONESHOTS,
-    record::KeptRecord,
     replay::replay_all,
     server::{Launch, OWNERS, OwnerKey, RestartingServer},
     shim::FaultShim,
-    usage::{UsageSample, UsageSeries},
+    usage::UsageSeries,
     world::{CallProblem, MODEL, World},
 };
 
@@ -38,8 +36,6 @@ const FAULTS: usize = 2;
 const CYCLE: usize = 6;
 /// Pause between two small requests of one owner.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);
-/// Time in which connections that clients left are closed.
-const REST: Duration = Duration::from_secs(1);
 
 /// Settings of a run.
 #[derive(Clone, Debug)]
@@ -95,7 +91,7 @@ pub async fn run(settings: &ChaosSettings) -> Result<ChaosReport, ChaosError> {
         counts: findings.counts(),
         violations: findings.violations(),
         longest_wait: findings.longest_wait(),
-        usage: run.usage,
+        usage: run.crew.usage,
         rounds: run.rounds,
     })
 }
@@ -113,26 +109,19 @@ pub fn launch(settings: &ChaosSettings, home: PathBuf, is_tight: bool) -> Launch
 
 struct ChaosRun {
     world: Arc<World>,
-    agents: Vec<(OwnerKey, Agent)>,
+    crew: Crew,
     deck: FaultDeck,
     dice: Dice,
-    usage: UsageSeries,
     rounds: usize,
 }
 
 impl ChaosRun {
     fn new(settings: &ChaosSettings, world: Arc<World>) -> Self {
         let seed = settings.seed;
-        let owners = OWNERS.into_iter().flat_map(|owner| [owner; AGENTS]);
-        let agents = owners.enumerate().map(|(part, owner)| {
-            let dice = Dice::new(seed, 100 + part as u64);
-            (owner, Agent::new(&world, owner, dice))
-        });
         ChaosRun {
-            agents: agents.collect(),
+            crew: Crew::new(&world, seed, AGENTS),
             deck: FaultDeck::new(Dice::new(seed, 1), &settings.faults),
             dice: Dice::new(seed, 2),
-            usage: UsageSeries::default(),
             rounds: 0,
             world,
         }
@@ -147,38 +136,14 @@ impl ChaosRun {
         let faults = tokio::spawn(run_faults(Arc::clone(&self.world), kinds, dice));
         let until = Instant::now() + ROUND;
         let probes = self.start_probes(until);
-        self.act(until).await;
+        self.crew.act(until).await;
         probes.join_all().await;
         faults.await.expect("the faults do not panic")?;
         self.rounds += 1;
-        self.rest().await?;
+        self.crew.rest().await?;
         let found = self.world.findings.get("requests");
         println!("round {}: {found} requests so far", self.rounds);
         Ok(())
-    }
-
-    /// Lets all agents act at the same time.
-    async fn act(&mut self, until: Instant) {
-        let names = self.agents.iter().map(|(owner, agent)| {
-            let name = agent.sessions.first().map(|kept| kept.name.clone());
-            (*owner, name)
-        });
-        let names: Vec<(OwnerKey, Option<String>)> = names.collect();
-        let mut tasks = JoinSet::new();
-        for (place, (owner, mut agent)) in self.agents.drain(..).enumerate() {
-            let mut others = names
-                .iter()
-                .filter(|(of, name)| *of != owner && name.is_some());
-            let foreign = others.next().and_then(|(_, name)| name.clone());
-            tasks.spawn(async move {
-                agent.act(until, foreign).await;
-                (place, owner, agent)
-            });
-        }
-        let mut agents = tasks.join_all().await;
-        agents.sort_by_key(|(place, ..)| *place);
-        let agents = agents.into_iter().map(|(_, owner, agent)| (owner, agent));
-        self.agents.extend(agents);
     }
 
     /// Starts a task for each owner that measures how long small requests wait.
@@ -198,48 +163,11 @@ impl ChaosRun {
         tasks
     }
 
-    /// Completes all turns, compares all sessions, deletes unknown ones, and samples the process.
-    async fn rest(&mut self) -> Result<(), ChaosError> {
-        for (_, agent) in &mut self.agents {
-            for number in (0..agent.sessions.len()).rev() {
-                if let Err(CallProblem::Broken(text)) = agent.settle(number).await {
-                    self.world.findings.broken(text);
-                }
-            }
-            agent.check().await?;
-        }
-        for owner in OWNERS {
-            self.delete_unknown(owner).await?;
-        }
-        tokio::time::sleep(REST).await;
-        let sample = UsageSample {
-            start: self.world.server.place().await.start,
-            usage: self.world.server.usage().await,
-        };
-        if let Err(text) = self.usage.push(sample) {
-            self.world.findings.broken(text);
-        }
-        Ok(())
-    }
-
-    /// Deletes sessions whose opening or deleting the server did not acknowledge.
-    async fn delete_unknown(&self, owner: OwnerKey) -> Result<(), Error> {
-        let client = self.world.server.client(owner).await?;
-        for session in client.sessions(None).await? {
-            let mut kept = self.agents.iter().flat_map(|(_, agent)| &agent.sessions);
-            if !kept.any(|kept| kept.name == session.session) {
-                client.session(session.session).delete().await?;
-                self.world.findings.count("sessions without an answer");
-            }
-        }
-        Ok(())
-    }
-
     /// Kills the server a last time and checks that all sessions are there.
     async fn restart_and_check(&mut self) -> Result<(), ChaosError> {
         let world = Arc::clone(&self.world);
         world.run_fault(FaultKind::Kill, &mut self.dice).await?;
-        self.rest().await
+        self.crew.rest().await.map(drop)
     }
 
     /// Runs the inputs of all sessions on a quiet server and compares the tokens.
@@ -251,9 +179,7 @@ impl ChaosRun {
         }
         let launch = launch(settings, settings.folder.join("quiet"), false);
         let quiet = Arc::new(World::new(RestartingServer::start(launch).await?).await?);
-        let agents = self.agents.drain(..);
-        let records = agents.flat_map(|(_, agent)| agent.sessions.into_iter().chain(agent.ended));
-        let records: Vec<KeptRecord> = records.collect();
+        let records = self.crew.take_records();
         findings.add("sessions compared", records.len() as u64);
         for difference in replay_all(Arc::clone(&quiet), records).await {
             findings.broken(difference);

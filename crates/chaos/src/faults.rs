@@ -176,13 +176,14 @@ impl World {
         let start = tokio::time::Instant::now();
         let mut successes = 0;
         while successes < SUCCESSES {
-            match self.try_server().await {
+            let tried = tokio::time::timeout(RECOVERY_LIMIT, self.try_server()).await;
+            match tried.unwrap_or(Ok(false)) {
                 Ok(true) => successes += 1,
                 tried if start.elapsed() > RECOVERY_LIMIT => {
                     let (name, limit) = (kind.name(), RECOVERY_LIMIT.as_secs());
                     let error = tried
                         .err()
-                        .map_or("a turn fails".to_owned(), |e| e.to_string());
+                        .map_or("a turn fails or hangs".to_owned(), |e| e.to_string());
                     self.findings.broken(format!(
                         "{name}: the server did not recover within {limit} s: {error}"
                     ));

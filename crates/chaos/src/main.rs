@@ -2,22 +2,44 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::Parser;
-use djinn_chaos::{ChaosError, ChaosSettings, FaultKind};
+use clap::{Args, Parser, Subcommand};
+use djinn_chaos::{ChaosError, ChaosSettings, FaultKind, LoadSettings};
 
 /// Runs a server under load and faults, and checks what it promised.
 #[derive(Debug, Parser)]
-#[command(name = "djinn-chaos", version)]
+#[command(name = "djinn-chaos", version, args_conflicts_with_subcommands = true)]
 struct ChaosArgs {
+    #[command(flatten)]
+    run: RunFlags,
+    /// Kinds of faults to run, separated by commas [default: all]
+    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    faults: Vec<FaultKind>,
+    #[command(subcommand)]
+    mode: Option<ChaosMode>,
+}
+
+/// Runs other than the one with faults.
+#[derive(Debug, Subcommand)]
+enum ChaosMode {
+    /// Mixed requests without faults, except planned restarts; prints a Markdown table
+    Load {
+        #[command(flatten)]
+        run: RunFlags,
+        /// Folder of a small model to push
+        #[arg(long, value_name = "DIR", default_value = "testdata/golden/llama2")]
+        push: PathBuf,
+    },
+}
+
+/// Flags of every run.
+#[derive(Debug, Args)]
+struct RunFlags {
     /// Seconds after which no further round begins
     #[arg(long, value_name = "S", default_value_t = 180)]
     seconds: u64,
     /// Seed of all choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Kinds of faults to run, separated by commas [default: all]
-    #[arg(long, value_name = "KIND", value_delimiter = ',')]
-    faults: Vec<FaultKind>,
     /// Path of the djinn program [default: djinn beside this program]
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
@@ -29,10 +51,24 @@ struct ChaosArgs {
     folder: Option<PathBuf>,
 }
 
+impl RunFlags {
+    fn program(&self) -> Result<PathBuf, ChaosError> {
+        match &self.server {
+            Some(path) => Ok(path.canonicalize()?),
+            None => Ok(std::env::current_exe()?.with_file_name("djinn")),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     match start(ChaosArgs::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(violations) if violations.is_empty() => ExitCode::SUCCESS,
+        Ok(violations) => {
+            for broken in violations {
+                println!("BROKEN: {broken}");
+            }
+            ExitCode::FAILURE
+        }
         Err(error) => {
             eprintln!("djinn-chaos: {error}");
             ExitCode::from(2)
@@ -40,27 +76,41 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns whether the server kept its promises.
-fn start(args: ChaosArgs) -> Result<bool, ChaosError> {
+/// Runs what the flags ask for, and returns the broken promises.
+fn start(args: ChaosArgs) -> Result<Vec<String>, ChaosError> {
     let temporary = tempfile::tempdir()?;
-    let beside = || Ok::<_, std::io::Error>(std::env::current_exe()?.with_file_name("djinn"));
+    let runtime = tokio::runtime::Runtime::new()?;
+    let folder = |run: &RunFlags| match &run.folder {
+        Some(folder) => folder.clone(),
+        None => temporary.path().to_owned(),
+    };
+    if let Some(ChaosMode::Load { run, push }) = args.mode {
+        let settings = LoadSettings {
+            program: run.program()?,
+            model: run.model.canonicalize()?,
+            pushed: push.canonicalize()?,
+            folder: folder(&run),
+            time: Duration::from_secs(run.seconds),
+            seed: run.seed,
+        };
+        let report = runtime.block_on(djinn_chaos::load(&settings))?;
+        println!("{}", report.to_markdown());
+        return Ok(report.violations);
+    }
+    let run = args.run;
     let settings = ChaosSettings {
-        program: args.server.map_or_else(beside, Ok)?,
-        model: args.model.canonicalize()?,
-        folder: args.folder.unwrap_or_else(|| temporary.path().to_owned()),
-        time: Duration::from_secs(args.seconds),
-        seed: args.seed,
+        program: run.program()?,
+        model: run.model.canonicalize()?,
+        folder: folder(&run),
+        time: Duration::from_secs(run.seconds),
+        seed: run.seed,
         faults: match args.faults.is_empty() {
             true => FaultKind::ALL.to_vec(),
             false => args.faults,
         },
     };
     println!("seed {}", settings.seed);
-    let runtime = tokio::runtime::Runtime::new()?;
     let report = runtime.block_on(djinn_chaos::run(&settings))?;
     println!("{}", report.to_text());
-    for broken in &report.violations {
-        println!("BROKEN: {broken}");
-    }
-    Ok(report.violations.is_empty())
+    Ok(report.violations)
 }

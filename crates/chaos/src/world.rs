@@ -41,17 +41,20 @@ impl From<Error> for CallProblem {
         use djinn_client::ErrorCode as Code;
         let text = format!("{}: {error}", error.code().name());
         match error.code() {
-            Code::Invalid
-            | Code::Unsupported
+            Code::Unsupported
             | Code::Unauthenticated
             | Code::Forbidden
             | Code::NotFound
             | Code::Conflict
             | Code::TooLarge
             | Code::Local => CallProblem::Broken(text),
-            Code::Limited | Code::Timeout | Code::Replaced | Code::Unavailable | Code::Internal => {
-                CallProblem::Failed(text)
-            }
+            // A server that cannot read its weights refuses requests as invalid.
+            Code::Invalid
+            | Code::Limited
+            | Code::Timeout
+            | Code::Replaced
+            | Code::Unavailable
+            | Code::Internal => CallProblem::Failed(text),
         }
     }
 }
