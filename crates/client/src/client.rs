@@ -148,8 +148,24 @@ impl Client {
 
     /// Lists the caller's sessions, of one model or of all.
     pub async fn sessions(&self, model: Option<&str>) -> Result<Vec<v1::Session>, Error> {
+        self.list_sessions(model, false).await
+    }
+
+    /// Lists the sessions of all owners, of one model or of all. Needs an admin key.
+    pub async fn sessions_of_all_owners(
+        &self,
+        model: Option<&str>,
+    ) -> Result<Vec<v1::Session>, Error> {
+        self.list_sessions(model, true).await
+    }
+
+    async fn list_sessions(
+        &self,
+        model: Option<&str>,
+        all_owners: bool,
+    ) -> Result<Vec<v1::Session>, Error> {
         let model = model.unwrap_or_default().to_owned();
-        let asked = v1::ListSessionsRequest { model };
+        let asked = v1::ListSessionsRequest { model, all_owners };
         Ok(self
             .connection
             .one(self.connection.sessions_service().list(asked))

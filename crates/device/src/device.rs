@@ -1,5 +1,7 @@
 //! The device as a whole.
 
+#[cfg(any(test, feature = "faults"))]
+use crate::fault::{Fault, FaultSwitch};
 use crate::{Ops, Streams, Transfers};
 
 /// Description of an opened device.
@@ -32,4 +34,17 @@ pub struct DeviceInfo {
 pub trait Device: Transfers + Streams + Ops {
     /// Describes this device.
     fn info(&self) -> DeviceInfo;
+
+    /// Prepares [`Device::inject`], which may not load kernels in the middle of a pass.
+    #[cfg(any(test, feature = "faults"))]
+    fn prepare_faults(&self) -> crate::Result<()> {
+        Ok(())
+    }
+
+    /// Breaks the device on the compute stream, for tests. A CPU fails or blocks in this call; a
+    /// card does so in a later call that waits for the stream.
+    #[cfg(any(test, feature = "faults"))]
+    fn inject(&self, fault: Fault, switch: &FaultSwitch) -> crate::Result<()> {
+        crate::fault::strike_here(fault, switch)
+    }
 }

@@ -26,6 +26,14 @@ pub enum DeviceError {
         /// Bytes of the slab.
         slab_bytes: u64,
     },
+    /// Another call uses the same bytes of host memory.
+    #[error("{op}: another call uses bytes {}..{} of the memory", span.offset, span.end())]
+    InUse {
+        /// Name of the operation.
+        op: &'static str,
+        /// Bytes that the operation needs.
+        span: Span,
+    },
     /// Operands do not fit together.
     #[error("{op}: {detail}")]
     Shape {
@@ -42,10 +50,112 @@ pub enum DeviceError {
     Driver {
         /// Purpose of the call, as in "launching a kernel".
         what: &'static str,
+        /// Number of the error, a `CUresult`.
+        code: u32,
         /// Reason given by the driver.
         reason: String,
     },
     /// The device cannot be opened with these options.
     #[error("{0}")]
     Setup(String),
+}
+
+/// Errors of the CUDA driver after which every later call in the context fails. The driver's
+/// documentation says of them that the context, or the process, is in an inconsistent state and
+/// that the process must be restarted to continue.
+const STICKY_CODES: [(u32, &str); 19] = [
+    (4, "CUDA_ERROR_DEINITIALIZED"),
+    (46, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    (214, "CUDA_ERROR_ECC_UNCORRECTABLE"),
+    (220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"),
+    (226, "CUDA_ERROR_CONTAINED"),
+    (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    (702, "CUDA_ERROR_LAUNCH_TIMEOUT"),
+    (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"),
+    (710, "CUDA_ERROR_ASSERT"),
+    (714, "CUDA_ERROR_HARDWARE_STACK_ERROR"),
+    (715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"),
+    (716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
+    (717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"),
+    (718, "CUDA_ERROR_INVALID_PC"),
+    (LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"),
+    (721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"),
+    (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
+    (911, "CUDA_ERROR_EXTERNAL_DEVICE"),
+    (999, "CUDA_ERROR_UNKNOWN"),
+];
+
+/// Error of the CUDA driver for a kernel that failed.
+pub(crate) const LAUNCH_FAILED: u32 = 719;
+
+impl DeviceError {
+    /// Whether the device is unusable from now on. After such an error every later call fails,
+    /// also for other devices on the same card in this process. Only a new process can use the
+    /// card again.
+    pub fn is_sticky(&self) -> bool {
+        match self {
+            DeviceError::Driver { code, .. } => {
+                STICKY_CODES.iter().any(|(sticky, _)| sticky == code)
+            }
+            _ => false,
+        }
+    }
+
+    /// Adds the name of a kernel or library to the reason of a driver error.
+    pub(crate) fn within(self, name: &str) -> DeviceError {
+        match self {
+            DeviceError::Driver { what, code, reason } => DeviceError::Driver {
+                what,
+                code,
+                reason: format!("{name}: {reason}"),
+            },
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys::CUresult;
+
+    use super::{DeviceError, LAUNCH_FAILED};
+
+    #[test]
+    fn errors_that_break_the_context_are_sticky() {
+        let error = |code: CUresult| DeviceError::Driver {
+            what: "testing",
+            code: code as u32,
+            reason: String::new(),
+        };
+        assert_eq!(CUresult::CUDA_ERROR_LAUNCH_FAILED as u32, LAUNCH_FAILED);
+        for code in [
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            CUresult::CUDA_ERROR_INVALID_PC,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            CUresult::CUDA_ERROR_ASSERT,
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_DEINITIALIZED,
+            CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+            CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ] {
+            assert!(error(code).within("a kernel").is_sticky(), "{code:?}");
+        }
+        for code in [
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+        ] {
+            assert!(!error(code).is_sticky(), "{code:?}");
+        }
+        assert!(!DeviceError::Setup("no card".into()).is_sticky());
+    }
 }

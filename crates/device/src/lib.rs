@@ -13,6 +13,8 @@ mod choice;
 mod device;
 mod draw;
 mod error;
+#[cfg(any(test, feature = "faults"))]
+mod fault;
 mod kv;
 mod operands;
 mod ops;

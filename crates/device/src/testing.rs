@@ -5,6 +5,9 @@
 //! delays the copies and events that a card delays. It also logs the names of its operations, so
 //! a test can see which operations were fused.
 
+#[cfg(any(test, feature = "faults"))]
+mod faulty;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +22,11 @@ use crate::{
     NormParams, PassLimits, Phase, ProbeOps, ProductOps, Projection, Qkv, Reduction, Result,
     RopeOps, Rotation, Rows, Span, Stream, Streams, Transfers, View, Weight,
 };
+
+#[cfg(any(test, feature = "faults"))]
+pub use self::faulty::{FaultyBackend, FaultyDevice, break_device};
+#[cfg(any(test, feature = "faults"))]
+pub use crate::fault::{Fault, FaultSwitch};
 
 /// Names of operations in the order of their calls.
 type OpLog = Arc<Mutex<Vec<&'static str>>>;

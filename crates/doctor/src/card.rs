@@ -231,6 +231,7 @@ mod tests {
         assert_eq!(no_card(&hidden, true).verdict, CheckVerdict::Fail);
         let broken = DeviceError::Driver {
             what: "making a context",
+            code: 2,
             reason: "out of memory".into(),
         };
         assert_eq!(no_card(&broken, false).verdict, CheckVerdict::Fail);

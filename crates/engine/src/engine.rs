@@ -115,11 +115,6 @@ impl Engine {
         &self.blueprint
     }
 
-    /// Returns the id that the next session gets.
-    pub fn next_session(&self) -> SessionId {
-        self.sessions.next_id()
-    }
-
     /// Returns the number of passes so far.
     pub fn passes(&self) -> usize {
         self.executor.passes()
@@ -192,9 +187,9 @@ impl Engine {
 
     /// Opens a session. The session runs as soon as the scheduler chooses it.
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
-        self.durability.compact(&mut self.sessions);
+        self.durability.settle(&mut self.sessions, true);
         request.check_probe(&self.model.program)?;
-        let (id, settings) = (self.sessions.next_id(), self.blueprint.settings());
+        let (id, settings) = (self.sessions.new_id(), self.blueprint.settings());
         self.sessions.check_count(settings.open)?;
         let virtual_time = self.scheduler.virtual_time();
         let mut session = lifecycle::create(&self.model, settings, request, id, virtual_time)?;
@@ -217,7 +212,7 @@ impl Engine {
     /// Returns the handle of a session of any owner.
     pub fn any_session(&mut self, id: SessionId) -> Result<SessionRef<'_>, EngineError> {
         self.sessions.get(id)?;
-        self.durability.compact(&mut self.sessions);
+        self.durability.settle(&mut self.sessions, true);
         Ok(SessionRef {
             id,
             model: &self.model,
@@ -272,33 +267,32 @@ impl Engine {
             ..Restored::default()
         };
         let mut parked = BTreeMap::new();
-        let (saved, next_id) = folder.take_sessions();
-        for (number, saved) in saved {
-            let id = SessionId(number);
+        let (saved, last_id) = folder.take_sessions();
+        for (id, saved) in saved {
             if !scope.includes(id) {
-                parked.insert(number, saved);
+                parked.insert(id, saved);
                 continue;
             }
             match self.restore(&saved) {
                 Ok(()) => restored.sessions.push(id),
                 Err(error) => {
                     restored.refused.push((id, error));
-                    parked.insert(number, saved);
+                    parked.insert(id, saved);
                 }
             }
         }
-        self.sessions.reserve_ids(next_id);
+        self.sessions.note_id(last_id);
         self.durability.attach(&self.model, folder, parked)?;
         Ok(restored)
     }
 
     /// Imports a session of a file under a new id. A kept session that was running waits.
     pub fn import(&mut self, file: SavedFile, owner: &str) -> Result<SessionId, EngineError> {
-        self.durability.compact(&mut self.sessions);
+        self.durability.settle(&mut self.sessions, true);
         let identity = self.durability.identity(&self.model)?;
         identity.check(&file.model_identity())?;
-        let id = self.sessions.next_id();
-        let saved = file.session.imported(id.0, owner.to_owned());
+        let id = self.sessions.new_id();
+        let saved = file.session.imported(id, owner.to_owned());
         let pages = self.blueprint.settings().table_pages();
         self.sessions.check_quota(owner, pages)?;
         self.restore(&saved)?;
@@ -335,9 +329,11 @@ impl Engine {
         outputs
     }
 
-    /// Runs one pass over the sessions that the scheduler selects. If the pass fails, its
-    /// sessions end, because some of their captures may have been taken and must not be taken
-    /// twice. A session whose pages could not be moved ends too; the others continue.
+    /// Runs one pass over the sessions that the scheduler selects. If the pass fails, the turns of
+    /// its sessions fail: a kept session waits with all tokens generated so far and computes its
+    /// keys and values again when it continues, another session ends. The next call of `step` or
+    /// [`maintain`](Self::maintain) returns the outputs that report these failures. Sessions whose
+    /// pages could not be moved fail in the same way; the others continue.
     pub fn step(&mut self) -> Result<Vec<Output>, EngineError> {
         self.step_with(&mut |_| {})
     }
@@ -385,9 +381,11 @@ impl Engine {
     /// Returns the deferred outputs of sessions that are still open, and those of sessions that
     /// end because of the time.
     fn apply_time(&mut self, now: Instant) -> Vec<Output> {
-        self.durability.compact(&mut self.sessions);
+        self.durability.settle(&mut self.sessions, false);
         let mut outputs = std::mem::take(&mut self.deferred);
-        outputs.retain(|output| self.sessions.find(output.session).is_some());
+        // The owner of a kept session may have started another turn since the failure.
+        let is_reported = |session: &Session| !session.is_active();
+        outputs.retain(|output| self.sessions.find(output.session).is_some_and(is_reported));
         let (scheduler, mut residency) = self.scheduling();
         outputs.extend(scheduler.apply_time(&mut residency, now));
         outputs
@@ -449,8 +447,7 @@ impl Engine {
             let (Some(finish), true) = (output.finish, session.state.is_running()) else {
                 continue;
             };
-            let is_turn_end = matches!(finish, Finish::Length | Finish::Eos | Finish::Stop);
-            if session.keep && is_turn_end {
+            if session.keep {
                 let ended = session.apply(Transition::EndTurn);
                 ended.expect("the session ran in this pass");
                 session.lifetime.touch();
@@ -461,8 +458,7 @@ impl Engine {
         }
     }
 
-    /// Ends the sessions of a failed pass. The next step returns the outputs of other sessions;
-    /// the members' ends are reported by the error.
+    /// Fails the turns of the members of a failed pass. The next step returns the outputs.
     fn fail_pass(
         &mut self,
         run: &[(SessionId, usize)],
@@ -470,17 +466,18 @@ impl Engine {
         error: EngineError,
     ) -> EngineError {
         self.executor.abort_pass();
+        self.pager.end_pass();
         self.pager.drain();
         let (_, mut residency) = self.scheduling();
-        outputs.extend(run.iter().map(|&(id, _)| residency.fail(id, &error)));
+        outputs.extend(run.iter().filter_map(|&(id, _)| residency.fail(id, &error)));
         self.write_outputs(&mut outputs);
-        let is_other = |output: &Output| !run.iter().any(|(id, _)| *id == output.session);
-        self.deferred.extend(outputs.into_iter().filter(is_other));
+        self.deferred.extend(outputs);
         error
     }
 
-    /// Writes outputs to the log before they are returned. A session whose end cannot be written
-    /// fails; the log keeps what it has of the session.
+    /// Writes outputs to the log before they are returned. An end that cannot be written is
+    /// reported as a failure. A kept session stays as it is, and the log gets what it lacks with
+    /// the next record that can be written; another session ends.
     fn write_outputs(&mut self, outputs: &mut [Output]) {
         let failed = self.durability.write_outputs(outputs, &mut self.sessions);
         let (_, mut residency) = self.scheduling();
@@ -488,8 +485,11 @@ impl Engine {
             let output = outputs.iter_mut().find(|output| output.session == id);
             let output = output.expect("the session has an output");
             if output.failure.is_none() {
-                let failed = residency.fail(id, &error);
-                (output.finish, output.failure) = (failed.finish, failed.failure);
+                if !residency.sessions.known(id).keep {
+                    residency.end(id, Finish::Failed, Some((&error).into()));
+                }
+                output.finish = Some(Finish::Failed);
+                output.failure = Some((&error).into());
                 output.paused = None;
             }
         }

@@ -205,9 +205,8 @@ pub enum EngineError {
     NoStop(String),
     /// The activations of a paused session were lost with a restart.
     #[error(
-        "session {} was restored without its activations; call Recall to run it to its hook \
-         again",
-        .0.0
+        "session {0} was restored without its activations; call Recall to run it to its hook \
+         again"
     )]
     NotRecalled(SessionId),
     /// The prompt is empty.
@@ -242,9 +241,8 @@ pub enum EngineError {
     /// The KV cache has no room for a fork, and the fork cannot be computed again because its
     /// captures and edits must not happen twice.
     #[error(
-        "session {} has captures, edits or a pause and cannot be forked now: the KV memory is \
-         full; close some sessions or retry later",
-        .0.0
+        "session {0} has captures, edits or a pause and cannot be forked now: the KV memory is \
+         full; close some sessions or retry later"
     )]
     NoRoomToFork(SessionId),
     /// The spill file failed.
@@ -283,23 +281,22 @@ pub enum EngineError {
         limit: usize,
     },
     /// The session is not open, or belongs to another owner.
-    #[error("no session {} is open", .0.0)]
+    #[error("no session {0} is open")]
     NoSession(SessionId),
     /// The session was opened without `keep`.
     #[error(
-        "session {} accepts no more input because it was opened without keep; open a session with \
-         keep instead",
-        .0.0
+        "session {0} accepts no more input because it was opened without keep; open a session with \
+         keep instead"
     )]
     NotKept(SessionId),
     /// The session has no token to run and none was appended.
-    #[error("session {} has no token left to run; append at least one", .0.0)]
+    #[error("session {0} has no token left to run; append at least one")]
     NothingToRun(SessionId),
     /// The session is in the middle of a pass, where no token can be appended.
-    #[error("session {} is in the middle of a pass; resume it before appending tokens", .0.0)]
+    #[error("session {0} is in the middle of a pass; resume it before appending tokens")]
     MidPass(SessionId),
     /// The operation is not allowed in the current status of the session.
-    #[error("session {} is {status}, but must be {}", id.0, any_of(allowed))]
+    #[error("session {id} is {status}, but must be {}", any_of(allowed))]
     WrongStatus {
         /// Session that the operation is for.
         id: SessionId,
@@ -401,6 +398,13 @@ fn any_of(statuses: &[SessionStatus]) -> String {
         Some((last, [])) => (*last).to_owned(),
         Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
         None => String::new(),
+    }
+}
+
+impl EngineError {
+    /// Whether the device is lost, so that nothing of this process can use it any more.
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, EngineError::Device(error) if error.is_sticky())
     }
 }
 

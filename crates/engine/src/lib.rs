@@ -52,7 +52,7 @@ pub use probe::{
     part::Part,
     positions::Positions,
     probe_limits::ProbeLimits,
-    saved_probe::SavedProbe,
+    saved_probe::{ProbeCounts, SavedProbe},
 };
 pub use sampling::sampler::{Logprob, Sampling};
 pub use scheduler::fair_share::Class;

@@ -109,7 +109,7 @@ impl SessionRef<'_> {
         if session.state.is_paused() {
             return self.resume_with(&[], RunUntil::Breakpoint);
         }
-        let session = self.residency.sessions.known(self.id);
+        let session = self.residency.sessions.known_mut(self.id);
         self.durability.commit_state(session, SavedState::Ready)?;
         self.make_ready()
     }
@@ -158,9 +158,9 @@ impl SessionRef<'_> {
         if !fits && !can_wait {
             return Err(EngineError::NoRoomToFork(self.id));
         }
-        let id = sessions.next_id();
         let shares_pages = fits && session.state.is_admitted();
         let text = text_of(self.model, session);
+        let id = self.residency.sessions.new_id();
         let session = self.residency.sessions.known(self.id);
         let pages = match shares_pages {
             true => self.residency.pager.share(&session.pages),

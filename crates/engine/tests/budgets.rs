@@ -493,8 +493,8 @@ fn experts_in_use_stay_in_memory() {
                 engine.step().unwrap();
             }
             let again = request(&folder, &[token], &[], 1);
-            for id in 0..loaded.len() as u64 + 1 {
-                engine.close(djinn_engine::SessionId(id));
+            for session in engine.list(None) {
+                engine.close(session.id);
             }
             engine.open(again).unwrap();
             engine.step().unwrap();

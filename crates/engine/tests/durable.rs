@@ -17,9 +17,9 @@ fn a_restart_after_any_step_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
     let states = folder.path().join("states");
     let mut engine = restarted(3, &folder.path().join("state"));
-    for number in 0..3 {
-        engine.open(numbered_request(number)).unwrap();
-    }
+    let open = |number| engine.open(numbered_request(number)).unwrap();
+    let ids: Vec<SessionId> = (0..3).map(open).collect();
+    assert!(ids.is_sorted());
     let mut copies = 0;
     loop {
         copy(
@@ -52,9 +52,9 @@ fn a_restart_after_any_step_changes_no_bit() {
                 break;
             }
         }
-        for (number, expect) in (0..).zip(&expect) {
-            let found = result_bits(&engine.close(SessionId(number)).unwrap());
-            assert!(found == *expect, "session {number}");
+        for (&id, expect) in ids.iter().zip(&expect) {
+            let found = result_bits(&engine.close(id).unwrap());
+            assert!(found == *expect, "session {id}");
         }
         drop(engine);
         let state = StateFolder::open(&states.join(number.to_string())).unwrap();

@@ -6,66 +6,18 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
+use common::faulty_disk::{GONE, HEALTHY, on_faulty_disk};
 use common::{How, bits, family, golden, ids, load, open, request, run};
 use djinn_device::DeviceError;
 use djinn_engine::{Engine, EngineError, Finish, Request};
-use djinn_model::{Extent, Model, Origin, Weights, program::TensorId};
+use djinn_model::Model;
 use djinn_types::Tier;
 use djinn_weights::MemorySettings;
-
-/// Weights on a simulated disk whose reads can fail.
-struct FaultyDisk {
-    real: Arc<dyn Weights>,
-    /// Number of reads until one fails; `HEALTHY` if none fails, `GONE` if all do.
-    reads_left: AtomicU64,
-}
-
-const HEALTHY: u64 = u64::MAX;
-const GONE: u64 = 0;
-
-impl Weights for FaultyDisk {
-    fn origin(&self) -> Origin {
-        self.real.origin()
-    }
-    fn files(&self) -> Vec<u64> {
-        self.real.files()
-    }
-    fn extent(&self, tensor: TensorId) -> Extent {
-        self.real.extent(tensor)
-    }
-    fn read(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<()> {
-        let fails = match self.reads_left.load(Ordering::SeqCst) {
-            HEALTHY => false,
-            GONE => true,
-            _ => self.reads_left.fetch_sub(1, Ordering::SeqCst) == 1,
-        };
-        if fails {
-            // Garbage, which the engine must not use as weights.
-            dst.fill(0xFF);
-            let what = format!("file {file}: reading at offset {offset}: I/O error");
-            return Err(io::Error::other(what));
-        }
-        self.real.read(file, offset, dst)
-    }
-}
-
-/// Opens a model whose weights are on a faulty disk.
-fn on_faulty_disk(folder: &Path) -> (Model, Arc<FaultyDisk>) {
-    let mut model = open(folder);
-    let disk = Arc::new(FaultyDisk {
-        real: Arc::clone(&model.weights),
-        reads_left: AtomicU64::new(HEALTHY),
-    });
-    model.weights = Arc::clone(&disk) as Arc<dyn Weights>;
-    (model, disk)
-}
 
 fn streamed(prefetch: bool) -> How {
     How {

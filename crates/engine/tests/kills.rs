@@ -13,11 +13,14 @@ use std::{
     time::Duration,
 };
 
-use common::durable::{alone, next_turns, numbered_request, restarted};
+use common::durable::{alone, next_turns, number_of, numbered_request, restarted};
 use djinn_engine::SessionId;
 
 /// Environment variable with the state folder of the child process that is killed.
 const CHILD: &str = "DJINN_TEST_STATE";
+
+/// Environment variable with the lowest number of the sessions that the child opens.
+const FIRST: &str = "DJINN_TEST_FIRST";
 
 /// Environment variable with the number of sessions that the child opens at most.
 const MAX_SESSIONS: &str = "DJINN_TEST_SESSIONS";
@@ -27,19 +30,28 @@ fn child(folder: &Path) {
     let mut out = std::io::stdout();
     let mut engine = restarted(4, folder);
     let most = std::env::var(MAX_SESSIONS).unwrap().parse().unwrap();
-    let there: Vec<String> = engine
+    let restored: Vec<u64> = engine
         .list(None)
         .iter()
-        .map(|s| s.id.0.to_string())
+        .map(|s| number_of(&s.owner))
+        .collect();
+    let there: Vec<String> = restored.iter().map(u64::to_string).collect();
+    let first: u64 = std::env::var(FIRST).unwrap().parse().unwrap();
+    let after = restored.iter().max().map_or(0, |last| last + 1);
+    let mut next = first.max(after);
+    let mut numbers: BTreeMap<SessionId, u64> = engine
+        .list(None)
+        .iter()
+        .map(|s| (s.id, number_of(&s.owner)))
         .collect();
     // The test runner may have begun a line.
     writeln!(out, "\nrestored {}", there.join(" ")).unwrap();
     loop {
-        while engine.list(None).len() < 6 && engine.next_session() < SessionId(most) {
-            let id = engine
-                .open(numbered_request(engine.next_session().0))
-                .unwrap();
-            writeln!(out, "opened {}", id.0).unwrap();
+        while engine.list(None).len() < 6 && next < most {
+            let id = engine.open(numbered_request(next)).unwrap();
+            numbers.insert(id, next);
+            writeln!(out, "opened {next} {id}").unwrap();
+            next += 1;
         }
         if engine.list(None).is_empty() {
             writeln!(out, "complete").unwrap();
@@ -47,7 +59,7 @@ fn child(folder: &Path) {
         }
         for output in engine.step().unwrap() {
             if let Some(token) = output.token {
-                let (id, at) = (output.session.0, output.index);
+                let (id, at) = (numbers[&output.session], output.index);
                 writeln!(out, "token {id} {at} {token}").unwrap();
             }
         }
@@ -59,9 +71,9 @@ fn child(folder: &Path) {
                 .iter()
                 .map(u32::to_string);
             let tokens: Vec<String> = tokens.collect();
-            writeln!(out, "whole {} {}", id.0, tokens.join(" ")).unwrap();
+            writeln!(out, "whole {} {}", numbers[&id], tokens.join(" ")).unwrap();
             engine.close(id).unwrap();
-            writeln!(out, "closed {}", id.0).unwrap();
+            writeln!(out, "closed {}", numbers[&id]).unwrap();
         }
     }
 }
@@ -70,6 +82,7 @@ fn child(folder: &Path) {
 #[derive(Default)]
 struct Acknowledged {
     opened: BTreeSet<u64>,
+    last_id: Option<SessionId>,
     closed: BTreeSet<u64>,
     tokens: BTreeMap<(u64, usize), u32>,
     /// All tokens of each session that ended.
@@ -78,6 +91,12 @@ struct Acknowledged {
 }
 
 impl Acknowledged {
+    /// Lowest number that no acknowledged session has.
+    fn next_number(&self) -> u64 {
+        let last = [self.opened.last(), self.complete.keys().next_back()];
+        last.into_iter().flatten().max().map_or(0, |last| last + 1)
+    }
+
     /// Processes a line. Returns whether it was the last.
     fn read(&mut self, line: &str) -> bool {
         let mut words = line.split(' ');
@@ -93,7 +112,12 @@ impl Acknowledged {
                     assert!(there.contains(id) || has_ended, "session {id} is lost");
                 }
             }
-            "opened" => assert!(self.opened.insert(numbers[0]), "{line} again"),
+            "opened" => {
+                assert!(self.opened.insert(numbers[0]), "{line} again");
+                let id = line.rsplit(' ').next().unwrap().parse().ok();
+                assert!(id > self.last_id, "{line} after {:?}", self.last_id);
+                self.last_id = id;
+            }
             "whole" => {
                 let tokens = numbers[1..].iter().map(|&n| n as u32).collect();
                 self.complete.insert(numbers[0], tokens);
@@ -126,6 +150,7 @@ fn a_hundred_kills_lose_nothing_acknowledged() {
             .args(["a_hundred_kills", "--nocapture", "--test-threads=1"])
             .env(CHILD, folder.path().join("state"))
             .env(MAX_SESSIONS, if kills < 100 { "1000" } else { "0" })
+            .env(FIRST, acknowledged.next_number().to_string())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -153,7 +178,7 @@ fn a_hundred_kills_lose_nothing_acknowledged() {
         }
         child.wait().unwrap();
     }
-    // The log was compacted meanwhile, and no session number was used twice.
+    // The log was compacted meanwhile.
     let logs = fs::read_dir(folder.path().join("state")).unwrap();
     let names = logs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let generation = names.filter_map(|name| {
@@ -161,9 +186,6 @@ fn a_hundred_kills_lose_nothing_acknowledged() {
         u64::from_str_radix(number, 16).ok()
     });
     assert!(generation.max() > Some(1), "never compacted");
-    let next = acknowledged.opened.last().unwrap() + 1;
-    let again = restarted(4, &folder.path().join("state"));
-    assert!(again.next_session() >= SessionId(next));
     assert!(
         acknowledged.restarts > 90,
         "{} restarts",

@@ -129,7 +129,7 @@ fn invalid_requests_are_rejected_without_effect() {
     assert!(matches!(error, EngineError::NoSession(_)), "{error}");
     assert!(
         engine
-            .any_session(SessionId(99))
+            .any_session(SessionId::from_bits(99))
             .and_then(|mut session| session.branch(1))
             .is_err()
     );

@@ -69,7 +69,7 @@ fn finish(
         match transcript.failure.clone() {
             Some(failure) => failures.push(failure),
             None => {
-                assert!(result_of(&transcript) == *expect, "session {}", id.0);
+                assert!(result_of(&transcript) == *expect, "session {id}");
                 complete += 1;
             }
         }

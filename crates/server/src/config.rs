@@ -43,8 +43,25 @@ pub struct ServerConfig {
     pub drain: Duration,
     /// Whether a server without keys may listen on addresses that other machines can reach.
     pub insecure: bool,
+    /// Settings for the operators of the server.
+    pub operation: OperationSettings,
     /// Git commit of this build; empty if unknown.
     pub commit: String,
+}
+
+/// Settings for the operators of a server.
+#[derive(Clone, Debug, Default)]
+pub struct OperationSettings {
+    /// Address that serves metrics and health checks without a key; `None` serves metrics to admins only.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Origins of web pages that may call the server; `*` allows every origin.
+    pub cors_origins: Vec<String>,
+    /// Time for which readiness fails before the server stops to accept connections.
+    pub drain_delay: Duration,
+    /// File that records the actions of admins, one JSON object per line; `None` writes them to the log only.
+    pub audit: Option<PathBuf>,
+    /// Time after which a pass counts as hung, so that the process ends; `None` waits for ever.
+    pub watchdog: Option<Duration>,
 }
 
 /// A model that the server offers.
@@ -108,18 +125,28 @@ pub struct TlsFiles {
 pub struct ServerLimits {
     /// Open connections.
     pub connections: usize,
+    /// Open connections from one address other than loopback.
+    pub connections_per_address: usize,
     /// Bytes of an HTTP request body.
     pub body_bytes: usize,
     /// Bytes of a gRPC message.
     pub message_bytes: usize,
     /// Bytes of a pushed model.
     pub upload_bytes: u64,
-    /// Bytes that a session may capture in one turn.
+    /// Bytes that the sessions of one request may capture in one turn.
     pub capture_bytes: u64,
+    /// Bytes of host memory that captures and checkpoints of all sessions may take.
+    pub probe_bytes: u64,
     /// Sessions that one request may open: prompts times choices, or branches.
     pub batch: usize,
     /// Requests that may wait for one model's engine.
     pub jobs: usize,
+    /// Requests that may wait for a free session of one model.
+    pub queue: usize,
+    /// Longest time that a request waits for a free session.
+    pub queue_wait: Duration,
+    /// Time after which an engine that does not finish its pass makes the server unready.
+    pub stall: Duration,
     /// Time that a client has to send the first bytes of a connection, and a whole request.
     pub patience: Duration,
     /// Longest run time of a request.
@@ -134,29 +161,37 @@ impl Default for ServerLimits {
     fn default() -> Self {
         ServerLimits {
             connections: 4096,
+            connections_per_address: 1024,
             body_bytes: 8 << 20,
             message_bytes: 64 << 20,
             upload_bytes: 1 << 40,
-            capture_bytes: 1 << 30,
+            capture_bytes: 256 << 20,
+            probe_bytes: 4 << 30,
             batch: 128,
             jobs: 16_384,
+            queue: 1024,
+            queue_wait: Duration::from_secs(60),
+            stall: Duration::from_secs(60),
             patience: Duration::from_secs(15),
             deadline: Duration::from_secs(3600),
             lease: Duration::from_secs(900),
-            longest_lease: Duration::from_secs(7 * 24 * 3600),
+            longest_lease: Duration::from_secs(24 * 3600),
         }
     }
 }
 
 impl ServerLimits {
-    /// Returns an error if a turn would capture more bytes than the limit.
+    /// Returns an error if the turns of a request would capture more bytes than the limit.
     pub fn check_captured(&self, bytes: u64) -> Result<(), ServeError> {
         let limit = self.capture_bytes;
         match bytes > limit {
-            true => Err(ServeError::TooLarge(format!(
-                "Captures of this turn take up to {bytes} bytes, but the limit is {limit}: capture fewer \
-                 positions, a part of the width, or a reduction"
-            ))),
+            true => Err(ServeError::out_of_range(
+                "djinn.captures",
+                format!(
+                    "Captures of this request take up to {bytes} bytes, but the limit is {limit}: capture \
+                     fewer positions, a part of the width, or a reduction"
+                ),
+            )),
             false => Ok(()),
         }
     }
@@ -175,6 +210,15 @@ impl ServerConfig {
                 Err(ServeError::Insecure(*address))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Address that sends API keys in plain text over a network, if any.
+    pub fn plain_text_address(&self) -> Option<SocketAddr> {
+        let mut listen = self.listen.iter().copied();
+        match self.tls.is_none() && self.keys.is_some() {
+            true => listen.find(|address| !address.ip().is_loopback()),
+            false => None,
         }
     }
 }

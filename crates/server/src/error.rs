@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use djinn_engine::{EngineError, FailureKind, LimitKind, SessionFailure};
+use djinn_engine::{EngineError, FailureKind, LimitKind, ParsedText, SessionFailure};
 use djinn_hub::HubError;
 use djinn_model::ModelError;
 use djinn_weights::WeightsError;
@@ -61,9 +61,18 @@ pub enum ServeError {
     /// An operation conflicts with the current state of a session or a model.
     #[error("{0}")]
     Conflict(String),
-    /// A request exceeds a size limit.
+    /// The body or message of a request exceeds a size limit.
     #[error("{0}")]
     TooLarge(String),
+    /// A prompt, or a prompt with the tokens to generate, does not fit the context of the model.
+    #[error("{0}")]
+    ContextLength(String),
+    /// A client sends its request too slowly.
+    #[error("{0}")]
+    SlowClient(String),
+    /// The body of a request is not of the type that the path accepts.
+    #[error("{0}")]
+    ContentType(String),
     /// An owner exceeds its rate limit.
     #[error("Too many requests: retry in {} s", .retry.as_secs_f64().ceil())]
     Rate {
@@ -85,12 +94,83 @@ pub enum ServeError {
     /// A session failed.
     #[error("{0}")]
     SessionFailed(SessionFailure),
+    /// The device or the engine is lost, so the process ends and has to be started again.
+    #[error("{0}")]
+    Fatal(String),
     /// The server failed.
     #[error("{0}")]
     Internal(String),
 }
 
+/// Time after which a client may retry a request that a full queue or a quota rejected.
+const RETRY_LIMITED: Duration = Duration::from_secs(2);
+/// Time after which a client may retry a request to a server or a model that is not available.
+const RETRY_UNAVAILABLE: Duration = Duration::from_secs(5);
+
 impl ServeError {
+    /// Creates the error of a full queue.
+    pub fn busy(message: impl Into<String>) -> Self {
+        ServeError::Busy(message.into())
+    }
+
+    /// Creates the error of a server or a model that does not serve now.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        ServeError::Unavailable(message.into())
+    }
+
+    /// Creates the error of a field whose value is out of range.
+    pub fn out_of_range(field: &str, message: impl Into<String>) -> Self {
+        ServeError::Invalid(message.into()).in_field(field)
+    }
+
+    /// Time after which a retry of the request may succeed; `None` if a retry cannot succeed.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match (self, self.code()) {
+            (ServeError::Rate { retry }, _) => Some(*retry),
+            (_, ErrorCode::Limited) => Some(RETRY_LIMITED),
+            (_, ErrorCode::Unavailable) => Some(RETRY_UNAVAILABLE),
+            _ => None,
+        }
+    }
+
+    /// HTTP status of the error.
+    pub fn http_status(&self) -> u16 {
+        match self {
+            ServeError::Field { error, .. } => error.http_status(),
+            ServeError::SlowClient(_) => 408,
+            ServeError::ContentType(_) => 415,
+            error => error.code().http_status(),
+        }
+    }
+
+    /// Whether a prompt does not fit the context, which clients of OpenAI's API handle by its own code.
+    pub fn is_context_length(&self) -> bool {
+        match self {
+            ServeError::Field { error, .. } => error.is_context_length(),
+            ServeError::ContextLength(_) => true,
+            ServeError::Engine(error) => matches!(
+                error,
+                EngineError::PromptTooLong { .. }
+                    | EngineError::Limit {
+                        kind: LimitKind::Context | LimitKind::ModelContext,
+                        ..
+                    }
+            ),
+            _ => false,
+        }
+    }
+
+    /// Message for clients: paths of the server's files are cut to their last part. If the message differs
+    /// from the error, the log gets the whole error.
+    pub fn public_message(&self) -> String {
+        let whole = self.to_string();
+        let public = hide_paths(&whole);
+        if public != whole {
+            tracing::warn!(error = whole, "error with a path of this server");
+        }
+        public
+    }
+
     /// Adds the name of the request's field that caused the error.
     pub fn in_field(self, field: impl Into<String>) -> Self {
         ServeError::Field {
@@ -105,6 +185,7 @@ impl ServeError {
             ServeError::Field { field, .. } => Some(field.clone()),
             // The engine names its parameters like flags.
             ServeError::Engine(EngineError::Sampling { name, .. }) => Some(name.replace('-', "_")),
+            ServeError::Engine(error) => engine_field(error).map(str::to_owned),
             _ => None,
         }
     }
@@ -118,6 +199,8 @@ impl ServeError {
             | ServeError::Tensor(_)
             | ServeError::Keys(_)
             | ServeError::Invalid(_)
+            | ServeError::ContextLength(_)
+            | ServeError::ContentType(_)
             | ServeError::Insecure(_) => ErrorCode::Invalid,
             ServeError::Hub(_) | ServeError::NotFound(_) => ErrorCode::NotFound,
             ServeError::Unsupported(_) => ErrorCode::Unsupported,
@@ -126,16 +209,59 @@ impl ServeError {
             ServeError::Conflict(_) => ErrorCode::Conflict,
             ServeError::TooLarge(_) => ErrorCode::TooLarge,
             ServeError::Rate { .. } | ServeError::Busy(_) => ErrorCode::Limited,
-            ServeError::Timeout(_) => ErrorCode::Timeout,
+            ServeError::Timeout(_) | ServeError::SlowClient(_) => ErrorCode::Timeout,
             ServeError::Replaced => ErrorCode::Replaced,
             ServeError::Unavailable(_) => ErrorCode::Unavailable,
             ServeError::SessionFailed(failure) => match failure.kind {
                 FailureKind::KvMemory => ErrorCode::Limited,
                 _ => ErrorCode::Internal,
             },
-            ServeError::Internal(_) => ErrorCode::Internal,
+            ServeError::Internal(_) | ServeError::Fatal(_) => ErrorCode::Internal,
         }
     }
+}
+
+/// Field of a request that most likely caused an error of the engine.
+fn engine_field(error: &EngineError) -> Option<&'static str> {
+    match error {
+        EngineError::Edit { .. } => Some("djinn.edits"),
+        EngineError::Capture { .. } => Some("djinn.captures"),
+        EngineError::Limit {
+            kind: LimitKind::Context,
+            ..
+        } => Some("max_tokens"),
+        EngineError::PromptTooLong { .. }
+        | EngineError::EmptyPrompt
+        | EngineError::UnknownToken { .. } => Some("prompt"),
+        EngineError::Parse(error) => Some(match error.kind {
+            ParsedText::Edit => "djinn.edits",
+            ParsedText::Capture => "djinn.captures",
+            ParsedText::Breakpoint => "breakpoints",
+        }),
+        _ => None,
+    }
+}
+
+/// Cuts absolute paths in a text to their last part.
+fn hide_paths(text: &str) -> String {
+    let mut public = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find('/') {
+        let (before, from) = rest.split_at(start);
+        public.push_str(before);
+        let begins_word = |c: char| c.is_whitespace() || "'\"(=,".contains(c);
+        let is_path = public.chars().next_back().is_none_or(begins_word);
+        let ends_path = |c: char| c.is_whitespace() || "'\"),:;".contains(c);
+        let path = &from[..from.find(ends_path).unwrap_or(from.len())];
+        let has_folder = path.trim_end_matches('/').matches('/').count() > 1;
+        match path.trim_end_matches('/').rsplit_once('/') {
+            Some((_, last)) if is_path && has_folder => public.push_str(last),
+            _ => public.push_str(path),
+        }
+        rest = &from[path.len()..];
+    }
+    public.push_str(rest);
+    public
 }
 
 fn engine_code(error: &EngineError) -> ErrorCode {
@@ -152,8 +278,7 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::Sampling { .. }
         | E::NoTokenizer { .. }
         | E::Unreadable(_)
-        | E::Weights(WeightsError::WorkerCount { .. })
-        | E::File { .. } => ErrorCode::Invalid,
+        | E::Weights(WeightsError::WorkerCount { .. }) => ErrorCode::Invalid,
         E::NoSession(_) => ErrorCode::NotFound,
         E::NotKept(_)
         | E::NotRecalled(_)
@@ -175,6 +300,7 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::Spill(_)
         | E::Wal(_)
         | E::NotWritten(_)
+        | E::File { .. }
         | E::Workers { .. }
         | E::Weights(_) => ErrorCode::Internal,
     }
@@ -183,17 +309,54 @@ fn engine_code(error: &EngineError) -> ErrorCode {
 impl From<ServeError> for tonic::Status {
     fn from(error: ServeError) -> Self {
         let code = error.code();
-        let mut status = tonic::Status::new(code.grpc(), error.to_string());
+        let mut status = tonic::Status::new(code.grpc(), error.public_message());
         let metadata = status.metadata_mut();
         if let Ok(name) = code.name().parse() {
             metadata.insert(ERROR_CODE_METADATA, name);
         }
-        if let ServeError::Rate { retry } = error {
+        if let Some(retry) = error.retry_after() {
             let seconds = retry.as_secs_f64().ceil().to_string();
             if let Ok(seconds) = seconds.parse() {
                 metadata.insert("retry-after", seconds);
             }
         }
         status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ServeError, hide_paths};
+    use crate::ErrorCode;
+
+    #[test]
+    fn messages_name_files_without_their_folders() {
+        for (text, public) in [
+            (
+                "/srv/models/x/config.json: no such file",
+                "config.json: no such file",
+            ),
+            ("cannot open '/a/b/c' now", "cannot open 'c' now"),
+            ("see https://example.com/a/b", "see https://example.com/a/b"),
+            ("org/name and 1/2 and /v1", "org/name and 1/2 and /v1"),
+            ("(/a/b/, /c/d)", "(b, d)"),
+        ] {
+            assert_eq!(hide_paths(text), public);
+        }
+    }
+
+    #[test]
+    fn every_refusal_that_may_succeed_later_says_when() {
+        let errors = [
+            ServeError::busy("full"),
+            ServeError::unavailable("starting"),
+            ServeError::busy("full").in_field("n"),
+        ];
+        for error in errors {
+            assert!(error.retry_after().is_some(), "{error}");
+        }
+        assert!(ServeError::Invalid(String::new()).retry_after().is_none());
+        let slow = ServeError::SlowClient(String::new());
+        assert_eq!((slow.http_status(), slow.code()), (408, ErrorCode::Timeout));
     }
 }

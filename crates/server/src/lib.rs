@@ -8,24 +8,32 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod audit;
 mod auth;
 mod capabilities;
 mod config;
+mod context;
 mod engine_thread;
 mod error;
+mod fatal;
 mod grpc;
+mod guard;
 mod http;
 mod lifecycle;
 mod metrics;
 mod middleware;
 mod net;
+mod offload;
 mod preset;
 mod registry;
 mod request;
 mod traces;
+mod watchdog;
 
 pub use auth::KeyFileError;
-pub use config::{LoadOptions, ServedModel, ServerConfig, ServerLimits, TlsFiles};
+pub use config::{
+    LoadOptions, OperationSettings, ServedModel, ServerConfig, ServerLimits, TlsFiles,
+};
 pub use djinn_wire::ErrorCode;
 pub use error::ServeError;
 pub use lifecycle::{Running, start, start_in_process};

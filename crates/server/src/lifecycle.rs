@@ -4,6 +4,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, middleware::from_fn_with_state};
 use tokio::{
+    net::TcpListener,
+    runtime::Runtime,
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
     task::JoinHandle,
@@ -13,23 +15,34 @@ use crate::{
     ServeError, ServerConfig,
     app::App,
     grpc, http, middleware,
-    net::{self, ConnectionContext, InProcessConnector, ShutdownPhase},
+    net::{self, ConnectionContext, InProcessConnector, ReloadableTls, ShutdownPhase},
     preset::Preset,
+    watchdog,
 };
 
 /// Interval at which a draining server checks whether requests are still in flight.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// Time that connections have to flush their last bytes before they are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
+/// Time that the listeners have to end after their connections were closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Number of threads that serve connections and health checks.
+const FRONT_THREADS: usize = 2;
 
 /// A started server. Dropping this value does not stop the server; call [`Running::stop`].
 pub struct Running {
     /// Addresses of the listening sockets, in the order of [`ServerConfig::listen`].
     pub addresses: Vec<SocketAddr>,
+    /// Address of metrics and health checks, if configured.
+    pub metrics_address: Option<SocketAddr>,
     app: Arc<App>,
     context: Arc<ConnectionContext>,
     phase: watch::Sender<ShutdownPhase>,
-    serving: JoinHandle<()>,
+    /// Runtime that serves connections, apart from the one that runs requests. Without listening sockets
+    /// there is none.
+    front: Option<Runtime>,
+    serving: Vec<JoinHandle<()>>,
 }
 
 /// Starts a server and returns before its models are loaded, so that health checks work
@@ -48,32 +61,80 @@ pub async fn start_in_process(config: ServerConfig, preset: Preset) -> Result<Ru
 
 async fn start_with(config: ServerConfig, preset: Option<Preset>) -> Result<Running, ServeError> {
     config.check()?;
-    let tls = config.tls.as_ref().map(net::acceptor).transpose();
+    if let Some(address) = config.plain_text_address() {
+        tracing::warn!(
+            %address,
+            "API keys cross the network in plain text: add --tls-cert and --tls-key, or a proxy with TLS"
+        );
+    }
+    let tls = config.tls.as_ref().map(ReloadableTls::open).transpose();
     let tls = tls.map_err(ServeError::Invalid)?;
     raise_descriptor_limit();
     let app = App::new(config, preset)?;
-    let unavailable = |error: std::io::Error| ServeError::Unavailable(error.to_string());
-    let mut listeners = Vec::new();
-    let mut addresses = Vec::new();
-    for address in &app.config.listen {
-        let listener = net::bind(*address).await.map_err(unavailable)?;
-        addresses.push(listener.local_addr().map_err(unavailable)?);
-        listeners.push(listener);
-    }
+    let (phase, watched) = watch::channel(ShutdownPhase::Serving);
     let context = Arc::new(ConnectionContext {
         app: Arc::clone(&app),
         router: router(&app)?,
         tls,
     });
-    let (phase, watched) = watch::channel(ShutdownPhase::Serving);
-    let serving = tokio::spawn(net::serve(Arc::clone(&context), listeners, watched));
-    Ok(Running {
-        addresses,
-        app,
-        context,
+    let operators = Arc::new(ConnectionContext {
+        app: Arc::clone(&app),
+        router: http::operator_routes(&app),
+        tls: None,
+    });
+    let mut running = Running {
+        addresses: Vec::new(),
+        metrics_address: None,
+        app: Arc::clone(&app),
+        context: Arc::clone(&context),
         phase,
-        serving,
-    })
+        front: None,
+        serving: Vec::new(),
+    };
+    let metrics_listen = app.config.operation.metrics_listen;
+    if !app.config.listen.is_empty() || metrics_listen.is_some() {
+        let front = front_runtime()?;
+        let (listeners, addresses) = bind(&front, &app.config.listen)?;
+        let (metrics, metrics_address) = bind(&front, metrics_listen.as_slice())?;
+        let serving = [
+            front.spawn(net::serve(context, listeners, watched.clone())),
+            front.spawn(net::serve(operators, metrics, watched)),
+        ];
+        running.addresses = addresses;
+        running.metrics_address = metrics_address.first().copied();
+        running.serving.extend(serving);
+        running.front = Some(front);
+    }
+    if let Some(limit) = app.config.operation.watchdog {
+        watchdog::start(&app, limit);
+    }
+    Ok(running)
+}
+
+/// Creates the runtime that serves connections and health checks.
+fn front_runtime() -> Result<Runtime, ServeError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(FRONT_THREADS)
+        .thread_name("front")
+        .enable_all()
+        .build()
+        .map_err(|error| ServeError::Internal(format!("Cannot start threads: {error}")))
+}
+
+/// Binds sockets that a runtime serves.
+fn bind(
+    front: &Runtime,
+    addresses: &[SocketAddr],
+) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), ServeError> {
+    let unavailable = |error: std::io::Error| ServeError::Unavailable(error.to_string());
+    let _entered = front.enter();
+    let (mut listeners, mut bound) = (Vec::new(), Vec::new());
+    for address in addresses {
+        let listener = net::bind(*address).map_err(unavailable)?;
+        bound.push(listener.local_addr().map_err(unavailable)?);
+        listeners.push(listener);
+    }
+    Ok((listeners, bound))
 }
 
 /// Routes of HTTP and gRPC behind the common middleware.
@@ -102,7 +163,7 @@ fn raise_descriptor_limit() {
 enum ProcessSignal {
     /// SIGTERM or SIGINT: shut down.
     Stop,
-    /// SIGHUP: reload the key file.
+    /// SIGHUP: reload keys and certificates.
     Reload,
 }
 
@@ -153,8 +214,8 @@ impl Running {
         Ok(())
     }
 
-    /// Loads the models, serves until SIGTERM or SIGINT, and drains; SIGHUP reloads the key file.
-    /// Calls `ready` once all models are loaded.
+    /// Loads the models, serves until SIGTERM or SIGINT, and drains; SIGHUP reloads keys and certificates.
+    /// Calls `ready` once all models are loaded. Returns an error if the server can serve no more.
     pub async fn run_until_signal(self, ready: impl FnOnce(&Self)) -> Result<(), ServeError> {
         let mut signals = ProcessSignals::listen()?;
         {
@@ -171,8 +232,17 @@ impl Running {
             }
         }
         ready(&self);
-        while signals.next().await == ProcessSignal::Reload {
-            self.reload();
+        loop {
+            tokio::select! {
+                signal = signals.next() => match signal {
+                    ProcessSignal::Stop => break,
+                    ProcessSignal::Reload => self.reload(),
+                },
+                reason = self.app.fatal.raised() => {
+                    self.end().await;
+                    return Err(ServeError::Fatal(reason));
+                }
+            }
         }
         tracing::info!("draining: new requests are rejected");
         tokio::select! {
@@ -183,16 +253,32 @@ impl Running {
         Ok(())
     }
 
-    /// Reloads the key file. On an error the current keys stay valid.
+    /// Reloads the key file and the certificates. On an error the current ones stay in use.
     pub fn reload(&self) {
-        match self.app.keys.reload() {
+        let keys = self.app.keys.reload().map_err(|error| error.to_string());
+        match &keys {
             Ok(count) => {
                 tracing::info!(count, "keys reloaded");
                 for model in self.app.models.loaded() {
                     self.app.models.set_quotas(&model);
                 }
             }
-            Err(error) => tracing::error!(%error, "reloading keys failed; the old keys stay valid"),
+            Err(error) => tracing::error!(error, "reloading keys failed; the old keys stay valid"),
+        }
+        let audit = &self.app.audit;
+        audit.record_signal("reload keys", keys.err().as_deref());
+        if let Some(tls) = &self.context.tls {
+            let reloaded = tls.reload();
+            match &reloaded {
+                Ok(()) => tracing::info!("certificates reloaded"),
+                Err(error) => {
+                    tracing::error!(
+                        error,
+                        "reloading certificates failed; the old ones stay in use"
+                    );
+                }
+            }
+            audit.record_signal("reload certificates", reloaded.err().as_deref());
         }
     }
 
@@ -202,20 +288,19 @@ impl Running {
         self.end().await;
     }
 
-    /// Rejects new requests and waits for requests in flight, up to [`ServerConfig::drain`].
+    /// Rejects new requests and waits for requests in flight, up to [`ServerConfig::drain`]. Readiness fails
+    /// first, so that a load balancer can stop to send requests before they are rejected.
     async fn drain(&self) {
+        self.app.set_unready();
+        tokio::time::sleep(self.app.config.operation.drain_delay).await;
         self.app.drain();
         let _ = self.phase.send(ShutdownPhase::Draining);
         let idle = async {
-            loop {
-                let mut busy = 0;
-                for model in self.app.models.loaded() {
-                    let is_busy = model.call(|worker| Ok(worker.is_busy())).await;
-                    busy += usize::from(is_busy.unwrap_or(false));
-                }
-                if busy == 0 {
-                    return;
-                }
+            let is_busy = || {
+                let loaded = self.app.models.loaded();
+                loaded.iter().any(|model| model.is_busy())
+            };
+            while is_busy() {
                 tokio::time::sleep(DRAIN_POLL).await;
             }
         };
@@ -227,14 +312,20 @@ impl Running {
         }
     }
 
-    /// Closes the remaining connections and unloads every model.
+    /// Ends the remaining answers, closes the connections and unloads every model. Takes a few seconds at
+    /// most, even if an engine hangs.
     async fn end(self) {
         let Running {
             app,
             phase,
             serving,
+            front,
             ..
         } = self;
+        app.drain();
+        let _ = phase.send(ShutdownPhase::Draining);
+        // Every stream gets a last event that says why it ends.
+        app.closing.cancel();
         let _ = tokio::time::timeout(FLUSH_TIMEOUT, async {
             while app.metrics.open_connections() > 0 {
                 tokio::time::sleep(DRAIN_POLL).await;
@@ -242,8 +333,13 @@ impl Running {
         })
         .await;
         let _ = phase.send(ShutdownPhase::Closing);
-        let _ = serving.await;
+        for task in serving {
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, task).await;
+        }
         app.models.stop_all().await;
+        if let Some(front) = front {
+            front.shutdown_background();
+        }
         tracing::info!("stopped");
     }
 }

@@ -283,13 +283,14 @@ fn oversized_requests_are_rejected() {
     let long = json!({ "prompt": "a ".repeat(20_000), "max_tokens": 1 });
     assert_eq!(server.post("/v1/completions", &long).0, 413);
     let reply = server.raw(
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\nconnection: close\r\n\r\nx",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\nconnection: close\r\n\r\nx",
     );
     assert!(reply.starts_with("HTTP/1.1 4"), "{reply}");
     let captures =
         json!({ "prompt": "Once upon", "djinn": { "captures": ["blocks.*.hook_resid_post"] } });
     let (status, reply) = server.post("/v1/completions", &captures);
-    assert_eq!(status, 413, "{reply}");
+    assert_eq!(status, 400, "{reply}");
+    assert_eq!(reply["error"]["param"], "djinn.captures");
     block_on(async {
         let mut sessions = SessionsClient::new(channel(server.address).await);
         let what = v1::prompt::What::Text("a ".repeat(20_000));
@@ -314,10 +315,12 @@ fn silent_and_slow_connections_time_out() {
     let mut silent: Vec<TcpStream> = (0..300).map(|_| server.connect()).collect();
     // A header that never ends, and a body that does not arrive.
     let mut head = server.connect();
-    head.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
-        .unwrap();
+    head.write_all(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n",
+    )
+    .unwrap();
     let mut body = server.connect();
-    body.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    body.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
         .unwrap();
     let drip = {
         let mut head = head.try_clone().unwrap();
@@ -334,7 +337,7 @@ fn silent_and_slow_connections_time_out() {
     }
     let mut reply = String::new();
     let _ = body.read_to_string(&mut reply);
-    assert!(reply.starts_with("HTTP/1.1 504"), "{reply}");
+    assert!(reply.starts_with("HTTP/1.1 408"), "{reply}");
     let _ = head.read_to_string(&mut reply);
     drip.join().unwrap();
     server.check_alive();
@@ -508,19 +511,19 @@ fn too_many_edits_captures_and_stop_strings_are_rejected() {
         "/v1/completions",
         &json!({ "prompt": "x", "djinn": { "edits": edits } }),
     );
-    assert_eq!(status, 413);
+    assert_eq!(status, 400);
     let captures = vec!["logits"; 1000];
     let (status, _) = server.post(
         "/v1/completions",
         &json!({ "prompt": "x", "djinn": { "captures": captures } }),
     );
-    assert_eq!(status, 413);
+    assert_eq!(status, 400);
     let long = format!("logits@{}", "9,".repeat(5000) + "9");
     let (status, _) = server.post(
         "/v1/completions",
         &json!({ "prompt": "x", "djinn": { "captures": [long] } }),
     );
-    assert_eq!(status, 413);
+    assert_eq!(status, 400);
     block_on(async {
         let mut sessions = SessionsClient::new(channel(server.address).await);
         let stops = v1::CreateRequest {

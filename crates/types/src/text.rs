@@ -38,9 +38,20 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
+/// Largest number of characters of a client's text that an error repeats.
+const SHOWN_CHARS: usize = 80;
+
+/// Returns a text as an error repeats it: at most its beginning.
+pub fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{seconds, table};
+    use super::{seconds, shown, table};
 
     #[test]
     fn columns_are_aligned() {
@@ -49,6 +60,14 @@ mod tests {
             vec!["bcd".into(), "20".into()],
         ];
         assert_eq!(table(&["x", "n"], &rows), "x     n\na     1\nbcd  20\n");
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        assert_eq!(shown("äö"), "äö");
+        let long = shown(&"ä".repeat(1000));
+        assert_eq!(long.chars().count(), 81);
+        assert!(long.ends_with('…'));
     }
 
     #[test]

@@ -141,13 +141,13 @@ impl Log {
         self.tail.sync()
     }
 
-    /// Replaces all records. The new records are on disk when this call returns. A crash before
+    /// Replaces all records, also of a log that accepts no more records after a failure: the new
+    /// file replaces the one whose state is unknown. The new records are on disk when this call returns. A crash before
     /// that leaves either the old records or the new ones. After a failure the old log stays in
     /// use, with one exception: if the folder cannot be synced after the new file got its name,
     /// the log does not know which file the next open finds. Every later call then fails with
     /// [`WalError::Poisoned`].
     pub fn compact(&mut self, records: impl IntoIterator<Item = Vec<u8>>) -> Result<(), WalError> {
-        self.tail.check()?;
         let next = Tail::create(&self.folder, self.tail.generation() + 1, records)?;
         disk::sync_folder(&self.folder).inspect_err(|_| self.tail.poison())?;
         let old = std::mem::replace(&mut self.tail, next);

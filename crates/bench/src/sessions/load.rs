@@ -249,9 +249,8 @@ impl SessionLoad<'_> {
                 self.measured.generated.insert(number, generated);
             }
             other => {
-                let why = transcript
-                    .failure
-                    .map_or_else(|| other.to_string(), |failure| failure.message);
+                let failure = output.failure.as_ref();
+                let why = failure.map_or_else(|| other.to_string(), ToString::to_string);
                 self.measured.failed.insert(number, why);
             }
         }

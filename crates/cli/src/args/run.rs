@@ -64,9 +64,9 @@ Examples:
   djinn run --model 'shape:llama-2-7b?layers=2' --tokens 1,2,3 --max-tokens 8 --json
   djinn run --model ./Llama-2-13b --memory 4GB --stats --timeline passes.json
   djinn run --state ./sessions --prompt 'Tom had a red boat.' --max-tokens 40
-  djinn run --state ./sessions --session 0 --prompt ' One day'
+  djinn run --state ./sessions --session 01KA9ZJ8Q3V5T7WXR2MDGH6B4C --prompt ' One day'
   djinn run --server gpu:5556 --model big --prompt 'Tom had a red boat.' --keep
-  djinn run --server gpu:5556 --session big:0 --prompt ' One day'")]
+  djinn run --server gpu:5556 --session big:01KA9ZJ8Q3V5T7WXR2MDGH6B4C --prompt ' One day'")]
 pub struct RunArgs {
     #[command(flatten)]
     pub server: ServerArgs,

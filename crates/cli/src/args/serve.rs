@@ -1,6 +1,11 @@
 //! Flags of `djinn serve`. Each is also an environment variable and a key of the configuration file.
 
-use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::Args;
 use djinn_server::{LoadOptions, ServedModel, check_name, default_name};
@@ -29,7 +34,7 @@ Examples:
   djinn serve --host 0.0.0.0 --keys keys.toml --tls-cert cert.pem --tls-key key.pem
   djinn serve --config djinn.toml
 
-  curl http://127.0.0.1:5556/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'")]
+  curl http://127.0.0.1:5556/v1/completions --json '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'")]
 pub struct ServeArgs {
     /// Configuration file: .toml, .yaml or .yml
     #[arg(long, value_name = "FILE")]
@@ -52,6 +57,9 @@ pub struct ServeArgs {
     /// Log level: error, warn, info, debug or trace; no line contains a prompt or a key
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: tracing::Level,
+    /// Format of the log: text, or json with one object per line
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
     /// OpenTelemetry collector for traces of requests and turns: http://HOST:4317; traces contain no
     /// prompts
     #[arg(long, value_name = "URL")]
@@ -59,6 +67,19 @@ pub struct ServeArgs {
     /// Seconds that running turns may continue after SIGTERM
     #[arg(long, value_name = "S", default_value = "30", value_parser = seconds)]
     pub drain: Duration,
+    /// Seconds between SIGTERM, when readiness begins to fail, and the end of new requests
+    #[arg(long, value_name = "S", default_value = "0", value_parser = seconds)]
+    pub drain_delay: Duration,
+    /// Seconds after which a pass that does not end makes the server unready
+    #[arg(long, value_name = "S", default_value = "60", value_parser = seconds)]
+    pub stall_timeout: Duration,
+    /// Seconds after which a pass that does not end means that the device hangs: the process ends with code
+    /// 70, so that a process manager starts it again; 0 waits for ever [default: 300 on a GPU, 0 on a CPU]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub watchdog: Option<Duration>,
+    /// Address for metrics and health checks without a key: HOST:PORT [default: metrics need an admin key]
+    #[arg(long, value_name = "ADDR")]
+    pub metrics_addr: Option<SocketAddr>,
 
     /// Models to serve.
     #[arg(
@@ -137,12 +158,19 @@ pub struct ServeArgs {
     #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "900", value_parser = seconds)]
     pub lease: Duration,
     /// Longest lease that a session may set, in seconds
-    #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "604800", value_parser = seconds)]
+    #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "86400", value_parser = seconds)]
     pub max_lease: Duration,
 
-    /// TOML file with the API keys and their owners; read again on SIGHUP
+    /// TOML file with the API keys and their owners; read again on SIGHUP, as certificates are
     #[arg(long, help_heading = "Security", value_name = "FILE")]
     pub keys: Option<PathBuf>,
+    /// Origin of web pages that may call the server, such as https://example.com; * allows every origin; may
+    /// be repeated
+    #[arg(long, help_heading = "Security", value_name = "ORIGIN")]
+    pub cors_origin: Vec<String>,
+    /// File for the actions of admins, one JSON object per line
+    #[arg(long, help_heading = "Security", value_name = "FILE")]
+    pub audit_log: Option<PathBuf>,
     /// Serve without API keys on any address
     #[arg(long, help_heading = "Security")]
     pub insecure: bool,
@@ -173,6 +201,20 @@ pub struct ServeArgs {
     /// Largest number of connections
     #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_connections: usize,
+    /// Largest number of connections from one address other than loopback
+    #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
+    pub max_connections_per_address: usize,
+    /// Largest number of requests that wait for a free session of a model
+    #[arg(
+        long,
+        help_heading = "Limits",
+        value_name = "N",
+        default_value_t = 1024
+    )]
+    pub max_waiting: usize,
+    /// Seconds that a request may wait for a free session
+    #[arg(long, help_heading = "Limits", value_name = "S", default_value = "60", value_parser = seconds)]
+    pub queue_timeout: Duration,
     /// Largest HTTP request
     #[arg(
         long,
@@ -197,14 +239,22 @@ pub struct ServeArgs {
         default_value = "1TB"
     )]
     pub max_upload: Size,
-    /// Largest size of a session's captures
+    /// Largest size of the captures of one request
     #[arg(
         long,
         help_heading = "Limits",
         value_name = "SIZE",
-        default_value = "1GiB"
+        default_value = "256MiB"
     )]
     pub max_captures: Size,
+    /// Host memory for captures and checkpoints of all sessions; one owner may use half of it
+    #[arg(
+        long,
+        help_heading = "Limits",
+        value_name = "SIZE",
+        default_value = "4GiB"
+    )]
+    pub probe_memory: Size,
     /// Largest number of sessions that one request may open: prompts times n, or branches
     #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub max_choices: usize,
@@ -214,6 +264,15 @@ pub struct ServeArgs {
     /// Seconds a request may take
     #[arg(long, help_heading = "Limits", value_name = "S", default_value = "3600", value_parser = seconds)]
     pub timeout: Duration,
+}
+
+/// Value of `--log-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
 }
 
 /// Value of `--model`: a model and its limits.

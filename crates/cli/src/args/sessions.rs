@@ -21,7 +21,7 @@ Examples:
   djinn sessions delete 0 --state ./sessions
   djinn sessions repair --state ./sessions
   djinn sessions list --server gpu:5556
-  djinn sessions save big:0 boat.djinn --server gpu:5556")]
+  djinn sessions save big:01KA9ZJ8Q3V5T7WXR2MDGH6B4C boat.djinn --server gpu:5556")]
 pub struct SessionsArgs {
     /// Folder of saved sessions
     #[arg(long, value_name = "DIR", global = true)]
@@ -63,7 +63,7 @@ pub enum Sessions {
         #[arg(long)]
         force: bool,
     },
-    /// Load a session from a file, under a new number
+    /// Load a session from a file, under a new id
     Load {
         /// File to read
         #[arg(value_name = "FILE")]

@@ -13,8 +13,8 @@ use djinn_engine::{
 };
 use djinn_model::Model;
 use djinn_server::{
-    LoadOptions, OpenState, Preset, Running, ServeError, ServedModel, ServerConfig, ServerLimits,
-    default_name, start_in_process,
+    LoadOptions, OpenState, OperationSettings, Preset, Running, ServeError, ServedModel,
+    ServerConfig, ServerLimits, default_name, start_in_process,
 };
 use djinn_terminal::Failure;
 use tempfile::TempDir;
@@ -65,8 +65,8 @@ impl LocalEngine {
 pub struct LocalState {
     /// The folder.
     pub folder: PathBuf,
-    /// Number of the session to restore.
-    pub session: Option<u64>,
+    /// Session to restore.
+    pub session: Option<SessionId>,
 }
 
 /// Connection to a model.
@@ -270,6 +270,7 @@ fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> Serve
         },
         drain: Duration::ZERO,
         insecure: false,
+        operation: OperationSettings::default(),
         commit: COMMIT.to_owned(),
     }
 }
@@ -340,7 +341,7 @@ fn open_state(
         let torn = folder.torn();
         eprintln!("note: {torn} bytes that were not yet acknowledged are dropped from the log");
     }
-    let Some(id) = state.session.map(SessionId) else {
+    let Some(id) = state.session else {
         return Ok((folder, RestoreScope::None));
     };
     let session = folder.get(id)?;

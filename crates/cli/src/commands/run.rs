@@ -12,7 +12,7 @@ use super::{
     connection::{Connection, LocalEngine, LocalState, on_model},
     edits::edits,
     prompt,
-    session_store::session_number,
+    session_store::session_id,
     sizing::{PromptSize, one_prompt, one_saved_session},
     watch::Watch,
 };
@@ -57,7 +57,7 @@ fn local_engine(args: &RunArgs) -> Result<Option<LocalEngine>, Failure> {
                 "--session needs --state DIR or --server ADDR".into(),
             ));
         }
-        (Some(id), Some(_)) => Some(session_number(id)?),
+        (Some(id), Some(_)) => Some(session_id(id)?),
         _ => None,
     };
     let state = args
@@ -305,7 +305,7 @@ impl FinishedRun {
                     FinishReason::Context => "its context is full",
                     _ => &end.why,
                 };
-                let session = self.session_number();
+                let session = self.session_id();
                 Err(Failure::Message(format!(
                     "session {session} has ended: {why}; start a new session"
                 )))
@@ -314,11 +314,10 @@ impl FinishedRun {
         }
     }
 
-    /// Number of the session in its state folder.
-    fn session_number(&self) -> u64 {
+    /// Id of the session in its state folder.
+    fn session_id(&self) -> &str {
         let name = &self.turn.opened.session;
-        let number = name.rsplit_once(':').map_or("", |(_, number)| number);
-        number.parse().unwrap_or(0)
+        name.rsplit_once(':').map_or("", |(_, id)| id)
     }
 
     fn print(&self, args: &RunArgs, watch: &Watch) -> Result<(), Failure> {
@@ -328,7 +327,7 @@ impl FinishedRun {
         if args.json {
             let mut report = self.json(seed);
             if args.state.is_some() {
-                report["session"] = json!(self.session_number());
+                report["session"] = json!(self.session_id());
             } else if is_kept {
                 report["session"] = json!(session);
             }
@@ -344,7 +343,7 @@ impl FinishedRun {
         let place = match (&args.state, &self.address) {
             (Some(folder), _) => Some((
                 format!("--state {}", folder.display()),
-                self.session_number().to_string(),
+                self.session_id().to_string(),
             )),
             (None, Some(address)) if is_kept => {
                 Some((format!("--server {address}"), session.clone()))

@@ -1,22 +1,30 @@
 //! `djinn serve`
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use djinn_device::DeviceName;
 use djinn_engine::{KvMemory, SpillConfig};
 use djinn_server::{
-    LoadOptions, Running, ServedModel, ServerConfig, ServerLimits, TlsFiles, TraceExporter,
+    LoadOptions, OperationSettings, Running, ServeError, ServedModel, ServerConfig, ServerLimits,
+    TlsFiles, TraceExporter,
 };
 use djinn_terminal::{Failure, say};
 use djinn_types::Size;
 
 use crate::{
-    args::{ServeArgs, Setting, serve_settings},
+    args::{LogFormat, ServeArgs, Setting, serve_settings},
     bundled,
 };
 
 /// Commit that the program was built from.
 pub const COMMIT: &str = env!("DJINN_COMMIT");
+
+/// Time after which a pass on a card that does not end means that the card hangs.
+const WATCHDOG_DEFAULT: Duration = Duration::from_secs(300);
+/// Exit code of a server that cannot go on because of its device; `EX_SOFTWARE` of sysexits.h.
+const FATAL_EXIT: i32 = 70;
+/// Time that the end of the process may take before the process kills itself.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Reference of the model that ships with Djinn.
 const BUNDLED: &str = "bundled";
@@ -33,20 +41,34 @@ pub fn serve() -> Result<(), Failure> {
         .map_err(|error| {
             Failure::Message(format!("cannot start threads of the server: {error}"))
         })?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let traces = args
             .otlp
             .as_ref()
             .map(|url| TraceExporter::to(url, &args.node_id))
             .transpose();
         let traces = traces.map_err(|error| Failure::Message(format!("--otlp: {error}")))?;
-        start_log(args.log_level, traces.as_ref());
+        start_log(args.log_level, args.log_format, traces.as_ref());
         let served = run(config(args)?).await;
         if let Some(traces) = traces {
             traces.end();
         }
         served
-    })
+    });
+    // Work that still runs on other threads does not hold up the end of the process.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    served
+}
+
+/// Ends a process whose device is lost. The driver's own cleanup may hang, so the process kills itself then.
+fn exit_after_fatal(reason: &str) -> ! {
+    eprintln!("djinn: {reason}");
+    std::thread::spawn(|| {
+        std::thread::sleep(EXIT_TIMEOUT);
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    });
+    std::process::exit(FATAL_EXIT)
 }
 
 async fn run(config: ServerConfig) -> Result<(), Failure> {
@@ -54,7 +76,10 @@ async fn run(config: ServerConfig) -> Result<(), Failure> {
     let running = djinn_server::start(config).await?;
     // A closed standard output is not an error of the server.
     let ready = |running: &Running| drop(say(&ready(running, has_tls)));
-    Ok(running.run_until_signal(ready).await?)
+    match running.run_until_signal(ready).await {
+        Err(ServeError::Fatal(reason)) => exit_after_fatal(&reason),
+        served => Ok(served?),
+    }
 }
 
 /// Line with the addresses of the server. Programs that start a server wait for it.
@@ -70,7 +95,7 @@ fn ready(running: &Running, has_tls: bool) -> String {
     text
 }
 
-fn start_log(level: tracing::Level, traces: Option<&TraceExporter>) {
+fn start_log(level: tracing::Level, format: LogFormat, traces: Option<&TraceExporter>) {
     use tracing_subscriber::{
         Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt,
     };
@@ -80,10 +105,11 @@ fn start_log(level: tracing::Level, traces: Option<&TraceExporter>) {
         .with_default(quiet)
         .with_target("djinn", level);
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let lines = fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(ansi)
-        .with_target(false);
+    let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(ansi).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
     let spans = traces.map(|traces| {
         traces
             .layer()
@@ -140,6 +166,8 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
             listen.push(address);
         }
     }
+    let on_card = chosen.backend.card().is_some();
+    let watchdog = args.watchdog.or(on_card.then_some(WATCHDOG_DEFAULT));
     let home = || djinn_hub::ModelPaths::from_env().map(|paths| paths.home);
     Ok(ServerConfig {
         listen,
@@ -184,6 +212,11 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
             }),
         limits: ServerLimits {
             connections: args.max_connections,
+            connections_per_address: args.max_connections_per_address,
+            queue: args.max_waiting,
+            queue_wait: args.queue_timeout,
+            stall: args.stall_timeout,
+            probe_bytes: args.probe_memory.0,
             body_bytes: args.max_body.0 as usize,
             message_bytes: args.max_message.0 as usize,
             upload_bytes: args.max_upload.0,
@@ -197,6 +230,13 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
         },
         drain: args.drain,
         insecure: args.insecure,
+        operation: OperationSettings {
+            metrics_listen: args.metrics_addr,
+            cors_origins: args.cors_origin,
+            drain_delay: args.drain_delay,
+            audit: args.audit_log,
+            watchdog: watchdog.filter(|limit| !limit.is_zero()),
+        },
         commit: COMMIT.to_owned(),
     })
 }

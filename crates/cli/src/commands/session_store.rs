@@ -8,6 +8,7 @@ use djinn_engine::{
 };
 use djinn_model::Model;
 use djinn_terminal::Failure;
+use djinn_types::ParseSessionIdError;
 use serde_json::{Value, json};
 
 use super::session_repair::{model_folders, repair_notes};
@@ -25,7 +26,7 @@ pub enum SessionStore {
 
 /// Description of a session.
 pub struct SessionEntry {
-    /// Number of the session in a folder, or its name on a server.
+    /// Id of the session in a folder, or its name on a server.
     pub id: String,
     /// Name of the model.
     pub model: String,
@@ -57,18 +58,11 @@ pub struct SessionContent {
     pub ended: Option<String>,
 }
 
-/// Number of a session in a folder.
-pub fn session_number(id: &str) -> Result<u64, Failure> {
-    let number = id.parse();
-    number.map_err(|_| {
-        Failure::Message(format!(
-            "'{id}' is not a session number; djinn sessions list shows the numbers"
-        ))
+/// Id of a session in a folder.
+pub fn session_id(id: &str) -> Result<SessionId, Failure> {
+    id.parse().map_err(|error: ParseSessionIdError| {
+        Failure::Message(format!("{error}; djinn sessions list shows the ids"))
     })
-}
-
-fn session_id(id: &str) -> Result<SessionId, Failure> {
-    Ok(SessionId(session_number(id)?))
 }
 
 /// Refuses a folder without sessions.
@@ -187,7 +181,7 @@ impl SessionStore {
     /// Loads a saved session, on a server for this model. Returns its id.
     pub async fn load(&mut self, file: SavedFile, model: &str) -> Result<String, Failure> {
         Ok(match self {
-            SessionStore::Folder(folder) => folder.import(file)?.0.to_string(),
+            SessionStore::Folder(folder) => folder.import(file)?.to_string(),
             SessionStore::Server(client) => {
                 let loaded = client.model(model).load(file.to_bytes()).await?;
                 loaded.name().to_owned()
@@ -199,7 +193,7 @@ impl SessionStore {
     /// Deletes sessions. An unknown one fails before any is deleted. Returns the ids.
     pub async fn delete(&mut self, ids: &[String]) -> Result<Vec<String>, Failure> {
         let known = |id: &String| match self {
-            SessionStore::Folder(_) => Ok(session_number(id)?.to_string()),
+            SessionStore::Folder(_) => Ok(session_id(id)?.to_string()),
             SessionStore::Contents(_) => Err(read_only()),
             SessionStore::Server(_) => Ok(id.clone()),
         };

@@ -92,16 +92,10 @@ async fn run(
 
 /// Prints a line, or the ids as JSON.
 fn print(args: &SessionsArgs, text: &str, ids: &[String]) -> Result<(), Failure> {
-    let ids = || ids.iter().map(|id| id_json(id)).collect::<Vec<Value>>();
     match args.json {
-        true => say_json(&json!({ "sessions": ids() })),
+        true => say_json(&json!({ "sessions": ids })),
         false => say(&format!("{text}\n")),
     }
-}
-
-/// Number of a session in a folder as a number, name of a session on a server as text.
-fn id_json(id: &str) -> Value {
-    id.parse::<u64>().map_or_else(|_| json!(id), Value::from)
 }
 
 fn list(
@@ -161,7 +155,7 @@ fn list(
 
 fn entry_json(entry: &SessionEntry) -> Value {
     let mut all = json!({
-        "id": id_json(&entry.id), "model": entry.model, "owner": entry.owner,
+        "id": entry.id, "model": entry.model, "owner": entry.owner,
         "state": entry.state, "tokens": entry.tokens, "generated": entry.generated,
     });
     for (key, value) in entry.details.as_object().into_iter().flatten() {

@@ -31,6 +31,8 @@ pub struct CpuDevice {
     /// Scratch memory of each thread of the pool. The locks are never contended, because a
     /// thread takes only its own, inside a job.
     scratch: Vec<Mutex<ScratchFloats>>,
+    /// Spans of the slab that threads load now.
+    pub(super) loads: host::SpanBorrows,
 }
 
 impl CpuOptions {
@@ -74,6 +76,7 @@ impl CpuDevice {
             pool,
             engine,
             scratch,
+            loads: host::SpanBorrows::default(),
         })
     }
 

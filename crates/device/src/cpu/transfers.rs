@@ -11,7 +11,10 @@ use crate::{
 impl Transfers for CpuDevice {
     fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
         let start = self.op("load").span(dst)?;
-        // SAFETY: a checked span of the slab, which by contract only this caller uses now.
+        let _borrow = self.loads.take("load", dst, host::Access::Write)?;
+        // SAFETY: a checked span of the slab, which lives as long as `self`. No other load has a
+        // reference into the span, and operations use raw pointers. By the device's contract the
+        // caller orders operations on the same bytes.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start, dst.bytes as usize) };
         Ok(fill(bytes)?)
     }
@@ -21,12 +24,14 @@ impl Transfers for CpuDevice {
     }
 
     fn copy_in(&self, _: Stream, src: &HostSlab, from: u64, dst: Span) -> Result<()> {
-        let offset = from;
-        let (from, to) = (
-            src.place("copy_in", Span { offset, ..dst })?,
-            self.op("copy_in").span(dst)?,
-        );
-        // SAFETY: checked spans of different memory, which by contract only this caller uses.
+        let to = self.op("copy_in").span(dst)?;
+        let span = Span {
+            offset: from,
+            ..dst
+        };
+        let (from, _borrow) = src.borrow("copy_in", span, host::Access::Read)?;
+        // SAFETY: checked spans of different memory. The borrow keeps other calls from writing the
+        // source; by the device's contract the caller orders uses of the destination.
         unsafe { std::ptr::copy_nonoverlapping(from, to, dst.bytes as usize) };
         Ok(())
     }
@@ -37,12 +42,11 @@ impl Transfers for CpuDevice {
     }
 
     fn copy_out(&self, _: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
-        let offset = to;
-        let (from, to) = (
-            self.op("copy_out").span(src)?,
-            dst.place("copy_out", Span { offset, ..src })?,
-        );
-        // SAFETY: checked spans of different memory, which by contract only this caller uses.
+        let from = self.op("copy_out").span(src)?;
+        let span = Span { offset: to, ..src };
+        let (to, _borrow) = dst.borrow("copy_out", span, host::Access::Write)?;
+        // SAFETY: checked spans of different memory. The borrow keeps other calls from using the
+        // destination; by the device's contract the caller orders uses of the source.
         unsafe { std::ptr::copy_nonoverlapping(from, to, src.bytes as usize) };
         Ok(())
     }

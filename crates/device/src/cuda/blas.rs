@@ -6,7 +6,9 @@ use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::{result, sys};
+use cudarc::driver;
 
+use super::driver::DriverContext;
 use crate::{DeviceError, Result};
 use djinn_types::{DType, Order};
 
@@ -102,7 +104,7 @@ impl Blas {
                 stream.cast(),
             )
         }
-        .map_err(|error| failed("running a product", error))
+        .map_err(|error| run_failed(stream, error))
     }
 
     fn algorithm(&self, product: Product) -> Result<sys::cublasLtMatmulAlgo_t> {
@@ -309,6 +311,17 @@ impl Drop for Preference {
     fn drop(&mut self) {
         // SAFETY: created once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// Error of a product that could not be enqueued. The library does not pass on the driver's error,
+/// so this asks the stream whether an earlier kernel has failed.
+fn run_failed(stream: *mut c_void, error: result::CublasError) -> DeviceError {
+    // SAFETY: the stream that the caller enqueues on, which is alive.
+    let state = unsafe { driver::sys::cuStreamQuery(stream.cast()) };
+    match state.result().context("running a product") {
+        Err(driver) if driver.is_sticky() => driver.within("cuBLASLt"),
+        _ => failed("running a product", error),
     }
 }
 

@@ -22,14 +22,16 @@ pub struct CudaDevice {
     pub(super) scratch: Scratch,
     /// Pinned word into which kernels write faults.
     pub(super) fault: Pinned,
-    pub(super) compute: CudaStream,
-    pub(super) copy: CudaStream,
-    pub(super) page_in: CudaStream,
-    pub(super) page_out: CudaStream,
+    pub(super) compute: Arc<CudaStream>,
+    pub(super) copy: Arc<CudaStream>,
+    pub(super) page_in: Arc<CudaStream>,
+    pub(super) page_out: Arc<CudaStream>,
     /// Pinned staging buffers of loads and downloads, one for each concurrent caller.
     pub(super) staging: Mutex<Vec<Pinned>>,
     pub(super) events: Arc<Events>,
     pub(super) launches: Mutex<LaunchState>,
+    #[cfg(any(test, feature = "faults"))]
+    pub(super) faults: std::sync::OnceLock<super::faults::FaultKernels>,
     pub(super) card: Arc<Card>,
 }
 
@@ -44,13 +46,15 @@ impl CudaDevice {
             slab_bytes,
             scratch,
             fault: Pinned::new(4)?,
-            compute: CudaStream::new(card, false)?,
-            copy: CudaStream::new(card, true)?,
-            page_in: CudaStream::new(card, false)?,
-            page_out: CudaStream::new(card, false)?,
+            compute: Arc::new(CudaStream::new(card, false)?),
+            copy: Arc::new(CudaStream::new(card, true)?),
+            page_in: Arc::new(CudaStream::new(card, false)?),
+            page_out: Arc::new(CudaStream::new(card, false)?),
             staging: Mutex::default(),
             events: Events::new(card),
             launches: Mutex::default(),
+            #[cfg(any(test, feature = "faults"))]
+            faults: std::sync::OnceLock::new(),
             card: Arc::clone(card),
         })
     }
@@ -84,6 +88,28 @@ impl Device for CudaDevice {
             name: self.card.label(),
             detail: self.card.name().to_owned(),
             slab_bytes: self.slab_bytes,
+        }
+    }
+
+    #[cfg(any(test, feature = "faults"))]
+    fn prepare_faults(&self) -> Result<()> {
+        if self.faults.get().is_none() {
+            self.card.enter()?;
+            let kernels = super::faults::FaultKernels::load()?;
+            // Another thread may have loaded them first.
+            let _ = self.faults.set(kernels);
+        }
+        Ok(())
+    }
+
+    #[cfg(any(test, feature = "faults"))]
+    fn inject(&self, fault: crate::fault::Fault, switch: &crate::fault::FaultSwitch) -> Result<()> {
+        self.prepare_faults()?;
+        self.state().forget();
+        self.card.enter()?;
+        match self.faults.get() {
+            Some(kernels) => kernels.launch(fault, switch, self.compute.stream),
+            None => Ok(()),
         }
     }
 }

@@ -17,7 +17,8 @@ impl<T> DriverContext<T> for std::result::Result<T, DriverError> {
         self.map_err(|error| {
             let text = error.error_string().ok();
             let reason = text.map_or_else(|| format!("{error:?}"), |t| t.to_string_lossy().into());
-            DeviceError::Driver { what, reason }
+            let code = error.0 as u32;
+            DeviceError::Driver { what, code, reason }
         })
     }
 }

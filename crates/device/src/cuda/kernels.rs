@@ -162,7 +162,7 @@ impl Kernels {
         .result()
         .context("launching a kernel")
         .map(|()| true)
-        .map_err(|error| failed(error.to_string()))
+        .map_err(|error| error.within(name))
     }
 }
 

@@ -120,10 +120,12 @@ impl LinkBench {
             ],
         };
         let card = &self.clock.card;
-        self.clock.time(|| match how.memory {
+        let timed = self.clock.time(|| match how.memory {
             HostMemory::Pinned => queue_in_turns(&lanes),
             HostMemory::Pageable => queue_at_once(card, &lanes),
-        })
+        });
+        // The next measurement may replace a buffer, so no copy may stay in flight.
+        timed.inspect_err(|_| self.clock.settle())
     }
 
     /// Returns a pageable buffer of at least `bytes`.
@@ -254,11 +256,20 @@ impl LinkClock {
     }
 }
 
+impl LinkClock {
+    /// Waits for all copies. A stream that cannot be waited for has failed, and its copies with it.
+    fn settle(&self) {
+        for queue in &self.queues {
+            let _ = queue.wait();
+        }
+    }
+}
+
 impl Drop for LinkClock {
     fn drop(&mut self) {
         // The buffers are freed next, so every copy must end first.
         let _ = self.card.enter();
-        let _ = self.queues.iter().try_for_each(CudaStream::wait);
+        self.settle();
     }
 }
 

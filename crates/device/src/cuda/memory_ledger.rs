@@ -1,36 +1,41 @@
 //! Accounts of a card's memory: bytes that this process allocated, and bytes that the driver
 //! keeps for itself. The driver's bytes can be measured only while nothing is allocated.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Accounts of one card.
-pub(super) struct MemoryLedger(Mutex<Balance>);
-
-struct Balance {
+pub(super) struct MemoryLedger {
     /// Bytes of context, kernels and libraries, as last measured.
-    driver: u64,
-    /// Bytes that are allocated.
-    allocated: u64,
+    driver: AtomicU64,
+    /// Bytes that are allocated. The lock is held during an allocation, so that no measurement sees
+    /// half of it.
+    allocated: Mutex<u64>,
 }
 
 impl MemoryLedger {
     pub(super) fn new(driver: u64) -> Self {
-        MemoryLedger(Mutex::new(Balance {
-            driver,
-            allocated: 0,
-        }))
+        MemoryLedger {
+            driver: AtomicU64::new(driver),
+            allocated: Mutex::new(0),
+        }
     }
 
     /// Bytes that the driver keeps: measured now if nothing is allocated, otherwise the last
-    /// measured value.
+    /// measured value. Never waits: an allocation or a deallocation may wait for a card that has
+    /// stopped, and health checks need this number.
     pub(super) fn driver_bytes(&self, measure: impl FnOnce() -> Option<u64>) -> u64 {
-        let mut balance = self.lock();
-        if balance.allocated == 0
+        let allocated = match self.allocated.try_lock() {
+            Ok(allocated) => Some(allocated),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if let Some(0) = allocated.as_deref()
             && let Some(driver) = measure()
         {
-            balance.driver = driver;
+            self.driver.store(driver, Ordering::Relaxed);
         }
-        balance.driver
+        self.driver.load(Ordering::Relaxed)
     }
 
     /// Runs an allocation, and adds its bytes to the account if it succeeds.
@@ -39,22 +44,23 @@ impl MemoryLedger {
         bytes: u64,
         allocate: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut balance = self.lock();
-        let allocated = allocate()?;
-        balance.allocated += bytes;
-        Ok(allocated)
+        let mut allocated = self.lock();
+        let memory = allocate()?;
+        *allocated += bytes;
+        Ok(memory)
     }
 
     /// Runs a deallocation, and subtracts its bytes from the account.
     pub(super) fn free(&self, bytes: u64, free: impl FnOnce()) {
-        let mut balance = self.lock();
+        let mut allocated = self.lock();
         free();
-        balance.allocated -= bytes;
+        *allocated = allocated.saturating_sub(bytes);
     }
 
-    /// Locks the accounts during an allocation, so that no measurement sees half of it.
-    fn lock(&self) -> MutexGuard<'_, Balance> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, u64> {
+        self.allocated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -76,6 +82,15 @@ mod tests {
         assert_eq!(ledger.driver_bytes(|| panic!("not measured now")), 334);
         ledger.free(50, || ());
         assert_eq!(ledger.driver_bytes(|| Some(340)), 340);
+    }
+
+    #[test]
+    fn a_measurement_does_not_wait_for_an_allocation() {
+        let ledger = MemoryLedger::new(300);
+        ledger.free(0, || {
+            assert_eq!(ledger.driver_bytes(|| panic!("not measured now")), 300);
+        });
+        assert_eq!(ledger.driver_bytes(|| Some(310)), 310);
     }
 
     #[test]

@@ -15,6 +15,8 @@ mod device;
 mod driver;
 mod event;
 mod facts;
+#[cfg(any(test, feature = "faults"))]
+mod faults;
 mod fused;
 mod graph;
 mod kernels;

@@ -11,6 +11,7 @@ use cudarc::driver::{result, sys};
 
 use super::card::Card;
 use super::driver::DriverContext;
+use super::memory::CudaStream;
 use crate::host::HostRegistration;
 use crate::{Result, Span};
 
@@ -51,9 +52,51 @@ impl Pinned {
     }
 }
 
+/// A pinned buffer that a stream may read or write.
+///
+/// Dropping it waits for the stream. If the stream cannot be waited for, the buffer is leaked:
+/// the card might still use the memory, and freed memory may belong to another owner.
+pub(super) struct InFlight<'s> {
+    /// Buffer; `None` after the work on it has ended.
+    pinned: Option<Pinned>,
+    stream: &'s CudaStream,
+}
+
+impl<'s> InFlight<'s> {
+    /// Hands a buffer to a stream.
+    pub(super) fn new(pinned: Pinned, stream: &'s CudaStream) -> Self {
+        InFlight {
+            pinned: Some(pinned),
+            stream,
+        }
+    }
+
+    /// Address of the buffer.
+    pub(super) fn start(&self) -> *mut u8 {
+        self.pinned.as_ref().expect("taken only at the end").start
+    }
+
+    /// Takes the buffer back. The caller has waited for the work on it.
+    pub(super) fn finished(mut self) -> Pinned {
+        self.pinned.take().expect("taken only at the end")
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if let Some(pinned) = self.pinned.take()
+            && self.stream.wait().is_err()
+        {
+            std::mem::forget(pinned);
+        }
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated once, and all copies of it have been waited for.
+        // SAFETY: allocated once. The owner has waited for all copies of it: `InFlight` for
+        // staging buffers, `CudaDevice::drop` for the word of faults, `LinkClock::drop` for
+        // buffers of measurements.
         let _ = unsafe { result::free_host(self.start.cast::<c_void>()) };
     }
 }
@@ -63,6 +106,9 @@ pub(super) const GRANULE: u64 = 256 << 20;
 
 /// Registered granules of a host slab.
 pub(super) struct Registered {
+    /// Streams of the device that copies from and to the slab. They drop before the card, because
+    /// they live in its context.
+    streams: [Arc<CudaStream>; 4],
     card: Arc<Card>,
     base: *mut u8,
     bytes: u64,
@@ -77,10 +123,16 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 impl Registered {
-    pub(super) fn new(card: &Arc<Card>, base: *mut u8, bytes: u64) -> Self {
+    pub(super) fn new(
+        card: &Arc<Card>,
+        streams: [Arc<CudaStream>; 4],
+        base: *mut u8,
+        bytes: u64,
+    ) -> Self {
         let granules = bytes.div_ceil(GRANULE);
         Registered {
             card: Arc::clone(card),
+            streams,
             base,
             bytes,
             filled: (0..granules).map(|_| AtomicU64::new(0)).collect(),
@@ -95,7 +147,8 @@ impl Registered {
             return;
         }
         for at in (start..(start + GRANULE).min(self.bytes)).step_by(4096) {
-            // SAFETY: memory that outlives `self`, and that no thread has filled.
+            // SAFETY: a byte of memory that outlives `self`. `HostSlab::seal` holds a borrow of
+            // all bytes, so no other call uses them.
             unsafe { self.base.wrapping_add(at as usize).write_volatile(0) };
         }
     }
@@ -105,7 +158,8 @@ impl Registered {
         let start = granule as u64 * GRANULE;
         let bytes = GRANULE.min(self.bytes - start) as usize;
         let at = self.base.wrapping_add(start as usize).cast::<c_void>();
-        // SAFETY: memory of this length that outlives `self`.
+        // SAFETY: the granule lies in memory that outlives `self`, and no granule is registered
+        // twice, because its last byte is filled once and `sealed` skips registered granules.
         unsafe { sys::cuMemHostRegister_v2(at, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }
             .result()
             .context("pinning host memory")?;
@@ -162,9 +216,14 @@ impl HostRegistration for Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         let _ = self.card.enter();
+        // The memory is freed next, so every copy from and to it must end first. A stream that
+        // cannot be waited for has failed, and its copies with it.
+        for stream in &self.streams {
+            let _ = stream.wait();
+        }
         for granule in self.lock().drain(..) {
             let at = self.base.wrapping_add(granule * GRANULE as usize);
-            // SAFETY: registered once; the device has waited for all copies from it.
+            // SAFETY: registered once, and no copy of the device is in flight.
             let _ = unsafe { sys::cuMemHostUnregister(at.cast()) }.result();
         }
     }

@@ -1,13 +1,14 @@
 //! Copies to the card and back.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::{result, sys};
 
 use super::CudaDevice;
 use super::driver::DriverContext;
-use super::pinned::{GRANULE, Pinned, Registered};
+use super::pinned::{GRANULE, InFlight, Pinned, Registered};
 use crate::check::Mat;
+use crate::host::Access;
 use crate::{
     DeviceError, Fill, HostRows, HostSlab, Result, Span, Stream, Streams, Transfers, View,
 };
@@ -21,24 +22,32 @@ impl Transfers for CudaDevice {
         }
         self.card.enter()?;
         let mut pinned = self.take_staging(bytes)?;
-        let filled = &mut pinned.bytes()[..bytes];
-        fill(filled)?;
-        // SAFETY: a checked span of the slab; the buffer lives until the copy is done.
-        unsafe { result::memcpy_htod_async(to, filled, self.copy.stream) }
+        fill(&mut pinned.bytes()[..bytes])?;
+        let pinned = InFlight::new(pinned, &self.copy);
+        let from = pinned.start().cast_const().cast();
+        // SAFETY: a checked span of the slab and a buffer of at least `bytes` bytes. The slab
+        // outlives the streams' work, and `InFlight` keeps the buffer until the copy is done.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, self.copy.stream) }
+            .result()
             .context("copying between host and card")?;
         let done = self.record(Stream::Copy)?;
         self.wait_here(&done)?;
-        self.give_staging(pinned);
+        self.give_staging(pinned.finished());
         Ok(())
     }
 
     fn release_staging(&self) {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        staging.clear();
+        let spare = std::mem::take(&mut *staging);
+        // Freeing pinned memory may wait for the card, so it happens without the lock.
+        drop(staging);
+        drop(spare);
     }
 
     fn host_slab(&self, bytes: u64) -> Result<HostSlab> {
-        let registration = |base| Ok(Box::new(Registered::new(&self.card, base, bytes)) as _);
+        let streams = [&self.compute, &self.copy, &self.page_in, &self.page_out].map(Arc::clone);
+        let registration =
+            |base| Ok(Box::new(Registered::new(&self.card, streams, base, bytes)) as _);
         HostSlab::new(bytes, registration)
     }
 
@@ -50,12 +59,14 @@ impl Transfers for CudaDevice {
         self.card.enter()?;
         let stream = self.queue(stream).stream;
         for (at, done) in in_granules(from, dst.bytes) {
-            let source = src.place("copy_in", at)?;
-            // SAFETY: both spans are checked and live until the copy is done, because the device
-            // waits for its streams before it frees memory.
-            let source = unsafe { std::slice::from_raw_parts(source, at.bytes as usize) };
-            // SAFETY: the bounds and lifetimes are those of `source`.
-            unsafe { result::memcpy_htod_async(to + done, source, stream) }
+            let (source, _borrow) = src.borrow("copy_in", at, Access::Read)?;
+            let (source, bytes) = (source.cast_const().cast(), at.bytes as usize);
+            // SAFETY: both spans are checked. The slab of the card lives until the copy is done,
+            // because the device waits for its streams before it frees memory, and so does the
+            // host slab (`Registered::drop`). By contract nothing writes the host's side until
+            // the stream has passed the copy.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(to + done, source, bytes, stream) }
+                .result()
                 .context("copying between host and card")?;
         }
         Ok(())
@@ -68,7 +79,7 @@ impl Transfers for CudaDevice {
                 continue;
             }
             let (from, to) = run.spans();
-            let source = src.place("copy_in", from)?;
+            let (source, _borrow) = src.borrow("copy_in", from, Access::Read)?;
             let target = self.op("copy_in").span(to)?;
             let copy = sys::CUDA_MEMCPY2D {
                 srcXInBytes: 0,
@@ -89,7 +100,8 @@ impl Transfers for CudaDevice {
                 Height: run.count,
             };
             self.card.enter()?;
-            // SAFETY: checked spans on both sides, as in `copy_in`.
+            // SAFETY: checked spans on both sides, which live until the copy is done for the
+            // reasons given in `copy_in`.
             unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.queue(stream).stream) }
                 .result()
                 .context("copying between host and card")?;
@@ -117,9 +129,11 @@ impl Transfers for CudaDevice {
         self.card.enter()?;
         let stream = self.queue(stream).stream;
         for (at, done) in in_granules(to, src.bytes) {
-            let place = dst.place("copy_out", at)?.cast();
-            // SAFETY: checked spans on both sides, as in `copy_in`; by contract
-            // nothing else uses the host's side.
+            let (place, _borrow) = dst.borrow("copy_out", at, Access::Write)?;
+            let place = place.cast();
+            // SAFETY: checked spans on both sides, which live until the copy is done for the
+            // reasons given in `copy_in`. By contract nothing uses the host's side until the
+            // stream has passed the copy.
             unsafe { sys::cuMemcpyDtoHAsync_v2(place, from + done, at.bytes as usize, stream) }
                 .result()
                 .context("copying between host and card")?;
@@ -166,7 +180,8 @@ impl CudaDevice {
         self.state().interrupt();
         self.card.enter()?;
         self.compute.wait()?;
-        // SAFETY: four bytes of pinned memory, which no kernel writes now.
+        // SAFETY: four bytes of pinned memory that live as long as the device. The compute stream
+        // is idle, and only its kernels write the word.
         let fault = unsafe { self.fault.start.cast::<i32>().replace(0) };
         let (op, what) = match fault {
             0 => return Ok(()),
@@ -191,10 +206,16 @@ impl CudaDevice {
         self.card.enter()?;
         let width = src.cols * size_of::<T>();
         let bytes = src.rows * width;
-        let mut pinned = self.take_staging(bytes)?;
-        self.enqueue_rows(&src, width, pinned.start)?;
+        let pinned = InFlight::new(self.take_staging(bytes)?, &self.compute);
+        self.enqueue_rows(&src, width, pinned.start())?;
         let settled = self.finish();
-        // SAFETY: elements of plain numbers, as many bytes as were just copied.
+        if let Err(DeviceError::Driver { .. }) = settled {
+            // The stream may still write to the buffer.
+            return settled;
+        }
+        let mut pinned = pinned.finished();
+        // SAFETY: `dst` has as many elements as the view, so `bytes` bytes; the elements are plain
+        // numbers, for which all bytes are valid.
         let to = unsafe { std::slice::from_raw_parts_mut(dst.as_mut_ptr().cast::<u8>(), bytes) };
         to.copy_from_slice(&pinned.bytes()[..bytes]);
         self.give_staging(pinned);

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
+mod borrows;
 mod buffer;
 mod huge_pages;
 mod rows;
 mod slab;
 
+pub(crate) use borrows::{Access, SpanBorrows};
 pub use buffer::Buffer;
 pub use huge_pages::vec_in_huge_pages;
 pub use rows::HostRows;

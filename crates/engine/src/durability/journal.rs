@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use djinn_types::SessionId;
-use djinn_wal::Log;
+use djinn_wal::{Log, WalError};
 
 use super::{
     identity::ModelIdentity,
@@ -19,16 +19,27 @@ use crate::{
 /// Log size below which compaction does not pay.
 const SMALL: u64 = 64 << 10;
 
+/// Logarithm of the largest number of calls between two attempts to repair a log.
+const SKIPS_LOG_MAX: u32 = 8;
+
 /// The session log of an engine, with the sessions that the engine does not run.
 pub(super) struct Journal {
     log: Log,
     model: ModelIdentity,
     /// Sessions of the folder that are not open in the engine.
-    parked: BTreeMap<u64, SavedSession>,
+    parked: BTreeMap<SessionId, SavedSession>,
     /// Closed sessions whose end could not be written yet.
-    closed: Vec<u64>,
+    closed: Vec<SessionId>,
     /// Size of the log after its last compaction; 0 before the first.
     compact: u64,
+    /// Whether the log accepts no more records until it is rewritten.
+    is_broken: bool,
+    /// Whether a session has reached a state that the log lacks.
+    owes: bool,
+    /// Calls of [`settle`](Self::settle) until the next attempt to repair the log.
+    skips: u32,
+    /// Failed attempts in a row to repair the log.
+    failures: u32,
 }
 
 impl Journal {
@@ -36,7 +47,7 @@ impl Journal {
     pub fn new(
         folder: StateFolder,
         model: ModelIdentity,
-        parked: BTreeMap<u64, SavedSession>,
+        parked: BTreeMap<SessionId, SavedSession>,
     ) -> Self {
         Journal {
             compact: 0,
@@ -44,58 +55,100 @@ impl Journal {
             model,
             parked,
             closed: Vec::new(),
+            is_broken: false,
+            owes: false,
+            skips: 0,
+            failures: 0,
         }
     }
 
-    /// Writes records durably, in order.
-    pub fn commit(&mut self, records: &[Record]) -> Result<(), EngineError> {
+    /// Writes a record durably.
+    pub fn commit(&mut self, record: &Record) -> Result<(), EngineError> {
         self.write_closed()?;
-        for record in records {
-            record.append_to(&mut self.log)?;
-        }
-        Ok(self.log.sync()?)
+        self.append(record)?;
+        self.sync()
+    }
+
+    /// Appends a record. The record is on disk after the next sync.
+    fn append(&mut self, record: &Record) -> Result<(), EngineError> {
+        let appended = self.log.append(&record.to_bytes());
+        self.is_broken |= matches!(appended, Err(WalError::Poisoned { .. }));
+        Ok(appended?)
+    }
+
+    fn sync(&mut self) -> Result<(), EngineError> {
+        let synced = self.log.sync();
+        self.is_broken |= synced.is_err();
+        Ok(synced?)
     }
 
     /// Writes the end of a session, now or with the next record that can be written.
     pub fn close(&mut self, id: SessionId) {
-        self.closed.push(id.0);
+        self.closed.push(id);
         // The next commit writes what fails here.
-        let _ = self.commit(&[]);
+        let _ = self.write_closed().and_then(|()| self.sync());
     }
 
     fn write_closed(&mut self) -> Result<(), EngineError> {
         while let Some(&id) = self.closed.first() {
-            Record::Closed { id }.append_to(&mut self.log)?;
+            self.append(&Record::Closed { id })?;
             self.closed.remove(0);
         }
         Ok(())
     }
 
-    /// Rewrites the log with the current state if most of the log is outdated. If the rewrite
-    /// fails, the old log continues.
-    pub fn compact(&mut self, sessions: &mut SessionTable) {
-        if self.log.bytes() < SMALL.max(4 * self.compact) {
-            return;
+    /// Repairs a broken log, writes what earlier failures left unwritten, and compacts the log if
+    /// most of it is outdated. Unless the caller `commits` a record next, a repair that keeps
+    /// failing is tried less and less often.
+    pub fn settle(&mut self, sessions: &mut SessionTable, commits: bool) {
+        if self.is_broken {
+            if self.skips > 0 && !commits {
+                self.skips -= 1;
+                return;
+            }
+            self.failures = match self.rewrite(sessions) {
+                Ok(()) => 0,
+                Err(_) => (self.failures + 1).min(SKIPS_LOG_MAX),
+            };
+            self.skips = (1 << self.failures) - 1;
+        } else if self.owes {
+            // The next call tries again.
+            let _ = self.write_owed(sessions);
+        } else if self.log.bytes() >= SMALL.max(4 * self.compact) {
+            // If the rewrite fails, the old log continues.
+            let _ = self.rewrite(sessions);
         }
+    }
+
+    /// Writes the tokens and states of all sessions that the log lacks.
+    fn write_owed(&mut self, sessions: &mut SessionTable) -> Result<(), EngineError> {
+        self.write_closed()?;
+        for session in sessions.iter_mut().filter(|session| session.owes_state) {
+            self.write_progress(session, true)?;
+        }
+        self.sync()?;
+        self.owes = false;
+        Ok(())
+    }
+
+    /// Rewrites the log with the current state of all sessions. Repairs a broken log.
+    fn rewrite(&mut self, sessions: &mut SessionTable) -> Result<(), EngineError> {
         let head = Record::Model {
             name: self.model.name.clone(),
             identity: self.model.identity.clone(),
             legacy_identity: self.model.legacy.clone(),
-            next_id: sessions.next_id().0,
         };
         let open = sessions.iter().filter(|session| !session.transient);
         let open = open.map(SavedSession::of);
         let all = open.chain(self.parked.values().cloned());
         let all = all.map(|session| Record::Session(Box::new(session)));
         let records = std::iter::once(head).chain(all);
-        let bytes = records.map(|record| record.to_bytes());
-        if self.log.compact(bytes).is_ok() {
-            self.compact = self.log.bytes();
-            self.closed.clear();
-            for session in sessions.iter_mut() {
-                session.logged = session.tokens.len();
-            }
-        }
+        self.log.compact(records.map(|record| record.to_bytes()))?;
+        self.compact = self.log.bytes();
+        self.closed.clear();
+        (self.is_broken, self.owes) = (false, false);
+        sessions.iter_mut().for_each(Session::note_logged);
+        Ok(())
     }
 
     /// Writes the tokens that a session generated since its last record, and its state if the
@@ -105,7 +158,7 @@ impl Journal {
         session: &mut Session,
         has_ended: bool,
     ) -> Result<(), EngineError> {
-        let id = session.id.0;
+        let id = session.id;
         let state = has_ended.then(|| SavedState::of(session));
         let new = &session.tokens[session.logged..];
         let record = match (new, state) {
@@ -126,8 +179,13 @@ impl Journal {
                 }
             }
         };
-        record.append_to(&mut self.log)?;
+        if let Err(error) = self.append(&record) {
+            session.owes_state |= has_ended;
+            self.owes |= has_ended;
+            return Err(error);
+        }
         session.logged = session.tokens.len();
+        session.owes_state &= !has_ended;
         Ok(())
     }
 
@@ -154,11 +212,15 @@ impl Journal {
             }
         }
         if !ended.is_empty()
-            && let Err(error) = self.log.sync()
+            && let Err(error) = self.sync()
         {
             let reason = error.to_string();
             let why = |id| (id, EngineError::NotWritten(reason.clone()));
             failed.extend(ended.into_iter().map(why));
+        }
+        // A new log has the ends too.
+        if self.is_broken && !failed.is_empty() && self.rewrite(sessions).is_ok() {
+            failed.clear();
         }
         failed
     }

@@ -11,6 +11,7 @@ mod legacy_identity;
 pub(crate) mod records;
 pub(crate) mod recovery;
 pub(crate) mod saved_file;
+mod saved_id;
 pub(crate) mod saved_session;
 pub(crate) mod state_folder;
 mod tensor_samples;
@@ -55,7 +56,7 @@ impl Durability {
         &mut self,
         model: &Model,
         folder: StateFolder,
-        parked: BTreeMap<u64, SavedSession>,
+        parked: BTreeMap<SessionId, SavedSession>,
     ) -> Result<(), EngineError> {
         let identity = self.identity(model)?.clone();
         self.journal = Some(Journal::new(folder, identity, parked));
@@ -68,11 +69,12 @@ impl Durability {
         Ok(SavedFile::new(identity, SavedSession::of(session)))
     }
 
-    /// Compacts the log if most of it is outdated. All sessions must be in the table, so this
-    /// must not be called during a pass.
-    pub fn compact(&mut self, sessions: &mut SessionTable) {
+    /// Writes what earlier failures left unwritten, and compacts the log if most of it is
+    /// outdated. `commits` says that the caller is about to write a record. All sessions must be
+    /// in the table, so this must not be called during a pass.
+    pub fn settle(&mut self, sessions: &mut SessionTable, commits: bool) {
         if let Some(journal) = &mut self.journal {
-            journal.compact(sessions);
+            journal.settle(sessions, commits);
         }
     }
 
@@ -87,15 +89,15 @@ impl Durability {
             return Ok(());
         };
         let saved = SavedSession::of(session);
-        journal.commit(&[Record::Session(Box::new(saved))])?;
-        session.logged = session.tokens.len();
+        journal.commit(&Record::Session(Box::new(saved)))?;
+        session.note_logged();
         Ok(())
     }
 
     /// Writes a session that was just imported.
     pub fn commit_imported(&mut self, saved: SavedSession) -> Result<(), EngineError> {
         match &mut self.journal {
-            Some(journal) => journal.commit(&[Record::Session(Box::new(saved))]),
+            Some(journal) => journal.commit(&Record::Session(Box::new(saved))),
             None => Ok(()),
         }
     }
@@ -114,8 +116,8 @@ impl Durability {
             if resumes && let SavedState::Paused(at) = saved.state {
                 (saved.state, saved.past) = (SavedState::Ready, Some(at));
             }
-            journal.commit(&[Record::Session(Box::new(saved))])?;
-            session.logged = session.tokens.len();
+            journal.commit(&Record::Session(Box::new(saved)))?;
+            session.note_logged();
         }
         session.probe = probe;
         Ok(())
@@ -124,14 +126,18 @@ impl Durability {
     /// Writes the state that a session is about to have.
     pub fn commit_state(
         &mut self,
-        session: &Session,
+        session: &mut Session,
         state: SavedState,
     ) -> Result<(), EngineError> {
-        let (id, after) = (session.id.0, Some(session.logged));
-        match self.journal_of(session) {
-            Some(journal) => journal.commit(&[Record::State { id, after, state }]),
-            None => Ok(()),
-        }
+        let id = session.id;
+        let Some(journal) = self.journal_of(session) else {
+            return Ok(());
+        };
+        journal.write_progress(session, false)?;
+        let after = Some(session.logged);
+        journal.commit(&Record::State { id, after, state })?;
+        session.owes_state = false;
+        Ok(())
     }
 
     /// Writes a turn that is about to be appended to a session.
@@ -148,13 +154,15 @@ impl Durability {
             saved if saved == SavedProbe::of(&session.probe) => None,
             saved => Some(Box::new(saved.unwrap_or_default())),
         };
-        journal.commit(&[Record::Said {
-            id: session.id.0,
+        journal.commit(&Record::Said {
+            id: session.id,
             after: Some(session.logged),
             tokens: turn.tokens.clone(),
             max_tokens: turn.max_tokens,
             probe,
-        }])
+        })?;
+        session.owes_state = false;
+        Ok(())
     }
 
     /// Writes the end of a session. An end that cannot be written now is written with the next

@@ -1,31 +1,33 @@
 //! Records of the session log.
 
+use djinn_types::SessionId;
 use djinn_wal::Log;
 use serde::{Deserialize, Serialize};
 
-use super::saved_session::{SavedLogprobs, SavedSession, SavedState};
+use super::{
+    saved_id,
+    saved_session::{SavedLogprobs, SavedSession, SavedState},
+};
 use crate::{error::EngineError, probe::saved_probe::SavedProbe};
 
 /// Record of the session log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Record {
-    /// First record: the model that the sessions belong to, and the lowest id of the next
-    /// session, so that no id is used twice.
+    /// First record: the model that the sessions belong to.
     Model {
         name: String,
         identity: String,
         /// Digest as releases before 0.2 computed it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         legacy_identity: Option<String>,
-        #[serde(default)]
-        next_id: u64,
     },
     /// Complete session.
     Session(Box<SavedSession>),
     /// Tokens that the owner appended to a session, which then runs.
     Said {
-        id: u64,
+        #[serde(with = "saved_id")]
+        id: SessionId,
         /// Number of tokens before these. Releases before 0.2 did not write it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<usize>,
@@ -38,7 +40,8 @@ pub(crate) enum Record {
     /// Tokens that a session generated after its first `after` tokens, and its state if the turn
     /// ended. One record holds both, so that a crash cannot separate them.
     Tokens {
-        id: u64,
+        #[serde(with = "saved_id")]
+        id: SessionId,
         after: usize,
         tokens: Vec<u32>,
         logprobs: Vec<SavedLogprobs>,
@@ -46,14 +49,18 @@ pub(crate) enum Record {
     },
     /// State of a session.
     State {
-        id: u64,
+        #[serde(with = "saved_id")]
+        id: SessionId,
         /// Number of tokens that the session has. Releases before 0.2 did not write it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<usize>,
         state: SavedState,
     },
     /// End of a session.
-    Closed { id: u64 },
+    Closed {
+        #[serde(with = "saved_id")]
+        id: SessionId,
+    },
 }
 
 impl Record {

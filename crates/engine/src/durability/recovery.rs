@@ -81,7 +81,7 @@ impl RecoveryContext<'_> {
         };
         probe.check_rows(prompt.len(), program.dims.context)?;
         let request = request(saved, prompt, probe.clone());
-        let id = SessionId(saved.id);
+        let id = saved.id;
         let mut session = create(self.model, self.settings, request, id, self.virtual_time)?;
         check_tokens(program, &saved.tokens)?;
         // The saved probe was bound to the positions that the session had when it was opened.
@@ -102,7 +102,7 @@ impl RecoveryContext<'_> {
         session.text = text_of(self.model, &session);
         let past = saved.past.as_ref().map(|past| self.rewind_to(past));
         let past = past.transpose()?;
-        session.last_pause = past.as_ref().map(|rewind| rewind.to.clone());
+        session.last_pause.clone_from(&past);
         session.state = self.state(&saved.state, past)?;
         Ok(session)
     }

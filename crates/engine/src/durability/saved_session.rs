@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use djinn_types::SessionId;
 use serde::{Deserialize, Serialize};
+
+use super::saved_id;
 
 use crate::{
     error::EngineError,
@@ -17,7 +20,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavedSession {
     /// Session id.
-    pub id: u64,
+    #[serde(with = "saved_id")]
+    pub id: SessionId,
     /// Owner of the session.
     pub owner: String,
     /// Scheduling class.
@@ -101,7 +105,7 @@ impl SavedSession {
         let seconds = |duration: Duration| duration.as_secs_f64();
         let logprobs = session.logprobs.iter().map(|all| save_logprobs(all));
         SavedSession {
-            id: session.id.0,
+            id: session.id,
             owner: session.owner.clone(),
             class: session.fair_share.class,
             tokens: session.tokens.clone(),
@@ -116,13 +120,16 @@ impl SavedSession {
             deadline: session.lifetime.deadline.map(to_unix),
             lease: session.lifetime.lease.map(seconds),
             state: SavedState::of(session),
-            past: session.last_pause.as_ref().map(SavedStop::of),
+            past: session
+                .last_pause
+                .as_ref()
+                .map(|past| SavedStop::of(&past.to)),
         }
     }
 
     /// Returns the same session with another id and owner, for import. A kept session that was
     /// running waits after the import.
-    pub(crate) fn imported(self, id: u64, owner: String) -> Self {
+    pub(crate) fn imported(self, id: SessionId, owner: String) -> Self {
         let state = match self.state {
             SavedState::Ready if self.keep => SavedState::Waiting,
             state => state,

@@ -16,7 +16,7 @@ pub use self::contents::{FolderContents, StateDamage};
 use super::{
     identity::ModelIdentity, records::Record, saved_file::SavedFile, saved_session::SavedSession,
 };
-use crate::error::EngineError;
+use crate::{error::EngineError, session::ids::SessionIds};
 
 /// A folder of sessions. One process at a time can open the folder.
 pub struct StateFolder {
@@ -89,7 +89,7 @@ impl StateFolder {
             self.set_aside.push(self.log.set_aside()?);
         }
         let model = self.contents.model.as_ref();
-        let model = model.map(|model| model_record(model, self.contents.next_id));
+        let model = model.map(model_record);
         let sessions = self.contents.sessions();
         let sessions = sessions.map(|session| Record::Session(Box::new(session.clone())));
         let records = model.into_iter().chain(sessions);
@@ -137,7 +137,7 @@ impl StateFolder {
     /// Deletes a session.
     pub fn delete(&mut self, id: SessionId) -> Result<(), EngineError> {
         self.get(id)?;
-        self.commit(Record::Closed { id: id.0 })
+        self.commit(Record::Closed { id })
     }
 
     /// Exports one session to a file that another folder can import.
@@ -149,17 +149,19 @@ impl StateFolder {
     pub fn import(&mut self, file: SavedFile) -> Result<SessionId, EngineError> {
         file.session.check()?;
         self.claim(&file.model_identity())?;
-        let id = self.contents.next_id;
+        let mut ids = SessionIds::default();
+        ids.note(self.contents.last_id);
+        let id = ids.next();
         let owner = file.session.owner.clone();
         let session = file.session.imported(id, owner);
         self.commit(Record::Session(Box::new(session)))?;
-        Ok(SessionId(id))
+        Ok(id)
     }
 
-    /// Takes the sessions out of the folder, with the lowest id of the next session.
-    pub(crate) fn take_sessions(&mut self) -> (BTreeMap<u64, SavedSession>, u64) {
+    /// Takes the sessions out of the folder, with the highest id that one of them has had.
+    pub(crate) fn take_sessions(&mut self) -> (BTreeMap<SessionId, SavedSession>, SessionId) {
         let sessions = std::mem::take(&mut self.contents.sessions);
-        (sessions, self.contents.next_id)
+        (sessions, self.contents.last_id)
     }
 
     /// Makes an empty folder one of this model; refuses a folder of another model. A folder that
@@ -167,16 +169,15 @@ impl StateFolder {
     pub(crate) fn claim(&mut self, model: &ModelIdentity) -> Result<(), EngineError> {
         match &self.contents.model {
             Some(theirs) => model.check(theirs),
-            None => self.commit(model_record(model, self.contents.next_id)),
+            None => self.commit(model_record(model)),
         }
     }
 }
 
-fn model_record(model: &ModelIdentity, next_id: u64) -> Record {
+fn model_record(model: &ModelIdentity) -> Record {
     Record::Model {
         name: model.name.clone(),
         identity: model.identity.clone(),
         legacy_identity: model.legacy.clone(),
-        next_id,
     }
 }

@@ -181,7 +181,7 @@ mod tests {
         };
         let settings = settings();
         let model = model();
-        let id = SessionId(0);
+        let id = SessionId::from_bits(0);
         let mut session = create(&model, &settings, request, id, 0).expect("a valid request");
         session.tokens.extend(prompt as u32..(prompt + more) as u32);
         session.computed = computed;

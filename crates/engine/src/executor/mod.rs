@@ -129,6 +129,7 @@ impl Executor {
     /// Gives up a pass that failed, with all copies in flight.
     pub fn abort_pass(&mut self) {
         self.streamer.abort_pass();
+        self.staging.clear();
     }
 
     /// Runs `rows[i]` tokens of `members[i]`. While the device computes, calls `during` again and

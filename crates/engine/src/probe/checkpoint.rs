@@ -77,6 +77,20 @@ pub(crate) enum PausePlace {
 }
 
 impl PausePlace {
+    /// Returns the way to this pause again, for a session that ran past it. `at` names the hook
+    /// and the tokens.
+    pub fn passed(&self, at: Paused) -> Rewind {
+        let next = match self {
+            PausePlace::Here(checkpoint) => checkpoint.stop.next,
+            PausePlace::Replay(rewind) => rewind.next,
+        };
+        Rewind {
+            to: at,
+            next,
+            stops: false,
+        }
+    }
+
     /// Returns the checkpoint if the activations are at hand.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         match self {

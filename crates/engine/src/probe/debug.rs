@@ -104,7 +104,7 @@ impl SessionRef<'_> {
         let session = self.residency.sessions.known_mut(self.id);
         self.durability.commit_probe(session, probe, true)?;
         session.shares = session.shares.min(session.first_probed());
-        session.last_pause = Some(at);
+        session.last_pause = session.state.place().map(|place| place.passed(at));
         self.make_ready()?;
         let route = self.get_mut().state.route_mut();
         let route = route.expect("a resumed session has a route");

@@ -24,7 +24,27 @@ pub struct SavedProbe {
     breaks: Vec<BreakSpec>,
 }
 
+/// Numbers of captures, edits and breakpoints of a saved probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeCounts {
+    /// Number of captures.
+    pub captures: usize,
+    /// Number of edits.
+    pub edits: usize,
+    /// Number of breakpoints.
+    pub breakpoints: usize,
+}
+
 impl SavedProbe {
+    /// Returns the numbers of captures, edits and breakpoints.
+    pub fn counts(&self) -> ProbeCounts {
+        ProbeCounts {
+            captures: self.captures.len(),
+            edits: self.edits.len(),
+            breakpoints: self.breaks.len(),
+        }
+    }
+
     /// Refuses hooks and positions that no probe has: a file may contain anything.
     fn check(&self) -> Result<(), EngineError> {
         let captures = self.captures.iter().filter_map(|c| c.positions.as_ref());

@@ -61,7 +61,7 @@ pub(crate) fn prefetch(residency: &mut SessionMemory<'_>, now: Instant) -> Vec<O
         let back = residency.move_pages(id, |pager, session| {
             Ok(pager.copy_in(session.pages.pages(), Granularity::WholePage)?)
         });
-        lost.extend(back.err().map(|lost| *lost));
+        lost.extend(back.err().flatten().map(|lost| *lost));
     }
     lost
 }

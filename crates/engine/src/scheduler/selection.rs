@@ -103,7 +103,7 @@ fn page_in(
         match residency.move_pages(id, |pager, session| Ok(pager.is_resident(&session.pages)?)) {
             Ok(true) => join(residency, id, rows, selection),
             Ok(false) => absent.push((id, rows)),
-            Err(lost) => selection.lost.push(*lost),
+            Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),
         }
     }
     let rows: usize = selection.run.iter().map(|(_, rows)| rows).sum();
@@ -124,7 +124,7 @@ fn page_in(
         match coming {
             Ok(()) if joins => join(residency, id, rows, selection),
             Ok(()) => {}
-            Err(lost) => selection.lost.push(*lost),
+            Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),
         }
     }
 }
@@ -135,7 +135,7 @@ fn page_in_some(
     limits: &SelectionLimits,
     id: SessionId,
     most: &mut usize,
-) -> Result<(), Box<Output>> {
+) -> Result<(), Option<Box<Output>>> {
     let pages = residency.pager.pages();
     let is_away = |page: &&PageId| pages.device_frame(**page).is_none();
     let own = residency.sessions.known(id).pages.pages();
@@ -166,7 +166,7 @@ fn join(
             residency.sessions.known_mut(id).fair_share.charge();
             selection.run.push((id, rows));
         }
-        Err(lost) => selection.lost.push(*lost),
+        Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),
     }
 }
 

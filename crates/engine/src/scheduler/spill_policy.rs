@@ -118,8 +118,8 @@ impl SpillPolicy {
     }
 
     /// Resolves a deadlock: a session is ready, none can run, and no page is in transit, because
-    /// the disk does not accept pages. Tries the disk once more; then ends the session that
-    /// arrived last, so that the others can run.
+    /// the disk does not accept pages. Tries the disk once more; then takes the pages of the
+    /// session that arrived last, so that the others can run.
     pub fn resolve_deadlock(&mut self, residency: &mut SessionMemory<'_>) -> Option<Output> {
         if let Some(failure) = self.failure.take() {
             let was_retried = self.last_failure.replace(failure).is_some();
@@ -130,7 +130,7 @@ impl SpillPolicy {
         let id = newest_holder(residency)?;
         let reason = self.last_failure.take();
         let reason = reason.unwrap_or_else(|| "all pages are in use".to_owned());
-        Some(residency.fail(id, &EngineError::NoRoom(reason)))
+        residency.fail(id, &EngineError::NoRoom(reason))
     }
 }
 

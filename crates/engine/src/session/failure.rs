@@ -1,4 +1,4 @@
-//! Failures that end a session.
+//! Failures that end a session, or a turn of a kept one.
 
 use std::fmt;
 

@@ -55,6 +55,7 @@ pub(crate) fn create(
         tokens: request.tokens,
         computed: 0,
         logged: 0,
+        owes_state: false,
         max_tokens: request.max_tokens,
         keep: request.keep,
         context: match request.keep {

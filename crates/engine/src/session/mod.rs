@@ -1,6 +1,7 @@
 //! Sessions: their data, state machine, requests, outputs and quotas.
 
 pub(crate) mod failure;
+pub(crate) mod ids;
 pub(crate) mod lifecycle;
 pub(crate) mod lifetime;
 pub(crate) mod output;
@@ -50,6 +51,8 @@ pub(crate) struct Session {
     pub computed: usize,
     /// Number of tokens that are in the session log.
     pub logged: usize,
+    /// Whether the log lacks a state that the session has reached.
+    pub owes_state: bool,
     /// Number of generated tokens at which the current turn ends.
     pub max_tokens: usize,
     /// Whether the session waits for more input after a turn instead of ending.
@@ -75,7 +78,7 @@ pub(crate) struct Session {
     pub probe: Probe,
     pub captured: Captured,
     /// Pause that the session last resumed from.
-    pub last_pause: Option<Paused>,
+    pub last_pause: Option<Rewind>,
     pub state: SessionState,
     /// Whether the session is never written to the log.
     pub transient: bool,
@@ -123,6 +126,30 @@ impl Session {
     pub fn pause(&mut self, rows: usize, checkpoint: Checkpoint) -> Result<(), EngineError> {
         self.computed += rows - checkpoint.rows;
         self.apply(Transition::Pause(checkpoint))?;
+        self.lifetime.touch();
+        Ok(())
+    }
+
+    /// Notes that the log has all tokens and the state of the session.
+    pub fn note_logged(&mut self) {
+        self.logged = self.tokens.len();
+        self.owes_state = false;
+    }
+
+    /// Interrupts a kept session after a fault that took its keys and values: the session waits,
+    /// and computes its tokens again when it continues. The caller releases the pages. Captures of
+    /// an interrupted turn are dropped, because the turn captures them again.
+    pub fn interrupt(&mut self) -> Result<(), EngineError> {
+        let rewind = match (self.state.place(), self.paused()) {
+            (Some(place), Some(at)) => Some(place.passed(at)),
+            _ => self.last_pause.clone(),
+        };
+        let is_complete = self.state.is_turn_over();
+        self.apply(Transition::Fault(rewind))?;
+        if !is_complete {
+            self.captured = Captured::default();
+        }
+        self.computed = 0;
         self.lifetime.touch();
         Ok(())
     }

@@ -29,7 +29,8 @@ pub enum Finish {
     Deadline,
     /// The lease ran out without renewal.
     Lease,
-    /// The device failed during a pass, or KV pages were lost.
+    /// The device failed during a pass, KV pages were lost, or the end of the turn could not be
+    /// written. A kept session stays open.
     Failed,
 }
 
@@ -81,7 +82,7 @@ pub struct Output {
     pub logprobs: Vec<Logprob>,
     /// Reason for the end of the turn or of the session, if either ended.
     pub finish: Option<Finish>,
-    /// Failure that ended the session.
+    /// Failure that ended the turn of a kept session, or another session.
     pub failure: Option<SessionFailure>,
     /// Time at which the scheduler first chose the session since it last waited.
     pub scheduled: Option<Instant>,

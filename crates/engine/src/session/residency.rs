@@ -1,4 +1,4 @@
-//! Sessions together with their KV pages: ending sessions, and what happens when pages are lost.
+//! Sessions together with their KV pages: ending sessions, and faults that take their pages.
 
 use djinn_kv::{PageId, Pager};
 use djinn_types::SessionId;
@@ -36,20 +36,30 @@ impl SessionMemory<'_> {
         Output::finished(id, finish, failure)
     }
 
-    /// Ends a session because of an error.
-    pub fn fail(&mut self, id: SessionId, error: &EngineError) -> Output {
-        self.end(id, Finish::Failed, Some(error.into()))
+    /// Takes the pages of a session because of an error. A kept session waits, and computes its
+    /// tokens again when it continues; another session ends. Returns the output that reports
+    /// the failure: none for a kept session that waits or is paused, because no turn failed.
+    pub fn fail(&mut self, id: SessionId, error: &EngineError) -> Option<Output> {
+        let session = self.sessions.known_mut(id);
+        let is_active = session.is_active();
+        if !session.keep || session.interrupt().is_err() {
+            return Some(self.end(id, Finish::Failed, Some(error.into())));
+        }
+        self.pager.release(&mut session.pages);
+        let failure = Some(error.into());
+        is_active.then(|| Output::finished(id, Finish::Failed, failure))
     }
 
-    /// Ends all sessions that hold one of these pages, whose contents are lost.
+    /// Fails all sessions that hold one of these pages, whose contents are lost.
     pub fn fail_holders(&mut self, pages: &[PageId], error: &EngineError) -> Vec<Output> {
         self.pager.drain();
         let holds = |session: &Session| session.pages.pages().iter().any(|p| pages.contains(p));
-        let lost = self.sessions.ids(holds);
-        lost.into_iter().map(|id| self.fail(id, error)).collect()
+        let lost = self.sessions.ids(holds).into_iter();
+        lost.filter_map(|id| self.fail(id, error)).collect()
     }
 
-    /// Ends the holders of pages that could not be moved; the next step reports their ends.
+    /// Fails the holders of pages that could not be moved; the next step reports their
+    /// failures.
     pub fn defer_failure(&mut self, moved: Result<(), EngineError>, pages: &[PageId]) {
         if let Err(error) = moved {
             let lost = self.fail_holders(pages, &error);
@@ -57,21 +67,22 @@ impl SessionMemory<'_> {
         }
     }
 
-    /// Moves pages of a session. If that fails, its keys and values are lost: the session ends,
-    /// as do all sessions that share its pages. Returns the output of the session; the next step
-    /// reports the ends of the other sessions.
+    /// Moves pages of a session. If that fails, its keys and values are lost: the session fails,
+    /// as do all sessions that share its pages. Returns the output of the session, if there is
+    /// one; the next step reports the failures of the other sessions.
     pub fn move_pages<T>(
         &mut self,
         id: SessionId,
         work: impl FnOnce(&mut Pager, &mut Session) -> Result<T, EngineError>,
-    ) -> Result<T, Box<Output>> {
+    ) -> Result<T, Option<Box<Output>>> {
         let session = self.sessions.known_mut(id);
         work(self.pager, session).map_err(|error| {
             let pages = self.sessions.known(id).pages.pages().to_vec();
-            let others = self.fail_holders(&pages, &error).into_iter();
-            let others = others.filter(|output| output.session != id);
-            self.deferred.extend(others);
-            Box::new(Output::finished(id, Finish::Failed, Some((&error).into())))
+            let mut failed = self.fail_holders(&pages, &error);
+            let own = failed.iter().position(|output| output.session == id);
+            let own = own.map(|at| Box::new(failed.swap_remove(at)));
+            self.deferred.extend(failed);
+            own
         })
     }
 }

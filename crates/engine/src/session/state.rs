@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::{
     RunUntil,
-    probe::checkpoint::{Checkpoint, PausePlace},
+    probe::checkpoint::{Checkpoint, PausePlace, Rewind},
     session::{failure::SessionFailure, output::Finish, status::SessionStatus},
 };
 
@@ -77,6 +77,8 @@ pub(crate) enum Transition {
     Wait(Option<Instant>),
     /// The owner resumes the session.
     Resume,
+    /// A fault interrupted a kept session and took its pages; the place to run to again.
+    Fault(Option<Rewind>),
     /// The session ends.
     End(Finish, Option<SessionFailure>),
 }
@@ -173,6 +175,7 @@ impl SessionState {
             },
             (Transition::Wait(expected), now) => return now.wait(expected),
             (Transition::Resume, now) => return now.resume(),
+            (Transition::Fault(rewind), now) => return now.fault(rewind),
             // The first reason for the end is kept.
             (Transition::End(..), S::Done { finish, failure }) => {
                 let done = Box::new(S::Done { finish, failure });
@@ -264,6 +267,44 @@ impl SessionState {
             },
             false => S::Queued { route },
         })
+    }
+
+    /// Returns the state after a fault: the session waits without pages. A paused session stays
+    /// paused, and has to run to its hook again.
+    fn fault(
+        self,
+        rewind: Option<Rewind>,
+    ) -> Result<SessionState, (Box<SessionState>, &'static [SessionStatus])> {
+        use SessionState as S;
+        use SessionStatus as Status;
+        let place = rewind.map(PausePlace::Replay);
+        let turn_over = self.is_turn_over();
+        let expected = self.awaits().flatten();
+        match (self, place) {
+            (now @ S::Done { .. }, _) => {
+                let open = &[
+                    Status::Ready,
+                    Status::Running,
+                    Status::Waiting,
+                    Status::Paused,
+                ];
+                Err((Box::new(now), open))
+            }
+            (S::Paused { .. }, Some(place)) => Ok(S::Paused {
+                place,
+                admitted: false,
+                expected,
+            }),
+            (_, place) => Ok(S::Waiting {
+                route: PassRoute {
+                    place,
+                    until: RunUntil::Breakpoint,
+                },
+                admitted: false,
+                turn_over,
+                expected,
+            }),
+        }
     }
 
     /// Whether the session may hold KV pages.
@@ -374,8 +415,8 @@ mod tests {
         probe::checkpoint::{PausePlace, Rewind},
     };
 
-    fn states() -> [SessionState; 6] {
-        let rewind = Rewind {
+    fn rewind() -> Rewind {
+        Rewind {
             to: Paused {
                 site: djinn_model::Site::Embed,
                 position: 0,
@@ -383,7 +424,10 @@ mod tests {
             },
             next: 1,
             stops: false,
-        };
+        }
+    }
+
+    fn states() -> [SessionState; 6] {
         [
             SessionState::Queued {
                 route: PassRoute::default(),
@@ -403,7 +447,7 @@ mod tests {
                 expected: None,
             },
             SessionState::Paused {
-                place: PausePlace::Replay(rewind),
+                place: PausePlace::Replay(rewind()),
                 admitted: true,
                 expected: None,
             },
@@ -435,6 +479,8 @@ mod tests {
         assert_eq!(leads(&Transition::Wait(None)), wait);
         let resume = [none, none, none, "ready", "ready", none];
         assert_eq!(leads(&Transition::Resume), resume);
+        let fault = ["waiting", "waiting", "waiting", "waiting", "paused", none];
+        assert_eq!(leads(&Transition::Fault(Some(rewind()))), fault);
         let end = ["done", "done", "done", "done", "done", none];
         assert_eq!(leads(&Transition::End(Finish::Length, None)), end);
     }

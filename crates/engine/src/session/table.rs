@@ -6,32 +6,33 @@ use djinn_types::SessionId;
 
 use super::{
     Session,
+    ids::SessionIds,
     quota::{Quota, Quotas},
 };
 use crate::error::{EngineError, LimitKind};
 
-/// Open sessions by id, the next id, and the quotas of their owners.
+/// Open sessions by id, the source of new ids, and the quotas of their owners.
 #[derive(Default)]
 pub(crate) struct SessionTable {
     open: BTreeMap<SessionId, Session>,
-    next_id: u64,
+    new_ids: SessionIds,
     pub quotas: Quotas,
 }
 
 impl SessionTable {
-    /// Returns the id of the next session.
-    pub fn next_id(&self) -> SessionId {
-        SessionId(self.next_id)
+    /// Returns an id for a new session, which sorts after all others.
+    pub fn new_id(&mut self) -> SessionId {
+        self.new_ids.next()
     }
 
-    /// Raises the id of the next session to at least `next`.
-    pub fn reserve_ids(&mut self, next: u64) {
-        self.next_id = self.next_id.max(next);
+    /// Notes the id of a session that exists or existed.
+    pub fn note_id(&mut self, id: SessionId) {
+        self.new_ids.note(id);
     }
 
     /// Adds a session.
     pub fn insert(&mut self, session: Session) {
-        self.next_id = self.next_id.max(session.id.0 + 1);
+        self.new_ids.note(session.id);
         self.open.insert(session.id, session);
     }
 

@@ -7,11 +7,17 @@ use djinn_engine::{
     Blueprint, Engine, Request, RestoreScope, Sampling, SessionId, SessionStatus, Settings,
     StateFolder, Transcript,
 };
+use djinn_model::Model;
 use djinn_weights::MemorySettings;
 
 /// Loads an engine for `sessions` sessions of up to 96 positions, half of them in host memory.
 pub fn engine(sessions: usize) -> Engine {
-    let (model, backend) = (open(&stories()), How::default().backend());
+    engine_of(open(&stories()), sessions, MemorySettings::default())
+}
+
+/// Loads an engine for a model, as [`engine`] does.
+pub fn engine_of(model: Model, sessions: usize, memory: MemorySettings) -> Engine {
+    let backend = How::default().backend();
     let settings = Settings::for_sessions(&model.program, sessions, 96, 64).unwrap();
     let settings = Settings {
         pages: settings
@@ -22,8 +28,7 @@ pub fn engine(sessions: usize) -> Engine {
         open: 1000,
         ..settings
     };
-    let blueprint =
-        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
+    let blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
@@ -47,7 +52,7 @@ pub fn numbered_request(number: u64) -> Request {
             ..Sampling::default()
         },
         keep: true,
-        owner: format!("owner {}", number % 3),
+        owner: format!("owner {number}"),
         ..request(&stories(), &tokens, &[], TURN)
     }
 }
@@ -95,13 +100,18 @@ pub fn alone(number: u64) -> (Transcript, Vec<u32>) {
     (engine.close(id).unwrap(), tokens)
 }
 
+/// Returns the number of a session's request, which its owner's name ends with.
+pub fn number_of(owner: &str) -> u64 {
+    owner.strip_prefix("owner ").unwrap().parse().unwrap()
+}
+
 /// Starts the next turn of every waiting session. Returns the sessions that have ended.
 pub fn next_turns(engine: &mut Engine) -> Vec<SessionId> {
     let mut ended = Vec::new();
     for info in engine.list(None) {
         let turn = info.generated / TURN;
         if info.status == SessionStatus::Waiting && turn < TURNS {
-            let said = answer(info.id.0, turn);
+            let said = answer(number_of(&info.owner), turn);
             engine
                 .any_session(info.id)
                 .and_then(|mut session| session.append(&said, TURN, &[]))

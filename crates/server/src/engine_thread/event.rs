@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use djinn_engine::{Finish, Logprob, Paused, SessionFailure, Tensor};
 
+use crate::ServeError;
+
 /// One event of a session's turn.
 #[derive(Debug)]
 pub enum SessionEvent {
@@ -44,6 +46,8 @@ pub enum SessionEvent {
     },
     /// Another subscriber replaced this one, or the session was closed. No event follows.
     Replaced,
+    /// The stream ends before its turn: the request's time is over, or the server closes. No event follows.
+    Interrupted(ServeError),
 }
 
 impl SessionEvent {
@@ -53,6 +57,7 @@ impl SessionEvent {
             SessionEvent::Token { .. } | SessionEvent::Captured(..) => false,
             SessionEvent::Paused { .. }
             | SessionEvent::Finished { .. }
+            | SessionEvent::Interrupted(_)
             | SessionEvent::Replaced => true,
         }
     }

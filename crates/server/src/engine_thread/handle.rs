@@ -2,25 +2,34 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, LoadProgress, SessionId};
+use djinn_engine::{Engine, LoadProgress, Request, SessionId};
 use tokio::sync::oneshot;
 
 use super::{
     facts::LoadedModelFacts,
+    job_queue::{JobQueue, SERVER},
+    open_queue::{OpenRequest, OpenedSessions},
+    shared::SharedState,
     tokenizer::ChatTokenizer,
     wait_signal::WaitSignal,
     worker::{EngineJob, Worker},
 };
-use crate::{ServeError, metrics::Metrics};
+use crate::{
+    ServeError,
+    config::ServerLimits,
+    fatal::FatalSignal,
+    metrics::{EngineSnapshot, Metrics},
+};
+
+/// Time that a thread has to end after it was told to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval at which a stopping thread is checked.
+const STOP_POLL: Duration = Duration::from_millis(5);
 
 /// A loaded model, as all threads except its engine thread see it.
 pub struct LoadedModel {
@@ -30,12 +39,9 @@ pub struct LoadedModel {
     pub facts: LoadedModelFacts,
     /// Tokenizer, chat template and recommended sampling.
     pub tokenizer: ChatTokenizer,
-    jobs: mpsc::Sender<EngineJob>,
-    /// Limit of `queued`.
-    jobs_max: usize,
+    jobs: Arc<JobQueue<EngineJob>>,
     signals: mpsc::Sender<WaitSignal>,
-    queued: Arc<AtomicUsize>,
-    alive: Arc<AtomicBool>,
+    shared: Arc<SharedState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     used: Mutex<Instant>,
 }
@@ -54,21 +60,22 @@ impl LoadedModel {
     pub fn start(
         name: String,
         metrics: Arc<Metrics>,
+        fatal: FatalSignal,
         jobs_max: usize,
         load: impl FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<LoadedEngine, ServeError>
         + Send
         + 'static,
         mut progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Arc<LoadedModel>, ServeError> {
-        let (jobs, queue) = mpsc::channel::<EngineJob>();
         let (signals, signalled) = mpsc::channel();
         let (ready, loaded) = mpsc::channel();
-        let alive = Arc::new(AtomicBool::new(true));
-        let queued = Arc::new(AtomicUsize::new(0));
-        let (is_alive, count, model) = (Arc::clone(&alive), Arc::clone(&queued), name.clone());
+        let (jobs, shared) = (
+            Arc::new(JobQueue::<EngineJob>::new(jobs_max)),
+            SharedState::new(),
+        );
+        let (queue, state, model) = (Arc::clone(&jobs), Arc::clone(&shared), name.clone());
         let run = move || {
-            let worker_name = model.clone();
-            let ran = catch_unwind(AssertUnwindSafe(move || {
+            let ran = catch_unwind(AssertUnwindSafe(|| {
                 let loaded = match load(&mut progress) {
                     Ok(loaded) => loaded,
                     Err(error) => {
@@ -79,15 +86,21 @@ impl LoadedModel {
                 // Dropping the sender closes the channel that reports progress.
                 drop(progress);
                 let facts = LoadedModelFacts::of(&loaded.engine, loaded.link_ceiling);
-                let tokenizer = ChatTokenizer::of(loaded.engine.model());
-                let mut worker = Worker::new(loaded.engine, &worker_name, &metrics);
+                let tokenizer =
+                    ChatTokenizer::of(loaded.engine.model(), facts.limits.context as usize);
+                let latency = metrics.latency(&model);
+                let mut worker = Worker::new(loaded.engine, latency, Arc::clone(&state), fatal);
                 if ready.send(Ok((facts, tokenizer))).is_ok() {
-                    worker.run(&queue, &signalled, &count);
+                    worker.run(&queue, &signalled);
                 }
+                // Callers that wait learn at once that the thread ends; freeing the memory may take a while.
+                state.end();
+                queue.clear();
             }));
-            is_alive.store(false, Ordering::Release);
+            state.end();
+            queue.clear();
             if ran.is_err() {
-                tracing::error!(model, "engine thread panicked; its sessions are lost");
+                tracing::error!(model, "the engine thread panicked");
             }
         };
         let thread = thread::Builder::new()
@@ -109,10 +122,8 @@ impl LoadedModel {
             facts,
             tokenizer,
             jobs,
-            jobs_max,
             signals,
-            queued,
-            alive,
+            shared,
             thread: Mutex::new(Some(thread)),
             used: Mutex::new(Instant::now()),
         }))
@@ -120,7 +131,34 @@ impl LoadedModel {
 
     /// Whether the engine thread is running.
     pub fn is_alive(&self) -> bool {
-        self.alive.load(Ordering::Acquire)
+        self.shared.is_alive()
+    }
+
+    /// Whether the engine thread has been busy with one pass or job for longer than `limit`, and much longer
+    /// than with any pass before.
+    pub fn is_stalled(&self, limit: Duration) -> bool {
+        self.shared.heartbeat.is_stalled(limit)
+    }
+
+    /// Time that the engine thread has spent on its current pass or job.
+    pub fn busy_for(&self) -> Duration {
+        self.shared.heartbeat.busy_for()
+    }
+
+    /// Counters and gauges that the engine thread published last. Never waits for the thread.
+    pub fn snapshot(&self) -> EngineSnapshot {
+        self.shared.snapshot()
+    }
+
+    /// Whether a session has tokens to run, or a job waits.
+    pub fn is_busy(&self) -> bool {
+        // A job is counted until the state after it is known.
+        self.shared.is_busy() || self.jobs.len() > 0 || self.busy_for() > Duration::ZERO
+    }
+
+    /// Number of jobs that wait for the engine thread.
+    pub fn queued_jobs(&self) -> usize {
+        self.jobs.len()
     }
 
     /// Records that a request uses the model.
@@ -133,34 +171,98 @@ impl LoadedModel {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a job without waiting for it. A model that stopped ignores the job.
+    /// Queues a job of the server without waiting for it. A model that stopped ignores the job.
     pub fn post(&self, job: impl FnOnce(&mut Worker) + Send + 'static) {
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        let _ = self.jobs.send(Box::new(job));
+        self.jobs.push_unlimited(SERVER, Box::new(job));
     }
 
-    /// Queues a job and waits for its result. Fails at once if too many jobs already wait.
+    /// Queues a job of an owner and waits for its result. Fails at once if too many jobs already wait.
     pub async fn call<T: Send + 'static>(
         &self,
+        owner: &str,
         job: impl FnOnce(&mut Worker) -> Result<T, ServeError> + Send + 'static,
     ) -> Result<T, ServeError> {
-        if self.queued.load(Ordering::Relaxed) >= self.jobs_max {
-            return Err(ServeError::Busy(format!(
-                "Too many requests wait for {} (limit {}); retry later",
-                self.name, self.jobs_max
-            )));
-        }
         let (reply, replied) = oneshot::channel();
         // The job's spans belong to the request's trace.
         let span = tracing::Span::current();
-        self.post(move |worker| {
-            // A model that is about to be unloaded drops the job. If the caller left meanwhile,
-            // the result is dropped here, and a dropped `TurnStream` ends its session.
-            if !worker.is_closing() {
-                let _ = reply.send(span.in_scope(|| job(worker)));
-            }
-        });
+        self.push(
+            owner,
+            Box::new(move |worker| {
+                // If the caller left meanwhile, the job does not run.
+                if reply.is_closed() {
+                    return;
+                }
+                let run = || {
+                    worker
+                        .check_open()
+                        .and_then(|()| span.in_scope(|| job(worker)))
+                };
+                match catch_unwind(AssertUnwindSafe(run)) {
+                    // If the caller leaves now, the result is dropped here, and a dropped `TurnStream` ends
+                    // its session.
+                    Ok(result) => drop(reply.send(result)),
+                    Err(panic) => {
+                        let error = "The request made the server fail; its log has the details";
+                        let _ = reply.send(Err(ServeError::Internal(error.to_owned())));
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+            }),
+        )?;
         replied.await.map_err(|_| self.gone())?
+    }
+
+    /// Queues a job of the server itself and waits for its result.
+    pub async fn call_as_server<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Worker) -> Result<T, ServeError> + Send + 'static,
+    ) -> Result<T, ServeError> {
+        self.call(SERVER, job).await
+    }
+
+    /// Opens a session for every request, all of them or none. Waits until there is room for them, at most
+    /// as long as the limits allow.
+    pub async fn open(
+        &self,
+        owner: &str,
+        requests: Vec<Request>,
+        limits: &ServerLimits,
+    ) -> Result<OpenedSessions, ServeError> {
+        let (reply, replied) = oneshot::channel();
+        let open = OpenRequest {
+            owner: owner.to_owned(),
+            requests,
+            reply,
+        };
+        let for_worker = limits.clone();
+        let span = tracing::Span::current();
+        self.push(
+            owner,
+            Box::new(move |worker| {
+                span.in_scope(|| match worker.check_open() {
+                    Ok(()) => worker.open_or_wait(open, &for_worker),
+                    Err(error) => drop(open.reply.send(Err(error))),
+                })
+            }),
+        )?;
+        match tokio::time::timeout(limits.queue_wait, replied).await {
+            Ok(opened) => opened.map_err(|_| self.gone())?,
+            Err(_) => Err(ServeError::busy(format!(
+                "No session became free within {} s; retry later",
+                limits.queue_wait.as_secs_f64()
+            ))),
+        }
+    }
+
+    fn push(&self, owner: &str, job: EngineJob) -> Result<(), ServeError> {
+        match self.jobs.push(owner, job) {
+            true => Ok(()),
+            false if self.is_alive() => Err(ServeError::busy(format!(
+                "Too many requests wait for {}; retry later",
+                self.name
+            ))),
+            false => Err(self.gone()),
+        }
     }
 
     /// Signals to the engine that a session waits for its client since `received`. The session's
@@ -181,25 +283,41 @@ impl LoadedModel {
 
     /// Error for a model that accepts no more jobs.
     pub fn gone(&self) -> ServeError {
-        ServeError::Unavailable(match self.is_alive() {
+        ServeError::unavailable(match self.is_alive() {
             true => format!("Model {} is being unloaded; retry later", self.name),
-            false => format!(
-                "The engine of model {} failed; register it again",
-                self.name
-            ),
+            false => format!("The engine of model {} failed; retry later", self.name),
         })
     }
 
-    /// Stops the engine thread and frees the model's memory. Blocks until the thread has ended.
-    pub fn stop(&self) {
+    /// Stops the engine thread and frees the model's memory. Waits until the thread has ended, but not
+    /// longer than a moment: a thread that hangs in the device cannot be stopped. Returns whether it ended.
+    pub fn stop(&self) -> bool {
         self.post(Worker::stop);
         let thread = self
             .thread
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
+        let Some(thread) = thread else {
+            return true;
+        };
+        let stops_at = Instant::now() + STOP_TIMEOUT;
+        // Freeing memory may take long. Only a thread that is stuck in a pass or a job is given up.
+        while !thread.is_finished() && (Instant::now() < stops_at || !self.is_alive()) {
+            thread::sleep(STOP_POLL);
         }
+        match thread.is_finished() {
+            true => thread.join().is_ok(),
+            false => {
+                tracing::error!(model = self.name, "the engine thread does not stop");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for LoadedModel {
+    fn drop(&mut self) {
+        self.jobs.close();
     }
 }

@@ -4,15 +4,21 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use djinn_engine::SessionId;
 use futures_util::Stream;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::{sync::mpsc::UnboundedReceiver, time::Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::{event::SessionEvent, handle::LoadedModel};
+use crate::{ServeError, context::RequestContext};
 
-/// Events of a session until its turn ends.
+/// Time that the engine has to report the end of a session at its deadline, before the stream ends by itself.
+const DEADLINE_GRACE: Duration = Duration::from_millis(500);
+
+/// Events of a session until its turn ends, the request's deadline passes, or the server closes.
 ///
 /// Dropping the stream early unsubscribes. A session that is not kept ends; a kept session
 /// continues.
@@ -26,6 +32,9 @@ pub struct TurnStream {
     is_unread: bool,
     events: UnboundedReceiver<SessionEvent>,
     is_over: bool,
+    request: Arc<RequestContext>,
+    deadline: Pin<Box<Sleep>>,
+    closing: Pin<Box<WaitForCancellationFutureOwned>>,
     /// Trace span from the request of the turn to its end.
     span: tracing::Span,
     tokens: u64,
@@ -38,7 +47,9 @@ impl TurnStream {
         id: SessionId,
         keep: bool,
         events: UnboundedReceiver<SessionEvent>,
+        request: &Arc<RequestContext>,
     ) -> Self {
+        let deadline = tokio::time::sleep_until((request.deadline + DEADLINE_GRACE).into());
         TurnStream {
             id,
             keep,
@@ -46,13 +57,16 @@ impl TurnStream {
             span: tracing::info_span!(
                 "turn",
                 model = model.name,
-                session = id.0,
+                session = %id,
                 tokens = tracing::field::Empty
             ),
             tokens: 0,
             model,
             events,
             is_over: false,
+            request: Arc::clone(request),
+            deadline: Box::pin(deadline),
+            closing: Box::pin(request.closing.clone().cancelled_owned()),
         }
     }
 
@@ -63,8 +77,9 @@ impl TurnStream {
         id: SessionId,
         keep: bool,
         events: UnboundedReceiver<SessionEvent>,
+        request: &Arc<RequestContext>,
     ) -> Self {
-        let mut turn = TurnStream::new(model, id, keep, events);
+        let mut turn = TurnStream::new(model, id, keep, events, request);
         turn.is_unread = true;
         turn
     }
@@ -77,6 +92,19 @@ impl TurnStream {
     /// Whether the turn ended.
     pub fn is_over(&self) -> bool {
         self.is_over
+    }
+
+    /// Error that ends the stream although its session has more events.
+    fn interruption(&mut self, context: &mut Context<'_>) -> Option<ServeError> {
+        if self.closing.as_mut().poll(context).is_ready() {
+            let error = "The server is shutting down; a kept session continues after its restart";
+            return Some(ServeError::unavailable(error));
+        }
+        if self.deadline.as_mut().poll(context).is_ready() {
+            let error = "The request reached the server's time limit; a kept session continues";
+            return Some(ServeError::Timeout(error.to_owned()));
+        }
+        None
     }
 }
 
@@ -91,12 +119,21 @@ impl Stream for TurnStream {
             return Poll::Ready(None);
         }
         self.is_unread = false;
-        let event = self.events.poll_recv(context);
-        if let Poll::Ready(event) = &event {
-            self.tokens += u64::from(matches!(event, Some(SessionEvent::Token { .. })));
-            self.is_over = event.as_ref().is_none_or(SessionEvent::is_last);
+        match self.events.poll_recv(context) {
+            Poll::Ready(event) => {
+                if let Some(SessionEvent::Token { .. }) = &event {
+                    self.tokens += 1;
+                    self.request.add_token();
+                }
+                self.is_over = event.as_ref().is_none_or(SessionEvent::is_last);
+                Poll::Ready(event)
+            }
+            Poll::Pending => match self.interruption(context) {
+                // The stream unsubscribes when it is dropped, so it is not over for its session.
+                Some(error) => Poll::Ready(Some(SessionEvent::Interrupted(error))),
+                None => Poll::Pending,
+            },
         }
-        event
     }
 }
 

@@ -2,24 +2,25 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, TryRecvError},
-    },
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc::Receiver},
     time::{Duration, Instant},
 };
 
-use djinn_engine::{
-    Engine, Finish, Output, Request, SessionFailure, SessionId, SessionStatus, Tensor,
-};
+use djinn_engine::{Engine, EngineError, PagingStats, SessionId};
 use djinn_weights::{PassStats, Timeline};
-use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::{event::SessionEvent, subscriber::Subscriber, wait_signal::WaitSignal};
+use super::{
+    job_queue::{JobQueue, NextJob},
+    open_queue::OpenQueue,
+    shared::SharedState,
+    subscriber::Subscriber,
+    wait_signal::WaitSignal,
+};
 use crate::{
     ServeError,
-    config::ServerLimits,
-    metrics::{EngineSnapshot, Latency, Metrics, PassTotals},
+    fatal::FatalSignal,
+    metrics::{EngineSnapshot, Latency, PassTotals},
 };
 
 /// Interval at which an idle engine checks deadlines and leases of its sessions.
@@ -28,6 +29,11 @@ const IDLE_POLL: Duration = Duration::from_millis(20);
 const EMPTY_POLL: Duration = Duration::from_secs(1);
 /// Number of consecutive failed passes after which the engine thread stops.
 const FAILED_PASSES_MAX: usize = 8;
+/// Interval at which a busy thread publishes its counters.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Interval at which a busy thread reads the traffic of KV pages.
+const PAGED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Largest number of passes in a record of statistics.
 const RECORDED_PASSES_MAX: usize = 1 << 16;
@@ -39,9 +45,22 @@ pub type EngineJob = Box<dyn FnOnce(&mut Worker) + Send>;
 pub struct Worker {
     /// Engine that the thread owns.
     pub engine: Engine,
-    subscribers: HashMap<SessionId, Subscriber>,
-    totals: PassTotals,
-    latency: Latency,
+    pub(super) subscribers: HashMap<SessionId, Subscriber>,
+    /// Requests that wait for a free session.
+    pub(super) waiting: OpenQueue,
+    /// Whether a session has ended since requests that wait were last tried.
+    pub(super) has_room: bool,
+    pub(super) totals: PassTotals,
+    pub(super) latency: Latency,
+    shared: Arc<SharedState>,
+    /// Raised when the device is lost.
+    fatal: FatalSignal,
+    /// Time of the last published counters, and whether they have changed since.
+    published: Instant,
+    has_news: bool,
+    /// Traffic of KV pages, and the time at which it was read.
+    paged: PagingStats,
+    paged_read: Instant,
     /// Number of consecutive failed passes.
     failed_passes: usize,
     is_closing: bool,
@@ -52,15 +71,27 @@ pub struct Worker {
 
 impl Worker {
     /// Creates the state of a thread. Restored sessions have no subscriber.
-    pub(super) fn new(engine: Engine, model: &str, metrics: &Metrics) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        latency: Latency,
+        shared: Arc<SharedState>,
+        fatal: FatalSignal,
+    ) -> Self {
         let restored = engine.list(None).into_iter();
+        let subscribers = restored.map(|session| (session.id, Subscriber::none()));
         Worker {
-            subscribers: restored
-                .map(|session| (session.id, Subscriber::none()))
-                .collect(),
+            subscribers: subscribers.collect(),
             engine,
+            waiting: OpenQueue::default(),
+            has_room: false,
             totals: PassTotals::default(),
-            latency: metrics.latency(model),
+            latency,
+            shared,
+            fatal,
+            published: Instant::now(),
+            has_news: true,
+            paged: PagingStats::default(),
+            paged_read: Instant::now(),
             failed_passes: 0,
             is_closing: false,
             stops: false,
@@ -81,235 +112,129 @@ impl Worker {
     }
 
     /// Runs jobs and passes until the thread is stopped or every handle is dropped.
-    pub(super) fn run(
-        &mut self,
-        queue: &Receiver<EngineJob>,
-        signals: &Receiver<WaitSignal>,
-        queued: &AtomicUsize,
-    ) {
-        while !self.stops {
+    pub(super) fn run(&mut self, jobs: &JobQueue<EngineJob>, signals: &Receiver<WaitSignal>) {
+        self.publish_snapshot();
+        while !self.stops && !jobs.is_over() {
             while let Ok(signal) = signals.try_recv() {
                 signal.handle(&mut self.engine);
             }
-            let next = match queue.try_recv() {
-                Err(TryRecvError::Empty) if self.engine.is_idle() => {
-                    queue.recv_timeout(self.idle_poll())
-                }
-                Err(TryRecvError::Empty) => {
-                    self.pass(signals);
-                    continue;
-                }
-                Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
-                Ok(job) => Ok(job),
-            };
-            match next {
-                Ok(job) => {
-                    queued.fetch_sub(1, Ordering::Relaxed);
-                    job(self);
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    for output in self.engine.maintain(Instant::now()) {
-                        self.publish(output);
-                    }
-                }
+            if let Some(next) = jobs.next() {
+                self.run_job(next, jobs);
+            } else if self.is_busy() {
+                let took = self.pass(signals);
+                jobs.next_slice(Some(took));
+            } else {
+                jobs.next_slice(None);
+                self.idle(jobs);
+            }
+            self.open_waiting();
+            self.shared
+                .set_busy(self.is_busy() || !self.waiting.is_empty());
+            if self.has_news && self.published.elapsed() >= SNAPSHOT_INTERVAL {
+                self.publish_snapshot();
             }
         }
     }
 
-    fn idle_poll(&self) -> Duration {
-        match self.subscribers.is_empty() {
+    /// Runs a job. A job that panics fails alone, unless it leaves the engine inconsistent.
+    fn run_job(&mut self, NextJob { owner, job }: NextJob<EngineJob>, jobs: &JobQueue<EngineJob>) {
+        self.shared.heartbeat.begin();
+        self.has_news = true;
+        let start = Instant::now();
+        let ran = catch_unwind(AssertUnwindSafe(|| job(self)));
+        if ran.is_err() {
+            let engine = &self.engine;
+            let is_whole = catch_unwind(AssertUnwindSafe(|| engine.check_integrity())).is_ok();
+            tracing::error!(owner, is_whole, "a job of the engine thread panicked");
+            self.stops |= !is_whole;
+        }
+        jobs.charge(&owner, start.elapsed());
+        self.shared.heartbeat.end();
+    }
+
+    /// Waits for jobs while no session can run, and applies deadlines and leases meanwhile.
+    fn idle(&mut self, jobs: &JobQueue<EngineJob>) {
+        if self.has_news {
+            self.publish_snapshot();
+        }
+        let poll = match self.subscribers.is_empty() {
             true => EMPTY_POLL,
             false => IDLE_POLL,
+        };
+        if !jobs.wait(poll) {
+            self.shared.heartbeat.begin();
+            for output in self.engine.maintain(Instant::now()) {
+                self.has_news = true;
+                self.publish(output);
+            }
+            self.shared.heartbeat.end();
         }
     }
 
-    /// Runs one pass, handles wait signals meanwhile, and publishes the outputs.
-    fn pass(&mut self, signals: &Receiver<WaitSignal>) {
+    /// Runs one pass, handles wait signals meanwhile, and publishes the outputs. Returns its duration.
+    fn pass(&mut self, signals: &Receiver<WaitSignal>) -> Duration {
+        self.shared.heartbeat.begin();
+        self.has_news = true;
         let passes_before = self.engine.passes();
         let mut deferred = Vec::new();
-        let stepped = self.engine.step_with(&mut |engine| {
-            if let Ok(signal) = signals.try_recv() {
-                deferred.extend(signal.handle_in_pass(engine));
-            }
-            std::hint::spin_loop();
-        });
+        let engine = &mut self.engine;
+        let stepped = catch_unwind(AssertUnwindSafe(|| {
+            engine.step_with(&mut |engine| {
+                if let Ok(signal) = signals.try_recv() {
+                    deferred.extend(signal.handle_in_pass(engine));
+                }
+                std::hint::spin_loop();
+            })
+        }));
+        let Ok(stepped) = stepped else {
+            // The sessions of the pass are gone from the engine's table; durable ones are in the log.
+            tracing::error!("a pass panicked; the engine stops");
+            self.stops = true;
+            return self.shared.heartbeat.end_pass();
+        };
         for signal in deferred {
             signal.handle(&mut self.engine);
         }
         match stepped {
             Ok(outputs) => {
                 self.failed_passes = 0;
-                if self.engine.passes() > passes_before
-                    && let Some(pass) = self.engine.last_pass()
-                {
-                    self.totals.add(&pass);
-                    if let Some(passes) = self.recorded.as_mut()
-                        && passes.len() < RECORDED_PASSES_MAX
-                    {
-                        passes.push(pass);
-                    }
+                if self.engine.passes() > passes_before {
+                    self.note_pass();
                 }
                 for output in outputs {
                     self.publish(output);
                 }
             }
-            Err(error) => {
-                tracing::error!(%error, "pass failed; its sessions end");
-                self.failed_passes += 1;
-                self.publish_failure(&SessionFailure::from(&error));
-                self.stops = self.failed_passes >= FAILED_PASSES_MAX;
-            }
+            Err(error) => self.fail_pass(&error),
         }
+        self.shared.heartbeat.end_pass()
     }
 
-    /// Publishes the end of every session that a failed pass ended. The engine reports such a
-    /// session only once.
-    fn publish_failure(&mut self, failure: &SessionFailure) {
-        let is_done = |id: &SessionId| {
-            self.engine.view(*id).map(|session| session.status()) == Some(SessionStatus::Done)
-        };
-        let done: Vec<SessionId> = self.subscribers.keys().copied().filter(is_done).collect();
-        for session in done {
-            let failure = Some(failure.clone());
-            self.publish(Output::finished(session, Finish::Failed, failure));
-        }
-    }
-
-    /// Sends a session's output to its subscriber.
-    fn publish(&mut self, output: Output) {
-        let id = output.session;
-        let subscriber = self.subscribers.entry(id).or_insert_with(Subscriber::none);
-        let mut text = output.text;
-        if let Some(token) = output.token {
-            self.totals.tokens += 1;
-            observe_latency(&self.latency, subscriber, output.scheduled);
-            subscriber.send(SessionEvent::Token {
-                token,
-                text: std::mem::take(&mut text),
-                index: output.index,
-                logprobs: output.logprobs,
-            });
-        }
-        if let Some(at) = output.paused {
-            let took = subscriber.since.elapsed();
-            subscriber.send_captures(take_captured(&mut self.engine, id));
-            let shape = self
-                .engine
-                .view(id)
-                .and_then(|session| session.activation_shape())
-                .unwrap_or_default();
-            subscriber.send(SessionEvent::Paused { at, shape, took });
-            subscriber.disconnect();
-        } else if let Some(finish) = output.finish {
-            let kept = self.engine.view(id).map(|session| session.status())
-                == Some(SessionStatus::Waiting);
-            subscriber.send_captures(take_captured(&mut self.engine, id));
-            subscriber.send(SessionEvent::Finished {
-                finish,
-                failure: output.failure,
-                text,
-                generated: self
-                    .engine
-                    .view(id)
-                    .map_or(0, |session| session.generated()),
-                kept,
-            });
-            subscriber.disconnect();
-            subscriber.finish = Some(finish);
-            if !kept {
-                self.end(id);
-            }
-        }
-    }
-
-    /// Closes a session and forgets its subscriber.
-    fn end(&mut self, id: SessionId) {
-        self.engine.close(id);
-        self.subscribers.remove(&id);
-        self.totals.ended += 1;
-    }
-
-    /// Opens a session and subscribes to it.
-    pub fn open(
-        &mut self,
-        owner: &str,
-        request: Request,
-    ) -> Result<(SessionId, UnboundedReceiver<SessionEvent>), ServeError> {
-        let since = Instant::now();
-        let id = self.engine.open(Request {
-            owner: owner.to_owned(),
-            ..request
-        })?;
-        Ok((id, self.subscribe(id, since)))
-    }
-
-    /// Subscribes to a session in place of its current subscriber. `since` is the time of the
-    /// turn's request.
-    pub fn subscribe(&mut self, id: SessionId, since: Instant) -> UnboundedReceiver<SessionEvent> {
-        let events = self.follow(id);
-        let subscriber = self.subscriber(id);
-        (subscriber.since, subscriber.is_first) = (since, true);
-        events
-    }
-
-    /// Subscribes to a running turn, in place of its current subscriber.
-    pub fn follow(&mut self, id: SessionId) -> UnboundedReceiver<SessionEvent> {
-        self.subscriber(id).replace()
-    }
-
-    /// Registers a session that has no subscriber yet.
-    pub fn adopt(&mut self, id: SessionId) {
-        self.subscriber(id);
-    }
-
-    fn subscriber(&mut self, id: SessionId) -> &mut Subscriber {
-        self.subscribers.entry(id).or_insert_with(Subscriber::none)
-    }
-
-    /// Returns an error if a turn of `tokens` tokens would capture more bytes than a session may.
-    pub fn check_captures(
-        &mut self,
-        owner: &str,
-        id: SessionId,
-        tokens: usize,
-        limits: &ServerLimits,
-    ) -> Result<(), ServeError> {
-        self.engine.session(owner, id)?.renew();
-        limits.check_captured(
-            self.engine
-                .view(id)
-                .map_or(0, |session| session.captured_bytes(tokens)),
-        )
-    }
-
-    /// Reason for the end of a session's last turn.
-    pub fn last_finish(&self, id: SessionId) -> Option<Finish> {
-        self.subscribers.get(&id)?.finish
-    }
-
-    /// Closes a session in any state.
-    pub fn close(&mut self, owner: &str, id: SessionId) -> Result<(), ServeError> {
-        self.engine.session(owner, id)?.close();
-        if let Some(mut subscriber) = self.subscribers.remove(&id) {
-            subscriber.send(SessionEvent::Replaced);
-        }
-        self.totals.ended += 1;
-        Ok(())
-    }
-
-    /// Handles a subscriber that dropped its stream: a session that is not kept ends.
-    pub(super) fn subscriber_left(&mut self, id: SessionId, keep: bool) {
-        let Some(subscriber) = self.subscribers.get_mut(&id) else {
+    fn note_pass(&mut self) {
+        let Some(pass) = self.engine.last_pass() else {
             return;
         };
-        if subscriber.is_listening() {
-            return;
+        self.totals.add(&pass);
+        if let Some(passes) = self.recorded.as_mut()
+            && passes.len() < RECORDED_PASSES_MAX
+        {
+            passes.push(pass);
         }
-        subscriber.disconnect();
-        if !keep {
-            self.end(id);
+    }
+
+    /// Reports a failed pass to the subscribers of its sessions. If the device is lost, the whole process
+    /// has to start again, because no later pass of this process can succeed.
+    fn fail_pass(&mut self, error: &EngineError) {
+        tracing::error!(%error, "pass failed; its turns end");
+        self.failed_passes += 1;
+        self.totals.failed += 1;
+        for output in self.engine.maintain(Instant::now()) {
+            self.publish(output);
         }
+        if error.is_fatal() {
+            self.fatal.raise(format!("The device is lost: {error}"));
+        }
+        self.stops |= error.is_fatal() || self.failed_passes >= FAILED_PASSES_MAX;
     }
 
     /// Whether a turn is running.
@@ -328,54 +253,41 @@ impl Worker {
         self.is_closing
     }
 
-    /// Whether the model accepts no more jobs.
-    pub(super) fn is_closing(&self) -> bool {
-        self.is_closing
-    }
-
     /// Stops the thread after the current job.
     pub(super) fn stop(&mut self) {
         self.stops = true;
     }
 
-    /// Counters and gauges of the engine.
-    pub fn snapshot(&mut self) -> Result<EngineSnapshot, ServeError> {
+    /// Publishes the counters and gauges of the engine for threads that must not wait for it.
+    fn publish_snapshot(&mut self) {
         let mut sessions = BTreeMap::new();
         for session in self.engine.list(None) {
             *sessions.entry(session.status.name()).or_insert(0) += 1;
         }
-        Ok(EngineSnapshot {
+        let is_busy = self.is_busy();
+        // Reading the traffic of pages waits for copies in flight, so a busy engine reads it rarely.
+        if !is_busy || self.paged_read.elapsed() >= PAGED_INTERVAL {
+            self.paged = self.engine.paging_stats().unwrap_or(self.paged);
+            self.paged_read = Instant::now();
+        }
+        self.shared.set_snapshot(EngineSnapshot {
             totals: self.totals,
             pages: self.engine.kv_usage(),
-            paged: self.engine.paging_stats()?,
+            paged: self.paged,
             sessions,
             adopted: self.engine.prefix_tokens_reused() as u64,
-        })
+            waiting: self.waiting.len() as u64,
+        });
+        (self.published, self.has_news) = (Instant::now(), false);
     }
-}
 
-/// Records the latency of a token. `began` is the time at which the turn left the queue.
-fn observe_latency(latency: &Latency, subscriber: &mut Subscriber, began: Option<Instant>) {
-    let now = Instant::now();
-    let seconds = (now - subscriber.since).as_secs_f64();
-    match std::mem::take(&mut subscriber.is_first) {
-        true => {
-            let queued = began
-                .unwrap_or(now)
-                .saturating_duration_since(subscriber.since);
-            latency.queue.observe(queued.as_secs_f64());
-            latency.first.observe(seconds);
+    /// Error of a caller whose job finds the model about to be unloaded.
+    pub(super) fn check_open(&self) -> Result<(), ServeError> {
+        match self.is_closing {
+            true => Err(ServeError::unavailable(
+                "The model is being unloaded; retry later",
+            )),
+            false => Ok(()),
         }
-        false => latency.next.observe(seconds),
     }
-    subscriber.since = now;
-}
-
-/// Takes the activations that a session has captured since the last call.
-fn take_captured(engine: &mut Engine, id: SessionId) -> BTreeMap<String, Tensor> {
-    let session = engine.any_session(id);
-    let captured = session.map(|mut session| session.take_captured());
-    captured
-        .map(|captured| captured.tensors())
-        .unwrap_or_default()
 }

@@ -24,7 +24,7 @@ pub struct EventMessages {
     /// Messages that are ready to send.
     pending: VecDeque<v1::Event>,
     /// Caller that counts the request as in flight until the stream ends.
-    _caller: Caller,
+    caller: Caller,
 }
 
 impl EventMessages {
@@ -39,7 +39,7 @@ impl EventMessages {
             turn,
             tokenizer,
             pending: first.into_iter().collect(),
-            _caller: caller,
+            caller,
         }
     }
 
@@ -83,6 +83,7 @@ impl EventMessages {
                 .pending
                 .push_back(finished(Some(finish), failure, text, generated, kept)),
             SessionEvent::Replaced => return Err(ServeError::Replaced),
+            SessionEvent::Interrupted(error) => return Err(error),
         }
         Ok(())
     }
@@ -107,6 +108,7 @@ impl Stream for EventMessages {
             };
             if let Err(error) = added {
                 self.turn = None;
+                self.caller.context.fail(error.code());
                 return Poll::Ready(Some(Err(error.into())));
             }
         }

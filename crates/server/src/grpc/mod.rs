@@ -36,9 +36,9 @@ pub fn routes(app: &Arc<App>) -> Result<Routes, ServeError> {
     let watched = Arc::clone(app);
     tokio::spawn(async move {
         loop {
-            let status = match watched.is_ready() {
-                true => tonic_health::ServingStatus::Serving,
-                false => tonic_health::ServingStatus::NotServing,
+            let status = match watched.not_ready() {
+                None => tonic_health::ServingStatus::Serving,
+                Some(_) => tonic_health::ServingStatus::NotServing,
             };
             health.set_service_status("", status).await;
             tokio::time::sleep(HEALTH_POLL).await;

@@ -39,10 +39,11 @@ impl Models for GrpcService {
             layout: layout(request.limits),
             reference: request.reference,
         };
-        // A reference that cannot be resolved must not occupy a name.
-        self.0.models.sources().resolve(&model.reference, false)?;
         let name = model.name.clone();
-        self.0.models.add(model, false)?;
+        let target = format!("{name} = {}", model.reference);
+        let added = self.add(model);
+        self.0.audit.record(&caller, "register", &target, &added);
+        added?;
         let (events, received) = mpsc::channel(16);
         let (app, progress) = (Arc::clone(&self.0), events.clone());
         tokio::spawn(async move {
@@ -58,7 +59,7 @@ impl Models for GrpcService {
             };
             let loaded = app.models.get_with(&name, report).await;
             let last = match loaded {
-                Ok(_) => app.models.describe(&name).await,
+                Ok(_) => app.models.describe(&name, true),
                 Err(error) => Err(error),
             };
             let last = last.map(|model| v1::RegisterEvent {
@@ -73,8 +74,8 @@ impl Models for GrpcService {
         &self,
         request: Request<v1::ListModelsRequest>,
     ) -> GrpcResult<v1::ListModelsReply> {
-        self.caller(&request)?;
-        let models = self.0.models.list().await;
+        let caller = self.caller(&request)?;
+        let models = self.0.models.list(caller.owner.admin);
         Ok(Response::new(v1::ListModelsReply { models }))
     }
 
@@ -96,29 +97,37 @@ impl Models for GrpcService {
     }
 
     async fn unload(&self, request: Request<v1::UnloadRequest>) -> GrpcResult<v1::UnloadReply> {
-        self.caller(&request)?.check_admin()?;
+        let caller = self.caller(&request)?;
+        caller.check_admin()?;
         let request = request.into_inner();
-        self.0
-            .models
+        let models = &self.0.models;
+        let unloaded = models
             .unload(&request.name, request.force, request.forget)
-            .await?;
+            .await;
+        self.0
+            .audit
+            .record(&caller, "unload", &request.name, &unloaded);
+        unloaded?;
         Ok(Response::new(v1::UnloadReply {}))
     }
 
     async fn offer(&self, request: Request<v1::OfferRequest>) -> GrpcResult<v1::OfferReply> {
-        self.caller(&request)?.check_admin()?;
+        let caller = self.caller(&request)?;
+        caller.check_admin()?;
         let files = request.into_inner().files;
         let files: Result<Vec<FileOffer>, ServeError> = files.into_iter().map(file_offer).collect();
-        let files = files?;
-        let lengths: Vec<u64> = files.iter().map(|file| file.bytes).collect();
-        let offer = self.0.models.pushed.offer(files)?;
-        let complete = offer.have == lengths;
-        if complete {
-            self.0
-                .models
-                .pushed
-                .finish(&self.0.models.pushed.offered(&offer.push)?)?;
-        }
+        let (files, pushed) = (files?, Arc::clone(&self.0.models.pushed));
+        // The store reads and writes files.
+        let offered = self.0.offload.run(caller.name(), usize::MAX, move || {
+            let lengths: Vec<u64> = files.iter().map(|file| file.bytes).collect();
+            let offer = pushed.offer(files)?;
+            let complete = offer.have == lengths;
+            if complete {
+                pushed.finish(&pushed.offered(&offer.push)?)?;
+            }
+            Ok::<_, ServeError>((offer, complete))
+        });
+        let (offer, complete) = offered.await??;
         Ok(Response::new(v1::OfferReply {
             push: offer.push,
             have: offer.have,
@@ -127,7 +136,8 @@ impl Models for GrpcService {
     }
 
     async fn push(&self, request: Request<Streaming<v1::PushPart>>) -> GrpcResult<v1::PushReply> {
-        self.caller(&request)?.check_admin()?;
+        let caller = self.caller(&request)?;
+        caller.check_admin()?;
         self.0.check_serving()?;
         let patience = self.0.config.limits.patience;
         let mut parts = request.into_inner();
@@ -135,7 +145,7 @@ impl Models for GrpcService {
         let store = Arc::clone(&self.0.models.pushed);
         let writer = tokio::task::spawn_blocking(move || write(&store, queue));
         let late = || {
-            ServeError::Timeout(format!(
+            ServeError::SlowClient(format!(
                 "The next part of the push did not arrive within {} s",
                 patience.as_secs_f64()
             ))
@@ -154,6 +164,8 @@ impl Models for GrpcService {
         let written = writer
             .await
             .map_err(|error| ServeError::Internal(error.to_string()))?;
+        let pushed = written.as_ref().map_or("", |(push, _)| push);
+        self.0.audit.record(&caller, "push", pushed, &written);
         let (push, received_bytes) = written?;
         let reference = format!("pushed:{push}");
         Ok(Response::new(v1::PushReply {
@@ -166,45 +178,62 @@ impl Models for GrpcService {
         &self,
         request: Request<v1::TokenizeRequest>,
     ) -> GrpcResult<v1::TokenizeReply> {
-        self.caller(&request)?;
+        let caller = self.caller(&request)?;
         let request = request.into_inner();
         let model = self.0.models.get(&request.model).await?;
-        let tokens = match request.input {
-            Some(Input::Text(text)) if request.plain => model.tokenizer.encode_more(&text)?,
-            Some(Input::Text(text)) => model.tokenizer.encode(&text)?,
-            Some(Input::Chat(chat)) => model
-                .tokenizer
-                .encode_chat(&request::chat_messages(&chat), Default::default())?,
-            None => {
-                return Err(
-                    ServeError::Invalid("input is missing: send text or chat".to_owned()).into(),
-                );
-            }
+        let Some(input) = request.input else {
+            let error = "input is missing: send text or chat";
+            return Err(ServeError::Invalid(error.to_owned()).into());
         };
-        Ok(Response::new(v1::TokenizeReply { tokens }))
+        let bytes = match &input {
+            Input::Text(text) => text.len(),
+            Input::Chat(chat) => chat.messages.iter().map(|m| m.content.len()).sum(),
+        };
+        request::check_tokenize(bytes)?;
+        let (tokenizer, is_plain) = (model.tokenizer.clone(), request.plain);
+        let tokens = self
+            .0
+            .offload
+            .run(caller.name(), bytes, move || match input {
+                Input::Text(text) if is_plain => Ok(tokenizer.tokenizer()?.encode_plain(&text)?),
+                Input::Text(text) => Ok(tokenizer.tokenizer()?.encode(&text)?),
+                Input::Chat(chat) => {
+                    let messages = request::chat_messages(&chat);
+                    tokenizer.encode_chat(&messages, Default::default())
+                }
+            });
+        let tokens: Result<Vec<u32>, ServeError> = tokens.await?;
+        Ok(Response::new(v1::TokenizeReply { tokens: tokens? }))
     }
 
     async fn detokenize(
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> GrpcResult<v1::DetokenizeReply> {
-        self.caller(&request)?;
+        let caller = self.caller(&request)?;
         let request = request.into_inner();
+        request::check_detokenize(request.tokens.len())?;
         let model = self.0.models.get(&request.model).await?;
-        let text = model
-            .tokenizer
-            .tokenizer()?
-            .decode(&request.tokens, !request.special);
-        let text = text.map_err(ServeError::from)?;
-        let pieces = match request.each {
-            true => request
-                .tokens
-                .iter()
-                .map(|&token| model.tokenizer.piece(token))
-                .collect(),
-            false => Vec::new(),
-        };
-        Ok(Response::new(v1::DetokenizeReply { text, pieces }))
+        let tokenizer = model.tokenizer.clone();
+        let bytes = request.tokens.len() * size_of::<u32>();
+        let decoded = self.0.offload.run(caller.name(), bytes, move || {
+            let tokens = &request.tokens;
+            let text = tokenizer.tokenizer()?.decode(tokens, !request.special)?;
+            let pieces = match request.each {
+                true => tokens.iter().map(|&token| tokenizer.piece(token)).collect(),
+                false => Vec::new(),
+            };
+            Ok::<_, ServeError>(v1::DetokenizeReply { text, pieces })
+        });
+        Ok(Response::new(decoded.await??))
+    }
+}
+
+impl GrpcService {
+    /// Registers a model. A reference that cannot be resolved does not occupy a name.
+    fn add(&self, model: ServedModel) -> Result<(), ServeError> {
+        self.0.models.sources().resolve(&model.reference, false)?;
+        self.0.models.add(model, false)
     }
 }
 

@@ -36,6 +36,7 @@ impl Server for GrpcService {
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> GrpcResult<Self::WatchStream> {
         let caller = self.caller(&request)?;
+        caller.check_admin()?;
         let every = match request.into_inner().every_s {
             0.0 => WATCH_INTERVAL_DEFAULT,
             s => request::seconds("every_s", s)?.max(WATCH_INTERVAL_MIN),
@@ -45,7 +46,7 @@ impl Server for GrpcService {
             (app, caller, Duration::ZERO),
             move |(app, caller, wait)| async move {
                 tokio::time::sleep(wait).await;
-                let status = status(&app).await;
+                let status = status(&app);
                 Some((Ok(status), (app, caller, every)))
             },
         );
@@ -56,10 +57,11 @@ impl Server for GrpcService {
         &self,
         request: Request<v1::TimelineRequest>,
     ) -> GrpcResult<v1::TimelineReply> {
-        self.caller(&request)?.check_admin()?;
+        let caller = self.caller(&request)?;
+        caller.check_admin()?;
         let request = request.into_inner();
         let model = self.0.models.get(&request.model).await?;
-        let recorded = model.call(move |worker| {
+        let recorded = model.call(caller.name(), move |worker| {
             Ok(match request.record {
                 true => {
                     worker.record();
@@ -103,9 +105,9 @@ fn span(event: TimelineEvent) -> v1::Span {
     }
 }
 
-async fn status(app: &App) -> v1::Status {
-    let described = app.models.list().await;
-    let readings = app.readings().await;
+fn status(app: &App) -> v1::Status {
+    let described = app.models.list(true);
+    let readings = app.readings();
     let with_reading = |model: v1::Model| {
         let reading = readings.iter().find(|reading| reading.model == model.name);
         model_status(model, reading)

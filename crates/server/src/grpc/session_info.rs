@@ -94,8 +94,8 @@ pub async fn follow(
     from: usize,
     caller: Caller,
 ) -> Result<EventMessages, ServeError> {
-    let owner = caller.owner.name.clone();
-    let found = model.call(move |worker| {
+    let owner = caller.name().to_owned();
+    let found = model.call(caller.name(), move |worker| {
         worker.engine.session(&owner, id)?.renew();
         let saved = worker.engine.session(&owner, id)?.export()?.session;
         let is_running = matches!(saved.state, SavedState::Ready);
@@ -108,7 +108,8 @@ pub async fn follow(
     let first = opened(model, id, 0, from.min(generated), saved.sampling.seed);
     let mut messages = vec![first];
     messages.extend(replay(model, &saved, from));
-    let turn = events.map(|events| TurnStream::new(Arc::clone(model), id, true, events));
+    let turn =
+        events.map(|events| TurnStream::new(Arc::clone(model), id, true, events, &caller.context));
     match (&turn, paused) {
         (Some(_), _) => {}
         (None, Some(paused)) => messages.push(message(What::Paused(paused))),

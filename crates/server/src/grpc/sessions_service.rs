@@ -1,13 +1,11 @@
 //! Service `Sessions`: open, continue, follow, save and delete sessions.
 
-use std::{
-    sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Instant};
 
-use djinn_engine::{Class, SavedFile, SavedState};
+use djinn_engine::{Class, Request as EngineRequest, SavedFile};
 use djinn_wire::v1::{self, sessions_server::Sessions, signal_request::Signal};
 use futures_util::stream;
+use prost::Message;
 use tonic::{Request, Response, Streaming};
 
 use super::{
@@ -17,10 +15,11 @@ use super::{
 };
 use crate::{
     ServeError,
+    app::session_name,
     auth::Caller,
     config::ServerLimits,
-    engine_thread::TurnStream,
-    request::{self, LOGPROBS_MAX, MAX_TOKENS_DEFAULT, SamplingSpec, SessionSpec},
+    engine_thread::{LoadedModel, TurnStream},
+    request::{self, SamplingSpec, SessionSpec},
 };
 
 /// Bytes of a saved session in one message.
@@ -48,14 +47,22 @@ impl Sessions for GrpcService {
         self.0.check_serving()?;
         let request = request.into_inner();
         let (model, id) = self.0.session(&request.session).await?;
-        let tokens = request::continuation_tokens(&model.tokenizer, request.prompt)?;
-        let edits = request::edits(request.edits)?;
-        let recommended = model.tokenizer.generation.max_new_tokens;
-        let max_tokens = request.max_tokens.map(|n| n as usize).or(recommended);
-        let max_tokens = max_tokens.unwrap_or(MAX_TOKENS_DEFAULT);
-        let (count, owner) = (tokens.len(), caller.owner.name.clone());
+        let bytes = request.encoded_len();
+        let for_offload = Arc::clone(&model);
+        let admitted = self.0.offload.run(caller.name(), bytes, move || {
+            let tokens = request::continuation_tokens(&for_offload.tokenizer, request.prompt)?;
+            let max_tokens = request
+                .max_tokens
+                .map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+            let max_tokens = request::admit_turn_tokens(&for_offload, tokens.len(), max_tokens)?;
+            Ok::<_, ServeError>((tokens, max_tokens, request::edits(request.edits)?))
+        });
+        let (tokens, max_tokens, edits) = admitted.await??;
+        let (count, owner) = (tokens.len(), caller.name().to_owned());
+        caller.context.set_model(&model.name);
+        caller.context.add_prompt_tokens(count);
         let limits = self.0.config.limits.clone();
-        let started = model.call(move |worker| {
+        let started = model.call(caller.name(), move |worker| {
             let since = Instant::now();
             let (generated, seed) = (
                 worker
@@ -64,13 +71,14 @@ impl Sessions for GrpcService {
                     .map_or(0, |session| session.generated()),
                 seed_of(worker, id),
             );
-            worker.check_captures(&owner, id, tokens.len() + max_tokens, &limits)?;
+            let total = tokens.len().saturating_add(max_tokens);
+            worker.check_captures(&owner, id, total, &limits)?;
             let mut session = worker.engine.session(&owner, id)?;
             session.append(&tokens, max_tokens, &edits)?;
             Ok((generated, seed, worker.subscribe(id, since)))
         });
         let (generated, seed, events) = started.await?;
-        let turn = TurnStream::new(Arc::clone(&model), id, true, events);
+        let turn = TurnStream::new(Arc::clone(&model), id, true, events, &caller.context);
         let first = opened(&model, id, count, generated, seed);
         let events = EventMessages::new([first], Some(turn), model.tokenizer.clone(), caller);
         Ok(Response::new(Box::pin(events)))
@@ -89,7 +97,7 @@ impl Sessions for GrpcService {
         let caller = self.caller(&request)?;
         let request = request.into_inner();
         let (model, id) = self.0.session(&request.session).await?;
-        let owner = caller.owner.name.clone();
+        let owner = caller.name().to_owned();
         let signal = request.signal.ok_or_else(|| {
             ServeError::Invalid("signal is missing: send waiting, resuming or renew".to_owned())
         })?;
@@ -101,7 +109,7 @@ impl Sessions for GrpcService {
                 model.wait(&owner, id, expected, received).await?
             }
             other => {
-                let done = model.call(move |worker| {
+                let done = model.call(caller.name(), move |worker| {
                     let mut session = worker.engine.session(&owner, id)?;
                     match other {
                         Signal::Renew(_) => session.renew(),
@@ -122,9 +130,10 @@ impl Sessions for GrpcService {
         let request = request.into_inner();
         let (model, id) = self.0.session(&request.session).await?;
         let sampling = request.sampling.map(SamplingSpec::from);
+        sampling.as_ref().map(request::check_sampling).transpose()?;
         let sampling = sampling.map(|spec| spec.resolve(&model.tokenizer.generation));
-        let owner = caller.owner.name.clone();
-        let forked = model.call(move |worker| {
+        let owner = caller.name().to_owned();
+        let forked = model.call(caller.name(), move |worker| {
             let fork = worker.engine.session(&owner, id)?.fork(sampling)?;
             worker.adopt(fork);
             SessionSnapshot::of(worker, fork)
@@ -135,8 +144,8 @@ impl Sessions for GrpcService {
     async fn get(&self, request: Request<v1::SessionRequest>) -> GrpcResult<v1::Session> {
         let caller = self.caller(&request)?;
         let (model, id) = self.0.session(&request.into_inner().session).await?;
-        let owner = caller.owner.name.clone();
-        let found = model.call(move |worker| {
+        let owner = caller.name().to_owned();
+        let found = model.call(caller.name(), move |worker| {
             worker.engine.session(&owner, id)?.renew();
             let tokens = worker
                 .engine
@@ -158,16 +167,21 @@ impl Sessions for GrpcService {
         request: Request<v1::ListSessionsRequest>,
     ) -> GrpcResult<v1::ListSessionsReply> {
         let caller = self.caller(&request)?;
-        let name = request.into_inner().model;
+        let request = request.into_inner();
+        if request.all_owners {
+            caller.check_admin()?;
+        }
+        let (name, all_owners) = (request.model, request.all_owners);
         let models = match name.as_str() {
             "" => self.0.models.loaded(),
             name => vec![self.0.models.get(name).await?],
         };
         let mut sessions = Vec::new();
         for model in models {
-            let owner = caller.owner.name.clone();
-            let listed = model.call(move |worker| {
-                let owned = worker.engine.list(Some(&owner)).into_iter();
+            let owner = caller.name().to_owned();
+            let listed = model.call(caller.name(), move |worker| {
+                let owner = (!all_owners).then_some(owner.as_str());
+                let owned = worker.engine.list(owner).into_iter();
                 Ok(owned
                     .map(|info| SessionSnapshot::with_stop(worker, info))
                     .collect::<Vec<_>>())
@@ -185,8 +199,10 @@ impl Sessions for GrpcService {
     async fn save(&self, request: Request<v1::SessionRequest>) -> GrpcResult<Self::SaveStream> {
         let caller = self.caller(&request)?;
         let (model, id) = self.0.session(&request.into_inner().session).await?;
-        let owner = caller.owner.name.clone();
-        let saved = model.call(move |worker| Ok(worker.engine.session(&owner, id)?.export()?));
+        let owner = caller.name().to_owned();
+        let saved = model.call(caller.name(), move |worker| {
+            Ok(worker.engine.session(&owner, id)?.export()?)
+        });
         let bytes = bytes::Bytes::from(saved.await?.to_bytes());
         let starts = (0..bytes.len()).step_by(SAVED_PART_BYTES);
         let parts: Vec<_> = starts
@@ -205,12 +221,21 @@ impl Sessions for GrpcService {
         let limits = &self.0.config.limits;
         let (name, bytes) = receive(request.into_inner(), limits).await?;
         let model = self.0.models.get(&name).await?;
-        let file = tokio::task::block_in_place(|| SavedFile::from_bytes(&bytes));
-        let file = limit_loaded(file.map_err(ServeError::from)?, limits)?;
-        let owner = caller.owner.name.clone();
-        let loaded = model.call(move |worker| {
+        let for_offload = limits.clone();
+        let file = self.0.offload.run(caller.name(), bytes.len(), move || {
+            let file = SavedFile::from_bytes(&bytes).map_err(ServeError::from)?;
+            request::admit_saved(file, &for_offload)
+        });
+        let (file, for_worker) = (file.await??, limits.clone());
+        let owner = caller.name().to_owned();
+        let loaded = model.call(caller.name(), move |worker| {
             let id = worker.engine.import(file, &owner)?;
             worker.adopt(id);
+            // A session that continues at once must not capture more than a new one could.
+            if let Err(error) = worker.check_captures(&owner, id, 0, &for_worker) {
+                worker.close(Some(&owner), id)?;
+                return Err(error);
+            }
             SessionSnapshot::of(worker, id)
         });
         Ok(Response::new(loaded.await?.message(&model)))
@@ -219,8 +244,20 @@ impl Sessions for GrpcService {
     async fn delete(&self, request: Request<v1::SessionRequest>) -> GrpcResult<v1::DeleteReply> {
         let caller = self.caller(&request)?;
         let (model, id) = self.0.session(&request.into_inner().session).await?;
-        let owner = caller.owner.name.clone();
-        model.call(move |worker| worker.close(&owner, id)).await?;
+        let (owner, is_admin) = (caller.name().to_owned(), caller.owner.admin);
+        let closed = model.call(caller.name(), move |worker| {
+            let owns = worker.engine.session(&owner, id).is_ok();
+            // An admin may end anyone's session.
+            let owner = (owns || !is_admin).then_some(owner.as_str());
+            worker.close(owner, id)?;
+            Ok(owns)
+        });
+        let closed = closed.await;
+        if !matches!(closed, Ok(true)) && caller.owner.admin {
+            let audit = &self.0.audit;
+            audit.record(&caller, "end session", &session_name(&model, id), &closed);
+        }
+        closed?;
         Ok(Response::new(v1::DeleteReply {}))
     }
 }
@@ -232,42 +269,59 @@ impl GrpcService {
         caller: Caller,
     ) -> Result<EventMessages, ServeError> {
         let model = self.0.models.get(&request.model).await?;
-        let seconds = |name, s: Option<f64>| s.map(|s| request::seconds(name, s)).transpose();
-        request::check_stop_strings(&request.stop)?;
-        let spec = SessionSpec {
-            tokens: request::prompt_tokens(&model.tokenizer, request.prompt)?,
-            max_tokens: request.max_tokens.map(|n| n as usize),
-            sampling: request.sampling.unwrap_or_default().into(),
-            stop: request.stop,
-            ignore_eos: request.ignore_eos,
-            captures: request.captures,
-            positions: request::positions(&request.capture_positions)?,
-            edits: request::edits(request.edits)?,
-            turn_edits: request::edits(request.turn_edits)?,
-            breakpoints: request::breakpoints(&request.breakpoints)?,
-            keep: request.keep,
-            lease: seconds("lease_s", request.lease_s)?,
-            deadline: seconds("deadline_s", request.deadline_s)?,
-            class: match v1::Priority::try_from(request.priority) {
-                Ok(v1::Priority::Batch) => Class::Batch,
-                _ => Class::Interactive,
-            },
-        };
-        let (keep, count) = (spec.keep, spec.tokens.len());
-        let (limits, owner) = (self.0.config.limits.clone(), caller.owner.name.clone());
-        let turn_model = Arc::clone(&model);
-        let started = model.call(move |worker| {
-            let request = spec.into_request(&worker.engine, &limits)?;
-            let seed = request.sampling.seed;
-            let (id, events) = worker.open(&owner, request)?;
-            let turn = TurnStream::of_new_session(turn_model, id, keep, events);
-            Ok((seed, turn))
+        let bytes = request.encoded_len();
+        let (for_offload, limits) = (Arc::clone(&model), self.0.config.limits.clone());
+        let keep = request.keep;
+        let admitted = self.0.offload.run(caller.name(), bytes, move || {
+            admit_created(&for_offload, &limits, request)
         });
-        let (seed, turn) = started.await?;
+        let admitted = admitted.await??;
+        let (count, seed) = (admitted.tokens.len(), admitted.sampling.seed);
+        caller.context.set_model(&model.name);
+        caller.context.add_prompt_tokens(count);
+        let limits = &self.0.config.limits;
+        let opened_sessions = model.open(caller.name(), vec![admitted], limits).await?;
+        let turns = opened_sessions.into_iter().map(|(id, events)| {
+            let model = Arc::clone(&model);
+            TurnStream::of_new_session(model, id, keep, events, &caller.context)
+        });
+        let turn = turns.last().ok_or_else(|| model.gone())?;
         let first = opened(&model, turn.id, count, 0, seed);
         let tokenizer = model.tokenizer.clone();
         Ok(EventMessages::new([first], Some(turn), tokenizer, caller))
     }
+}
+
+/// Admits a request for a new session.
+fn admit_created(
+    model: &LoadedModel,
+    limits: &ServerLimits,
+    request: v1::CreateRequest,
+) -> Result<EngineRequest, ServeError> {
+    let seconds = |name, s: Option<f64>| s.map(|s| request::seconds(name, s)).transpose();
+    let max_tokens = request.max_tokens;
+    let spec = SessionSpec {
+        max_tokens: max_tokens.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
+        sampling: request.sampling.unwrap_or_default().into(),
+        stop: request.stop,
+        ignore_eos: request.ignore_eos,
+        captures: request.captures,
+        positions: request::positions(&request.capture_positions)?,
+        edits: request::edits(request.edits)?,
+        turn_edits: request::edits(request.turn_edits)?,
+        breakpoints: request::breakpoints(&request.breakpoints)?,
+        keep: request.keep,
+        lease: seconds("lease_s", request.lease_s)?,
+        deadline: seconds("deadline_s", request.deadline_s)?,
+        class: match v1::Priority::try_from(request.priority) {
+            Ok(v1::Priority::Batch) => Class::Batch,
+            _ => Class::Interactive,
+        },
+    };
+    let tokens = request::prompt_tokens(&model.tokenizer, request.prompt)?;
+    let mut requests = request::admit(model, limits, &spec, &[tokens.into()], 1)?;
+    let only = requests.pop();
+    only.ok_or_else(|| ServeError::Internal("One prompt makes one session".to_owned()))
 }
 
 /// Receives a saved session: the name of its model, and its bytes.
@@ -277,7 +331,7 @@ async fn receive(
 ) -> Result<(String, Vec<u8>), tonic::Status> {
     let (mut model, mut bytes) = (None, Vec::new());
     let late = || {
-        ServeError::Timeout(format!(
+        ServeError::SlowClient(format!(
             "The next part of the session did not arrive within {} s",
             limits.patience.as_secs_f64()
         ))
@@ -297,34 +351,4 @@ async fn receive(
         }
     }
     Ok((model.unwrap_or_default(), bytes))
-}
-
-/// Applies the server's limits to a session from a file: lease, deadline and log-probabilities.
-fn limit_loaded(mut file: SavedFile, limits: &ServerLimits) -> Result<SavedFile, ServeError> {
-    let session = &mut file.session;
-    if matches!(session.state, SavedState::Done { .. }) {
-        let error = "The saved session has ended and cannot continue; open a new session";
-        return Err(ServeError::Conflict(error.to_owned()));
-    }
-    if let Some(count) = session.sampling.logprobs
-        && count > LOGPROBS_MAX
-    {
-        return Err(ServeError::TooLarge(format!(
-            "The saved session reports {count} logprobs, but the limit is {LOGPROBS_MAX}"
-        )));
-    }
-    let (lease, longest) = (
-        limits.lease.as_secs_f64(),
-        limits.longest_lease.as_secs_f64(),
-    );
-    let asked = session.lease.filter(|lease| *lease >= 0.0);
-    session.lease = Some(asked.unwrap_or(lease).min(longest));
-    if !session.keep {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let end = (now + limits.deadline).as_secs_f64();
-        session.deadline = Some(session.deadline.map_or(end, |deadline| deadline.min(end)));
-    }
-    Ok(file)
 }

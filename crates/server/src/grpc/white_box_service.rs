@@ -9,6 +9,7 @@ use djinn_wire::{
     v1::{self, resume_request, white_box_server::WhiteBox},
 };
 use futures_util::stream;
+use prost::Message;
 use tonic::{Request, Response};
 
 use super::{
@@ -33,20 +34,15 @@ impl WhiteBox for GrpcService {
     async fn hooks(&self, request: Request<v1::HooksRequest>) -> GrpcResult<v1::HooksReply> {
         self.caller(&request)?;
         let request = request.into_inner();
+        let pattern = match request::hook_name(&request.pattern)? {
+            "" => "*",
+            pattern => pattern,
+        };
         let model = self.0.models.get(&request.model).await?;
-        let found = model.call(move |worker| {
-            let program = &worker.engine.model().program;
-            let pattern = match request.pattern.as_str() {
-                "" => "*",
-                pattern => pattern,
-            };
-            let sites = hook::find(program, pattern).map_err(djinn_engine::EngineError::from)?;
-            Ok(sites
-                .into_iter()
-                .map(|site| describe(program, site))
-                .collect())
-        });
-        let hooks = found.await?;
+        let program = &*model.facts.program;
+        let sites = hook::find(program, pattern).map_err(djinn_engine::EngineError::from);
+        let sites = sites.map_err(ServeError::from)?.into_iter();
+        let hooks = sites.map(|site| describe(program, site)).collect();
         Ok(Response::new(v1::HooksReply { hooks }))
     }
 
@@ -61,8 +57,8 @@ impl WhiteBox for GrpcService {
             request::part(&request.part)?,
             request::positions(&request.positions)?,
         );
-        let owner = caller.owner.name.clone();
-        let read = model.call(move |worker| {
+        let owner = caller.name().to_owned();
+        let read = model.call(caller.name(), move |worker| {
             let mut session = worker.engine.session(&owner, id)?;
             session.renew();
             let at = session.view().paused();
@@ -81,9 +77,18 @@ impl WhiteBox for GrpcService {
         let caller = self.caller(&request)?;
         self.0.check_serving()?;
         let request = request.into_inner();
-        let edits = request::edits(request.edits)?;
-        let until = request.until;
-        let events = self.continue_stopped(&request.session, caller, move |worker, owner, id| {
+        let (session, until) = (request.session, request.until);
+        let bytes = request.edits.iter().map(Message::encoded_len).sum();
+        let edits = request.edits;
+        let edits = self
+            .0
+            .offload
+            .run(caller.name(), bytes, move || request::edits(edits));
+        let edits = edits.await??;
+        if let Some(resume_request::Until::Hook(name)) = &until {
+            request::hook_name(name)?;
+        }
+        let events = self.continue_stopped(&session, caller, move |worker, owner, id| {
             let until = until_of(&worker.engine.model().program, until)?;
             Ok(worker
                 .engine
@@ -111,8 +116,8 @@ impl WhiteBox for GrpcService {
         let request = request.into_inner();
         let (model, id) = self.0.session(&request.session).await?;
         let breaks = request::breakpoints(&request.breakpoints)?;
-        let owner = caller.owner.name.clone();
-        let set = model.call(move |worker| {
+        let owner = caller.name().to_owned();
+        let set = model.call(caller.name(), move |worker| {
             Ok(worker
                 .engine
                 .session(&owner, id)?
@@ -128,14 +133,14 @@ impl WhiteBox for GrpcService {
         let request = request.into_inner();
         let (count, limit) = (request.count as usize, self.0.config.limits.batch);
         if count > limit {
-            return Err(ServeError::TooLarge(format!(
+            let error = format!(
                 "The request asks for {count} branches, but the limit is {limit}; request fewer"
-            ))
-            .into());
+            );
+            return Err(ServeError::out_of_range("count", error).into());
         }
         let (model, id) = self.0.session(&request.session).await?;
-        let owner = caller.owner.name.clone();
-        let branched = model.call(move |worker| {
+        let owner = caller.name().to_owned();
+        let branched = model.call(caller.name(), move |worker| {
             let branches = worker.engine.session(&owner, id)?.branch(count)?;
             for branch in &branches {
                 worker.adopt(*branch);
@@ -161,10 +166,16 @@ impl WhiteBox for GrpcService {
         let missing = || {
             ServeError::Invalid("residual is missing: send one row for each position".to_owned())
         };
-        let (_, residual) =
-            numbers(&request.residual.ok_or_else(missing)?).map_err(ServeError::from)?;
-        let owner = caller.owner.name.clone();
-        let branched = model.call(move |worker| {
+        request::hook_name(&request.hook)?;
+        let residual = request.residual.ok_or_else(missing)?;
+        let bytes = residual.encoded_len();
+        let residual = self
+            .0
+            .offload
+            .run(caller.name(), bytes, move || numbers(&residual));
+        let (_, residual) = residual.await?.map_err(ServeError::from)?;
+        let owner = caller.name().to_owned();
+        let branched = model.call(caller.name(), move |worker| {
             let site = one_site(&worker.engine.model().program, &request.hook)?;
             let mut session = worker.engine.session(&owner, id)?;
             let branch = session.branch_back(site, request.position as usize, &residual)?;
@@ -186,8 +197,8 @@ impl GrpcService {
         + 'static,
     ) -> Result<EventMessages, ServeError> {
         let (model, id) = self.0.session(name).await?;
-        let owner = caller.owner.name.clone();
-        let started = model.call(move |worker| {
+        let owner = caller.name().to_owned();
+        let started = model.call(caller.name(), move |worker| {
             let since = Instant::now();
             go(worker, &owner, id)?;
             let (generated, seed) = (
@@ -200,7 +211,8 @@ impl GrpcService {
             Ok((generated, seed, worker.subscribe(id, since)))
         });
         let (generated, seed, events) = started.await?;
-        let turn = TurnStream::new(Arc::clone(&model), id, true, events);
+        caller.context.set_model(&model.name);
+        let turn = TurnStream::new(Arc::clone(&model), id, true, events, &caller.context);
         let first = opened(&model, id, 0, generated, seed);
         Ok(EventMessages::new(
             [first],

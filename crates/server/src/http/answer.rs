@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use axum::{Json, response::IntoResponse};
+use axum::{http::header, response::IntoResponse};
 use djinn_engine::Logprob;
 use futures_util::future::try_join_all;
 use serde_json::{Value, json};
@@ -17,8 +17,10 @@ use super::{
     logprobs::{chat_logprobs, completion_logprobs},
 };
 use crate::{
+    ServeError,
     auth::Caller,
     engine_thread::{ChatTokenizer, TurnStream},
+    offload::Offload,
 };
 
 /// API that a request uses.
@@ -111,50 +113,92 @@ pub struct PendingAnswer {
 
 impl PendingAnswer {
     /// Waits for all turns and returns the answer in one piece.
-    pub async fn collect(self) -> HttpResult {
-        let tokenizer = self.turns[0].model.tokenizer.clone();
-        let mut choices = try_join_all(self.turns.into_iter().map(AnswerChoice::collect)).await?;
+    pub async fn collect(self, offload: &Offload) -> HttpResult {
+        let PendingAnswer {
+            head,
+            turns,
+            echo,
+            prompt_tokens,
+            logprobs,
+            token_ids,
+            session,
+            caller,
+        } = self;
+        let tokenizer = turns[0].model.tokenizer.clone();
+        let choices = try_join_all(turns.into_iter().map(AnswerChoice::collect)).await?;
+        let bytes = choices.iter().map(AnswerChoice::bytes).sum();
+        let encode = move || {
+            let whole = WholeAnswer {
+                head,
+                echo,
+                prompt_tokens,
+                logprobs,
+                token_ids,
+                session,
+            };
+            serde_json::to_vec(&whole.json(&tokenizer, choices))
+        };
+        let body = offload.run(caller.name(), bytes, encode).await?;
+        let body = body.map_err(|error| ServeError::Internal(error.to_string()))?;
+        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+    }
+}
+
+/// Everything about an answer except its choices.
+struct WholeAnswer {
+    head: AnswerHead,
+    echo: Vec<String>,
+    prompt_tokens: usize,
+    logprobs: bool,
+    token_ids: bool,
+    session: Option<String>,
+}
+
+impl WholeAnswer {
+    fn json(self, tokenizer: &ChatTokenizer, mut choices: Vec<AnswerChoice>) -> Value {
         let completion_tokens: usize = choices.iter().map(|choice| choice.tokens.len()).sum();
         // If there is only one choice, its captures belong to the whole answer.
         let captured = match &mut choices[..] {
             [only] => std::mem::take(&mut only.captured),
             _ => BTreeMap::new(),
         };
-        let mut choices_json = Vec::with_capacity(choices.len());
-        for (index, choice) in choices.iter().enumerate() {
-            let echo = self.echo.get(index).map_or("", String::as_str);
-            let text = format!("{echo}{}", choice.text);
-            let offset = echo.chars().count();
-            let logprobs = self.logprobs.then(|| {
-                let api = self.head.api;
-                api.logprobs(&tokenizer, &choice.logprobs, offset)
-            });
-            let mut json = json!({
-                "index": index,
-                "logprobs": logprobs,
-                "finish_reason": choice.finish.map(finish_reason),
-            });
-            if let Some(fields) = djinn::reply_fields(None, &choice.captured) {
-                json["djinn"] = fields;
-            }
-            if self.token_ids {
-                json["token_ids"] = json!(choice.tokens);
-            }
-            match self.head.api {
-                ApiKind::Completion => json["text"] = text.into(),
-                ApiKind::Chat => {
-                    json["message"] =
-                        json!({ "role": "assistant", "content": text, "refusal": null });
-                }
-            }
-            choices_json.push(json);
-        }
-        let mut answer = self.head.json(false, choices_json.into());
+        let choices = choices.into_iter().enumerate();
+        let choices: Vec<Value> = choices
+            .map(|(index, choice)| self.choice_json(tokenizer, index, choice))
+            .collect();
+        let mut answer = self.head.json(false, choices.into());
         answer["usage"] = usage(self.prompt_tokens, completion_tokens);
-        if let Some(fields) = djinn::reply_fields(self.session, &captured) {
+        if let Some(fields) = djinn::reply_fields(self.session, captured) {
             answer["djinn"] = fields;
         }
-        Ok(Json(answer).into_response())
+        answer
+    }
+
+    fn choice_json(&self, tokenizer: &ChatTokenizer, index: usize, choice: AnswerChoice) -> Value {
+        let echo = self.echo.get(index).map_or("", String::as_str);
+        let text = format!("{echo}{}", choice.text);
+        let logprobs = self.logprobs.then(|| {
+            let offset = echo.chars().count();
+            self.head.api.logprobs(tokenizer, &choice.logprobs, offset)
+        });
+        let mut json = json!({
+            "index": index,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish.map(finish_reason),
+        });
+        if let Some(fields) = djinn::reply_fields(None, choice.captured) {
+            json["djinn"] = fields;
+        }
+        if self.token_ids {
+            json["token_ids"] = json!(choice.tokens);
+        }
+        match self.head.api {
+            ApiKind::Completion => json["text"] = text.into(),
+            ApiKind::Chat => {
+                json["message"] = json!({ "role": "assistant", "content": text, "refusal": null });
+            }
+        }
+        json
     }
 }
 

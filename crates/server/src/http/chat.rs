@@ -9,35 +9,26 @@ use super::{
     answer::ApiKind,
     body::read_json,
     error::HttpResult,
-    generate::{GenerationJob, generate},
+    generate::{GenerationJob, check_choices, generate},
+    responses::{ChatAnswer, ErrorAnswer},
     types::{ChatRequest, TOP_LOGPROBS_MAX},
 };
 use crate::{ServeError, app::App, auth::Caller};
 
 /// Answers a chat with the model's chat template.
 #[utoipa::path(post, path = "/v1/chat/completions", request_body = ChatRequest,
-    responses((status = 200, description = "Answer in OpenAI's format, with a `djinn` object if the request had one; \
-                                            server-sent events if `stream` is true")))]
+    responses((status = 200, body = ChatAnswer, description = "Answer in OpenAI's format, with a `djinn` object if the request had one; \
+                                            server-sent events if `stream` is true"),
+              (status = "4XX", body = ErrorAnswer, description = "The request is invalid or was refused"),
+              (status = "5XX", body = ErrorAnswer, description = "The server failed, or does not serve now")))]
 pub async fn chat(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> HttpResult {
-    let request: ChatRequest = read_json(&app.config.limits, request).await?;
+    let body = read_json::<ChatRequest>(&app, &caller, request).await?;
+    let request = body.value;
     request.common.check()?;
-    let model = app.models.get(request.common.model()).await?;
-    let messages: Vec<Value> = request
-        .messages
-        .into_iter()
-        .map(flatten_message)
-        .collect::<Result<_, _>>()
-        .map_err(|error: ServeError| error.in_field("messages"))?;
-    if messages.is_empty() {
-        let error = ServeError::Invalid("messages is empty; send at least one".to_owned());
-        return Err(error.in_field("messages").into());
-    }
-    let variables = request.chat_template_kwargs.unwrap_or_default();
-    let tokens = model.tokenizer.encode_chat(&messages, variables)?;
     let logprobs = match (request.logprobs.unwrap_or(false), request.top_logprobs) {
         (false, Some(_)) => {
             let error = ServeError::Invalid("top_logprobs requires logprobs: true".to_owned());
@@ -45,20 +36,33 @@ pub async fn chat(
         }
         (false, None) => None,
         (true, Some(top)) if top > TOP_LOGPROBS_MAX => {
-            let error = ServeError::TooLarge(format!(
-                "top_logprobs is {top}, but the limit is {TOP_LOGPROBS_MAX}"
-            ));
-            return Err(error.in_field("top_logprobs").into());
+            let error = format!("top_logprobs is {top}, but the limit is {TOP_LOGPROBS_MAX}");
+            return Err(ServeError::out_of_range("top_logprobs", error).into());
         }
         (true, top) => Some(top.unwrap_or(0)),
     };
+    if request.messages.is_empty() {
+        let error = ServeError::Invalid("messages is empty; send at least one".to_owned());
+        return Err(error.in_field("messages").into());
+    }
+    check_choices(&app, 1, request.common.n)?;
+    let model = app.models.get(request.common.model()).await?;
+    let (tokenizer, messages) = (model.tokenizer.clone(), request.messages);
+    let variables = request.chat_template_kwargs.unwrap_or_default();
+    let tokens = app.offload.run(caller.name(), body.bytes, move || {
+        let messages = messages.into_iter().map(flatten_message);
+        let messages = messages.collect::<Result<Vec<Value>, _>>()?;
+        tokenizer.encode_chat(&messages, variables)
+    });
+    let tokens = tokens.await?.map_err(|error| error.in_field("messages"))?;
     let job = GenerationJob {
         api: ApiKind::Chat,
         model,
-        prompts: vec![tokens],
+        prompts: vec![tokens.into()],
         echo: Vec::new(),
         logprobs,
         common: request.common,
+        bytes: body.bytes,
     };
     generate(&app, caller, job).await
 }

@@ -37,6 +37,14 @@ impl AnswerChoice {
         }
     }
 
+    /// Bytes of the choice's captures, as a measure of the work to encode them.
+    pub fn bytes(&self) -> usize {
+        self.captured
+            .values()
+            .map(|tensor| 4 * tensor.data.len())
+            .sum()
+    }
+
     fn add(&mut self, event: SessionEvent) -> Result<(), ServeError> {
         match event {
             SessionEvent::Token {
@@ -64,6 +72,7 @@ impl AnswerChoice {
             }
             SessionEvent::Paused { at, .. } => return Err(paused_error(&at)),
             SessionEvent::Replaced => return Err(ServeError::Replaced),
+            SessionEvent::Interrupted(error) => return Err(error),
         }
         Ok(())
     }

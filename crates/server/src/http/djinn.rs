@@ -50,10 +50,8 @@ impl DjinnFields {
     pub fn all_edits(&self) -> Result<Vec<EditSpec>, ServeError> {
         let count = self.edits.len() + self.steer.len();
         if count > EDITS_MAX {
-            let error = ServeError::TooLarge(format!(
-                "The request has {count} edits, but the limit is {EDITS_MAX}"
-            ));
-            return Err(error.in_field("djinn.edits"));
+            let error = format!("The request has {count} edits, but the limit is {EDITS_MAX}");
+            return Err(ServeError::out_of_range("djinn.edits", error));
         }
         let edits = self.edits.iter().map(|text| request::edit_text(text));
         let edits: Result<Vec<EditSpec>, ServeError> = edits.collect();
@@ -74,7 +72,7 @@ impl DjinnFields {
 }
 
 /// Object `djinn` of an answer: session and captures; `None` if the answer has neither.
-pub fn reply_fields(session: Option<String>, captured: &BTreeMap<String, Tensor>) -> Option<Value> {
+pub fn reply_fields(session: Option<String>, captured: BTreeMap<String, Tensor>) -> Option<Value> {
     if session.is_none() && captured.is_empty() {
         return None;
     }
@@ -83,16 +81,17 @@ pub fn reply_fields(session: Option<String>, captured: &BTreeMap<String, Tensor>
         fields.insert("session".to_owned(), session.into());
     }
     if !captured.is_empty() {
-        let captures = captured.iter();
+        // Each tensor is freed as soon as its text exists.
+        let captures = captured.into_iter();
         let captures: Map<String, Value> = captures
-            .map(|(name, tensor)| (name.clone(), tensor_json(tensor)))
+            .map(|(name, tensor)| (name, tensor_json(tensor)))
             .collect();
         fields.insert("captures".to_owned(), captures.into());
     }
     Some(fields.into())
 }
 
-fn tensor_json(tensor: &Tensor) -> Value {
-    let bytes: Vec<u8> = tensor.data.iter().flat_map(|x| x.to_le_bytes()).collect();
+fn tensor_json(tensor: Tensor) -> Value {
+    let bytes: Vec<u8> = tensor.data.into_iter().flat_map(f32::to_le_bytes).collect();
     json!({ "dtype": "f32", "shape": tensor.shape, "base64": STANDARD.encode(bytes) })
 }

@@ -8,7 +8,7 @@ use axum::{
 use djinn_wire::ErrorCode;
 use serde_json::{Value, json};
 
-use crate::ServeError;
+use crate::{ServeError, context::current_request_id};
 
 /// Result of an HTTP handler.
 pub type HttpResult = Result<Response, HttpError>;
@@ -33,13 +33,18 @@ pub fn error_json(error: &ServeError) -> Value {
         ErrorCode::Internal | ErrorCode::Unavailable | ErrorCode::Timeout => "server_error",
         _ => "invalid_request_error",
     };
-    // OpenAI's clients use this code with an underscore.
+    // OpenAI's clients know these codes.
     let code = match code {
+        _ if error.is_context_length() => "context_length_exceeded",
         ErrorCode::NotFound => "not_found",
         other => other.name(),
     };
     json!({ "error": {
-        "message": error.to_string(), "type": class, "param": error.field(), "code": code,
+        "message": error.public_message(),
+        "type": class,
+        "param": error.field(),
+        "code": code,
+        "request_id": current_request_id(),
     } })
 }
 
@@ -47,9 +52,9 @@ impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let code = self.0.code();
         let status =
-            StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            StatusCode::from_u16(self.0.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(error_json(&self.0))).into_response();
-        if let ServeError::Rate { retry } = &self.0 {
+        if let Some(retry) = self.0.retry_after() {
             let seconds = retry.as_secs_f64().ceil() as u64;
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, seconds.into());

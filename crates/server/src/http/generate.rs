@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Instant};
 
-use djinn_engine::SessionId;
-
 use super::{
     answer::{AnswerHead, ApiKind, PendingAnswer},
     djinn::DjinnFields,
@@ -16,7 +14,7 @@ use crate::{
     app::{App, session_name},
     auth::Caller,
     engine_thread::{ChatTokenizer, LoadedModel, TurnStream},
-    request::{MAX_TOKENS_DEFAULT, SessionSpec, seconds},
+    request::{self, SessionSpec, seconds},
 };
 
 /// A parsed and tokenized request.
@@ -26,40 +24,53 @@ pub struct GenerationJob {
     /// Model of the request.
     pub model: Arc<LoadedModel>,
     /// Tokens of each prompt.
-    pub prompts: Vec<Vec<u32>>,
+    pub prompts: Vec<Arc<[u32]>>,
     /// Text of each prompt, for `echo`; empty otherwise.
     pub echo: Vec<String>,
     /// Number of alternatives to report with each token, if requested.
     pub logprobs: Option<usize>,
     /// Remaining fields of the request.
     pub common: CommonFields,
+    /// Bytes of the request's body.
+    pub bytes: usize,
+}
+
+/// Checks the number of sessions that a request asks for, before any of its prompts is tokenized.
+pub fn check_choices(app: &App, prompts: usize, choices: Option<usize>) -> Result<(), ServeError> {
+    let (count, limit) = (
+        prompts.saturating_mul(choices.unwrap_or(1)),
+        app.config.limits.batch,
+    );
+    match count > limit {
+        true => Err(ServeError::out_of_range(
+            "n",
+            format!(
+                "The request asks for {count} choices, but the limit is {limit}: send fewer prompts or a \
+                 smaller n"
+            ),
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Starts all turns of a request, and answers with a stream or in one piece.
 pub async fn generate(app: &App, caller: Caller, job: GenerationJob) -> HttpResult {
     app.check_serving()?;
     let choices = job.common.n.unwrap_or(1);
-    let (count, limit) = (
-        job.prompts.len().saturating_mul(choices),
-        app.config.limits.batch,
-    );
-    if count > limit {
-        let error = ServeError::TooLarge(format!(
-            "The request asks for {count} choices, but the limit is {limit}: send fewer prompts or a smaller n"
-        ));
-        return Err(error.in_field("n").into());
-    }
     let fields = job.common.djinn.clone().unwrap_or_default();
     let kept = fields.keep || fields.session.is_some();
-    if kept && count != 1 {
+    if kept && job.prompts.len().saturating_mul(choices) != 1 {
         return Err(ServeError::Invalid(
             "A kept session needs exactly one prompt and n = 1".to_owned(),
         )
         .into());
     }
+    let prompt_tokens = job.prompts.iter().map(|prompt| prompt.len()).sum();
+    caller.context.set_model(&job.model.name);
+    caller.context.add_prompt_tokens(prompt_tokens);
     let turns = match &fields.session {
         Some(session) => vec![continue_session(app, &caller, &job, session, &fields).await?],
-        None => open_sessions(app, &caller, &job, &fields).await?,
+        None => open_sessions(app, &caller, &job, fields).await?,
     };
     let repeat = |text: &String| vec![text.clone(); choices];
     let answer = PendingAnswer {
@@ -67,14 +78,14 @@ pub async fn generate(app: &App, caller: Caller, job: GenerationJob) -> HttpResu
         session: kept.then(|| session_name(&turns[0].model, turns[0].id)),
         turns,
         echo: job.echo.iter().flat_map(repeat).collect(),
-        prompt_tokens: job.prompts.iter().map(Vec::len).sum(),
+        prompt_tokens,
         logprobs: job.logprobs.is_some(),
         token_ids: job.common.return_token_ids.unwrap_or(false),
         caller,
     };
     match job.common.stream.unwrap_or(false) {
         true => Ok(stream::respond(answer, job.common.wants_usage())),
-        false => answer.collect().await,
+        false => answer.collect(&app.offload).await,
     }
 }
 
@@ -83,62 +94,37 @@ async fn open_sessions(
     app: &App,
     caller: &Caller,
     job: &GenerationJob,
-    fields: &DjinnFields,
+    fields: DjinnFields,
 ) -> Result<Vec<TurnStream>, ServeError> {
-    let specs = session_specs(job, fields)?;
-    let (limits, keep) = (app.config.limits.clone(), fields.keep);
-    let (owner, model) = (caller.owner.name.clone(), Arc::clone(&job.model));
-    let opened = job.model.call(move |worker| {
-        let mut opened: Vec<(SessionId, _)> = Vec::new();
-        for spec in specs {
-            let request = spec.into_request(&worker.engine, &limits);
-            match request.and_then(|request| worker.open(&owner, request)) {
-                Ok(one) => opened.push(one),
-                Err(error) => {
-                    for (id, _) in opened {
-                        let _ = worker.close(&owner, id);
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        let turn = |(id, events)| TurnStream::of_new_session(Arc::clone(&model), id, keep, events);
-        Ok(opened.into_iter().map(turn).collect())
-    });
-    opened.await
-}
-
-fn session_specs(
-    job: &GenerationJob,
-    fields: &DjinnFields,
-) -> Result<Vec<SessionSpec>, ServeError> {
     let mut sampling = job.common.sampling()?;
     sampling.logprobs = job.logprobs;
-    let lease = fields.lease_s.map(|s| seconds("lease_s", s)).transpose();
-    let template = SessionSpec {
-        max_tokens: job.common.max_tokens(),
-        stop: job.common.stop(),
-        ignore_eos: job.common.ignore_eos.unwrap_or(false),
-        captures: fields.captures.clone(),
-        edits: fields.all_edits()?,
-        keep: fields.keep,
-        lease: lease.map_err(|error| error.in_field("djinn.lease_s"))?,
-        ..SessionSpec::default()
+    let (limits, keep) = (app.config.limits.clone(), fields.keep);
+    let (model, prompts) = (Arc::clone(&job.model), job.prompts.clone());
+    let (max_tokens, stop) = (job.common.max_tokens(), job.common.stop());
+    let ignore_eos = job.common.ignore_eos.unwrap_or(false);
+    let choices = job.common.n.unwrap_or(1);
+    let admitted = app.offload.run(caller.name(), job.bytes, move || {
+        let lease = fields.lease_s.map(|s| seconds("lease_s", s)).transpose();
+        let spec = SessionSpec {
+            max_tokens,
+            sampling,
+            stop,
+            ignore_eos,
+            edits: fields.all_edits()?,
+            captures: fields.captures,
+            keep: fields.keep,
+            lease: lease.map_err(|error| error.in_field("djinn.lease_s"))?,
+            ..SessionSpec::default()
+        };
+        request::admit(&model, &limits, &spec, &prompts, choices)
+    });
+    let requests = admitted.await??;
+    let opened = job.model.open(caller.name(), requests, &app.config.limits);
+    let turn = |(id, events)| {
+        let model = Arc::clone(&job.model);
+        TurnStream::of_new_session(model, id, keep, events, &caller.context)
     };
-    let seed = sampling.resolve(&job.model.tokenizer.generation).seed;
-    let mut specs = Vec::new();
-    for prompt in &job.prompts {
-        for choice in 0..job.common.n.unwrap_or(1) {
-            // Choices of one prompt differ by their seeds.
-            sampling.seed = Some(seed.wrapping_add(choice as u64));
-            specs.push(SessionSpec {
-                tokens: prompt.clone(),
-                sampling: sampling.clone(),
-                ..template.clone()
-            });
-        }
-    }
-    Ok(specs)
+    Ok(opened.await?.into_iter().map(turn).collect())
 }
 
 /// Starts another turn of a kept session.
@@ -152,7 +138,7 @@ async fn continue_session(
     let (model, id) = app.session(session).await?;
     if model.name != job.model.name {
         return Err(ServeError::Invalid(format!(
-            "Session {session} belongs to the model {}, not to {}",
+            "The session belongs to the model {}, not to {}",
             model.name, job.model.name
         )));
     }
@@ -162,44 +148,53 @@ async fn continue_session(
     if fields.lease_s.is_some() {
         return Err(fixed_at_start("djinn.lease_s"));
     }
-    let (sampling, stop, logprobs) = (job.common.sampling()?, job.common.stop(), job.logprobs);
-    let (tokens, api, tokenizer) = (job.prompts[0].clone(), job.api, model.tokenizer.clone());
-    let recommended = tokenizer.generation.max_new_tokens;
-    let max_tokens = job.common.max_tokens().or(recommended);
-    let max_tokens = max_tokens.unwrap_or(MAX_TOKENS_DEFAULT);
-    let (owner, edits) = (caller.owner.name.clone(), fields.all_edits()?);
-    let limits = app.config.limits.clone();
-    let events = model.call(move |worker| {
-        let since = Instant::now();
+    let (sampling, stop) = (job.common.sampling()?, job.common.stop());
+    request::check_sampling(&sampling)?;
+    let (logprobs, owner) = (job.logprobs, caller.name().to_owned());
+    let seen = model.call(caller.name(), move |worker| {
         worker.engine.session(&owner, id)?.renew();
-        if let Some(own) = worker.engine.view(id).map(|session| session.sampling()) {
-            let other_logprobs = (logprobs != own.logprobs).then_some("logprobs");
-            if let Some(name) = sampling.first_difference(own).or(other_logprobs) {
-                return Err(fixed_at_start(name));
-            }
+        let Some(view) = worker.engine.view(id) else {
+            return Ok(Vec::new());
+        };
+        let own = view.sampling();
+        let other_logprobs = (logprobs != own.logprobs).then_some("logprobs");
+        if let Some(name) = sampling.first_difference(own).or(other_logprobs) {
+            return Err(fixed_at_start(name));
         }
-        let own_stop = worker.engine.view(id).map(|session| session.stop());
-        if !stop.is_empty() && own_stop.is_some_and(|own| *own != *stop) {
+        if !stop.is_empty() && *view.stop() != *stop {
             return Err(fixed_at_start("stop"));
         }
+        Ok(view.tokens().to_vec())
+    });
+    let seen = seen.await?;
+    let (prompt, api, tokenizer) = (
+        Arc::clone(&job.prompts[0]),
+        job.api,
+        model.tokenizer.clone(),
+    );
+    let (max_tokens, edits) = (job.common.max_tokens(), fields.clone());
+    let for_offload = Arc::clone(&model);
+    let bytes = job.bytes.saturating_add(seen.len());
+    let admitted = app.offload.run(caller.name(), bytes, move || {
         let tokens = match api {
-            ApiKind::Completion => tokens,
-            ApiKind::Chat => {
-                let seen = worker
-                    .engine
-                    .view(id)
-                    .map(|session| session.tokens())
-                    .unwrap_or_default();
-                new_chat_tokens(&tokenizer, seen, &tokens)?
-            }
+            ApiKind::Completion => prompt.to_vec(),
+            ApiKind::Chat => new_chat_tokens(&tokenizer, &seen, &prompt)?,
         };
-        worker.check_captures(&owner, id, tokens.len() + max_tokens, &limits)?;
+        let max_tokens = request::admit_turn_tokens(&for_offload, tokens.len(), max_tokens)?;
+        Ok::<_, ServeError>((tokens, max_tokens, edits.all_edits()?))
+    });
+    let (tokens, max_tokens, edits) = admitted.await??;
+    let (owner, limits) = (caller.name().to_owned(), app.config.limits.clone());
+    let events = model.call(caller.name(), move |worker| {
+        let since = Instant::now();
+        let total = tokens.len().saturating_add(max_tokens);
+        worker.check_captures(&owner, id, total, &limits)?;
         let mut session = worker.engine.session(&owner, id)?;
         session.append(&tokens, max_tokens, &edits)?;
         Ok(worker.subscribe(id, since))
     });
     let events = events.await?;
-    Ok(TurnStream::new(model, id, true, events))
+    Ok(TurnStream::new(model, id, true, events, &caller.context))
 }
 
 fn fixed_at_start(field: &str) -> ServeError {

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::{Extension, Path, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use djinn_wire::v1;
 use serde_json::{Value, json};
 
-use super::error::{HttpError, HttpResult};
-use crate::{ServeError, app::App, auth::Caller};
+use super::{
+    error::{HttpError, HttpResult},
+    responses::{CapabilitiesAnswer, ErrorAnswer, ModelAnswer, ModelList},
+};
+use crate::{ServeError, app::App, auth::Caller, metrics::MetricsFormat};
 
 /// Reports that the process is alive.
 #[utoipa::path(get, path = "/healthz", responses((status = 200, description = "`ok`: the process is alive")))]
@@ -21,24 +24,45 @@ pub async fn healthz() -> &'static str {
 }
 
 /// Reports whether the server accepts requests.
-#[utoipa::path(get, path = "/readyz", responses((status = 200, description = "`ready`: the configured models are loaded. 503 before that, and during shutdown")))]
+#[utoipa::path(get, path = "/readyz", responses(
+    (status = 200, description = "`ready`: the configured models are loaded and their engines respond"),
+    (status = 503, description = "`not ready`, with the reason: models are being loaded, a model failed, an engine does not respond, or the server is shutting down")))]
 pub async fn readyz(State(app): State<Arc<App>>) -> Response {
-    match app.is_ready() {
-        true => "ready\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
+    match app.not_ready() {
+        None => "ready\n".into_response(),
+        Some(reason) => {
+            let text = format!("not ready: {reason}\n");
+            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        }
     }
 }
 
-/// Returns metrics for Prometheus.
-#[utoipa::path(get, path = "/metrics", responses((status = 200, description = "Metrics in the OpenMetrics text format")))]
-pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(app.readings().await);
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], text).into_response()
+/// Returns metrics for Prometheus. On the server's main address they need an admin key.
+#[utoipa::path(get, path = "/metrics", responses(
+    (status = 200, content_type = "text/plain", description = "Metrics in the text format of Prometheus, or of OpenMetrics if the header `accept` asks for it"),
+    (status = 403, body = ErrorAnswer, description = "The key is not an admin's")))]
+pub async fn metrics(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+) -> HttpResult {
+    caller.check_admin()?;
+    Ok(open_metrics(State(app), headers).await)
+}
+
+/// Returns metrics to everyone who reaches the address of `--metrics-addr`.
+pub async fn open_metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    let accept = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok());
+    let format = MetricsFormat::accepted(accept);
+    let is_ready = app.not_ready().is_none();
+    let text = app.metrics.text(app.readings(), is_ready, format);
+    ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 
 /// Returns the server's version, device and limits.
-#[utoipa::path(get, path = "/v1/capabilities", responses((status = 200, description = "JSON object with version, protocols, device, limits, and the owner of the API key")))]
+#[utoipa::path(get, path = "/v1/capabilities", responses((status = 200, body = CapabilitiesAnswer, description = "JSON object with version, protocols, device, limits, and the owner of the API key")))]
 pub async fn capabilities(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -89,18 +113,18 @@ fn model_json(model: &v1::Model) -> Value {
 }
 
 /// Lists all models.
-#[utoipa::path(get, path = "/v1/models", responses((status = 200, description = "List in OpenAI's format; each model has a `djinn` object with state, family, routing and context")))]
+#[utoipa::path(get, path = "/v1/models", responses((status = 200, body = ModelList, description = "List in OpenAI's format; each model has a `djinn` object with state, family, routing and context")))]
 pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let models = app.models.list().await;
+    let models = app.models.list(false);
     let data: Vec<Value> = models.iter().map(model_json).collect();
     Json(json!({ "object": "list", "data": data }))
 }
 
 /// Returns one model.
 #[utoipa::path(get, path = "/v1/models/{name}", params(("name" = String, Path)),
-    responses((status = 200, description = "The model, as in the list"), (status = 404, description = "No model has this name")))]
+    responses((status = 200, body = ModelAnswer, description = "The model, as in the list"), (status = 404, body = ErrorAnswer, description = "No model has this name")))]
 pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> HttpResult {
-    Ok(Json(model_json(&app.models.describe(&name).await?)).into_response())
+    Ok(Json(model_json(&app.models.describe(&name, false)?)).into_response())
 }
 
 /// Answers requests to unknown paths.

@@ -11,6 +11,7 @@ mod generate;
 mod info;
 mod logprobs;
 mod openapi;
+mod responses;
 mod stream;
 mod types;
 
@@ -23,6 +24,7 @@ use axum::{
 
 use crate::app::App;
 
+pub use body::discard;
 pub use error::HttpError;
 
 /// Routes of all HTTP paths.
@@ -39,5 +41,15 @@ pub fn routes(app: &Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::chat))
         .fallback(info::not_found)
         .method_not_allowed_fallback(info::method_not_allowed)
+        .with_state(Arc::clone(app))
+}
+
+/// Routes of the address for operators: metrics and health checks without a key.
+pub fn operator_routes(app: &Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", get(info::healthz))
+        .route("/readyz", get(info::readyz))
+        .route("/metrics", get(info::open_metrics))
+        .fallback(info::not_found)
         .with_state(Arc::clone(app))
 }

@@ -41,7 +41,7 @@ pub fn respond(answer: PendingAnswer, wants_usage: bool) -> Response {
     let mut pending = VecDeque::new();
     // The first chunk has the session's name, so that a disconnected client can find the session
     // again.
-    if let Some(fields) = djinn::reply_fields(answer.session, &BTreeMap::new()) {
+    if let Some(fields) = djinn::reply_fields(answer.session, BTreeMap::new()) {
         let mut first = answer.head.json(true, json!([]));
         first["djinn"] = fields;
         pending.push_back(data(&first));
@@ -69,7 +69,7 @@ pub fn respond(answer: PendingAnswer, wants_usage: bool) -> Response {
         captured: vec![BTreeMap::new(); count],
         pending,
         is_over: false,
-        _caller: answer.caller,
+        caller: answer.caller,
     };
     let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
     Sse::new(stream).keep_alive(keep_alive).into_response()
@@ -93,7 +93,7 @@ struct SseStream {
     /// Events that are ready to send.
     pending: VecDeque<Event>,
     is_over: bool,
-    _caller: Caller,
+    caller: Caller,
 }
 
 /// JSON of one chunk of one choice.
@@ -150,6 +150,7 @@ impl SseStream {
             }
             SessionEvent::Paused { at, .. } => return Err(paused_error(&at)),
             SessionEvent::Replaced => return Err(ServeError::Replaced),
+            SessionEvent::Interrupted(error) => return Err(error),
         }
         Ok(())
     }
@@ -174,7 +175,7 @@ impl SseStream {
     fn end(&mut self) {
         let captured = std::mem::take(&mut self.captured);
         let is_only = captured.len() == 1;
-        for (index, captured) in captured.iter().enumerate() {
+        for (index, captured) in captured.into_iter().enumerate() {
             let Some(fields) = djinn::reply_fields(None, captured) else {
                 continue;
             };
@@ -204,6 +205,7 @@ impl SseStream {
     /// Queues an error in place of the rest of the answer.
     fn fail(&mut self, error: &ServeError) {
         self.turns = SelectAll::new();
+        self.caller.context.fail(error.code());
         self.pending.push_back(data(&error_json(error)));
         self.is_over = true;
     }

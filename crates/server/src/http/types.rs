@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::djinn::DjinnFields;
 use crate::{
     ServeError,
-    request::{STOP_STRINGS_MAX, SamplingSpec, check_stop_strings},
+    request::{SamplingSpec, check_stop},
 };
 
 /// Largest number of alternatives that a request may set for each token.
@@ -98,7 +98,7 @@ pub struct ChatRequest {
 
 /// One stop string or several.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "stop must be a text or a list of texts")]
 pub enum StopStrings {
     /// One stop string.
     One(String),
@@ -108,7 +108,10 @@ pub enum StopStrings {
 
 /// One prompt or several, as text or as token ids.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
+)]
 pub enum PromptInput {
     /// One prompt as text.
     Text(String),
@@ -118,6 +121,17 @@ pub enum PromptInput {
     Texts(Vec<String>),
     /// Several prompts as token ids.
     TokenLists(Vec<Vec<u32>>),
+}
+
+impl PromptInput {
+    /// Number of prompts.
+    pub fn count(&self) -> usize {
+        match self {
+            PromptInput::Text(_) | PromptInput::Tokens(_) => 1,
+            PromptInput::Texts(texts) => texts.len(),
+            PromptInput::TokenLists(lists) => lists.len(),
+        }
+    }
 }
 
 /// Options of a streamed answer.
@@ -160,15 +174,7 @@ impl CommonFields {
                 return Err(error.in_field(name));
             }
         }
-        let stop = self.stop();
-        check_stop_strings(&stop).map_err(|error| error.in_field("stop"))?;
-        if stop.len() > STOP_STRINGS_MAX {
-            let error = ServeError::TooLarge(format!(
-                "The request has {} stop strings, but the limit is {STOP_STRINGS_MAX}",
-                stop.len()
-            ));
-            return Err(error.in_field("stop"));
-        }
+        check_stop(&self.stop())?;
         if self.n == Some(0) {
             let error = ServeError::Invalid("n is 0, but must be at least 1".to_owned());
             return Err(error.in_field("n"));

@@ -1,11 +1,16 @@
 //! Prometheus metrics: counters of requests, latency histograms, and the state of loaded models.
 
+mod format;
 mod model;
+mod process;
 mod snapshot;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use djinn_wire::ErrorCode;
@@ -19,8 +24,9 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use self::model::ReadingCollector;
+use self::{model::ReadingCollector, process::ProcessCollector};
 
+pub use format::MetricsFormat;
 pub use snapshot::{EngineSnapshot, ModelReading, PassTotals};
 
 /// Latency histograms of one model.
@@ -39,7 +45,10 @@ pub struct Metrics {
     queue: Family<ModelLabel, Histogram>,
     first: Family<ModelLabel, Histogram>,
     next: Family<ModelLabel, Histogram>,
-    requests: Family<MethodLabel, Counter>,
+    requests: Family<RequestLabel, Counter>,
+    durations: Family<MethodLabel, Histogram>,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
     errors: Family<ErrorLabel, Counter>,
     connections: AtomicU64,
     /// Number of requests since the start.
@@ -66,6 +75,13 @@ struct MethodLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabel {
+    method: &'static str,
+    status: u16,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ErrorLabel {
     kind: &'static str,
 }
@@ -82,8 +98,9 @@ impl Metrics {
         let queue = Family::<ModelLabel, Histogram>::new_with_constructor(histogram);
         let first = Family::<ModelLabel, Histogram>::new_with_constructor(histogram);
         let next = Family::<ModelLabel, Histogram>::new_with_constructor(histogram);
-        let requests = Family::default();
-        let errors = Family::default();
+        let durations = Family::<MethodLabel, Histogram>::new_with_constructor(histogram);
+        let (requests, errors) = (Family::default(), Family::default());
+        let (prompt_tokens, cached_tokens) = (Counter::default(), Counter::default());
         registry.register_with_unit(
             "queue",
             "Time from the request of a turn to its first pass",
@@ -102,7 +119,27 @@ impl Metrics {
             Unit::Seconds,
             next.clone(),
         );
-        registry.register("requests", "Requests by method", requests.clone());
+        registry.register(
+            "requests",
+            "Requests whose answer has been sent, by method, status and outcome",
+            requests.clone(),
+        );
+        registry.register_with_unit(
+            "request_duration",
+            "Time from a request to the end of its answer, by method",
+            Unit::Seconds,
+            durations.clone(),
+        );
+        registry.register(
+            "prompt_tokens",
+            "Tokens of the prompts of all requests",
+            prompt_tokens.clone(),
+        );
+        registry.register(
+            "cached_prompt_tokens",
+            "Tokens of prompts that the prefix cache had",
+            cached_tokens.clone(),
+        );
         registry.register(
             "errors",
             "Requests that were rejected or failed, by error code",
@@ -114,6 +151,9 @@ impl Metrics {
             first,
             next,
             requests,
+            durations,
+            prompt_tokens,
+            cached_tokens,
             errors,
             connections: AtomicU64::new(0),
             answered: AtomicU64::new(0),
@@ -143,10 +183,33 @@ impl Metrics {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a request.
-    pub fn request(&self, method: &'static str) {
+    /// Counts a request that has arrived.
+    pub fn request_started(&self) {
         self.answered.fetch_add(1, Ordering::Relaxed);
-        self.requests.get_or_create(&MethodLabel { method }).inc();
+    }
+
+    /// Counts a request whose answer has been sent.
+    pub fn request_ended(
+        &self,
+        method: &'static str,
+        status: u16,
+        outcome: &'static str,
+        took: Duration,
+    ) {
+        let label = RequestLabel {
+            method,
+            status,
+            outcome,
+        };
+        self.requests.get_or_create(&label).inc();
+        let duration = self.durations.get_or_create(&MethodLabel { method });
+        duration.observe(took.as_secs_f64());
+    }
+
+    /// Counts the prompt tokens of a request, and those of them that the prefix cache had.
+    pub fn add_prompt_tokens(&self, all: u64, cached: u64) {
+        self.prompt_tokens.inc_by(all);
+        self.cached_tokens.inc_by(cached);
     }
 
     /// Counts an error.
@@ -155,33 +218,46 @@ impl Metrics {
         self.errors.get_or_create(&ErrorLabel { kind }).inc();
     }
 
-    /// Writes all metrics in the OpenMetrics text format.
-    pub fn text(&self, readings: Vec<ModelReading>) -> String {
+    /// Writes all metrics as text.
+    pub fn text(
+        &self,
+        readings: Vec<ModelReading>,
+        is_ready: bool,
+        format: MetricsFormat,
+    ) -> String {
         let mut now = Registry::with_prefix("djinn");
         let connections = self.open_connections();
         now.register_collector(Box::new(ReadingCollector {
             connections,
+            is_ready,
             readings,
         }));
+        let mut process = Registry::with_prefix("process");
+        process.register_collector(Box::new(ProcessCollector));
         let mut out = String::new();
         // Encoding into a string does not fail.
-        let _ = text::encode_registry(&mut out, &self.registry);
-        let _ = text::encode_registry(&mut out, &now);
+        for registry in [&self.registry, &now, &process] {
+            let _ = text::encode_registry(&mut out, registry);
+        }
         let _ = text::encode_eof(&mut out);
-        out
+        format.convert(out)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EngineSnapshot, Metrics, ModelReading, PassTotals};
+    use std::time::Duration;
+
     use djinn_wire::ErrorCode;
+
+    use super::{EngineSnapshot, Metrics, MetricsFormat, ModelReading, PassTotals};
 
     #[test]
     fn metrics_are_written_in_openmetrics_format() {
         let metrics = Metrics::new();
         metrics.error(ErrorCode::NotFound);
-        metrics.request("chat");
+        metrics.request_ended("chat", 200, "ok", Duration::from_millis(3));
+        metrics.add_prompt_tokens(5, 2);
         metrics.latency("m").first.observe(0.01);
         let reading = ModelReading {
             model: "m".to_owned(),
@@ -194,15 +270,22 @@ mod tests {
                 },
                 ..EngineSnapshot::default()
             },
+            queued_jobs: 0,
+            busy_for: Duration::ZERO,
             ring_bytes: 0,
             link_ceiling: 200.0,
             page_bytes: 1,
             page_tokens: 1,
         };
-        let text = metrics.text(vec![reading]);
+        let text = metrics.text(vec![reading], true, MetricsFormat::OpenMetrics);
         for line in [
+            "djinn_ready{} 1.0",
+            "djinn_prompt_tokens_total 5",
+            "djinn_request_duration_seconds_count{method=\"chat\"} 1",
+            "process_resident_memory_bytes ",
+            "process_open_fds ",
             "djinn_errors_total{kind=\"not-found\"} 1",
-            "djinn_requests_total{method=\"chat\"} 1",
+            "djinn_requests_total{method=\"chat\",status=\"200\",outcome=\"ok\"} 1",
             "djinn_tokens_total{model=\"m\"} 7.0",
             "djinn_link_share{model=\"m\"} 0.5",
             "djinn_kv_pages{model=\"m\",tier=\"disk\"} 0.0",

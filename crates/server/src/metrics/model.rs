@@ -13,6 +13,8 @@ use super::snapshot::ModelReading;
 pub struct ReadingCollector {
     /// Number of open connections.
     pub connections: u64,
+    /// Whether the server is ready for requests.
+    pub is_ready: bool,
     /// State of every loaded model.
     pub readings: Vec<ModelReading>,
 }
@@ -45,13 +47,17 @@ fn write_family(
 
 impl Collector for ReadingCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let open = [(Labels::new(), self.connections as f64)];
-        write_family(
-            &mut encoder,
-            ("connections", "Open connections"),
-            false,
-            &open,
-        )?;
+        for (name, help, value) in [
+            ("connections", "Open connections", self.connections as f64),
+            (
+                "ready",
+                "Whether the server is ready for requests",
+                f64::from(self.is_ready),
+            ),
+        ] {
+            let values = [(Labels::new(), value)];
+            write_family(&mut encoder, (name, help), false, &values)?;
+        }
         for (name, help, is_counter, read) in METRICS {
             let mut values: Vec<(Labels, f64)> = Vec::new();
             for reading in &self.readings {
@@ -213,6 +219,27 @@ const METRICS: &[ModelMetric] = &[
             add(&[("state", state)], count as f64);
         }
     }),
+    ("passes_failed", "Passes that failed", true, |r, add| {
+        add(&[], r.snapshot.totals.failed as f64)
+    }),
+    (
+        "queue_requests",
+        "Requests that wait for a free session",
+        false,
+        |r, add| add(&[], r.snapshot.waiting as f64),
+    ),
+    (
+        "queue_jobs",
+        "Jobs that wait for the engine thread",
+        false,
+        |r, add| add(&[], r.queued_jobs as f64),
+    ),
+    (
+        "engine_busy_seconds",
+        "Time that the engine thread has spent on its current pass or job",
+        false,
+        |r, add| add(&[], r.busy_for.as_secs_f64()),
+    ),
     ("sessions_ended", "Sessions that ended", true, |r, add| {
         add(&[], r.snapshot.totals.ended as f64);
     }),

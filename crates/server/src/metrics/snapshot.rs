@@ -1,6 +1,6 @@
 //! Counters and gauges of an engine at one moment.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use djinn_engine::{KvUsage, PagingStats};
 use djinn_weights::PassStats;
@@ -24,6 +24,8 @@ pub struct PassTotals {
     pub stalled_s: f64,
     /// Number of sessions that ended.
     pub ended: u64,
+    /// Number of passes that failed.
+    pub failed: u64,
 }
 
 impl PassTotals {
@@ -51,6 +53,8 @@ pub struct EngineSnapshot {
     pub sessions: BTreeMap<&'static str, u64>,
     /// Prompt tokens taken from the prefix cache instead of being computed.
     pub adopted: u64,
+    /// Number of requests that wait for a free session.
+    pub waiting: u64,
 }
 
 /// State of a loaded model, for metrics and status streams.
@@ -59,6 +63,10 @@ pub struct ModelReading {
     pub model: String,
     /// State of its engine.
     pub snapshot: EngineSnapshot,
+    /// Jobs that wait for the engine thread.
+    pub queued_jobs: u64,
+    /// Time that the engine thread has spent on its current pass or job.
+    pub busy_for: Duration,
     /// Bytes of the ring that weights stream through.
     pub ring_bytes: u64,
     /// Measured bandwidth of the link in bytes per second; 0 if no weights stream.

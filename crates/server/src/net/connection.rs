@@ -15,9 +15,13 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
 };
-use tokio_rustls::TlsAcceptor;
 
-use super::{first_bytes::FirstBytesTimeout, shutdown::ShutdownPhase};
+use super::{
+    first_bytes::FirstBytesTimeout,
+    info::{ConnectionInfo, InfoService},
+    shutdown::ShutdownPhase,
+    tls::ReloadableTls,
+};
 use crate::app::App;
 
 /// HTTP/2 flow-control window of one stream in bytes: enough for a push at 1 GB/s over a few
@@ -41,12 +45,17 @@ pub struct ConnectionContext {
     /// Handlers of all HTTP paths and gRPC methods.
     pub router: Router,
     /// TLS acceptor; `None` serves plain text.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<ReloadableTls>,
 }
 
-/// Serves HTTP/1 or HTTP/2 on a byte stream until the client or a graceful shutdown ends it.
-pub async fn serve_http<S>(context: &ConnectionContext, stream: S, watcher: Watcher)
-where
+/// Serves HTTP/1 or HTTP/2 on a byte stream until the client or a graceful shutdown ends it. A connection
+/// that has sent no valid key within the server's patience is closed.
+pub async fn serve_http<S>(
+    context: &ConnectionContext,
+    stream: S,
+    info: ConnectionInfo,
+    watcher: Watcher,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let patience = context.app.config.limits.patience;
@@ -65,11 +74,23 @@ where
         .max_header_list_size(32 << 10)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
+    let info = Arc::new(info);
     let service = TowerToHyperService::new(context.router.clone());
+    let service = InfoService {
+        service,
+        info: Arc::clone(&info),
+    };
     let stream = TokioIo::new(FirstBytesTimeout::new(stream, patience));
     let connection = builder.serve_connection(stream, service).into_owned();
-    if let Err(error) = watcher.watch(connection).await {
-        tracing::debug!(error = error.to_string(), "connection failed");
+    tokio::select! {
+        ended = watcher.watch(connection) => {
+            if let Err(error) = ended {
+                tracing::debug!(error = error.to_string(), "connection failed");
+            }
+        }
+        () = info.stays_unauthenticated(patience) => {
+            tracing::debug!(peer = info.peer.map(|peer| peer.to_string()), "connection without a key closed");
+        }
     }
 }
 
@@ -81,6 +102,7 @@ pub async fn serve_detached<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let info = ConnectionInfo::new(None, false);
     let graceful = GracefulShutdown::new();
     let watcher = graceful.watcher();
     let mut closing = phase.clone();
@@ -93,7 +115,7 @@ pub async fn serve_detached<S>(
     };
     let _open = context.app.metrics.connection_opened();
     tokio::select! {
-        () = serve_http(&context, stream, watcher) => {}
+        () = serve_http(&context, stream, info, watcher) => {}
         () = drained => {}
         _ = closing.wait_for(|phase| *phase == ShutdownPhase::Closing) => {}
     }

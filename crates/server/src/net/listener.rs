@@ -5,21 +5,31 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
 };
 
 use super::{
     connection::{ConnectionContext, serve_http},
+    info::ConnectionInfo,
     shutdown::ShutdownPhase,
 };
+use crate::guard::{AddressLimit, AddressPermit};
+
+/// Number of connections beyond the limit that may only check the server's health.
+const RESERVED_CONNECTIONS: usize = 16;
 
 /// Pause after a failed `accept`. The usual reason is that the process has no file descriptor
 /// left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// Binds a listening socket.
-pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
+/// Binds a listening socket on the current runtime.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let listen = || {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    };
+    listen().map_err(|error| {
         io::Error::new(
             error.kind(),
             format!("cannot listen on {address}: {error}; choose another address with --listen"),
@@ -33,12 +43,17 @@ pub async fn serve(
     listeners: Vec<TcpListener>,
     phase: watch::Receiver<ShutdownPhase>,
 ) {
-    let permits = Arc::new(Semaphore::new(context.app.config.limits.connections));
+    let limits = &context.app.config.limits;
+    let admission = Arc::new(ConnectionAdmission {
+        free: Arc::new(Semaphore::new(limits.connections)),
+        reserved: Arc::new(Semaphore::new(RESERVED_CONNECTIONS)),
+        addresses: AddressLimit::new(limits.connections_per_address),
+    });
     let accepting = listeners.into_iter().map(|listener| {
         tokio::spawn(accept(
             Arc::clone(&context),
             listener,
-            Arc::clone(&permits),
+            Arc::clone(&admission),
             phase.clone(),
         ))
     });
@@ -50,7 +65,7 @@ pub async fn serve(
 async fn accept(
     context: Arc<ConnectionContext>,
     listener: TcpListener,
-    permits: Arc<Semaphore>,
+    admission: Arc<ConnectionAdmission>,
     mut phase: watch::Receiver<ShutdownPhase>,
 ) {
     let graceful = GracefulShutdown::new();
@@ -67,17 +82,20 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
-            tracing::warn!(%peer, "connection rejected: the limit of connections is reached");
+        let Some(permit) = admission.admit(peer) else {
+            if let Some(suppressed) = context.app.rejections.allow() {
+                tracing::warn!(%peer, suppressed, "connection rejected: the limit of connections is reached");
+            }
             continue;
         };
         let (context, watcher) = (Arc::clone(&context), graceful.watcher());
         let mut closing = phase.clone();
         tokio::spawn(async move {
+            let info = ConnectionInfo::new(Some(peer), permit.is_reserved);
             let _permit = permit;
             let _open = context.app.metrics.connection_opened();
             tokio::select! {
-                () = connection(&context, stream, watcher) => {}
+                () = connection(&context, stream, info, watcher) => {}
                 _ = closing.wait_for(|phase| *phase == ShutdownPhase::Closing) => {}
             }
         });
@@ -89,15 +107,51 @@ async fn accept(
     }
 }
 
-async fn connection(context: &ConnectionContext, stream: TcpStream, watcher: Watcher) {
+async fn connection(
+    context: &ConnectionContext,
+    stream: TcpStream,
+    info: ConnectionInfo,
+    watcher: Watcher,
+) {
     let _ = stream.set_nodelay(true);
     let Some(tls) = &context.tls else {
-        return serve_http(context, stream, watcher).await;
+        return serve_http(context, stream, info, watcher).await;
     };
     let patience = context.app.config.limits.patience;
-    match tokio::time::timeout(patience, tls.accept(stream)).await {
-        Ok(Ok(stream)) => serve_http(context, stream, watcher).await,
+    match tokio::time::timeout(patience, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => serve_http(context, stream, info, watcher).await,
         Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => tracing::debug!("TLS handshake timed out"),
+    }
+}
+
+/// Limits on connections.
+struct ConnectionAdmission {
+    free: Arc<Semaphore>,
+    /// Connections beyond the limit that may only check the server's health.
+    reserved: Arc<Semaphore>,
+    addresses: Arc<AddressLimit>,
+}
+
+/// Permit of one connection.
+struct ConnectionPermit {
+    is_reserved: bool,
+    _permit: OwnedSemaphorePermit,
+    _address: AddressPermit,
+}
+
+impl ConnectionAdmission {
+    fn admit(&self, peer: SocketAddr) -> Option<ConnectionPermit> {
+        let address = self.addresses.admit(peer.ip())?;
+        let free = Arc::clone(&self.free).try_acquire_owned().ok();
+        let (permit, is_reserved) = match free {
+            Some(permit) => (permit, false),
+            None => (Arc::clone(&self.reserved).try_acquire_owned().ok()?, true),
+        };
+        Some(ConnectionPermit {
+            is_reserved,
+            _permit: permit,
+            _address: address,
+        })
     }
 }

@@ -1,6 +1,9 @@
 //! TLS with rustls, and client certificates if the configuration names a CA for them.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use rustls::{
     RootCertStore, ServerConfig,
@@ -11,8 +14,37 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::TlsFiles;
 
+/// TLS with certificates that can be read again while the server runs.
+pub struct ReloadableTls {
+    files: TlsFiles,
+    current: RwLock<TlsAcceptor>,
+}
+
+impl ReloadableTls {
+    /// Reads the certificate and key files.
+    pub fn open(files: &TlsFiles) -> Result<Self, String> {
+        Ok(ReloadableTls {
+            files: files.clone(),
+            current: RwLock::new(acceptor(files)?),
+        })
+    }
+
+    /// Acceptor for a new connection.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        let current = self.current.read();
+        current.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the files again. On an error the current certificates stay in use.
+    pub fn reload(&self) -> Result<(), String> {
+        let next = acceptor(&self.files)?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = next;
+        Ok(())
+    }
+}
+
 /// Creates a TLS acceptor from certificate and key files.
-pub fn acceptor(tls: &TlsFiles) -> Result<TlsAcceptor, String> {
+fn acceptor(tls: &TlsFiles) -> Result<TlsAcceptor, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()

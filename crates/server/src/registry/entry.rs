@@ -36,11 +36,16 @@ pub enum LoadState {
 }
 
 impl ModelEntry {
-    /// Describes the model for clients.
-    pub async fn describe(self) -> v1::Model {
+    /// Describes the model for clients. Only admins see where the operator's files are. Never waits for the
+    /// engine.
+    pub fn describe(self, for_admin: bool) -> v1::Model {
+        let reference = match for_admin || !self.trusted {
+            true => self.config.reference,
+            false => last_part(&self.config.reference),
+        };
         let mut model = v1::Model {
             name: self.config.name,
-            reference: self.config.reference,
+            reference,
             ..v1::Model::default()
         };
         let state = match self.state {
@@ -56,13 +61,25 @@ impl ModelEntry {
             }
             LoadState::Ready(loaded) => {
                 describe_loaded(&mut model, &loaded);
-                let open = loaded.call(|worker| Ok(worker.engine.list(None).len()));
-                model.sessions = open.await.unwrap_or(0) as u64;
+                model.sessions = loaded.snapshot().sessions.values().sum();
                 v1::ModelState::Ready
             }
         };
         model.state = state.into();
         model
+    }
+}
+
+/// Last part of a path; a reference that is not a path stays whole.
+fn last_part(reference: &str) -> String {
+    match reference.starts_with(['/', '.']) {
+        true => reference
+            .trim_end_matches('/')
+            .rsplit('/')
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
+        false => reference.to_owned(),
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
     ServeError,
     config::{LoadOptions, ServerConfig},
     engine_thread::{LoadedEngine, LoadedModel},
+    fatal::FatalSignal,
     metrics::Metrics,
     preset::Preset,
 };
@@ -49,6 +50,8 @@ pub(super) struct ModelLoader {
     pub config: Arc<ServerConfig>,
     /// Metrics of the server.
     pub metrics: Arc<Metrics>,
+    /// Raised when the device is lost.
+    pub fatal: FatalSignal,
     /// Settings of the program that starts a server in its process.
     pub preset: Option<Arc<Preset>>,
 }
@@ -77,6 +80,7 @@ impl ModelLoader {
         LoadedModel::start(
             self.name.clone(),
             Arc::clone(&self.metrics),
+            self.fatal.clone(),
             self.config.limits.jobs,
             move |progress| self.load(progress),
             progress,
@@ -116,7 +120,16 @@ impl ModelLoader {
             let state = StateFolder::open(&folder)?;
             let restored = engine.attach_state(state, RestoreScope::All)?;
             for (id, error) in &restored.refused {
-                tracing::warn!(model = self.name, session = id.0, %error, "session not restored");
+                tracing::warn!(model = self.name, session = %id, %error, "session not restored");
+            }
+            for damage in &restored.damaged {
+                let session = damage.session.map(|id| id.to_string());
+                tracing::error!(
+                    model = self.name,
+                    session,
+                    lost = damage.lost,
+                    "saved sessions are damaged"
+                );
             }
             if !restored.sessions.is_empty() {
                 let count = restored.sessions.len();

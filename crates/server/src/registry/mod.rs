@@ -12,7 +12,7 @@ mod resolve;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use djinn_engine::LoadProgress;
@@ -29,6 +29,7 @@ use crate::{
     auth::KeyStore,
     config::{LoadOptions, ServedModel, ServerConfig},
     engine_thread::LoadedModel,
+    fatal::FatalSignal,
     metrics::Metrics,
     preset::Preset,
 };
@@ -43,6 +44,7 @@ pub struct Registry {
     config: Arc<ServerConfig>,
     keys: Arc<KeyStore>,
     metrics: Arc<Metrics>,
+    fatal: FatalSignal,
     preset: Option<Arc<Preset>>,
     /// Models that clients pushed.
     pub pushed: Arc<PushStore>,
@@ -59,6 +61,7 @@ impl Registry {
         config: &Arc<ServerConfig>,
         keys: &Arc<KeyStore>,
         metrics: &Arc<Metrics>,
+        fatal: &FatalSignal,
         preset: Option<Arc<Preset>>,
     ) -> Result<Arc<Self>, ServeError> {
         let registry = Registry {
@@ -66,6 +69,7 @@ impl Registry {
             config: Arc::clone(config),
             keys: Arc::clone(keys),
             metrics: Arc::clone(metrics),
+            fatal: fatal.clone(),
             preset,
             entries: Mutex::default(),
             default: Mutex::default(),
@@ -232,9 +236,13 @@ impl Registry {
                 self.set_state(name, LoadState::Failed(error.to_string()));
             }
         }
-        loaded.map_err(|error| match load::is_memory_shortage(&error) {
-            true => self.with_memory_users(error),
-            false => error,
+        loaded.map_err(|error| match error {
+            error if load::is_memory_shortage(&error) => self.with_memory_users(error),
+            // The operator's model is broken, which no client can change.
+            ServeError::Model(error) if entry.trusted => {
+                ServeError::Internal(format!("Model {name} cannot be loaded: {error}"))
+            }
+            error => error,
         })
     }
 
@@ -256,6 +264,7 @@ impl Registry {
                 sharers: self.waiting_to_load(),
                 config: Arc::clone(&self.config),
                 metrics: Arc::clone(&self.metrics),
+                fatal: self.fatal.clone(),
                 preset: self.preset.clone(),
             };
             let alone = ModelLoader {
@@ -306,7 +315,7 @@ impl Registry {
         let durable = self.config.state.is_some();
         let mut idle: Vec<(Instant, Arc<LoadedModel>)> = Vec::new();
         for model in self.loaded() {
-            let can_unload = model.call(move |worker| Ok(worker.can_unload(durable)));
+            let can_unload = model.call_as_server(move |worker| Ok(worker.can_unload(durable)));
             if model.name != name && can_unload.await.unwrap_or(false) {
                 idle.push((model.last_used(), model));
             }
@@ -315,7 +324,7 @@ impl Registry {
         for (_, model) in idle {
             // The model may have become busy since. The job checks again, and rejects further
             // jobs if the model is idle.
-            let closed = model.call(move |worker| Ok(worker.close_for_unload(durable)));
+            let closed = model.call_as_server(move |worker| Ok(worker.close_for_unload(durable)));
             if closed.await.unwrap_or(false) {
                 tracing::info!(model = model.name, for_model = name, "idle model unloaded");
                 self.stop(model).await;
@@ -336,7 +345,7 @@ impl Registry {
         let name = self.known(name)?;
         let _one_at_a_time = self.loading.lock().await;
         if let Some(model) = self.ready(&name) {
-            let open = model.call(|worker| Ok(worker.engine.list(None).len()));
+            let open = model.call_as_server(|worker| Ok(worker.engine.list(None).len()));
             let open = open.await?;
             if open > 0 && self.config.state.is_none() && !force {
                 return Err(ServeError::Conflict(format!(
@@ -396,20 +405,37 @@ impl Registry {
     }
 
     /// Describes every model, the default one first.
-    pub async fn list(&self) -> Vec<v1::Model> {
+    pub fn list(&self, for_admin: bool) -> Vec<v1::Model> {
         let mut entries: Vec<ModelEntry> = self.entries().values().cloned().collect();
         let default = self.default_name();
         entries.sort_by_key(|entry| Some(&entry.config.name) != default.as_ref());
-        let mut models = Vec::with_capacity(entries.len());
-        for entry in entries {
-            models.push(entry.describe().await);
-        }
-        models
+        let entries = entries.into_iter();
+        entries.map(|entry| entry.describe(for_admin)).collect()
     }
 
     /// Describes one model.
-    pub async fn describe(&self, name: &str) -> Result<v1::Model, ServeError> {
-        Ok(self.entry(&self.known(name)?)?.describe().await)
+    pub fn describe(&self, name: &str, for_admin: bool) -> Result<v1::Model, ServeError> {
+        Ok(self.entry(&self.known(name)?)?.describe(for_admin))
+    }
+
+    /// Reason why a model of the configuration does not serve; `None` if all of them do. `stall` is the time
+    /// after which an engine that does not finish its pass counts as failed.
+    pub fn not_ready(&self, stall: Duration) -> Option<String> {
+        let entries = self.entries();
+        let mut configured = entries.values().filter(|entry| entry.trusted);
+        configured.find_map(|entry| {
+            let name = &entry.config.name;
+            match &entry.state {
+                LoadState::Failed(_) => Some(format!("model {name} failed")),
+                LoadState::Ready(model) if !model.is_alive() => {
+                    Some(format!("the engine of model {name} failed"))
+                }
+                LoadState::Ready(model) if model.is_stalled(stall) => {
+                    Some(format!("the engine of model {name} does not respond"))
+                }
+                _ => None,
+            }
+        })
     }
 
     /// Sources that resolve references of models.
@@ -449,6 +475,7 @@ impl Registry {
             sharers: 1,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
+            fatal: self.fatal.clone(),
             preset: self.preset.clone(),
         };
         let planned = tokio::task::spawn_blocking(move || plan::plan(&loader, &request)).await;

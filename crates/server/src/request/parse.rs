@@ -5,11 +5,15 @@ use std::{sync::Arc, time::Duration};
 use djinn_engine::{BreakSpec, Change, EditSpec, EngineError, Operand, Part, Positions, Tensor};
 use djinn_wire::{numbers, v1};
 
-use super::spec::{BREAKPOINTS_MAX, EDITS_MAX};
+use super::limits::{BREAKPOINTS_MAX, EDITS_MAX, check_count};
 use crate::{ServeError, engine_thread::ChatTokenizer};
 
-/// Largest length in bytes of positions, parts, hooks and breakpoints.
+/// Largest length in bytes of positions, parts and breakpoints.
 const TEXT_BYTES_MAX: usize = 4096;
+/// Largest length in bytes of a hook's name.
+const HOOK_BYTES_MAX: usize = 256;
+/// Largest length in bytes of an edit in text form, which may contain a row of numbers.
+const EDIT_BYTES_MAX: usize = 1 << 20;
 /// Longest duration in seconds that a request may contain.
 const SECONDS_MAX: f64 = 1e9;
 
@@ -31,10 +35,7 @@ pub fn prompt_tokens(
     match prompt.and_then(|prompt| prompt.what) {
         None => tokenizer.encode(""),
         Some(v1::prompt::What::Text(text)) => tokenizer.encode(&text),
-        Some(v1::prompt::What::Tokens(tokens)) => Ok(tokens.ids),
-        Some(v1::prompt::What::Chat(chat)) => {
-            tokenizer.encode_chat(&chat_messages(&chat), Default::default())
-        }
+        Some(other) => other_tokens(tokenizer, other),
     }
 }
 
@@ -47,8 +48,24 @@ pub fn continuation_tokens(
         None => Ok(Vec::new()),
         Some(v1::prompt::What::Text(text)) if text.is_empty() => Ok(Vec::new()),
         Some(v1::prompt::What::Text(text)) => tokenizer.encode_more(&text),
-        Some(v1::prompt::What::Tokens(tokens)) => Ok(tokens.ids),
-        Some(v1::prompt::What::Chat(chat)) => {
+        Some(other) => other_tokens(tokenizer, other),
+    }
+}
+
+/// Tokens of a prompt that is not a text.
+fn other_tokens(
+    tokenizer: &ChatTokenizer,
+    prompt: v1::prompt::What,
+) -> Result<Vec<u32>, ServeError> {
+    match prompt {
+        v1::prompt::What::Text(text) => tokenizer.encode(&text),
+        v1::prompt::What::Tokens(tokens) => {
+            tokenizer.check_token_count(tokens.ids.len())?;
+            Ok(tokens.ids)
+        }
+        v1::prompt::What::Chat(chat) => {
+            let bytes = chat.messages.iter().map(|message| message.content.len());
+            tokenizer.check_text_bytes(bytes.sum())?;
             tokenizer.encode_chat(&chat_messages(&chat), Default::default())
         }
     }
@@ -60,30 +77,30 @@ pub fn chat_messages(chat: &v1::Chat) -> Vec<serde_json::Value> {
     chat.messages.iter().map(message).collect()
 }
 
-/// Rejects a text that is longer than the limit for hooks, parts and positions.
-pub(super) fn check_length(text: &str) -> Result<(), ServeError> {
-    match text.len() > TEXT_BYTES_MAX {
-        true => Err(ServeError::TooLarge(format!(
-            "A hook, part or position list has {} bytes, but the limit is {TEXT_BYTES_MAX}",
-            text.len()
-        ))),
-        false => Ok(()),
-    }
+/// Rejects a text that is longer than the limit for parts, positions and breakpoints.
+fn check_length(field: &str, text: &str) -> Result<(), ServeError> {
+    check_count(
+        field,
+        "bytes in a part, breakpoint or list of positions",
+        text.len(),
+        TEXT_BYTES_MAX,
+    )
 }
 
-/// Rejects empty stop strings.
-pub fn check_stop_strings(stop: &[String]) -> Result<(), ServeError> {
-    match stop.iter().any(String::is_empty) {
-        true => Err(ServeError::Invalid(
-            "A stop string is empty; leave it out".to_owned(),
-        )),
-        false => Ok(()),
-    }
+/// Checks the length of a hook's name, or of a pattern of names.
+pub fn hook_name(name: &str) -> Result<&str, ServeError> {
+    check_count(
+        "hook",
+        "bytes in the name of a hook",
+        name.len(),
+        HOOK_BYTES_MAX,
+    )?;
+    Ok(name)
 }
 
 /// Parses positions; empty text means all.
 pub fn positions(text: &str) -> Result<Positions, ServeError> {
-    check_length(text)?;
+    check_length("positions", text)?;
     match text {
         "" => Ok(Positions::All),
         text => text.parse().map_err(ServeError::Invalid),
@@ -92,7 +109,7 @@ pub fn positions(text: &str) -> Result<Positions, ServeError> {
 
 /// Parses a part of a hook's width, with or without brackets; empty text means all.
 pub fn part(text: &str) -> Result<Part, ServeError> {
-    check_length(text)?;
+    check_length("part", text)?;
     let bare = text
         .strip_prefix('[')
         .and_then(|text| text.strip_suffix(']'));
@@ -105,10 +122,22 @@ pub fn part(text: &str) -> Result<Part, ServeError> {
 /// Parses an edit in the syntax of the command line. Rejects file names, because a name would
 /// refer to a file of the server.
 pub fn edit_text(text: &str) -> Result<EditSpec, ServeError> {
+    check_count(
+        "djinn.edits",
+        "bytes in an edit",
+        text.len(),
+        EDIT_BYTES_MAX,
+    )?;
+    let (head, _) = text.split_once(':').unwrap_or((text, ""));
+    check_length("djinn.edits", head)?;
+    let hook = hook_name(head.split('[').next().unwrap_or(head))?;
+    if let Some((_, positions)) = text.rsplit_once('@') {
+        check_length("djinn.edits", positions)?;
+    }
     let edit: EditSpec = text.parse().map_err(EngineError::from)?;
     match edit.change.operand() {
         Some(Operand::File { .. }) => Err(ServeError::Invalid(format!(
-            "Edit '{text}' names a file, but the server reads no files for clients: send the numbers, as \
+            "Edit at '{hook}' names a file, but the server reads no files for clients: send the numbers, as \
              add=[0.1,-2] or as a tensor"
         ))),
         _ => Ok(edit),
@@ -117,12 +146,13 @@ pub fn edit_text(text: &str) -> Result<EditSpec, ServeError> {
 
 /// Parses the edits of a message.
 pub fn edits(edits: Vec<v1::Edit>) -> Result<Vec<EditSpec>, ServeError> {
-    check_count("edits", edits.len(), EDITS_MAX)?;
+    check_count("edits", "edits", edits.len(), EDITS_MAX)?;
     edits.into_iter().map(edit).collect()
 }
 
 fn edit(edit: v1::Edit) -> Result<EditSpec, ServeError> {
     use v1::edit::Change as Wire;
+    hook_name(&edit.hook)?;
     let invalid =
         |problem: &str| ServeError::Invalid(format!("Edit at '{}': {problem}", edit.hook));
     let operand = |tensor: Option<v1::Tensor>| {
@@ -170,23 +200,13 @@ fn edit(edit: v1::Edit) -> Result<EditSpec, ServeError> {
 
 /// Parses breakpoints.
 pub fn breakpoints(texts: &[String]) -> Result<Vec<BreakSpec>, ServeError> {
-    check_count("breakpoints", texts.len(), BREAKPOINTS_MAX)?;
+    check_count("breakpoints", "breakpoints", texts.len(), BREAKPOINTS_MAX)?;
     for text in texts {
-        check_length(text)?;
+        check_length("breakpoints", text)?;
     }
     let parse = |text: &String| text.parse::<BreakSpec>();
     let parsed: Result<_, _> = texts.iter().map(parse).collect();
     parsed.map_err(|error| EngineError::from(error).into())
-}
-
-/// Returns an error if a request has more items of a kind than the limit.
-pub(super) fn check_count(what: &str, count: usize, limit: usize) -> Result<(), ServeError> {
-    match count > limit {
-        true => Err(ServeError::TooLarge(format!(
-            "The request has {count} {what}, but the limit is {limit}"
-        ))),
-        false => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::{
 
 use djinn_device::cpu::CpuBackend;
 use djinn_engine::KvMemory;
-use djinn_server::{LoadOptions, ServedModel, ServerConfig, ServerLimits};
+use djinn_server::{LoadOptions, OperationSettings, ServedModel, ServerConfig, ServerLimits};
 use djinn_weights::MemorySettings;
 use serde_json::Value;
 
@@ -72,6 +72,7 @@ pub fn config(home: &Path) -> ServerConfig {
         },
         drain: Duration::from_secs(5),
         insecure: false,
+        operation: OperationSettings::default(),
         commit: String::new(),
     }
 }

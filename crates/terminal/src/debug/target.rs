@@ -1,6 +1,6 @@
 //! Model under the debugger, on a server in process or elsewhere.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use djinn_client::{
     Client, Create, EventStream, HookEdit, ModelHandle, Resume, SessionHandle, TurnEvent, v1,
@@ -74,7 +74,10 @@ pub struct DebugTarget<'a> {
     info: v1::Model,
     /// First session and its tokens, until it has started.
     first: Option<(Create, Vec<u32>)>,
-    opened: BTreeSet<u64>,
+    /// Names of the open sessions of the debugger, by number.
+    opened: BTreeMap<u64, String>,
+    /// Number of the next session.
+    next: u64,
 }
 
 impl<'a> DebugTarget<'a> {
@@ -96,14 +99,25 @@ impl<'a> DebugTarget<'a> {
             model,
             info,
             first: Some((first, options.tokens.clone())),
-            opened: BTreeSet::new(),
+            opened: BTreeMap::new(),
+            next: 0,
         };
         target.check_breaks(&options.breaks)?;
         Ok(target)
     }
 
     fn session(&self, id: u64) -> SessionHandle {
-        self.client.session(format!("{}:{id}", self.info.name))
+        let name = self.opened.get(&id).cloned();
+        let name = name.unwrap_or_else(|| format!("{}:{id}", self.info.name));
+        self.client.session(name)
+    }
+
+    /// Gives an opened session the next number.
+    fn add(&mut self, name: &str) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.opened.insert(number, name.to_owned());
+        number
     }
 
     /// Refuses breakpoints at hooks where a session cannot stop.
@@ -166,11 +180,6 @@ fn stop_point(at: &v1::Paused) -> PausePoint {
     }
 }
 
-/// Number in the name of a session.
-fn number(name: &str) -> Option<u64> {
-    name.rsplit_once(':')?.1.parse().ok()
-}
-
 impl DebugTarget<'_> {
     /// Number of the session to debug, before its first pass.
     pub fn first(&self) -> u64 {
@@ -222,8 +231,7 @@ impl DebugTarget<'_> {
                 return Err(error.into());
             }
         };
-        let id = number(events.session().name()).unwrap_or(NOT_STARTED);
-        self.opened.insert(id);
+        let id = self.add(events.session().name());
         Ok(Some((id, self.runtime.block_on(collect(events))?)))
     }
 
@@ -277,16 +285,14 @@ impl DebugTarget<'_> {
         let branches = self
             .runtime
             .block_on(self.session(id).branch(count as u32))?;
-        let numbers: Vec<u64> = branches.iter().filter_map(|b| number(b.name())).collect();
-        self.opened.extend(&numbers);
-        Ok(numbers)
+        Ok(branches.iter().map(|b| self.add(b.name())).collect())
     }
 
     /// Ends a session.
     pub fn close(&mut self, id: u64) {
-        self.opened.remove(&id);
         // A session that is gone already needs no closing.
         let _ = self.runtime.block_on(self.session(id).delete());
+        self.opened.remove(&id);
     }
 
     /// Rows of all sessions of this debugger.
@@ -295,7 +301,8 @@ impl DebugTarget<'_> {
             .runtime
             .block_on(self.client.sessions(Some(&self.info.name)))?;
         let row = |session: v1::Session| {
-            let id = number(&session.session).filter(|id| self.opened.contains(id))?;
+            let mut opened = self.opened.iter();
+            let (&id, _) = opened.find(|(_, name)| **name == session.session)?;
             Some(SessionRow {
                 id,
                 state: session.state,
@@ -311,7 +318,7 @@ impl DebugTarget<'_> {
         if id == NOT_STARTED {
             return Ok(self.first.as_ref().map(|(_, tokens)| tokens.clone()));
         }
-        Ok(match self.opened.contains(&id) {
+        Ok(match self.opened.contains_key(&id) {
             true => Some(self.session_info(id)?.token_ids),
             false => None,
         })
@@ -355,7 +362,7 @@ impl DebugTarget<'_> {
 
 impl Drop for DebugTarget<'_> {
     fn drop(&mut self) {
-        for id in std::mem::take(&mut self.opened) {
+        while let Some(&id) = self.opened.keys().next() {
             self.close(id);
         }
     }

@@ -101,6 +101,22 @@ fn a_failed_compaction_changes_nothing() {
 }
 
 #[test]
+fn a_compaction_repairs_a_log_that_accepts_no_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut log, _) = Log::open(folder.path()).unwrap();
+    log.append(b"before").unwrap();
+    log.tail.poison();
+    let error = log.append(b"lost").unwrap_err();
+    assert!(matches!(error, WalError::Poisoned { .. }), "{error}");
+    log.compact([b"all".to_vec()]).unwrap();
+    log.append(b"after").unwrap();
+    log.sync().unwrap();
+    drop(log);
+    let (_, found) = Log::open(folder.path()).unwrap();
+    assert_eq!(found, [&b"all"[..], b"after"]);
+}
+
+#[test]
 fn an_interrupted_compaction_leaves_one_complete_log() {
     let old = example();
     let new = vec![b"new".to_vec(); 3];

@@ -6,7 +6,7 @@ use djinn_client::Options;
 use djinn_device::{Backend, DeviceName, host};
 use djinn_engine::KvMemory;
 use djinn_eval::{EvalConfig, ServerLocation};
-use djinn_server::{LoadOptions, ServerConfig, ServerLimits};
+use djinn_server::{LoadOptions, OperationSettings, ServerConfig, ServerLimits};
 use djinn_terminal::Failure;
 use djinn_types::Amount;
 use djinn_weights::{MemorySettings, Overrides};
@@ -114,6 +114,7 @@ pub fn in_process(
         limits: ServerLimits::default(),
         drain: Duration::from_secs(5),
         insecure: false,
+        operation: OperationSettings::default(),
         commit: COMMIT.to_owned(),
     })))
 }

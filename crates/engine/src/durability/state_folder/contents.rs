@@ -30,19 +30,19 @@ pub struct StateDamage {
 #[derive(Debug, Default)]
 pub struct FolderContents {
     pub(super) model: Option<ModelIdentity>,
-    pub(super) sessions: BTreeMap<u64, SavedSession>,
-    /// One more than the highest id a session has had.
-    pub(super) next_id: u64,
+    pub(super) sessions: BTreeMap<SessionId, SavedSession>,
+    /// Highest id that a session has had.
+    pub(super) last_id: SessionId,
     /// Whether a record of the log could not be applied.
     pub(super) has_unapplied: bool,
     torn: u64,
     /// Damage that no session can be named for.
     general: Vec<StateDamage>,
     /// Sessions that lost records, each with the reason. Their later records are ignored.
-    broken: BTreeMap<u64, String>,
+    broken: BTreeMap<SessionId, String>,
     /// Sessions that existed when a record was lost, and of which no later record has confirmed
     /// the number of tokens.
-    unconfirmed: BTreeSet<u64>,
+    unconfirmed: BTreeSet<SessionId>,
 }
 
 impl FolderContents {
@@ -80,7 +80,7 @@ impl FolderContents {
 
     /// Returns one session.
     pub fn get(&self, id: SessionId) -> Result<&SavedSession, EngineError> {
-        self.sessions.get(&id.0).ok_or(EngineError::NoSession(id))
+        self.sessions.get(&id).ok_or(EngineError::NoSession(id))
     }
 
     /// Returns the name of the model that the sessions belong to, once there was a session.
@@ -96,7 +96,7 @@ impl FolderContents {
     /// Lists the losses: first the sessions that lost something, then losses of unknown sessions.
     pub fn damaged(&self) -> Vec<StateDamage> {
         let named = self.broken.iter().map(|(&id, lost)| StateDamage {
-            session: Some(SessionId(id)),
+            session: Some(id),
             lost: lost.clone(),
         });
         named.chain(self.general.iter().cloned()).collect()
@@ -155,9 +155,9 @@ impl FolderContents {
     }
 
     /// Keeps a session as it is now, and ignores its later records.
-    fn mark_broken(&mut self, id: u64, lost: String) {
+    fn mark_broken(&mut self, id: SessionId, lost: String) {
         self.has_unapplied = true;
-        self.next_id = self.next_id.max(id.saturating_add(1));
+        self.last_id = self.last_id.max(id);
         self.broken.entry(id).or_insert(lost);
     }
 
@@ -168,25 +168,23 @@ impl FolderContents {
                 name,
                 identity,
                 legacy_identity,
-                next_id,
             } => {
                 self.model = Some(ModelIdentity {
                     name,
                     identity,
                     legacy: legacy_identity,
                 });
-                self.next_id = self.next_id.max(next_id);
             }
             Record::Session(session) => {
                 let id = session.id;
-                self.next_id = self.next_id.max(id.saturating_add(1));
+                self.last_id = self.last_id.max(id);
                 // A complete session does not depend on lost records.
                 self.broken.remove(&id);
                 self.unconfirmed.remove(&id);
                 self.sessions.insert(id, *session);
             }
             Record::Closed { id } => {
-                self.next_id = self.next_id.max(id.saturating_add(1));
+                self.last_id = self.last_id.max(id);
                 self.broken.remove(&id);
                 self.unconfirmed.remove(&id);
                 self.sessions.remove(&id);
@@ -282,8 +280,14 @@ fn change_session(session: &mut SavedSession, record: Record) {
 }
 
 /// Finds the id in a record of unknown kind, or with unknown fields.
-fn session_of(record: &[u8]) -> Option<u64> {
+fn session_of(record: &[u8]) -> Option<SessionId> {
     let record: Value = serde_json::from_slice(record).ok()?;
     let kinds = record.as_object()?;
-    kinds.values().find_map(|fields| fields.get("id")?.as_u64())
+    let id = kinds.values().find_map(|fields| fields.get("id"))?;
+    match id {
+        Value::String(text) => text.parse().ok(),
+        number => number
+            .as_u64()
+            .map(|number| SessionId::from_bits(number.into())),
+    }
 }

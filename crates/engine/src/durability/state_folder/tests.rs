@@ -20,18 +20,23 @@ use crate::{
     scheduler::fair_share::Class,
 };
 
+/// Identifier of a session in these tests.
+fn named(number: u64) -> SessionId {
+    SessionId::from_bits(number.into())
+}
+
 fn model() -> Record {
     let identity = ModelIdentity {
         name: "model".to_owned(),
         identity: "digest".to_owned(),
         legacy: None,
     };
-    model_record(&identity, 0)
+    model_record(&identity)
 }
 
 fn opened(id: u64) -> Record {
     Record::Session(Box::new(SavedSession {
-        id,
+        id: named(id),
         owner: format!("owner {id}"),
         class: Class::Interactive,
         tokens: vec![id as u32; 3],
@@ -52,7 +57,7 @@ fn opened(id: u64) -> Record {
 
 fn generated(id: u64, after: usize, state: Option<SavedState>) -> Record {
     Record::Tokens {
-        id,
+        id: named(id),
         after,
         tokens: vec![100 + after as u32, 101 + after as u32],
         logprobs: Vec::new(),
@@ -62,7 +67,7 @@ fn generated(id: u64, after: usize, state: Option<SavedState>) -> Record {
 
 fn said(id: u64, after: usize, max_tokens: usize) -> Record {
     Record::Said {
-        id,
+        id: named(id),
         after: Some(after),
         tokens: vec![7; 2],
         max_tokens,
@@ -79,13 +84,13 @@ fn history(id: u64) -> Vec<Record> {
         said(id, 7, 8),
         generated(id, 9, None),
         Record::State {
-            id,
+            id: named(id),
             after: Some(11),
             state: SavedState::Waiting,
         },
     ];
     if id % 4 == 3 {
-        records.push(Record::Closed { id });
+        records.push(Record::Closed { id: named(id) });
     }
     records
 }
@@ -102,7 +107,7 @@ fn interleaved(sessions: u64) -> Vec<Record> {
     records
 }
 
-fn session_of(record: &Record) -> Option<u64> {
+fn session_of(record: &Record) -> Option<SessionId> {
     match record {
         Record::Model { .. } => None,
         Record::Session(session) => Some(session.id),
@@ -140,8 +145,8 @@ fn content_of(records: &[Vec<u8>]) -> FolderContents {
 }
 
 /// All states that each session had: none, then one after each of its records.
-fn states(records: &[Record]) -> BTreeMap<u64, Vec<Option<SavedSession>>> {
-    let mut states: BTreeMap<u64, Vec<Option<SavedSession>>> = BTreeMap::new();
+fn states(records: &[Record]) -> BTreeMap<SessionId, Vec<Option<SavedSession>>> {
+    let mut states: BTreeMap<SessionId, Vec<Option<SavedSession>>> = BTreeMap::new();
     let mut contents = FolderContents::default();
     for record in records {
         contents.apply(record.clone());
@@ -183,7 +188,7 @@ proptest! {
             None => bytes[start..end].fill(0),
         }
         fs::write(&file, &bytes).unwrap();
-        let touched: Vec<u64> = (0..records.len())
+        let touched: Vec<SessionId> = (0..records.len())
             .filter(|&i| before[ends[i]..ends[i + 1]] != bytes[ends[i]..ends[i + 1]])
             .filter_map(|i| session_of(&records[i]))
             .collect();
@@ -194,7 +199,7 @@ proptest! {
         prop_assert_eq!(&inspected.sessions, &state.contents.sessions);
         prop_assert_eq!(inspected.damaged(), state.damaged());
         for (id, states) in states(&records) {
-            let found = state.get(SessionId(id)).ok();
+            let found = state.get(id).ok();
             match touched.contains(&id) {
                 false => prop_assert_eq!(found, states.last().unwrap().as_ref()),
                 true => {
@@ -227,8 +232,8 @@ fn a_session_stays_at_its_last_consistent_point() {
         let mut records = whole.clone();
         records.remove(lost);
         let contents = content_of(&encode(&records));
-        let length = contents.get(SessionId(1)).map(|s| s.tokens.len()).ok();
-        (length, contents.damaged().len(), contents.next_id)
+        let length = contents.get(named(1)).map(|s| s.tokens.len()).ok();
+        (length, contents.damaged().len(), contents.last_id)
     };
     // The first record, tokens, and input each make the later records unusable.
     let expect = [
@@ -239,10 +244,10 @@ fn a_session_stays_at_its_last_consistent_point() {
         (Some(9), 1),
     ];
     for (lost, (length, damaged)) in expect.into_iter().enumerate() {
-        assert_eq!(at(lost), (length, damaged, 2), "record {lost}");
+        assert_eq!(at(lost), (length, damaged, named(1)), "record {lost}");
     }
     // A complete record of the session makes the loss good, and so does its end.
-    for last in [opened(1), Record::Closed { id: 1 }] {
+    for last in [opened(1), Record::Closed { id: named(1) }] {
         let records = [whole[0].clone(), whole[2].clone(), last];
         assert_eq!(content_of(&encode(&records)).damaged(), []);
     }
@@ -256,16 +261,16 @@ fn an_unreadable_record_costs_one_session() {
     let (folder, file, _) = written(&records);
     let before = fs::read(&file).unwrap();
     let report = StateFolder::repair(folder.path()).unwrap();
-    let named: Vec<_> = report.damaged.iter().map(|damage| damage.session).collect();
-    assert_eq!(named, [Some(SessionId(1)), None]);
+    let lost: Vec<_> = report.damaged.iter().map(|damage| damage.session).collect();
+    assert_eq!(lost, [Some(named(1)), None]);
     assert_eq!(report.sessions, 3);
     assert_eq!(fs::read(&report.set_aside[0]).unwrap(), before);
     let state = StateFolder::open(folder.path()).unwrap();
     assert_eq!(state.damaged(), [], "the new log has no such records");
     let whole = states(&interleaved(3));
     for id in [0, 2] {
-        let expect = whole[&id].last().unwrap().as_ref();
-        assert_eq!(state.get(SessionId(id)).ok(), expect);
+        let expect = whole[&named(id)].last().unwrap().as_ref();
+        assert_eq!(state.get(named(id)).ok(), expect);
     }
 }
 
@@ -293,8 +298,8 @@ fn records_of_release_0_1_are_not_trusted_behind_a_loss() {
     let mut bytes = encode(&records);
     bytes[2] = b"damaged".to_vec();
     let contents = content_of(&bytes);
-    assert_eq!(contents.get(SessionId(1)).unwrap().tokens.len(), 5);
-    assert_eq!(contents.damaged()[0].session, Some(SessionId(1)));
+    assert_eq!(contents.get(named(1)).unwrap().tokens.len(), 5);
+    assert_eq!(contents.damaged()[0].session, Some(named(1)));
 }
 
 #[test]
@@ -303,7 +308,7 @@ fn sessions_without_the_record_of_their_model_are_kept() {
     let (folder, ..) = written(&encode(&records[1..]));
     let mut state = StateFolder::open(folder.path()).unwrap();
     assert_eq!((state.sessions().count(), state.damaged().len()), (2, 1));
-    let error = state.export(SessionId(0)).unwrap_err();
+    let error = state.export(named(0)).unwrap_err();
     assert!(matches!(error, EngineError::Unreadable(_)), "{error}");
     let identity = ModelIdentity {
         name: "model".to_owned(),
@@ -314,5 +319,5 @@ fn sessions_without_the_record_of_their_model_are_kept() {
     drop(state);
     let state = StateFolder::open(folder.path()).unwrap();
     assert_eq!((state.model(), state.damaged().len()), (Some("model"), 0));
-    state.export(SessionId(0)).unwrap();
+    state.export(named(0)).unwrap();
 }

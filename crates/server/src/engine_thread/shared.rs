@@ -1,0 +1,65 @@
+//! State of an engine thread that other threads read without waiting for it.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use super::heartbeat::Heartbeat;
+use crate::metrics::EngineSnapshot;
+
+/// Heartbeat and last counters of an engine thread.
+pub struct SharedState {
+    /// Time that the current pass or job has taken so far.
+    pub heartbeat: Heartbeat,
+    is_alive: AtomicBool,
+    is_busy: AtomicBool,
+    snapshot: Mutex<EngineSnapshot>,
+}
+
+impl SharedState {
+    /// Creates the state of a thread that is about to start.
+    pub fn new() -> Arc<Self> {
+        Arc::new(SharedState {
+            heartbeat: Heartbeat::new(),
+            is_alive: AtomicBool::new(true),
+            is_busy: AtomicBool::new(false),
+            snapshot: Mutex::default(),
+        })
+    }
+
+    /// Whether the thread runs.
+    pub fn is_alive(&self) -> bool {
+        self.is_alive.load(Ordering::Acquire)
+    }
+
+    /// Records that the thread has ended.
+    pub fn end(&self) {
+        self.is_alive.store(false, Ordering::Release);
+        self.heartbeat.end();
+    }
+
+    /// Whether a session has tokens to run.
+    pub fn is_busy(&self) -> bool {
+        self.is_busy.load(Ordering::Acquire)
+    }
+
+    /// Records whether a session has tokens to run.
+    pub fn set_busy(&self, is_busy: bool) {
+        self.is_busy.store(is_busy, Ordering::Release);
+    }
+
+    /// Counters and gauges that the thread published last.
+    pub fn snapshot(&self) -> EngineSnapshot {
+        self.lock().clone()
+    }
+
+    /// Publishes counters and gauges.
+    pub fn set_snapshot(&self, snapshot: EngineSnapshot) {
+        *self.lock() = snapshot;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, EngineSnapshot> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
