@@ -17,6 +17,9 @@ pub enum AnalysisError {
     /// A steering vector is not valid.
     #[error(transparent)]
     Vectors(#[from] VectorsError),
+    /// The caller stopped the analysis.
+    #[error("The analysis was stopped")]
+    Stopped,
     /// A turn failed on the server.
     #[error("{0}")]
     TurnFailed(String),

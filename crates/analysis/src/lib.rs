@@ -10,6 +10,7 @@ mod error;
 mod lens;
 mod patching;
 mod steering;
+mod stop;
 mod turns;
 
 pub use edits::{steering_edits, to_hook_edits};
@@ -19,4 +20,5 @@ pub use patching::{
     PatchComparison, PatchGrid, PatchPrompts, check_lengths, patch, patch_settings,
 };
 pub use steering::{EditEffect, measure_edits, steering_vector};
+pub use stop::{StopRequest, StopSwitch};
 pub use turns::{check_finished, greedy, loaded_info, run_all, tensor};

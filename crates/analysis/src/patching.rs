@@ -15,6 +15,7 @@ use crate::{
     AnalysisError,
     edits::to_hook_edit,
     lens::token_texts,
+    stop::StopRequest,
     turns::{join_turns, run_all},
 };
 
@@ -134,16 +135,18 @@ pub fn patch_settings(
 
 /// Patches the corrupt prompt with the clean residual at every block and position. Everything before a
 /// patch is computed once: sessions branch off there. With `compare`, also computes every patch from the
-/// first token.
+/// first token. A request to stop ends the experiment after its sessions are closed.
 pub async fn patch(
     model: &ModelHandle,
     dims: &v1::Dims,
     prompts: &PatchPrompts,
     compare: bool,
+    stop: &StopRequest,
 ) -> Result<PatchGrid, AnalysisError> {
     let mut patching = Patching {
         model,
         prompts,
+        stop,
         blocks: dims.blocks as usize,
         width: dims.d_model as usize,
         clean: Activations::default(),
@@ -187,6 +190,7 @@ struct Activations {
 struct Patching<'a> {
     model: &'a ModelHandle,
     prompts: &'a PatchPrompts,
+    stop: &'a StopRequest,
     blocks: usize,
     width: usize,
     clean: Activations,
@@ -218,7 +222,7 @@ impl Patching<'_> {
             .session(tokens)
             .capture("blocks.*.hook_resid_post")
             .capture_positions("all");
-        let mut turn = run_all([session]).await?.remove(0);
+        let mut turn = self.stop.or(run_all([session])).await?.remove(0);
         let logits = logits(&mut turn)?;
         let residual = |block| {
             let captured = turn.captured.remove(&hook(block));
@@ -258,10 +262,13 @@ impl Patching<'_> {
         let session = self.session(&self.prompts.corrupt).breakpoint(last).keep();
         let events = session.open().await?;
         let base = events.session().clone();
-        events.collect().await?;
-        // Branches inherit the breakpoints of their session.
-        base.set_breakpoints::<String>([]).await?;
-        let grid = self.patch_blocks(&base, corrupt).await;
+        let grid = async {
+            self.stop.or(events.collect()).await?;
+            // Branches inherit the breakpoints of their session.
+            base.set_breakpoints::<String>([]).await?;
+            self.patch_blocks(&base, corrupt).await
+        };
+        let grid = grid.await;
         // The session is closed after an error too.
         base.delete().await?;
         grid
@@ -297,6 +304,7 @@ impl Patching<'_> {
         let branches = patched.iter().copied().zip(edits);
         let resumed = branches.map(|(position, edit)| {
             let (base, residual) = (base.clone(), Arc::clone(residual));
+            let stop = self.stop.clone();
             let (start, width) = (self.columns(position).start, self.width);
             async move {
                 let rest = TensorData {
@@ -307,7 +315,8 @@ impl Patching<'_> {
                     .branch_back(hook(block), position as u64, &rest)
                     .await?;
                 let resume = Resume::new().edit(edit);
-                let turn = async { branch.resume(resume).await?.collect().await }.await;
+                let turn = async { branch.resume(resume).await?.collect().await };
+                let turn = stop.or(turn).await;
                 // A branch is kept as its session is, and stays open after an error.
                 let is_open = |turn: &TurnOutput| turn.finished().is_none_or(|end| end.kept);
                 if turn.as_ref().map_or(true, is_open) {
@@ -358,7 +367,7 @@ impl Patching<'_> {
                 let session = self.session(&self.prompts.corrupt);
                 sessions.push(session.edit(self.edit(block, position)?));
             }
-            let turns = run_all(sessions).await?;
+            let turns = self.stop.or(run_all(sessions)).await?;
             for (&(block, position), mut turn) in some.iter().zip(turns) {
                 equal &= logits(&mut turn)? == expected[block][position];
             }

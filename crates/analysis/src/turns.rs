@@ -58,11 +58,12 @@ pub async fn run_all(
 
 /// Runs up to [`CONCURRENT`] turns at the same time and returns them in order. After an error no further
 /// turn starts; turns that run already are awaited.
-pub(crate) async fn join_turns<F>(
+pub(crate) async fn join_turns<F, E>(
     turns: impl IntoIterator<Item = F>,
 ) -> Result<Vec<TurnOutput>, AnalysisError>
 where
-    F: Future<Output = Result<TurnOutput, Error>> + Send + 'static,
+    F: Future<Output = Result<TurnOutput, E>> + Send + 'static,
+    E: Into<AnalysisError> + Send + 'static,
 {
     let mut waiting = turns.into_iter().enumerate();
     let (mut tasks, mut done, mut failed) = (JoinSet::new(), Vec::new(), None);
@@ -71,7 +72,7 @@ where
             let Some((index, turn)) = waiting.next() else {
                 break;
             };
-            tasks.spawn(async move { Ok::<_, Error>((index, turn.await?)) });
+            tasks.spawn(async move { Ok::<_, E>((index, turn.await?)) });
         }
         let Some(joined) = tasks.join_next().await else {
             break;

@@ -21,6 +21,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse_flags(&error),
     };
+    if let Err(message) = args::check_environment() {
+        eprintln!("djinn: {message}");
+        return ExitCode::from(2);
+    }
     let done = match cli.command {
         Command::Run(args) => commands::run::run(&args),
         Command::Chat(args) => commands::chat::chat(&args),

@@ -4,9 +4,16 @@
 
 mod common;
 
-use std::fs;
+use std::{
+    fs,
+    process::{Child, Command, Stdio},
+};
 
-use common::{json_output, ok, server::Server, stdout};
+use common::{
+    json_output, ok,
+    server::{Server, wait_until},
+    stdout,
+};
 use serde_json::Value;
 
 /// Server whose model is registered but not loaded.
@@ -45,6 +52,40 @@ fn patching_gives_the_same_effects_on_a_server() {
     // The sessions of the experiment are closed.
     let left = stdout(&ok(&["sessions", "list", "--server", &server.address]));
     assert_eq!(left, "no sessions\n");
+}
+
+/// Long patching experiment in another process.
+fn start_patching(address: &str) -> Child {
+    let prompt = |colour: &str| format!("Tom had a {colour} car. ").repeat(12);
+    Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(["patch", "--compare", "--server", address])
+        .args(["--clean", &prompt("red"), "--corrupt", &prompt("blue")])
+        .args(["--answer", " red", "--instead", " blue"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_patch_closes_its_sessions() {
+    let server = Server::start(&["--threads", "1"]);
+    let client = server.client().await;
+    let mut patching = start_patching(&server.address);
+    wait_until("the experiment has sessions", async || {
+        !client.sessions(None).await.unwrap().is_empty()
+    })
+    .await;
+    let id = patching.id().to_string();
+    let signalled = Command::new("kill").args(["-INT", &id]).status().unwrap();
+    assert!(signalled.success());
+    // Exit status of a command that Ctrl-C ended.
+    assert_eq!(patching.wait().unwrap().code(), Some(130));
+    // Sessions that are not kept end when the server notices that their client left.
+    wait_until("the sessions are closed", async || {
+        client.sessions(None).await.unwrap().is_empty()
+    })
+    .await;
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod common;
 
 use std::fs;
 
-use common::{DamagedModel, golden, refused};
+use common::{DamagedModel, golden, refused, stderr};
 
 const TRACE: [&str; 5] = ["trace", "--tokens", "5,6,7", "--capture", "logits"];
 
@@ -342,4 +342,35 @@ fn more_threads_than_the_machine_allows_are_refused() {
         &["run", "--prompt", "a", "--threads", "4096"],
         &["4096", "threads"],
     );
+}
+
+#[test]
+fn unknown_environment_variables_are_refused() {
+    let run = |name: &str, args: &[&str]| {
+        let home = std::env::temp_dir().join("djinn-tests-have-no-home");
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_djinn"))
+            .args(args)
+            .env("DJINN_HOME", &home)
+            .env("HF_HOME", &home)
+            .env(name, "1")
+            .output()
+            .unwrap();
+        (output.status.code(), stderr(&output))
+    };
+    for args in [
+        &["serve", "--port", "0"][..],
+        &["run", "--max-tokens", "1"],
+        &["inspect"],
+        &["sessions", "list", "--server", "127.0.0.1:1"],
+    ] {
+        let (code, error) = run("DJINN_PROT", args);
+        assert_eq!(code, Some(2), "{args:?}: {error}");
+        assert!(
+            error.contains("DJINN_PROT; did you mean DJINN_PORT?"),
+            "{error}"
+        );
+    }
+    // Help works in every environment, and tests have variables of their own.
+    assert_eq!(run("DJINN_PROT", &["--help"]).0, Some(0));
+    assert_eq!(run("DJINN_TEST_ANYTHING", &["inspect"]).0, Some(0));
 }

@@ -166,7 +166,8 @@ fn invalid_session_commands_are_refused_and_leave_the_state_unchanged() {
     let mut bytes = fs::read(&log).unwrap();
     bytes[150] ^= 1;
     fs::write(&log, &bytes).unwrap();
-    check(&["sessions", "list", "--state", state], "log-");
+    let listed = stdout(&ok(&["sessions", "list", "--state", state]));
+    assert!(listed.contains("damaged:"), "{listed}");
     assert_eq!(fs::read(&log).unwrap(), bytes);
 }
 
@@ -267,4 +268,92 @@ fn log(folder: &Path) -> std::path::PathBuf {
         .map(|entry| entry.unwrap().path());
     let mut logs = paths.filter(|path| path.to_str().unwrap().contains("log-"));
     logs.next().unwrap()
+}
+
+/// Flips a bit in the middle of a file.
+fn damage(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Log file of a folder of sessions.
+fn log_file(state: &str) -> std::path::PathBuf {
+    let entries = fs::read_dir(state)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let mut logs = entries.filter(|path| path.extension().is_some_and(|end| end == "djinn"));
+    logs.next().unwrap()
+}
+
+#[test]
+fn a_damaged_folder_is_listed_and_repaired() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state").to_str().unwrap().to_owned();
+    for prompt in [
+        "Tom had a red boat.",
+        "Lily saw a big dog.",
+        "The sun was hot.",
+    ] {
+        let run = ["run", "--state", &state, "--prompt", prompt];
+        ok(&[&run[..], &["--max-tokens", "8", "--ignore-eos"]].concat());
+    }
+    let whole = stdout(&ok(&["sessions", "repair", "--state", &state]));
+    assert!(whole.contains("not damaged, 3 sessions"), "{whole}");
+    damage(&log_file(&state));
+    let before = fs::read(log_file(&state)).unwrap();
+
+    // Listing reports the damage and changes nothing.
+    let listed = stdout(&ok(&["sessions", "list", "--state", &state]));
+    assert!(
+        listed.contains("damaged:") && listed.contains("sessions repair"),
+        "{listed}"
+    );
+    let list = ["sessions", "list", "--state", &state, "--json"];
+    let report = json_output(&list);
+    let damaged = report["damaged"].as_array().unwrap();
+    assert!(!damaged.is_empty(), "{report}");
+    let readable = report["sessions"].as_array().unwrap().len();
+    assert!((1..=3).contains(&readable), "{report}");
+    assert_eq!(fs::read(log_file(&state)).unwrap(), before);
+
+    // Repairing says where the damaged log is kept.
+    let repair = ["sessions", "repair", "--state", &state, "--json"];
+    let report = &json_output(&repair)["folders"][0];
+    assert_eq!(report["sessions"], readable);
+    assert_eq!(report["damaged"].as_array().unwrap(), damaged);
+    let kept = report["kept_files"][0].as_str().unwrap();
+    assert_eq!(fs::read(kept).unwrap(), before);
+
+    // Afterwards the folder is whole.
+    let report = json_output(&list);
+    assert_eq!(report["sessions"].as_array().unwrap().len(), readable);
+    assert_eq!(report["damaged"], Value::Null);
+    let again = stdout(&ok(&["sessions", "repair", "--state", &state]));
+    assert!(again.contains("not damaged"), "{again}");
+}
+
+#[test]
+fn repair_names_a_wrong_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let error = refused(&["sessions", "repair", "--state", path]);
+    assert!(error.contains("has no saved sessions"), "{error}");
+    let error = refused(&["sessions", "repair", "--server", "127.0.0.1:1"]);
+    assert!(error.contains("--state DIR"), "{error}");
+    let model = folder.path().join("stories").to_str().unwrap().to_owned();
+    ok(&[
+        "run",
+        "--state",
+        &model,
+        "--prompt",
+        "A dog",
+        "--max-tokens",
+        "2",
+    ]);
+    let error = refused(&["sessions", "list", "--state", path]);
+    assert!(error.contains(&model), "{error}");
+    let repaired = stdout(&ok(&["sessions", "repair", "--state", path]));
+    assert!(repaired.contains(&model), "{repaired}");
 }

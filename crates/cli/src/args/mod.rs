@@ -4,6 +4,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod bench;
 mod device;
+mod environment;
 mod eval;
 mod inside;
 mod live;
@@ -57,6 +58,11 @@ pub fn command() -> clap::Command {
     serve_settings::with_environment(server::with_conflicts(Cli::command()))
 }
 
+/// Refuses environment variables of Djinn that no command reads.
+pub fn check_environment() -> Result<(), String> {
+    environment::check(&command(), std::env::vars_os().map(|(name, _)| name))
+}
+
 /// Settings of `djinn serve` from flags, the environment and a configuration file, and the source of each.
 pub fn serve_settings() -> Result<(ServeArgs, Vec<Setting>), String> {
     serve_settings::resolve(&command())
@@ -103,7 +109,7 @@ pub enum Command {
     Eval(EvalArgs),
     /// Draw figures and tables from results of experiments, and judge them
     Report(ReportArgs),
-    /// Manage sessions of a folder or of a server: list, show, save, load, delete
+    /// Manage sessions of a folder or of a server: list, show, save, load, delete, repair
     Sessions(SessionsArgs),
 }
 

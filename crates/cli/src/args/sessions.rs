@@ -19,6 +19,7 @@ Examples:
   djinn sessions save 0 boat.djinn --state ./sessions
   djinn sessions load boat.djinn --state ./elsewhere
   djinn sessions delete 0 --state ./sessions
+  djinn sessions repair --state ./sessions
   djinn sessions list --server gpu:5556
   djinn sessions save big:01KA9ZJ8Q3V5T7WXR2MDGH6B4C boat.djinn --server gpu:5556")]
 pub struct SessionsArgs {
@@ -77,4 +78,6 @@ pub enum Sessions {
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
+    /// Repair a damaged folder: sets the damaged log aside and keeps every session that can be read
+    Repair,
 }

@@ -25,6 +25,7 @@ mod connection;
 mod edits;
 mod loading;
 mod prompt;
+mod session_repair;
 mod session_store;
 mod sizing;
 mod watch;

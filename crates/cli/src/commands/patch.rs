@@ -1,7 +1,10 @@
 //! `djinn patch`
 
-use djinn_analysis::{PatchComparison, PatchGrid, PatchPrompts, check_lengths, patch_settings};
-use djinn_terminal::{Failure, grid, say, say_json};
+use djinn_analysis::{
+    AnalysisError, PatchComparison, PatchGrid, PatchPrompts, StopSwitch, check_lengths,
+    patch_settings,
+};
+use djinn_terminal::{Failure, Interrupt, grid, say, say_json};
 use djinn_types::text::seconds;
 use serde_json::{Value, json};
 
@@ -14,6 +17,11 @@ use crate::args::PatchArgs;
 /// Patches residuals of one prompt into another and prints how much of the answer returns.
 pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
     let engine = LocalEngine::new(settings(args));
+    // Sessions on a server outlive this process, so Ctrl-C closes them first.
+    let interrupt = match args.server.server {
+        Some(_) => Interrupt::by_key()?,
+        None => Interrupt::never(),
+    };
     let (model, texts, found) = on_model(&args.server, &args.model, engine, async |connection| {
         let model = &connection.model;
         let prompts = PatchPrompts::tokenize(
@@ -24,7 +32,17 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
         let prompts = prompts.await?;
         let info = connection.model_info().await?;
         let dims = info.dims.unwrap_or_default();
-        let found = djinn_analysis::patch(model, &dims, &prompts, args.compare).await?;
+        let (switch, stop) = StopSwitch::new();
+        let pressed = tokio::spawn(async move {
+            interrupt.pressed().await;
+            switch.stop();
+        });
+        let found = djinn_analysis::patch(model, &dims, &prompts, args.compare, &stop).await;
+        pressed.abort();
+        let found = found.map_err(|error| match error {
+            AnalysisError::Stopped => Failure::Interrupted,
+            error => error.into(),
+        })?;
         Ok((info.name, prompts.texts, found))
     })?;
     match args.json {

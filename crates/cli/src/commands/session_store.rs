@@ -3,18 +3,23 @@
 use std::{collections::BTreeSet, path::Path};
 
 use djinn_client::{Client, v1};
-use djinn_engine::{SavedFile, SavedSession, SavedState, SessionId, StateFolder};
+use djinn_engine::{
+    FolderContents, SavedFile, SavedSession, SavedState, SessionId, StateDamage, StateFolder,
+};
 use djinn_model::Model;
 use djinn_terminal::Failure;
 use djinn_types::ParseSessionIdError;
 use serde_json::{Value, json};
 
+use super::session_repair::{model_folders, repair_notes};
 use crate::bundled;
 
 /// Store of sessions.
 pub enum SessionStore {
     /// Folder of saved sessions.
     Folder(StateFolder),
+    /// Folder that is read only: also while another process uses it, or while it is damaged.
+    Contents(FolderContents),
     /// Server that keeps sessions.
     Server(Client),
 }
@@ -60,30 +65,64 @@ pub fn session_id(id: &str) -> Result<SessionId, Failure> {
     })
 }
 
+/// Refuses a folder without sessions.
+fn check_folder(folder: &Path) -> Result<(), Failure> {
+    if StateFolder::is_in(folder) {
+        return Ok(());
+    }
+    let below = model_folders(folder);
+    let folder = folder.display();
+    Err(Failure::Message(match below.first() {
+        Some(one) => format!(
+            "{folder} is the state folder of a server; give the folder of one of its models, for example \
+             --state {}",
+            one.display()
+        ),
+        None => format!(
+            "{folder} has no saved sessions; check --state, or save one with djinn run --state {folder}"
+        ),
+    }))
+}
+
+/// Error of a change in a folder that was opened to be read.
+fn read_only() -> Failure {
+    Failure::Message("the folder was opened for reading only".to_owned())
+}
+
 impl SessionStore {
     /// Opens a folder that has sessions.
     pub fn open_folder(folder: &Path) -> Result<Self, Failure> {
-        match StateFolder::is_in(folder) {
-            true => Self::open_or_create_folder(folder),
-            false => {
-                let folder = folder.display();
-                Err(Failure::Message(format!(
-                    "{folder} has no saved sessions; check --state, or save one with djinn run --state {folder}"
-                )))
-            }
-        }
+        check_folder(folder)?;
+        Self::open_or_create_folder(folder)
     }
 
     /// Opens a folder, or creates an empty one.
     pub fn open_or_create_folder(folder: &Path) -> Result<Self, Failure> {
-        Ok(SessionStore::Folder(StateFolder::open(folder)?))
+        let opened = StateFolder::open(folder)?;
+        eprint!("{}", repair_notes(&opened));
+        Ok(SessionStore::Folder(opened))
+    }
+
+    /// Reads a folder that has sessions, and changes nothing there.
+    pub fn read_folder(folder: &Path) -> Result<Self, Failure> {
+        check_folder(folder)?;
+        Ok(SessionStore::Contents(StateFolder::inspect(folder)?))
     }
 
     /// Name of the model that a folder belongs to; none for a server.
     pub fn model(&self) -> Option<&str> {
         match self {
             SessionStore::Folder(folder) => folder.model(),
+            SessionStore::Contents(folder) => folder.model(),
             SessionStore::Server(_) => None,
+        }
+    }
+
+    /// Losses of a damaged folder that was opened for reading.
+    pub fn damaged(&self) -> Vec<StateDamage> {
+        match self {
+            SessionStore::Contents(folder) => folder.damaged(),
+            SessionStore::Folder(_) | SessionStore::Server(_) => Vec::new(),
         }
     }
 
@@ -91,8 +130,12 @@ impl SessionStore {
     pub async fn list(&self) -> Result<Vec<SessionEntry>, Failure> {
         Ok(match self {
             SessionStore::Folder(folder) => {
-                let sessions = folder.sessions();
-                sessions.map(|saved| saved_entry(folder, saved)).collect()
+                let (sessions, model) = (folder.sessions(), folder.model());
+                sessions.map(|saved| saved_entry(model, saved)).collect()
+            }
+            SessionStore::Contents(folder) => {
+                let (sessions, model) = (folder.sessions(), folder.model());
+                sessions.map(|saved| saved_entry(model, saved)).collect()
             }
             SessionStore::Server(client) => {
                 let sessions = client.sessions(None).await?;
@@ -106,12 +149,11 @@ impl SessionStore {
         match self {
             SessionStore::Folder(folder) => {
                 let saved = folder.get(session_id(id)?)?;
-                Ok(SessionContent {
-                    entry: saved_entry(folder, saved),
-                    token_ids: saved.tokens.clone(),
-                    inputs: Some(saved.given.clone()),
-                    ended: saved_end(saved).map(|(finish, failure)| failure.unwrap_or(finish)),
-                })
+                Ok(saved_content(folder.model(), saved))
+            }
+            SessionStore::Contents(folder) => {
+                let saved = folder.get(session_id(id)?)?;
+                Ok(saved_content(folder.model(), saved))
             }
             SessionStore::Server(client) => {
                 let session = client.session(id).info().await?;
@@ -129,6 +171,7 @@ impl SessionStore {
     pub async fn save(&self, id: &str) -> Result<SavedFile, Failure> {
         Ok(match self {
             SessionStore::Folder(folder) => folder.export(session_id(id)?)?,
+            SessionStore::Contents(folder) => folder.export(session_id(id)?)?,
             SessionStore::Server(client) => {
                 SavedFile::from_bytes(&client.session(id).save().await?)?
             }
@@ -143,6 +186,7 @@ impl SessionStore {
                 let loaded = client.model(model).load(file.to_bytes()).await?;
                 loaded.name().to_owned()
             }
+            SessionStore::Contents(_) => return Err(read_only()),
         })
     }
 
@@ -150,6 +194,7 @@ impl SessionStore {
     pub async fn delete(&mut self, ids: &[String]) -> Result<Vec<String>, Failure> {
         let known = |id: &String| match self {
             SessionStore::Folder(_) => Ok(session_id(id)?.to_string()),
+            SessionStore::Contents(_) => Err(read_only()),
             SessionStore::Server(_) => Ok(id.clone()),
         };
         let ids: BTreeSet<String> = ids.iter().map(known).collect::<Result<_, Failure>>()?;
@@ -159,6 +204,7 @@ impl SessionStore {
         for id in &ids {
             match self {
                 SessionStore::Folder(folder) => folder.delete(session_id(id)?)?,
+                SessionStore::Contents(_) => return Err(read_only()),
                 SessionStore::Server(client) => client.session(id.as_str()).delete().await?,
             }
         }
@@ -174,7 +220,7 @@ impl SessionStore {
         parts: &[&[u32]],
     ) -> Result<Option<Vec<String>>, Failure> {
         match self {
-            SessionStore::Folder(_) => {
+            SessionStore::Folder(_) | SessionStore::Contents(_) => {
                 let model = match model {
                     Some(_) => Some(bundled::open(model)?),
                     None => bundled::open(None)
@@ -212,11 +258,20 @@ fn saved_end(saved: &SavedSession) -> Option<(String, Option<String>)> {
     }
 }
 
-fn saved_entry(folder: &StateFolder, saved: &SavedSession) -> SessionEntry {
+fn saved_content(model: Option<&str>, saved: &SavedSession) -> SessionContent {
+    SessionContent {
+        entry: saved_entry(model, saved),
+        token_ids: saved.tokens.clone(),
+        inputs: Some(saved.given.clone()),
+        ended: saved_end(saved).map(|(finish, failure)| failure.unwrap_or(finish)),
+    }
+}
+
+fn saved_entry(model: Option<&str>, saved: &SavedSession) -> SessionEntry {
     let (finish, failure) = saved_end(saved).unzip();
     SessionEntry {
         id: saved.id.to_string(),
-        model: folder.model().unwrap_or_default().to_owned(),
+        model: model.unwrap_or_default().to_owned(),
         state: saved.state.status().name().to_owned(),
         tokens: saved.tokens.len() as u64,
         generated: saved.generated() as u64,

@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 
 use super::{
     connection::{on_server, runtime},
+    session_repair::{damage_json, damage_text, repair},
     session_store::{SessionContent, SessionEntry, SessionStore},
 };
 use crate::args::{Sessions, SessionsArgs};
 
-/// Lists, shows, saves, loads or deletes sessions of a folder or of a server.
+/// Lists, shows, saves, loads, deletes or repairs sessions of a folder or of a server.
 pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
     check(args)?;
     // The file is read before a folder is created.
@@ -21,9 +22,11 @@ pub fn sessions(args: &SessionsArgs) -> Result<(), Failure> {
     };
     match &args.state {
         Some(folder) => {
-            let store = match &saved {
-                Some(_) => SessionStore::open_or_create_folder(folder)?,
-                None => SessionStore::open_folder(folder)?,
+            let store = match &args.action {
+                Sessions::Repair => return repair(folder, args.json),
+                Sessions::Load { .. } => SessionStore::open_or_create_folder(folder)?,
+                Sessions::Delete { .. } => SessionStore::open_folder(folder)?,
+                _ => SessionStore::read_folder(folder)?,
             };
             runtime()?.block_on(run(args, store, saved))
         }
@@ -46,6 +49,9 @@ fn check(args: &SessionsArgs) -> Result<(), Failure> {
         (None, Some(_), Sessions::Show { model: Some(_), .. }) => {
             "--model works only with --state, since the server has the tokenizer"
         }
+        (None, Some(_), Sessions::Repair) => {
+            "repair works on a folder of this machine: give --state DIR instead of --server"
+        }
         _ => return Ok(()),
     };
     Err(Failure::Message(message.into()))
@@ -57,7 +63,7 @@ async fn run(
     saved: Option<SavedFile>,
 ) -> Result<(), Failure> {
     match &args.action {
-        Sessions::List => list(args, store.model(), &store.list().await?),
+        Sessions::List => list(args, &store, &store.list().await?),
         Sessions::Show { id, model } => {
             let session = store.get(id).await?;
             match args.json {
@@ -80,6 +86,7 @@ async fn run(
             let ids = store.delete(ids).await?;
             print(args, &format!("deleted: {}", ids.join(", ")), &ids)
         }
+        Sessions::Repair => Err(Failure::Message("repair needs --state DIR".into())),
     }
 }
 
@@ -93,14 +100,18 @@ fn print(args: &SessionsArgs, text: &str, ids: &[String]) -> Result<(), Failure>
 
 fn list(
     args: &SessionsArgs,
-    model: Option<&str>,
+    store: &SessionStore,
     sessions: &[SessionEntry],
 ) -> Result<(), Failure> {
+    let damaged = store.damaged();
     if args.json {
         let all: Vec<Value> = sessions.iter().map(entry_json).collect();
         let mut report = json!({ "sessions": all });
-        if let Some(model) = model {
+        if let Some(model) = store.model() {
             report["model"] = json!(model);
+        }
+        if !damaged.is_empty() {
+            report["damaged"] = damage_json(&damaged);
         }
         return say_json(&report);
     }
@@ -128,10 +139,18 @@ fn list(
         "pages on device",
         "at",
     ];
-    match rows.is_empty() {
-        true => say("no sessions\n"),
-        false => say(&table(&header, &rows)),
+    let mut text = match rows.is_empty() {
+        true => "no sessions\n".to_owned(),
+        false => table(&header, &rows),
+    };
+    if let (Some(folder), false) = (&args.state, damaged.is_empty()) {
+        text += &format!(
+            "\ndamaged:\n{}run djinn sessions repair --state {} to keep the readable sessions\n",
+            damage_text(&damaged),
+            folder.display()
+        );
     }
+    say(&text)
 }
 
 fn entry_json(entry: &SessionEntry) -> Value {
