@@ -249,7 +249,7 @@ impl Patching<'_> {
         let change = Change::Replace(Operand::Tensor(Arc::new(tensor)));
         let first = position as i64;
         to_hook_edit(&EditSpec {
-            positions: Positions::Ranges(vec![(first, first + 1)]),
+            positions: Positions::ranges(vec![(first, first + 1)]),
             ..EditSpec::at(Site::ResidPost(block), change)
         })
     }

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf};
 use djinn_device::DeviceError;
 use djinn_kv::{KvError, OutOfPages, SpillError};
 use djinn_model::hook::HookError;
-use djinn_types::{SessionId, Size};
+use djinn_types::{SessionId, Size, text::shown};
 use djinn_wal::WalError;
 use djinn_weights::{PlanError, WeightsError};
 
@@ -38,7 +38,7 @@ impl fmt::Display for ParsedText {
 pub struct ParseError {
     /// Kind of the text.
     pub kind: ParsedText,
-    /// Text as it was given.
+    /// Text as it was given; only its beginning if it is long.
     pub text: String,
     /// Reason why the text is malformed.
     pub reason: String,
@@ -46,7 +46,7 @@ pub struct ParseError {
 
 impl ParseError {
     pub(crate) fn new(kind: ParsedText, text: &str, reason: String) -> Self {
-        let text = text.to_owned();
+        let text = shown(text);
         ParseError { kind, text, reason }
     }
 }

@@ -13,7 +13,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use crate::EngineError;
 
 /// A tensor of f32 numbers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tensor {
     /// Sizes of the dimensions, outermost first.
     pub shape: Vec<usize>,

@@ -36,7 +36,7 @@ fn make(args: &SteerMakeArgs) -> Result<(), Failure> {
     let sizes = positive.iter().chain(&negative).map(|text| PromptSize {
         max_tokens: Some(0),
         captures: vec!["blocks.*.hook_resid_post".to_owned()],
-        positions: Positions::Ranges(vec![(-1, 0)]),
+        positions: Positions::ranges(vec![(-1, 0)]),
         ..PromptSize::new(PromptArgs::text(text))
     });
     let (layers, layout) = (

@@ -85,7 +85,7 @@ impl RecoveryContext<'_> {
         let mut session = create(self.model, self.settings, request, id, self.virtual_time)?;
         check_tokens(program, &saved.tokens)?;
         // The saved probe was bound to the positions that the session had when it was opened.
-        session.probe = probe;
+        session.probe = probe.resolved(session.prompt());
         let range = |&(start, end): &(usize, usize)| -> Range<usize> { start..end };
         session.given = saved.given.iter().map(range).collect();
         session.tokens.clone_from(&saved.tokens);

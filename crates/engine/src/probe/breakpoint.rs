@@ -4,6 +4,7 @@
 use std::{fmt, str::FromStr};
 
 use djinn_model::{Site, hook, program::Program};
+use djinn_types::text::shown;
 use serde::{Deserialize, Serialize};
 
 use super::positions::Positions;
@@ -143,14 +144,14 @@ impl BreakCondition {
         let at = condition.find(['=', '<', '>']).unwrap_or(condition.len());
         let (name, rest) = condition.split_at(at);
         let (sign, value) = rest.split_at(rest.len().min(1));
-        let whole = || format!("'{value}' is not a whole number");
+        let whole = || format!("'{}' is not a whole number", shown(value));
         let given = match name {
             "step" => self.step.is_some(),
             "token" => self.token.is_some(),
             _ => self.norm.is_some(),
         };
         if given {
-            return Err(format!("{name} is given twice"));
+            return Err(format!("{} is given twice", shown(name)));
         }
         match (name, sign) {
             ("step", "=") => self.step = Some(value.parse().map_err(|_| whole())?),
@@ -158,7 +159,7 @@ impl BreakCondition {
             ("norm", ">" | "<") => {
                 let limit: f32 = value.parse().unwrap_or(f32::NAN);
                 if !limit.is_finite() {
-                    return Err(format!("'{value}' is not a finite number"));
+                    return Err(format!("'{}' is not a finite number", shown(value)));
                 }
                 self.norm = Some(match sign {
                     ">" => NormCondition::Above(limit),
@@ -167,7 +168,8 @@ impl BreakCondition {
             }
             _ => {
                 return Err(format!(
-                    "'{condition}' is not a condition (step=N, token=ID, norm>X, norm<X)"
+                    "'{}' is not a condition (step=N, token=ID, norm>X, norm<X)",
+                    shown(condition)
                 ));
             }
         }
@@ -196,7 +198,7 @@ impl BreakSpec {
         let sites: Vec<Site> = found.iter().copied().filter(|s| !is_pattern(s)).collect();
         match sites.is_empty() {
             false => Ok(sites),
-            true => Err(EngineError::NoStop(self.hook.clone())),
+            true => Err(EngineError::NoStop(shown(&self.hook))),
         }
     }
 }
@@ -218,7 +220,7 @@ mod tests {
             assert_eq!(spec.to_string().parse(), Ok(spec), "{text}");
         };
         check("h", "h", BreakCondition::default());
-        let ranges = Positions::Ranges(vec![(0, 1), (-1, 0)]);
+        let ranges = Positions::ranges(vec![(0, 1), (-1, 0)]);
         let at = |positions| BreakCondition {
             positions,
             ..BreakCondition::default()

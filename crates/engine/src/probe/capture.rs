@@ -8,6 +8,7 @@ use djinn_model::{
     Site, SiteLayout, hook,
     program::{Dims, Program},
 };
+use djinn_types::text::shown;
 use serde::{Deserialize, Serialize};
 
 use super::{part::Part, positions::Positions};
@@ -86,6 +87,7 @@ impl FromStr for Reduce {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || {
+            let text = shown(text);
             format!("'{text}' is not a reduction (mean, norm, top5, lens5; for logits likeliest5)")
         };
         let name = text.trim_end_matches(|c: char| c.is_ascii_digit());

@@ -63,9 +63,10 @@ impl SessionRef<'_> {
         let width = whole.data.len() / count.max(1);
         // Behind the last block only the last of the paused rows have an activation.
         let first = at.position + at.rows - count;
-        let rows: Vec<usize> = (0..count)
-            .filter(|row| positions.contains(first + row, prompt))
-            .collect();
+        let selected = positions
+            .intervals(first..first + count, prompt)
+            .into_iter();
+        let rows: Vec<usize> = selected.flatten().map(|at| at - first).collect();
         if rows.is_empty() {
             let last = first + count.saturating_sub(1);
             let reason = format!(
@@ -146,6 +147,7 @@ impl SessionRef<'_> {
     pub fn set_breakpoints(&mut self, breaks: &[BreakSpec]) -> Result<(), EngineError> {
         let session = self.get();
         let probe = session.probe.breaking_at(&self.model.program, breaks)?;
+        let probe = probe.resolved(session.prompt());
         let settings = self.blueprint.settings();
         check_head_rows(settings, &probe, settings.context, session.prompt())?;
         let session = self.residency.sessions.known_mut(self.id);

@@ -4,6 +4,7 @@
 use std::{ops::Range, path::PathBuf, str::FromStr, sync::Arc};
 
 use djinn_model::{Site, SiteLayout, hook, program::Program};
+use djinn_types::text::shown;
 use serde::{Deserialize, Serialize};
 
 use super::{part::Part, positions::Positions};
@@ -184,15 +185,18 @@ fn parse_change(text: &str) -> Result<Change<Operand>, String> {
         ("clamp", Some(value)) => parse_clamp(value),
         ("clamp", None) => Err("clamp needs bounds: clamp=-1..1".to_owned()),
         _ => Err(format!(
-            "'{name}' is not a change (scale, zero, clamp, add, add-matched, replace, \
-             project-out)"
+            "'{}' is not a change (scale, zero, clamp, add, add-matched, replace, project-out)",
+            shown(name)
         )),
     }
 }
 
 fn parse_clamp(text: &str) -> Result<Change<Operand>, String> {
     let bounds = text.split_once("..");
-    let (low, high) = bounds.ok_or_else(|| format!("'{text}' is not a range (expected -1..1)"))?;
+    let (low, high) = bounds.ok_or_else(|| {
+        let text = shown(text);
+        format!("'{text}' is not a range (expected -1..1)")
+    })?;
     let (low, high) = (parse_factor(low)?, parse_factor(high)?);
     match low <= high {
         true => Ok(Change::Clamp { low, high }),
@@ -205,7 +209,7 @@ fn parse_clamp(text: &str) -> Result<Change<Operand>, String> {
 fn parse_factor(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(factor) if factor.is_finite() => Ok(factor),
-        _ => Err(format!("'{text}' is not a finite number")),
+        _ => Err(format!("'{}' is not a finite number", shown(text))),
     }
 }
 
@@ -279,12 +283,15 @@ impl EditSpec {
         }
     }
 
-    /// Binds the edit to the hooks that it names, reading the operand for each.
+    /// Binds the edit to the hooks that it names. All of them share one operand, unless each
+    /// reads its own tensor of a file.
     pub(crate) fn bind(&self, program: &Program) -> Result<Vec<(Site, BoundEdit)>, EngineError> {
-        hook::find(program, &self.hook)?
+        let sites = hook::find(program, &self.hook)?;
+        let mut shared = None;
+        sites
             .into_iter()
             .map(|site| {
-                let change = self.change.load(site)?;
+                let change = self.change.load(site, &mut shared)?;
                 let columns = self.part.columns(site, &program.dims);
                 let edit = BoundEdit {
                     change,
@@ -303,34 +310,53 @@ impl EditSpec {
 }
 
 impl Change<Operand> {
-    fn load(&self, site: Site) -> Result<Change<Arc<Tensor>>, EngineError> {
-        let operand = self
-            .operand()
-            .map(|operand| operand.load(site))
-            .transpose()?;
-        Ok(self.map(|_| operand.clone().expect("the change has an operand")))
+    /// Loads the operand for a hook, or takes the one that other hooks share.
+    fn load(
+        &self,
+        site: Site,
+        shared: &mut Option<Arc<Tensor>>,
+    ) -> Result<Change<Arc<Tensor>>, EngineError> {
+        let Some(operand) = self.operand() else {
+            return Ok(self.map(|_| Arc::new(Tensor::default())));
+        };
+        let loaded = match shared {
+            Some(shared) => Arc::clone(shared),
+            None => {
+                let (loaded, is_for_all) = operand.load(site)?;
+                *shared = is_for_all.then(|| Arc::clone(&loaded));
+                loaded
+            }
+        };
+        Ok(self.map(|_| loaded))
     }
 }
 
 impl Operand {
-    fn load(&self, site: Site) -> Result<Arc<Tensor>, EngineError> {
+    /// Loads the operand for a hook. Returns whether all hooks have the same operand.
+    fn load(&self, site: Site) -> Result<(Arc<Tensor>, bool), EngineError> {
         let not_finite = |name: &str| format!("{name} contains values that are not finite");
         match self {
             Operand::File { path, name } => {
-                let (name, tensor) = read_tensor(path, name.as_deref(), &site.to_string())?;
+                let wanted = site.to_string();
+                let (found, tensor) = read_tensor(path, name.as_deref(), &wanted)?;
                 if !is_finite(&tensor.data) {
                     return Err(EngineError::File {
                         path: path.clone(),
-                        reason: not_finite(&format!("tensor '{name}'")),
+                        reason: not_finite(&format!("tensor '{found}'")),
                     });
                 }
-                Ok(Arc::new(tensor))
+                // Only a file of several tensors has one for each hook.
+                let is_for_all = name.is_some() || found != wanted;
+                Ok((Arc::new(tensor), is_for_all))
             }
-            Operand::Inline(numbers) => Ok(Arc::new(Tensor {
-                shape: vec![numbers.len()],
-                data: numbers.clone(),
-            })),
-            Operand::Tensor(tensor) if is_finite(&tensor.data) => Ok(Arc::clone(tensor)),
+            Operand::Inline(numbers) => {
+                let tensor = Tensor {
+                    shape: vec![numbers.len()],
+                    data: numbers.clone(),
+                };
+                Ok((Arc::new(tensor), true))
+            }
+            Operand::Tensor(tensor) if is_finite(&tensor.data) => Ok((Arc::clone(tensor), true)),
             Operand::Tensor(_) => Err(EngineError::Edit {
                 hook: site.to_string(),
                 reason: not_finite("the operand"),
@@ -441,7 +467,7 @@ mod tests {
                 operand: file("a:b/v.safetensors", Some("x")),
                 factor: -2.5,
             },
-            Positions::Ranges(vec![(0, 1), (-1, 0)]),
+            Positions::ranges(vec![(0, 1), (-1, 0)]),
         );
         check(
             "h:replace=a@b/f",

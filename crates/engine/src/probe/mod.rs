@@ -20,7 +20,7 @@ use crate::error::EngineError;
 use breakpoint::{BreakCondition, BreakSpec};
 use capture::{Capture, CaptureSpec, HEAD, Reduce};
 use edit::{BoundEdit, EditSpec};
-use positions::Positions;
+use positions::{Positions, union};
 
 /// Captures, edits and breakpoints, bound to one model.
 ///
@@ -96,6 +96,24 @@ impl Probe {
             edit.for_turn = for_turn;
         }
         probe
+    }
+
+    /// Returns the probe for one prompt: no selection of positions depends on the prompt any
+    /// more, so that lookups are fast.
+    pub(crate) fn resolved(mut self, prompt: usize) -> Self {
+        for capture in self.captures.values_mut() {
+            let positions = capture.positions.resolved(prompt);
+            if positions != capture.positions {
+                Arc::make_mut(capture).positions = positions;
+            }
+        }
+        for edit in self.edits.values_mut().flatten() {
+            edit.positions = edit.positions.resolved(prompt);
+        }
+        for when in self.breaks.values_mut().flatten() {
+            when.positions = when.positions.resolved(prompt);
+        }
+        self
     }
 
     /// Limits edits that have one operand row per position to the first `positions` positions,
@@ -189,26 +207,24 @@ impl Probe {
         self.edits.entry(site).or_default().push(edit);
     }
 
-    /// Whether the probe has captures or edits.
-    fn looks(&self) -> bool {
-        !self.captures.is_empty() || !self.edits.is_empty()
+    /// Whether the probe captures or edits one of these positions.
+    pub(crate) fn looks_at(&self, rows: Range<usize>, prompt: usize) -> bool {
+        let mut looked_at = self.looked_at();
+        looked_at.any(|positions| positions.selects_any(rows.clone(), prompt))
     }
 
-    /// Whether the probe captures or edits one of these positions.
-    pub(crate) fn looks_at(&self, mut rows: Range<usize>, prompt: usize) -> bool {
-        let captures = || self.captures.values();
-        let reads = |at| captures().any(|capture| capture.positions.contains(at, prompt));
-        let edits = || self.edits.values().flatten();
-        let changes = |at| edits().any(|edit| edit.positions.contains(at, prompt));
-        self.looks() && rows.any(|at| reads(at) || changes(at))
+    /// Returns the positions of all captures and edits.
+    fn looked_at(&self) -> impl Iterator<Item = &Positions> {
+        let captures = self.captures.values().map(|capture| &capture.positions);
+        let edits = self.edits.values().flatten().map(|edit| &edit.positions);
+        captures.chain(edits)
     }
 
     /// Returns the first position that the probe captures or edits.
     pub(crate) fn first(&self, positions: usize, prompt: usize) -> Option<usize> {
-        if !self.looks() {
-            return None;
-        }
-        (0..positions).find(|&at| self.looks_at(at..at + 1, prompt))
+        let first =
+            |looked: &Positions| Some(looked.intervals(0..positions, prompt).first()?.start);
+        self.looked_at().filter_map(first).min()
     }
 
     /// Whether the probe captures or edits a hook.
@@ -229,10 +245,7 @@ impl Probe {
 
     /// Returns the number of logit-lens rows that some positions need.
     pub(crate) fn lens_rows(&self, positions: Range<usize>, prompt: usize) -> usize {
-        let rows = |capture: &Capture| {
-            let read = |&at: &usize| capture.positions.contains(at, prompt);
-            positions.clone().filter(read).count()
-        };
+        let rows = |capture: &Capture| capture.positions.count_in(positions.clone(), prompt);
         self.lenses().map(rows).sum()
     }
 
@@ -245,8 +258,7 @@ impl Probe {
     pub fn captured_bytes(&self, program: &Program, positions: Range<usize>, prompt: usize) -> u64 {
         let dims = &program.dims;
         let bytes = |(site, capture): (&Site, &Arc<Capture>)| {
-            let read = |&at: &usize| capture.positions.contains(at, prompt);
-            let rows = positions.clone().filter(read).count();
+            let rows = capture.positions.count_in(positions.clone(), prompt);
             let each: usize = match site {
                 Site::Pattern(_) => capture.width().saturating_mul(positions.end),
                 _ => capture.shape(*site, dims).iter().product(),
@@ -255,7 +267,7 @@ impl Probe {
                 Reduce::Mean => rows.min(1),
                 _ => rows,
             };
-            4 * (rows as u64).saturating_mul(each as u64)
+            (rows as u64).saturating_mul(each as u64).saturating_mul(4)
         };
         self.captures.iter().map(bytes).fold(0, u64::saturating_add)
     }
@@ -290,14 +302,12 @@ impl Probe {
 
     /// Returns the maximum number of rows of a session that pass through the head.
     pub(crate) fn head_rows(&self, positions: usize, prompt: usize) -> usize {
-        let stops = |at| {
-            let whens = HEAD.iter().flat_map(|site| self.breaks(*site));
-            whens
-                .into_iter()
-                .any(|when| when.positions.contains(at, prompt))
-        };
-        let goes = |&at: &usize| self.reads_head(at, prompt) || stops(at);
-        (0..positions).filter(goes).count()
+        let captures = HEAD.iter().filter_map(|site| self.captures.get(site));
+        let read = captures.map(|capture| &capture.positions);
+        let breaks = HEAD.iter().flat_map(|site| self.breaks(*site));
+        let through = read.chain(breaks.map(|when| &when.positions));
+        let rows = through.flat_map(|selected| selected.intervals(0..positions, prompt));
+        union(rows).iter().map(ExactSizeIterator::len).sum()
     }
 
     /// Whether a hook after the last block is captured at a position.

@@ -3,7 +3,11 @@
 use std::{fmt, ops::Range, str::FromStr};
 
 use djinn_model::{Site, SiteLayout, program::Dims};
+use djinn_types::text::shown;
 use serde::{Deserialize, Serialize};
+
+/// Largest length of the text of a part, in bytes.
+const TEXT_MAX: usize = 16 << 10;
 
 /// Selection of heads or elements of a hook, written `[0,3]` or `[2..5]` after its name. The
 /// default selects all of them.
@@ -16,7 +20,8 @@ impl Part {
         match text.strip_suffix(']').and_then(|text| text.split_once('[')) {
             Some((hook, part)) => Ok((hook, part.parse()?)),
             None if text.contains(['[', ']']) => Err(format!(
-                "'{text}' has an unbalanced bracket; write HOOK[PART]"
+                "'{}' has an unbalanced bracket; write HOOK[PART]",
+                shown(text)
             )),
             None => Ok((text, Part::default())),
         }
@@ -88,14 +93,24 @@ impl FromStr for Part {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || format!("'[{text}]' is not a part of a hook (expected [0,3] or [2..5])");
+        if text.len() > TEXT_MAX {
+            return Err(format!(
+                "a part of a hook of {} bytes is too long; the limit is {TEXT_MAX}, so select \
+                 ranges such as [2..500]",
+                text.len()
+            ));
+        }
+        let error = || {
+            let text = shown(text);
+            format!("'[{text}]' is not a part of a hook (expected [0,3] or [2..5])")
+        };
         let number = |n: &str| n.trim().parse::<usize>().map_err(|_| error());
         let range = |part: &str| match part.split_once("..") {
             Some((from, to)) => Ok((number(from)?, number(to)?)),
             None => number(part).map(|n| (n, n.saturating_add(1))),
         };
         let ranges: Vec<_> = text.split(',').map(range).collect::<Result<_, String>>()?;
-        check_order(&ranges).map_err(|error| format!("'[{text}]': {error}"))?;
+        check_order(&ranges).map_err(|error| format!("'[{}]': {error}", shown(text)))?;
         Ok(Part(Some(ranges)))
     }
 }

@@ -1,7 +1,8 @@
 //! Probes as they are saved with their sessions.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use djinn_model::{hook, program::Program};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,9 @@ pub struct SavedProbe {
     edits: Vec<SavedEdit>,
     #[serde(default)]
     breaks: Vec<BreakSpec>,
+    /// Operands of the edits, each once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tensors: Vec<SavedTensor>,
 }
 
 /// Numbers of captures, edits and breakpoints of a saved probe.
@@ -77,7 +81,7 @@ impl SavedProbe {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SavedEdit {
     hook: String,
-    change: Change<SavedTensor>,
+    change: Change<SavedOperand>,
     /// Ranges of columns; empty means all columns.
     #[serde(default)]
     columns: Vec<(usize, usize)>,
@@ -86,11 +90,71 @@ struct SavedEdit {
     for_turn: bool,
 }
 
+/// Operand of a saved edit: a tensor of the probe's table, or, in data of releases before 0.2,
+/// the tensor itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum SavedOperand {
+    Shared(usize),
+    Own(SavedTensor),
+}
+
 /// A tensor as it is saved: its shape and the bits of its numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SavedTensor {
     shape: Vec<usize>,
+    /// Numbers as little-endian bytes in Base64.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    data: String,
+    /// Bits of the numbers, in data of releases before 0.2.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bits: Vec<u32>,
+}
+
+impl SavedTensor {
+    fn of(tensor: &Tensor) -> Self {
+        let bytes: Vec<u8> = tensor.data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        SavedTensor {
+            shape: tensor.shape.clone(),
+            data: BASE64_STANDARD.encode(bytes),
+            bits: Vec::new(),
+        }
+    }
+
+    fn load(&self) -> Result<Arc<Tensor>, EngineError> {
+        let unreadable = || EngineError::Unreadable("a saved operand is damaged".to_owned());
+        let bytes = BASE64_STANDARD.decode(&self.data);
+        let bytes = bytes.map_err(|_| unreadable())?;
+        let (numbers, []) = bytes.as_chunks::<4>() else {
+            return Err(unreadable());
+        };
+        let new = numbers.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        let old = self.bits.iter().map(|&bits| f32::from_bits(bits));
+        Ok(Arc::new(Tensor {
+            shape: self.shape.clone(),
+            data: new.chain(old).collect(),
+        }))
+    }
+}
+
+/// Table of distinct tensors of a probe.
+#[derive(Default)]
+struct TensorTable {
+    tensors: Vec<SavedTensor>,
+    /// Index of each tensor by its address.
+    known: BTreeMap<*const Tensor, usize>,
+}
+
+impl TensorTable {
+    /// Adds a tensor, unless the table has it, and returns its index.
+    fn add(&mut self, tensor: &Arc<Tensor>) -> usize {
+        let next = self.tensors.len();
+        let index = *self.known.entry(Arc::as_ptr(tensor)).or_insert(next);
+        if index == next {
+            self.tensors.push(SavedTensor::of(tensor));
+        }
+        index
+    }
 }
 
 impl SavedProbe {
@@ -99,27 +163,30 @@ impl SavedProbe {
         if probe.is_empty() {
             return None;
         }
-        let save = |tensor: &Arc<Tensor>| SavedTensor {
-            shape: tensor.shape.clone(),
-            bits: tensor.data.iter().map(|x| x.to_bits()).collect(),
-        };
-        let edits = probe.edits.iter().flat_map(|(site, edits)| {
-            edits.iter().map(|edit| SavedEdit {
-                hook: site.to_string(),
-                change: edit.change.map(save),
-                columns: edit.columns.iter().map(|c| (c.start, c.end)).collect(),
-                positions: edit.positions.clone(),
-                for_turn: edit.for_turn,
-            })
-        });
+        let mut table = TensorTable::default();
+        let mut edits = Vec::new();
+        for (site, of_site) in &probe.edits {
+            edits.extend(of_site.iter().map(|edit| {
+                SavedEdit {
+                    hook: site.to_string(),
+                    change: edit
+                        .change
+                        .map(|tensor| SavedOperand::Shared(table.add(tensor))),
+                    columns: edit.columns.iter().map(|c| (c.start, c.end)).collect(),
+                    positions: edit.positions.clone(),
+                    for_turn: edit.for_turn,
+                }
+            }));
+        }
         Some(SavedProbe {
             captures: probe
                 .captures
                 .iter()
                 .map(|(site, c)| c.spec(*site))
                 .collect(),
-            edits: edits.collect(),
+            edits,
             breaks: probe.break_specs(),
+            tensors: table.tensors,
         })
     }
 }
@@ -131,20 +198,22 @@ pub(crate) fn load_probe(program: &Program, saved: &SavedProbe) -> Result<Probe,
     for spec in &saved.captures {
         probe.read(spec.bind(program, &Positions::All)?);
     }
-    let load = |tensor: &SavedTensor| {
-        Arc::new(Tensor {
-            shape: tensor.shape.clone(),
-            data: tensor
-                .bits
-                .iter()
-                .map(|&bits| f32::from_bits(bits))
-                .collect(),
-        })
-    };
+    let shared = saved.tensors.iter().map(SavedTensor::load);
+    let shared: Vec<Arc<Tensor>> = shared.collect::<Result<_, _>>()?;
     for edit in &saved.edits {
+        let operand = match edit.change.operand() {
+            None => Arc::default(),
+            Some(SavedOperand::Own(tensor)) => tensor.load()?,
+            Some(SavedOperand::Shared(index)) => {
+                let tensor = shared.get(*index).cloned();
+                tensor.ok_or_else(|| {
+                    EngineError::Unreadable("a saved edit has no operand".to_owned())
+                })?
+            }
+        };
         for site in hook::find(program, &edit.hook)? {
             let edit = BoundEdit {
-                change: edit.change.map(load),
+                change: edit.change.map(|_| Arc::clone(&operand)),
                 columns: match &edit.columns[..] {
                     [] => vec![Part::whole(site, &program.dims)],
                     some => some.iter().map(|&(from, to)| from..to).collect(),
@@ -157,4 +226,67 @@ pub(crate) fn load_probe(program: &Program, saved: &SavedProbe) -> Result<Probe,
         }
     }
     Ok(probe)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{SavedOperand, SavedProbe, SavedTensor};
+    use crate::{
+        probe::{
+            edit::{BoundEdit, Change},
+            positions::Positions,
+        },
+        tensors::Tensor,
+    };
+
+    fn edit(operand: &Arc<Tensor>) -> BoundEdit {
+        BoundEdit {
+            change: Change::Replace(Arc::clone(operand)),
+            columns: Vec::new(),
+            positions: Positions::All,
+            for_turn: false,
+        }
+    }
+
+    #[test]
+    fn a_tensor_of_many_hooks_is_saved_once() {
+        let tensor = |x: f32| {
+            Arc::new(Tensor {
+                shape: vec![2],
+                data: vec![x, f32::MIN_POSITIVE],
+            })
+        };
+        let (one, other) = (tensor(1.5), tensor(-0.0));
+        let mut probe = super::Probe::default();
+        for block in 0..40 {
+            probe.push_edit(djinn_model::Site::ResidPost(block), edit(&one));
+            probe.push_edit(djinn_model::Site::ResidPost(block), edit(&other));
+        }
+        let saved = SavedProbe::of(&probe).unwrap();
+        assert_eq!((saved.edits.len(), saved.tensors.len()), (80, 2));
+        let text = serde_json::to_string(&saved).unwrap();
+        let read: SavedProbe = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, saved);
+        assert_eq!(*read.tensors[0].load().unwrap(), *one);
+        let bits = read.tensors[1].load().unwrap().data[0].to_bits();
+        assert_eq!(bits, (-0.0f32).to_bits());
+    }
+
+    #[test]
+    fn operands_of_older_versions_are_read() {
+        let old = r#"{"shape":[2],"bits":[1069547520,8388608]}"#;
+        let read: SavedOperand = serde_json::from_str(old).unwrap();
+        let SavedOperand::Own(tensor) = read else {
+            panic!("{read:?}");
+        };
+        assert_eq!(tensor.load().unwrap().data, [1.5, f32::MIN_POSITIVE]);
+        let damaged = SavedTensor {
+            shape: vec![1],
+            data: "AAA=".to_owned(),
+            bits: Vec::new(),
+        };
+        assert!(damaged.load().is_err());
+    }
 }

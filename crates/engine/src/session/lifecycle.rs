@@ -70,7 +70,7 @@ pub(crate) fn create(
         eos: request.eos,
         stop: request.stop,
         logprobs: Vec::new(),
-        probe: request.probe.pinned(prompt, positions),
+        probe: request.probe.pinned(prompt, positions).resolved(prompt),
         captured: Captured::default(),
         last_pause: None,
         state: SessionState::Queued {

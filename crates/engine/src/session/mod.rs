@@ -290,17 +290,25 @@ impl Session {
         if self.probe.lenses().next().is_none() {
             return (run, 0);
         }
-        let mut under = 0;
-        for i in 0..run {
-            let at = self.computed + i;
-            let rows = self.probe.lens_rows(at..at + 1, prompt);
-            if under + rows > lens {
-                // Tokens that must run together had room together before.
-                return (if self.runs_whole() { run } else { i.max(1) }, under);
-            }
-            under += rows;
+        let under = |rows: usize| {
+            let next = self.computed..self.computed + rows;
+            self.probe.lens_rows(next, prompt)
+        };
+        if under(run) <= lens {
+            return (run, under(run));
         }
-        (run, under)
+        // The largest number of tokens that has room; more tokens never need fewer rows.
+        let (mut fits, mut exceeds) = (0, run);
+        while exceeds - fits > 1 {
+            let middle = fits.midpoint(exceeds);
+            match under(middle) <= lens {
+                true => fits = middle,
+                false => exceeds = middle,
+            }
+        }
+        // Tokens that must run together had room together before.
+        let rows = if self.runs_whole() { run } else { fits.max(1) };
+        (rows, under(fits))
     }
 
     /// Whether the next tokens run in one pass or not at all, because they pause together or

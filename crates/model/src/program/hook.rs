@@ -1,5 +1,7 @@
 //! Lookup of hooks by name or pattern, with errors that suggest the right name.
 
+use djinn_types::text::shown;
+
 use super::Program;
 use super::site::Site;
 
@@ -14,6 +16,14 @@ pub enum HookError {
         /// Name of the most similar hook of this model.
         hint: String,
     },
+    /// The name is longer than any hook or useful pattern.
+    #[error("a hook name of {bytes} bytes is too long; the limit is {limit} bytes")]
+    TooLong {
+        /// Length of the name in bytes.
+        bytes: usize,
+        /// Largest length in bytes.
+        limit: usize,
+    },
     /// Models of other families or sizes have the hook; this model does not.
     #[error("hook '{name}' does not exist in a {family} model: {reason}")]
     Lacking {
@@ -26,10 +36,25 @@ pub enum HookError {
     },
 }
 
+/// Largest length of the name or pattern of hooks, in bytes.
+const NAME_BYTES_MAX: usize = 256;
+
 /// Finds the hooks of `program` that match `pattern`, in which `*` stands for any text.
 ///
 /// A pattern that matches no hook is an error.
 pub fn find(program: &Program, pattern: &str) -> Result<Vec<Site>, HookError> {
+    if pattern.len() > NAME_BYTES_MAX {
+        return Err(HookError::TooLong {
+            bytes: pattern.len(),
+            limit: NAME_BYTES_MAX,
+        });
+    }
+    // Adjacent stars match as one star does, and would cost time at every hook.
+    let mut single = pattern.to_owned();
+    while single.contains("**") {
+        single = single.replace("**", "*");
+    }
+    let pattern = single.as_str();
     let sites: Vec<Site> = program
         .hooks()
         .into_iter()
@@ -69,7 +94,7 @@ fn matches(pattern: &str, text: &str) -> bool {
 /// Returns the reason why no hook matches `pattern`.
 fn explain(program: &Program, pattern: &str) -> HookError {
     let lacking = |reason: String| HookError::Lacking {
-        name: pattern.to_owned(),
+        name: shown(pattern),
         family: program.family,
         reason,
     };
@@ -103,7 +128,7 @@ fn explain(program: &Program, pattern: &str) -> HookError {
         ));
     }
     HookError::Unknown {
-        name: pattern.to_owned(),
+        name: shown(pattern),
         hint: nearest(program, pattern),
     }
 }
@@ -148,7 +173,8 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{distance, matches};
+    use super::{HookError, distance, find, matches};
+    use crate::shapes::Shape;
 
     #[test]
     fn star_matches_any_text() {
@@ -166,6 +192,22 @@ mod tests {
         check("*resid*", "blocks.0.hook_resid_post", true);
         check("a*b*c", "aXbYbZc", true);
         check("a*b*c", "aXbYbZ", false);
+    }
+
+    #[test]
+    fn long_names_are_refused_and_never_repeated() {
+        let (program, _) = Shape::parse("llama-2-7b?layers=2")
+            .unwrap()
+            .build()
+            .unwrap();
+        for long in ["*".repeat(1 << 23), "a".repeat(257)] {
+            let error = find(&program, &long).unwrap_err();
+            assert!(matches!(error, HookError::TooLong { limit: 256, .. }));
+            assert!(error.to_string().len() < 200);
+        }
+        let error = find(&program, &"a".repeat(256)).unwrap_err();
+        assert!(error.to_string().len() < 300, "{error}");
+        assert!(!find(&program, &"*".repeat(256)).unwrap().is_empty());
     }
 
     #[test]
