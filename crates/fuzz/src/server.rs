@@ -12,7 +12,9 @@ use std::{
 
 use bytes::Bytes;
 use djinn_engine::KvMemory;
-use djinn_server::{InProcessConnector, LoadOptions, ServedModel, ServerConfig, ServerLimits};
+use djinn_server::{
+    InProcessConnector, LoadOptions, OperationSettings, ServedModel, ServerConfig, ServerLimits,
+};
 use djinn_weights::MemorySettings;
 use http_body_util::{BodyExt, Full};
 use hyper::{HeaderMap, Request, Response, body::Incoming};
@@ -100,6 +102,7 @@ fn config(home: &std::path::Path) -> ServerConfig {
         },
         drain: Duration::ZERO,
         insecure: false,
+        operation: OperationSettings::default(),
         commit: String::new(),
     }
 }

@@ -23,15 +23,20 @@ pub fn run(data: &[u8]) {
 fn read_file(data: &[u8]) {
     let folder = scratch::folder();
     scratch::write(folder.path(), "log-0000000000000001.djinn", data);
-    let Ok((mut log, records)) = Log::open(folder.path()) else {
+    let inspected = Log::inspect(folder.path());
+    let Ok((mut log, contents)) = Log::open(folder.path()) else {
         return;
     };
     log.append(b"next")
         .expect("the temporary folder is writable");
     drop(log);
+    let records = contents.records;
+    let inspected = inspected.expect("a log that opens can be read");
+    assert_eq!(inspected.records, records);
     let (_, again) = Log::open(folder.path()).expect("the log was repaired");
-    assert_eq!(again[..records.len()], records);
-    assert_eq!(again[records.len()..], [b"next"]);
+    assert_eq!(again.records[..records.len()], records);
+    assert_eq!(again.records[records.len()..], [b"next"]);
+    assert!(again.damage.is_empty(), "a repaired log has no damage");
 }
 
 /// Writes each line of the input as a record, and restores the state folder.
@@ -48,7 +53,7 @@ fn read_records(data: &[u8]) {
     };
     for session in state.sessions() {
         let _ = (session.generated(), session.state.status());
-        let _ = state.export(djinn_engine::SessionId(session.id));
+        let _ = state.export(session.id);
     }
     let mut engine = fixtures::engine();
     let Ok(restored) = engine.attach_state(state, RestoreScope::All) else {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use djinn_engine::KvMemory;
 use djinn_eval::EvalConfig;
-use djinn_server::{LoadOptions, ServerConfig, ServerLimits};
+use djinn_server::{LoadOptions, OperationSettings, ServerConfig, ServerLimits};
 use djinn_weights::MemorySettings;
 use serde_json::{Map, Value};
 use tokio::runtime::Runtime;
@@ -58,6 +58,7 @@ fn read_keys(text: &str) {
         limits: ServerLimits::default(),
         drain: Duration::ZERO,
         insecure: false,
+        operation: OperationSettings::default(),
         commit: String::new(),
     };
     RUNTIME.with(|runtime| {
