@@ -1,8 +1,8 @@
 //! Work whose time grows with a client's input, off the threads that serve connections.
 //!
 //! Each owner has one piece of such work running at a time, and the pieces of all owners share a fixed
-//! number of threads in order of arrival. So a long text of one owner delays neither health checks nor the
-//! texts of others by more than one piece.
+//! number of threads in order of arrival. A long text of one owner delays no health check, and the texts of
+//! others by one piece at most.
 
 use std::{
     collections::HashMap,

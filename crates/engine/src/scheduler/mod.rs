@@ -72,6 +72,7 @@ impl Scheduler {
     /// outputs of sessions that ended.
     pub fn apply_time(&mut self, residency: &mut SessionMemory<'_>, now: Instant) -> Vec<Output> {
         let mut outputs = self.spill.finish_transfers(residency, false);
+        self.spill.retry_disk(now);
         outputs.extend(expiry::expire(residency, now));
         outputs.extend(expiry::prefetch(residency, now));
         expiry::forget_late(residency, &self.spill, now);

@@ -1,6 +1,6 @@
 //! Spilling: pages between host memory and disk, and what happens when the disk fails.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use djinn_kv::{DiskDirection, PageTable, Pager, Pages};
 use djinn_types::SessionId;
@@ -15,6 +15,9 @@ use crate::{
     settings::Settings,
 };
 
+/// Time after which a disk that refused a page is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// Room for pages outside the device, and the state of the disk.
 pub(crate) struct SpillPolicy {
     /// Host frames that only pages from disk take; 0 without a disk.
@@ -23,6 +26,8 @@ pub(crate) struct SpillPolicy {
     margin: usize,
     /// Error with which the disk refused a page; `None` while the disk accepts pages.
     failure: Option<String>,
+    /// Time of the last failure.
+    failed_at: Instant,
     /// Failure after which the disk was tried once more.
     last_failure: Option<String>,
 }
@@ -42,6 +47,7 @@ impl SpillPolicy {
             reserve,
             margin,
             failure: None,
+            failed_at: Instant::now(),
             last_failure: None,
         }
     }
@@ -66,6 +72,14 @@ impl SpillPolicy {
             Some(_) => pages.disk().total() - pages.disk().free(),
         };
         pages.host().total() - self.reserve + disk
+    }
+
+    /// Tries a disk that refused a page again after a while: it may have room by now. Queued sessions wait
+    /// for its room, so no other event would try it.
+    pub fn retry_disk(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.failed_at) >= RETRY {
+            self.failure = None;
+        }
     }
 
     /// Starts reading and writing the pages that sessions will need next. Returns the ends of
@@ -110,7 +124,10 @@ impl SpillPolicy {
         for failed in residency.pager.finish_disk_transfers(wait) {
             let error = EngineError::Spill(failed.error);
             match failed.direction {
-                DiskDirection::Spill => self.failure = Some(error.to_string()),
+                DiskDirection::Spill => {
+                    self.failure = Some(error.to_string());
+                    self.failed_at = Instant::now();
+                }
                 DiskDirection::Fetch => lost.extend(residency.fail_holders(&[failed.page], &error)),
             }
         }

@@ -26,7 +26,7 @@ use crate::{
     metrics::{EngineSnapshot, Metrics},
 };
 
-/// Time that a thread has to end after it was told to stop.
+/// Time that a thread has to end after the server stops it.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval at which a stopping thread is checked.
 const STOP_POLL: Duration = Duration::from_millis(5);
@@ -386,7 +386,7 @@ mod tests {
         while let Some(event) = events.recv().await {
             tokens += usize::from(matches!(event, SessionEvent::Token { .. }));
         }
-        assert_eq!(tokens, 20, "the session of another owner goes on");
+        assert_eq!(tokens, 20, "the session of another owner continues");
         assert!(model.is_alive() && model.stop());
     }
 }

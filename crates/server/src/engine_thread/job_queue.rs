@@ -1,8 +1,8 @@
 //! Queue of jobs for an engine thread, fair between owners.
 //!
 //! Owners take turns. Between two passes each owner may use the thread for one slice of time; the time of
-//! a longer job counts against the slices after it. So no owner delays the passes, or the jobs of others,
-//! by more than one of its own jobs.
+//! a longer job counts against the slices after it. An owner therefore delays the passes, and the jobs of
+//! others, by one of its own jobs at most.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,13 +23,13 @@ pub const SERVER: &str = "\0";
 
 /// Jobs that wait for an engine thread.
 pub struct JobQueue<J> {
-    state: Mutex<QueueState<J>>,
+    state: Mutex<JobQueueState<J>>,
     arrived: Condvar,
     /// Largest number of jobs that may wait.
     limit: usize,
 }
 
-struct QueueState<J> {
+struct JobQueueState<J> {
     /// Jobs of the server.
     own: VecDeque<J>,
     /// Jobs of each owner that has any, or has used up its slice.
@@ -67,13 +67,13 @@ impl<J> JobQueue<J> {
     /// Creates a queue for at most `limit` jobs of owners.
     pub fn new(limit: usize) -> Self {
         JobQueue {
-            state: Mutex::new(QueueState::new(false)),
+            state: Mutex::new(JobQueueState::new(false)),
             arrived: Condvar::new(),
             limit,
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, QueueState<J>> {
+    fn state(&self) -> MutexGuard<'_, JobQueueState<J>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,7 +159,7 @@ impl<J> JobQueue<J> {
 
     /// Drops all jobs that wait, so that their callers learn that the thread has ended.
     pub fn clear(&self) {
-        *self.state() = QueueState::new(true);
+        *self.state() = JobQueueState::new(true);
     }
 
     /// Number of jobs that wait.
@@ -168,9 +168,9 @@ impl<J> JobQueue<J> {
     }
 }
 
-impl<J> QueueState<J> {
+impl<J> JobQueueState<J> {
     fn new(is_closed: bool) -> Self {
-        QueueState {
+        JobQueueState {
             own: VecDeque::new(),
             owners: BTreeMap::new(),
             turns: VecDeque::new(),

@@ -67,9 +67,9 @@ pub struct InfoService<S> {
 }
 
 /// Counts a request as in flight.
-struct InFlight(Arc<ConnectionInfo>);
+struct InFlightGuard(Arc<ConnectionInfo>);
 
-impl Drop for InFlight {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
@@ -88,7 +88,7 @@ where
     fn call(&self, mut request: Request<B>) -> Self::Future {
         request.extensions_mut().insert(Arc::clone(&self.info));
         self.info.in_flight.fetch_add(1, Ordering::AcqRel);
-        let counted = InFlight(Arc::clone(&self.info));
+        let counted = InFlightGuard(Arc::clone(&self.info));
         let answer = self.service.call(request);
         Box::pin(async move {
             let _counted = counted;
