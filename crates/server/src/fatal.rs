@@ -1,8 +1,25 @@
 //! Signal that the process has to end, because it can serve no more.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::sync::watch;
+
+/// Exit code of a server that cannot continue because of its device; `EX_SOFTWARE` of sysexits.h.
+pub const FATAL_EXIT_CODE: i32 = 70;
+/// Time that the end of the process may take before the process kills itself.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Ends a process whose device is lost, with [`FATAL_EXIT_CODE`]. The driver's own cleanup may hang; then
+/// the process kills itself.
+pub fn exit_after_fatal(reason: &str) -> ! {
+    eprintln!("djinn: {reason}");
+    std::thread::spawn(|| {
+        std::thread::sleep(EXIT_TIMEOUT);
+        let _ = kill_process(getpid(), Signal::KILL);
+    });
+    std::process::exit(FATAL_EXIT_CODE)
+}
 
 /// Reason why the process has to end, once there is one.
 #[derive(Clone)]

@@ -36,6 +36,7 @@ pub use config::{
 };
 pub use djinn_wire::ErrorCode;
 pub use error::ServeError;
+pub use fatal::{FATAL_EXIT_CODE, exit_after_fatal};
 pub use lifecycle::{Running, start, start_in_process};
 pub use net::InProcessConnector;
 pub use preset::{DrawBlueprint, OpenState, Preset};

@@ -8,15 +8,21 @@ mod common;
 use std::{
     fs,
     net::SocketAddr,
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
+    process::Command,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
 use common::{Server, config, folder, grpc::block_on, soon, stories};
-use djinn_device::testing::{Fault, FaultSwitch, FaultyBackend};
-use djinn_server::{LoadOptions, ServeError, ServedModel};
+use djinn_device::{
+    Backend,
+    cuda::CudaBackend,
+    testing::{Fault, FaultSwitch, FaultyBackend},
+};
+use djinn_server::{FATAL_EXIT_CODE, LoadOptions, ServeError, ServedModel};
 use djinn_weights::Keep;
 use djinn_wire::v1::sessions_client::SessionsClient;
 use serde_json::{Value, json};
@@ -101,58 +107,90 @@ fn stream_of(address: SocketAddr, body: &Value) -> String {
     text
 }
 
-/// Runs a server until its device fails, and returns the error that ends it.
-fn until_fatal(fault: Fault, home: &Path) -> ServeError {
+/// Environment variables of the child: its folder, and the fault of its device.
+const CHILD: &str = "DJINN_TEST_FOLDER";
+const FAULT: &str = "DJINN_TEST_FAULT";
+
+/// Device of these tests: the CPU, or the card that `DJINN_TEST_CARD` names.
+fn backend() -> Arc<dyn Backend> {
+    match std::env::var("DJINN_TEST_CARD") {
+        Ok(card) => Arc::new(CudaBackend::new(card.parse().unwrap()).unwrap()),
+        Err(_) => config(Path::new("")).backend,
+    }
+}
+
+/// Server of a child process. Its device breaks in the second turn, and the process ends.
+#[test]
+fn child_with_a_device_that_breaks() {
+    let Some(home) = std::env::var_os(CHILD).map(PathBuf::from) else {
+        return;
+    };
+    let fault = match std::env::var(FAULT).unwrap().as_str() {
+        "trap" => Fault::Trap,
+        _ => Fault::Hang,
+    };
     let switch = FaultSwitch::default();
-    let mut config = config(home);
-    let inner = Arc::clone(&config.backend);
-    config.backend = Arc::new(FaultyBackend::new(inner, switch.clone()));
+    let mut config = config(&home);
+    config.backend = Arc::new(FaultyBackend::new(backend(), switch.clone()));
     config.state = Some(home.join("state"));
-    config.operation.watchdog = Some(Duration::from_millis(300));
+    config.operation.watchdog = Some(Duration::from_secs(2));
     let (ready, started) = mpsc::channel();
-    let server = thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        let ended = runtime.block_on(async {
-            let running = djinn_server::start(config).await.unwrap();
-            let tell =
-                move |running: &djinn_server::Running| ready.send(running.addresses[0]).unwrap();
-            running.run_until_signal(tell).await.unwrap_err()
-        });
-        runtime.shutdown_background();
-        ended
+    let tell = move |running: &djinn_server::Running| ready.send(running.addresses[0]).unwrap();
+    thread::spawn(move || {
+        let address: SocketAddr = started.recv().unwrap();
+        let first = stream_of(address, &story(4, true));
+        assert!(first.contains("[DONE]"), "{first}");
+        switch.set(fault);
+        let cut = stream_of(address, &story(8, true));
+        assert!(cut.contains("\"error\""), "{cut}");
+        fs::write(home.join("cut"), cut).unwrap();
     });
-    let address: SocketAddr = started.recv().unwrap();
-    let first = stream_of(address, &story(4, true));
-    assert!(first.contains("[DONE]"), "{first}");
-    switch.set(fault);
-    let cut = stream_of(address, &story(8, true));
-    assert!(cut.contains("\"error\""), "{cut}");
-    let ended = server.join().unwrap();
-    switch.clear();
-    ended
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let ended = runtime.block_on(async {
+        let running = djinn_server::start(config).await.unwrap();
+        running.run_until_signal(tell).await
+    });
+    match ended {
+        Err(ServeError::Fatal(reason)) => djinn_server::exit_after_fatal(&reason),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
 fn a_lost_or_hung_device_ends_the_process_and_no_session_is_lost() {
-    for fault in [Fault::Trap, Fault::Hang] {
+    for fault in ["trap", "hang"] {
         let home = tempfile::tempdir().unwrap();
-        let error = until_fatal(fault, home.path());
-        assert!(matches!(error, ServeError::Fatal(_)), "{fault:?}: {error}");
-        // The engine thread of a hung device holds the folder until it ends.
-        let state = home.path().join("state");
-        let opened = || djinn_engine::StateFolder::open(&state.join("stories")).is_ok();
-        soon("the folder is free", opened);
-        let server = Server::with(|config| config.state = Some(state.clone()));
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_with_a_device_that_breaks", "--nocapture"])
+            .env(CHILD, home.path())
+            .env(FAULT, fault)
+            .output()
+            .unwrap();
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        // The driver of a card may hang in its cleanup, and then the process kills itself.
+        let (code, signal) = (output.status.code(), output.status.signal());
+        let is_expected = code == Some(FATAL_EXIT_CODE) || signal == Some(9);
+        assert!(is_expected, "{fault}: {code:?} {signal:?}\n{log}");
+        assert!(log.contains("device"), "{fault}: {log}");
+        let server = Server::with(|config| {
+            config.backend = backend();
+            config.state = Some(home.path().join("state"));
+        });
         block_on(async {
             let endpoint = tonic::transport::Channel::from_shared(server.url("")).unwrap();
             let mut sessions = SessionsClient::new(endpoint.connect().await.unwrap());
             let listed = sessions
                 .list(djinn_wire::v1::ListSessionsRequest::default())
                 .await;
-            assert_eq!(listed.unwrap().into_inner().sessions.len(), 2, "{fault:?}");
+            let listed = listed.unwrap().into_inner().sessions;
+            assert_eq!(listed.len(), 2, "{fault}");
+            println!(
+                "{fault}: ended with {code:?} {signal:?}, {} sessions continue",
+                listed.len()
+            );
         });
     }
 }

@@ -21,11 +21,6 @@ pub const COMMIT: &str = env!("DJINN_COMMIT");
 
 /// Time after which a pass on a card that does not end means that the card hangs.
 const WATCHDOG_DEFAULT: Duration = Duration::from_secs(300);
-/// Exit code of a server that cannot go on because of its device; `EX_SOFTWARE` of sysexits.h.
-const FATAL_EXIT: i32 = 70;
-/// Time that the end of the process may take before the process kills itself.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// Reference of the model that ships with Djinn.
 const BUNDLED: &str = "bundled";
 
@@ -60,24 +55,13 @@ pub fn serve() -> Result<(), Failure> {
     served
 }
 
-/// Ends a process whose device is lost. The driver's own cleanup may hang, so the process kills itself then.
-fn exit_after_fatal(reason: &str) -> ! {
-    eprintln!("djinn: {reason}");
-    std::thread::spawn(|| {
-        std::thread::sleep(EXIT_TIMEOUT);
-        let _ =
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    });
-    std::process::exit(FATAL_EXIT)
-}
-
 async fn run(config: ServerConfig) -> Result<(), Failure> {
     let has_tls = config.tls.is_some();
     let running = djinn_server::start(config).await?;
     // A closed standard output is not an error of the server.
     let ready = |running: &Running| drop(say(&ready(running, has_tls)));
     match running.run_until_signal(ready).await {
-        Err(ServeError::Fatal(reason)) => exit_after_fatal(&reason),
+        Err(ServeError::Fatal(reason)) => djinn_server::exit_after_fatal(&reason),
         served => Ok(served?),
     }
 }
