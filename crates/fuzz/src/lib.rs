@@ -20,5 +20,5 @@ mod targets;
 
 pub use check::{Cost, Violation, check, watch_panics};
 pub use mutator::Mutator;
-pub use seeds::{data_folder, seeds};
+pub use seeds::{data_folder, is_slow, seeds};
 pub use targets::{FuzzTarget, TARGETS, target};

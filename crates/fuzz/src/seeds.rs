@@ -1,4 +1,6 @@
 //! Seeds: small inputs in `testdata/fuzz/TARGET`, among them every input that once found a bug.
+//!
+//! A seed whose name starts with `slow-` is replayed, but no other inputs are made from it.
 
 use std::{
     fs, io,
@@ -11,6 +13,11 @@ pub fn data_folder() -> PathBuf {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
     }
+}
+
+/// Whether a seed takes so long that other inputs should not be made from it.
+pub fn is_slow(name: &str) -> bool {
+    name.starts_with("slow-")
 }
 
 /// Reads the seeds of a target, in order of their names.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_fuzz::{FuzzTarget, Mutator, TARGETS, check, seeds, watch_panics};
+use djinn_fuzz::{FuzzTarget, Mutator, TARGETS, check, is_slow, seeds, watch_panics};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -55,10 +55,9 @@ fn run(target: &FuzzTarget, name: &str, input: &[u8]) -> Duration {
 
 /// Runs mutated seeds of a target; returns a line of the table.
 fn mutate(target: &FuzzTarget, time: Duration) -> String {
-    let own: Vec<Vec<u8>> = own_seeds(target)
-        .into_iter()
-        .map(|(_, seed)| seed)
-        .collect();
+    let fast = own_seeds(target).into_iter();
+    let fast = fast.filter(|(name, _)| !is_slow(name));
+    let own: Vec<Vec<u8>> = fast.map(|(_, seed)| seed).collect();
     let mut mutator = Mutator::new(
         variable("DJINN_FUZZ_SEED", SEED),
         &own,

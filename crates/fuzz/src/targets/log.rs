@@ -1,6 +1,6 @@
 //! The session log: an input is the content of a log file, or its records, one on each line.
 
-use djinn_engine::{RestoreScope, StateFolder};
+use djinn_engine::{Request, RestoreScope, StateFolder};
 use djinn_wal::Log;
 
 use super::session::{identity, run_passes};
@@ -59,8 +59,14 @@ fn read_records(data: &[u8]) {
     let Ok(restored) = engine.attach_state(state, RestoreScope::All) else {
         return;
     };
+    let request = Request {
+        tokens: vec![1],
+        ..Request::default()
+    };
+    // The restored sessions may have taken all the room.
+    let new = engine.open(request).ok();
     run_passes(&mut engine);
-    for id in restored.sessions {
+    for id in restored.sessions.into_iter().chain(new) {
         engine.close(id);
     }
     engine.check_integrity();

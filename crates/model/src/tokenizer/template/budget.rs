@@ -13,6 +13,9 @@ const BYTES: usize = 32 << 20;
 /// each message to a growing text.
 const BYTES_PER_BYTE: usize = 1024;
 
+/// Bytes that a value counts besides its text.
+const VALUE_BYTES: usize = 32;
+
 /// Number of bytes that a template may still create.
 #[derive(Clone)]
 pub(super) struct RenderBudget {
@@ -55,7 +58,7 @@ impl RenderBudget {
         let mut bytes = 0;
         let mut values = vec![value.clone()];
         while let Some(value) = values.pop() {
-            let own = value.as_str().map_or(8, |text| text.len() + 2);
+            let own = VALUE_BYTES + value.as_str().map_or(0, str::len);
             self.spend(own)?;
             bytes += own;
             let is_map = value.kind() == ValueKind::Map;
