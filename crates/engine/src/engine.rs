@@ -23,17 +23,19 @@ use crate::{
     prefix_cache::{self, PrefixCache},
     sampling::sample_outputs::sample_outputs,
     scheduler::{
-        Scheduler, eviction::copy_to_host, ready::BatchLimits, selection::SelectionLimits,
-        spill_policy::SpillPolicy,
+        Scheduler, eviction::copy_to_host, fair_share::FairShare, ready::BatchLimits,
+        selection::SelectionLimits, spill_policy::SpillPolicy,
     },
     session::{
-        Session, lifecycle,
+        Session,
+        checker::{CheckedRequest, RequestChecker},
+        lifecycle,
         output::{Finish, Output, Transcript},
-        quota::Quota,
+        quota::{Holdings, Quota},
         request::Request,
         residency::SessionMemory,
         state::Transition,
-        table::SessionTable,
+        table::{SessionTable, check_room},
         view::{SessionInfo, SessionView},
     },
     session_ref::{self, SessionRef},
@@ -52,6 +54,7 @@ pub struct Engine {
     durability: Durability,
     /// Outputs that the next step returns.
     deferred: Vec<Output>,
+    checker: RequestChecker,
 }
 
 impl Engine {
@@ -85,6 +88,7 @@ impl Engine {
         Ok(Engine {
             executor,
             scheduler: Scheduler::new(limits, SpillPolicy::new(settings, &pager)),
+            checker: RequestChecker::new(&model, settings),
             model,
             blueprint,
             pager,
@@ -185,16 +189,65 @@ impl Engine {
         self.sessions.quotas.set(owner, quota);
     }
 
+    /// Sets the maximum number of bytes of host memory that captures and checkpoints of all
+    /// sessions may take together.
+    pub fn set_probe_budget(&mut self, bytes: u64) {
+        self.sessions.probe_budget = Some(bytes);
+    }
+
+    /// Sets whether an owner may open sessions only while it has fewer than are free, so that
+    /// there is always room for newcomers. A quota of the owner's own replaces this rule.
+    pub fn set_fair_slots(&mut self, fair: bool) {
+        self.sessions.fair_slots = fair;
+    }
+
+    /// Returns the bytes of host memory that count for captures and checkpoints: of one owner's
+    /// sessions, or of all.
+    pub fn probe_bytes(&self, owner: Option<&str>) -> u64 {
+        self.sessions.holdings(owner).probe_bytes
+    }
+
+    /// Returns the checker of requests, which works on any thread.
+    pub fn request_checker(&self) -> RequestChecker {
+        self.checker.clone()
+    }
+
+    /// Checks whether a session could be opened now: the number of sessions, the quota of the
+    /// owner, the memory for probes, and the room that the owner leaves for others. Changes
+    /// nothing.
+    pub fn check_room(&self, checked: &CheckedRequest) -> Result<(), EngineError> {
+        let new = Holdings {
+            sessions: 1,
+            pages: checked.pages(),
+            probe_bytes: checked.probe_bytes(),
+        };
+        check_room(
+            &self.sessions,
+            self.blueprint.settings(),
+            checked.owner(),
+            new,
+        )
+    }
+
     /// Opens a session. The session runs as soon as the scheduler chooses it.
     pub fn open(&mut self, request: Request) -> Result<SessionId, EngineError> {
+        let checked = self.checker.check(request)?;
+        self.open_checked(checked)
+    }
+
+    /// Opens a session whose request was checked, maybe on another thread. A request that another
+    /// engine's checker has checked is checked again.
+    pub fn open_checked(&mut self, checked: CheckedRequest) -> Result<SessionId, EngineError> {
         self.durability.settle(&mut self.sessions, true);
-        request.check_probe(&self.model.program)?;
+        let checked = match self.checker.has_checked(&checked) {
+            true => checked,
+            false => self.checker.check(checked.request)?,
+        };
+        self.check_room(&checked)?;
         let (id, settings) = (self.sessions.new_id(), self.blueprint.settings());
-        self.sessions.check_count(settings.open)?;
-        let virtual_time = self.scheduler.virtual_time();
-        let mut session = lifecycle::create(&self.model, settings, request, id, virtual_time)?;
-        self.sessions
-            .check_quota(&session.owner, session.pages_most)?;
+        let virtual_time = self.scheduler.virtual_time(checked.owner());
+        let share = FairShare::new(checked.request.class, virtual_time);
+        let mut session = lifecycle::create(&self.model, settings, checked, id, share);
         self.durability.commit_opened(&mut session)?;
         self.sessions.insert(session);
         Ok(id)
@@ -217,6 +270,7 @@ impl Engine {
             id,
             model: &self.model,
             blueprint: &self.blueprint,
+            checker: &self.checker,
             scheduler: &self.scheduler,
             durability: &mut self.durability,
             residency: SessionMemory {
@@ -293,8 +347,13 @@ impl Engine {
         identity.check(&file.model_identity())?;
         let id = self.sessions.new_id();
         let saved = file.session.imported(id, owner.to_owned());
-        let pages = self.blueprint.settings().table_pages();
-        self.sessions.check_quota(owner, pages)?;
+        let settings = self.blueprint.settings();
+        let new = Holdings {
+            sessions: 1,
+            pages: settings.table_pages(),
+            probe_bytes: 0,
+        };
+        check_room(&self.sessions, settings, owner, new)?;
         self.restore(&saved)?;
         if let Err(error) = self.durability.commit_imported(saved) {
             self.sessions.remove(id);
@@ -309,7 +368,8 @@ impl Engine {
             model: &self.model,
             settings: self.blueprint.settings(),
             stops: &self.blueprint.stops,
-            virtual_time: self.scheduler.virtual_time(),
+            virtual_time: self.scheduler.virtual_time(&saved.owner),
+            checker: &self.checker,
         };
         let session = context.restore(saved)?;
         self.sessions.check_count(context.settings.open)?;

@@ -80,6 +80,8 @@ pub enum LimitKind {
     ReducedWidth,
     /// Rows of the logit lens in one pass.
     LensRows,
+    /// Bytes of host memory that captures and checkpoints of all sessions take.
+    ProbeBytes,
 }
 
 impl LimitKind {
@@ -147,6 +149,12 @@ impl LimitKind {
                 "the logit lens was requested for {asked} rows of one pass, but the limit is \
                  {limit}; select fewer hooks or positions"
             ),
+            LimitKind::ProbeBytes => format!(
+                "captures and checkpoints of all sessions would take {}, but the limit is {}; \
+                 capture less, or retry when other sessions have ended",
+                Size(asked as u64),
+                Size(limit as u64)
+            ),
         }
     }
 }
@@ -158,6 +166,8 @@ pub enum QuotaKind {
     Sessions,
     /// Number of KV pages that the open sessions may need.
     Pages,
+    /// Bytes of host memory that captures and checkpoints of the sessions may take.
+    ProbeBytes,
 }
 
 impl fmt::Display for QuotaKind {
@@ -165,6 +175,7 @@ impl fmt::Display for QuotaKind {
         f.write_str(match self {
             QuotaKind::Sessions => "sessions",
             QuotaKind::Pages => "KV pages",
+            QuotaKind::ProbeBytes => "bytes of captures and checkpoints",
         })
     }
 }
@@ -280,6 +291,21 @@ pub enum EngineError {
         /// Amount that the owner may have.
         limit: usize,
     },
+    /// The owner has as much as is free for all others together; retry later.
+    #[error(
+        "{owner} has {held} {kind}, and only {free} are free for all owners; close some sessions \
+         or retry later"
+    )]
+    FairShare {
+        /// Name of the owner.
+        owner: String,
+        /// Kind of room that is short.
+        kind: QuotaKind,
+        /// Amount that the owner has.
+        held: usize,
+        /// Amount that is free.
+        free: usize,
+    },
     /// The session is not open, or belongs to another owner.
     #[error("no session {0} is open")]
     NoSession(SessionId),
@@ -389,6 +415,40 @@ pub enum EngineError {
         /// Reason for the failure.
         reason: String,
     },
+}
+
+impl EngineError {
+    /// Whether the device cannot be used any more: every later pass fails too, until the model is
+    /// loaded again in a new context of the device.
+    pub fn is_fatal(&self) -> bool {
+        match self {
+            EngineError::Device(error) => is_sticky(error),
+            _ => false,
+        }
+    }
+}
+
+/// Errors of the CUDA driver after which every later call of the context fails.
+const STICKY: [&str; 11] = [
+    "ILLEGAL_ADDRESS",
+    "LAUNCH_TIMEOUT",
+    "CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_ASSERT",
+    "HARDWARE_STACK_ERROR",
+    "ILLEGAL_INSTRUCTION",
+    "MISALIGNED_ADDRESS",
+    "INVALID_ADDRESS_SPACE",
+    "INVALID_PC",
+    "LAUNCH_FAILED",
+    "ECC_UNCORRECTABLE",
+];
+
+/// Whether an error of the driver stays with the context of the device.
+fn is_sticky(error: &DeviceError) -> bool {
+    match error {
+        DeviceError::Driver { reason, .. } => STICKY.iter().any(|name| reason.contains(name)),
+        _ => false,
+    }
 }
 
 /// Lists statuses as `ready, waiting or paused`.

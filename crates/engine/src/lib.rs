@@ -57,6 +57,7 @@ pub use probe::{
 pub use sampling::sampler::{Logprob, Sampling};
 pub use scheduler::fair_share::Class;
 pub use session::{
+    checker::{CheckedRequest, RequestChecker},
     failure::{FailureKind, SessionFailure},
     output::{Finish, Output, Transcript},
     quota::Quota,

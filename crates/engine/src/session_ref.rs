@@ -21,10 +21,13 @@ use crate::{
     },
     session::{
         Session,
+        checker::RequestChecker,
         lifecycle::{NextTurn, text_of},
         output::Transcript,
+        quota::Holdings,
         residency::SessionMemory,
         state::{OwnerAction, SessionState, Transition},
+        table::check_room,
         view::SessionView,
     },
 };
@@ -35,6 +38,7 @@ pub struct SessionRef<'e> {
     pub(crate) id: SessionId,
     pub(crate) model: &'e Model,
     pub(crate) blueprint: &'e Blueprint,
+    pub(crate) checker: &'e RequestChecker,
     pub(crate) scheduler: &'e Scheduler,
     pub(crate) durability: &'e mut Durability,
     pub(crate) residency: SessionMemory<'e>,
@@ -116,7 +120,7 @@ impl SessionRef<'_> {
 
     /// Moves the session to the ready or queued state.
     pub(crate) fn make_ready(&mut self) -> Result<(), EngineError> {
-        let virtual_time = self.scheduler.virtual_time();
+        let virtual_time = self.scheduler.virtual_time(&self.get().owner);
         let session = self.get_mut();
         session.apply(Transition::Resume)?;
         session.lifetime.touch();
@@ -132,12 +136,13 @@ impl SessionRef<'_> {
         max_tokens: usize,
         edits: &[EditSpec],
     ) -> Result<(), EngineError> {
-        let (model, settings) = (self.model, self.blueprint.settings());
-        let turn = NextTurn::new(model, settings, self.get(), tokens, max_tokens, edits)?;
+        let turn = NextTurn::new(self.checker, self.get(), tokens, max_tokens, edits)?;
+        let sessions = &*self.residency.sessions;
+        sessions.check_reserve(self.id, turn.reserve.total())?;
         let session = self.residency.sessions.known_mut(self.id);
         self.durability.commit_turn(session, &turn)?;
         self.make_ready()?;
-        turn.apply(model, self.get_mut());
+        turn.apply(self.model, self.get_mut());
         Ok(())
     }
 
@@ -151,8 +156,12 @@ impl SessionRef<'_> {
             sampling.check(self.model.program.dims.vocab)?;
         }
         let sessions = &*self.residency.sessions;
-        sessions.check_quota(&session.owner, session.pages_most)?;
-        sessions.check_count(self.blueprint.settings().open)?;
+        let new = Holdings {
+            sessions: 1,
+            pages: session.pages_most,
+            probe_bytes: session.reserve.total(),
+        };
+        check_room(sessions, self.blueprint.settings(), &session.owner, new)?;
         let fits = self.fork_fits();
         let can_wait = session.probe.is_empty() && session.paused().is_none();
         if !fits && !can_wait {
@@ -175,7 +184,9 @@ impl SessionRef<'_> {
             fork.state = not_admitted(fork.state);
         }
         fork.lifetime.touch();
-        fork.fair_share = fork.fair_share.rejoin(self.scheduler.virtual_time());
+        fork.fair_share = fork
+            .fair_share
+            .rejoin(self.scheduler.virtual_time(&fork.owner));
         if let Err(error) = self.durability.commit_opened(&mut fork) {
             self.residency.pager.release(&mut fork.pages);
             return Err(error);

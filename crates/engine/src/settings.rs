@@ -51,7 +51,7 @@ impl Settings {
         rows: usize,
     ) -> Result<Self, EngineError> {
         for request in requests {
-            request.check(model)?;
+            request.check(&model.program, model.tokenizer.is_some())?;
             request.check_probe(&model.program)?;
         }
         let program = &model.program;

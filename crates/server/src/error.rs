@@ -290,8 +290,11 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::HostBudget { .. }
         | E::HostMemory { .. }
         | E::SpillNeedsHost { .. } => ErrorCode::Conflict,
-        E::Limit { kind, .. } if *kind != LimitKind::Sessions => ErrorCode::Invalid,
+        E::Limit { kind, .. } if !matches!(kind, LimitKind::Sessions | LimitKind::ProbeBytes) => {
+            ErrorCode::Invalid
+        }
         E::Quota { .. }
+        | E::FairShare { .. }
         | E::Limit { .. }
         | E::OutOfPages(_)
         | E::NoRoom(_)

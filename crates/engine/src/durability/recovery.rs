@@ -14,8 +14,10 @@ use crate::{
         checkpoint::{PausePlace, Paused, Rewind},
         saved_probe::load_probe,
     },
+    scheduler::fair_share::FairShare,
     session::{
         Session,
+        checker::RequestChecker,
         failure::SessionFailure,
         lifecycle::{create, text_of},
         request::{Request, check_tokens},
@@ -67,6 +69,7 @@ pub(crate) struct RecoveryContext<'a> {
     /// Hooks at which sessions can pause, by the index of the next operation.
     pub stops: &'a BTreeMap<usize, Arc<StopPoint>>,
     pub virtual_time: u64,
+    pub checker: &'a RequestChecker,
 }
 
 impl RecoveryContext<'_> {
@@ -82,7 +85,9 @@ impl RecoveryContext<'_> {
         probe.check_rows(prompt.len(), program.dims.context)?;
         let request = request(saved, prompt, probe.clone());
         let id = saved.id;
-        let mut session = create(self.model, self.settings, request, id, self.virtual_time)?;
+        let checked = self.checker.check_restored(request)?;
+        let share = FairShare::new(saved.class, self.virtual_time);
+        let mut session = create(self.model, self.settings, checked, id, share);
         check_tokens(program, &saved.tokens)?;
         // The saved probe was bound to the positions that the session had when it was opened.
         session.probe = probe.resolved(session.prompt());
@@ -98,6 +103,11 @@ impl RecoveryContext<'_> {
             let prompt = session.tokens.len();
             return Err(EngineError::PromptTooLong { prompt, context });
         }
+        let rest = session.max_tokens.saturating_sub(session.generated());
+        let end = session.tokens.len().saturating_add(rest).min(context);
+        session.reserve = self
+            .checker
+            .reserve(&session.probe, 0..end, session.prompt());
         session.logprobs = saved.logprobs.iter().map(load_logprobs).collect();
         session.text = text_of(self.model, &session);
         let past = saved.past.as_ref().map(|past| self.rewind_to(past));

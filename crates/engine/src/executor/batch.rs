@@ -168,7 +168,8 @@ mod tests {
     use crate::{
         probe::probe_limits::ProbeLimits,
         sampling::sampler::Sampling,
-        session::{Session, lifecycle::create, request::Request},
+        scheduler::fair_share::{Class, FairShare},
+        session::{Session, checker::RequestChecker, lifecycle::create, request::Request},
         settings::Settings,
     };
 
@@ -182,7 +183,10 @@ mod tests {
         let settings = settings();
         let model = model();
         let id = SessionId::from_bits(0);
-        let mut session = create(&model, &settings, request, id, 0).expect("a valid request");
+        let checked = RequestChecker::new(&model, &settings).check(request);
+        let checked = checked.expect("a valid request");
+        let share = FairShare::new(Class::Interactive, 0);
+        let mut session = create(&model, &settings, checked, id, share);
         session.tokens.extend(prompt as u32..(prompt + more) as u32);
         session.computed = computed;
         session

@@ -81,6 +81,15 @@ impl Captured {
         self.patterns.entry(site).or_default().push(row);
     }
 
+    /// Bytes of all captures.
+    pub fn bytes(&self) -> u64 {
+        let rows = self.rows.values();
+        let rows = rows.map(|rows| rows.data.len() + rows.sum.len());
+        let patterns = self.patterns.values().flatten();
+        let patterns = patterns.map(|row| row.data.len());
+        4 * rows.chain(patterns).sum::<usize>() as u64
+    }
+
     /// Whether nothing was captured.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.patterns.is_empty()

@@ -25,6 +25,12 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// Bytes of the buffers.
+    pub fn bytes(&self) -> u64 {
+        let numbers = self.live.iter().map(|(_, numbers)| numbers.len());
+        4 * numbers.sum::<usize>() as u64
+    }
+
     /// Returns the activation at the hook.
     pub fn activation(&self, dims: &Dims) -> Tensor {
         let found = self.live.iter().find(|(buf, _)| *buf == self.stop.buf);

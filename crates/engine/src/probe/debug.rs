@@ -17,7 +17,8 @@ use super::{
 use crate::{
     error::{EngineError, LimitKind},
     session::{
-        lifecycle::check_head_rows,
+        checker::check_head_rows,
+        probe_reserve::ProbeReserve,
         state::{OwnerAction, SessionState},
     },
     session_ref::SessionRef,
@@ -102,8 +103,10 @@ impl SessionRef<'_> {
         for edit in &edits {
             probe.push_edit(at.site, edit.clone());
         }
+        let reserve = self.pause_reserve(&probe, until)?;
         let session = self.residency.sessions.known_mut(self.id);
         self.durability.commit_probe(session, probe, true)?;
+        session.reserve = reserve;
         session.shares = session.shares.min(session.first_probed());
         session.last_pause = session.state.place().map(|place| place.passed(at));
         self.make_ready()?;
@@ -116,6 +119,22 @@ impl SessionRef<'_> {
             None => {}
         }
         Ok(())
+    }
+
+    /// Returns the host memory that the session can take with this probe, if it pauses besides
+    /// at `until`, and refuses more than there is.
+    fn pause_reserve(&self, probe: &Probe, until: RunUntil) -> Result<ProbeReserve, EngineError> {
+        let session = self.get();
+        // The turn may run any of its tokens again, and new ones.
+        let bytes = self.checker.checkpoint_bytes(probe, until, session.context);
+        let held = session.checkpoint().map_or(0, Checkpoint::bytes);
+        let reserve = ProbeReserve {
+            checkpoint: bytes.max(held),
+            ..session.reserve
+        };
+        let sessions = &*self.residency.sessions;
+        sessions.check_reserve(self.id, reserve.total())?;
+        Ok(reserve)
     }
 
     /// Lets a restored session run to its hook again, to pause there with its activations. A
@@ -150,8 +169,11 @@ impl SessionRef<'_> {
         let probe = probe.resolved(session.prompt());
         let settings = self.blueprint.settings();
         check_head_rows(settings, &probe, settings.context, session.prompt())?;
+        let reserve = self.pause_reserve(&probe, RunUntil::Breakpoint)?;
         let session = self.residency.sessions.known_mut(self.id);
-        self.durability.commit_probe(session, probe, false)
+        self.durability.commit_probe(session, probe, false)?;
+        session.reserve = reserve;
+        Ok(())
     }
 
     /// Opens `count` sessions that continue from the hook of the paused session and share its

@@ -5,14 +5,18 @@ use djinn_types::SessionId;
 
 use super::{
     commitment::{PageCommitment, admissible},
+    owner_shares::OwnerShares,
     spill_policy::SpillPolicy,
 };
 use crate::session::{Session, state::Transition, table::SessionTable};
 
-/// Returns the queued sessions in order of arrival.
+/// Returns the queued sessions in order of their owners' shares, and of arrival.
 fn queue(sessions: &SessionTable) -> Vec<&Session> {
     let mut queue: Vec<&Session> = sessions.iter().filter(|s| s.is_queued()).collect();
-    queue.sort_by_key(|session| (session.fair_share.virtual_time, session.id));
+    queue.sort_by_key(|session| {
+        let share = session.fair_share;
+        (share.turn, share.virtual_time, session.id)
+    });
     queue
 }
 
@@ -53,12 +57,13 @@ pub(crate) fn admit(
     sessions: &mut SessionTable,
     pager: &Pager,
     policy: &SpillPolicy,
-    virtual_time: u64,
+    owners: &OwnerShares,
 ) {
     for id in next_admitted(sessions, pager, policy) {
         let session = sessions.known_mut(id);
         let admitted = session.apply(Transition::Admit);
         admitted.expect("a queued session can be admitted");
+        let virtual_time = owners.session_clock(&session.owner);
         session.fair_share = session.fair_share.rejoin(virtual_time);
     }
 }

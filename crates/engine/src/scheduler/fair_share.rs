@@ -1,4 +1,4 @@
-//! Fair share: the virtual time of each session, which orders passes.
+//! Fair share: the virtual time of each session among the sessions of its owner.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub enum Class {
 
 impl Class {
     /// Virtual time that one pass costs.
-    fn price(self) -> u64 {
+    pub(super) fn price(self) -> u64 {
         match self {
             Class::Realtime => 1,
             Class::Interactive => 2,
@@ -41,6 +41,8 @@ pub(crate) struct FairShare {
     pub virtual_time: u64,
     /// Passes left of the time slice.
     left: u32,
+    /// Turn of the session among the sessions of all owners that compete; 0 where none does.
+    pub turn: u64,
 }
 
 impl FairShare {
@@ -54,6 +56,7 @@ impl FairShare {
             charged: virtual_time,
             virtual_time,
             left: 0,
+            turn: 0,
         }
     }
 
@@ -70,7 +73,12 @@ impl FairShare {
     }
 
     /// Returns the sort key of the session; the least runs first.
-    pub fn rank(self) -> (u64, Class) {
+    pub fn rank(self) -> (u64, u64, Class) {
+        (self.turn, self.virtual_time, self.class)
+    }
+
+    /// Returns the sort key of the session among the sessions of its owner.
+    pub fn own_rank(self) -> (u64, Class) {
         (self.virtual_time, self.class)
     }
 

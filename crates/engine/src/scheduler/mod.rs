@@ -8,6 +8,7 @@ pub(crate) mod disk_work;
 pub(crate) mod eviction;
 pub(crate) mod expiry;
 pub(crate) mod fair_share;
+pub(crate) mod owner_shares;
 pub(crate) mod ready;
 mod rows;
 pub(crate) mod selection;
@@ -18,17 +19,14 @@ pub(crate) mod spill_policy;
 mod tests;
 pub(crate) mod waiting;
 
-use std::time::Instant;
+use std::{collections::BTreeSet, time::Instant};
 
 use djinn_kv::Pager;
 
 use crate::session::{Session, output::Output, residency::SessionMemory, table::SessionTable};
+use owner_shares::{ActiveShare, MANY_ROWS, OwnerShares};
 use selection::{PassSelection, SelectionLimits};
 use spill_policy::SpillPolicy;
-
-/// Number of rows from which the time of a pass is proportional to its rows. Smaller passes take
-/// as long as reading the weights does.
-const MANY_ROWS: usize = 128;
 
 /// Number of consecutive steps without a runnable session after which one of them ends.
 const STUCK_STEPS: usize = 3;
@@ -37,8 +35,7 @@ const STUCK_STEPS: usize = 3;
 pub(crate) struct Scheduler {
     limits: SelectionLimits,
     pub spill: SpillPolicy,
-    /// Virtual time of the first session in the order at the last pass.
-    virtual_time: u64,
+    owners: OwnerShares,
     /// Seconds per row of a large pass; 0 until there was one.
     seconds_per_row: f64,
     /// Number of consecutive steps in which no session could run.
@@ -51,15 +48,30 @@ impl Scheduler {
         Scheduler {
             limits,
             spill,
-            virtual_time: 0,
+            owners: OwnerShares::default(),
             seconds_per_row: 0.0,
             stuck: 0,
         }
     }
 
-    /// Virtual time of the first session in the order at the last pass.
-    pub fn virtual_time(&self) -> u64 {
-        self.virtual_time
+    /// Virtual time of an owner's first session in the order at the last pass.
+    pub fn virtual_time(&self, owner: &str) -> u64 {
+        self.owners.session_clock(owner)
+    }
+
+    /// Orders the sessions that have tokens to run, by the shares of their owners.
+    fn order(&mut self, sessions: &mut SessionTable) {
+        let open: BTreeSet<String> = sessions.iter().map(|s| s.owner.clone()).collect();
+        let waits = |session: &&mut Session| session.is_ready() || session.is_queued();
+        let active = sessions
+            .iter_mut()
+            .filter(waits)
+            .map(|session| ActiveShare {
+                is_ready: session.is_ready(),
+                owner: &session.owner,
+                fair_share: &mut session.fair_share,
+            });
+        self.owners.order(active, |owner| open.contains(owner));
     }
 
     /// Whether a session could run now.
@@ -80,17 +92,19 @@ impl Scheduler {
     }
 
     /// Admits queued sessions that KV memory has room for.
-    pub fn admit(&self, sessions: &mut SessionTable, pager: &Pager) {
-        admission::admit(sessions, pager, &self.spill, self.virtual_time);
+    pub fn admit(&mut self, sessions: &mut SessionTable, pager: &Pager) {
+        self.order(sessions);
+        admission::admit(sessions, pager, &self.spill, &self.owners);
     }
 
     /// Selects the members of the next pass.
     pub fn select(&mut self, residency: &mut SessionMemory<'_>, now: Instant) -> PassSelection {
+        self.order(residency.sessions);
         let selection = selection::select(
             residency,
             &self.spill,
             &self.limits,
-            &mut self.virtual_time,
+            &mut self.owners,
             self.seconds_per_row,
             now,
         );

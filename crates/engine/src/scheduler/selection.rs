@@ -7,6 +7,7 @@ use djinn_types::SessionId;
 
 use super::{
     decision::decide,
+    owner_shares::OwnerShares,
     ready::{BatchLimits, ReadySession},
     spill_policy::SpillPolicy,
     waiting::idle_tables,
@@ -51,12 +52,12 @@ impl SelectionLimits {
 }
 
 /// Selects the members of the next pass and makes sure that their pages are on the device.
-/// Advances `virtual_time`. `seconds_per_row` estimates how long the pass takes.
+/// Charges their owners. `seconds_per_row` estimates how long the pass takes.
 pub(crate) fn select(
     residency: &mut SessionMemory<'_>,
     policy: &SpillPolicy,
     limits: &SelectionLimits,
-    virtual_time: &mut u64,
+    owners: &mut OwnerShares,
     seconds_per_row: f64,
     now: Instant,
 ) -> PassSelection {
@@ -73,12 +74,19 @@ pub(crate) fn select(
     );
     let run = decision.run.iter().map(|&(i, rows)| (ready[i].id, rows));
     let run: Vec<(SessionId, usize)> = run.collect();
-    *virtual_time = (*virtual_time).max(decision.virtual_time);
     let mut selection = PassSelection::default();
     if let Err(error) = residency.pager.evict(&decision.evict) {
         selection.lost = residency.fail_holders(&decision.evict, &error.into());
     }
-    page_in(residency, limits, run, seconds_per_row, now, &mut selection);
+    page_in(
+        residency,
+        limits,
+        run,
+        seconds_per_row,
+        now,
+        owners,
+        &mut selection,
+    );
     selection
 }
 
@@ -91,6 +99,7 @@ fn page_in(
     run: Vec<(SessionId, usize)>,
     seconds_per_row: f64,
     now: Instant,
+    owners: &mut OwnerShares,
     selection: &mut PassSelection,
 ) {
     let mut absent = Vec::new();
@@ -101,7 +110,7 @@ fn page_in(
         }
         session.state.note_scheduled(now);
         match residency.move_pages(id, |pager, session| Ok(pager.is_resident(&session.pages)?)) {
-            Ok(true) => join(residency, id, rows, selection),
+            Ok(true) => join(residency, id, rows, owners, selection),
             Ok(false) => absent.push((id, rows)),
             Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),
         }
@@ -122,7 +131,7 @@ fn page_in(
             false => page_in_some(residency, limits, id, &mut most),
         };
         match coming {
-            Ok(()) if joins => join(residency, id, rows, selection),
+            Ok(()) if joins => join(residency, id, rows, owners, selection),
             Ok(()) => {}
             Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),
         }
@@ -155,6 +164,7 @@ fn join(
     residency: &mut SessionMemory<'_>,
     id: SessionId,
     rows: usize,
+    owners: &mut OwnerShares,
     selection: &mut PassSelection,
 ) {
     let there = residency.move_pages(id, |pager, session| {
@@ -163,7 +173,9 @@ fn join(
     });
     match there {
         Ok(()) => {
-            residency.sessions.known_mut(id).fair_share.charge();
+            let session = residency.sessions.known_mut(id);
+            session.fair_share.charge();
+            owners.charge(&session.owner, session.fair_share.class, rows);
             selection.run.push((id, rows));
         }
         Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),

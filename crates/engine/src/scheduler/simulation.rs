@@ -9,6 +9,7 @@ use super::{
     decision::decide,
     disk_work::{disk_work, host_reserve},
     fair_share::{Class, FairShare, SLICE_PASSES},
+    owner_shares::{ActiveShare, OwnerShares},
     ready::{BatchLimits, ReadySession},
 };
 
@@ -303,5 +304,89 @@ proptest! {
         let pages = &world.pages;
         let free = (pages.device().free(), pages.host().free(), pages.disk().free());
         prop_assert_eq!(free, (device, host, disk));
+    }
+}
+
+/// Passes of the first session, which is its owner's only one, and the least and most passes of
+/// the sessions of another owner with many sessions.
+struct Competition {
+    single: usize,
+    least: usize,
+    most: usize,
+}
+
+/// Runs passes of an owner with `many` sessions, which were there long before, against an owner
+/// with one. With `churn`, the many sessions are replaced by new ones after every slice.
+fn competition(many: usize, slots: usize, rows: usize, churn: bool) -> Competition {
+    let (pages, table) = (Pages::new(4, 0, 0), PageTable::new(PAGE));
+    let owner = |i: usize| if i == 0 { "single" } else { "many" };
+    let class = Class::Interactive;
+    let mut owners = OwnerShares::default();
+    let mut accounts = vec![FairShare::new(class, 0); many + 1];
+    let mut passes = vec![0; many + 1];
+    let limits = BatchLimits {
+        sessions: slots,
+        rows: usize::MAX / 2,
+        lens_rows: 0,
+    };
+    let before = 3 * SLICE_PASSES as usize;
+    for pass in 0..before + 8 * SLICE_PASSES as usize * (many + 1) {
+        let first = usize::from(pass < before);
+        let active = accounts.iter_mut().enumerate().skip(first);
+        let active = active.map(|(i, fair_share)| ActiveShare {
+            owner: owner(i),
+            fair_share,
+            is_ready: true,
+        });
+        owners.order(active, |_| true);
+        let ready = accounts[first..].iter().map(|fair_share| ReadySession {
+            fair_share: *fair_share,
+            table: &table,
+            computed: 0,
+            pending: 1,
+            whole: false,
+            lens_rows: 0,
+        });
+        let mut order: Vec<usize> = (first..=many).collect();
+        order.sort_by_key(|&i| (accounts[i].rank(), i));
+        let decision = decide(&ready.collect::<Vec<_>>(), &[], &pages, 0, limits);
+        let chosen: Vec<usize> = decision.run.iter().map(|(i, _)| i + first).collect();
+        let expected = &order[..slots.min(order.len())];
+        assert!(chosen.is_empty() || chosen == expected);
+        for &i in expected {
+            passes[i] += usize::from(pass >= before);
+            accounts[i].charge();
+            owners.charge(owner(i), class, if i == 0 { 1 } else { rows });
+            if churn && i > 0 && passes[i].is_multiple_of(SLICE_PASSES as usize) {
+                accounts[i] = FairShare::new(class, owners.session_clock("many"));
+            }
+        }
+    }
+    Competition {
+        single: passes[0],
+        least: passes[1..].iter().copied().min().unwrap_or(0),
+        most: passes[1..].iter().copied().max().unwrap_or(0),
+    }
+}
+
+#[test]
+fn an_owner_with_many_sessions_gets_no_more_than_an_owner_with_one() {
+    for many in [1, 2, 7, 64, 128] {
+        let all = 8 * SLICE_PASSES as usize * (many + 1);
+        for churn in [false, true] {
+            let found = competition(many, 1, 1, churn);
+            let share = found.single as f64 / all as f64;
+            assert!((0.45..0.6).contains(&share), "{share} against {many}");
+            assert!(churn || found.least > 0, "one of {many} starves");
+            let spread = 2 * SLICE_PASSES as usize;
+            assert!(churn || found.most - found.least <= spread);
+        }
+        // With room for both, the single session is in every pass.
+        let found = competition(many, 2, 1, false);
+        assert!(found.single * 100 >= all * 99, "{} of {all}", found.single);
+        // Long prompts pay for the time that they take.
+        let found = competition(many, 1, 512, false);
+        assert!(found.single * 10 > all * 7, "{} of {all}", found.single);
+        assert!(found.least > 0, "one of {many} prompts starves");
     }
 }

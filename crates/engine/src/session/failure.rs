@@ -27,13 +27,20 @@ pub struct SessionFailure {
     pub kind: FailureKind,
     /// Message for people.
     pub message: String,
+    /// Whether the device cannot be used any more; see
+    /// [`EngineError::is_fatal`](crate::EngineError::is_fatal).
+    pub is_fatal: bool,
 }
 
 impl SessionFailure {
     /// Returns the failure of a session that was restored with this message.
     pub(crate) fn restored(message: String) -> Self {
         let kind = FailureKind::Other;
-        SessionFailure { kind, message }
+        SessionFailure {
+            kind,
+            message,
+            is_fatal: false,
+        }
     }
 }
 
@@ -47,8 +54,11 @@ impl From<&EngineError> for SessionFailure {
             E::Wal(_) | E::NotWritten(_) => FailureKind::Log,
             _ => FailureKind::Other,
         };
-        let message = error.to_string();
-        SessionFailure { kind, message }
+        SessionFailure {
+            kind,
+            message: error.to_string(),
+            is_fatal: error.is_fatal(),
+        }
     }
 }
 

@@ -1,54 +1,37 @@
 //! Opening sessions and extending their turns.
 
-use djinn_kv::{OutOfPages, PageTable};
+use djinn_kv::PageTable;
 use djinn_model::Model;
 use djinn_types::SessionId;
 
 use super::{
     Session,
+    checker::{CheckedRequest, RequestChecker},
     lifetime::Lifetime,
-    request::{Request, check_tokens},
+    probe_reserve::ProbeReserve,
+    request::check_tokens,
     state::{OwnerAction, PassRoute, SessionState},
 };
 use crate::{
-    error::{EngineError, LimitKind},
+    error::EngineError,
     probe::{Probe, captured::Captured, edit::EditSpec},
     sampling::stop_strings::TextStream,
     scheduler::fair_share::FairShare,
     settings::Settings,
 };
 
-/// Creates a session that has run nothing yet, after all checks of its request but those of its
-/// edits ([`Request::check_probe`]).
+/// Creates a session that has run nothing yet.
 pub(crate) fn create(
     model: &Model,
     settings: &Settings,
-    request: Request,
+    checked: CheckedRequest,
     id: SessionId,
-    virtual_time: u64,
-) -> Result<Session, EngineError> {
-    request.check(model)?;
-    let (prompt, positions) = (request.tokens.len(), request.positions(&model.program));
-    check_limits(settings, &request.probe, positions, prompt)?;
-    let pages = PageTable::new(settings.page_tokens);
-    // A kept session reserves the full context.
-    let most = match request.keep {
-        true => settings.context,
-        false => positions,
-    };
-    let (pages_most, total) = (pages.missing(most), settings.pages);
-    if pages_most > total {
-        let (wanted, free) = (pages_most, total);
-        let error = OutOfPages {
-            wanted,
-            free,
-            total,
-        };
-        return Err(error.into());
-    }
+    fair_share: FairShare,
+) -> Session {
+    let request = checked.request;
     let context = model.program.dims.context;
-    let first = request.probe.first(settings.context, prompt);
-    Ok(Session {
+    let prompt = request.tokens.len();
+    Session {
         id,
         text: text_stream(model, &request.tokens, &request.stop),
         given: std::iter::once(0..prompt).collect(),
@@ -62,16 +45,17 @@ pub(crate) fn create(
             true => context.min(settings.context),
             false => context,
         },
-        pages,
-        shares: first.unwrap_or(usize::MAX),
-        pages_most,
-        fair_share: FairShare::new(request.class, virtual_time),
+        pages: PageTable::new(settings.page_tokens),
+        shares: checked.shares,
+        pages_most: checked.pages_most,
+        fair_share,
         sampling: request.sampling,
         eos: request.eos,
         stop: request.stop,
         logprobs: Vec::new(),
-        probe: request.probe.pinned(prompt, positions).resolved(prompt),
+        probe: request.probe,
         captured: Captured::default(),
+        reserve: checked.reserve,
         last_pause: None,
         state: SessionState::Queued {
             route: PassRoute::default(),
@@ -79,34 +63,7 @@ pub(crate) fn create(
         transient: request.transient,
         owner: request.owner,
         lifetime: Lifetime::new(request.deadline, request.lease),
-    })
-}
-
-/// Refuses a request that exceeds the engine's memory limits.
-fn check_limits(
-    settings: &Settings,
-    probe: &Probe,
-    positions: usize,
-    prompt: usize,
-) -> Result<(), EngineError> {
-    settings.probe_limits.check(probe, positions)?;
-    LimitKind::Context.check(positions, settings.context)?;
-    check_head_rows(settings, probe, positions, prompt)
-}
-
-/// Refuses a probe that sends more rows through the head in a pass than fit there.
-pub(crate) fn check_head_rows(
-    settings: &Settings,
-    probe: &Probe,
-    positions: usize,
-    prompt: usize,
-) -> Result<(), EngineError> {
-    if !probe.looks_in_head() {
-        return Ok(());
     }
-    let rows = probe.head_rows(positions, prompt).max(1);
-    let rows = rows.saturating_mul(settings.sessions).min(settings.rows);
-    LimitKind::HeadRows.check(rows, settings.logit_rows)
 }
 
 /// Tokens and limits of a turn that an owner appends to a session, checked against it.
@@ -116,20 +73,21 @@ pub(crate) struct NextTurn {
     pub max_tokens: usize,
     /// Probe of the session from this turn on.
     pub probe: Probe,
+    /// Host memory that the turn can take for its probe.
+    pub reserve: ProbeReserve,
 }
 
 impl NextTurn {
     /// Checks a turn of `max_tokens` more tokens after `tokens`, with edits for this turn only.
     pub fn new(
-        model: &Model,
-        settings: &Settings,
+        checker: &RequestChecker,
         session: &Session,
         tokens: &[u32],
         max_tokens: usize,
         edits: &[EditSpec],
     ) -> Result<Self, EngineError> {
         let id = session.id;
-        check_tokens(&model.program, tokens)?;
+        check_tokens(checker.program(), tokens)?;
         if !session.keep {
             return Err(EngineError::NotKept(id));
         }
@@ -144,9 +102,14 @@ impl NextTurn {
             return Err(EngineError::NothingToRun(id));
         }
         let end = prompt.saturating_add(max_tokens.saturating_sub(1));
-        let probe = turn_probe(model, settings, session, end, edits)?;
+        let probe = turn_probe(checker, session, end, edits)?;
         session.check(OwnerAction::Append)?;
+        let (start, end) = (session.turn_start(), end.min(context));
+        let mut reserve = checker.reserve(&probe, start.min(end)..end, session.prompt());
+        let held = session.captured.bytes();
+        reserve.captures = reserve.captures.saturating_add(held);
         Ok(NextTurn {
+            reserve,
             tokens: tokens.to_vec(),
             max_tokens: session.generated().saturating_add(max_tokens),
             probe,
@@ -163,6 +126,7 @@ impl NextTurn {
         }
         session.max_tokens = self.max_tokens;
         session.probe = self.probe;
+        session.reserve = self.reserve;
         session.shares = session.shares.min(session.first_probed());
         session.text = text_of(model, session);
     }
@@ -171,18 +135,17 @@ impl NextTurn {
 /// Returns the probe of a session from its next turn on, with edits for that turn, which runs
 /// the positions before `end` at most.
 fn turn_probe(
-    model: &Model,
-    settings: &Settings,
+    checker: &RequestChecker,
     session: &Session,
     end: usize,
     edits: &[EditSpec],
 ) -> Result<Probe, EngineError> {
     let (start, prompt, context) = (session.turn_start(), session.prompt(), session.context);
-    let new = Probe::default().with_turn_edits(&model.program, edits)?;
+    let new = Probe::default().with_turn_edits(checker.program(), edits)?;
     let new = new.starting_at(start, context, prompt);
     let positions = end.min(context);
     new.check(prompt, positions)?;
-    settings.probe_limits.check(&new, positions)?;
+    checker.settings().probe_limits.check(&new, positions)?;
     let new = new.pinned(prompt, positions);
     Ok(session.probe.after_turn(start, prompt).and_edits(&new))
 }

@@ -1,10 +1,12 @@
 //! Sessions: their data, state machine, requests, outputs and quotas.
 
+pub(crate) mod checker;
 pub(crate) mod failure;
 pub(crate) mod ids;
 pub(crate) mod lifecycle;
 pub(crate) mod lifetime;
 pub(crate) mod output;
+pub(crate) mod probe_reserve;
 pub(crate) mod quota;
 pub(crate) mod request;
 pub(crate) mod residency;
@@ -37,6 +39,7 @@ use crate::{
 };
 use lifetime::Lifetime;
 use output::Finish;
+use probe_reserve::ProbeReserve;
 use state::{OwnerAction, SessionState, Transition};
 
 /// A session: its tokens, KV pages, sampling, probe and state.
@@ -77,6 +80,8 @@ pub(crate) struct Session {
     pub logprobs: Vec<Vec<Logprob>>,
     pub probe: Probe,
     pub captured: Captured,
+    /// Host memory that the turn can take for its probe.
+    pub reserve: ProbeReserve,
     /// Pause that the session last resumed from.
     pub last_pause: Option<Rewind>,
     pub state: SessionState,
@@ -128,6 +133,19 @@ impl Session {
         self.apply(Transition::Pause(checkpoint))?;
         self.lifetime.touch();
         Ok(())
+    }
+
+    /// Returns the host memory that counts for the session: what its turn can take at most, or,
+    /// after the turn, what its captures take until they are taken.
+    pub fn probe_bytes(&self) -> u64 {
+        let captured = self.captured.bytes();
+        match self.state.is_turn_over() || self.state.is_done() {
+            true => captured,
+            false => {
+                let captures = self.reserve.captures.max(captured);
+                captures.saturating_add(self.reserve.checkpoint)
+            }
+        }
     }
 
     /// Notes that the log has all tokens and the state of the session.

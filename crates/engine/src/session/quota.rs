@@ -12,6 +12,8 @@ pub struct Quota {
     pub sessions: usize,
     /// Maximum number of KV pages that the open sessions may need together.
     pub pages: usize,
+    /// Maximum number of bytes of host memory that captures and checkpoints may take together.
+    pub probe_bytes: u64,
 }
 
 impl Default for Quota {
@@ -19,6 +21,7 @@ impl Default for Quota {
         Quota {
             sessions: usize::MAX,
             pages: usize::MAX,
+            probe_bytes: u64::MAX,
         }
     }
 }
@@ -45,23 +48,24 @@ impl Quotas {
         };
     }
 
-    /// Refuses a new session of up to `pages` pages that would exceed the quota of its owner.
-    pub fn check<'s>(
-        &self,
-        owner: &str,
-        pages: usize,
-        sessions: impl Iterator<Item = &'s Session>,
-    ) -> Result<(), EngineError> {
-        let is_open = |session: &&Session| session.owner == owner && !session.state.is_done();
-        let (mut count, mut held) = (0, 0);
-        for session in sessions.filter(is_open) {
-            count += 1;
-            held += session.pages_most;
-        }
+    /// Whether an owner has a quota of its own that limits sessions, and one that limits pages.
+    pub fn is_explicit(&self, owner: &str) -> (bool, bool) {
+        let own = self.own.get(owner).copied().unwrap_or_default();
+        (own.sessions < usize::MAX, own.pages < usize::MAX)
+    }
+
+    /// Refuses to raise what an owner has to this amount, if it exceeds the quota.
+    pub fn check(&self, owner: &str, would_have: Holdings) -> Result<(), EngineError> {
         let quota = self.own.get(owner).unwrap_or(&self.general);
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let wants = [
-            (QuotaKind::Sessions, count + 1, quota.sessions),
-            (QuotaKind::Pages, held + pages, quota.pages),
+            (QuotaKind::Sessions, would_have.sessions, quota.sessions),
+            (QuotaKind::Pages, would_have.pages, quota.pages),
+            (
+                QuotaKind::ProbeBytes,
+                bytes(would_have.probe_bytes),
+                bytes(quota.probe_bytes),
+            ),
         ];
         match wants.into_iter().find(|(_, asked, limit)| asked > limit) {
             None => Ok(()),
@@ -71,6 +75,41 @@ impl Quotas {
                 asked,
                 limit,
             }),
+        }
+    }
+}
+
+/// Sessions that are open, and the memory that they may need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    /// Number of sessions that have not ended.
+    pub sessions: usize,
+    /// Number of KV pages that they may need.
+    pub pages: usize,
+    /// Bytes of host memory for captures and checkpoints, of ended sessions too.
+    pub probe_bytes: u64,
+}
+
+impl Holdings {
+    /// Adds up sessions.
+    pub fn of<'s>(sessions: impl Iterator<Item = &'s Session>) -> Self {
+        sessions.fold(Holdings::default(), |all, session| {
+            let is_open = !session.state.is_done();
+            let one = Holdings {
+                sessions: usize::from(is_open),
+                pages: if is_open { session.pages_most } else { 0 },
+                probe_bytes: session.probe_bytes(),
+            };
+            all.and(one)
+        })
+    }
+
+    /// Returns the sum of two holdings.
+    pub fn and(self, other: Holdings) -> Self {
+        Holdings {
+            sessions: self.sessions.saturating_add(other.sessions),
+            pages: self.pages.saturating_add(other.pages),
+            probe_bytes: self.probe_bytes.saturating_add(other.probe_bytes),
         }
     }
 }

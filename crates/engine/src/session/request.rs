@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use djinn_model::{Model, program::Program};
+use djinn_model::program::Program;
 
 use crate::{
     error::EngineError, probe::Probe, sampling::sampler::Sampling, scheduler::fair_share::Class,
@@ -50,9 +50,9 @@ impl Request {
     }
 
     /// Refuses a request that no engine over this model can run.
-    pub(crate) fn check(&self, model: &Model) -> Result<(), EngineError> {
-        let dims = &model.program.dims;
-        if model.tokenizer.is_none() && !self.stop.is_empty() {
+    pub(crate) fn check(&self, program: &Program, has_tokenizer: bool) -> Result<(), EngineError> {
+        let dims = &program.dims;
+        if !has_tokenizer && !self.stop.is_empty() {
             return Err(EngineError::NoTokenizer {
                 feature: "stop strings",
             });
@@ -66,7 +66,7 @@ impl Request {
                 context: dims.context,
             });
         }
-        check_tokens(&model.program, &self.tokens)?;
+        check_tokens(program, &self.tokens)?;
         self.sampling.check(dims.vocab)
     }
 

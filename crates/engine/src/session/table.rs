@@ -7,9 +7,12 @@ use djinn_types::SessionId;
 use super::{
     Session,
     ids::SessionIds,
-    quota::{Quota, Quotas},
+    quota::{Holdings, Quota, Quotas},
 };
-use crate::error::{EngineError, LimitKind};
+use crate::{
+    error::{EngineError, LimitKind, QuotaKind},
+    settings::Settings,
+};
 
 /// Open sessions by id, the source of new ids, and the quotas of their owners.
 #[derive(Default)]
@@ -17,6 +20,10 @@ pub(crate) struct SessionTable {
     open: BTreeMap<SessionId, Session>,
     new_ids: SessionIds,
     pub quotas: Quotas,
+    /// Maximum number of bytes for captures and checkpoints of all sessions.
+    pub probe_budget: Option<u64>,
+    /// Whether owners leave room for newcomers.
+    pub fair_slots: bool,
 }
 
 impl SessionTable {
@@ -109,24 +116,104 @@ impl SessionTable {
 
     /// Refuses one more session where `limit` are open.
     pub fn check_count(&self, limit: usize) -> Result<(), EngineError> {
-        let asked = self.open.len() + 1;
-        match asked > limit {
-            true => Err(EngineError::Limit {
-                kind: LimitKind::Sessions,
-                asked,
-                limit,
-            }),
-            false => Ok(()),
+        LimitKind::Sessions.check(self.open.len() + 1, limit)
+    }
+
+    /// Returns what an owner has, or what all have together.
+    pub fn holdings(&self, owner: Option<&str>) -> Holdings {
+        let is_theirs = |session: &&Session| owner.is_none_or(|owner| session.owner == owner);
+        Holdings::of(self.iter().filter(is_theirs))
+    }
+
+    /// Refuses new sessions that would exceed the quota of their owner, or the memory for probes
+    /// of all owners.
+    pub fn check_quota(&self, owner: &str, new: Holdings) -> Result<(), EngineError> {
+        self.quotas
+            .check(owner, self.holdings(Some(owner)).and(new))?;
+        self.check_probe_budget(new.probe_bytes)
+    }
+
+    /// Refuses `bytes` more host memory for probes where all sessions together have too much.
+    fn check_probe_budget(&self, bytes: u64) -> Result<(), EngineError> {
+        let Some(limit) = self.probe_budget.filter(|_| bytes > 0) else {
+            return Ok(());
+        };
+        let asked = self.holdings(None).probe_bytes.saturating_add(bytes);
+        let number = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        LimitKind::ProbeBytes.check(number(asked), number(limit))
+    }
+
+    /// Refuses a session that is to take `bytes` of host memory for its probe, more than now.
+    pub fn check_reserve(&self, id: SessionId, bytes: u64) -> Result<(), EngineError> {
+        let session = self.get(id)?;
+        let more = bytes.saturating_sub(session.probe_bytes());
+        let new = Holdings {
+            probe_bytes: more,
+            ..Holdings::default()
+        };
+        match more {
+            0 => Ok(()),
+            _ => self.check_quota(&session.owner, new),
         }
     }
 
-    /// Refuses a new session of up to `pages` pages that would exceed the quota of its owner.
-    pub fn check_quota(&self, owner: &str, pages: usize) -> Result<(), EngineError> {
-        self.quotas.check(owner, pages, self.iter())
+    /// Refuses a new session of an owner that has more than is free for others, so that there is
+    /// always room for newcomers. A quota of the owner's own replaces this rule. `room` is what
+    /// the engine has room for.
+    pub fn check_fair_slots(
+        &self,
+        owner: &str,
+        new: Holdings,
+        room: Holdings,
+    ) -> Result<(), EngineError> {
+        if !self.fair_slots {
+            return Ok(());
+        }
+        let (limits_sessions, limits_pages) = self.quotas.is_explicit(owner);
+        let (own, all) = (self.holdings(Some(owner)), self.holdings(None));
+        let refuse = |kind, held, free| {
+            Err(EngineError::FairShare {
+                owner: owner.to_owned(),
+                kind,
+                held,
+                free,
+            })
+        };
+        let free = room.sessions.saturating_sub(self.open.len());
+        if !limits_sessions && own.sessions >= free {
+            return refuse(QuotaKind::Sessions, own.sessions, free);
+        }
+        let free = room.pages.saturating_sub(all.pages);
+        let has_others = self.iter().any(|session| session.owner != owner);
+        let has_others = has_others && !limits_pages;
+        // The first session of an owner may queue for pages; others must leave room.
+        if has_others && own.sessions > 0 && own.pages.saturating_add(new.pages) > free {
+            return refuse(QuotaKind::Pages, own.pages, free);
+        }
+        Ok(())
     }
 
     /// Sets the quota of owners that have none of their own.
     pub fn set_quota(&mut self, quota: Quota) {
         self.quotas.set_general(quota);
     }
+}
+
+/// Refuses new sessions of an owner where the number of sessions, a quota, the memory for probes
+/// or the share of other owners leaves no room for them.
+pub(crate) fn check_room(
+    sessions: &SessionTable,
+    settings: &Settings,
+    owner: &str,
+    new: Holdings,
+) -> Result<(), EngineError> {
+    sessions.check_count(settings.open)?;
+    sessions.check_quota(owner, new)?;
+    let pages = settings.pages.saturating_add(settings.host_pages);
+    let room = Holdings {
+        sessions: settings.open,
+        pages: pages.saturating_add(settings.disk_pages),
+        probe_bytes: u64::MAX,
+    };
+    sessions.check_fair_slots(owner, new, room)
 }

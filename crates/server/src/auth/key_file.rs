@@ -139,6 +139,7 @@ fn check(entry: KeyEntry) -> Result<(KeyDigest, KeyOwner), KeyFileProblem> {
         quota: Quota {
             sessions: entry.sessions.unwrap_or(usize::MAX),
             pages: entry.pages.unwrap_or(usize::MAX),
+            ..Quota::default()
         },
     };
     Ok((*digest.as_bytes(), owner))
