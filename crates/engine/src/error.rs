@@ -417,40 +417,6 @@ pub enum EngineError {
     },
 }
 
-impl EngineError {
-    /// Whether the device cannot be used any more: every later pass fails too, until the model is
-    /// loaded again in a new context of the device.
-    pub fn is_fatal(&self) -> bool {
-        match self {
-            EngineError::Device(error) => is_sticky(error),
-            _ => false,
-        }
-    }
-}
-
-/// Errors of the CUDA driver after which every later call of the context fails.
-const STICKY: [&str; 11] = [
-    "ILLEGAL_ADDRESS",
-    "LAUNCH_TIMEOUT",
-    "CONTEXT_IS_DESTROYED",
-    "CUDA_ERROR_ASSERT",
-    "HARDWARE_STACK_ERROR",
-    "ILLEGAL_INSTRUCTION",
-    "MISALIGNED_ADDRESS",
-    "INVALID_ADDRESS_SPACE",
-    "INVALID_PC",
-    "LAUNCH_FAILED",
-    "ECC_UNCORRECTABLE",
-];
-
-/// Whether an error of the driver stays with the context of the device.
-fn is_sticky(error: &DeviceError) -> bool {
-    match error {
-        DeviceError::Driver { reason, .. } => STICKY.iter().any(|name| reason.contains(name)),
-        _ => false,
-    }
-}
-
 /// Lists statuses as `ready, waiting or paused`.
 fn any_of(statuses: &[SessionStatus]) -> String {
     let names: Vec<&str> = statuses.iter().map(|status| status.name()).collect();

@@ -21,7 +21,9 @@ impl PrefixCache {
         // A session that is resumed from a pause continues with its own pages.
         let can = |session: &&mut Session| session.is_ready() && session.paused().is_none();
         for session in sessions.iter_mut().filter(can) {
-            self.reused += reuse(session, pager);
+            let reused = reuse(session, pager);
+            session.reused += reused;
+            self.reused += reused;
         }
     }
 }

@@ -37,6 +37,7 @@ pub(crate) fn create(
         given: std::iter::once(0..prompt).collect(),
         tokens: request.tokens,
         computed: 0,
+        reused: 0,
         logged: 0,
         owes_state: false,
         max_tokens: request.max_tokens,

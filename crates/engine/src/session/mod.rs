@@ -52,6 +52,8 @@ pub(crate) struct Session {
     pub given: Vec<Range<usize>>,
     /// Number of tokens whose keys and values lie in the pages.
     pub computed: usize,
+    /// Number of tokens whose keys and values the prefix cache had.
+    pub reused: usize,
     /// Number of tokens that are in the session log.
     pub logged: usize,
     /// Whether the log lacks a state that the session has reached.

@@ -80,6 +80,11 @@ impl<'e> SessionView<'e> {
         &self.session.tokens
     }
 
+    /// Returns the number of tokens whose keys and values the prefix cache had.
+    pub fn reused(&self) -> usize {
+        self.session.reused
+    }
+
     /// Returns the number of generated tokens.
     pub fn generated(&self) -> usize {
         self.session.generated()

@@ -41,6 +41,8 @@ pub enum SessionEvent {
         text: String,
         /// Number of tokens that the session has generated.
         generated: usize,
+        /// Number of the session's tokens that the prefix cache had.
+        cached: usize,
         /// Whether the session is kept and accepts another turn.
         kept: bool,
     },

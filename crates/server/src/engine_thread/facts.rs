@@ -1,9 +1,7 @@
 //! Properties of a loaded model that are known without a call to its engine.
 
-use std::sync::Arc;
-
-use djinn_engine::Engine;
-use djinn_model::program::{Dims, Program};
+use djinn_engine::{Engine, RequestChecker};
+use djinn_model::program::Dims;
 use djinn_weights::Keep;
 use djinn_wire::v1;
 
@@ -14,8 +12,8 @@ pub struct LoadedModelFacts {
     pub family: &'static str,
     /// Dimensions of the model.
     pub dims: Dims,
-    /// Operations and hooks of the model, to which requests are bound before the engine sees them.
-    pub program: Arc<Program>,
+    /// Checks requests and binds them to the model before the engine sees them.
+    pub checker: RequestChecker,
     /// One sentence on how the model is laid out in memory.
     pub routing: String,
     /// Device and host memory of the model, by purpose.
@@ -37,7 +35,7 @@ impl LoadedModelFacts {
         LoadedModelFacts {
             family: model.program.family,
             dims: model.program.dims,
-            program: Arc::new(model.program.clone()),
+            checker: engine.request_checker(),
             routing: blueprint.reason(),
             memory: memory(blueprint),
             limits: limits(blueprint),

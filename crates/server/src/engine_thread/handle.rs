@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, LoadProgress, Request, SessionId};
+use djinn_engine::{CheckedRequest, Engine, LoadProgress, SessionId};
 use tokio::sync::oneshot;
 
 use super::{
@@ -225,7 +225,7 @@ impl LoadedModel {
     pub async fn open(
         &self,
         owner: &str,
-        requests: Vec<Request>,
+        requests: Vec<CheckedRequest>,
         limits: &ServerLimits,
     ) -> Result<OpenedSessions, ServeError> {
         let (reply, replied) = oneshot::channel();
@@ -376,7 +376,8 @@ mod tests {
             ..Request::default()
         };
         let limits = ServerLimits::default();
-        let mut opened = model.open("ada", vec![request], &limits).await.unwrap();
+        let checked = model.facts.checker.check(request).unwrap();
+        let mut opened = model.open("ada", vec![checked], &limits).await.unwrap();
         let (_, mut events) = opened.pop().unwrap();
         let failed = model
             .call("bert", |_| -> Result<(), _> { panic!("on purpose") })

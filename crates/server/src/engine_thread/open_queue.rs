@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use djinn_engine::{Request, SessionId};
+use djinn_engine::{CheckedRequest, SessionId};
 use tokio::sync::{mpsc::UnboundedReceiver, oneshot};
 
 use super::event::SessionEvent;
@@ -19,7 +19,7 @@ pub struct OpenRequest {
     /// Owner of the sessions.
     pub owner: String,
     /// One request for each session.
-    pub requests: Vec<Request>,
+    pub requests: Vec<CheckedRequest>,
     /// Receives the sessions once they are open.
     pub reply: oneshot::Sender<Result<OpenedSessions, ServeError>>,
 }

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use djinn_engine::{
-    Engine, EngineError, Finish, LimitKind, Output, Request, SessionId, SessionStatus, Tensor,
+    CheckedRequest, Engine, EngineError, Finish, LimitKind, Output, SessionId, SessionStatus,
+    Tensor,
 };
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -72,16 +73,12 @@ impl Worker {
     fn open_all(
         &mut self,
         owner: &str,
-        requests: &[Request],
+        requests: &[CheckedRequest],
     ) -> Result<OpenedSessions, ServeError> {
         let mut opened: OpenedSessions = Vec::new();
         for request in requests {
             let since = Instant::now();
-            let request = Request {
-                owner: owner.to_owned(),
-                ..request.clone()
-            };
-            match self.engine.open(request) {
+            match self.engine.open_checked(request.clone().with_owner(owner)) {
                 Ok(id) => opened.push((id, self.subscribe(id, since))),
                 Err(error) => {
                     for (id, _) in opened {
@@ -137,14 +134,13 @@ impl Worker {
             let session = self.engine.view(id);
             let kept = session.is_some_and(|session| session.status() != SessionStatus::Done);
             subscriber.send_captures(take_captured(&mut self.engine, id));
+            let session = self.engine.view(id);
             subscriber.send(SessionEvent::Finished {
                 finish,
                 failure: output.failure,
                 text,
-                generated: self
-                    .engine
-                    .view(id)
-                    .map_or(0, |session| session.generated()),
+                generated: session.map_or(0, |session| session.generated()),
+                cached: session.map_or(0, |session| session.reused()),
                 kept,
             });
             subscriber.disconnect();
@@ -243,8 +239,9 @@ fn is_shortage(error: &ServeError) -> bool {
         error,
         ServeError::Engine(
             EngineError::Quota { .. }
+                | EngineError::FairShare { .. }
                 | EngineError::Limit {
-                    kind: LimitKind::Sessions,
+                    kind: LimitKind::Sessions | LimitKind::ProbeBytes,
                     ..
                 }
         )

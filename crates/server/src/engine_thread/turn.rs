@@ -28,6 +28,8 @@ pub struct TurnStream {
     /// Session that the events belong to.
     pub id: SessionId,
     keep: bool,
+    /// Whether the turn is the first one of its session.
+    is_new: bool,
     /// Whether the session is new and its client has not read any event yet.
     is_unread: bool,
     events: UnboundedReceiver<SessionEvent>,
@@ -53,6 +55,7 @@ impl TurnStream {
         TurnStream {
             id,
             keep,
+            is_new: false,
             is_unread: false,
             span: tracing::info_span!(
                 "turn",
@@ -80,7 +83,7 @@ impl TurnStream {
         request: &Arc<RequestContext>,
     ) -> Self {
         let mut turn = TurnStream::new(model, id, keep, events, request);
-        turn.is_unread = true;
+        (turn.is_new, turn.is_unread) = (true, true);
         turn
     }
 
@@ -121,9 +124,15 @@ impl Stream for TurnStream {
         self.is_unread = false;
         match self.events.poll_recv(context) {
             Poll::Ready(event) => {
-                if let Some(SessionEvent::Token { .. }) = &event {
-                    self.tokens += 1;
-                    self.request.add_token();
+                match &event {
+                    Some(SessionEvent::Token { .. }) => {
+                        self.tokens += 1;
+                        self.request.add_token();
+                    }
+                    Some(SessionEvent::Finished { cached, .. }) if self.is_new => {
+                        self.request.add_cached_tokens(*cached);
+                    }
+                    _ => {}
                 }
                 self.is_over = event.as_ref().is_none_or(SessionEvent::is_last);
                 Poll::Ready(event)

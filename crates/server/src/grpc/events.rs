@@ -79,6 +79,7 @@ impl EventMessages {
                 text,
                 generated,
                 kept,
+                ..
             } => self
                 .pending
                 .push_back(finished(Some(finish), failure, text, generated, kept)),

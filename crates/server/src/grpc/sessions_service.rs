@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use djinn_engine::{Class, Request as EngineRequest, SavedFile};
+use djinn_engine::{CheckedRequest, Class, SavedFile};
 use djinn_wire::v1::{self, sessions_server::Sessions, signal_request::Signal};
 use futures_util::stream;
 use prost::Message;
@@ -276,7 +276,7 @@ impl GrpcService {
             admit_created(&for_offload, &limits, request)
         });
         let admitted = admitted.await??;
-        let (count, seed) = (admitted.tokens.len(), admitted.sampling.seed);
+        let (admitted, TurnStart { count, seed }) = admitted;
         caller.context.set_model(&model.name);
         caller.context.add_prompt_tokens(count);
         let limits = &self.0.config.limits;
@@ -292,15 +292,23 @@ impl GrpcService {
     }
 }
 
+/// Facts that the first message of a new session tells.
+struct TurnStart {
+    /// Number of tokens of the prompt.
+    count: usize,
+    /// Seed of the sampler.
+    seed: u64,
+}
+
 /// Admits a request for a new session.
 fn admit_created(
     model: &LoadedModel,
     limits: &ServerLimits,
     request: v1::CreateRequest,
-) -> Result<EngineRequest, ServeError> {
+) -> Result<(CheckedRequest, TurnStart), ServeError> {
     let seconds = |name, s: Option<f64>| s.map(|s| request::seconds(name, s)).transpose();
     let max_tokens = request.max_tokens;
-    let spec = SessionSpec {
+    let mut spec = SessionSpec {
         max_tokens: max_tokens.map(|n| usize::try_from(n).unwrap_or(usize::MAX)),
         sampling: request.sampling.unwrap_or_default().into(),
         stop: request.stop,
@@ -319,9 +327,17 @@ fn admit_created(
         },
     };
     let tokens = request::prompt_tokens(&model.tokenizer, request.prompt)?;
+    // The seed is drawn here, because the first message tells it to the client.
+    let seed = spec.sampling.resolve(&model.tokenizer.generation).seed;
+    spec.sampling.seed = Some(seed);
+    let start = TurnStart {
+        count: tokens.len(),
+        seed,
+    };
     let mut requests = request::admit(model, limits, &spec, &[tokens.into()], 1)?;
     let only = requests.pop();
-    only.ok_or_else(|| ServeError::Internal("One prompt makes one session".to_owned()))
+    let only = only.ok_or_else(|| ServeError::Internal("One prompt makes one session".to_owned()));
+    Ok((only?, start))
 }
 
 /// Receives a saved session: the name of its model, and its bytes.

@@ -39,7 +39,7 @@ impl WhiteBox for GrpcService {
             pattern => pattern,
         };
         let model = self.0.models.get(&request.model).await?;
-        let program = &*model.facts.program;
+        let program = model.facts.checker.program();
         let sites = hook::find(program, pattern).map_err(djinn_engine::EngineError::from);
         let sites = sites.map_err(ServeError::from)?.into_iter();
         let hooks = sites.map(|site| describe(program, site)).collect();

@@ -10,12 +10,12 @@ mod pushed;
 mod resolve;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use djinn_engine::LoadProgress;
+use djinn_engine::{LoadProgress, Quota};
 use djinn_wire::v1;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
@@ -394,12 +394,29 @@ impl Registry {
         entries.values().filter(waits).count().max(1)
     }
 
-    /// Sets the quotas of all key owners on a model's engine.
+    /// Sets the quotas of all key owners on a model's engine, and shares its sessions fairly if there are
+    /// several owners.
     pub fn set_quotas(&self, model: &LoadedModel) {
         let owners = self.keys.owners();
+        let names: BTreeSet<&str> = owners.iter().map(|owner| owner.name.as_str()).collect();
+        let are_several = names.len() > 1;
+        // One of several owners may use half of the memory for captures and checkpoints.
+        let budget = self.config.limits.probe_bytes;
+        let general = Quota {
+            probe_bytes: if are_several { budget / 2 } else { budget },
+            ..Quota::default()
+        };
         model.post(move |worker| {
+            let engine = &mut worker.engine;
+            engine.set_probe_budget(budget);
+            engine.set_fair_slots(are_several);
+            engine.set_quota(general);
             for owner in owners {
-                worker.engine.set_quota_of(&owner.name, Some(owner.quota));
+                let own = (owner.quota != Quota::default()).then_some(Quota {
+                    probe_bytes: general.probe_bytes,
+                    ..owner.quota
+                });
+                engine.set_quota_of(&owner.name, own);
             }
         });
     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{BreakSpec, Class, EditSpec, Positions, Probe, Request};
+use djinn_engine::{BreakSpec, CheckedRequest, Class, EditSpec, Positions, Probe, Request};
 use djinn_model::{Generation, program::Program};
 
 use super::{
@@ -58,9 +58,10 @@ pub fn admit(
     spec: &SessionSpec,
     prompts: &[Arc<[u32]>],
     choices: usize,
-) -> Result<Vec<Request>, ServeError> {
+) -> Result<Vec<CheckedRequest>, ServeError> {
     spec.check()?;
-    let (program, generation) = (&*model.facts.program, &model.tokenizer.generation);
+    let (checker, generation) = (&model.facts.checker, &model.tokenizer.generation);
+    let program = checker.program();
     for prompt in prompts {
         model.tokenizer.check_token_count(prompt.len())?;
     }
@@ -73,21 +74,19 @@ pub fn admit(
     let (mut requests, mut captured) = (Vec::with_capacity(prompts.len() * choices), 0u64);
     for prompt in prompts {
         let max_tokens = spec.max_tokens(prompt.len(), generation, context);
-        let positions = prompt.len().saturating_add(max_tokens.saturating_sub(1));
-        let positions = positions.min(program.dims.context);
-        let bytes = probe.captured_bytes(program, 0..positions, prompt.len());
-        captured = captured.saturating_add(bytes.saturating_mul(choices as u64));
-        limits.check_captured(captured)?;
         for choice in 0..choices {
             let mut sampling = sampling.clone();
             sampling.seed = sampling.seed.wrapping_add(choice as u64);
-            requests.push(Request {
+            let checked = checker.check(Request {
                 tokens: prompt.to_vec(),
                 max_tokens,
                 sampling,
                 probe: probe.clone(),
                 ..spec.request(generation, limits)
-            });
+            })?;
+            captured = captured.saturating_add(checked.captured_bytes());
+            limits.check_captured(captured)?;
+            requests.push(checked);
         }
     }
     Ok(requests)
