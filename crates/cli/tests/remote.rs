@@ -197,7 +197,7 @@ fn sessions_of_a_server_are_listed_saved_loaded_continued_and_deleted() {
             &server_flags[..],
         ]
         .concat(),
-        &["77"],
+        &["no session 0000000000000000000000002D"],
     );
     remote(&["sessions", "delete", name, loaded]);
     assert_eq!(remote(&["sessions", "list"]), json!({ "sessions": [] }));
