@@ -76,3 +76,97 @@ async fn tls_clients_and_servers_verify_certificates() {
         .unwrap();
     assert_eq!(client.models().await.unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn certificates_are_read_again_on_a_hangup() {
+    let folder = tempfile::tempdir().unwrap();
+    write_certificates(folder.path(), &["server"]);
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let server = Server::start(&[
+        "--tls-cert",
+        &file("server.pem"),
+        "--tls-key",
+        &file("server.key"),
+    ]);
+    let trusting = || Options {
+        ca: Some(file("ca.pem").into()),
+        ..Options::default()
+    };
+    assert!(Client::connect(&server.address, trusting()).await.is_ok());
+    // A new authority signs a new certificate. Until the signal, the server shows the old one.
+    write_certificates(folder.path(), &["server"]);
+    assert!(Client::connect(&server.address, trusting()).await.is_err());
+    server.signal("-HUP");
+    common::server::wait_until("the new certificate is in use", async || {
+        Client::connect(&server.address, trusting()).await.is_ok()
+    })
+    .await;
+    // A broken file changes nothing.
+    fs::write(file("server.pem"), "not a certificate").unwrap();
+    server.signal("-HUP");
+    assert!(Client::connect(&server.address, trusting()).await.is_ok());
+}
+
+/// Posts a large body with curl and returns the status and the body of the answer.
+fn curl(arguments: &[&str], body: &Path) -> String {
+    let data = format!("@{}", body.display());
+    let output = std::process::Command::new("curl")
+        .args([
+            "-sS",
+            "-w",
+            "\n%{http_code}",
+            "-H",
+            "content-type: application/json",
+        ])
+        .args(["--data-binary", &data])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn refused_posts_have_a_body_over_every_protocol() {
+    let folder = tempfile::tempdir().unwrap();
+    write_certificates(folder.path(), &["server"]);
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let keys = folder.path().join("keys.toml");
+    fs::write(
+        &keys,
+        "[[key]]\nowner = 'ada'\nkey = 'ada-0123456789abcdef'\n",
+    )
+    .unwrap();
+    let server = Server::start(&[
+        "--tls-cert",
+        &file("server.pem"),
+        "--tls-key",
+        &file("server.key"),
+        "--keys",
+        keys.to_str().unwrap(),
+        "--max-body",
+        "1MB",
+    ]);
+    let port = server.address.rsplit(':').next().unwrap();
+    let url = format!("https://localhost:{port}/v1/completions");
+    let ca = file("ca.pem");
+    let body = folder.path().join("body.json");
+    let text = format!("{{\"prompt\": \"{}\"}}", "a ".repeat(1 << 20));
+    fs::write(&body, text).unwrap();
+    for protocol in ["--http1.1", "--http2"] {
+        let without_key = curl(&[protocol, "--cacert", &ca, &url], &body);
+        assert!(without_key.ends_with("\n401"), "{protocol}: {without_key}");
+        assert!(
+            without_key.contains("API key required"),
+            "{protocol}: {without_key}"
+        );
+        let key = "authorization: Bearer ada-0123456789abcdef";
+        let too_large = curl(&[protocol, "--cacert", &ca, "-H", key, &url], &body);
+        assert!(too_large.ends_with("\n413"), "{protocol}: {too_large}");
+        assert!(
+            too_large.contains("exceeds the limit"),
+            "{protocol}: {too_large}"
+        );
+    }
+}

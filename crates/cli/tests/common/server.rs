@@ -33,6 +33,11 @@ pub struct Server {
 impl Server {
     /// Starts a server and waits until it prints its address.
     pub fn start(args: &[&str]) -> Self {
+        Self::start_with_log(args, Stdio::null())
+    }
+
+    /// Starts a server whose log goes to `log`.
+    pub fn start_with_log(args: &[&str], log: Stdio) -> Self {
         let home = std::env::temp_dir().join("djinn-tests-have-no-home");
         let mut command = Command::new(env!("CARGO_BIN_EXE_djinn"));
         command
@@ -45,11 +50,7 @@ impl Server {
             }
         }
         command.env("DJINN_HOME", &home).env("HF_HOME", &home);
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -86,6 +87,13 @@ impl Server {
         self.child.wait().unwrap()
     }
 
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        let kill = Command::new("kill").args([name, &id]).status().unwrap();
+        assert!(kill.success());
+    }
+
     /// Kills the process, as a crash would.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
@@ -95,7 +103,8 @@ impl Server {
     /// Fetches a page over plain HTTP and returns the response with its headers.
     pub fn page(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: djinn\r\nconnection: close\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();
