@@ -126,7 +126,7 @@ async fn a_session_refuses_calls_that_its_state_does_not_allow() {
     check(&beyond.unwrap_err(), ErrorCode::Invalid, &[]);
     assert_eq!(paused.info().await.unwrap().state, "paused");
     let many = paused.branch(100_000).await.map(drop);
-    check(&many.unwrap_err(), ErrorCode::TooLarge, &["100000"]);
+    check(&many.unwrap_err(), ErrorCode::Invalid, &["100000"]);
     for name in ["stories-7m:9999", "unknown:0", "stories-7m:x", "", ":"] {
         let found = client.session(name).info().await;
         check(&found.unwrap_err(), ErrorCode::NotFound, &["session"]);

@@ -8,12 +8,16 @@ use std::{fs, path::Path};
 
 use common::{djinn, server::Server, stderr, stdout};
 use djinn_client::{Client, ErrorCode, Options};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 /// Writes a certificate authority (`ca.pem`), and a certificate (`NAME.pem`) with its key (`NAME.key`) for each name.
 fn write_certificates(folder: &Path, names: &[&str]) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    // A certificate with the name of its issuer would count as signed by itself.
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "authority");
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     fs::write(folder.join("ca.pem"), ca.pem()).unwrap();
     for name in names {

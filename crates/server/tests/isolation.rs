@@ -108,8 +108,12 @@ fn the_largest_number_of_tokens_does_not_disable_a_limit() {
     assert_eq!(server.post("/v1/completions", &body).0, 400);
     block_on(async {
         let mut sessions = SessionsClient::new(channel(server.address).await);
-        let (session, _) =
-            read_all(sessions.create(create(1, true)).await.unwrap().into_inner()).await;
+        let captured = v1::CreateRequest {
+            captures: vec!["blocks.0.hook_resid_post".to_owned()],
+            ..create(1, true)
+        };
+        let events = sessions.create(captured).await.unwrap();
+        let (session, _) = read_all(events.into_inner()).await;
         let more = v1::GenerateRequest {
             session,
             max_tokens: Some(u64::MAX),

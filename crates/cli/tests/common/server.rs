@@ -10,7 +10,7 @@ use std::{
 use djinn_client::{Client, Options, v1};
 
 /// Flags that suffice for the bundled model and let several servers run at the same time.
-const SMALL_SERVER: [&str; 10] = [
+const SMALL_SERVER: [&str; 8] = [
     "--device",
     "cpu",
     "--memory",
@@ -19,8 +19,6 @@ const SMALL_SERVER: [&str; 10] = [
     "512",
     "--batch",
     "8",
-    "--log-level",
-    "warn",
 ];
 
 /// Running server; dropping it kills the process.
@@ -33,7 +31,7 @@ pub struct Server {
 impl Server {
     /// Starts a server and waits until it prints its address.
     pub fn start(args: &[&str]) -> Self {
-        Self::start_with_log(args, Stdio::null())
+        Self::start_with_log(&[args, &["--log-level", "warn"]].concat(), Stdio::null())
     }
 
     /// Starts a server whose log goes to `log`.

@@ -47,9 +47,11 @@ impl From<Vec<(i64, i64)>> for PositionRanges {
         let (behind, mut mixed): (Vec<_>, Vec<_>) = relative.into_iter().partition(is_behind);
         mixed.sort_unstable();
         mixed.dedup();
+        // Empty ranges are gone by now, so that a saved selection reads back as the same value.
+        let behind = merged(behind);
         let is_resolved = behind.is_empty() && mixed.is_empty();
         let mut ranges = merged(absolute);
-        ranges.extend(merged(behind));
+        ranges.extend(behind);
         ranges.extend(mixed);
         PositionRanges {
             ranges,

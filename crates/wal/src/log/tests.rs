@@ -113,7 +113,7 @@ fn a_compaction_repairs_a_log_that_accepts_no_records() {
     log.sync().unwrap();
     drop(log);
     let (_, found) = Log::open(folder.path()).unwrap();
-    assert_eq!(found, [&b"all"[..], b"after"]);
+    assert_eq!(found.records, [&b"all"[..], b"after"]);
 }
 
 #[test]
