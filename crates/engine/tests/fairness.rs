@@ -167,3 +167,23 @@ fn a_budget_limits_the_probes_of_all_owners() {
     assert_eq!(engine.probe_bytes(None), 0);
     engine.open(pausing("b")).unwrap();
 }
+
+#[test]
+fn owners_do_not_share_prefixes() {
+    let mut engine = engine(8);
+    let prompt: Vec<u32> = (1..40).collect();
+    let asked = |owner: &str| Request {
+        tokens: prompt.clone(),
+        ..asked(owner, &[], 2)
+    };
+    let mut reused = Vec::new();
+    for owner in ["ada", "bert", "ada"] {
+        engine.open(asked(owner)).unwrap();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        reused.push(engine.prefix_tokens_reused());
+    }
+    assert_eq!(reused[..2], [0, 0], "another owner's pages are not used");
+    assert!(reused[2] > 0, "the owner's own pages are");
+}

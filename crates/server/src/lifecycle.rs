@@ -1,6 +1,10 @@
 //! Lifecycle of a server: start, load models, serve, drain and stop.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use axum::{Router, middleware::from_fn_with_state};
 use tokio::{
@@ -27,6 +31,10 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 /// Time that the listeners have to end after their connections were closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Shortest time between two attempts to load a failed model again.
+const RELOAD_MIN: Duration = Duration::from_secs(2);
+/// Longest time between two attempts to load a failed model again.
+const RELOAD_MAX: Duration = Duration::from_secs(60);
 /// Number of threads that serve connections and health checks.
 const FRONT_THREADS: usize = 2;
 
@@ -199,6 +207,26 @@ impl ProcessSignals {
     }
 }
 
+/// Loads models of the configuration again that failed. A load balancer sends no request to a server that is
+/// not ready, so no request would load them.
+async fn reload_failed(app: Weak<App>) {
+    let mut wait = RELOAD_MIN;
+    loop {
+        tokio::time::sleep(wait).await;
+        let Some(app) = app.upgrade() else { return };
+        if app.is_draining() {
+            return;
+        }
+        wait = match app.models.first_failed() {
+            None => RELOAD_MIN,
+            Some(name) => match app.models.get(&name).await {
+                Ok(_) => RELOAD_MIN,
+                Err(_) => (2 * wait).min(RELOAD_MAX),
+            },
+        };
+    }
+}
+
 impl Running {
     /// Returns a connector for clients in this process. Must be called on the server's tokio runtime.
     pub fn connector(&self) -> InProcessConnector {
@@ -211,6 +239,9 @@ impl Running {
             self.app.models.get(&model.name).await?;
         }
         self.app.set_ready();
+        self.app
+            .work
+            .spawn(reload_failed(Arc::downgrade(&self.app)));
         Ok(())
     }
 

@@ -93,7 +93,9 @@ impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Amount::Bytes(bytes) => write!(f, "{bytes}B"),
-            Amount::Share(share) => write!(f, "{share:?}"),
+            // A share has a point and no exponent.
+            Amount::Share(share) if share.fract() == 0.0 => write!(f, "{share}.0"),
+            Amount::Share(share) => write!(f, "{share}"),
         }
     }
 }
@@ -140,6 +142,10 @@ mod tests {
         check("1.5", None);
         check("0.0", None);
         check("half", None);
+        for share in [1.0, 0.5, 5e-39, f64::MIN_POSITIVE] {
+            let shown = Amount::Share(share).to_string();
+            check(&shown, Some(Amount::Share(share)));
+        }
         assert_eq!(Amount::Share(0.5).of(1000), 500);
         assert_eq!(Amount::Bytes(7).of(1000), 7);
     }

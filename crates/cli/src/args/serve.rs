@@ -247,14 +247,10 @@ pub struct ServeArgs {
         default_value = "256MiB"
     )]
     pub max_captures: Size,
-    /// Host memory for captures and checkpoints of all sessions; one owner may use half of it
-    #[arg(
-        long,
-        help_heading = "Limits",
-        value_name = "SIZE",
-        default_value = "4GiB"
-    )]
-    pub probe_memory: Size,
+    /// Host memory for captures and checkpoints of all sessions; one of several owners may use half of it
+    /// [default: an eighth of the machine's memory, at most 4GiB]
+    #[arg(long, help_heading = "Limits", value_name = "SIZE")]
+    pub probe_memory: Option<Size>,
     /// Largest number of sessions that one request may open: prompts times n, or branches
     #[arg(long, help_heading = "Limits", value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub max_choices: usize,

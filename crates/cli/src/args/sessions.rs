@@ -15,10 +15,10 @@ KV cache from them, bit for bit.
 Examples:
   djinn run --state ./sessions --prompt 'Tom had a red boat.' --max-tokens 40
   djinn sessions list --state ./sessions
-  djinn sessions show 0 --state ./sessions
-  djinn sessions save 0 boat.djinn --state ./sessions
+  djinn sessions show 01KA9ZJ8Q3V5T7WXR2MDGH6B4C --state ./sessions
+  djinn sessions save 01KA9ZJ8Q3V5T7WXR2MDGH6B4C boat.djinn --state ./sessions
   djinn sessions load boat.djinn --state ./elsewhere
-  djinn sessions delete 0 --state ./sessions
+  djinn sessions delete 01KA9ZJ8Q3V5T7WXR2MDGH6B4C --state ./sessions
   djinn sessions repair --state ./sessions
   djinn sessions list --server gpu:5556
   djinn sessions save big:01KA9ZJ8Q3V5T7WXR2MDGH6B4C boat.djinn --server gpu:5556")]
@@ -40,10 +40,14 @@ pub struct SessionsArgs {
 #[derive(Debug, Subcommand)]
 pub enum Sessions {
     /// List all sessions with owner, state and length
-    List,
+    List {
+        /// List the sessions of all owners of a server, which needs an admin key
+        #[arg(long)]
+        all_owners: bool,
+    },
     /// Show the input and the output of a session
     Show {
-        /// Number of the session; on a server, its name
+        /// Id of the session; on a server, its name
         #[arg(value_name = "ID")]
         id: String,
         /// Model whose tokenizer turns tokens into text [default: the bundled model, if the folder belongs
@@ -53,7 +57,7 @@ pub enum Sessions {
     },
     /// Save a session to a file that any folder or server with the same model can load
     Save {
-        /// Number of the session; on a server, its name
+        /// Id of the session; on a server, its name
         #[arg(value_name = "ID")]
         id: String,
         /// File to write

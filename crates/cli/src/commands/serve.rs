@@ -105,6 +105,13 @@ fn start_log(level: tracing::Level, format: LogFormat, traces: Option<&TraceExpo
         .try_init();
 }
 
+/// Default host memory for captures and checkpoints: an eighth of the machine's memory, at most the server's
+/// default.
+fn probe_memory() -> u64 {
+    let limit = ServerLimits::default().probe_bytes;
+    djinn_device::host::all_memory().map_or(limit, |all| (all / 8).min(limit))
+}
+
 /// Settings in effect, with their sources.
 fn to_text(settings: &[Setting]) -> String {
     let width = settings
@@ -200,7 +207,7 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
             queue: args.max_waiting,
             queue_wait: args.queue_timeout,
             stall: args.stall_timeout,
-            probe_bytes: args.probe_memory.0,
+            probe_bytes: args.probe_memory.map_or_else(probe_memory, |size| size.0),
             body_bytes: args.max_body.0 as usize,
             message_bytes: args.max_message.0 as usize,
             upload_bytes: args.max_upload.0,

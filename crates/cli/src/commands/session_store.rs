@@ -126,8 +126,8 @@ impl SessionStore {
         }
     }
 
-    /// Lists all sessions.
-    pub async fn list(&self) -> Result<Vec<SessionEntry>, Failure> {
+    /// Lists the sessions of a folder, or of the caller on a server; with `all_owners` those of everyone.
+    pub async fn list(&self, all_owners: bool) -> Result<Vec<SessionEntry>, Failure> {
         Ok(match self {
             SessionStore::Folder(folder) => {
                 let (sessions, model) = (folder.sessions(), folder.model());
@@ -138,7 +138,10 @@ impl SessionStore {
                 sessions.map(|saved| saved_entry(model, saved)).collect()
             }
             SessionStore::Server(client) => {
-                let sessions = client.sessions(None).await?;
+                let sessions = match all_owners {
+                    true => client.sessions_of_all_owners(None).await?,
+                    false => client.sessions(None).await?,
+                };
                 sessions.iter().map(server_entry).collect()
             }
         })

@@ -63,7 +63,7 @@ async fn run(
     saved: Option<SavedFile>,
 ) -> Result<(), Failure> {
     match &args.action {
-        Sessions::List => list(args, &store, &store.list().await?),
+        Sessions::List { all_owners } => list(args, &store, &store.list(*all_owners).await?),
         Sessions::Show { id, model } => {
             let session = store.get(id).await?;
             match args.json {

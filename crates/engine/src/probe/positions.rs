@@ -176,12 +176,15 @@ impl Positions {
         matches!(self, Positions::Ranges(ranges) if ranges.ranges.is_empty())
     }
 
-    /// Whether all numbers are in the range that parsing accepts: a file may contain anything.
+    /// Whether the ranges are as many and their numbers as large as parsing accepts: a file may contain
+    /// anything. A session may cut a range of its first turn in two.
     pub(crate) fn is_sane(&self) -> bool {
         let is_far = |n: i64| n.unsigned_abs() > FARTHEST.unsigned_abs();
         let is_far = |&(start, end): &(i64, i64)| is_far(start) || is_far(end);
         match self {
-            Positions::Ranges(ranges) => !ranges.ranges.iter().any(is_far),
+            Positions::Ranges(ranges) => {
+                ranges.ranges.len() <= 2 * RANGES_MAX && !ranges.ranges.iter().any(is_far)
+            }
             _ => true,
         }
     }

@@ -242,7 +242,7 @@ impl LoadedModel {
                 span.in_scope(|| match worker.check_open() {
                     Ok(()) => worker.open_or_wait(open, &for_worker),
                     Err(error) => drop(open.reply.send(Err(error))),
-                })
+                });
             }),
         )?;
         match tokio::time::timeout(limits.queue_wait, replied).await {

@@ -296,4 +296,43 @@ mod tests {
         }
         assert!(text.ends_with("# EOF\n"));
     }
+
+    /// Text of all metrics of a server with one model.
+    fn everything() -> String {
+        let metrics = Metrics::new();
+        metrics.error(ErrorCode::NotFound);
+        metrics.request_ended("chat", 200, "ok", Duration::from_millis(3));
+        let latency = metrics.latency("m");
+        for histogram in [&latency.queue, &latency.first, &latency.next] {
+            histogram.observe(0.01);
+        }
+        let reading = ModelReading {
+            model: "m".to_owned(),
+            snapshot: EngineSnapshot::default(),
+            queued_jobs: 0,
+            busy_for: Duration::ZERO,
+            ring_bytes: 0,
+            link_ceiling: 0.0,
+            page_bytes: 1,
+            page_tokens: 1,
+        };
+        metrics.text(vec![reading], true, MetricsFormat::Prometheus)
+    }
+
+    #[test]
+    fn dashboards_and_alerts_use_metrics_that_exist() {
+        let text = everything();
+        let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+        let mut count = 0;
+        for file in ["grafana-dashboard.json", "alerts.yml"] {
+            let content = std::fs::read_to_string(deploy.join(file)).expect(file);
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let words = content.split(|c| !is_name(c));
+            for name in words.filter(|w| w.starts_with("djinn_") || w.starts_with("process_")) {
+                assert!(text.contains(name), "{file} uses {name}");
+                count += 1;
+            }
+        }
+        assert!(count > 30, "the files use {count} metrics");
+    }
 }

@@ -220,25 +220,31 @@ const METRICS: &[ModelMetric] = &[
         }
     }),
     ("passes_failed", "Passes that failed", true, |r, add| {
-        add(&[], r.snapshot.totals.failed as f64)
+        add(&[], r.snapshot.totals.failed as f64);
     }),
     (
         "queue_requests",
         "Requests that wait for a free session",
         false,
-        |r, add| add(&[], r.snapshot.waiting as f64),
+        |r, add| {
+            add(&[], r.snapshot.waiting as f64);
+        },
     ),
     (
         "queue_jobs",
         "Jobs that wait for the engine thread",
         false,
-        |r, add| add(&[], r.queued_jobs as f64),
+        |r, add| {
+            add(&[], r.queued_jobs as f64);
+        },
     ),
     (
         "engine_busy_seconds",
         "Time that the engine thread has spent on its current pass or job",
         false,
-        |r, add| add(&[], r.busy_for.as_secs_f64()),
+        |r, add| {
+            add(&[], r.busy_for.as_secs_f64());
+        },
     ),
     ("sessions_ended", "Sessions that ended", true, |r, add| {
         add(&[], r.snapshot.totals.ended as f64);

@@ -32,7 +32,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     listen().map_err(|error| {
         io::Error::new(
             error.kind(),
-            format!("cannot listen on {address}: {error}; choose another address with --listen"),
+            format!("cannot listen on {address}: {error}; choose another with --host and --port"),
         )
     })
 }

@@ -435,6 +435,18 @@ impl Registry {
         Ok(self.entry(&self.known(name)?)?.describe(for_admin))
     }
 
+    /// Name of a model of the configuration that failed, if any.
+    pub fn first_failed(&self) -> Option<String> {
+        let entries = self.entries();
+        let mut configured = entries.values().filter(|entry| entry.trusted);
+        let failed = configured.find(|entry| match &entry.state {
+            LoadState::Failed(_) => true,
+            LoadState::Ready(model) => !model.is_alive(),
+            _ => false,
+        });
+        failed.map(|entry| entry.config.name.clone())
+    }
+
     /// Reason why a model of the configuration does not serve; `None` if all of them do. `stall` is the time
     /// after which an engine that does not finish its pass counts as failed.
     pub fn not_ready(&self, stall: Duration) -> Option<String> {
