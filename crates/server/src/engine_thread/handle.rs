@@ -8,12 +8,13 @@ use std::{
 };
 
 use djinn_engine::{CheckedRequest, Engine, LoadProgress, SessionId};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc::UnboundedReceiver, oneshot};
 
 use super::{
+    event::SessionEvent,
     facts::LoadedModelFacts,
     job_queue::{JobQueue, SERVER},
-    open_queue::{OpenRequest, OpenedSessions},
+    open_queue::{OpenRequest, OpenedSession},
     shared::SharedState,
     tokenizer::ChatTokenizer,
     wait_signal::WaitSignal,
@@ -227,11 +228,17 @@ impl LoadedModel {
         owner: &str,
         requests: Vec<CheckedRequest>,
         limits: &ServerLimits,
-    ) -> Result<OpenedSessions, ServeError> {
+    ) -> Result<Vec<(SessionId, UnboundedReceiver<SessionEvent>)>, ServeError> {
         let (reply, replied) = oneshot::channel();
+        let jobs = Arc::clone(&self.jobs);
+        let abandon = move |id| {
+            let leave = Box::new(move |worker: &mut Worker| worker.subscriber_left(id, false));
+            jobs.push_unlimited(SERVER, leave);
+        };
         let open = OpenRequest {
             owner: owner.to_owned(),
             requests,
+            abandon: Arc::new(abandon),
             reply,
         };
         let for_worker = limits.clone();
@@ -246,7 +253,10 @@ impl LoadedModel {
             }),
         )?;
         match tokio::time::timeout(limits.queue_wait, replied).await {
-            Ok(opened) => opened.map_err(|_| self.gone())?,
+            Ok(opened) => {
+                let opened = opened.map_err(|_| self.gone())??;
+                Ok(opened.into_iter().filter_map(OpenedSession::take).collect())
+            }
             Err(_) => Err(ServeError::busy(format!(
                 "No session became free within {} s; retry later",
                 limits.queue_wait.as_secs_f64()

@@ -1,6 +1,9 @@
 //! Requests that wait for a free session, fair between owners.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use djinn_engine::{CheckedRequest, SessionId};
 use tokio::sync::{mpsc::UnboundedReceiver, oneshot};
@@ -11,8 +14,43 @@ use crate::ServeError;
 /// Share of the queue that one owner may fill, as a divisor.
 const OWNER_SHARE: usize = 4;
 
-/// Sessions that were opened for a request, with the events of each.
-pub type OpenedSessions = Vec<(SessionId, UnboundedReceiver<SessionEvent>)>;
+/// Function that ends a session whose caller left before it learned of the session.
+pub type AbandonSession = Arc<dyn Fn(SessionId) + Send + Sync>;
+
+/// A session that was opened for a request, with its events. Dropping this value ends the session.
+pub struct OpenedSession {
+    id: SessionId,
+    events: Option<UnboundedReceiver<SessionEvent>>,
+    abandon: AbandonSession,
+}
+
+impl OpenedSession {
+    /// Creates the handle of a new session.
+    pub fn new(
+        id: SessionId,
+        events: UnboundedReceiver<SessionEvent>,
+        abandon: &AbandonSession,
+    ) -> Self {
+        OpenedSession {
+            id,
+            events: Some(events),
+            abandon: Arc::clone(abandon),
+        }
+    }
+
+    /// Hands the session to its caller, who ends it from now on.
+    pub fn take(mut self) -> Option<(SessionId, UnboundedReceiver<SessionEvent>)> {
+        Some((self.id, self.events.take()?))
+    }
+}
+
+impl Drop for OpenedSession {
+    fn drop(&mut self) {
+        if self.events.take().is_some() {
+            (self.abandon)(self.id);
+        }
+    }
+}
 
 /// A request to open sessions: all of them, or none.
 pub struct OpenRequest {
@@ -20,8 +58,10 @@ pub struct OpenRequest {
     pub owner: String,
     /// One request for each session.
     pub requests: Vec<CheckedRequest>,
+    /// Ends sessions whose caller left.
+    pub abandon: AbandonSession,
     /// Receives the sessions once they are open.
-    pub reply: oneshot::Sender<Result<OpenedSessions, ServeError>>,
+    pub reply: oneshot::Sender<Result<Vec<OpenedSession>, ServeError>>,
 }
 
 /// Requests that wait until sessions of others end. Owners take turns.
@@ -112,18 +152,21 @@ impl OpenQueue {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::sync::oneshot;
 
-    use super::{OpenQueue, OpenRequest, OpenedSessions};
+    use super::{OpenQueue, OpenRequest, OpenedSession};
     use crate::ServeError;
 
-    type Replied = oneshot::Receiver<Result<OpenedSessions, ServeError>>;
+    type Replied = oneshot::Receiver<Result<Vec<OpenedSession>, ServeError>>;
 
     fn request(owner: &str) -> (OpenRequest, Replied) {
         let (reply, replied) = oneshot::channel();
         let request = OpenRequest {
             owner: owner.to_owned(),
             requests: Vec::new(),
+            abandon: Arc::new(|_| {}),
             reply,
         };
         (request, replied)

@@ -3,14 +3,13 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use djinn_engine::{
-    CheckedRequest, Engine, EngineError, Finish, LimitKind, Output, SessionId, SessionStatus,
-    Tensor,
+    Engine, EngineError, Finish, LimitKind, Output, SessionId, SessionStatus, Tensor,
 };
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{
     event::SessionEvent,
-    open_queue::{OpenRequest, OpenedSessions},
+    open_queue::{OpenRequest, OpenedSession},
     subscriber::Subscriber,
     worker::Worker,
 };
@@ -22,7 +21,7 @@ impl Worker {
         let must_queue = self.waiting.has_requests_of(&request.owner);
         let refused = match must_queue {
             true => None,
-            false => match self.open_all(&request.owner, &request.requests) {
+            false => match self.open_all(&request) {
                 Err(error) if is_shortage(&error) => Some(error),
                 done => return drop(request.reply.send(done)),
             },
@@ -52,33 +51,26 @@ impl Worker {
                 self.has_room = true;
                 continue;
             }
-            match self.open_all(&request.owner, &request.requests) {
+            match self.open_all(&request) {
                 Err(error) if is_shortage(&error) && self.can_fit_later(&request, &error) => {
                     self.waiting.put_back(request);
                 }
                 done => {
                     self.has_room = true;
-                    // A caller that left meanwhile drops the events, and its sessions end.
-                    if let Err(Ok(opened)) = request.reply.send(done) {
-                        for (id, _) in opened {
-                            self.end(id);
-                        }
-                    }
+                    // If the caller left meanwhile, the sessions are dropped here and end.
+                    drop(request.reply.send(done));
                 }
             }
         }
     }
 
     /// Opens a session for every request: all of them, or none.
-    fn open_all(
-        &mut self,
-        owner: &str,
-        requests: &[CheckedRequest],
-    ) -> Result<OpenedSessions, ServeError> {
-        let mut opened: OpenedSessions = Vec::new();
-        for request in requests {
+    fn open_all(&mut self, open: &OpenRequest) -> Result<Vec<OpenedSession>, ServeError> {
+        let mut opened = Vec::with_capacity(open.requests.len());
+        for request in &open.requests {
             let since = Instant::now();
-            match self.engine.open_checked(request.clone().with_owner(owner)) {
+            let request = request.clone().with_owner(&open.owner);
+            match self.engine.open_checked(request) {
                 Ok(id) => opened.push((id, self.subscribe(id, since))),
                 Err(error) => {
                     for (id, _) in opened {
@@ -88,7 +80,9 @@ impl Worker {
                 }
             }
         }
-        Ok(opened)
+        let opened = opened.into_iter();
+        let handle = |(id, events)| OpenedSession::new(id, events, &open.abandon);
+        Ok(opened.map(handle).collect())
     }
 
     /// Whether a request that found no room may find room when sessions that run now have ended.
@@ -111,7 +105,6 @@ impl Worker {
         let subscriber = self.subscribers.entry(id).or_insert_with(Subscriber::none);
         let mut text = output.text;
         if let Some(token) = output.token {
-            self.totals.tokens += 1;
             observe_latency(&self.latency, subscriber, output.scheduled);
             subscriber.send(SessionEvent::Token {
                 token,

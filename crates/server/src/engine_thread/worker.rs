@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, EngineError, PagingStats, SessionId};
+use djinn_engine::{Engine, EngineError, Output, PagingStats, SessionId};
 use djinn_weights::{PassStats, Timeline};
 
 use super::{
@@ -163,10 +163,9 @@ impl Worker {
         };
         if !jobs.wait(poll) {
             self.shared.heartbeat.begin();
-            for output in self.engine.maintain(Instant::now()) {
-                self.has_news = true;
-                self.publish(output);
-            }
+            let outputs = self.engine.maintain(Instant::now());
+            self.has_news |= !outputs.is_empty();
+            self.publish_all(outputs);
             self.shared.heartbeat.end();
         }
     }
@@ -201,13 +200,25 @@ impl Worker {
                 if self.engine.passes() > passes_before {
                     self.note_pass();
                 }
-                for output in outputs {
-                    self.publish(output);
-                }
+                self.publish_all(outputs);
             }
             Err(error) => self.fail_pass(&error),
         }
         self.shared.heartbeat.end_pass()
+    }
+
+    /// Sends outputs to the subscribers. The counters come first, so that a client that has its answer finds
+    /// its tokens in the metrics.
+    fn publish_all(&mut self, outputs: Vec<Output>) {
+        let tokens = outputs.iter().filter(|output| output.token.is_some());
+        self.totals.tokens += tokens.count() as u64;
+        if outputs.iter().any(|output| output.finish.is_some()) {
+            self.publish_snapshot();
+        }
+        for output in outputs {
+            self.has_news = true;
+            self.publish(output);
+        }
     }
 
     fn note_pass(&mut self) {
@@ -228,9 +239,8 @@ impl Worker {
         tracing::error!(%error, "pass failed; its turns end");
         self.failed_passes += 1;
         self.totals.failed += 1;
-        for output in self.engine.maintain(Instant::now()) {
-            self.publish(output);
-        }
+        let outputs = self.engine.maintain(Instant::now());
+        self.publish_all(outputs);
         if error.is_fatal() {
             self.fatal.raise(format!("The device is lost: {error}"));
         }
