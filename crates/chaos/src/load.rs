@@ -70,18 +70,25 @@ impl LoadReport {
                         |---:|---:|---:|---:|---:|---:|---:|\n"
             .to_owned();
         for sample in &self.samples {
-            text += &format!(
-                "| {} | {} | {} | {} | {} | {} | {} |\n",
-                sample.time.as_secs(),
-                sample.start,
-                sample.requests,
-                sample.tokens,
-                sample.errors,
-                Size(sample.usage.rss),
-                sample.usage.descriptors
-            );
+            text += &format!("{}\n", sample.row());
         }
         text
+    }
+}
+
+impl LoadSample {
+    /// Row of the table of samples.
+    fn row(&self) -> String {
+        format!(
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            self.time.as_secs(),
+            self.start,
+            self.requests,
+            self.tokens,
+            self.errors,
+            Size(self.usage.rss),
+            self.usage.descriptors
+        )
     }
 }
 
@@ -115,7 +122,7 @@ pub async fn load(settings: &LoadSettings) -> Result<LoadReport, ChaosError> {
         let usage = crew.rest().await?;
         crew.take_ended();
         let sample = sample(&world, start.elapsed(), usage).await;
-        println!("{sample:?}");
+        eprintln!("{}", sample.row());
         samples.push(sample);
     }
     Ok(LoadReport {

@@ -164,9 +164,14 @@ pub struct ServeArgs {
     /// TOML file with the API keys and their owners; read again on SIGHUP, as certificates are
     #[arg(long, help_heading = "Security", value_name = "FILE")]
     pub keys: Option<PathBuf>,
-    /// Origin of web pages that may call the server, such as https://example.com; * allows every origin; may
-    /// be repeated
-    #[arg(long, help_heading = "Security", value_name = "ORIGIN")]
+    /// Origins of web pages that may call the server.
+    #[arg(
+        long,
+        help_heading = "Security",
+        value_name = "ORIGIN",
+        help = "Origin of web pages that may call the server, such as https://example.com; * allows every \
+                origin; may be repeated"
+    )]
     pub cors_origin: Vec<String>,
     /// File for the actions of admins, one JSON object per line
     #[arg(long, help_heading = "Security", value_name = "FILE")]
