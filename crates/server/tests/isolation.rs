@@ -10,7 +10,7 @@ use std::{sync::Arc, thread};
 use common::{
     Server,
     grpc::{ADA, BERT, block_on, channel, create, read_all, with_key, with_two_owners},
-    soon,
+    send_completion, soon,
 };
 use djinn_wire::v1::{
     self, models_client::ModelsClient, sessions_client::SessionsClient,
@@ -204,22 +204,11 @@ fn a_full_queue_refuses_and_says_when_to_retry() {
     });
     let long = json!({ "prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": true,
                        "stream": true });
-    let body = long.to_string();
-    let request = |stream: &mut std::net::TcpStream| {
-        use std::io::Write;
-        write!(
-            stream,
-            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-             connection: close\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-    };
     let mut first = server.connect();
-    request(&mut first);
+    send_completion(&mut first, &long);
     soon("the first session is open", || server.sessions() == 1.0);
     let mut second = server.connect();
-    request(&mut second);
+    send_completion(&mut second, &long);
     let mut reply = String::new();
     let _ = std::io::Read::read_to_string(&mut second, &mut reply);
     assert!(reply.starts_with("HTTP/1.1 429"), "{reply}");

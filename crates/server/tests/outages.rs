@@ -7,7 +7,8 @@ mod common;
 
 use std::{
     fs,
-    net::SocketAddr,
+    io::Read,
+    net::{SocketAddr, TcpStream},
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::Command,
@@ -16,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use common::{Server, config, folder, grpc::block_on, soon, stories};
+use common::{Server, config, folder, grpc::block_on, send_completion, soon, stories};
 use djinn_device::{
     Backend,
     cuda::CudaBackend,
@@ -87,21 +88,12 @@ fn a_hung_engine_does_not_hold_up_the_end_of_the_server() {
 
 /// Reads a streamed answer to its end.
 fn stream_of(address: SocketAddr, body: &Value) -> String {
-    use std::io::{Read, Write};
     let mut body = body.clone();
     body["stream"] = json!(true);
-    let body = body.to_string();
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
-    write!(
-        stream,
-        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let timeout = Some(Duration::from_secs(60));
+    stream.set_read_timeout(timeout).unwrap();
+    send_completion(&mut stream, &body);
     let mut text = String::new();
     let _ = stream.read_to_string(&mut text);
     text

@@ -251,6 +251,18 @@ impl Drop for Server {
     }
 }
 
+/// Sends a completion over a plain connection, which the server closes after its answer.
+pub fn send_completion(stream: &mut TcpStream, body: &Value) {
+    let body = body.to_string();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+}
+
 /// Waits until a condition holds, at most a minute.
 pub fn soon(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..1200 {
