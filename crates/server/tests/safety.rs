@@ -590,3 +590,20 @@ fn a_client_that_disconnects_early_leaves_no_session() {
     });
     soon("no session is left", || server.sessions() == 0.0);
 }
+
+#[test]
+fn keys_in_plain_text_on_a_public_address_are_noticed() {
+    let home = tempfile::tempdir().unwrap();
+    let mut config = config(home.path());
+    config.keys = Some(home.path().join("keys.toml"));
+    assert_eq!(config.plain_text_address(), None, "loopback");
+    let public = SocketAddr::from(([0, 0, 0, 0], 5556));
+    config.listen.push(public);
+    assert_eq!(config.plain_text_address(), Some(public));
+    config.tls = Some(djinn_server::TlsFiles {
+        certificate: "cert.pem".into(),
+        key: "key.pem".into(),
+        client_ca: None,
+    });
+    assert_eq!(config.plain_text_address(), None, "TLS");
+}
