@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{
-    json_output, ok,
+    PATCH, STEER_MAKE, json_output, ok,
     server::{Server, wait_until},
     stdout,
 };
@@ -32,18 +32,7 @@ fn unloaded_server() -> Server {
 
 #[test]
 fn patching_gives_the_same_effects_on_a_server() {
-    let args = [
-        "patch",
-        "--clean",
-        "Tom had a red car. The car was",
-        "--corrupt",
-        "Tom had a blue car. The car was",
-        "--answer",
-        " red",
-        "--instead",
-        " blue",
-        "--json",
-    ];
+    let args = [&PATCH[..], &["--json"]].concat();
     let server = unloaded_server();
     let local = json_output(&args);
     let remote = json_output(&[&args[..], &["--server", &server.address]].concat());
@@ -95,16 +84,9 @@ fn steering_vectors_are_the_same_from_a_server() {
     let (local, remote) = (path("local.safetensors"), path("remote.safetensors"));
     // Without --layer, the middle block of the model counts, which an unloaded model does not tell.
     let server = unloaded_server();
-    let make = [
-        "steer",
-        "make",
-        "--positive",
-        "She was happy",
-        "--negative",
-        "She was sad",
-    ];
-    ok(&[&make[..], &["--out", &local]].concat());
-    ok(&[&make[..], &["--out", &remote, "--server", &server.address]].concat());
+    ok(&[&STEER_MAKE[..], &["--out", &local]].concat());
+    let on_server = ["--out", &remote, "--server", &server.address];
+    ok(&[&STEER_MAKE[..], &on_server].concat());
     assert_eq!(fs::read(&local).unwrap(), fs::read(&remote).unwrap());
 
     let server = unloaded_server();

@@ -6,7 +6,7 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::{djinn, golden, json_output, ok, refused, stderr, stdout};
+use common::{PATCH, djinn, golden, json_output, ok, refused, stderr, stdout};
 
 /// Writes a debugger script and returns its path.
 fn script(folder: &Path, lines: &[&str]) -> String {
@@ -49,19 +49,7 @@ fn the_last_row_of_the_lens_is_the_generated_token() {
 
 #[test]
 fn patching_by_branches_equals_patching_in_separate_runs() {
-    let found = json_output(&[
-        "patch",
-        "--clean",
-        "Tom had a red car. The car was",
-        "--corrupt",
-        "Tom had a blue car. The car was",
-        "--answer",
-        " red",
-        "--instead",
-        " blue",
-        "--compare",
-        "--json",
-    ]);
+    let found = json_output(&[&PATCH[..], &["--compare", "--json"]].concat());
     assert_eq!(found["compared"]["equal"], true);
     let effect = found["effect"].as_array().unwrap();
     let last = effect.last().unwrap().as_array().unwrap();

@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{json_output, ok, refused, server::Server, stderr, stdout};
+use common::{STEER_MAKE, json_output, ok, refused, server::Server, stderr, stdout};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "Once upon a time there was a";
@@ -29,18 +29,7 @@ fn run_prints_the_same_locally_and_remotely() {
     let folder = tempfile::tempdir().unwrap();
     let vector = folder.path().join("v.safetensors");
     let vector = vector.to_str().unwrap();
-    ok(&[
-        "steer",
-        "make",
-        "--positive",
-        "She was happy",
-        "--negative",
-        "She was sad",
-        "--layer",
-        "3",
-        "--out",
-        vector,
-    ]);
+    ok(&[&STEER_MAKE[..], &["--layer", "3", "--out", vector]].concat());
     let steer = format!("{vector}:2");
     let add = format!("blocks.2.hook_resid_post:add={vector}*0.5@prompt");
     let edit = "blocks.4.mlp.hook_post[0..8]:scale=0@-1";

@@ -11,6 +11,29 @@ use std::{
     process::{Command, Output},
 };
 
+/// Flags of a patching experiment with two prompts that differ in one token.
+pub const PATCH: [&str; 9] = [
+    "patch",
+    "--clean",
+    "Tom had a red car. The car was",
+    "--corrupt",
+    "Tom had a blue car. The car was",
+    "--answer",
+    " red",
+    "--instead",
+    " blue",
+];
+
+/// Flags that make a steering vector from one pair of texts.
+pub const STEER_MAKE: [&str; 6] = [
+    "steer",
+    "make",
+    "--positive",
+    "She was happy",
+    "--negative",
+    "She was sad",
+];
+
 /// Root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
