@@ -5,6 +5,67 @@
 //! delays the copies and events that a card delays. It also logs the names of its operations, so
 //! a test can see which operations were fused.
 
+/// Calls a macro with all operations of a device. The devices of this module forward each of them.
+macro_rules! all_operations {
+    ($forward:ident) => {
+        $forward! {
+            LookupOps {
+                fn gather(table: View, ids: View, out: View, accumulate: bool);
+                fn scatter_add(src: View, ids: View, weights: View, out: View);
+                fn split(x: View, first: usize, stride: usize, width: usize, out: View);
+            }
+            ElementwiseOps {
+                fn norm(params: NormParams, x: View, out: View);
+                fn activate(f: Activation, x: View, out: View);
+                fn gate(f: Activation, gate: View, up: View, out: View);
+                fn add(x: View, out: View);
+            }
+            ChoiceOps {
+                fn route(logits: View, renormalise: bool, ids: View, weights: View);
+                fn sample(x: View, draws: View, ids: View);
+            }
+            ProbeOps {
+                fn edit(x: View, edit: Edit);
+                fn reduce(x: View, how: Reduction, out: View);
+            }
+            ProductOps {
+                fn linear(x: View, weight: Weight, bias: Option<View>, out: View, phase: Phase);
+            }
+            RopeOps {
+                fn rope_table(positions: View, frequencies: View, scale: f32, out: View);
+                fn rope(x: View, rotation: Rotation);
+            }
+            AttentionOps {
+                fn append(k: View, v: View, rows: Rows, kv: KvLayer);
+                fn attend(q: View, rows: Rows, kv: KvLayer, how: Attention, out: View);
+                fn pattern(q: View, rows: Rows, kv: KvLayer, how: Attention, out: View);
+                fn mix(pattern: View, rows: Rows, kv: KvLayer, how: Attention, out: View);
+            }
+            FusedOps {
+                fn linear_group(x: View, parts: &[Projection], phase: Phase);
+                fn linear_gated(
+                    x: View,
+                    gate: Projection,
+                    up: Projection,
+                    f: Activation,
+                    out: View,
+                    phase: Phase
+                );
+                fn add_norm(addend: View, x: View, params: NormParams, out: View);
+                fn rope_append(qkv: Qkv, rotation: Rotation, rows: Rows, kv: KvLayer);
+                fn rope_append_attend(
+                    qkv: Qkv,
+                    rotation: Rotation,
+                    rows: Rows,
+                    kv: KvLayer,
+                    how: Attention,
+                    out: View
+                );
+            }
+        }
+    };
+}
+
 #[cfg(any(test, feature = "faults"))]
 mod faulty;
 
@@ -352,61 +413,7 @@ macro_rules! noted {
     };
 }
 
-noted! {
-    LookupOps {
-        fn gather(table: View, ids: View, out: View, accumulate: bool);
-        fn scatter_add(src: View, ids: View, weights: View, out: View);
-        fn split(x: View, first: usize, stride: usize, width: usize, out: View);
-    }
-    ElementwiseOps {
-        fn norm(params: NormParams, x: View, out: View);
-        fn activate(f: Activation, x: View, out: View);
-        fn gate(f: Activation, gate: View, up: View, out: View);
-        fn add(x: View, out: View);
-    }
-    ChoiceOps {
-        fn route(logits: View, renormalise: bool, ids: View, weights: View);
-        fn sample(x: View, draws: View, ids: View);
-    }
-    ProbeOps {
-        fn edit(x: View, edit: Edit);
-        fn reduce(x: View, how: Reduction, out: View);
-    }
-    ProductOps {
-        fn linear(x: View, weight: Weight, bias: Option<View>, out: View, phase: Phase);
-    }
-    RopeOps {
-        fn rope_table(positions: View, frequencies: View, scale: f32, out: View);
-        fn rope(x: View, rotation: Rotation);
-    }
-    AttentionOps {
-        fn append(k: View, v: View, rows: Rows, kv: KvLayer);
-        fn attend(q: View, rows: Rows, kv: KvLayer, how: Attention, out: View);
-        fn pattern(q: View, rows: Rows, kv: KvLayer, how: Attention, out: View);
-        fn mix(pattern: View, rows: Rows, kv: KvLayer, how: Attention, out: View);
-    }
-    FusedOps {
-        fn linear_group(x: View, parts: &[Projection], phase: Phase);
-        fn linear_gated(
-            x: View,
-            gate: Projection,
-            up: Projection,
-            f: Activation,
-            out: View,
-            phase: Phase
-        );
-        fn add_norm(addend: View, x: View, params: NormParams, out: View);
-        fn rope_append(qkv: Qkv, rotation: Rotation, rows: Rows, kv: KvLayer);
-        fn rope_append_attend(
-            qkv: Qkv,
-            rotation: Rotation,
-            rows: Rows,
-            kv: KvLayer,
-            how: Attention,
-            out: View
-        );
-    }
-}
+all_operations!(noted);
 
 #[cfg(test)]
 mod tests {
