@@ -4,14 +4,14 @@ use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use djinn_engine::Quota;
 use subtle::ConstantTimeEq;
 
 use super::key_file::{self, KeyDigest, KeyFileError, KeyOwner};
-use crate::ServeError;
+use crate::{ServeError, guard::TokenBucket};
 
 /// Owner of all requests on a server without keys.
 pub const LOCAL_OWNER: &str = "local";
@@ -27,13 +27,10 @@ pub struct KeyStore {
     usage: Mutex<HashMap<String, OwnerUsage>>,
 }
 
-/// Current usage of one owner: a token bucket and a counter.
+/// Current usage of one owner: its rate and a counter.
 #[derive(Clone, Copy)]
 struct OwnerUsage {
-    /// Requests left in the bucket.
-    left: f64,
-    /// Time of the last refill.
-    refilled: Instant,
+    requests: TokenBucket,
     in_flight: usize,
 }
 
@@ -109,8 +106,7 @@ impl KeyStore {
         let mut all = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         let rate = owner.requests_per_minute.unwrap_or(f64::INFINITY);
         let usage = all.entry(owner.name.clone()).or_insert(OwnerUsage {
-            left: rate,
-            refilled: now,
+            requests: TokenBucket::full(rate, now),
             in_flight: 0,
         });
         if let Some(limit) = owner.requests_at_once
@@ -122,14 +118,8 @@ impl KeyStore {
             )));
         }
         if rate.is_finite() {
-            let refill = (now - usage.refilled).as_secs_f64() * rate / 60.0;
-            usage.left = (usage.left + refill).min(rate.max(1.0));
-            usage.refilled = now;
-            if usage.left < 1.0 {
-                let retry = Duration::from_secs_f64((1.0 - usage.left) * 60.0 / rate.max(1e-9));
-                return Err(ServeError::Rate { retry });
-            }
-            usage.left -= 1.0;
+            let taken = usage.requests.take(rate / 60.0, rate.max(1.0), now);
+            taken.map_err(|retry| ServeError::Rate { retry })?;
         }
         usage.in_flight += 1;
         Ok(RequestPermit {

@@ -5,6 +5,8 @@ use std::{
     time::Instant,
 };
 
+use super::bucket::TokenBucket;
+
 /// Lines per second that strangers may cause.
 const LINES_PER_SECOND: f64 = 5.0;
 /// Lines that strangers may cause at once.
@@ -18,8 +20,7 @@ pub struct LogLimit {
 }
 
 struct LimitState {
-    left: f64,
-    refilled: Instant,
+    bucket: TokenBucket,
     suppressed: u64,
 }
 
@@ -28,8 +29,7 @@ impl LogLimit {
     pub fn new() -> Self {
         LogLimit {
             state: Mutex::new(LimitState {
-                left: BURST,
-                refilled: Instant::now(),
+                bucket: TokenBucket::full(BURST, Instant::now()),
                 suppressed: 0,
             }),
         }
@@ -42,14 +42,10 @@ impl LogLimit {
 
     fn allow_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let refill = now.saturating_duration_since(state.refilled).as_secs_f64();
-        state.left = (state.left + refill * LINES_PER_SECOND).min(BURST);
-        state.refilled = now;
-        if state.left < 1.0 {
+        if state.bucket.take(LINES_PER_SECOND, BURST, now).is_err() {
             state.suppressed += 1;
             return None;
         }
-        state.left -= 1.0;
         Some(std::mem::take(&mut state.suppressed))
     }
 }
