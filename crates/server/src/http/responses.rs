@@ -6,80 +6,79 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Answer of `POST /v1/completions`.
+/// Fields that the answers of completions and chats have in common.
 #[derive(Serialize, ToSchema)]
-pub struct CompletionAnswer {
-    /// Id of the answer, which begins with `cmpl-`.
+pub struct AnswerFields {
+    /// Id of the answer, which begins with `cmpl-` or `chatcmpl-`.
     pub id: String,
-    /// Always `text_completion`.
+    /// `text_completion`, `chat.completion`, or `chat.completion.chunk` in a stream of a chat.
     pub object: String,
     /// Time of the answer in seconds since 1970.
     pub created: u64,
     /// Name of the model.
     pub model: String,
-    /// One choice for each prompt and `n`.
-    pub choices: Vec<CompletionChoice>,
     /// Token counts.
     pub usage: Option<TokenUsage>,
     /// Session and captures, if the request asked for them.
     pub djinn: Option<DjinnAnswer>,
+}
+
+/// Fields that the choices of completions and chats have in common.
+#[derive(Serialize, ToSchema)]
+pub struct ChoiceFields {
+    /// Index of the choice.
+    pub index: usize,
+    /// Reason for the end: `stop` or `length`; null while a stream continues.
+    pub finish_reason: Option<String>,
+    /// Log-probabilities, if requested.
+    #[schema(value_type = Option<Object>)]
+    pub logprobs: Option<serde_json::Value>,
+    /// Generated token ids, if `return_token_ids` is true.
+    pub token_ids: Option<Vec<u32>>,
+    /// Captures of the choice, if the request has several choices.
+    pub djinn: Option<DjinnAnswer>,
+}
+
+/// Answer of `POST /v1/completions`.
+#[derive(Serialize, ToSchema)]
+pub struct CompletionAnswer {
+    /// Fields that the answers of completions and chats have in common.
+    #[serde(flatten)]
+    pub common: AnswerFields,
+    /// One choice for each prompt and `n`.
+    pub choices: Vec<CompletionChoice>,
 }
 
 /// One choice of a completion.
 #[derive(Serialize, ToSchema)]
 pub struct CompletionChoice {
-    /// Index of the choice.
-    pub index: usize,
+    /// Fields that the choices of completions and chats have in common.
+    #[serde(flatten)]
+    pub common: ChoiceFields,
     /// Generated text, after the prompt if `echo` is true.
     pub text: String,
-    /// Reason for the end: `stop` or `length`; null while a stream continues.
-    pub finish_reason: Option<String>,
-    /// Log-probabilities, if requested.
-    #[schema(value_type = Option<Object>)]
-    pub logprobs: Option<serde_json::Value>,
-    /// Generated token ids, if `return_token_ids` is true.
-    pub token_ids: Option<Vec<u32>>,
-    /// Captures of the choice, if the request has several choices.
-    pub djinn: Option<DjinnAnswer>,
 }
 
 /// Answer of `POST /v1/chat/completions`.
 #[derive(Serialize, ToSchema)]
 pub struct ChatAnswer {
-    /// Id of the answer, which begins with `chatcmpl-`.
-    pub id: String,
-    /// `chat.completion`; `chat.completion.chunk` in a stream.
-    pub object: String,
-    /// Time of the answer in seconds since 1970.
-    pub created: u64,
-    /// Name of the model.
-    pub model: String,
+    /// Fields that the answers of completions and chats have in common.
+    #[serde(flatten)]
+    pub common: AnswerFields,
     /// Choices of the answer.
     pub choices: Vec<ChatChoice>,
-    /// Token counts.
-    pub usage: Option<TokenUsage>,
-    /// Session and captures, if the request asked for them.
-    pub djinn: Option<DjinnAnswer>,
 }
 
 /// One choice of a chat.
 #[derive(Serialize, ToSchema)]
 pub struct ChatChoice {
-    /// Index of the choice.
-    pub index: usize,
+    /// Fields that the choices of completions and chats have in common.
+    #[serde(flatten)]
+    pub common: ChoiceFields,
     /// Message of the model; a stream has `delta` instead.
     pub message: Option<AssistantMessage>,
     /// Part of the message that a chunk of a stream adds.
     pub delta: Option<AssistantMessage>,
-    /// Reason for the end: `stop` or `length`; null while a stream continues.
-    pub finish_reason: Option<String>,
-    /// Log-probabilities, if requested.
-    #[schema(value_type = Option<Object>)]
-    pub logprobs: Option<serde_json::Value>,
-    /// Generated token ids, if `return_token_ids` is true.
-    pub token_ids: Option<Vec<u32>>,
-    /// Captures of the choice, if the request has several choices.
-    pub djinn: Option<DjinnAnswer>,
 }
 
 /// Message that a model generated.
