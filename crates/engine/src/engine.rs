@@ -35,6 +35,7 @@ use crate::{
         request::Request,
         residency::SessionMemory,
         state::Transition,
+        status::SessionStatus,
         table::{SessionTable, check_room},
         view::{SessionInfo, SessionView},
     },
@@ -152,6 +153,13 @@ impl Engine {
     /// Returns the traffic of KV pages between tiers; waits for copies in flight.
     pub fn paging_stats(&mut self) -> Result<PagingStats, EngineError> {
         Ok(self.pager.stats()?)
+    }
+
+    /// Returns the traffic of KV pages between tiers without waiting, and whether copies in flight
+    /// are still missing from it.
+    pub fn paging_stats_so_far(&mut self) -> Result<(PagingStats, bool), EngineError> {
+        let stats = self.pager.stats_so_far()?;
+        Ok((stats, self.pager.has_copies_in_flight()))
     }
 
     /// Returns the number of KV pages in each tier.
@@ -291,6 +299,11 @@ impl Engine {
     /// Closes a session of any owner and returns its transcript, if it is open.
     pub fn close(&mut self, id: SessionId) -> Option<Transcript> {
         Some(self.any_session(id).ok()?.close())
+    }
+
+    /// Returns the statuses of all sessions.
+    pub fn statuses(&self) -> impl Iterator<Item = SessionStatus> {
+        self.sessions.iter().map(|session| session.state.status())
     }
 
     /// Returns summaries of all sessions, or of one owner's.

@@ -128,6 +128,17 @@ impl<C: PageCopier> Pager<C> {
         Ok(self.stats)
     }
 
+    /// Statistics since the start, without the copies that are in flight. This call waits for none.
+    pub fn stats_so_far(&mut self) -> Result<PagingStats> {
+        self.read_times()?;
+        Ok(self.stats)
+    }
+
+    /// Whether the last statistics lack copies that were in flight.
+    pub fn has_copies_in_flight(&self) -> bool {
+        !self.copies_out.is_empty() || !self.copies_in.is_empty()
+    }
+
     /// Number of pages in each tier.
     pub fn usage(&self) -> KvUsage {
         KvUsage::new(&self.pages)

@@ -32,9 +32,6 @@ const FAILED_PASSES_MAX: usize = 8;
 /// Interval at which a busy thread publishes its counters.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Interval at which a busy thread reads the traffic of KV pages.
-const PAGED_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Largest number of passes in a record of statistics.
 const RECORDED_PASSES_MAX: usize = 1 << 16;
 
@@ -58,9 +55,8 @@ pub struct Worker {
     /// Time of the last published counters, and whether they have changed since.
     published: Instant,
     has_news: bool,
-    /// Traffic of KV pages, and the time at which it was read.
+    /// Traffic of KV pages, as last read.
     paged: PagingStats,
-    paged_read: Instant,
     /// Number of consecutive failed passes.
     failed_passes: usize,
     is_closing: bool,
@@ -91,7 +87,6 @@ impl Worker {
             published: Instant::now(),
             has_news: true,
             paged: PagingStats::default(),
-            paged_read: Instant::now(),
             failed_passes: 0,
             is_closing: false,
             stops: false,
@@ -121,15 +116,15 @@ impl Worker {
             if let Some(next) = jobs.next() {
                 self.run_job(next, jobs);
             } else if self.is_busy() {
+                self.shared.set_busy(true);
                 let took = self.pass(signals);
                 jobs.next_slice(Some(took));
             } else {
+                self.shared.set_busy(!self.waiting.is_empty());
                 jobs.next_slice(None);
                 self.idle(jobs);
             }
             self.open_waiting();
-            self.shared
-                .set_busy(self.is_busy() || !self.waiting.is_empty());
             if self.has_news && self.published.elapsed() >= SNAPSHOT_INTERVAL {
                 self.publish_snapshot();
             }
@@ -139,6 +134,8 @@ impl Worker {
     /// Runs a job. A job that panics fails alone, unless it leaves the engine inconsistent.
     fn run_job(&mut self, NextJob { owner, job }: NextJob<EngineJob>, jobs: &JobQueue<EngineJob>) {
         self.shared.heartbeat.begin();
+        // The job may start a turn. The loop finds out before the thread is idle again.
+        self.shared.set_busy(true);
         self.has_news = true;
         let start = Instant::now();
         let ran = catch_unwind(AssertUnwindSafe(|| job(self)));
@@ -271,14 +268,13 @@ impl Worker {
     /// Publishes the counters and gauges of the engine for threads that must not wait for it.
     fn publish_snapshot(&mut self) {
         let mut sessions = BTreeMap::new();
-        for session in self.engine.list(None) {
-            *sessions.entry(session.status.name()).or_insert(0) += 1;
+        for status in self.engine.statuses() {
+            *sessions.entry(status.name()).or_insert(0) += 1;
         }
-        let is_busy = self.is_busy();
-        // Reading the traffic of pages waits for copies in flight, so a busy engine reads it rarely.
-        if !is_busy || self.paged_read.elapsed() >= PAGED_INTERVAL {
-            self.paged = self.engine.paging_stats().unwrap_or(self.paged);
-            self.paged_read = Instant::now();
+        // After an error of the device the last figures stay.
+        let mut is_incomplete = false;
+        if let Ok((paged, more)) = self.engine.paging_stats_so_far() {
+            (self.paged, is_incomplete) = (paged, more);
         }
         self.shared.set_snapshot(EngineSnapshot {
             totals: self.totals,
@@ -288,7 +284,7 @@ impl Worker {
             adopted: self.engine.prefix_tokens_reused() as u64,
             waiting: self.waiting.len() as u64,
         });
-        (self.published, self.has_news) = (Instant::now(), false);
+        (self.published, self.has_news) = (Instant::now(), is_incomplete);
     }
 
     /// Error of a caller whose job finds the model about to be unloaded.
