@@ -80,9 +80,17 @@ async fn start_with(config: ServerConfig, preset: Option<Preset>) -> Result<Runn
     raise_descriptor_limit();
     let app = App::new(config, preset)?;
     let (phase, watched) = watch::channel(ShutdownPhase::Serving);
+    let metrics_listen = app.config.operation.metrics_listen;
+    let has_ports = !app.config.listen.is_empty() || metrics_listen.is_some();
+    let front = has_ports.then(front_runtime).transpose()?;
+    let router = {
+        // The task that keeps the gRPC health service up to date belongs to the front.
+        let _entered = front.as_ref().map(Runtime::enter);
+        router(&app)?
+    };
     let context = Arc::new(ConnectionContext {
         app: Arc::clone(&app),
-        router: router(&app)?,
+        router,
         tls,
     });
     let operators = Arc::new(ConnectionContext {
@@ -99,9 +107,7 @@ async fn start_with(config: ServerConfig, preset: Option<Preset>) -> Result<Runn
         front: None,
         serving: Vec::new(),
     };
-    let metrics_listen = app.config.operation.metrics_listen;
-    if !app.config.listen.is_empty() || metrics_listen.is_some() {
-        let front = front_runtime()?;
+    if let Some(front) = front {
         let (listeners, addresses) = bind(&front, &app.config.listen)?;
         let (metrics, metrics_address) = bind(&front, metrics_listen.as_slice())?;
         let serving = [
