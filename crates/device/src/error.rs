@@ -60,9 +60,9 @@ pub enum DeviceError {
     Setup(String),
 }
 
-/// Errors of the CUDA driver after which every later call in the context fails. The driver's
-/// documentation says of them that the context, or the process, is in an inconsistent state and
-/// that the process must be restarted to continue.
+/// Errors of the CUDA driver after which every later call in the context fails. According to the
+/// driver's documentation they leave the process in an inconsistent state, and only a new process
+/// can use the card.
 const STICKY_CODES: [(u32, &str); 19] = [
     (4, "CUDA_ERROR_DEINITIALIZED"),
     (46, "CUDA_ERROR_DEVICE_UNAVAILABLE"),

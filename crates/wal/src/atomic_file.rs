@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::disk;
 
 /// Replaces the content of a file in one step: writes a temporary file in the same folder, syncs
-/// it and renames it. Only the owner of the process can read the file, also if other users could
-/// read the old one. Symbolic links are kept. A failed write leaves no temporary file.
+/// it and renames it. The new file is readable by the user of the process alone, whatever the mode
+/// of the old file was. Symbolic links are kept. A failed write leaves no temporary file.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let temporary = temporary_name(&path);

@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{DeviceError, Result, Span};
 
-/// Spans of some memory that calls use now. A call that would write bytes in use, or read bytes
-/// that another call writes, fails.
+/// Spans of some memory that calls use now. A call fails if it would write bytes in use, or if it
+/// would read bytes while another call writes them.
 ///
 /// A borrow costs one uncontended lock and a look at each active borrow. At most one borrow per
 /// thread is active, and each covers at least a row of a matrix.

@@ -281,11 +281,10 @@ impl GrpcService {
         caller.context.add_prompt_tokens(count);
         let limits = &self.0.config.limits;
         let opened_sessions = model.open(caller.name(), vec![admitted], limits).await?;
-        let turns = opened_sessions.into_iter().map(|(id, events)| {
-            let model = Arc::clone(&model);
-            TurnStream::of_new_session(model, id, keep, events, &caller.context)
-        });
-        let turn = turns.last().ok_or_else(|| model.gone())?;
+        let only = opened_sessions.into_iter().next();
+        let (id, events) = only.ok_or_else(|| model.gone())?;
+        let turn_model = Arc::clone(&model);
+        let turn = TurnStream::of_new_session(turn_model, id, keep, events, &caller.context);
         let first = opened(&model, turn.id, count, 0, seed);
         let tokenizer = model.tokenizer.clone();
         Ok(EventMessages::new([first], Some(turn), tokenizer, caller))
@@ -336,7 +335,8 @@ fn admit_created(
     };
     let mut requests = request::admit(model, limits, &spec, &[tokens.into()], 1)?;
     let only = requests.pop();
-    let only = only.ok_or_else(|| ServeError::Internal("One prompt makes one session".to_owned()));
+    let only =
+        only.ok_or_else(|| ServeError::Internal("The request asked for no session".to_owned()));
     Ok((only?, start))
 }
 

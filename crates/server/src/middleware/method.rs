@@ -41,8 +41,8 @@ pub fn is_health(path: &str) -> bool {
     HEALTH_PATHS.contains(&path) || path.starts_with(HEALTH_SERVICE)
 }
 
-/// Label of a request in metrics. The set of labels is fixed and does not depend on the paths
-/// that clients request.
+/// Label of a request in metrics. The set of labels is fixed: a client cannot add a label by asking for
+/// another path.
 pub fn method_label(path: &str, is_grpc: bool) -> &'static str {
     if is_grpc {
         let last = path.rsplit('/').next().unwrap_or_default();

@@ -48,8 +48,8 @@ pub struct ConnectionContext {
     pub tls: Option<ReloadableTls>,
 }
 
-/// Serves HTTP/1 or HTTP/2 on a byte stream until the client or a graceful shutdown ends it. A connection
-/// that has sent no valid key within the server's patience is closed.
+/// Serves HTTP/1 or HTTP/2 on a byte stream until the client or a graceful shutdown ends it. The server closes
+/// the connection if the client sends no valid key within the time limit.
 pub async fn serve_http<S>(
     context: &ConnectionContext,
     stream: S,
