@@ -27,7 +27,7 @@ macro_rules! modules {
 }
 
 /// PTX of all CUDA source files.
-pub const KERNEL_MODULES: [KernelModule; 17] = modules![
+pub const KERNEL_MODULES: [KernelModule; 18] = modules![
     "attention_prefill" for 80,
     "attention_decode" for 80,
     "attention_simple" for 80,
@@ -37,6 +37,7 @@ pub const KERNEL_MODULES: [KernelModule; 17] = modules![
     "position" for 80,
     "gemv_small_batch" for 80,
     "product_simple" for 80,
+    "read_back" for 80,
     "reduce" for 80,
     "sample" for 80,
     "attention_decode" for 90,

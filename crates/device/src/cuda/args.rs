@@ -23,6 +23,17 @@ impl MatArg {
         stride: 0,
     };
 
+    /// Returns one row of 32-bit words that fill at most 8 GiB of checked memory.
+    pub(super) fn words(at: u64, bytes: u64) -> Self {
+        let cols = i32::try_from(bytes / 4).expect("a row has 31-bit indexes");
+        MatArg {
+            at,
+            rows: 1,
+            cols,
+            stride: i64::from(cols),
+        }
+    }
+
     /// Returns a range of rows of an f32 matrix. An absent matrix stays absent.
     pub(super) fn rows(self, first: usize, count: usize) -> Self {
         let at = self.at + 4 * first as u64 * self.stride as u64;

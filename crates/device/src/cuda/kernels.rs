@@ -233,7 +233,7 @@ mod tests {
                 .find(|module| module.name == "gemv_small_batch")
                 .unwrap();
             assert_eq!(gemv.capability, expect);
-            assert_eq!(modules.len(), 11);
+            assert_eq!(modules.len(), 12);
         }
     }
 }

@@ -158,9 +158,11 @@ impl Registered {
         let start = granule as u64 * GRANULE;
         let bytes = GRANULE.min(self.bytes - start) as usize;
         let at = self.base.wrapping_add(start as usize).cast::<c_void>();
+        // Kernels write results to this memory by the host's address.
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the granule lies in memory that outlives `self`, and no granule is registered
         // twice, because its last byte is filled once and `sealed` skips registered granules.
-        unsafe { sys::cuMemHostRegister_v2(at, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }
+        unsafe { sys::cuMemHostRegister_v2(at, bytes, flags) }
             .result()
             .context("pinning host memory")?;
         self.lock().push(granule);

@@ -3,15 +3,28 @@
 use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::{result, sys};
+use djinn_types::DType;
 
 use super::CudaDevice;
+use super::args::MatArg;
 use super::driver::DriverContext;
+use super::kernels::ROWS_MAX;
+use super::launch::{columns, launch};
 use super::pinned::{GRANULE, InFlight, Pinned, Registered};
 use crate::check::Mat;
 use crate::host::Access;
 use crate::{
     DeviceError, Fill, HostRows, HostSlab, Result, Span, Stream, Streams, Transfers, View,
 };
+
+/// Largest number of bytes that a kernel writes to host memory for a download. A copy engine copies
+/// more, because it leaves the multiprocessors free.
+const READ_BACK_BYTES: u64 = 16 << 20;
+
+/// Whether a span consists of aligned 32-bit words.
+fn is_in_words(span: Span) -> bool {
+    span.offset.is_multiple_of(4) && span.bytes.is_multiple_of(4)
+}
 
 impl Transfers for CudaDevice {
     fn load(&self, dst: Span, fill: Fill<'_>) -> Result<()> {
@@ -123,13 +136,19 @@ impl Transfers for CudaDevice {
 
     fn copy_out(&self, stream: Stream, src: Span, dst: &HostSlab, to: u64) -> Result<()> {
         let from = self.op("copy_out").span(src)?.addr() as u64;
-        if stream == Stream::Compute {
+        let is_result = stream == Stream::Compute;
+        let by_kernel = is_result && src.bytes <= READ_BACK_BYTES && is_in_words(src);
+        if is_result && !by_kernel {
             self.state().interrupt();
         }
         self.card.enter()?;
         let stream = self.queue(stream).stream;
         for (at, done) in in_granules(to, src.bytes) {
             let (place, _borrow) = dst.borrow("copy_out", at, Access::Write)?;
+            if by_kernel {
+                self.write_rows(MatArg::words(from + done, at.bytes), place)?;
+                continue;
+            }
             let place = place.cast();
             // SAFETY: checked spans on both sides, which live until the copy is done for the
             // reasons given in `copy_in`. By contract nothing uses the host's side until the
@@ -207,7 +226,10 @@ impl CudaDevice {
         let width = src.cols * size_of::<T>();
         let bytes = src.rows * width;
         let pinned = InFlight::new(self.take_staging(bytes)?, &self.compute);
-        self.enqueue_rows(&src, width, pinned.start())?;
+        match bytes as u64 <= READ_BACK_BYTES && src.rows <= ROWS_MAX {
+            true => self.write_rows(MatArg::new(op, src, DType::F32)?, pinned.start())?,
+            false => self.enqueue_rows(&src, width, pinned.start())?,
+        }
         let settled = self.finish();
         if let Err(DeviceError::Driver { .. }) = settled {
             // The stream may still write to the buffer.
@@ -220,6 +242,13 @@ impl CudaDevice {
         to.copy_from_slice(&pinned.bytes()[..bytes]);
         self.give_staging(pinned);
         settled
+    }
+
+    /// Launches a kernel that writes a checked matrix of 32-bit elements to pinned memory, without
+    /// gaps between rows. `to` must stay valid until the caller has waited for the stream.
+    fn write_rows(&self, from: MatArg, to: *mut u8) -> Result<()> {
+        let size = columns(from.cols as usize, from.rows as usize);
+        launch!(self, &mut self.state(), "read_back", size; from, to as u64)
     }
 
     /// Enqueues a copy of a checked matrix, without gaps between rows, on the compute stream.
