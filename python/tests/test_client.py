@@ -45,9 +45,10 @@ def test_models(client, model):
 
 def test_models_are_registered_and_unloaded(client):
     heard = []
-    model = client.register("shape:gpt2?layers=2", "small", progress=heard.append, context=64, sessions=4)
+    limits = {"context": 64, "sessions": 4, "kv_dtype": "bf16"}
+    model = client.register("shape:gpt2?layers=2", "small", progress=heard.append, **limits)
     assert model.name == "small" and model.info.state == "ready" and model.dims.blocks == 2
-    assert model.info.limits["context"] == 64
+    assert model.info.limits["context"] == 64 and model.info.limits["kv_dtype"] == "bf16"
     assert all(p.stage == "load" and p.done_bytes <= p.total_bytes for p in heard)
     assert len(model.generate([1, 2, 3], 4, ignore_eos=True).tokens) == 4
     client.unload("small", forget=True)

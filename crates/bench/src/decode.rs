@@ -6,7 +6,7 @@ use std::{
 };
 
 use djinn_device::host;
-use djinn_engine::{Engine, Request, kv_dtype};
+use djinn_engine::{Engine, Request};
 use djinn_model::program::{Op, Program, TensorId};
 use djinn_types::Size;
 use djinn_types::text::seconds;
@@ -102,7 +102,7 @@ fn measure(
         compute: memory * 1e9,
         shared: djinn_engine::rates::link_shares_cores(target.backend, model),
     };
-    let work = blueprint.work(model, kv_dtype(target.backend, &model.program));
+    let work = blueprint.work(model);
     Ok(DecodeMeasurement {
         prediction: blueprint.plan().predict(&work, &rates),
         passes,

@@ -84,7 +84,7 @@ fn layout(
         },
         ..one
     };
-    let dtype = djinn_engine::kv_dtype(target.backend, &model.program);
+    let dtype = djinn_engine::kv_dtype(&target.memory, &model.program);
     let bytes = model.program.kv_bytes_per_token(dtype);
     let kv = KvMemory {
         device: Some(2 * context.next_multiple_of(settings.page_tokens) as u64 * bytes),

@@ -59,7 +59,7 @@ pub fn restore(
     };
     let bytes = model
         .program
-        .kv_bytes_per_token(djinn_engine::kv_dtype(target.backend, &model.program));
+        .kv_bytes_per_token(djinn_engine::kv_dtype(&target.memory, &model.program));
     let kv = KvMemory {
         device: Some(context.next_multiple_of(settings.page_tokens) as u64 * bytes),
         spill: None,

@@ -52,8 +52,6 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn name(&self) -> String;
     /// Product name of the device; empty for the CPU.
     fn detail(&self) -> String;
-    /// Element type of keys and values for a model with matrices of the type `weights`.
-    fn kv_dtype(&self, weights: DType) -> DType;
     /// Tier that weights stream from by default.
     fn tier(&self) -> Tier;
     /// Whether the slab lies in host memory.

@@ -131,10 +131,6 @@ impl Backend for LateBackend {
         String::new()
     }
 
-    fn kv_dtype(&self, weights: DType) -> DType {
-        self.cpu.kv_dtype(weights)
-    }
-
     fn tier(&self) -> Tier {
         Tier::Host
     }

@@ -4,16 +4,25 @@ use djinn_device::Backend;
 use djinn_model::program::Program;
 use djinn_types::{DType, Tier};
 
-use djinn_weights::{Packing, weights_dtype};
+use djinn_weights::{MemorySettings, Packing, weights_dtype};
 
 use crate::{
     error::{EngineError, LimitKind},
     settings::Settings,
 };
 
-/// Element type of a model's keys and values on a backend.
-pub fn kv_dtype(backend: &dyn Backend, program: &Program) -> DType {
-    backend.kv_dtype(weights_dtype(program))
+/// Element type of a model's keys and values.
+pub fn kv_dtype(memory: &MemorySettings, program: &Program) -> DType {
+    memory.kv_dtype.resolve(weights_dtype(program))
+}
+
+/// Element type of a model's keys and values in releases before 0.2, which did not store it with
+/// sessions.
+pub(crate) fn legacy_kv_dtype(backend: &dyn Backend, program: &Program) -> DType {
+    match backend.is_host_memory() {
+        true => DType::F32,
+        false => weights_dtype(program),
+    }
 }
 
 /// Bytes of the largest piece that a model's weights are cut into. The ring holds a few
@@ -43,9 +52,10 @@ pub(crate) fn check_settings(
     backend: &dyn Backend,
     program: &Program,
     settings: &Settings,
+    kv_dtype: DType,
 ) -> Result<(), EngineError> {
     let keys = settings.table_pages().saturating_mul(settings.page_tokens);
-    let limits = backend.limits(kv_dtype(backend, program), program.dims.d_head);
+    let limits = backend.limits(kv_dtype, program.dims.d_head);
     let pattern_keys = settings.probe_limits.pattern_keys;
     LimitKind::DeviceRows.check(settings.rows, limits.rows)?;
     LimitKind::DeviceKeys.check(keys, limits.keys)?;

@@ -20,7 +20,9 @@ use djinn_weights::{
 use crate::{
     EngineError, Footprint, Settings, Tier,
     arena::{Arena, chosen_experts},
-    backend::{check_settings, kv_dtype, packing, piece_bytes, slab_on_host},
+    backend::{
+        check_settings, kv_dtype, legacy_kv_dtype, packing, piece_bytes, slab_on_host,
+    },
     executor::graph_regions::{GraphRegion, graph_regions, residency},
 };
 
@@ -29,6 +31,8 @@ use crate::{
 pub struct Blueprint {
     pub(crate) settings: Settings,
     pub(crate) arena: Arena,
+    /// Element type of keys and values in releases that did not store it with sessions.
+    pub(crate) legacy_kv_dtype: DType,
     /// Layout of the weights: location of every tensor, and which weights stream.
     weights: WeightLayout,
     /// Operations of the program, cut where weights arrive.
@@ -61,10 +65,10 @@ impl Blueprint {
         settings: Settings,
         memory: MemorySettings,
     ) -> Result<Self, EngineError> {
-        check_settings(backend, &model.program, &settings)?;
-        let link = LinkSettings::resolve(&memory, backend.tier())?;
         let (program, slow) = (&model.program, &*model.weights);
-        let kv_dtype = kv_dtype(backend, program);
+        let kv_dtype = kv_dtype(&memory, program);
+        check_settings(backend, program, &settings, kv_dtype)?;
+        let link = LinkSettings::resolve(&memory, backend.tier())?;
         let limits = pass_limits(program, &settings);
         let driver = |pieces: &Pieces, arena: &Arena| {
             let pages = settings.host_pages as u64 * arena.kv(0).page_bytes;
@@ -101,6 +105,7 @@ impl Blueprint {
             weights,
             settings,
             arena,
+            legacy_kv_dtype: legacy_kv_dtype(backend, program),
             spill: None,
             footprint,
             limits,
@@ -143,6 +148,11 @@ impl Blueprint {
     /// Bytes of disk for KV pages that do not fit in host memory.
     pub fn disk_page_bytes(&self) -> u64 {
         self.settings.disk_pages as u64 * self.page_bytes()
+    }
+
+    /// Element type of keys and values.
+    pub fn kv_dtype(&self) -> DType {
+        self.arena.kv(0).dtype
     }
 
     /// Bytes of a KV page with all its layers.
@@ -236,7 +246,7 @@ impl Blueprint {
     }
 
     /// Work of a pass in which every session generates one token at the end of its context.
-    pub fn work(&self, model: &Model, kv_dtype: DType) -> PassWork {
+    pub fn work(&self, model: &Model) -> PassWork {
         let program = &model.program;
         let dims = &program.dims;
         let positions = (self.settings.context * self.settings.sessions) as u64;
@@ -250,7 +260,7 @@ impl Blueprint {
             false => 0.0,
         };
         PassWork {
-            other_bytes: positions as f64 * program.kv_bytes_per_token(kv_dtype) as f64
+            other_bytes: positions as f64 * program.kv_bytes_per_token(self.kv_dtype()) as f64
                 + self.weights.read_when_whole(program, &*model.weights) as f64
                 - idle,
             experts_used: touched * experts as f64,

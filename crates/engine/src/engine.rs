@@ -95,7 +95,7 @@ impl Engine {
             pager,
             sessions: SessionTable::default(),
             prefix_cache: PrefixCache::default(),
-            durability: Durability::default(),
+            durability: Durability::new(kv.dtype),
             deferred: Vec::new(),
         })
     }
@@ -368,6 +368,8 @@ impl Engine {
         };
         check_room(&self.sessions, settings, owner, new)?;
         self.restore(&saved)?;
+        let kv_dtype = Some(self.blueprint.kv_dtype());
+        let saved = SavedSession { kv_dtype, ..saved };
         if let Err(error) = self.durability.commit_imported(saved) {
             self.sessions.remove(id);
             return Err(error);
@@ -383,6 +385,8 @@ impl Engine {
             stops: &self.blueprint.stops,
             virtual_time: self.scheduler.virtual_time(&saved.owner),
             checker: &self.checker,
+            kv_dtype: self.blueprint.kv_dtype(),
+            legacy_kv_dtype: self.blueprint.legacy_kv_dtype,
         };
         let session = context.restore(saved)?;
         self.sessions.check_count(context.settings.open)?;

@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf};
 use djinn_device::DeviceError;
 use djinn_kv::{KvError, OutOfPages, SpillError};
 use djinn_model::hook::HookError;
-use djinn_types::{SessionId, Size, text::shown};
+use djinn_types::{DType, SessionId, Size, text::shown};
 use djinn_wal::WalError;
 use djinn_weights::{PlanError, WeightsError};
 
@@ -125,7 +125,7 @@ impl LimitKind {
             }
             LimitKind::DeviceKeys => format!(
                 "a context of {asked} tokens exceeds the device's limit of {limit} for heads of \
-                 this size; lower --context"
+                 this size and this --kv-dtype; lower --context"
             ),
             LimitKind::DevicePatternKeys => format!(
                 "attention patterns over {asked} tokens exceed the device's limit of {limit}; \
@@ -278,6 +278,17 @@ pub enum EngineError {
         name: String,
         /// Name of the model that the sessions belong to.
         theirs: String,
+    },
+    /// The tokens of a saved session were computed with keys and values of another type.
+    #[error(
+        "the session was computed with keys and values in {theirs}, but the engine keeps them in \
+         {ours}; start with --kv-dtype {theirs} to continue the session"
+    )]
+    OtherKvDtype {
+        /// Type that the session was computed with.
+        theirs: DType,
+        /// Type that the engine computes with.
+        ours: DType,
     },
     /// The owner has used up a quota.
     #[error("{owner} would have {asked} {kind}, but the quota is {limit}; close some sessions")]

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use djinn_device::Backend;
 use djinn_engine::KvMemory;
+use djinn_types::KvDtype;
 use djinn_weights::MemorySettings;
 
 use crate::ServeError;
@@ -92,6 +93,8 @@ pub struct LoadOptions {
     pub prefetch: Option<bool>,
     /// Limit in bytes on weights that stay resident on the device.
     pub resident: Option<u64>,
+    /// Element type of keys and values.
+    pub kv_dtype: Option<KvDtype>,
 }
 
 impl LoadOptions {
@@ -105,6 +108,7 @@ impl LoadOptions {
             rows: self.rows.or(defaults.rows),
             prefetch: self.prefetch.or(defaults.prefetch),
             resident: self.resident.or(defaults.resident),
+            kv_dtype: self.kv_dtype.or(defaults.kv_dtype),
         }
     }
 }

@@ -286,6 +286,7 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::WrongStatus { .. }
         | E::MidPass(_)
         | E::OtherModel { .. }
+        | E::OtherKvDtype { .. }
         | E::Plan(_)
         | E::HostBudget { .. }
         | E::HostMemory { .. }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod dtype;
+mod kv_dtype;
 mod operation;
 mod session_id;
 mod size;
@@ -14,6 +15,7 @@ pub mod text;
 mod tier;
 
 pub use dtype::DType;
+pub use kv_dtype::{KvDtype, ParseKvDtypeError};
 pub use operation::{Activation, NormKind, Order, RopeStyle};
 pub use session_id::{ParseSessionIdError, SessionId};
 pub use size::{Amount, ParseSizeError, Size};

@@ -2,7 +2,7 @@
 
 use djinn_device::host;
 use djinn_model::program::{Program, Role};
-use djinn_types::{DType, IO_BLOCK, Tier};
+use djinn_types::{DType, IO_BLOCK, KvDtype, Tier};
 
 use crate::{Overrides, WeightsError};
 
@@ -24,6 +24,8 @@ pub struct MemorySettings {
     pub workers: Option<usize>,
     /// Whether weights are copied ahead of their use.
     pub prefetch: bool,
+    /// Element type of keys and values.
+    pub kv_dtype: KvDtype,
 }
 
 impl MemorySettings {
@@ -47,6 +49,7 @@ impl Default for MemorySettings {
             chunk: None,
             workers: None,
             prefetch: true,
+            kv_dtype: KvDtype::Auto,
         }
     }
 }

@@ -8,6 +8,7 @@
 
 mod error;
 mod finish;
+mod kv_dtype;
 mod tensor;
 
 pub use error::{ERROR_CODE_METADATA, ErrorCode};

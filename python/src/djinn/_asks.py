@@ -247,7 +247,10 @@ def _session(session: str) -> Any:
 
 
 def _limits(limits: Limits) -> Any:
-    return _wire.ModelLimits(**limits)
+    asked: dict[str, Any] = dict(limits)
+    if "kv_dtype" in asked:
+        asked["kv_dtype"] = _wire.enum("KvDtype", f"KV_DTYPE_{asked['kv_dtype'].upper()}")
+    return _wire.ModelLimits(**asked)
 
 
 def _chat(messages: Any) -> Any:

@@ -59,6 +59,8 @@ class Limits(TypedDict, total=False):
     """Disables prefetching of streamed weights, to measure its benefit."""
     resident_bytes: int
     """Limit in bytes on weights that stay resident; the others stream."""
+    kv_dtype: Literal["auto", "f16", "bf16", "f32"]
+    """Element type of keys and values; ``auto`` is the 16-bit type nearest to the weights."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,10 @@ def _limits(message: Any, name: str) -> Any:
     limits = getattr(message, name)
     if limits.DESCRIPTOR.name == "Limits":
         return read(ServerLimits, limits)
-    return {one.name: value for one, value in limits.ListFields()}
+    found = {one.name: value for one, value in limits.ListFields()}
+    if "kv_dtype" in found:
+        found["kv_dtype"] = _wire.enum_name("KvDtype", found["kv_dtype"])
+    return found
 
 
 _READ: dict[str, Callable[[Any, str], Any]] = {

@@ -4,7 +4,7 @@ use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
 use djinn_device::host;
-use djinn_types::{Amount, Size};
+use djinn_types::{Amount, KvDtype, Size};
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
 use super::parse::at_least_one;
@@ -26,6 +26,10 @@ pub struct MemoryArgs {
     /// for half of the free memory [default: free memory minus a margin]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub host_memory: Option<Amount>,
+    /// Type of keys and values. f16 and bf16 take half the memory of f32; auto is bf16 for bf16 weights and
+    /// f16 for all others. A saved session continues only with its own type [default: auto]
+    #[arg(long, help_heading = "Memory", value_name = "auto|f16|bf16|f32")]
+    pub kv_dtype: Option<KvDtype>,
     /// Bytes of one read or copy [default: 1MiB from files, 64MiB to a card]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub chunk: Option<Size>,
@@ -88,6 +92,7 @@ impl MemoryArgs {
             chunk: self.chunk.map(|size| size.0),
             workers: self.workers,
             prefetch: self.prefetch == Switch::On,
+            kv_dtype: self.kv_dtype.unwrap_or_default(),
             host_budget: budget(self.host_memory, host::available_memory()),
             tier: None,
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use djinn_types::Size;
+use djinn_types::{KvDtype, Size};
 
 use super::{parse::at_least_one, server::ServerArgs};
 
@@ -50,7 +50,7 @@ pub enum Models {
         #[arg(value_name = "FOLDER")]
         folder: PathBuf,
         /// Send the files without loading the model
-        #[arg(long, conflicts_with_all = ["name", "memory", "context", "batch", "sessions"])]
+        #[arg(long, conflicts_with_all = ["name", "memory", "context", "batch", "sessions", "kv_dtype"])]
         no_load: bool,
         #[command(flatten)]
         layout: LayoutArgs,
@@ -87,4 +87,7 @@ pub struct LayoutArgs {
     /// Sessions open at once
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub sessions: Option<usize>,
+    /// Type of keys and values
+    #[arg(long, value_name = "auto|f16|bf16|f32")]
+    pub kv_dtype: Option<KvDtype>,
 }

@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 use djinn_server::{LoadOptions, ServedModel, check_name, default_name};
-use djinn_types::Size;
+use djinn_types::{ParseKvDtypeError, Size};
 
 use super::{
     device::DeviceArgs,
@@ -296,7 +296,11 @@ impl FromStr for ModelFlag {
         check_name(&name).map_err(|error| error.to_string())?;
         let mut layout = LoadOptions::default();
         for part in parts {
-            let wrong = || format!("'{part}' is not memory=SIZE, context=N, batch=N or sessions=N");
+            let wrong = || {
+                format!(
+                    "'{part}' is not memory=SIZE, context=N, batch=N, sessions=N or kv-dtype=TYPE"
+                )
+            };
             let (key, value) = part.split_once('=').ok_or_else(wrong)?;
             let count = || at_least_one(value).map(Some);
             match key {
@@ -306,6 +310,9 @@ impl FromStr for ModelFlag {
                 "context" => layout.context = count()?,
                 "batch" => layout.batch = count()?,
                 "sessions" => layout.sessions = count()?,
+                "kv-dtype" => {
+                    layout.kv_dtype = Some(value.parse().map_err(|e: ParseKvDtypeError| e.to_string())?);
+                }
                 _ => return Err(wrong()),
             }
         }
@@ -320,6 +327,8 @@ impl FromStr for ModelFlag {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use djinn_types::KvDtype;
+
     use super::ModelFlag;
 
     #[test]
@@ -333,11 +342,11 @@ mod tests {
             (name.as_str(), reference.as_str()),
             ("stories-7m", "/models/stories-7m")
         );
-        let (name, reference, layout) = read("big=org/name,memory=2GB,batch=4");
+        let (name, reference, layout) = read("big=org/name,memory=2GB,batch=4,kv-dtype=f32");
         assert_eq!((name.as_str(), reference.as_str()), ("big", "org/name"));
         assert_eq!(
-            (layout.memory, layout.batch),
-            (Some(2_000_000_000), Some(4))
+            (layout.memory, layout.batch, layout.kv_dtype),
+            (Some(2_000_000_000), Some(4), Some(KvDtype::F32))
         );
         let (name, reference, _) = read("shape:llama-2-7b?layers=4&dtype=f16");
         assert_eq!(name, "llama-2-7b");
@@ -347,7 +356,14 @@ mod tests {
             (name.as_str(), reference.as_str()),
             ("a", "shape:llama-2-7b?layers=4")
         );
-        for wrong in ["", "a=", "x,memry=1", "x,batch=0", "x,batch"] {
+        for wrong in [
+            "",
+            "a=",
+            "x,memry=1",
+            "x,batch=0",
+            "x,batch",
+            "x,kv-dtype=i32",
+        ] {
             assert!(wrong.parse::<ModelFlag>().is_err(), "{wrong}");
         }
     }

@@ -26,7 +26,7 @@ pub struct ServerArgs {
 }
 
 /// Flags about this machine, which have no effect on a server.
-const LOCAL: [&str; 11] = [
+const LOCAL: [&str; 12] = [
     "device",
     "threads",
     "rows",
@@ -37,6 +37,7 @@ const LOCAL: [&str; 11] = [
     "chunk",
     "workers",
     "prefetch",
+    "kv_dtype",
     "state",
 ];
 
@@ -47,7 +48,7 @@ const REMOTE: [(&str, &[&str], &[&str]); 7] = [
     ("lens", &[], &[]),
     ("debug", &[], &[]),
     ("chat", &["context"], &[]),
-    ("plan", &[], &["memory"]),
+    ("plan", &[], &["memory", "kv_dtype"]),
     ("patch", &[], &[]),
 ];
 

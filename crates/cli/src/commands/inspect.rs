@@ -7,7 +7,8 @@ use djinn_model::{
     program::{Program, SegmentKind},
 };
 use djinn_terminal::{Failure, say, say_json};
-use djinn_types::{DType, Size, text::table};
+use djinn_types::{DType, KvDtype, Size, text::table};
+use djinn_weights::weights_dtype;
 use serde_json::{Value, json};
 
 use crate::{args::InspectArgs, bundled};
@@ -65,7 +66,8 @@ fn to_text(model: &Model) -> String {
         .iter()
         .map(|share| format!("{} {}", share.dtype, Size(share.bytes)))
         .collect();
-    let kv = |dtype| Size(p.kv_bytes_per_token(dtype));
+    let kv = |dtype| format!("{} per token in {dtype}", Size(p.kv_bytes_per_token(dtype)));
+    let auto = KvDtype::Auto.resolve(weights_dtype(p));
     let text = match (&model.tokenizer, &model.chat) {
         (None, _) => "no tokenizer: give prompts as --tokens",
         (Some(_), None) => "tokenizer",
@@ -94,11 +96,7 @@ fn to_text(model: &Model) -> String {
         ),
         (
             "KV",
-            format!(
-                "{} per token in f32, {} in f16",
-                kv(DType::F32),
-                kv(DType::F16)
-            ),
+            format!("{}, {}", kv(auto), kv(DType::F32)),
         ),
         ("text", text.to_owned()),
     ];
@@ -178,7 +176,9 @@ fn to_json(model: &Model) -> Value {
         "kv_bytes_per_token": {
             "f32": p.kv_bytes_per_token(DType::F32),
             "f16": p.kv_bytes_per_token(DType::F16),
+            "bf16": p.kv_bytes_per_token(DType::Bf16),
         },
+        "kv_dtype": KvDtype::Auto.resolve(weights_dtype(p)).to_string(),
         "tokenizer": model.tokenizer.is_some(),
         "chat_template": model.chat.is_some(),
         "hooks": p.hooks().iter().map(ToString::to_string).collect::<Vec<_>>(),

@@ -6,7 +6,7 @@ use djinn_client::{Client, Push, PushProgress, Register, v1};
 use djinn_engine::LoadProgress;
 use djinn_terminal::{Failure, model_state, say, say_json};
 use djinn_types::{
-    Size,
+    KvDtype, Size,
     text::{seconds, table},
 };
 use serde_json::{Value, json};
@@ -70,6 +70,7 @@ async fn register(
         context: count(layout.context),
         batch: count(layout.batch),
         sessions: count(layout.sessions),
+        kv_dtype: kv_choice(layout.kv_dtype),
         ..v1::ModelLimits::default()
     };
     let mut request = Register::new(reference).limits(limits);
@@ -84,6 +85,13 @@ async fn register(
         });
     };
     Ok(client.register(request, update).await?)
+}
+
+/// Type of keys and values in a message.
+pub(super) fn kv_choice(choice: Option<KvDtype>) -> i32 {
+    choice
+        .map_or(v1::KvDtype::Unspecified, v1::KvDtype::from)
+        .into()
 }
 
 async fn push(client: &Client, folder: &Path) -> Result<Push, Failure> {
@@ -180,6 +188,7 @@ fn to_json(model: &v1::Model) -> Value {
         "limits": {
             "memory_bytes": limits.memory_bytes, "context": limits.context,
             "batch": limits.batch, "sessions": limits.sessions,
+            "kv_dtype": limits.kv_dtype().name(),
         },
     })
 }

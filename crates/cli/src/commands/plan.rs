@@ -9,7 +9,10 @@ use djinn_types::{
 };
 use serde_json::{Value, json};
 
-use super::connection::{Connection, LocalEngine, on_model};
+use super::{
+    connection::{Connection, LocalEngine, on_model},
+    models::kv_choice,
+};
 use crate::args::PlanArgs;
 
 /// Default context of a session in tokens, unless the model's is shorter.
@@ -70,6 +73,7 @@ fn request(args: &PlanArgs) -> Result<v1::PlanRequest, Failure> {
             memory_bytes,
             context: args.context.unwrap_or(0) as u64,
             batch: u64::from(args.sessions),
+            kv_dtype: kv_choice(args.model.memory.kv_dtype),
             ..v1::ModelLimits::default()
         }),
         predict: true,
@@ -111,6 +115,10 @@ impl PlanReport<'_> {
         self.plan.limits.unwrap_or_default().context
     }
 
+    fn kv_dtype(&self) -> String {
+        self.plan.limits.unwrap_or_default().kv_dtype().name()
+    }
+
     fn tokens_per_s(&self) -> f64 {
         f64::from(self.args.sessions) / self.prediction().pass_s
     }
@@ -137,11 +145,12 @@ impl PlanReport<'_> {
             }
         };
         format!(
-            "{} in {}, {} of up to {} positions\n{}\n\n{}\n{table}\n{}",
+            "{} in {}, {} of up to {} positions, KV in {}\n{}\n\n{}\n{table}\n{}",
             self.plan.model,
             Size(self.plan.budget_bytes),
             plural(self.args.sessions, "session"),
             self.context(),
+            self.kv_dtype(),
             self.plan.routing,
             bar(&self.memory(), self.plan.budget_bytes),
             self.predicted(),
@@ -209,6 +218,7 @@ impl PlanReport<'_> {
             "reason": plan.routing,
             "weights_bytes": plan.weights_bytes,
             "session_kv_bytes": plan.session_kv_bytes,
+            "kv_dtype": self.kv_dtype(),
             "bytes": {
                 "resident": memory.resident_bytes, "ring": memory.ring_bytes,
                 "experts": memory.experts_bytes, "kv": memory.kv_bytes,

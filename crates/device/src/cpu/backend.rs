@@ -38,10 +38,6 @@ impl Backend for CpuBackend {
         format!("{isa}, {threads} thread{plural}")
     }
 
-    fn kv_dtype(&self, _: DType) -> DType {
-        DType::F32
-    }
-
     fn tier(&self) -> Tier {
         Tier::Files
     }

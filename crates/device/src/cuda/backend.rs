@@ -42,10 +42,6 @@ impl Backend for CudaBackend {
         self.card.name().to_owned()
     }
 
-    fn kv_dtype(&self, weights: DType) -> DType {
-        weights
-    }
-
     fn tier(&self) -> Tier {
         Tier::Host
     }

@@ -47,10 +47,6 @@ impl Backend for FaultyBackend {
         self.inner.detail()
     }
 
-    fn kv_dtype(&self, weights: DType) -> DType {
-        self.inner.kv_dtype(weights)
-    }
-
     fn tier(&self) -> Tier {
         self.inner.tier()
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use djinn_types::SessionId;
+use djinn_types::{DType, SessionId};
 use djinn_wal::{Log, WalError};
 
 use super::{
@@ -26,6 +26,8 @@ const SKIPS_LOG_MAX: u32 = 8;
 pub(super) struct Journal {
     log: Log,
     model: ModelIdentity,
+    /// Element type of the keys and values of open sessions.
+    kv_dtype: DType,
     /// Sessions of the folder that are not open in the engine.
     parked: BTreeMap<SessionId, SavedSession>,
     /// Closed sessions whose end could not be written yet.
@@ -47,12 +49,14 @@ impl Journal {
     pub fn new(
         folder: StateFolder,
         model: ModelIdentity,
+        kv_dtype: DType,
         parked: BTreeMap<SessionId, SavedSession>,
     ) -> Self {
         Journal {
             compact: 0,
             log: folder.log,
             model,
+            kv_dtype,
             parked,
             closed: Vec::new(),
             is_broken: false,
@@ -139,7 +143,7 @@ impl Journal {
             legacy_identity: self.model.legacy.clone(),
         };
         let open = sessions.iter().filter(|session| !session.transient);
-        let open = open.map(SavedSession::of);
+        let open = open.map(|session| SavedSession::of(session, self.kv_dtype));
         let all = open.chain(self.parked.values().cloned());
         let all = all.map(|session| Record::Session(Box::new(session)));
         let records = std::iter::once(head).chain(all);

@@ -12,6 +12,7 @@ pub(crate) mod records;
 pub(crate) mod recovery;
 pub(crate) mod saved_file;
 mod saved_id;
+mod saved_kv_dtype;
 pub(crate) mod saved_session;
 pub(crate) mod state_folder;
 mod tensor_samples;
@@ -19,7 +20,7 @@ mod tensor_samples;
 use std::{collections::BTreeMap, sync::OnceLock};
 
 use djinn_model::Model;
-use djinn_types::SessionId;
+use djinn_types::{DType, SessionId};
 
 use crate::{
     error::EngineError,
@@ -33,14 +34,24 @@ use saved_file::SavedFile;
 use saved_session::{SavedSession, SavedState};
 use state_folder::StateFolder;
 
-/// Log of the sessions, if they are kept in a folder, and the identity of the model.
-#[derive(Default)]
+/// Log of the sessions, if they are kept in a folder, and what their bits depend on: the model,
+/// and the element type of keys and values.
 pub(crate) struct Durability {
     journal: Option<Journal>,
     identity: OnceLock<ModelIdentity>,
+    kv_dtype: DType,
 }
 
 impl Durability {
+    /// Durability of an engine with keys and values of this type, without a folder.
+    pub fn new(kv_dtype: DType) -> Self {
+        Durability {
+            journal: None,
+            identity: OnceLock::new(),
+            kv_dtype,
+        }
+    }
+
     /// Returns the identity of the model, computed when first needed.
     pub fn identity(&self, model: &Model) -> Result<&ModelIdentity, EngineError> {
         if let Some(known) = self.identity.get() {
@@ -59,14 +70,15 @@ impl Durability {
         parked: BTreeMap<SessionId, SavedSession>,
     ) -> Result<(), EngineError> {
         let identity = self.identity(model)?.clone();
-        self.journal = Some(Journal::new(folder, identity, parked));
+        self.journal = Some(Journal::new(folder, identity, self.kv_dtype, parked));
         Ok(())
     }
 
     /// Exports a session.
     pub fn export(&self, model: &Model, session: &Session) -> Result<SavedFile, EngineError> {
         let identity = self.identity(model)?.clone();
-        Ok(SavedFile::new(identity, SavedSession::of(session)))
+        let session = SavedSession::of(session, self.kv_dtype);
+        Ok(SavedFile::new(identity, session))
     }
 
     /// Writes what earlier failures left unwritten, and compacts the log if most of it is
@@ -85,10 +97,11 @@ impl Durability {
 
     /// Writes a session that was just opened.
     pub fn commit_opened(&mut self, session: &mut Session) -> Result<(), EngineError> {
+        let kv_dtype = self.kv_dtype;
         let Some(journal) = self.journal_of(session) else {
             return Ok(());
         };
-        let saved = SavedSession::of(session);
+        let saved = SavedSession::of(session, kv_dtype);
         journal.commit(&Record::Session(Box::new(saved)))?;
         session.note_logged();
         Ok(())
@@ -110,8 +123,9 @@ impl Durability {
         probe: Probe,
         resumes: bool,
     ) -> Result<(), EngineError> {
+        let kv_dtype = self.kv_dtype;
         if let Some(journal) = self.journal_of(session) {
-            let mut saved = SavedSession::of(session);
+            let mut saved = SavedSession::of(session, kv_dtype);
             saved.probe = SavedProbe::of(&probe);
             if resumes && let SavedState::Paused(at) = saved.state {
                 (saved.state, saved.past) = (SavedState::Ready, Some(at));

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use djinn_model::{Model, StopPoint, hook};
-use djinn_types::SessionId;
+use djinn_types::{DType, SessionId};
 
 use super::saved_session::{SavedSession, SavedState, SavedStop, from_unix, load_logprobs};
 use super::state_folder::StateDamage;
@@ -70,6 +70,10 @@ pub(crate) struct RecoveryContext<'a> {
     pub stops: &'a BTreeMap<usize, Arc<StopPoint>>,
     pub virtual_time: u64,
     pub checker: &'a RequestChecker,
+    /// Element type of keys and values.
+    pub kv_dtype: DType,
+    /// Element type of keys and values of sessions whose data does not tell.
+    pub legacy_kv_dtype: DType,
 }
 
 impl RecoveryContext<'_> {
@@ -77,6 +81,7 @@ impl RecoveryContext<'_> {
     pub fn restore(&self, saved: &SavedSession) -> Result<Session, EngineError> {
         let program = &self.model.program;
         saved.check()?;
+        self.check_kv_dtype(saved)?;
         let prompt = saved.tokens[..saved.given[0].1].to_vec();
         let probe = match &saved.probe {
             Some(probe) => load_probe(program, probe)?,
@@ -115,6 +120,19 @@ impl RecoveryContext<'_> {
         session.last_pause.clone_from(&past);
         session.state = self.state(&saved.state, past)?;
         Ok(session)
+    }
+
+    /// Refuses a session whose tokens were computed with keys and values of another type: its
+    /// next tokens would not be those of an uninterrupted run.
+    fn check_kv_dtype(&self, saved: &SavedSession) -> Result<(), EngineError> {
+        let theirs = saved.kv_dtype.unwrap_or(self.legacy_kv_dtype);
+        match theirs == self.kv_dtype {
+            true => Ok(()),
+            false => Err(EngineError::OtherKvDtype {
+                theirs,
+                ours: self.kv_dtype,
+            }),
+        }
     }
 
     fn state(&self, saved: &SavedState, past: Option<Rewind>) -> Result<SessionState, EngineError> {

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use djinn_types::SessionId;
+use djinn_types::{DType, SessionId};
 use serde::{Deserialize, Serialize};
 
-use super::saved_id;
+use super::{saved_id, saved_kv_dtype};
 
 use crate::{
     error::EngineError,
@@ -53,6 +53,14 @@ pub struct SavedSession {
     /// Pause that the session last resumed from.
     #[serde(default)]
     pub past: Option<SavedStop>,
+    /// Element type of the keys and values that the tokens were computed with; `None` in data of
+    /// releases before 0.2.
+    #[serde(
+        default,
+        with = "saved_kv_dtype",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub kv_dtype: Option<DType>,
 }
 
 /// Hook at which tokens of a session paused.
@@ -101,7 +109,7 @@ pub enum SavedState {
 }
 
 impl SavedSession {
-    pub(crate) fn of(session: &Session) -> Self {
+    pub(crate) fn of(session: &Session, kv_dtype: DType) -> Self {
         let seconds = |duration: Duration| duration.as_secs_f64();
         let logprobs = session.logprobs.iter().map(|all| save_logprobs(all));
         SavedSession {
@@ -124,6 +132,7 @@ impl SavedSession {
                 .last_pause
                 .as_ref()
                 .map(|past| SavedStop::of(&past.to)),
+            kv_dtype: Some(kv_dtype),
         }
     }
 

@@ -39,8 +39,8 @@ pub fn limits(config: &EvalConfig, context: u64, sessions: u64) -> v1::ModelLimi
         batch: experiment.sessions.batch.unwrap_or(sessions).min(sessions),
         sessions,
         rows: experiment.inference.rows.unwrap_or(0),
-        no_prefetch: false,
         resident_bytes: ring.capacity_gb.map_or(0, |gb| (gb * 1e9) as u64),
+        ..v1::ModelLimits::default()
     }
 }
 

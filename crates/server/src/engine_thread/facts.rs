@@ -60,6 +60,7 @@ pub(crate) fn limits(blueprint: &djinn_engine::Blueprint) -> v1::ModelLimits {
             Keep::AtMost(bytes) => bytes,
             _ => 0,
         },
+        kv_dtype: v1::KvDtype::in_use(blueprint.kv_dtype()).into(),
     }
 }
 

@@ -36,7 +36,7 @@ impl Models for GrpcService {
                 "" => default_name(&request.reference),
                 name => name.to_owned(),
             },
-            layout: layout(request.limits),
+            layout: layout(request.limits)?,
             reference: request.reference,
         };
         let name = model.name.clone();
@@ -91,7 +91,7 @@ impl Models for GrpcService {
                 return Err(ServeError::Invalid(message).into());
             }
         }
-        let limits = layout(request.limits);
+        let limits = layout(request.limits)?;
         let plan = self.0.models.plan(request, limits, false).await?;
         Ok(Response::new(plan))
     }
@@ -237,10 +237,14 @@ impl GrpcService {
     }
 }
 
-fn layout(limits: Option<v1::ModelLimits>) -> LoadOptions {
+fn layout(limits: Option<v1::ModelLimits>) -> Result<LoadOptions, ServeError> {
     let limits = limits.unwrap_or_default();
     let set = |n: u64| (n > 0).then_some(n as usize);
-    LoadOptions {
+    let kv_dtype = v1::KvDtype::try_from(limits.kv_dtype).map_err(|_| {
+        let number = limits.kv_dtype;
+        ServeError::Invalid(format!("kv_dtype is {number}, which names no type"))
+    })?;
+    Ok(LoadOptions {
         memory: (limits.memory_bytes > 0).then_some(limits.memory_bytes),
         context: set(limits.context),
         batch: set(limits.batch),
@@ -248,7 +252,8 @@ fn layout(limits: Option<v1::ModelLimits>) -> LoadOptions {
         rows: set(limits.rows),
         prefetch: limits.no_prefetch.then_some(false),
         resident: (limits.resident_bytes > 0).then_some(limits.resident_bytes),
-    }
+        kv_dtype: kv_dtype.choice(),
+    })
 }
 
 fn file_offer(file: v1::PushFile) -> Result<FileOffer, ServeError> {

@@ -162,6 +162,7 @@ impl ModelLoader {
         let memory = MemorySettings {
             budget: budget.min(left),
             prefetch: self.layout.prefetch.unwrap_or(all.prefetch),
+            kv_dtype: self.layout.kv_dtype.unwrap_or(all.kv_dtype),
             overrides: Overrides {
                 keep: self
                     .layout

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use djinn_device::Backend;
-use djinn_engine::{Blueprint, kv_dtype, rates};
+use djinn_engine::{Blueprint, rates};
 use djinn_model::Model;
 use djinn_weights::{Bound, PlannedPiece, Rates, Region};
 use djinn_wire::v1;
@@ -114,7 +114,7 @@ fn predict(
         compute,
         shared: is_measured && rates::link_shares_cores(backend, model),
     };
-    let work = blueprint.work(model, kv_dtype(backend, &model.program));
+    let work = blueprint.work(model);
     let prediction = blueprint.plan().predict(&work, &rates);
     Some(v1::PassPrediction {
         link_bytes: prediction.link_bytes,

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use djinn_types::SessionId;
+use djinn_types::{DType, SessionId};
 use djinn_wal::{Log, LogContents};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -52,6 +52,7 @@ fn opened(id: u64) -> Record {
         lease: None,
         state: SavedState::Ready,
         past: None,
+        kv_dtype: Some(DType::F16),
     }))
 }
 
