@@ -12,7 +12,7 @@ use crate::{Attention, AttentionOps, KvLayer, Result, Rows, View};
 
 use super::CpuDevice;
 use super::attention_tile::{AttentionJob, AttentionOutput, Tile, TileKernel, seen};
-use super::element::{Element, with_element};
+use super::element::{Store, with_element};
 use crate::check::{Mat, OpCheck};
 
 /// Least and largest number of queries of a tile.
@@ -74,9 +74,11 @@ impl AttentionOps for CpuDevice {
                 let from = source.row(row).wrapping_add(head * kv.d_head);
                 let vector = (head * kv.page_tokens + token) * kv.d_head * kv.dtype.bytes();
                 let to = base.at(page * kv.page_bytes as usize + half + vector);
-                // SAFETY: page and token were checked, so the vector lies in the
-                // layer's half of that page; each chunk has its own head and half.
-                with_element!(kv.dtype, E => unsafe { store_as::<E>(from, kv.d_head, to.cast()) });
+                // Page and token were checked, so the vector lies in the layer's half of that
+                // page. Each chunk has its own head and half.
+                with_element!(kv.dtype, E => {
+                    self.engine.run(Store::<E> { from, n: kv.d_head, to: to.cast() });
+                });
             }
         };
         // Rows stay in order inside a chunk. If two rows have the same slot, the later row
@@ -162,17 +164,6 @@ impl SlabPtr {
 unsafe impl Send for SlabPtr {}
 // SAFETY: the struct holds only an address.
 unsafe impl Sync for SlabPtr {}
-
-/// # Safety
-/// `from` must be readable and `to` writable over `n`.
-unsafe fn store_as<E: Element>(from: *const f32, n: usize, to: *mut E) {
-    for i in 0..n {
-        // SAFETY: guaranteed by the caller.
-        let x = unsafe { from.add(i).read_unaligned() };
-        // SAFETY: guaranteed by the caller.
-        unsafe { to.add(i).write_unaligned(E::from_f32(x)) };
-    }
-}
 
 /// Checked positions, sequences and page tables.
 struct Placed {

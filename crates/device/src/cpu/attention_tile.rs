@@ -2,11 +2,9 @@
 
 use std::ops::Range;
 
-use djinn_types::DType;
-
 use super::chain::Chains;
 use super::dot::{Products, Sink, StridedRows};
-use super::element::{Convert, with_element};
+use super::element::{Convert, Element, with_element};
 use super::lanes::{Kernel, LANES, Simd};
 use super::softmax::softmax;
 use crate::check::Mat;
@@ -226,28 +224,44 @@ impl TileKernel<'_> {
                 stride: layout.width,
             };
             for page in self.pages() {
-                let keys = self.vectors(s, &page, 0);
-                let out = Sink {
-                    ptr: self.score(0, page.keys.start),
-                    stride: layout.stride,
-                    bias: None,
-                };
-                let (rows, cols) = (self.tile.queries(), page.keys.len());
-                Products {
-                    x,
-                    rows,
-                    w: keys,
-                    cols,
-                    k: d,
-                    out,
-                }
-                .run(s);
+                with_element!(self.job.kv.dtype, E => {
+                    let keys = self.stored::<E>(&page, 0);
+                    match self.converts::<S>() {
+                        true => self.score_page(s, x, &page, self.converted(s, &page, keys)),
+                        false => self.score_page(s, x, &page, keys),
+                    }
+                });
             }
             for i in 0..self.tile.queries() {
                 let keys = self.job.keys(self.tile.query(i).0);
                 softmax(s, self.score(i, keys.start), keys.len(), self.job.how.scale);
             }
         }
+    }
+
+    /// Computes the products of all queries with the keys of a page.
+    #[inline(always)]
+    unsafe fn score_page<S: Simd, E: Element>(
+        &self,
+        s: S,
+        x: StridedRows<f32>,
+        page: &TilePage,
+        keys: StridedRows<E>,
+    ) {
+        let products = Products {
+            x,
+            rows: self.tile.queries(),
+            w: keys,
+            cols: page.keys.len(),
+            k: self.job.kv.d_head,
+            out: Sink {
+                ptr: self.score(0, page.keys.start),
+                stride: self.tile.layout.stride,
+                bias: None,
+            },
+        };
+        // SAFETY: guaranteed by the caller.
+        unsafe { products.run(s) };
     }
 
     /// Mixes the values by the scores in the scratch memory.
@@ -258,20 +272,39 @@ impl TileKernel<'_> {
         unsafe {
             std::ptr::write_bytes(self.scratch.add(layout.mixed), 0, queries * layout.width);
             for page in self.pages() {
-                let values = self.vectors(s, &page, 1);
-                let common = &self.tile.common;
-                if common.start <= page.keys.start && page.keys.end <= common.end {
-                    self.extend(s, &page, values, 0..queries, page.keys.clone());
-                } else {
-                    self.mix_ragged(s, &page, values);
-                }
+                with_element!(self.job.kv.dtype, E => {
+                    let values = self.stored::<E>(&page, 1);
+                    match self.converts::<S>() {
+                        true => self.mix_page(s, &page, self.converted(s, &page, values)),
+                        false => self.mix_page(s, &page, values),
+                    }
+                });
+            }
+        }
+    }
+
+    /// Mixes the values of a page.
+    #[inline(always)]
+    unsafe fn mix_page<S: Simd, E: Element>(&self, s: S, page: &TilePage, values: StridedRows<E>) {
+        let common = &self.tile.common;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            if common.start <= page.keys.start && page.keys.end <= common.end {
+                self.extend(s, page, values, 0..self.tile.queries(), page.keys.clone());
+            } else {
+                self.mix_ragged(s, page, values);
             }
         }
     }
 
     /// Mixes a page that some queries see only in part.
     #[inline(always)]
-    unsafe fn mix_ragged<S: Simd>(&self, s: S, page: &TilePage, values: StridedRows<f32>) {
+    unsafe fn mix_ragged<S: Simd, E: Element>(
+        &self,
+        s: S,
+        page: &TilePage,
+        values: StridedRows<E>,
+    ) {
         for i in 0..self.tile.queries() {
             let seen = self.job.keys(self.tile.query(i).0);
             let start = seen.start.clamp(page.keys.start, page.keys.end);
@@ -283,11 +316,11 @@ impl TileKernel<'_> {
 
     /// Adds the values at some keys to the mixtures of some queries.
     #[inline(always)]
-    unsafe fn extend<S: Simd>(
+    unsafe fn extend<S: Simd, E: Element>(
         &self,
         s: S,
         page: &TilePage,
-        values: StridedRows<f32>,
+        values: StridedRows<E>,
         queries: Range<usize>,
         keys: Range<usize>,
     ) {
@@ -337,26 +370,44 @@ impl TileKernel<'_> {
         })
     }
 
+    /// Whether a page is converted to f32 before its keys or values are used. Kernels convert
+    /// every element once if the tile has no more queries than a kernel takes at once.
+    #[inline(always)]
+    fn converts<S: Simd>(&self) -> bool {
+        self.job.kv.dtype.bytes() < 4 && self.tile.queries() > S::TILE_ROWS
+    }
+
     /// Keys (half 0) or values (half 1) of a page's tokens that the tile sees.
     #[inline(always)]
-    fn vectors<S: Simd>(&self, s: S, page: &TilePage, half: usize) -> StridedRows<f32> {
+    fn stored<E: Element>(&self, page: &TilePage, half: usize) -> StridedRows<E> {
         let (kv, d) = (&self.job.kv, self.job.kv.d_head);
         let offset = page.id * kv.page_bytes as usize + half * kv.half_bytes() as usize;
         let token = self.tile.kv_head * kv.page_tokens + page.keys.start - page.first;
         let bytes = offset + token * d * kv.dtype.bytes();
-        let from = self.job.pages.wrapping_add(bytes);
-        if kv.dtype == DType::F32 {
-            return StridedRows {
-                ptr: from.cast(),
-                stride: d,
-            };
+        StridedRows {
+            ptr: self.job.pages.wrapping_add(bytes).cast(),
+            stride: d,
         }
+    }
+
+    /// Copy of keys or values as f32 in the scratch memory, which holds one page of a head.
+    #[inline(always)]
+    fn converted<S: Simd, E: Element>(
+        &self,
+        s: S,
+        page: &TilePage,
+        vectors: StridedRows<E>,
+    ) -> StridedRows<f32> {
+        let stride = self.job.kv.d_head;
         let to = self.scratch.wrapping_add(self.tile.layout.page);
-        // The tokens are contiguous, and the scratch holds a page of them.
-        with_element!(kv.dtype, E => {
-            s.call(Convert { from: from.cast::<E>(), n: page.keys.len() * d, to, ahead: 0 });
+        // The tokens are contiguous.
+        s.call(Convert {
+            from: vectors.ptr,
+            n: page.keys.len() * stride,
+            to,
+            ahead: 0,
         });
-        StridedRows { ptr: to, stride: d }
+        StridedRows { ptr: to, stride }
     }
 
     unsafe fn write_mixed(&self, out: Mat<f32>) {

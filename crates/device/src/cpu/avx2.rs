@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Kernel, Simd, first};
+use super::lanes::{Kernel, LANES, Simd, first, write_first};
 
 /// Proof that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
@@ -39,6 +39,47 @@ fn mask(n: usize, first: i32) -> __m256i {
             _mm256_set1_epi32(first),
         );
         _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane)
+    }
+}
+
+/// Rounds to bfloat16; each result is the lower half of its lane.
+#[inline(always)]
+fn to_bf16(a: __m256) -> __m256i {
+    isa! {
+        let bits = _mm256_castps_si256(a);
+        let upper = _mm256_srli_epi32::<16>(bits);
+        let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+        let up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+        let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, up));
+        let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(a, a));
+        _mm256_blendv_epi8(rounded, quiet, nan)
+    }
+}
+
+/// Lower halves of the lanes of two registers, in order.
+#[inline(always)]
+fn packed(low: __m256i, high: __m256i) -> __m256i {
+    // The packing interleaves the quarters of both registers.
+    isa!(_mm256_permute4x64_epi64::<0b11_01_10_00>(
+        _mm256_packus_epi32(low, high)
+    ))
+}
+
+/// Stores the first `n` of sixteen elements.
+///
+/// # Safety
+/// `n` elements must be writable.
+#[inline(always)]
+unsafe fn store_halves(halves: __m256i, p: *mut u16, n: usize) {
+    // SAFETY: guaranteed by the caller; an array of sixteen elements.
+    unsafe {
+        if n == LANES {
+            return _mm256_storeu_si256(p.cast(), halves);
+        }
+        let mut all = [0; LANES];
+        _mm256_storeu_si256(all.as_mut_ptr().cast(), halves);
+        write_first(&all, p, n);
     }
 }
 
@@ -236,6 +277,22 @@ impl Simd for Avx2 {
             _mm256_maskstore_ps(p, mask(n, 0), a.0);
             _mm256_maskstore_ps(p.wrapping_add(8), mask(n, 8), a.1);
         }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_part(self, a: Self::V, p: *mut u16, n: usize) {
+        let halves = packed(to_bf16(a.0), to_bf16(a.1));
+        // SAFETY: guaranteed by the caller.
+        unsafe { store_halves(halves, p, n) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16_part(self, a: Self::V, p: *mut u16, n: usize) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        let halves = isa!(_mm256_set_m128i(
+            _mm256_cvtps_ph::<NEAREST>(a.1),
+            _mm256_cvtps_ph::<NEAREST>(a.0)
+        ));
+        // SAFETY: guaranteed by the caller.
+        unsafe { store_halves(halves, p, n) }
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

@@ -192,6 +192,28 @@ impl Simd for Avx512 {
         unsafe { _mm512_mask_storeu_ps(p, mask(n), a) }
     }
     #[inline(always)]
+    unsafe fn store_bf16_part(self, a: Self::V, p: *mut u16, n: usize) {
+        let halves = isa! {
+            let bits = _mm512_castps_si512(a);
+            let upper = _mm512_srli_epi32::<16>(bits);
+            let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+            let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, up));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
+            let quiet = _mm512_mask_or_epi32(rounded, nan, upper, _mm512_set1_epi32(0x40));
+            _mm512_cvtepi32_epi16(quiet)
+        };
+        // SAFETY: guaranteed by the caller; masked lanes are not written.
+        unsafe { _mm256_mask_storeu_epi16(p.cast(), mask(n), halves) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16_part(self, a: Self::V, p: *mut u16, n: usize) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        let halves = isa!(_mm512_cvtps_ph::<NEAREST>(a));
+        // SAFETY: guaranteed by the caller; masked lanes are not written.
+        unsafe { _mm256_mask_storeu_epi16(p.cast(), mask(n), halves) }
+    }
+    #[inline(always)]
     fn prefetch(self, p: *const u8) {
         // SAFETY: a prefetch is a hint and faults on no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }

@@ -100,6 +100,18 @@ pub(super) trait Simd: Copy {
     /// # Safety
     /// `n` f32 must be writable.
     unsafe fn store_part(self, a: Self::V, p: *mut f32, n: usize);
+    /// Stores the first `n` (at most 16) lanes as bfloat16, rounded to nearest, ties to even. A
+    /// NaN stays a NaN and becomes quiet.
+    ///
+    /// # Safety
+    /// `n` elements must be writable.
+    unsafe fn store_bf16_part(self, a: Self::V, p: *mut u16, n: usize);
+    /// Stores the first `n` (at most 16) lanes as IEEE halves, rounded to nearest, ties to even. A
+    /// NaN stays a NaN and becomes quiet.
+    ///
+    /// # Safety
+    /// `n` elements must be writable.
+    unsafe fn store_f16_part(self, a: Self::V, p: *mut u16, n: usize);
     /// Prefetches the cache line at `p`, which may be any address.
     fn prefetch(self, p: *const u8);
 
@@ -149,6 +161,19 @@ pub(super) unsafe fn first<T: Copy + Default>(p: *const T, n: usize) -> [T; LANE
         std::ptr::copy_nonoverlapping(from, to, n * size_of::<T>());
     }
     out
+}
+
+/// Writes the first `n` of sixteen elements at any alignment.
+///
+/// # Safety
+/// `n` (at most 16) elements must be writable.
+#[inline(always)]
+pub(super) unsafe fn write_first<T: Copy>(from: &[T; LANES], p: *mut T, n: usize) {
+    // SAFETY: guaranteed by the caller; as bytes there is no alignment to keep.
+    unsafe {
+        let (from, to) = (from.as_ptr().cast::<u8>(), p.cast::<u8>());
+        std::ptr::copy_nonoverlapping(from, to, n * size_of::<T>());
+    }
 }
 
 impl Simd for Scalar {
@@ -271,6 +296,18 @@ impl Simd for Scalar {
             // SAFETY: guaranteed by the caller for elements below `n`.
             unsafe { p.add(i).write_unaligned(lane) }
         }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_part(self, a: Self::V, p: *mut u16, n: usize) {
+        let bits = a.map(|x| half::bf16::from_f32(x).to_bits());
+        // SAFETY: guaranteed by the caller.
+        unsafe { write_first(&bits, p, n) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16_part(self, a: Self::V, p: *mut u16, n: usize) {
+        let bits = a.map(|x| half::f16::from_f32(x).to_bits());
+        // SAFETY: guaranteed by the caller.
+        unsafe { write_first(&bits, p, n) }
     }
     #[inline(always)]
     fn prefetch(self, _: *const u8) {}

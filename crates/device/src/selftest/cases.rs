@@ -7,12 +7,13 @@ use crate::{
 };
 use djinn_types::{Activation, DType, NormKind, Order, RopeStyle};
 
-pub(super) const ALL: [CaseFn; 11] = [
+pub(super) const ALL: [CaseFn; 12] = [
     lookups,
     norms,
     products,
     ropes,
     attention,
+    rounding,
     elementwise,
     routing,
     sampling,
@@ -238,6 +239,74 @@ fn attention(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
                 device.mix(pattern, rows, kv, how, mixed)
             })?;
         }
+    }
+    Ok(())
+}
+
+/// Checks that both devices round keys and values to the same numbers: ties, subnormal numbers,
+/// overflows, infinities and NaN.
+fn rounding(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
+    let (page_tokens, d_head, count) = (16, 40, 32);
+    let difficult = [
+        1.0 + 1.0 / 2048.0,
+        1.0 + 3.0 / 2048.0,
+        1.0 + 1.0 / 256.0,
+        1.0 + 3.0 / 256.0,
+        65_519.9,
+        -65_520.0,
+        f32::MAX,
+        3.0e-8,
+        1.5 * 2.0_f32.powi(-24),
+        f32::from_bits(1),
+        -0.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    for dtype in FLOATS {
+        pair.start();
+        let positions: Vec<i32> = (0..count).collect();
+        let rows = Rows {
+            positions: pair.ids(count as usize, 1, &positions)?,
+            sequences: pair.ids(count as usize, 1, &vec![0; count as usize])?,
+            tables: pair.ids(1, 2, &[1, 0])?,
+            phase: Phase::Prompt,
+        };
+        let kv = KvLayer {
+            offset: 0,
+            page_bytes: 0,
+            pages: 2,
+            page_tokens,
+            kv_heads: 1,
+            d_head,
+            dtype,
+        };
+        // Two pages side by side are a matrix: keys of page 0, values of page 0, and so on.
+        let pages = pair.floats(dtype, 4 * page_tokens, d_head, 0)?;
+        let kv = KvLayer {
+            offset: pages.offset,
+            page_bytes: kv.layer_bytes(),
+            ..kv
+        };
+        let k = pair.floats(DType::F32, count as usize, d_head, 3)?;
+        let v = pair.floats(DType::F32, count as usize, d_head, 1)?;
+        for (i, x) in difficult.into_iter().enumerate() {
+            pair.upload(k.rows(i, 1).cols(i, 1), &x.to_le_bytes())?;
+            pair.upload(v.rows(31 - i, 1).cols(39 - i, 1), &x.to_le_bytes())?;
+        }
+        let numbers: Vec<i32> = (0..4 * page_tokens as i32).collect();
+        let ids = pair.ids(numbers.len(), 1, &numbers)?;
+        let out = pair.poisoned(numbers.len(), d_head, 0)?;
+        pair.check_numbers(
+            "append",
+            format!("{dtype} rounding"),
+            out,
+            report,
+            |device| {
+                device.append(k, v, rows, kv)?;
+                device.gather(pages, ids, out, false)
+            },
+        )?;
     }
     Ok(())
 }

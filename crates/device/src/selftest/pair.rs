@@ -204,6 +204,29 @@ impl DevicePair<'_> {
         Ok(())
     }
 
+    /// Runs an operation on both devices and compares a view to the bit, except that every NaN
+    /// equals every other.
+    pub(super) fn check_numbers(
+        &self,
+        op: &'static str,
+        what: String,
+        out: View,
+        report: ReportFn<'_>,
+        run: impl Fn(&dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let both = self.run_both(out, run, |device, to| device.download(out, to))?;
+        let bits = |x: f32| {
+            if x.is_nan() {
+                f32::NAN.to_bits()
+            } else {
+                x.to_bits()
+            }
+        };
+        let [expect, found] = both.map(|all| all.into_iter().map(bits).collect::<Vec<_>>());
+        report(Case::exact(op, what, expect == found));
+        Ok(())
+    }
+
     /// Runs an operation on both devices and compares a view to the bit.
     pub(super) fn check_bits(
         &self,
