@@ -20,9 +20,7 @@ use djinn_weights::{
 use crate::{
     EngineError, Footprint, Settings, Tier,
     arena::{Arena, chosen_experts},
-    backend::{
-        check_settings, kv_dtype, legacy_kv_dtype, packing, piece_bytes, slab_on_host,
-    },
+    backend::{check_settings, kv_dtype, legacy_kv_dtype, packing, piece_bytes, slab_on_host},
     executor::graph_regions::{GraphRegion, graph_regions, residency},
 };
 

@@ -11,10 +11,11 @@ use common::{
     FAMILIES, How, bits, card, family, golden, golden_note, ids, load, open, request,
     request_edited, run,
     stops::{asked, interrupted, run_until_idle, run_with_pauses, sites, stopping},
-    tensors,
+    tensors, with_kv,
 };
 use djinn_engine::{Engine, EngineError, Request, RunUntil, SessionId, Settings, Tier};
 use djinn_model::Site;
+use djinn_types::KvDtype;
 use djinn_weights::MemorySettings;
 
 #[test]
@@ -245,7 +246,8 @@ fn an_edit_at_a_pause_matches_transformers() {
         let golden = golden(&folder);
         let plain = request(&folder, &ids(&golden["input_ids"]), &["logits"], 1);
         let stops = stopping(&folder, &plain, &[hook]);
-        let mut engine = load(open(&folder), std::slice::from_ref(&plain), How::default());
+        let how = with_kv(KvDtype::F32);
+        let mut engine = load(open(&folder), std::slice::from_ref(&plain), how);
         let edits = [format!("{hook}:scale={}", note["factor"]).parse().unwrap()];
         let id = engine.open(stops).unwrap();
         assert_eq!(run_until_idle(&mut engine).len(), 1);

@@ -8,9 +8,11 @@ mod common;
 use std::path::Path;
 
 use common::{
-    FAMILIES, How, card, family, golden, golden_note, ids, request, request_edited, run, tensors,
+    FAMILIES, card, family, golden, golden_note, ids, largest_difference, request, request_edited,
+    run, tensors, with_kv,
 };
 use djinn_engine::Tensor;
+use djinn_types::KvDtype;
 
 const ABSOLUTE: f32 = 2e-3;
 const RELATIVE: f32 = 1e-3;
@@ -37,6 +39,46 @@ fn assert_within(name: &str, found: &Tensor, expect: &Tensor, absolute: f32) -> 
     largest
 }
 
+/// Largest difference that rounding keys and values to a type of 16 bits may make, relative to the
+/// largest value of the tensor. If rounding selects another expert at one position, all later
+/// positions see it.
+fn kv_rounding(kv_dtype: KvDtype, is_routed: bool) -> f32 {
+    let rounding = match kv_dtype {
+        KvDtype::Bf16 => 1.6e-2,
+        _ => 2e-3,
+    };
+    if is_routed { 4.0 * rounding } else { rounding }
+}
+
+#[test]
+fn captures_and_logits_with_16_bit_keys_are_close_to_transformers() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let golden = golden(&folder);
+        let tokens = ids(&golden["input_ids"]);
+        for kv_dtype in [KvDtype::F16, KvDtype::Bf16] {
+            let mut request = request(&folder, &tokens, &["*"], 0);
+            request.probe = prompt_probe(&folder);
+            let transcript = run(&folder, vec![request], with_kv(kv_dtype)).remove(0);
+            let found = tensors(&transcript);
+            let mut compared = 0;
+            for (hook, expect) in &golden {
+                if hook.starts_with("blocks.") || hook == "logits" {
+                    let largest = expect.data.iter().fold(0f32, |most, x| most.max(x.abs()));
+                    let routed = name == "mixtral";
+                    let off = largest_difference(&found[hook], &expect.data, routed) / largest;
+                    assert!(
+                        off <= kv_rounding(kv_dtype, routed),
+                        "{name} {kv_dtype} {hook}: {off}"
+                    );
+                    compared += 1;
+                }
+            }
+            assert_eq!(compared, 4 * 4 + 1, "{name}: golden tensors");
+        }
+    }
+}
+
 #[test]
 fn captures_logits_and_greedy_tokens_match_transformers() {
     for name in FAMILIES {
@@ -46,7 +88,7 @@ fn captures_logits_and_greedy_tokens_match_transformers() {
         let expect = ids(&golden["greedy_ids"]);
         let mut request = request(&folder, &tokens, &["*"], expect.len());
         request.probe = prompt_probe(&folder);
-        let transcript = run(&folder, vec![request], How::default()).remove(0);
+        let transcript = run(&folder, vec![request], with_kv(KvDtype::F32)).remove(0);
         let found = tensors(&transcript);
         let mut compared = 0;
         let mut largest = 0f32;
@@ -85,7 +127,7 @@ fn steered_logits_match_transformers() {
         let tokens = ids(&golden["input_ids"]);
         let edit = "blocks.2.hook_resid_post:scale=0.9";
         let request = request_edited(&folder, &tokens, &["logits"], 0, &[edit]);
-        let transcript = run(&folder, vec![request], How::default()).remove(0);
+        let transcript = run(&folder, vec![request], with_kv(KvDtype::F32)).remove(0);
         let found = tensors(&transcript);
         assert_close(name, &found["logits"], &golden["steered.logits"]);
     }
@@ -104,7 +146,7 @@ fn the_bundled_model_matches_transformers() {
         asked.probe =
             djinn_engine::Probe::new(&program, &patterns, djinn_engine::Positions::Prompt, &[])
                 .unwrap();
-        let transcript = run(&folder, vec![asked], How::default()).remove(0);
+        let transcript = run(&folder, vec![asked], with_kv(KvDtype::F32)).remove(0);
         for (hook, found) in tensors(&transcript) {
             let name = format!("{prompt}.{hook}");
             let expect = &golden[&name];

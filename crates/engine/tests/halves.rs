@@ -8,7 +8,9 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Bits, FAMILIES, How, bits, family, golden, ids, request, run, tensors};
+use common::{
+    Bits, FAMILIES, How, bits, family, golden, ids, largest_difference, request, run, tensors,
+};
 use djinn_engine::{Blueprint, EngineError, Request, Settings, Tier};
 use djinn_types::DType;
 use djinn_weights::{MemorySettings, PlanError};
@@ -76,26 +78,11 @@ fn half_precision_logits_are_close_to_single_precision() {
             let asked = request(&folder, &ids(&golden["input_ids"]), &["logits"], 0);
             let transcript = run(&folder, vec![asked], How::default()).remove(0);
             let found = &tensors(&transcript)["logits"];
-            let share = off(&found.data, expect, found.shape[1], name == "mixtral") / largest;
+            let share = largest_difference(found, expect, name == "mixtral") / largest;
             println!("{name} {dtype}: off by {share:.1e} of the largest logit");
             assert!(share <= bound(name, dtype), "{name} {dtype}: {share}");
         }
     }
-}
-
-/// Returns the largest difference over all positions. In a model with experts, rounding may select
-/// another expert at a position and change all its numbers, so the larger half of the positions is
-/// ignored.
-fn off(found: &[f32], expect: &[f32], width: usize, routed: bool) -> f32 {
-    let far = |(x, y): (&[f32], &[f32])| {
-        let pairs = x.iter().zip(y);
-        pairs.fold(0f32, |most, (x, y)| most.max((x - y).abs()))
-    };
-    let positions = found.chunks(width).zip(expect.chunks(width));
-    let mut all: Vec<f32> = positions.map(far).collect();
-    all.sort_by(f32::total_cmp);
-    let last = if routed { all.len() / 2 } else { all.len() };
-    all[last - 1]
 }
 
 /// Creates sixteen requests of different lengths. Some capture logits; the others allow the fast

@@ -7,14 +7,15 @@ mod common;
 use std::{collections::BTreeMap, path::Path};
 
 use common::{
-    FAMILIES, How, bits, family, golden, ids, open, request, request_edited, run, tensors,
+    FAMILIES, How, bits, family, golden, ids, open, request, request_edited, run, tensors, with_kv,
 };
 use djinn_engine::{Tensor, write_tensors};
+use djinn_types::KvDtype;
 
 fn everything(folder: &Path, length: usize) -> BTreeMap<String, Tensor> {
     let tokens = ids(&golden(folder)["input_ids"]);
     let ask = request(folder, &tokens[..length], &["*"], 3);
-    let transcript = run(folder, vec![ask], How::default()).remove(0);
+    let transcript = run(folder, vec![ask], with_kv(KvDtype::F32)).remove(0);
     tensors(&transcript)
 }
 

@@ -6,12 +6,13 @@ mod common;
 
 use std::{fs, path::Path};
 
-use common::durable::{alone, next_turns, numbered_request, restarted, result_bits};
-use common::{How, open, stories};
+use common::durable::{alone, engine_of, next_turns, numbered_request, restarted, result_bits};
+use common::{How, KV_DTYPES, open, stories, with_kv};
 use djinn_engine::{
     Blueprint, Engine, EngineError, Request, RestoreScope, SavedFile, SessionId, Settings,
     StateFolder,
 };
+use djinn_types::{DType, KvDtype};
 use djinn_wal::WalError;
 use djinn_weights::MemorySettings;
 
@@ -111,6 +112,72 @@ fn sessions_of_other_owners_models_or_sizes_are_rejected_and_kept() {
 }
 
 #[test]
+fn a_session_continues_only_with_its_own_type_of_keys_and_values() {
+    let other_dtype = |error: &EngineError| matches!(error, EngineError::OtherKvDtype { .. });
+    let mut tokens = Vec::new();
+    for kv_dtype in KV_DTYPES {
+        let folder = tempfile::tempdir().unwrap();
+        let load = |kv_dtype| engine_of(open(&stories()), 1, with_kv(kv_dtype).memory);
+        let attach = |engine: &mut Engine| {
+            let state = StateFolder::open(folder.path()).unwrap();
+            engine.attach_state(state, RestoreScope::All).unwrap()
+        };
+        let continued = |engine: &mut Engine, id| {
+            let mut session = engine.any_session(id).unwrap();
+            session.append(&[7], 12, &[]).unwrap();
+            while !engine.is_idle() {
+                engine.step().unwrap();
+            }
+            result_bits(&engine.close(id).unwrap())
+        };
+        let first_turn = |engine: &mut Engine| {
+            let id = engine.open(numbered_request(0)).unwrap();
+            while !engine.is_idle() {
+                engine.step().unwrap();
+            }
+            id
+        };
+        let mut plain = load(kv_dtype);
+        let id = first_turn(&mut plain);
+        let expect = continued(&mut plain, id);
+
+        let mut engine = load(kv_dtype);
+        attach(&mut engine);
+        let id = first_turn(&mut engine);
+        let file = engine.any_session(id).unwrap().export().unwrap();
+        drop(engine);
+        let others = KV_DTYPES.into_iter().filter(|&other| other != kv_dtype);
+        for (count, other) in (1..).zip(others) {
+            let mut engine = load(other);
+            let restored = attach(&mut engine);
+            assert_eq!(
+                (restored.sessions.len(), restored.refused.len()),
+                (0, count)
+            );
+            let mut reasons = restored.refused.iter().map(|(_, error)| error);
+            assert!(reasons.all(other_dtype), "{kv_dtype} {other}");
+            let refused = engine.import(file.clone(), "owner 0").unwrap_err();
+            assert!(other_dtype(&refused), "{kv_dtype} {other}: {refused}");
+            // A session of the engine's own type may join it in the folder.
+            first_turn(&mut engine);
+        }
+        // The other types left the session as it was.
+        let mut engine = load(kv_dtype);
+        let restored = attach(&mut engine);
+        assert_eq!((restored.sessions, restored.refused.len()), (vec![id], 2));
+        let imported = engine.import(file, "owner 0").unwrap();
+        let saved = engine.any_session(imported).unwrap().export().unwrap();
+        let dtype = kv_dtype.resolve(DType::F32);
+        assert_eq!(saved.session.kv_dtype, Some(dtype));
+        assert!(continued(&mut engine, id) == expect, "{kv_dtype}");
+        assert!(continued(&mut engine, imported) == expect, "{kv_dtype}");
+        tokens.push(expect);
+    }
+    // The types differ in log-probabilities, so continuing with another type would be seen.
+    assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2]);
+}
+
+#[test]
 fn a_damaged_record_costs_its_session_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let mut engine = restarted(3, folder.path());
@@ -158,20 +225,33 @@ fn old_folder(to: &Path) {
 fn a_state_folder_of_release_0_1_is_restored() {
     let folder = tempfile::tempdir().unwrap();
     old_folder(folder.path());
-    let load = |name: &str| {
+    let load_with = |name: &str, kv_dtype| {
         let model = open(&common::family(name));
         let settings = Settings::for_sessions(&model.program, 2, 40, 16).unwrap();
-        let backend = How::default().backend();
-        let memory = MemorySettings::default();
-        let blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
-        Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
+        let how = with_kv(kv_dtype);
+        let blueprint = Blueprint::draw(&model, &*how.backend(), settings, how.memory).unwrap();
+        Engine::load(model, &*how.backend(), blueprint, &mut |_| {}).unwrap()
     };
+    // Release 0.1 had keys and values in f32, for these weights on every device.
+    let load = |name: &str| load_with(name, KvDtype::F32);
     let state = || StateFolder::open(folder.path()).unwrap();
     let id = SessionId::from_bits(0);
     let saved = state().get(id).unwrap().tokens.clone();
     assert_eq!(saved.len(), 9);
     let refused = load("gpt2").attach_state(state(), RestoreScope::All);
     assert!(matches!(refused, Err(EngineError::OtherModel { .. })));
+    // With keys and values of 16 bits the session would continue in another way. It stays in the
+    // folder.
+    for kv_dtype in [KvDtype::Auto, KvDtype::Bf16] {
+        let mut engine = load_with("mixtral", kv_dtype);
+        let restored = engine.attach_state(state(), RestoreScope::All).unwrap();
+        assert_eq!((restored.sessions.len(), restored.refused.len()), (0, 1));
+        let theirs = match &restored.refused[0] {
+            (_, EngineError::OtherKvDtype { theirs, .. }) => *theirs,
+            (_, other) => panic!("{other}"),
+        };
+        assert_eq!(theirs, DType::F32);
+    }
     let mut engine = load("mixtral");
     let restored = engine.attach_state(state(), RestoreScope::All).unwrap();
     assert_eq!(restored.sessions, [id]);

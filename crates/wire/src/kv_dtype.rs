@@ -39,6 +39,7 @@ impl v1::KvDtype {
 
     /// Name as in flags; empty for [`v1::KvDtype::Unspecified`].
     pub fn name(self) -> String {
-        self.choice().map_or(String::new(), |choice| choice.to_string())
+        self.choice()
+            .map_or(String::new(), |choice| choice.to_string())
     }
 }

@@ -87,7 +87,8 @@ pub struct ServeArgs {
         help_heading = "Models",
         value_name = "[NAME=]M",
         help = "Model to serve: a folder, a pulled hub id, shape:NAME, pushed:HASH, or bundled; may be \
-                repeated. Options follow after commas: memory=, context=, batch=, sessions="
+                repeated. Options follow after commas: memory=, context=, batch=, sessions=, \
+                kv-dtype="
     )]
     pub model: Vec<ModelFlag>,
     /// Folder whose subfolders clients may load; may be repeated
@@ -311,7 +312,11 @@ impl FromStr for ModelFlag {
                 "batch" => layout.batch = count()?,
                 "sessions" => layout.sessions = count()?,
                 "kv-dtype" => {
-                    layout.kv_dtype = Some(value.parse().map_err(|e: ParseKvDtypeError| e.to_string())?);
+                    layout.kv_dtype = Some(
+                        value
+                            .parse()
+                            .map_err(|e: ParseKvDtypeError| e.to_string())?,
+                    );
                 }
                 _ => return Err(wrong()),
             }

@@ -94,10 +94,7 @@ fn to_text(model: &Model) -> String {
             "context",
             format!("{} positions", grouped(d.context as u64)),
         ),
-        (
-            "KV",
-            format!("{}, {}", kv(auto), kv(DType::F32)),
-        ),
+        ("KV", format!("{}, {}", kv(auto), kv(DType::F32))),
         ("text", text.to_owned()),
     ];
     if d.experts > 0 {

@@ -23,6 +23,7 @@ use djinn_engine::{
     Blueprint, Engine, Positions, Probe, Request, Settings, Tensor, Transcript, read_tensors,
 };
 use djinn_model::Model;
+use djinn_types::KvDtype;
 use djinn_weights::MemorySettings;
 
 pub const FAMILIES: [&str; 10] = [
@@ -113,6 +114,21 @@ impl Default for How {
     }
 }
 
+/// Types of keys and values.
+pub const KV_DTYPES: [KvDtype; 3] = [KvDtype::F16, KvDtype::Bf16, KvDtype::F32];
+
+/// A run with keys and values of this type.
+pub fn with_kv(kv_dtype: KvDtype) -> How {
+    let memory = MemorySettings {
+        kv_dtype,
+        ..MemorySettings::default()
+    };
+    How {
+        memory,
+        ..How::default()
+    }
+}
+
 /// Loads an engine with room for these requests.
 pub fn load(model: Model, requests: &[Request], how: How) -> Engine {
     let settings = Settings::for_requests(&model, requests, how.rows).unwrap();
@@ -161,6 +177,22 @@ pub fn request_edited(
 
 pub fn tensors(transcript: &Transcript) -> BTreeMap<String, Tensor> {
     transcript.captured.tensors()
+}
+
+/// Returns the largest difference over all positions of a captured tensor. In a model with experts,
+/// rounding may select another expert at a position and change all its numbers, so the larger half of
+/// the positions is ignored.
+pub fn largest_difference(found: &Tensor, expect: &[f32], is_routed: bool) -> f32 {
+    let width = found.shape[1];
+    let far = |(x, y): (&[f32], &[f32])| {
+        let pairs = x.iter().zip(y);
+        pairs.fold(0f32, |most, (x, y)| most.max((x - y).abs()))
+    };
+    let positions = found.data.chunks(width).zip(expect.chunks(width));
+    let mut all: Vec<f32> = positions.map(far).collect();
+    all.sort_by(f32::total_cmp);
+    let last = if is_routed { all.len() / 2 } else { all.len() };
+    all[last - 1]
 }
 
 /// Generated tokens and captured tensors of a session, comparable bit by bit.

@@ -39,9 +39,13 @@ pub fn random_request(folder: &Path, tokens: &[u32], random: &mut Random) -> Req
 }
 
 pub fn load(folder: &Path, settings: Settings) -> Engine {
+    load_in(folder, settings, MemorySettings::default())
+}
+
+/// Loads an engine with these memory settings.
+pub fn load_in(folder: &Path, settings: Settings, memory: MemorySettings) -> Engine {
     let (model, backend) = (open(folder), How::default().backend());
-    let blueprint =
-        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
+    let blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
 
@@ -94,6 +98,23 @@ pub fn tight(folder: &Path, requests: &[Request], most: usize, share: usize) -> 
 
 /// Loads an engine with a disk tier and `host_pages` pages in host memory, at least for two sessions.
 pub fn load_with_disk(folder: &Path, settings: Settings, host_pages: usize, disk: &Path) -> Engine {
+    load_with_disk_in(
+        folder,
+        settings,
+        host_pages,
+        disk,
+        MemorySettings::default(),
+    )
+}
+
+/// Loads an engine with a disk tier, as [`load_with_disk`] does, with these memory settings.
+pub fn load_with_disk_in(
+    folder: &Path,
+    settings: Settings,
+    host_pages: usize,
+    disk: &Path,
+    memory: MemorySettings,
+) -> Engine {
     let (model, backend) = (open(folder), How::default().backend());
     let least = settings.context.div_ceil(settings.page_tokens);
     let settings = Settings {
@@ -101,8 +122,7 @@ pub fn load_with_disk(folder: &Path, settings: Settings, host_pages: usize, disk
         host_pages: host_pages.max(2 * least),
         ..settings
     };
-    let mut blueprint =
-        Blueprint::draw(&model, &*backend, settings, MemorySettings::default()).unwrap();
+    let mut blueprint = Blueprint::draw(&model, &*backend, settings, memory).unwrap();
     blueprint.spill_to(disk);
     Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap()
 }
