@@ -121,8 +121,8 @@ impl Launch {
                 .args([
                     "--memory=60MB",
                     "--resident=none",
-                    "--kv=4MB",
-                    "--host-memory=8MB",
+                    "--kv=2MB",
+                    "--host-memory=4MB",
                 ])
                 .arg(flag("spill", &Launch::spill(home)))
                 .arg("--spill-size=64MB"),

@@ -9,6 +9,7 @@ use std::{
 use djinn_device::cpu::CpuBackend;
 use djinn_engine::{Blueprint, Engine, ProbeLimits, Settings};
 use djinn_model::{Model, program::Program};
+use djinn_types::KvDtype;
 use djinn_weights::MemorySettings;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -83,6 +84,9 @@ pub fn program() -> &'static Program {
     PROGRAM.get_or_init(|| model().program)
 }
 
+/// Type of keys and values of saved sessions that name none.
+pub const KV_DTYPE: KvDtype = KvDtype::F32;
+
 /// Backend with one thread.
 pub fn backend() -> Arc<CpuBackend> {
     Arc::new(CpuBackend {
@@ -98,7 +102,11 @@ pub fn engine() -> Engine {
         .expect("the context is below the model's");
     settings.probe_limits = ProbeLimits::anything(&model.program, CONTEXT);
     settings.logit_rows = settings.rows;
-    let (backend, memory) = (backend(), MemorySettings::default());
+    let memory = MemorySettings {
+        kv_dtype: KV_DTYPE,
+        ..MemorySettings::default()
+    };
+    let backend = backend();
     let blueprint = Blueprint::draw(&model, &*backend, settings, memory);
     let blueprint = blueprint.expect("the model is small");
     Engine::load(model, &*backend, blueprint, &mut |_| {}).expect("the model is valid")

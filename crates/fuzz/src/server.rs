@@ -73,6 +73,7 @@ fn config(home: &std::path::Path) -> ServerConfig {
         memory: MemorySettings {
             budget: 64 << 20,
             host_budget: 64 << 20,
+            kv_dtype: fixtures::KV_DTYPE,
             ..MemorySettings::default()
         },
         kv: KvMemory::default(),

@@ -250,6 +250,7 @@ fn serve_options(args: &BenchServeArgs) -> Result<ServeOptions, Failure> {
         memory
             .host_memory
             .map(|amount| format!("--host-memory={amount}")),
+        memory.kv_dtype.map(|choice| format!("--kv-dtype={choice}")),
     ];
     Ok(ServeOptions {
         program: std::env::current_exe()?,

@@ -277,6 +277,7 @@ pub const SESSION: &[&str] = &[
     "{\"paused\":{\"hook\":\"blocks.1.hook_resid_post\",\"position\":1,\"rows\":1}}",
     "{\"done\":{\"finish\":\"length\",\"failure\":null}}",
     "\"past\":",
+    "\"kv_dtype\":\"f32\"",
     "\"probe\":",
     "\"captures\":",
     "\"edits\":",
