@@ -173,6 +173,41 @@ fn more_memory_is_never_predicted_to_be_slower() {
 }
 
 #[test]
+fn a_plan_shows_the_type_of_keys_and_values() {
+    let plan = |model: &str, flags: &[&str]| {
+        let args = [
+            "plan",
+            "--context",
+            "64",
+            "--json",
+            "--compute",
+            "10GB",
+            "--model",
+            model,
+        ];
+        json(&[&args[..], flags].concat())
+    };
+    let folder = golden("llama3");
+    for (model, auto) in [
+        ("shape:llama-2-7b?layers=1&dtype=bf16", "bf16"),
+        ("shape:llama-2-7b?layers=1&dtype=f16", "f16"),
+        (folder.to_str().unwrap(), "f16"),
+    ] {
+        let whole = plan(model, &["--kv-dtype", "f32"]);
+        assert_eq!(whole["kv_dtype"], "f32", "{model}");
+        for (choice, dtype) in [("auto", auto), ("f16", "f16"), ("bf16", "bf16")] {
+            let half = plan(model, &["--kv-dtype", choice]);
+            assert_eq!(half["kv_dtype"], dtype, "{model} {choice}");
+            let bytes = number(&half, "/session_kv_bytes");
+            assert_eq!(2.0 * bytes, number(&whole, "/session_kv_bytes"));
+        }
+    }
+    let default = plan("shape:llama-2-7b?layers=1&dtype=bf16", &[]);
+    assert_eq!(default["kv_dtype"], "bf16");
+    refused(&["plan", "--kv-dtype", "i32"], &["auto, f16, bf16 or f32"]);
+}
+
+#[test]
 fn a_plan_lists_every_piece_on_request() {
     let text = stdout(&ok(&[
         "plan",

@@ -17,6 +17,40 @@ fn refused(args: &[&str]) -> String {
 }
 
 #[test]
+fn a_saved_session_names_the_flag_that_continues_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state").to_str().unwrap().to_owned();
+    let first = [
+        "run",
+        "--json",
+        "--state",
+        &state,
+        "--prompt",
+        "A cat",
+        "--kv-dtype",
+        "f32",
+        "--max-tokens",
+        "4",
+    ];
+    let first = json_output(&first);
+    let id = first["session"].as_str().unwrap();
+    let resume = [
+        "run",
+        "--json",
+        "--state",
+        &state,
+        "--session",
+        id,
+        "--max-tokens",
+        "4",
+    ];
+    let error = refused(&resume);
+    assert!(error.contains("--kv-dtype f32"), "{error}");
+    let again = json_output(&[&resume[..], &["--kv-dtype", "f32"]].concat());
+    assert_eq!(again["output_ids"].as_array().unwrap().len(), 4);
+}
+
+#[test]
 fn a_saved_session_continues_over_several_runs() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
