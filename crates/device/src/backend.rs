@@ -52,6 +52,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
     fn name(&self) -> String;
     /// Product name of the device; empty for the CPU.
     fn detail(&self) -> String;
+    /// Whether rows of prompts and rows of generated tokens give the same bits. Keys and values of
+    /// a generated token then equal those of the same token in a prompt.
+    fn phases_agree(&self) -> bool;
     /// Tier that weights stream from by default.
     fn tier(&self) -> Tier;
     /// Whether the slab lies in host memory.

@@ -131,6 +131,10 @@ impl Backend for LateBackend {
         String::new()
     }
 
+    fn phases_agree(&self) -> bool {
+        self.cpu.phases_agree()
+    }
+
     fn tier(&self) -> Tier {
         Tier::Host
     }

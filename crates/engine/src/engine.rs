@@ -20,7 +20,7 @@ use crate::{
     },
     error::EngineError,
     executor::{Executor, LoadProgress},
-    prefix_cache::{self, PrefixCache},
+    prefix_cache::{PrefixCache, PrefixCacheSettings, PrefixCacheStats},
     sampling::sample_outputs::sample_outputs,
     scheduler::{
         Scheduler, eviction::copy_to_host, fair_share::FairShare, ready::BatchLimits,
@@ -94,7 +94,7 @@ impl Engine {
             blueprint,
             pager,
             sessions: SessionTable::default(),
-            prefix_cache: PrefixCache::default(),
+            prefix_cache: PrefixCache::new(backend.phases_agree()),
             durability: Durability::new(kv.dtype),
             deferred: Vec::new(),
         })
@@ -170,6 +170,23 @@ impl Engine {
     /// Returns the number of tokens that were not computed because the prefix cache had them.
     pub fn prefix_tokens_reused(&self) -> usize {
         self.prefix_cache.reused()
+    }
+
+    /// Returns the numbers of the prefix cache, and its size in each tier.
+    pub fn prefix_cache_stats(&self) -> PrefixCacheStats {
+        let page_bytes = self.blueprint.page_bytes();
+        self.prefix_cache.stats(&self.pager, page_bytes)
+    }
+
+    /// Sets which sessions share pages of equal beginnings, and how much memory pages of ended
+    /// sessions may take. Must be called before the first session is opened.
+    ///
+    /// # Panics
+    /// Panics if a session is open.
+    pub fn set_prefix_cache(&mut self, settings: PrefixCacheSettings) {
+        assert!(self.sessions.is_empty(), "set_prefix_cache after a session");
+        self.prefix_cache.set_share(settings.share);
+        self.pager.set_cache_limit(settings.limit);
     }
 
     /// Whether no session can run: none has tokens to run, or all that have wait for KV memory.
@@ -401,7 +418,7 @@ impl Engine {
     pub fn maintain(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = self.apply_time(now);
         let (scheduler, mut residency) = self.scheduling();
-        outputs.extend(scheduler.spill.start_transfers(&mut residency, now));
+        outputs.extend(scheduler.start_transfers(&mut residency, now));
         self.write_outputs(&mut outputs);
         outputs
     }
@@ -429,7 +446,7 @@ impl Engine {
         let (scheduler, mut residency) = self.scheduling();
         let selection = scheduler.select(&mut residency, now);
         outputs.extend(selection.lost);
-        outputs.extend(scheduler.spill.start_transfers(&mut residency, now));
+        outputs.extend(scheduler.start_transfers(&mut residency, now));
         if selection.run.is_empty() {
             if outputs.is_empty() {
                 outputs = scheduler.wait_for_pages(&mut residency);
@@ -498,7 +515,7 @@ impl Engine {
         let outputs = ran.map(|result| {
             let outputs = sample_outputs(&mut members, &rows, result);
             for (member, before) in members.iter_mut().zip(computed) {
-                prefix_cache::insert(member, &mut self.pager, before);
+                self.prefix_cache.insert(member, &mut self.pager, before);
             }
             outputs
         });
@@ -545,6 +562,8 @@ impl Engine {
         self.executor.abort_pass();
         self.pager.end_pass();
         self.pager.drain();
+        // A device that failed may have damaged pages that no session holds.
+        self.pager.clear_cache();
         let (_, mut residency) = self.scheduling();
         outputs.extend(run.iter().filter_map(|&(id, _)| residency.fail(id, &error)));
         self.write_outputs(&mut outputs);

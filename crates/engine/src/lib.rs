@@ -42,6 +42,7 @@ pub use durability::{
 pub use engine::{DuringPass, Engine};
 pub use error::{EngineError, LimitKind, ParseError, ParsedText, QuotaKind};
 pub use executor::LoadProgress;
+pub use prefix_cache::{PrefixCacheSettings, PrefixCacheStats, SharePrefixes};
 pub use probe::{
     Probe,
     breakpoint::{BreakCondition, BreakSpec, NormCondition, RunUntil},

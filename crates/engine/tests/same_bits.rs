@@ -7,7 +7,10 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{FAMILIES, How, bits, family, golden, ids, request, request_edited, run, stories};
+use common::{
+    FAMILIES, How, KV_DTYPES, bits, family, golden, ids, request, request_edited, run, stories,
+    with_kv,
+};
 use djinn_device::cpu::Isa;
 use djinn_engine::{Request, Sampling};
 
@@ -39,6 +42,30 @@ fn bits_do_not_depend_on_the_chunk() {
             let request = request(&folder, &tokens, &["*"], 8);
             let found = run(&folder, vec![request], how).remove(0);
             assert!(bits(&found) == expect, "{folder:?} in chunks of {rows}");
+        }
+    }
+}
+
+/// On devices where the phases agree, pages of generated tokens serve prompts with these tokens.
+#[test]
+fn generated_rows_have_the_bits_of_prompt_rows_where_the_phases_agree() {
+    if !How::default().backend().phases_agree() {
+        return;
+    }
+    let alone = |folder: &Path, request: Request, how: How| {
+        let transcript = run(folder, vec![request], how).remove(0);
+        bits(&transcript)
+    };
+    for (folder, tokens) in models() {
+        for (how, prompt) in KV_DTYPES.map(with_kv).into_iter().zip([1, 9, tokens.len()]) {
+            let answered = request(&folder, &tokens[..prompt], &["*"], 24);
+            let (answer, expect) = alone(&folder, answered, how);
+            let whole: Vec<u32> = tokens[..prompt].iter().chain(&answer).copied().collect();
+            // The last generated token has not run.
+            let asked = request(&folder, &whole[..whole.len() - 1], &["*"], 1);
+            let (next, found) = alone(&folder, asked, how);
+            assert!(found == expect, "{folder:?} after {prompt} tokens");
+            assert_eq!(next, answer[answer.len() - 1..]);
         }
     }
 }

@@ -74,9 +74,9 @@ impl FramePool {
         self.free.insert(frame);
     }
 
-    /// Fails unless `wanted` frames are free.
-    pub(crate) fn check(&self, wanted: usize) -> Result<(), OutOfPages> {
-        let (free, total) = (self.free(), self.total());
+    /// Fails unless `wanted` frames are free, or can be freed by removing `reclaimable` pages.
+    pub(crate) fn check(&self, wanted: usize, reclaimable: usize) -> Result<(), OutOfPages> {
+        let (free, total) = (self.free() + reclaimable, self.total());
         match wanted <= free {
             true => Ok(()),
             false => Err(OutOfPages {

@@ -34,6 +34,6 @@ pub use pager::{
     DeviceCopier, DiskTier, FailedDiskTransfer, Granularity, KvUsage, PageCopier, Pager,
     PagingStats, PendingPages, TierUsage, Traffic,
 };
-pub use pages::{Pages, WritePlan};
+pub use pages::{CachedPageStats, Pages, WritePlan};
 pub use prefix_index::PageContent;
 pub use spill_file::SpillFile;

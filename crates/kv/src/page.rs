@@ -85,10 +85,12 @@ impl DiskTransfer {
 }
 
 /// State of a page: its frame in each tier, and the number of tables that hold it. If a page has
-/// several frames, their bytes are equal.
+/// several frames, their bytes are equal. A page without holders is cached, or has no frames.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PageEntry {
     pub holders: u32,
+    /// Time at which the last table released the page, if the page is cached.
+    pub released: Option<u64>,
     pub device: Option<Frame>,
     pub host: Option<Frame>,
     pub disk: Option<Frame>,
@@ -97,10 +99,11 @@ pub(crate) struct PageEntry {
 }
 
 impl PageEntry {
-    /// Whether the host frame duplicates the device frame. Another page can then take the host
-    /// frame at once.
+    /// Whether the host frame duplicates the device frame of a held page. Another page can then
+    /// take the host frame at once.
     pub fn has_spare_host_frame(&self) -> bool {
-        self.device.is_some() && self.host.is_some() && self.transfer.is_none()
+        let is_twice = self.device.is_some() && self.host.is_some();
+        self.holders > 0 && is_twice && self.transfer.is_none()
     }
 
     /// Whether the disk frame duplicates another frame. Another page can then take the disk frame

@@ -1,11 +1,12 @@
 //! Prefix index: finds a page by its tokens and by the page before it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::page::PageId;
 
-/// Tokens that fill a page. Prompt tokens and generated tokens run through different kernels,
-/// which may round differently, so the phase of each token is part of the content.
+/// Tokens that fill a page. On some devices prompt tokens and generated tokens run through
+/// different kernels, which may round differently, so the phase of each token is part of the
+/// content.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PageContent {
     scope: Box<str>,
@@ -32,12 +33,14 @@ type PrefixKey = (Option<PageId>, PageContent);
 /// Index of full pages by content. Keys hold the tokens themselves, so that an attacker cannot
 /// provoke hash collisions.
 ///
-/// Every table that holds a page also holds the previous page, so the page that a key refers to
-/// lives as long as the key.
+/// The previous page of every page in the index is also in the index: a page leaves the index
+/// together with the pages after it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefixIndex {
     pages: HashMap<PrefixKey, PageId>,
     keys: HashMap<PageId, PrefixKey>,
+    /// Pages that follow each page.
+    next: HashMap<PageId, BTreeSet<PageId>>,
 }
 
 impl PrefixIndex {
@@ -56,22 +59,55 @@ impl PrefixIndex {
         let key = (previous, content);
         self.pages.insert(key.clone(), page);
         self.keys.insert(page, key);
-    }
-
-    /// Removes a page, if the index contains it.
-    pub fn remove(&mut self, page: PageId) {
-        if let Some(key) = self.keys.remove(&page) {
-            self.pages.remove(&key);
+        if let Some(previous) = previous {
+            self.next.entry(previous).or_default().insert(page);
         }
     }
 
-    /// Panics unless both maps agree and every page in the index is held by a table.
-    pub fn check_integrity(&self, is_held: impl Fn(PageId) -> bool) {
+    /// Removes a page and all pages after it, and returns the removed pages: none if the index
+    /// does not contain the page.
+    pub fn remove(&mut self, page: PageId) -> Vec<PageId> {
+        let mut removed = Vec::new();
+        let mut left = vec![page];
+        while let Some(page) = left.pop() {
+            let Some(key) = self.keys.remove(&page) else {
+                continue;
+            };
+            self.pages.remove(&key);
+            self.leave(key.0, page);
+            left.extend(self.next.remove(&page).unwrap_or_default());
+            removed.push(page);
+        }
+        removed
+    }
+
+    /// Removes `page` from the pages that follow `previous`.
+    fn leave(&mut self, previous: Option<PageId>, page: PageId) {
+        let Some(previous) = previous else { return };
+        if let Some(next) = self.next.get_mut(&previous) {
+            next.remove(&page);
+            if next.is_empty() {
+                self.next.remove(&previous);
+            }
+        }
+    }
+
+    /// Panics unless the maps agree and `is_valid` accepts every page with its previous page.
+    pub fn check_integrity(&self, is_valid: impl Fn(PageId, Option<PageId>) -> bool) {
         assert_eq!(self.pages.len(), self.keys.len(), "one key for each page");
+        let mut following = 0;
         for (page, key) in &self.keys {
             assert_eq!(self.pages.get(key), Some(page));
-            let is_live = is_held(*page) && key.0.is_none_or(&is_held);
-            assert!(is_live, "page {} is in the index and not held", page.0);
+            if let Some(previous) = key.0 {
+                assert!(self.next[&previous].contains(page), "a link is missing");
+                following += 1;
+            }
+            assert!(is_valid(*page, key.0), "page {} is not valid", page.0);
         }
+        let links: usize = self.next.values().map(BTreeSet::len).sum();
+        assert_eq!(
+            links, following,
+            "one link for each page with a previous one"
+        );
     }
 }

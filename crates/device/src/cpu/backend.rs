@@ -38,6 +38,11 @@ impl Backend for CpuBackend {
         format!("{isa}, {threads} thread{plural}")
     }
 
+    fn phases_agree(&self) -> bool {
+        // Every output element is reduced in an order of its own inputs alone.
+        true
+    }
+
     fn tier(&self) -> Tier {
         Tier::Files
     }

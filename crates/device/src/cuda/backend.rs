@@ -42,6 +42,11 @@ impl Backend for CudaBackend {
         self.card.name().to_owned()
     }
 
+    fn phases_agree(&self) -> bool {
+        // Prompts use cuBLASLt, and generated tokens kernels for few rows.
+        false
+    }
+
     fn tier(&self) -> Tier {
         Tier::Host
     }

@@ -47,6 +47,10 @@ impl Backend for FaultyBackend {
         self.inner.detail()
     }
 
+    fn phases_agree(&self) -> bool {
+        self.inner.phases_agree()
+    }
+
     fn tier(&self) -> Tier {
         self.inner.tier()
     }

@@ -28,10 +28,11 @@ pub(crate) struct PassDecision {
 /// Device frames while a decision is made.
 struct FrameBudget<'a> {
     pages: &'a Pages,
+    /// Number of frames that no session holds. Frames of cached pages count as free.
     free: usize,
     /// Number of pages that can still be evicted, because another tier has room for them.
     elsewhere: usize,
-    /// Number of pages on the device that no session earlier in the order claims.
+    /// Number of held pages on the device that no session earlier in the order claims.
     unclaimed: usize,
     /// By page: whether the page stays on the device or is paged in.
     stays: Vec<bool>,
@@ -115,9 +116,9 @@ pub(crate) fn decide(
     };
     let mut frames = FrameBudget {
         pages,
-        free: pages.device().free(),
+        free: pages.device_room(),
         elsewhere,
-        unclaimed: pages.device().total() - pages.device().free(),
+        unclaimed: pages.device().total() - pages.device_room(),
         stays: vec![false; pages.index_bound()],
         goes: vec![false; pages.index_bound()],
     };

@@ -27,7 +27,7 @@ pub(crate) fn disk_work(
 ) -> DiskWork {
     let mut work = DiskWork::default();
     let mut taken = vec![false; pages.index_bound()];
-    let mut room = pages.host().free() + pages.host_copies();
+    let mut room = pages.host_room();
     for (number, table) in wanted.iter().enumerate() {
         // Only the first session uses the reserve. The others are read only into spare room,
         // because sessions that are read in halves would wait for one another.

@@ -62,7 +62,7 @@ pub(crate) fn copy_to_host(residency: &mut SessionMemory<'_>, policy: &SpillPoli
         .iter()
         .filter(|&&page| pages.is_only_on_device(page))
         .count();
-    if new + policy.margin() > pages.host().free() {
+    if new + policy.margin() > pages.host_free() {
         return evict_as_many(residency, policy, own);
     }
     let copied = residency.pager.copy_out(&own);

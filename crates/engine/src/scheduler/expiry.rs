@@ -44,9 +44,7 @@ pub(crate) fn prefetch(residency: &mut SessionMemory<'_>, now: Instant) -> Vec<O
         {
             continue;
         }
-        let short = pages
-            .nonresident(table)
-            .saturating_sub(pages.device().free());
+        let short = pages.nonresident(table).saturating_sub(pages.device_room());
         if short > 0 {
             if pages.host_copies() < short || is_short(residency) {
                 break;

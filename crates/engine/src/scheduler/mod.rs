@@ -2,6 +2,7 @@
 //! evicted, prefetched or spilled for them.
 
 pub(crate) mod admission;
+pub(crate) mod cache_demotion;
 pub(crate) mod commitment;
 pub(crate) mod decision;
 pub(crate) mod disk_work;
@@ -89,6 +90,18 @@ impl Scheduler {
         outputs.extend(expiry::prefetch(residency, now));
         expiry::forget_late(residency, &self.spill, now);
         outputs
+    }
+
+    /// Starts transfers of pages that sessions need next, and of cached pages whose frames are
+    /// needed next. Returns the outputs of sessions whose pages could not be moved.
+    pub fn start_transfers(
+        &mut self,
+        residency: &mut SessionMemory<'_>,
+        now: Instant,
+    ) -> Vec<Output> {
+        let lost = self.spill.start_transfers(residency, now);
+        cache_demotion::demote(residency, &self.spill, now);
+        lost
     }
 
     /// Admits queued sessions that KV memory has room for.

@@ -1,7 +1,7 @@
 //! Simulation of the scheduler over random sessions: no session starves, nothing deadlocks, and
 //! pages are never mixed up. A failure prints its inputs.
 
-use djinn_kv::{PageId, PageTable, Pages};
+use djinn_kv::{PageContent, PageId, PageTable, Pages};
 use proptest::prelude::*;
 
 use super::{
@@ -23,6 +23,8 @@ struct Simulated {
     most: usize,
     tokens: usize,
     wanted: usize,
+    /// Kind of prompt: prompts of one kind have equal beginnings.
+    prompt: u32,
     /// Steps until the session arrives or returns.
     waits: usize,
     admitted: bool,
@@ -33,6 +35,13 @@ struct Simulated {
 impl Simulated {
     fn is_ready(&self) -> bool {
         self.waits == 0 && self.tokens < self.wanted
+    }
+
+    /// Content of a page of the prompt.
+    fn content(&self, at: usize) -> PageContent {
+        let tokens = at * PAGE..(at + 1) * PAGE;
+        let token = |position| (self.prompt + position as u32 / 8, true);
+        PageContent::new("", tokens.map(token))
     }
 
     /// Number of pages that the session may still allocate.
@@ -120,11 +129,40 @@ impl World {
         self.all.push(fork);
     }
 
+    /// Gives sessions that start the pages of their prompt that the prefix cache has.
+    fn look_up(&mut self) {
+        let starts = |s: &&mut Simulated| s.admitted && s.is_ready() && s.tokens == 0;
+        for s in self.all.iter_mut().filter(starts) {
+            while s.tokens + PAGE < s.wanted {
+                let at = s.tokens / PAGE;
+                let content = s.content(at);
+                if !self.pages.lookup_prefix(&mut s.table, at, &content) {
+                    break;
+                }
+                s.tokens += PAGE;
+            }
+        }
+    }
+
+    /// Moves cached pages to slower tiers.
+    fn demote(&mut self) {
+        let (device, host) = (self.draw(8), self.draw(8));
+        for page in self.pages.cached_only_on_device(device) {
+            self.pages.copy_out_cached(page, self.reserve);
+        }
+        for page in self.pages.cached_only_in_host_memory(host) {
+            if self.moving.len() < 4 {
+                let going = self.pages.spill_cached(page);
+                self.moving.extend(going.map(|going| going.page));
+            }
+        }
+    }
+
     /// Copies pages of a session to the host.
     fn copy_out(&mut self, i: usize) {
         for _ in 0..self.draw(self.all[i].table.len() + 1) {
             let at = self.draw(self.all[i].table.len());
-            if self.pages.host().free() > self.reserve {
+            if self.pages.host_free() > self.reserve {
                 self.pages.copy_out(self.all[i].table.pages()[at]);
             }
         }
@@ -171,6 +209,7 @@ impl World {
     /// Runs one pass.
     fn step(&mut self) -> Result<(), TestCaseError> {
         self.come_and_go();
+        self.look_up();
         self.arrive();
         let is_ready = |s: &Simulated| s.admitted && s.is_ready();
         let (ids, idle): (Vec<usize>, Vec<usize>) =
@@ -189,8 +228,7 @@ impl World {
         };
         let ready: Vec<ReadySession<'_>> = ids.iter().map(of).collect();
         let waiting: Vec<&PageTable> = idle.iter().map(|&i| &self.all[i].table).collect();
-        let room = self.pages.host().free() + self.pages.host_copies();
-        let room = room.saturating_sub(self.reserve);
+        let room = self.pages.host_room().saturating_sub(self.reserve);
         let decision = decide(&ready, &waiting, &self.pages, room, self.limits);
         let order = |&i: &usize| {
             (
@@ -221,6 +259,11 @@ impl World {
                 .expect("room was made");
             s.fair_share.charge();
             s.hungry = 0;
+            let before = s.tokens - rows;
+            for at in before / PAGE..s.tokens / PAGE {
+                let content = s.content(at);
+                self.pages.insert_prefix(&mut s.table, at, content);
+            }
             if s.tokens == s.wanted {
                 self.pages.release(&mut s.table);
                 s.admitted = false;
@@ -232,6 +275,7 @@ impl World {
             }
         }
         self.work_on_disk(&ids, &idle);
+        self.demote();
         // Without a disk the first session always runs. With a disk it may have to wait for a
         // transfer, or for pages that the disk already held and that were evicted at once.
         let moves = is_first || !self.moving.is_empty();
@@ -254,16 +298,18 @@ impl World {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// However sessions arrive, wait and fork, and however slow the disk is: pages never exceed
-    /// the frames, every session is scheduled in time, and all of them end.
+    /// However sessions arrive, wait, fork and find pages in the prefix cache, and however slow the
+    /// disk is: pages never exceed the frames, every session is scheduled in time, and all of them
+    /// end.
     #[test]
     fn everybody_gets_there(
         device in 4usize..24, host in 0usize..60, disk in 0usize..60,
         most in 1usize..6, rows in 6usize..20,
-        asked in prop::collection::vec((1usize..60, 0usize..3, 0usize..60), 1..20),
+        asked in prop::collection::vec((1usize..60, 0usize..3, 0usize..60, 0u32..4), 1..20),
+        limit in prop::option::of(0usize..40),
         random: u64,
     ) {
-        let sessions = asked.iter().map(|&(wanted, class, comes)| {
+        let sessions = asked.iter().map(|&(wanted, class, comes, prompt)| {
             let wanted = wanted.min(device * PAGE);
             Simulated {
                 table: PageTable::new(PAGE),
@@ -271,6 +317,7 @@ proptest! {
                 most: wanted.div_ceil(PAGE),
                 tokens: 0,
                 wanted,
+                prompt,
                 waits: 1 + comes,
                 admitted: false,
                 hungry: 0,
@@ -291,6 +338,7 @@ proptest! {
             stuck: 0,
             random,
         };
+        world.pages.set_cache_limit(limit.unwrap_or(usize::MAX));
         for step in 0.. {
             prop_assert!(step < 100_000, "it never ends");
             if world.all.iter().all(|s| s.tokens == s.wanted) {
@@ -301,6 +349,10 @@ proptest! {
         while let Some(page) = world.moving.pop() {
             world.pages.finish_transfer(page, true);
         }
+        let pages = &world.pages;
+        let room = (pages.device_room(), pages.host_room(), pages.disk_free());
+        prop_assert_eq!(room, (device, host, disk));
+        world.pages.clear_cache();
         let pages = &world.pages;
         let free = (pages.device().free(), pages.host().free(), pages.disk().free());
         prop_assert_eq!(free, (device, host, disk));

@@ -24,10 +24,14 @@ pub(crate) struct SpillPolicy {
     reserve: usize,
     /// Host frames to keep free: the reserve, and room for the largest session.
     margin: usize,
+    /// Maximum number of pages of a session.
+    largest: usize,
     /// Error with which the disk refused a page; `None` while the disk accepts pages.
     failure: Option<String>,
     /// Time of the last failure.
     failed_at: Instant,
+    /// Time at which the disk last refused a page that only the cache held.
+    cache_failed_at: Option<Instant>,
     /// Failure after which the disk was tried once more.
     last_failure: Option<String>,
 }
@@ -46,8 +50,10 @@ impl SpillPolicy {
         SpillPolicy {
             reserve,
             margin,
+            largest,
             failure: None,
             failed_at: Instant::now(),
+            cache_failed_at: None,
             last_failure: None,
         }
     }
@@ -57,11 +63,21 @@ impl SpillPolicy {
         self.margin
     }
 
-    /// Number of pages that can leave the device now. Host copies of device pages yield to pages
-    /// that have no other copy.
+    /// Maximum number of pages of a session.
+    pub fn largest(&self) -> usize {
+        self.largest
+    }
+
+    /// Whether the disk may take pages that only the cache holds.
+    pub fn may_spill_cached(&self, now: Instant) -> bool {
+        let is_paused = |at: Instant| now.saturating_duration_since(at) < RETRY;
+        self.failure.is_none() && !self.cache_failed_at.is_some_and(is_paused)
+    }
+
+    /// Number of pages that can leave the device now. Cached pages and host copies of device pages
+    /// yield to pages that have no other copy.
     pub fn evictable(&self, pages: &Pages) -> usize {
-        let room = pages.host().free() + pages.host_copies();
-        room.saturating_sub(self.reserve)
+        pages.host_room().saturating_sub(self.reserve)
     }
 
     /// Number of pages that can be outside the device at all.
@@ -69,7 +85,7 @@ impl SpillPolicy {
         let disk = match self.failure {
             None => pages.disk().total(),
             // A disk that accepts no more pages still holds those it has.
-            Some(_) => pages.disk().total() - pages.disk().free(),
+            Some(_) => pages.disk().total() - pages.disk_free(),
         };
         pages.host().total() - self.reserve + disk
     }
@@ -125,10 +141,15 @@ impl SpillPolicy {
             let error = EngineError::Spill(failed.error);
             match failed.direction {
                 DiskDirection::Spill => {
-                    self.failure = Some(error.to_string());
-                    self.failed_at = Instant::now();
+                    // A failure that concerns only the cache changes nothing for sessions.
+                    if residency.pager.pages().is_held(failed.page) {
+                        self.failure = Some(error.to_string());
+                        self.failed_at = Instant::now();
+                    } else {
+                        self.cache_failed_at = Some(Instant::now());
+                    }
                 }
-                DiskDirection::Fetch => lost.extend(residency.fail_holders(&[failed.page], &error)),
+                DiskDirection::Fetch => lost.extend(residency.lose_page(failed.page, &error)),
             }
         }
         lost

@@ -38,6 +38,8 @@ pub(crate) fn create(
         tokens: request.tokens,
         computed: 0,
         reused: 0,
+        adopted: 0,
+        was_looked_up: false,
         logged: 0,
         owes_state: false,
         max_tokens: request.max_tokens,
@@ -122,6 +124,7 @@ impl NextTurn {
         let start = session.tokens.len();
         session.tokens.extend(&self.tokens);
         session.logged = session.tokens.len();
+        session.reused = 0;
         if !self.tokens.is_empty() {
             session.given.push(start..session.tokens.len());
         }

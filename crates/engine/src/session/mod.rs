@@ -18,7 +18,7 @@ pub(crate) mod view;
 use std::{cmp::Ordering, ops::Range};
 
 use djinn_device::Phase;
-use djinn_kv::{PageTable, Pages};
+use djinn_kv::{PageId, PageTable, Pages};
 use djinn_model::Site;
 use djinn_types::SessionId;
 
@@ -52,8 +52,12 @@ pub(crate) struct Session {
     pub given: Vec<Range<usize>>,
     /// Number of tokens whose keys and values lie in the pages.
     pub computed: usize,
-    /// Number of tokens whose keys and values the prefix cache had.
+    /// Number of tokens whose keys and values the prefix cache had, since the last input.
     pub reused: usize,
+    /// Number of leading tokens after which the session last took pages from the prefix cache.
+    pub adopted: usize,
+    /// Whether the prefix cache was searched for the pending input.
+    pub was_looked_up: bool,
     /// Number of tokens that are in the session log.
     pub logged: usize,
     /// Whether the log lacks a state that the session has reached.
@@ -126,6 +130,34 @@ impl Session {
         if let Some(route) = self.state.route_mut() {
             route.place.take_if(is_past);
         }
+    }
+
+    /// Notes that the last `tokens` of the computed tokens came from the prefix cache.
+    pub fn adopt(&mut self, tokens: usize) {
+        self.reused += tokens;
+        if tokens > 0 {
+            self.adopted = self.computed;
+        }
+    }
+
+    /// Returns the number of leading pages that the session can continue from although `page` is
+    /// lost: if nothing ran since the session took pages from the prefix cache. `None` if the
+    /// session must compute more than those.
+    pub fn pages_before_lost(&self, page: PageId) -> Option<usize> {
+        let at = self.pages.pages().iter().position(|&own| own == page)?;
+        let page_tokens = self.pages.page_tokens();
+        let is_unused = self.is_ready() && self.paused().is_none();
+        // Pages that are shared hold no position that the probe reads or edits.
+        let is_shared = self.computed == self.adopted && self.computed <= self.shares;
+        (is_unused && is_shared && (at + 1) * page_tokens <= self.computed).then_some(at)
+    }
+
+    /// Returns to the first `pages` pages, of which the caller released the others.
+    pub fn return_to(&mut self, pages: usize) {
+        let computed = pages * self.pages.page_tokens();
+        self.reused = self.reused.saturating_sub(self.computed - computed);
+        self.computed = computed;
+        self.adopted = computed;
     }
 
     /// Advances the session over the first of `rows` tokens of a pass, and pauses it with the

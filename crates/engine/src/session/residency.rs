@@ -23,7 +23,8 @@ pub(crate) struct SessionMemory<'e> {
 }
 
 impl SessionMemory<'_> {
-    /// Ends a session and releases its pages. A session that has ended keeps its first reason.
+    /// Ends a session and releases its pages, which the prefix cache may keep. A session that has
+    /// ended keeps its first reason.
     pub fn end(
         &mut self,
         id: SessionId,
@@ -43,19 +44,35 @@ impl SessionMemory<'_> {
         let session = self.sessions.known_mut(id);
         let is_active = session.is_active();
         if !session.keep || session.interrupt().is_err() {
+            self.pager.discard(&mut session.pages);
             return Some(self.end(id, Finish::Failed, Some(error.into())));
         }
-        self.pager.release(&mut session.pages);
+        self.pager.discard(&mut session.pages);
         let failure = Some(error.into());
         is_active.then(|| Output::finished(id, Finish::Failed, failure))
     }
 
-    /// Fails all sessions that hold one of these pages, whose contents are lost.
+    /// Fails all sessions that hold one of these pages, whose contents are lost. The prefix cache
+    /// forgets the pages.
     pub fn fail_holders(&mut self, pages: &[PageId], error: &EngineError) -> Vec<Output> {
         self.pager.drain();
+        self.pager.forget(pages);
         let holds = |session: &Session| session.pages.pages().iter().any(|p| pages.contains(p));
         let lost = self.sessions.ids(holds).into_iter();
         lost.filter_map(|id| self.fail(id, error)).collect()
+    }
+
+    /// Takes in that a page could not be read. A session that has run nothing since it took the page
+    /// from the prefix cache computes it; other sessions that hold the page fail.
+    pub fn lose_page(&mut self, page: PageId, error: &EngineError) -> Vec<Output> {
+        self.pager.forget(&[page]);
+        for session in self.sessions.iter_mut() {
+            if let Some(before) = session.pages_before_lost(page) {
+                self.pager.truncate(&mut session.pages, before);
+                session.return_to(before);
+            }
+        }
+        self.fail_holders(&[page], error)
     }
 
     /// Fails the holders of pages that could not be moved; the next step reports their

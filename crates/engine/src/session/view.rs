@@ -80,7 +80,8 @@ impl<'e> SessionView<'e> {
         &self.session.tokens
     }
 
-    /// Returns the number of tokens whose keys and values the prefix cache had.
+    /// Returns the number of tokens whose keys and values the prefix cache had, since the last
+    /// input.
     pub fn reused(&self) -> usize {
         self.session.reused
     }

@@ -4,7 +4,9 @@
 use std::path::Path;
 
 use super::{How, open, request};
-use djinn_engine::{Blueprint, Class, Engine, Finish, Request, Sampling, Settings, Transcript};
+use djinn_engine::{
+    Blueprint, Class, Engine, Finish, PrefixCacheSettings, Request, Sampling, Settings, Transcript,
+};
 use djinn_weights::MemorySettings;
 
 /// Pseudorandom numbers. A failure prints the seed.
@@ -58,7 +60,7 @@ pub fn result_of(transcript: &Transcript) -> SessionResult {
     (transcript.generated.clone(), bits, transcript.finish)
 }
 
-/// Runs each request alone, one after the other.
+/// Runs each request alone, one after the other, without the prefix cache.
 pub fn alone(folder: &Path, requests: &[Request]) -> Vec<Transcript> {
     let model = open(folder);
     let one = |r: &Request| Settings::for_requests(&model, std::slice::from_ref(r), 64).unwrap();
@@ -70,6 +72,7 @@ pub fn alone(folder: &Path, requests: &[Request]) -> Vec<Transcript> {
         settings.pages = settings.pages.max(more.pages);
     }
     let mut engine = load(folder, settings);
+    engine.set_prefix_cache(PrefixCacheSettings::OFF);
     let mut run = |request: &Request| {
         let id = engine.open(request.clone()).unwrap();
         while !engine.is_idle() {

@@ -65,7 +65,7 @@ impl<C: PageCopier> Pager<C> {
     }
 
     /// Whether no copy from or to a host frame is in flight.
-    fn is_host_frame_idle(&mut self, host: Frame) -> Result<bool> {
+    pub(super) fn is_host_frame_idle(&mut self, host: Frame) -> Result<bool> {
         let last = &mut self.host_transfers[host.index()];
         let Some(transfer) = last else {
             return Ok(true);

@@ -48,7 +48,7 @@ impl<C: PageCopier> Pager<C> {
         self.submit_copies_out(&copies)
     }
 
-    fn submit_copies_out(&mut self, copies: &[PageCopy]) -> Result<()> {
+    pub(super) fn submit_copies_out(&mut self, copies: &[PageCopy]) -> Result<()> {
         self.update_peaks();
         for part in copies.chunks(TRANSFER_PAGES) {
             let start = self.order_copies(Stream::PageOut, part)?;

@@ -4,6 +4,7 @@
 //! except for copy-on-write. A pass waits only for the copies that it needs. A frame is reused
 //! after the copies from or to it are done.
 
+mod cache;
 mod copier;
 mod disk;
 mod host;
@@ -24,7 +25,7 @@ pub use self::stats::{KvUsage, PagingStats, TierUsage, Traffic};
 pub use self::transfers::PendingPages;
 use self::transfers::{FrameTransfers, PageTransfer};
 use crate::error::Result;
-use crate::frames::{Frame, FramePool};
+use crate::frames::Frame;
 use crate::page_table::PageTable;
 use crate::pages::Pages;
 use crate::prefix_index::PageContent;
@@ -174,11 +175,12 @@ impl<C: PageCopier> Pager<C> {
 
     /// Updates the peak use of every tier.
     fn update_peaks(&mut self) {
-        let used = |frames: &FramePool| self.page_bytes * frames.taken() as u64;
+        let usage = KvUsage::new(&self.pages);
+        let bytes = |tier: TierUsage| self.page_bytes * tier.used as u64;
         let stats = &mut self.stats;
-        stats.device_peak = stats.device_peak.max(used(self.pages.device()));
-        stats.host_peak = stats.host_peak.max(used(self.pages.host()));
-        stats.disk_peak = stats.disk_peak.max(used(self.pages.disk()));
+        stats.device_peak = stats.device_peak.max(bytes(usage.device));
+        stats.host_peak = stats.host_peak.max(bytes(usage.host));
+        stats.disk_peak = stats.disk_peak.max(bytes(usage.disk));
     }
 
     /// Prepares the pages of a table for a write to `tokens`: adds frames and makes copy-on-write
@@ -249,8 +251,20 @@ impl<C: PageCopier> Pager<C> {
         self.pages.insert_prefix(table, at, content);
     }
 
-    /// Releases all pages of a table.
+    /// Releases all pages of a table. Full pages that the prefix cache has stay in it until other
+    /// tables need their frames.
     pub fn release(&mut self, table: &mut PageTable) {
         self.pages.release(table);
+    }
+
+    /// Releases the pages of a table after the first `len`.
+    pub fn truncate(&mut self, table: &mut PageTable, len: usize) {
+        self.pages.truncate(table, len);
+    }
+
+    /// Releases all pages of a table whose contents are in doubt. Those that no other table holds
+    /// leave the prefix cache.
+    pub fn discard(&mut self, table: &mut PageTable) {
+        self.pages.discard(table);
     }
 }

@@ -14,11 +14,11 @@ pub struct PagingStats {
     pub spilled: Traffic,
     /// Traffic from disk to host memory.
     pub fetched: Traffic,
-    /// Peak bytes of pages on the device.
+    /// Peak bytes of pages of sessions on the device.
     pub device_peak: u64,
-    /// Peak bytes of pages in host memory.
+    /// Peak bytes of pages of sessions in host memory.
     pub host_peak: u64,
-    /// Peak bytes of pages on disk.
+    /// Peak bytes of pages of sessions on disk.
     pub disk_peak: u64,
 }
 
@@ -36,14 +36,16 @@ pub struct KvUsage {
 impl KvUsage {
     /// Counts the frames of each tier.
     pub fn new(pages: &Pages) -> Self {
-        let tier = |frames: &FramePool| TierUsage {
-            used: frames.taken(),
+        let tier = |frames: &FramePool, cached: usize| TierUsage {
+            used: frames.taken() - cached,
+            cached,
             total: frames.total(),
         };
+        let cached = pages.cache_stats();
         KvUsage {
-            device: tier(pages.device()),
-            host: tier(pages.host()),
-            disk: tier(pages.disk()),
+            device: tier(pages.device(), cached.device),
+            host: tier(pages.host(), cached.host),
+            disk: tier(pages.disk(), cached.disk),
         }
     }
 }
@@ -51,8 +53,10 @@ impl KvUsage {
 /// Number of KV pages of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierUsage {
-    /// Number of frames in use.
+    /// Number of frames in use, without those that only the prefix cache uses.
     pub used: usize,
+    /// Number of frames that only the prefix cache uses. They count as free.
+    pub cached: usize,
     /// Number of frames, in use or free.
     pub total: usize,
 }

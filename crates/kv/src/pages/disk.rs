@@ -56,15 +56,15 @@ impl Pages {
         Some(self.start_transfer(PageCopy { page, from, to }, DiskDirection::Fetch))
     }
 
-    fn start_transfer(&mut self, copy: PageCopy, direction: DiskDirection) -> PageCopy {
+    pub(super) fn start_transfer(&mut self, copy: PageCopy, direction: DiskDirection) -> PageCopy {
         let transfer = DiskTransfer::new(copy, direction);
         self.update(copy.page, |entry| entry.transfer = Some(transfer));
         copy
     }
 
-    /// Takes a free disk frame, or the spare disk frame of a page.
+    /// Takes a free disk frame, the frame of a cached page, or the spare disk frame of a page.
     fn take_disk_frame(&mut self) -> Option<Frame> {
-        if self.disk.free() == 0 {
+        if self.disk.free() == 0 && !self.reclaim_disk() {
             let mut entries = self.entries.iter_mut();
             let spare = entries.find(|entry| entry.has_spare_disk_frame())?;
             let frame = spare.disk.take().expect("it has a disk frame");
@@ -94,7 +94,8 @@ impl Pages {
             });
         }
         self.give_back(host, disk);
-        if self.entry(page).holders == 0 {
+        let entry = self.entry(page);
+        if entry.holders == 0 && entry.released.is_none() {
             self.unused.push(page);
         }
     }

@@ -23,13 +23,16 @@ impl Pages {
         Ok(to.map(|to| PageCopy { page, from, to }))
     }
 
-    /// Copies a page to a free host frame and keeps it on the device. Returns the copy to make,
-    /// if any. The page can then be evicted without a copy.
+    /// Copies a page to a host frame that no table holds and keeps it on the device. Returns the
+    /// copy to make, if any. The page can then be evicted without a copy.
     pub fn copy_out(&mut self, page: PageId) -> Option<PageCopy> {
         let entry = self.entry(page);
         let (Some(from), None) = (entry.device, entry.host) else {
             return None;
         };
+        if self.host.free() == 0 {
+            self.reclaim_host();
+        }
         let to = self.host.take()?;
         self.update(page, |entry| entry.host = Some(to));
         Some(PageCopy { page, from, to })
@@ -42,20 +45,16 @@ impl Pages {
         let (None, Some(from)) = (entry.device, entry.host) else {
             return Ok(None);
         };
-        self.device.check(1)?;
-        let to = self.device.take().expect("one is free");
+        self.check_device(1)?;
+        let to = self.take_device_frame();
         self.update(page, |entry| entry.device = Some(to));
         Ok(Some(PageCopy { page, from, to }))
     }
 
-    /// Fails unless `wanted` device frames are free.
-    pub(crate) fn check_device(&self, wanted: usize) -> Result<(), OutOfPages> {
-        self.device.check(wanted)
-    }
-
-    /// Takes a free host frame for `page`, or the spare host frame of another page.
+    /// Takes a free host frame for `page`, the frame of a cached page, or the spare host frame of
+    /// another page.
     pub(super) fn take_host_frame(&mut self, page: PageId) -> Result<Frame, OutOfPages> {
-        if self.host.free() == 0 && self.host_copies > 0 {
+        if self.host.free() == 0 && !self.reclaim_host() && self.host_copies > 0 {
             // The search starts at the end of the last search, because frames are taken in
             // bursts.
             let (before, after) = (0..self.clock_hand, self.clock_hand..self.entries.len());
@@ -67,7 +66,7 @@ impl Pages {
                 self.host.give_back(frame.expect("it has a host frame"));
             }
         }
-        self.host.check(1)?;
+        self.host.check(1, 0)?;
         Ok(self.host.take().expect("one is free"))
     }
 }

@@ -6,8 +6,8 @@ use crate::page::{PageEntry, PageId};
 use crate::page_table::PageTable;
 
 impl Pages {
-    /// Panics unless every frame is free or belongs to one page, and every page counts exactly
-    /// the `tables` that hold it.
+    /// Panics unless every frame is free or belongs to one page, every page counts exactly the
+    /// `tables` that hold it, and cached pages are in order.
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = &'a PageTable>) {
         let mut holders = vec![0; self.entries.len()];
         for page in tables.flat_map(|table| &table.pages) {
@@ -20,8 +20,17 @@ impl Pages {
         let copies = self.entries.iter();
         let copies = copies.filter(|entry| entry.has_spare_host_frame()).count();
         assert_eq!(copies, self.host_copies, "host copies differ");
-        self.prefixes
-            .check_integrity(|page| self.entry(page).holders > 0);
+        self.cached.check_integrity(&self.entries);
+        self.prefixes.check_integrity(|page, previous| {
+            let (page, previous) = (self.entry(page), previous.map(|page| self.entry(page)));
+            let is_held = |entry: &PageEntry| entry.holders > 0;
+            match page.released {
+                None => is_held(page) && previous.is_none_or(is_held),
+                Some(released) => previous.is_none_or(|previous| {
+                    is_held(previous) || previous.released.is_some_and(|time| time > released)
+                }),
+            }
+        });
     }
 
     fn check_frames(&self) {
@@ -44,8 +53,9 @@ impl Pages {
         for (id, entry) in (0..).map(PageId).zip(&self.entries) {
             let frames = [entry.device, entry.host, entry.disk];
             let has_frame = frames.iter().any(Option::is_some);
-            assert_eq!(entry.holders > 0, has_frame, "page {} has no frame", id.0);
-            let is_unused = entry.holders == 0 && entry.transfer.is_none();
+            let is_live = entry.holders > 0 || entry.released.is_some();
+            assert_eq!(is_live, has_frame, "page {} has no frame", id.0);
+            let is_unused = !is_live && entry.transfer.is_none();
             assert_eq!(is_unused, unused[id.index()], "page {} leaked", id.0);
         }
     }

@@ -4,7 +4,11 @@
 //! A page has a frame in one or several tiers. If a page has several frames, their bytes are
 //! equal. Tables with equal prefixes hold the same pages. A page that several tables hold is
 //! never written: a table that writes to such a page gets its own copy first (copy-on-write).
+//!
+//! A page that its last table released stays as a *cached page* if the prefix index has it. Its
+//! frames count as free: any table that needs a frame takes it.
 
+mod cache;
 mod disk;
 mod host;
 mod integrity;
@@ -18,6 +22,9 @@ use crate::frames::{Frame, FramePool, OutOfPages};
 use crate::page::{PageEntry, PageId};
 use crate::page_table::PageTable;
 use crate::prefix_index::PrefixIndex;
+
+pub use cache::CachedPageStats;
+use cache::CachedPages;
 
 /// Frames that a write uses, and the copies that precede the write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,10 +50,11 @@ pub struct Pages {
     /// page.
     clock_hand: usize,
     prefixes: PrefixIndex,
+    cached: CachedPages,
 }
 
 impl Pages {
-    /// Creates an empty cache with this number of frames in each tier.
+    /// Creates an empty set of pages with this number of frames in each tier.
     pub fn new(device: usize, host: usize, disk: usize) -> Self {
         Pages {
             entries: Vec::new(),
@@ -57,10 +65,11 @@ impl Pages {
             host_copies: 0,
             clock_hand: 0,
             prefixes: PrefixIndex::default(),
+            cached: CachedPages::default(),
         }
     }
 
-    /// Frames on the device, where passes run.
+    /// Frames on the device, where passes run. Cached pages take frames too.
     pub fn device(&self) -> &FramePool {
         &self.device
     }
@@ -80,7 +89,8 @@ impl Pages {
         self.all().count()
     }
 
-    /// Number of host frames that duplicate a device frame and can be reused at once.
+    /// Number of host frames that duplicate the device frame of a held page. Another page can take
+    /// such a frame at once.
     pub fn host_copies(&self) -> usize {
         self.host_copies
     }
@@ -88,6 +98,11 @@ impl Pages {
     /// Upper bound of [`PageId::index`], exclusive: the length of an array indexed by page.
     pub fn index_bound(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Whether a table holds a page.
+    pub fn is_held(&self, page: PageId) -> bool {
+        self.entry(page).holders > 0
     }
 
     /// Pages that tables hold.
@@ -118,6 +133,12 @@ impl Pages {
         entry.device.is_some() && entry.host.is_some()
     }
 
+    /// Disk frame of a page, if the page is on disk.
+    #[cfg(test)]
+    fn disk_frame(&self, page: PageId) -> Option<Frame> {
+        self.entry(page).disk
+    }
+
     /// Number of tables that hold a page.
     #[cfg(test)]
     fn holders(&self, page: PageId) -> usize {
@@ -146,14 +167,25 @@ impl Pages {
         &self.entries[page.index()]
     }
 
-    /// Changes the frames of a page, and keeps the number of host copies up to date.
+    /// Changes a page, and keeps the number of host copies and the order of cached pages up to
+    /// date.
     fn update<T>(&mut self, page: PageId, change: impl FnOnce(&mut PageEntry) -> T) -> T {
         let entry = &mut self.entries[page.index()];
         let before = entry.has_spare_host_frame();
+        self.cached.remove(page, entry);
         let result = change(entry);
+        self.cached.insert(page, entry);
         let after = entry.has_spare_host_frame();
         self.host_copies = self.host_copies + usize::from(after) - usize::from(before);
         result
+    }
+
+    /// Adds a holder to a page. A cached page is then no longer cached.
+    fn hold(&mut self, page: PageId) {
+        self.update(page, |entry| {
+            entry.holders += 1;
+            entry.released = None;
+        });
     }
 
     /// Creates a page with one holder in a device frame.
@@ -162,11 +194,13 @@ impl Pages {
             self.entries.push(PageEntry::default());
             PageId(u32::try_from(self.entries.len() - 1).expect("frames are fewer"))
         });
-        self.entries[page.index()] = PageEntry {
-            holders: 1,
-            device: Some(device),
-            ..PageEntry::default()
-        };
+        self.update(page, |entry| {
+            *entry = PageEntry {
+                holders: 1,
+                device: Some(device),
+                ..PageEntry::default()
+            };
+        });
         page
     }
 
@@ -191,23 +225,25 @@ impl Pages {
         table: &mut PageTable,
         tokens: Range<usize>,
     ) -> Result<WritePlan, OutOfPages> {
-        self.device.check(self.frames_needed(table, &tokens))?;
+        self.check_device(self.frames_needed(table, &tokens))?;
         let mut plan = WritePlan::default();
         for at in self.shared(table, &tokens).collect::<Vec<_>>() {
             let old = table.pages[at];
             let from = self.resident_frame(old);
-            let to = self.device.take().expect("counted above");
+            let to = self.take_device_frame();
             table.pages[at] = self.new_page(to);
             self.remove_holder(old);
             plan.copies.push((from, to));
         }
         if let Some(at) = table.index_of(tokens.start) {
             for page in &table.pages[at..] {
+                // The prefix index describes the bytes before the write.
+                self.forget(*page);
                 self.drop_copies(*page);
             }
         }
         for _ in 0..table.missing(tokens.end) {
-            let frame = self.device.take().expect("counted above");
+            let frame = self.take_device_frame();
             table.pages.push(self.new_page(frame));
             plan.new_frames.push(frame);
         }
@@ -217,26 +253,56 @@ impl Pages {
     /// Creates a second table that holds the same pages.
     pub fn share(&mut self, table: &PageTable) -> PageTable {
         for page in &table.pages {
-            self.entries[page.index()].holders += 1;
+            self.hold(*page);
         }
         table.clone()
     }
 
-    /// Releases all pages of a table. A page without holders returns its frames.
+    /// Releases all pages of a table. A page without holders stays as a cached page if the prefix
+    /// index has it; another one returns its frames.
     pub fn release(&mut self, table: &mut PageTable) {
-        for page in table.pages.drain(..).rev() {
-            self.remove_holder(page);
+        // The last page first: a cached page is older than the pages before it.
+        self.truncate(table, 0);
+    }
+
+    /// Releases the pages of a table after the first `len`.
+    pub fn truncate(&mut self, table: &mut PageTable, len: usize) {
+        while table.len() > len {
+            let last = table.pages.pop().expect("the table has more pages");
+            self.remove_holder(last);
         }
     }
 
-    /// Removes one holder of a page, and frees the page after the last.
-    fn remove_holder(&mut self, page: PageId) {
-        let holders = &mut self.entries[page.index()].holders;
-        *holders -= 1;
-        if *holders > 0 {
-            return;
+    /// Releases all pages of a table whose contents are in doubt. No page without holders stays as
+    /// a cached page.
+    pub fn discard(&mut self, table: &mut PageTable) {
+        for page in table.pages.drain(..).rev() {
+            match self.entry(page).holders {
+                1 => {
+                    self.forget(page);
+                    self.remove_holder(page);
+                }
+                _ => self.remove_holder(page),
+            }
         }
-        self.prefixes.remove(page);
+    }
+
+    /// Removes one holder of a page. After the last the page is cached or free.
+    fn remove_holder(&mut self, page: PageId) {
+        let holders = self.update(page, |entry| {
+            entry.holders -= 1;
+            entry.holders
+        });
+        match holders {
+            0 if self.prefixes.contains(page) => self.cache(page),
+            0 => self.free(page),
+            _ => {}
+        }
+    }
+
+    /// Frees all frames of a page that is not in the prefix index.
+    fn free(&mut self, page: PageId) {
+        self.update(page, |entry| entry.released = None);
         self.drop_copies(page);
         let device = self.update(page, |entry| entry.device.take());
         device.into_iter().for_each(|f| self.device.give_back(f));

@@ -29,7 +29,7 @@ impl Pages {
         let Some(page) = found else {
             return false;
         };
-        self.entries[page.index()].holders += 1;
+        self.hold(page);
         match table.pages.get_mut(at) {
             Some(place) => {
                 let partial = std::mem::replace(place, page);
@@ -50,7 +50,7 @@ impl Pages {
         match self.prefixes.lookup(previous, &content) {
             Some(same) if same == own => {}
             Some(same) => {
-                self.entries[same.index()].holders += 1;
+                self.hold(same);
                 table.pages[at] = same;
                 // The table's own page was just written, so it is only on the device. The equal
                 // page can take over its frame.
