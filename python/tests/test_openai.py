@@ -121,6 +121,66 @@ def test_streams_report_usage(ai):
     assert pieces[-1].choices == [] and pieces[-1].usage.completion_tokens == 12
 
 
+def cached(usage):
+    return usage.prompt_tokens_details.cached_tokens
+
+
+def test_a_chat_computes_only_what_is_new(ai, chat_server):
+    messages: list[dict[str, str]] = []
+    computed: list[list[int]] = [[]]
+    with djinn.connect(chat_server.address) as client:
+        model = client.model("chatty")
+        for turn in range(10):
+            messages.append({"role": "user", "content": f"And what did animal {turn} do on its day?"})
+            ids = model.tokenize(messages)
+            options = {"extra_body": {"return_token_ids": True}}
+            reply = chat(ai, messages=messages, **options)
+            assert reply.usage.prompt_tokens == len(ids), "the template gives these tokens"
+            # Whole pages of 16 tokens are reused; the last token of a prompt always runs.
+            known = max(common(ids, past) for past in computed)
+            assert cached(reply.usage) == min(known, len(ids) - 1) // 16 * 16, f"turn {turn}"
+            # The last generated token has not run.
+            answer = reply.choices[0].model_extra["token_ids"]
+            computed.append((ids + list(answer))[:-1])
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    assert cached(reply.usage) > reply.usage.prompt_tokens / 2
+
+
+def common(a, b):
+    """Returns the number of equal leading elements."""
+    equal = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(equal, min(len(a), len(b)))
+
+
+def test_a_repeated_prompt_is_cached(ai, chat_server):
+    prompt = "The prompt that is sent twice tells of " + "a dog and " * 20
+    first = complete(ai, prompt=prompt)
+    again = complete(ai, prompt=prompt)
+    assert again.choices[0].text == first.choices[0].text
+    expect = (first.usage.prompt_tokens - 1) // 16 * 16
+    assert (cached(first.usage), cached(again.usage)) == (0, expect)
+    streamed = list(complete(ai, prompt=prompt, stream=True, stream_options={"include_usage": True}))
+    assert cached(streamed[-1].usage) == expect
+    with djinn.connect(chat_server.address) as client:
+        generation = client.model("stories-7m").generate(prompt, 3, temperature=0)
+    assert generation.cached_tokens == expect
+    # Choices of one prompt share it, and the prompt counts once.
+    several = complete(ai, prompt=prompt, n=3, temperature=1.0)
+    assert cached(several.usage) == expect
+    counters = metrics(chat_server)
+    assert 'djinn_prefix_hits_total{model="stories-7m"}' in counters
+
+
+def test_the_prefix_cache_can_be_turned_off():
+    prompt = "Once upon a time there was " + "a cat and " * 20
+    with (
+        Server("--model", STORIES, "--prefix-cache", "off") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai,
+    ):
+        for _ in range(2):
+            assert cached(complete(ai, prompt=prompt).usage) == 0
+
+
 def test_stop(ai):
     whole = complete(ai, max_tokens=40).choices[0].text
     stop = whole[20:26]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use djinn_engine::KvMemory;
+use djinn_engine::{KvMemory, PrefixCacheSettings};
 use djinn_server::{
     InProcessConnector, LoadOptions, OperationSettings, ServedModel, ServerConfig, ServerLimits,
 };
@@ -77,6 +77,7 @@ fn config(home: &std::path::Path) -> ServerConfig {
             ..MemorySettings::default()
         },
         kv: KvMemory::default(),
+        prefix_cache: PrefixCacheSettings::default(),
         models: vec![ServedModel {
             name: "m".to_owned(),
             reference: fixtures::model_folder().to_string_lossy().into_owned(),

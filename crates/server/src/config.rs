@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use djinn_device::Backend;
-use djinn_engine::KvMemory;
+use djinn_engine::{KvMemory, PrefixCacheSettings};
 use djinn_types::KvDtype;
 use djinn_weights::MemorySettings;
 
@@ -23,6 +23,9 @@ pub struct ServerConfig {
     pub memory: MemorySettings,
     /// Memory for KV pages by tier.
     pub kv: KvMemory,
+    /// Which requests share the KV pages of equal beginnings, and how many pages stay after the
+    /// requests that computed them.
+    pub prefix_cache: PrefixCacheSettings,
     /// Models to load at the start.
     pub models: Vec<ServedModel>,
     /// Load options of models that do not set their own.

@@ -91,6 +91,7 @@ class Turn:
                 pieces=pieces,
                 finish=event.finished.why,
                 prompt_tokens=self._opened.prompt_tokens,
+                cached_tokens=event.finished.cached_tokens,
                 seed=self._opened.seed,
                 session=self.session,
                 kept=event.finished.kept,

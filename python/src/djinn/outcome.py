@@ -69,6 +69,8 @@ class Generation:
     """Reason: ``length``, ``context``, ``eos``, ``stop``, ``not-a-number``, ``deadline`` or ``lease``."""
     prompt_tokens: int
     """Number of tokens in the prompt."""
+    cached_tokens: int
+    """Number of tokens that the prefix cache had, so that the turn did not compute them."""
     seed: int
     """Seed of the sampler; the same seed gives the same text."""
     session: str

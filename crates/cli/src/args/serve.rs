@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use djinn_server::{LoadOptions, ServedModel, check_name, default_name};
 use djinn_types::{ParseKvDtypeError, Size};
 
@@ -138,6 +138,19 @@ pub struct ServeArgs {
         default_value = "64GB"
     )]
     pub spill_size: Size,
+    /// Memory for KV pages of ended requests, in all tiers together, or off [default: all that sessions leave
+    /// free]
+    #[arg(long, help_heading = "Memory", value_name = "SIZE|off")]
+    pub prefix_cache: Option<PrefixCacheArg>,
+    /// Requests that share KV pages of equal prompts: of one owner, or of all. `all` lets owners find out by
+    /// the time of an answer which prompts others have sent
+    #[arg(
+        long,
+        help_heading = "Memory",
+        value_name = "WHO",
+        default_value = "owner"
+    )]
+    pub share_prefixes: ShareArg,
 
     /// Folder for sessions, so that they continue after a restart [default: sessions end with the process]
     #[arg(long, help_heading = "Sessions", value_name = "DIR")]
@@ -269,7 +282,7 @@ pub struct ServeArgs {
 }
 
 /// Value of `--log-format`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Lines for people.
     Text,
@@ -280,6 +293,38 @@ pub enum LogFormat {
 /// Value of `--model`: a model and its limits.
 #[derive(Clone, Debug)]
 pub struct ModelFlag(pub ServedModel);
+
+/// Owners whose requests share KV pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShareArg {
+    /// Requests of one owner.
+    Owner,
+    /// Requests of all owners.
+    All,
+}
+
+/// Memory for KV pages of ended requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefixCacheArg {
+    /// Pages leave with the last request that holds them.
+    Off,
+    /// Largest size of all pages together.
+    Limit(Size),
+}
+
+impl FromStr for PrefixCacheArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(PrefixCacheArg::Off),
+            size => match size.parse() {
+                Ok(size) => Ok(PrefixCacheArg::Limit(size)),
+                Err(error) => Err(format!("{error}; or off")),
+            },
+        }
+    }
+}
 
 impl FromStr for ModelFlag {
     type Err = String;

@@ -9,7 +9,8 @@ use std::{
 use djinn_analysis::loaded_info;
 use djinn_client::{Client, Options, v1};
 use djinn_engine::{
-    Blueprint, KvMemory, RestoreScope, SavedState, SessionId, Settings, StateFolder,
+    Blueprint, KvMemory, PrefixCacheSettings, RestoreScope, SavedState, SessionId, Settings,
+    StateFolder,
 };
 use djinn_model::Model;
 use djinn_server::{
@@ -249,6 +250,7 @@ fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> Serve
         backend: Arc::clone(&resolved.device.backend),
         memory: resolved.memory,
         kv: KvMemory::default(),
+        prefix_cache: PrefixCacheSettings::default(),
         models: vec![ServedModel {
             name: name.unwrap_or_else(|| "model".to_owned()),
             reference,

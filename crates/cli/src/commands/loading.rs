@@ -1,6 +1,6 @@
 //! Loading a model: checks of its blueprint, notes for the user, progress.
 
-use djinn_engine::{Blueprint, Engine};
+use djinn_engine::{Blueprint, Engine, PrefixCacheSettings};
 use djinn_model::Model;
 use djinn_terminal::Failure;
 
@@ -15,9 +15,11 @@ pub fn load(
     check_and_describe(resolved, &model, &blueprint)?;
     let loading = Loading::new(&model.name);
     let backend = resolved.backend();
-    Ok(Engine::load(model, backend, blueprint, &mut |progress| {
+    let mut engine = Engine::load(model, backend, blueprint, &mut |progress| {
         loading.update(progress);
-    })?)
+    })?;
+    engine.set_prefix_cache(PrefixCacheSettings::OFF);
+    Ok(engine)
 }
 
 /// Checks that a blueprint fits this machine. Prints which weights stay in memory, which stream, and which

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use djinn_device::DeviceName;
-use djinn_engine::{KvMemory, SpillConfig};
+use djinn_engine::{KvMemory, PrefixCacheSettings, SharePrefixes, SpillConfig};
 use djinn_server::{
     LoadOptions, OperationSettings, Running, ServeError, ServedModel, ServerConfig, ServerLimits,
     TlsFiles, TraceExporter,
@@ -12,7 +12,7 @@ use djinn_terminal::{Failure, say};
 use djinn_types::Size;
 
 use crate::{
-    args::{LogFormat, ServeArgs, Setting, serve_settings},
+    args::{LogFormat, PrefixCacheArg, ServeArgs, Setting, ShareArg, serve_settings},
     bundled,
 };
 
@@ -171,6 +171,17 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
                 folder,
                 bytes: args.spill_size.0,
             }),
+        },
+        prefix_cache: PrefixCacheSettings {
+            share: match args.share_prefixes {
+                ShareArg::Owner => SharePrefixes::Owner,
+                ShareArg::All => SharePrefixes::All,
+            },
+            limit: match args.prefix_cache {
+                None => None,
+                Some(PrefixCacheArg::Off) => Some(0),
+                Some(PrefixCacheArg::Limit(size)) => Some(size.0),
+            },
         },
         models: match args.model.is_empty() {
             true => vec![bundled_model()?],

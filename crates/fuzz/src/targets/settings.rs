@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use djinn_engine::KvMemory;
+use djinn_engine::{KvMemory, PrefixCacheSettings};
 use djinn_eval::EvalConfig;
 use djinn_server::{LoadOptions, OperationSettings, ServerConfig, ServerLimits};
 use djinn_weights::MemorySettings;
@@ -48,6 +48,7 @@ fn read_keys(text: &str) {
         backend: fixtures::backend(),
         memory: MemorySettings::default(),
         kv: KvMemory::default(),
+        prefix_cache: PrefixCacheSettings::default(),
         models: Vec::new(),
         layout: LoadOptions::default(),
         model_dirs: Vec::new(),

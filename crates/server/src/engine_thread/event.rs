@@ -41,7 +41,7 @@ pub enum SessionEvent {
         text: String,
         /// Number of tokens that the session has generated.
         generated: usize,
-        /// Number of the session's tokens that the prefix cache had.
+        /// Number of tokens that the prefix cache had, since the turn began.
         cached: usize,
         /// Whether the session is kept and accepts another turn.
         kept: bool,

@@ -281,7 +281,7 @@ impl Worker {
             pages: self.engine.kv_usage(),
             paged: self.paged,
             sessions,
-            adopted: self.engine.prefix_tokens_reused() as u64,
+            prefix: self.engine.prefix_cache_stats(),
             waiting: self.waiting.len() as u64,
         });
         (self.published, self.has_news) = (Instant::now(), is_incomplete);

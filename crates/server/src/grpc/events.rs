@@ -78,11 +78,12 @@ impl EventMessages {
                 failure,
                 text,
                 generated,
+                cached,
                 kept,
-                ..
-            } => self
-                .pending
-                .push_back(finished(Some(finish), failure, text, generated, kept)),
+            } => {
+                let what = finished(Some(finish), failure, text, generated, cached, kept);
+                self.pending.push_back(what);
+            }
             SessionEvent::Replaced => return Err(ServeError::Replaced),
             SessionEvent::Interrupted(error) => return Err(error),
         }
@@ -127,6 +128,7 @@ pub fn finished(
     failure: Option<SessionFailure>,
     text: String,
     generated: usize,
+    cached: usize,
     kept: bool,
 ) -> v1::Event {
     message(v1::event::What::Finished(v1::Finished {
@@ -135,6 +137,7 @@ pub fn finished(
         text,
         generated: generated as u64,
         kept,
+        cached_tokens: cached as u64,
     }))
 }
 

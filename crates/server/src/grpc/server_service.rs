@@ -134,6 +134,7 @@ fn model_status(model: v1::Model, reading: Option<&ModelReading>) -> v1::ModelSt
     let tier = |pages: TierUsage| {
         Some(v1::TierPages {
             used: pages.used as u64,
+            cached: pages.cached as u64,
             total: pages.total as u64,
             page_bytes: reading.page_bytes,
             page_tokens: reading.page_tokens,
@@ -157,6 +158,8 @@ fn model_status(model: v1::Model, reading: Option<&ModelReading>) -> v1::ModelSt
         sessions: sessions
             .map(|(state, count)| ((*state).to_owned(), *count))
             .collect(),
-        adopted_tokens: snapshot.adopted,
+        adopted_tokens: snapshot.prefix.tokens_reused as u64,
+        prefix_lookups: snapshot.prefix.lookups as u64,
+        prefix_hits: snapshot.prefix.hits as u64,
     }
 }

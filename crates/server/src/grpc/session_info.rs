@@ -113,7 +113,7 @@ pub async fn follow(
     match (&turn, paused) {
         (Some(_), _) => {}
         (None, Some(paused)) => messages.push(message(What::Paused(paused))),
-        (None, None) => messages.push(finished(finish, None, String::new(), generated, true)),
+        (None, None) => messages.push(finished(finish, None, String::new(), generated, 0, true)),
     }
     let tokenizer = model.tokenizer.clone();
     Ok(EventMessages::new(messages, turn, tokenizer, caller))

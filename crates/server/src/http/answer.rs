@@ -15,6 +15,7 @@ use super::{
     djinn,
     error::HttpResult,
     logprobs::{chat_logprobs, completion_logprobs},
+    prompts::PromptTokens,
 };
 use crate::{
     ServeError,
@@ -99,8 +100,8 @@ pub struct PendingAnswer {
     pub turns: Vec<TurnStream>,
     /// Prompt text that precedes each choice, for `echo`; empty otherwise.
     pub echo: Vec<String>,
-    /// Number of tokens in all prompts.
-    pub prompt_tokens: usize,
+    /// Number of tokens of each prompt.
+    pub prompts: PromptTokens,
     /// Whether to report log-probabilities.
     pub logprobs: bool,
     /// Whether to report token ids.
@@ -118,7 +119,7 @@ impl PendingAnswer {
             head,
             turns,
             echo,
-            prompt_tokens,
+            prompts,
             logprobs,
             token_ids,
             session,
@@ -131,7 +132,7 @@ impl PendingAnswer {
             let whole = WholeAnswer {
                 head,
                 echo,
-                prompt_tokens,
+                prompts,
                 logprobs,
                 token_ids,
                 session,
@@ -148,7 +149,7 @@ impl PendingAnswer {
 struct WholeAnswer {
     head: AnswerHead,
     echo: Vec<String>,
-    prompt_tokens: usize,
+    prompts: PromptTokens,
     logprobs: bool,
     token_ids: bool,
     session: Option<String>,
@@ -157,6 +158,8 @@ struct WholeAnswer {
 impl WholeAnswer {
     fn json(self, tokenizer: &ChatTokenizer, mut choices: Vec<AnswerChoice>) -> Value {
         let completion_tokens: usize = choices.iter().map(|choice| choice.tokens.len()).sum();
+        let cached: Vec<usize> = choices.iter().map(|choice| choice.cached).collect();
+        let usage = self.prompts.usage(&cached, completion_tokens);
         // If there is only one choice, its captures belong to the whole answer.
         let captured = match &mut choices[..] {
             [only] => std::mem::take(&mut only.captured),
@@ -167,7 +170,7 @@ impl WholeAnswer {
             .map(|(index, choice)| self.choice_json(tokenizer, index, choice))
             .collect();
         let mut answer = self.head.json(false, choices.into());
-        answer["usage"] = usage(self.prompt_tokens, completion_tokens);
+        answer["usage"] = usage;
         if let Some(fields) = djinn::reply_fields(self.session, captured) {
             answer["djinn"] = fields;
         }
@@ -200,13 +203,4 @@ impl WholeAnswer {
         }
         json
     }
-}
-
-/// Token counts of an answer.
-pub fn usage(prompt: usize, completion: usize) -> Value {
-    json!({
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    })
 }

@@ -18,6 +18,8 @@ pub struct AnswerChoice {
     pub tokens: Vec<u32>,
     /// Log-probabilities of each token and its alternatives, if requested.
     pub logprobs: Vec<Vec<Logprob>>,
+    /// Number of tokens that the prefix cache had.
+    pub cached: usize,
     /// Reason for the end of the turn; `None` until it ends.
     pub finish: Option<Finish>,
     /// Captures by hook.
@@ -64,9 +66,11 @@ impl AnswerChoice {
                 finish,
                 failure,
                 text,
+                cached,
                 ..
             } => {
                 check_finish(finish, failure)?;
+                self.cached = cached;
                 self.text.push_str(&text);
                 self.finish = Some(finish);
             }

@@ -6,6 +6,7 @@ use super::{
     answer::{AnswerHead, ApiKind, PendingAnswer},
     djinn::DjinnFields,
     error::HttpResult,
+    prompts::PromptTokens,
     stream,
     types::CommonFields,
 };
@@ -65,9 +66,9 @@ pub async fn generate(app: &App, caller: Caller, job: GenerationJob) -> HttpResu
         )
         .into());
     }
-    let prompt_tokens = job.prompts.iter().map(|prompt| prompt.len()).sum();
+    let prompts = PromptTokens::new(job.prompts.iter().map(|prompt| prompt.len()), choices);
     caller.context.set_model(&job.model.name);
-    caller.context.add_prompt_tokens(prompt_tokens);
+    caller.context.add_prompt_tokens(prompts.total());
     let turns = match &fields.session {
         Some(session) => vec![continue_session(app, &caller, &job, session, &fields).await?],
         None => open_sessions(app, &caller, &job, fields).await?,
@@ -78,7 +79,7 @@ pub async fn generate(app: &App, caller: Caller, job: GenerationJob) -> HttpResu
         session: kept.then(|| session_name(&turns[0].model, turns[0].id)),
         turns,
         echo: job.echo.iter().flat_map(repeat).collect(),
-        prompt_tokens,
+        prompts,
         logprobs: job.logprobs.is_some(),
         token_ids: job.common.return_token_ids.unwrap_or(false),
         caller,

@@ -11,6 +11,7 @@ mod generate;
 mod info;
 mod logprobs;
 mod openapi;
+mod prompts;
 mod responses;
 mod stream;
 mod types;

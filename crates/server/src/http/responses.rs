@@ -101,6 +101,15 @@ pub struct TokenUsage {
     pub completion_tokens: usize,
     /// Sum of both.
     pub total_tokens: usize,
+    /// Details of the prompt tokens.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// Details of the prompt tokens of an answer.
+#[derive(Serialize, ToSchema)]
+pub struct PromptTokensDetails {
+    /// Prompt tokens that were not computed because the prefix cache had their keys and values.
+    pub cached_tokens: usize,
 }
 
 /// Fields of an answer that only Djinn has.

@@ -21,10 +21,11 @@ use futures_util::{
 use serde_json::{Value, json};
 
 use super::{
-    answer::{AnswerHead, ApiKind, PendingAnswer, usage},
+    answer::{AnswerHead, ApiKind, PendingAnswer},
     choice::{check_finish, finish_reason, paused_error},
     djinn,
     error::error_json,
+    prompts::PromptTokens,
 };
 use crate::{
     ServeError,
@@ -64,7 +65,8 @@ pub fn respond(answer: PendingAnswer, wants_usage: bool) -> Response {
         logprobs: answer.logprobs,
         token_ids: answer.token_ids,
         wants_usage,
-        prompt_tokens: answer.prompt_tokens,
+        prompts: answer.prompts,
+        cached: vec![0; count],
         completion_tokens: 0,
         captured: vec![BTreeMap::new(); count],
         pending,
@@ -86,7 +88,9 @@ struct SseStream {
     logprobs: bool,
     token_ids: bool,
     wants_usage: bool,
-    prompt_tokens: usize,
+    prompts: PromptTokens,
+    /// Number of tokens that each choice found in the prefix cache.
+    cached: Vec<usize>,
     completion_tokens: usize,
     /// Captures of each choice.
     captured: Vec<BTreeMap<String, Tensor>>,
@@ -134,9 +138,11 @@ impl SseStream {
                 finish,
                 failure,
                 text,
+                cached,
                 ..
             } => {
                 check_finish(finish, failure)?;
+                self.cached[index] = cached;
                 let rest = match (self.head.api, text.is_empty()) {
                     (ApiKind::Chat, true) => json!({}),
                     _ => text.into(),
@@ -195,7 +201,7 @@ impl SseStream {
         }
         if self.wants_usage {
             let mut last = self.head.json(true, json!([]));
-            last["usage"] = usage(self.prompt_tokens, self.completion_tokens);
+            last["usage"] = self.prompts.usage(&self.cached, self.completion_tokens);
             self.pending.push_back(data(&last));
         }
         self.pending.push_back(Event::default().data("[DONE]"));

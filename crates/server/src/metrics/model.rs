@@ -105,7 +105,42 @@ const METRICS: &[ModelMetric] = &[
         "Prompt tokens taken from the prefix cache",
         true,
         |r, add| {
-            add(&[], r.snapshot.adopted as f64);
+            add(&[], r.snapshot.prefix.tokens_reused as f64);
+        },
+    ),
+    (
+        "prefix_lookups",
+        "Prompts looked up in the prefix cache",
+        true,
+        |r, add| {
+            add(&[], r.snapshot.prefix.lookups as f64);
+        },
+    ),
+    (
+        "prefix_hits",
+        "Prompts of which the prefix cache had a part",
+        true,
+        |r, add| {
+            add(&[], r.snapshot.prefix.hits as f64);
+        },
+    ),
+    (
+        "prefix_evicted_pages",
+        "Pages that left the prefix cache because their room was needed",
+        true,
+        |r, add| {
+            add(&[], r.snapshot.prefix.pages_evicted as f64);
+        },
+    ),
+    (
+        "prefix_cache_bytes",
+        "Bytes of pages that only the prefix cache holds; they count as free",
+        false,
+        |r, add| {
+            let prefix = &r.snapshot.prefix;
+            add(&[("tier", "device")], prefix.device_bytes as f64);
+            add(&[("tier", "host")], prefix.host_bytes as f64);
+            add(&[("tier", "disk")], prefix.disk_bytes as f64);
         },
     ),
     ("pass_seconds", "Time spent in passes", true, |r, add| {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use djinn_engine::{KvUsage, PagingStats};
+use djinn_engine::{KvUsage, PagingStats, PrefixCacheStats};
 use djinn_weights::PassStats;
 
 /// Totals over all passes since the model was loaded.
@@ -51,8 +51,8 @@ pub struct EngineSnapshot {
     pub paged: PagingStats,
     /// Number of sessions by state.
     pub sessions: BTreeMap<&'static str, u64>,
-    /// Prompt tokens taken from the prefix cache instead of being computed.
-    pub adopted: u64,
+    /// Numbers of the prefix cache.
+    pub prefix: PrefixCacheStats,
     /// Number of requests that wait for a free session.
     pub waiting: u64,
 }

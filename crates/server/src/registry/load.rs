@@ -108,6 +108,7 @@ impl ModelLoader {
             preset.inspect(|preset| (preset.progress)(loaded));
         };
         let mut engine = Engine::load(model, backend, blueprint, &mut progress)?;
+        engine.set_prefix_cache(self.config.prefix_cache);
         if let Some(open) = preset.and_then(|preset| preset.open_state.as_ref()) {
             let (state, scope) = open()?;
             let restored = engine.attach_state(state, scope)?;

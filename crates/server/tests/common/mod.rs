@@ -14,7 +14,7 @@ use std::{
 };
 
 use djinn_device::cpu::CpuBackend;
-use djinn_engine::KvMemory;
+use djinn_engine::{KvMemory, PrefixCacheSettings};
 use djinn_server::{LoadOptions, OperationSettings, ServedModel, ServerConfig, ServerLimits};
 use djinn_weights::MemorySettings;
 use serde_json::Value;
@@ -55,6 +55,7 @@ pub fn config(home: &Path) -> ServerConfig {
             ..MemorySettings::default()
         },
         kv: KvMemory::default(),
+        prefix_cache: PrefixCacheSettings::default(),
         models: vec![stories()],
         layout: LoadOptions {
             context: Some(256),

@@ -56,6 +56,8 @@ pub struct ModelFigures {
     pub sessions: BTreeMap<String, u64>,
     /// Prompt tokens found in the prefix cache since the model was loaded.
     pub adopted: u64,
+    /// Share of prompts of which the prefix cache had a part, since the model was loaded.
+    pub prefix_hits: f64,
 }
 
 /// KV pages in one tier.
@@ -68,6 +70,8 @@ pub struct TierFigures {
     pub room: u64,
     /// Bytes of the pages in use.
     pub bytes: u64,
+    /// Number of pages that only the prefix cache holds.
+    pub cached: u64,
 }
 
 /// Name of a model's load state.
@@ -153,6 +157,7 @@ impl ModelFigures {
             paged_in: rate(more(now.paged_in_bytes, was.paged_in_bytes), over),
             sessions: now.sessions.clone().into_iter().collect(),
             adopted: now.adopted_tokens,
+            prefix_hits: rate(now.prefix_hits as f64, now.prefix_lookups as f64),
             name: model.name,
             routing: model.routing,
         }
@@ -173,6 +178,7 @@ fn tiers(now: &v1::ModelStatus) -> Vec<TierFigures> {
         pages: tier.used,
         room: tier.total,
         bytes: tier.used * tier.page_bytes,
+        cached: tier.cached,
     };
     some.map(tier).collect()
 }
@@ -211,6 +217,7 @@ pub mod tests {
                 total: 10,
                 page_bytes: 1_000_000,
                 page_tokens: 16,
+                cached: 2,
             }),
             sessions: [("running".to_owned(), 2), ("done".to_owned(), 0)].into(),
             ..v1::ModelStatus::default()

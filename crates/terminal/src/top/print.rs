@@ -106,8 +106,10 @@ impl ModelFigures {
             .tiers
             .iter()
             .map(|tier| {
-                let figures =
-                    json!({ "pages": tier.pages, "room_pages": tier.room, "bytes": tier.bytes });
+                let figures = json!({
+                    "pages": tier.pages, "room_pages": tier.room, "bytes": tier.bytes,
+                    "cached_pages": tier.cached,
+                });
                 (tier.name, figures)
             })
             .collect();
@@ -125,6 +127,7 @@ impl ModelFigures {
             "share_of_link": self.link_share, "stalled": self.stalled,
             "paged_out_bytes_per_s": self.paged_out, "paged_in_bytes_per_s": self.paged_in,
             "sessions": self.sessions, "adopted_tokens": self.adopted,
+            "prefix_hits": self.prefix_hits,
         })
     }
 }

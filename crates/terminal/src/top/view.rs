@@ -111,15 +111,19 @@ fn lines(model: &ModelFigures, width: usize) -> Vec<Line<'static>> {
     lines.push(bar("device", &parts, memory.total_bytes, caption, width));
     lines.push(key(&parts));
     for tier in model.tiers.iter().filter(|tier| tier.room > 0) {
-        let part = ("", Color::Yellow, tier.pages);
+        let parts = [
+            ("", Color::Yellow, tier.pages),
+            ("", Color::DarkGray, tier.cached),
+        ];
         let caption = format!(
-            "{} of {} pages · {}",
+            "{} of {} pages, {} cached · {}",
             tier.pages,
             tier.room,
+            tier.cached,
             Size(tier.bytes)
         );
         let label = format!("KV {}", tier.name);
-        lines.push(bar(&label, &[part], tier.room, caption, width));
+        lines.push(bar(&label, &parts, tier.room, caption, width));
     }
     let share = model.link_share.unwrap_or(0.0);
     let link = ("", Color::Cyan, (1000.0 * share) as u64);
@@ -131,12 +135,13 @@ fn lines(model: &ModelFigures, width: usize) -> Vec<Line<'static>> {
     );
     lines.push(bar("link", &[link], 1000, caption, width));
     lines.push(Line::from(format!(
-        "{:LABEL$}{} · paging {}/s out, {}/s in · {} cached tokens",
+        "{:LABEL$}{} · paging {}/s out, {}/s in · {} cached tokens ({:.0} % hits)",
         "sessions",
         model.sessions(),
         Size(model.paged_out as u64),
         Size(model.paged_in as u64),
-        model.adopted
+        model.adopted,
+        100.0 * model.prefix_hits
     )));
     lines.push(Line::from(format!(
         "{:LABEL$}{:.1} a second · {:.1} passes/s · {:.0} % busy",
@@ -202,7 +207,7 @@ mod tests {
         for part in [
             "big · ready",
             "ring 1.00 GB",
-            "3 of 10 pages",
+            "3 of 10 pages, 2 cached",
             "4.00 GB/s",
             "100.0 a second",
         ] {

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use djinn_client::Options;
 use djinn_device::{Backend, DeviceName, host};
-use djinn_engine::KvMemory;
+use djinn_engine::{KvMemory, PrefixCacheSettings};
 use djinn_eval::{EvalConfig, ServerLocation};
 use djinn_server::{LoadOptions, OperationSettings, ServerConfig, ServerLimits};
 use djinn_terminal::Failure;
@@ -104,6 +104,8 @@ pub fn in_process(
         backend,
         memory,
         kv: KvMemory::default(),
+        // Runs of an experiment repeat a prompt and measure its whole time.
+        prefix_cache: PrefixCacheSettings::OFF,
         models: Vec::new(),
         layout: LoadOptions::default(),
         model_dirs: Vec::new(),
