@@ -8,7 +8,7 @@ mod wire;
 
 use std::time::Instant;
 
-use djinn_engine::{Engine, KvMemory, Request};
+use djinn_engine::{Engine, KvMemory, PrefixCacheSettings, Request};
 use djinn_server::LoadOptions;
 use serde_json::{Value, json};
 
@@ -64,6 +64,7 @@ fn in_process(
     let blueprint = djinn_server::draw(&model, target.backend, layout, target.memory, &kv)?;
     let prompt = some_tokens(&model.program, args.context / 4, 1);
     let mut engine = Engine::load(model, target.backend, blueprint, &mut |_| {})?;
+    engine.set_prefix_cache(PrefixCacheSettings::OFF);
     engine.open(Request {
         tokens: prompt.clone(),
         max_tokens: args.timed_tokens(),

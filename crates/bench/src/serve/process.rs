@@ -45,6 +45,7 @@ impl ServedProcess {
             "push-dir",
             args.push.as_ref().map(|_| pushed.display().to_string()),
         );
+        flag("prefix-cache", Some("off".to_owned()));
         flag("patience", Some("60".to_owned()));
         flag(
             "max-connections",

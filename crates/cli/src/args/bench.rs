@@ -12,6 +12,7 @@ use super::{
     device::DeviceArgs,
     model::ModelArgs,
     parse::{at_least_one, gigabytes_per_second, positive_seconds, sessions_per_second},
+    server::ServerArgs,
 };
 
 /// `djinn bench`
@@ -40,6 +41,8 @@ pub enum Bench {
     Decode(BenchDecodeArgs),
     /// Speed of a prompt; on a processor, compared with the gemm crate if it is built in
     Prefill(BenchPrefillArgs),
+    /// First-token time of a prompt that is sent again, with the prefix cache of a server
+    Prefix(BenchPrefixArgs),
     /// Bandwidth for weights: from a model's files, or from host memory to a card
     Link(BenchLinkArgs),
     /// Time of every single operation at the shapes of a model
@@ -91,6 +94,32 @@ pub struct BenchServeArgs {
     /// Also push this folder, twice
     #[arg(long, value_name = "DIR")]
     pub push: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn bench prefix`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sends one prompt several times, through a server in process or the server of --server, and prints the
+time to the first token and the tokens that the prefix cache had. The prompt is new, so the first
+request computes all of it.
+
+Examples:
+  djinn bench prefix --model 'shape:tinyllama-1.1b?layers=4&dtype=bf16'
+  djinn bench prefix --server gpu:5556 --model big --tokens 8000 --json")]
+pub struct BenchPrefixArgs {
+    #[command(flatten)]
+    pub server: ServerArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 1500, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Number of times that the prompt is sent again
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    pub repeat: usize,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

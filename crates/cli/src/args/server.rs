@@ -65,6 +65,9 @@ pub fn with_conflicts(mut cli: Command) -> Command {
             steer.mut_subcommand(name, |command| refuse_local(command, &[], &[]))
         });
     }
+    cli = cli.mut_subcommand("bench", |bench| {
+        bench.mut_subcommand("prefix", |command| refuse_local(command, &[], &[]))
+    });
     let there = "Run the experiment on this server: HOST:PORT, or https://HOST:PORT. A folder is pushed \
                  first; this requires an admin key";
     for name in [

@@ -4,19 +4,22 @@ use std::cell::OnceCell;
 
 use djinn_bench::{
     BenchError, BenchHost, BenchReport, BenchTarget, DecodeOptions, HookOptions, LinkOptions,
-    OperationOptions, PrefillOptions, RestoreOptions, ServeOptions, SessionLoadOptions,
-    StreamOptions,
+    OperationOptions, PrefillOptions, PrefixOptions, RestoreOptions, ServeOptions,
+    SessionLoadOptions, StreamOptions,
 };
 use djinn_device::{ChosenDevice, DeviceName};
-use djinn_engine::{Blueprint, Engine};
+use djinn_engine::{Blueprint, Engine, Settings};
 use djinn_model::Model;
 use djinn_terminal::{Failure, say, say_json};
 
-use super::loading;
+use super::{
+    connection::{LocalEngine, on_model},
+    loading,
+};
 use crate::{
     args::{
-        Bench, BenchArgs, BenchLinkArgs, BenchMemoryArgs, BenchOperationsArgs, BenchServeArgs,
-        BenchSessionsArgs, ModelArgs, ResolvedModel,
+        Bench, BenchArgs, BenchLinkArgs, BenchMemoryArgs, BenchOperationsArgs, BenchPrefixArgs,
+        BenchServeArgs, BenchSessionsArgs, ModelArgs, ResolvedModel,
     },
     bundled,
     progress::Spinner,
@@ -45,6 +48,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
             let report = on_target(&args.model, |target| djinn_bench::prefill(&options, target))?;
             print(report, args.json)
         }
+        Bench::Prefix(args) => print(prefix(&args)?, args.json),
         Bench::Stream(args) => {
             let options = StreamOptions {
                 repeat: args.repeat,
@@ -154,6 +158,23 @@ fn host_error(failure: Failure) -> BenchError {
         Failure::Message(message) => BenchError::Host(message),
         other => BenchError::Host(format!("{other:?}")),
     }
+}
+
+fn prefix(args: &BenchPrefixArgs) -> Result<BenchReport, Failure> {
+    let options = PrefixOptions {
+        tokens: args.tokens,
+        repeat: args.repeat,
+    };
+    let (context, rows) = (args.tokens + 1, args.model.rows);
+    let settings = move |model: &Model| {
+        let settings = Settings::for_sessions(&model.program, 1, context, rows);
+        settings.map_err(Failure::from)
+    };
+    let engine = LocalEngine::new(Box::new(settings));
+    on_model(&args.server, &args.model, engine, async |connection| {
+        let info = connection.model_info().await?;
+        Ok(djinn_bench::prefix(&options, &connection.model, &info).await?)
+    })
 }
 
 fn memory(args: &BenchMemoryArgs) -> Result<BenchReport, Failure> {
