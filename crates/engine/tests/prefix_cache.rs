@@ -291,7 +291,7 @@ fn random_requests_give_the_bits_of_an_engine_without_a_cache() {
     for round in 0..6u64 {
         let mut random = Random(round);
         let (mut requests, mut expect, mut past) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..40 {
+        for _ in 0..28 {
             let request = random_request(&folder, &mut random, &past);
             let found = expected(&mut alone, &request);
             past.push((request.tokens.clone(), found.0.clone()));
@@ -339,9 +339,9 @@ fn random_requests_give_the_bits_of_an_engine_without_a_cache() {
         engine.set_prefix_cache(PrefixCacheSettings { share, limit });
         run_randomly(&mut engine, &requests, &expect, &mut random);
         let stats = engine.prefix_cache_stats();
-        assert!(stats.hits > 5 && stats.pages_evicted > 0, "{stats:?}");
+        assert!(stats.hits > 3 && stats.pages_evicted > 0, "{stats:?}");
         assert!(
-            stats.lookups >= stats.hits && stats.tokens_reused > 200,
+            stats.lookups >= stats.hits && stats.tokens_reused > 100,
             "{stats:?}"
         );
     }
