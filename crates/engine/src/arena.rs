@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use djinn_device::{Draw, KvLayer, View};
+use djinn_kv::{KvRegion, WINDOW_HALVES};
 use djinn_model::program::{Buf, Op, Program, TensorId};
 use djinn_types::DType;
 
@@ -18,8 +19,10 @@ pub struct Footprint {
     pub ring: u64,
     /// Slots for experts that are copied in when chosen.
     pub pool: u64,
-    /// Pages of keys and values.
+    /// Pages of keys and values, and the KV window.
     pub kv: u64,
+    /// KV window, through which pages stream that are not on the device; a part of `kv`.
+    pub kv_window: u64,
     /// Activations and other buffers of a pass.
     pub activations: u64,
     /// Scratch memory of the device's operations.
@@ -57,7 +60,8 @@ pub(crate) struct Arena {
     /// Bytes of all KV pages.
     pub kv_bytes: u64,
     bufs: BTreeMap<Buf, View>,
-    kv: KvLayer,
+    /// Place of the KV pages and the KV window.
+    pub kv: KvRegion,
     /// Memory for [`BatchIds`].
     ids: View,
     /// Number of pages in the block table of a session.
@@ -96,8 +100,9 @@ pub(crate) struct BatchIds {
     pub tokens: View,
     pub positions: View,
     pub sequences: View,
-    /// Block table of each member of the batch.
-    pub tables: View,
+    /// Block table of each member of the batch, for the blocks of each half of the KV window.
+    /// If no page streams through the window, all blocks use the same table.
+    pub tables: [View; WINDOW_HALVES],
     /// Rows that go through the head.
     pub head: View,
     /// Sampling parameters of each row of the head.
@@ -159,9 +164,14 @@ impl Arena {
         let expert_rows = if dims.experts > 0 { rows } else { 0 };
         let chosen = chosen_experts(program);
         let table_pages = settings.table_pages();
+        let tables = match settings.window_pages {
+            0 => 1,
+            _ => WINDOW_HALVES,
+        };
         let ids = settings
             .sessions
             .saturating_mul(table_pages)
+            .saturating_mul(tables)
             .saturating_add(3 * rows + (1 + Draw::WORDS) * settings.logit_rows);
         let pattern_rows = Self::PATTERN_ROWS.min(rows) * dims.heads;
         let read_rows = if read.is_empty() { 0 } else { rows };
@@ -210,23 +220,21 @@ impl Arena {
         self.bufs[&buf].rows(0, rows)
     }
 
-    /// Returns the layer of the KV pages that belongs to a block.
-    pub fn kv(&self, block: usize) -> KvLayer {
-        KvLayer {
-            offset: self.kv.offset + block as u64 * self.kv.layer_bytes(),
-            ..self.kv
-        }
-    }
-
-    /// Lays out the inputs of a batch side by side, so that one upload copies them.
-    pub fn ids(&self, rows: usize, members: usize, head: usize) -> BatchIds {
+    /// Lays out the inputs of a batch side by side, so that one upload copies them. If pages
+    /// stream through the KV window, each half of the window has its block tables.
+    pub fn ids(&self, rows: usize, members: usize, head: usize, streams: bool) -> BatchIds {
         let mut end = 0;
         let mut take = |count: usize| {
             end += count;
             self.ids.rows(end - count, count)
         };
         let [tokens, positions, sequences] = [rows; 3].map(&mut take);
-        let tables = take(members * self.table_pages).reshaped(self.table_pages);
+        let mut tables = || take(members * self.table_pages).reshaped(self.table_pages);
+        let first = tables();
+        let tables = match streams {
+            true => [first, tables()],
+            false => [first; WINDOW_HALVES],
+        };
         let (head, draws) = (take(head), take(head * Draw::WORDS));
         BatchIds {
             all: self.ids.rows(0, end),
@@ -264,10 +272,10 @@ fn lay_out_kv(
     settings: &Settings,
     dtype: DType,
     layout: &mut SlabLayout,
-) -> KvLayer {
+) -> KvRegion {
     let dims = &program.dims;
-    let mut kv = KvLayer {
-        offset: 0,
+    let layer = KvLayer {
+        offset: layout.bytes(),
         page_bytes: 0,
         pages: settings.pages,
         page_tokens: settings.page_tokens,
@@ -275,11 +283,8 @@ fn lay_out_kv(
         d_head: dims.d_head,
         dtype,
     };
-    let page_bytes = kv.layer_bytes().saturating_mul(dims.blocks as u64);
-    kv.page_bytes = page_bytes
-        .checked_next_multiple_of(SlabLayout::ALIGN)
-        .unwrap_or(u64::MAX);
-    kv.offset = layout.take(kv.page_bytes.saturating_mul(settings.pages as u64));
+    let kv = KvRegion::new(layer, dims.blocks, settings.window_pages);
+    layout.take(kv.bytes());
     kv
 }
 

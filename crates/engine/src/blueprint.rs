@@ -69,7 +69,7 @@ impl Blueprint {
         let link = LinkSettings::resolve(&memory, backend.tier())?;
         let limits = pass_limits(program, &settings);
         let driver = |pieces: &Pieces, arena: &Arena| {
-            let pages = settings.host_pages as u64 * arena.kv(0).page_bytes;
+            let pages = settings.host_pages as u64 * arena.kv.page_bytes();
             let known = backend.host_tables(pieces.stream_bytes() + pages);
             backend.overhead() + known + backend.graph_bytes(settings.sessions)
         };
@@ -92,6 +92,7 @@ impl Blueprint {
             ring: weights.plan().ring.bytes,
             pool: weights.pool_bytes(),
             kv: arena.kv_bytes,
+            kv_window: arena.kv.window_bytes(),
             activations: arena.bytes() - arena.kv_bytes,
             scratch: backend.scratch_bytes(limits),
             driver: driver(pieces, &arena),
@@ -155,7 +156,7 @@ impl Blueprint {
 
     /// Bytes of a KV page with all its layers.
     pub fn page_bytes(&self) -> u64 {
-        self.arena.kv(0).page_bytes
+        self.arena.kv.page_bytes()
     }
 
     /// Limits of the passes that the device is opened for.

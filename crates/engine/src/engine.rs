@@ -72,9 +72,8 @@ impl Engine {
             folder,
             pages: settings.disk_pages,
         });
-        let (device, kv) = (executor.device(), blueprint.arena.kv(0));
-        let blocks = model.program.dims.blocks;
-        let pager = Pager::new(device, kv, blocks, settings.host_pages, disk)?;
+        let (device, kv) = (executor.device(), blueprint.arena.kv);
+        let pager = Pager::new(device, kv, settings.host_pages, disk)?;
         let ring = &blueprint.plan().ring;
         let limits = SelectionLimits {
             pass: BatchLimits {

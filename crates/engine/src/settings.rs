@@ -22,6 +22,9 @@ pub struct Settings {
     pub context: usize,
     /// Number of KV pages on the device.
     pub pages: usize,
+    /// Number of pages of a pass that stream through the KV window because they are not on the
+    /// device; 0 without a window. The keys and values of a session may then exceed the device.
+    pub window_pages: usize,
     /// Number of KV pages in host memory, for sessions that do not run now.
     pub host_pages: usize,
     /// Number of KV pages on disk, for pages that host memory has no room for.
@@ -71,6 +74,7 @@ impl Settings {
             sessions,
             open: sessions,
             context,
+            window_pages: 0,
             host_pages: 0,
             disk_pages: 0,
             pages: lengths().map(|n| n.div_ceil(Self::PAGE_TOKENS)).sum(),
@@ -93,6 +97,7 @@ impl Settings {
             sessions,
             open: sessions,
             context,
+            window_pages: 0,
             host_pages: 0,
             disk_pages: 0,
             pages: sessions.saturating_mul(context.div_ceil(Self::PAGE_TOKENS)),

@@ -22,6 +22,7 @@ mod page_table;
 mod pager;
 mod pages;
 mod prefix_index;
+mod region;
 mod spill_file;
 mod spill_threads;
 
@@ -31,9 +32,10 @@ pub use frames::{Frame, FramePool, OutOfPages};
 pub use page::{DiskDirection, PageCopy, PageId};
 pub use page_table::PageTable;
 pub use pager::{
-    DeviceCopier, DiskTier, FailedDiskTransfer, Granularity, KvUsage, PageCopier, Pager,
-    PagingStats, PendingPages, TierUsage, Traffic,
+    DeviceCopier, DiskTier, FailedDiskTransfer, Granularity, KvUsage, PageCopier, PageStream,
+    Pager, PagingStats, PendingPages, TierUsage, Traffic, WindowCopy,
 };
 pub use pages::{CachedPageStats, Pages, WritePlan};
 pub use prefix_index::PageContent;
+pub use region::{KvRegion, WINDOW_HALVES};
 pub use spill_file::SpillFile;

@@ -108,7 +108,7 @@ impl Transfers for CudaDevice {
                 dstHost: std::ptr::null_mut(),
                 dstDevice: target.addr() as u64,
                 dstArray: std::ptr::null_mut(),
-                dstPitch: run.stride as usize,
+                dstPitch: run.slab_stride as usize,
                 WidthInBytes: run.first.bytes as usize,
                 Height: run.count,
             };

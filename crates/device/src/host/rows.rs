@@ -1,16 +1,18 @@
-//! Rows of bytes with equal strides in host memory and in a slab.
+//! Rows of bytes at regular distances in host memory and in a slab.
 
 use crate::Span;
 
-/// Rows of bytes to copy from host memory to a slab, `stride` bytes apart on both sides.
+/// Rows of bytes to copy from host memory to a slab, at regular distances on each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRows {
     /// Offset of the first row in host memory.
     pub from: u64,
     /// Span of the first row in the slab.
     pub first: Span,
-    /// Bytes from one row to the next.
+    /// Bytes from one row to the next in host memory.
     pub stride: u64,
+    /// Bytes from one row to the next in the slab.
+    pub slab_stride: u64,
     /// Number of rows.
     pub count: usize,
 }
@@ -19,7 +21,7 @@ impl HostRows {
     /// Offset in host memory and span in the slab of each row.
     pub(crate) fn each(self) -> impl Iterator<Item = (u64, Span)> {
         (0..self.count as u64).map(move |row| {
-            let offset = self.first.offset + row * self.stride;
+            let offset = self.first.offset + row * self.slab_stride;
             (
                 self.from + row * self.stride,
                 Span {
@@ -32,18 +34,16 @@ impl HostRows {
 
     /// Spans from the first byte to the last, in host memory and in the slab.
     pub(crate) fn spans(self) -> (Span, Span) {
-        let bytes = (self.count as u64 - 1) * self.stride + self.first.bytes;
+        let bytes = |stride: u64| (self.count as u64 - 1) * stride + self.first.bytes;
         let from = Span {
             offset: self.from,
-            bytes,
+            bytes: bytes(self.stride),
         };
-        (
-            from,
-            Span {
-                bytes,
-                ..self.first
-            },
-        )
+        let to = Span {
+            bytes: bytes(self.slab_stride),
+            ..self.first
+        };
+        (from, to)
     }
 
     /// Splits the rows into parts that each lie in one granule of host memory. A row that
@@ -83,6 +83,7 @@ mod tests {
                 bytes: 4,
             },
             stride: 10,
+            slab_stride: 6,
             count: 12,
         };
         for granule in [5, 25, 50, 1000] {
@@ -92,10 +93,11 @@ mod tests {
             for part in parts.iter().filter(|part| part.count > 1) {
                 let (from, to) = part.spans();
                 assert_eq!(from.offset / granule, (from.end() - 1) / granule);
-                assert_eq!(from.bytes, to.bytes);
+                let gaps = part.count as u64 - 1;
+                assert_eq!(from.bytes - 10 * gaps, to.bytes - 6 * gaps);
             }
         }
         assert_eq!(rows.in_granules(1000).len(), 1);
-        assert_eq!(rows.spans().1.end(), 1000 + 110 + 4);
+        assert_eq!(rows.spans().1.end(), 1000 + 66 + 4);
     }
 }

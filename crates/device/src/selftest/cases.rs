@@ -453,7 +453,7 @@ fn paging(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
             // The host slab is dropped at the end of this closure.
             device.wait_here(&back)
         })?;
-        // Copies in every second row, and then copies it to the row that follows.
+        // Copies every third row of host memory to every second row, and then to the row that follows.
         let from = pair.floats(DType::F32, rows, cols, 0)?;
         let to = pair.poisoned(2 * rows, cols, 0)?;
         let row = from.rows(0, 1).span();
@@ -464,19 +464,20 @@ fn paging(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
             to,
             report,
             |device| {
-                let host = device.host_slab(2 * span.bytes)?;
+                let host = device.host_slab(3 * rows as u64 * row.bytes)?;
                 host.seal()?;
                 let written = device.record(Stream::Compute)?;
                 device.wait(Stream::PageOut, &written)?;
                 for (at, part) in (0..).zip((0..rows).map(|at| from.rows(at, 1).span())) {
-                    device.copy_out(Stream::PageOut, part, &host, 2 * at * row.bytes)?;
+                    device.copy_out(Stream::PageOut, part, &host, 3 * at * row.bytes)?;
                 }
                 let sent = device.record(Stream::PageOut)?;
                 device.wait(Stream::PageIn, &sent)?;
                 let all = HostRows {
                     from: 0,
                     first: to.rows(0, 1).span(),
-                    stride: 2 * row.bytes,
+                    stride: 3 * row.bytes,
+                    slab_stride: 2 * row.bytes,
                     count: rows,
                 };
                 device.copy_in_rows(Stream::PageIn, &host, all)?;

@@ -1,6 +1,7 @@
 //! Attention, with captures and edits of its pattern.
 
 use djinn_device::{Attention, KvLayer, Phase, Qkv, Rotation, Rows, View};
+use djinn_kv::KvRegion;
 use djinn_model::{Site, program::Buf};
 
 use super::{
@@ -13,6 +14,7 @@ use crate::{EngineError, arena::Arena, executor::batch::RowSpan};
 /// Attention of one block in a pass.
 #[derive(Clone, Copy)]
 struct AttentionLayer {
+    block: usize,
     site: Site,
     kv: KvLayer,
     how: Attention,
@@ -33,9 +35,11 @@ impl Pass<'_> {
         rotation: Option<Rotation>,
     ) -> Result<(), EngineError> {
         let [q, k, v, z] = [Buf::Q, Buf::K, Buf::V, Buf::Z].map(|buf| self.view(stage, buf));
+        self.wait_for_slices(block)?;
         let layer = AttentionLayer {
+            block,
             site: Site::Pattern(block),
-            kv: self.arena.kv(block),
+            kv: self.kv_layer(block),
             how: Attention {
                 heads: self.program.dims.heads,
                 scale,
@@ -46,7 +50,7 @@ impl Pass<'_> {
         };
         for (phase, at) in stage.runs() {
             let part = |view: View| view.rows(at.start, at.len());
-            let rows = self.rows(phase, at.start, at.len());
+            let rows = self.rows(block, phase, at.start, at.len());
             let (kv, how, out) = (layer.kv, layer.how, part(z));
             let [q, k, v] = [q, k, v].map(part);
             if let Some(rotation) = rotation {
@@ -74,15 +78,15 @@ impl Pass<'_> {
                 self.take_apart(layer, run)?;
             }
         }
-        Ok(())
+        self.copy_next_slices(block)
     }
 
     /// Returns the positions, sequences and block tables of some rows.
-    fn rows(&self, phase: Phase, first: usize, count: usize) -> Rows {
+    fn rows(&self, block: usize, phase: Phase, first: usize, count: usize) -> Rows {
         Rows {
             positions: self.ids.positions,
             sequences: self.ids.sequences,
-            tables: self.ids.tables,
+            tables: self.ids.tables[KvRegion::half_of(block)],
             phase,
         }
         .rows(first, count)
@@ -103,7 +107,7 @@ impl Pass<'_> {
                 part.rows * layer.how.heads,
                 part.position + part.rows,
             );
-            let rows = self.rows(part.phase, part.first_row, part.rows);
+            let rows = self.rows(layer.block, part.phase, part.first_row, part.rows);
             let q = layer.q.rows(part.first_row, part.rows);
             self.device.pattern(q, rows, layer.kv, layer.how, pattern)?;
             self.edit_pattern(layer, part, pattern)?;
@@ -141,7 +145,7 @@ impl Pass<'_> {
                     }
                 }
             }
-            let rows = self.rows(run.phase, run.first_row, run.rows);
+            let rows = self.rows(layer.block, run.phase, run.first_row, run.rows);
             let z = layer.z.rows(run.first_row, run.rows);
             self.device.mix(changed, rows, layer.kv, layer.how, z)?;
         }

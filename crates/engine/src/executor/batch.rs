@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use djinn_device::{Draw, Phase};
-use djinn_kv::Pages;
+use djinn_kv::{PageStream, Pages, WINDOW_HALVES};
 
 use crate::{Settings, session::Session};
 
@@ -50,8 +50,15 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Lays out the next `shares[i]` tokens of `members[i]`.
-    pub fn new(members: &[Session], shares: &[usize], settings: &Settings, pages: &Pages) -> Self {
+    /// Lays out the next `shares[i]` tokens of `members[i]`. `stream` has the pages that are not
+    /// on the device.
+    pub fn new(
+        members: &[Session],
+        shares: &[usize],
+        settings: &Settings,
+        pages: &Pages,
+        stream: Option<&PageStream>,
+    ) -> Self {
         let mut batch = Batch::default();
         let mut order: Vec<usize> = (0..members.len()).collect();
         order.sort_by_key(|&member| members[member].is_partial());
@@ -63,13 +70,23 @@ impl Batch {
                 }
             }
         }
-        let table_pages = settings.table_pages();
-        for session in members {
-            let frames = pages.frames(&session.pages);
-            batch.tables.extend(frames.map(|frame| frame.0 as i32));
-            // Entries beyond the pages of a session are never read; a kernel would refuse −1.
-            let rest = table_pages - session.pages.len();
-            batch.tables.extend(std::iter::repeat_n(-1, rest));
+        let halves = stream.map_or(1, |_| WINDOW_HALVES);
+        for half in 0..halves {
+            for session in members {
+                match stream {
+                    None => {
+                        let frames = pages.frames(&session.pages);
+                        batch.tables.extend(frames.map(|frame| frame.0 as i32));
+                    }
+                    Some(stream) => {
+                        let indexes = stream.indexes(pages, &session.pages, half);
+                        batch.tables.extend(indexes.map(|index| index as i32));
+                    }
+                }
+                // Entries beyond the pages of a session are never read; a kernel would refuse −1.
+                let rest = settings.table_pages() - session.pages.len();
+                batch.tables.extend(std::iter::repeat_n(-1, rest));
+            }
         }
         batch
     }
@@ -204,6 +221,7 @@ mod tests {
             open: 4,
             context: 16,
             pages: 4,
+            window_pages: 0,
             host_pages: 0,
             disk_pages: 0,
             page_tokens: 16,
@@ -221,7 +239,7 @@ mod tests {
             session(8, 0, 0),
             session(1, 0, 0),
         ];
-        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings(), &Pages::new(0, 0, 0));
+        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings(), &Pages::new(0, 0, 0), None);
         let row = |group: &RowSpan| (group.member, group.first_row, group.position);
         let groups: Vec<_> = batch.groups.iter().map(row).collect();
         assert_eq!(groups, [(1, 0, 5), (0, 1, 3), (2, 3, 0), (3, 6, 0)]);

@@ -117,6 +117,7 @@ mod tests {
             open: 1,
             context: 32,
             pages: 2,
+            window_pages: 0,
             host_pages: 0,
             disk_pages: 0,
             page_tokens: 16,

@@ -13,11 +13,12 @@ pub(crate) mod progress;
 mod read_hooks;
 mod replay;
 mod stops;
+mod window;
 
 use std::{collections::HashSet, sync::Arc};
 
 use djinn_device::{Backend, Device, Event, Stream, View, Weight};
-use djinn_kv::{Pager, PendingPages};
+use djinn_kv::{PageStream, Pager, PendingPages};
 use djinn_model::{
     Model,
     program::{Op, Program, TensorId},
@@ -147,18 +148,24 @@ impl Executor {
             session.apply(Transition::Run)?;
         }
         let arrivals = pager.pending(members.iter().map(|session| &session.pages))?;
-        let batch = Batch::new(members, rows, blueprint.settings(), pager.pages());
         pager.begin_pass()?;
+        let stream = pager.stream(members.iter().map(|session| &session.pages))?;
+        let (settings, pages) = (blueprint.settings(), pager.pages());
+        let batch = Batch::new(members, rows, settings, pages, stream.as_ref());
         let run = PassRun {
             model,
             blueprint,
             batch: &batch,
             arrivals: &arrivals,
+            stream: stream.as_ref(),
         };
         let result = self.compute(&run, pager, members, during);
         pager.end_pass();
         self.staging.clear();
         let result = result?;
+        if let Some(stream) = &stream {
+            pager.end_stream(stream)?;
+        }
         self.pause_s = result.pause_s;
         self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
         self.passes += 1;
@@ -194,13 +201,19 @@ impl Executor {
             device: &*self.device,
             program: &run.model.program,
             blueprint: run.blueprint,
-            ids: arena.ids(batch.rows(), members.len(), batch.head.len()),
+            ids: arena.ids(
+                batch.rows(),
+                members.len(),
+                batch.head.len(),
+                run.stream.is_some(),
+            ),
             arena,
             streamer: &mut *self.streamer,
             staging: &mut self.staging,
             members,
             batch,
             arrivals: run.arrivals,
+            stream: run.stream,
             recording: self.recorder.is_on(),
             progress,
         }
@@ -213,6 +226,7 @@ struct PassRun<'a> {
     blueprint: &'a Blueprint,
     batch: &'a Batch,
     arrivals: &'a PendingPages<Event>,
+    stream: Option<&'a PageStream>,
 }
 
 /// Returns the shape of every matrix product, each once and without its offset: blocks are alike.

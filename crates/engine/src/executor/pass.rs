@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range, time::Instant};
 
 use djinn_device::{Device, Event, Stream, View};
-use djinn_kv::PendingPages;
+use djinn_kv::{PageStream, PendingPages};
 use djinn_model::program::{Buf, Op, Program, SegmentKind};
 use djinn_weights::Streamer;
 
@@ -55,6 +55,8 @@ pub(crate) struct Pass<'a> {
     pub ids: BatchIds,
     /// KV pages that are still in transit.
     pub arrivals: &'a PendingPages<Event>,
+    /// KV pages that stream through the window.
+    pub stream: Option<&'a PageStream>,
     /// Whether the recorder is on; a recorded pass is not replayed.
     pub recording: bool,
     /// Progress of the pass.
@@ -83,6 +85,7 @@ impl Pass<'_> {
     /// Starts the batch on the device.
     pub fn begin(&mut self) -> Result<(), EngineError> {
         self.streamer.begin_pass()?;
+        self.copy_first_slices()?;
         upload_ids(self.device, self.ids.all, &self.batch.ids())?;
         self.compute()
     }

@@ -1,7 +1,12 @@
 //! State that a pass carries from its first operation to its results.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
+use djinn_device::Event;
 use djinn_model::{
     Site, StopPoint,
     program::{Buf, SegmentKind},
@@ -20,6 +25,10 @@ pub(crate) struct PassProgress {
     pub may_pause: bool,
     /// Last block that ran.
     pub block: Option<usize>,
+    /// By block: event after the copies of the block's slices to the KV window.
+    pub window: BTreeMap<usize, Event>,
+    /// First block whose slices are not copied to the KV window yet.
+    pub next_slices: usize,
     /// Captures in flight to the host, in the order of their hooks.
     pub read: Vec<PendingCapture>,
     /// Rows that pass through the head for the logit lens.

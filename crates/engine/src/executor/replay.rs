@@ -17,10 +17,10 @@ use crate::{
 
 impl Pass<'_> {
     /// Whether graphs can replay the regions of the pass, except operations that a probe reads or
-    /// edits: no session may pause, no page is in transit, and every row is a generated token
+    /// edits: no session may pause, no page is in transit or streams, and every row is a generated token
     /// that runs the whole pass.
     fn can_be_replayed(&self) -> bool {
-        if !self.arrivals.is_empty() || self.recording {
+        if !self.arrivals.is_empty() || self.stream.is_some() || self.recording {
             return false;
         }
         let rows = self.batch.rows();

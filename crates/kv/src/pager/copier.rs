@@ -2,11 +2,13 @@
 
 use std::{ops::Range, sync::Arc};
 
-use djinn_device::{Device, Event, HostRows, HostSlab, KvLayer, Span, Stream};
+use djinn_device::{Device, Event, HostRows, HostSlab, Span, Stream};
 
+use super::window::WindowCopy;
 use crate::error::Result;
 use crate::frames::Frame;
 use crate::page::PageCopy;
+use crate::region::KvRegion;
 
 /// Copies pages on a device's page streams, and orders streams by events.
 pub trait PageCopier {
@@ -31,6 +33,9 @@ pub trait PageCopier {
     /// Copies a range of blocks of each page to the device, on [`Stream::PageIn`].
     fn copy_in(&self, pages: &[PageCopy], blocks: Range<usize>) -> Result<()>;
 
+    /// Copies one block of each page to the KV window, on [`Stream::PageIn`].
+    fn copy_to_window(&self, pages: &[WindowCopy], block: usize) -> Result<()>;
+
     /// Copies a page between two device frames, on [`Stream::Compute`].
     fn copy_on_device(&self, from: Frame, to: Frame) -> Result<()>;
 
@@ -46,26 +51,20 @@ pub struct DeviceCopier {
     device: Arc<dyn Device>,
     /// Host memory for pages; `None` if the host tier has no frames.
     host: Option<Arc<HostSlab>>,
-    /// Offset of the first page in the slab.
-    first: u64,
-    page_bytes: u64,
-    block_bytes: u64,
-    blocks: usize,
+    region: KvRegion,
 }
 
 impl DeviceCopier {
-    /// Allocates host memory for `host_pages` pages. `kv` is the first layer of the pages in the
-    /// slab, and `blocks` the number of layers of a page.
+    /// Allocates host memory for `host_pages` pages.
     pub(super) fn new(
         device: &Arc<dyn Device>,
-        kv: KvLayer,
-        blocks: usize,
+        region: KvRegion,
         host_pages: usize,
     ) -> Result<Self> {
         let host = match host_pages {
             0 => None,
             count => {
-                let slab = device.host_slab(kv.page_bytes * count as u64)?;
+                let slab = device.host_slab(region.page_bytes() * count as u64)?;
                 slab.seal()?;
                 Some(Arc::new(slab))
             }
@@ -73,16 +72,8 @@ impl DeviceCopier {
         Ok(DeviceCopier {
             device: Arc::clone(device),
             host,
-            first: kv.offset,
-            page_bytes: kv.page_bytes,
-            block_bytes: kv.layer_bytes(),
-            blocks,
+            region,
         })
-    }
-
-    /// Number of bytes of one page.
-    pub(super) fn page_bytes(&self) -> u64 {
-        self.page_bytes
     }
 
     /// Host memory for pages; `None` if the host tier has no frames.
@@ -90,19 +81,12 @@ impl DeviceCopier {
         self.host.as_ref()
     }
 
-    fn span(&self, frame: Frame) -> Span {
-        Span {
-            offset: self.first + self.page_bytes * u64::from(frame.0),
-            bytes: self.page_bytes,
-        }
-    }
-
     fn host(&self) -> &HostSlab {
         self.host.as_ref().expect("the page has a host frame")
     }
 
     fn host_offset(&self, frame: Frame) -> u64 {
-        self.page_bytes * u64::from(frame.0)
+        self.region.page_bytes() * u64::from(frame.0)
     }
 }
 
@@ -126,27 +110,41 @@ impl PageCopier for DeviceCopier {
     }
 
     fn copy_out(&self, page: PageCopy) -> Result<()> {
-        let (from, to) = (self.span(page.from), self.host_offset(page.to));
+        let (from, to) = (self.region.frame_span(page.from), self.host_offset(page.to));
         Ok(self
             .device
             .copy_out(Stream::PageOut, from, self.host(), to)?)
     }
 
     fn copy_in(&self, pages: &[PageCopy], blocks: Range<usize>) -> Result<()> {
-        let skipped = self.block_bytes * blocks.start as u64;
-        // The copy of the last block includes the padding after it.
-        let bytes = match blocks.end == self.blocks {
-            true => self.page_bytes - skipped,
-            false => self.block_bytes * blocks.len() as u64,
-        };
+        let (page_bytes, slice) = (self.region.page_bytes(), self.region.slice_bytes());
+        let skipped = slice * blocks.start as u64;
         for run in adjacent(pages) {
             let rows = HostRows {
                 from: self.host_offset(run[0].from) + skipped,
                 first: Span {
-                    offset: self.span(run[0].to).offset + skipped,
-                    bytes,
+                    offset: self.region.frame_span(run[0].to).offset + skipped,
+                    bytes: slice * blocks.len() as u64,
                 },
-                stride: self.page_bytes,
+                stride: page_bytes,
+                slab_stride: page_bytes,
+                count: run.len(),
+            };
+            self.device
+                .copy_in_rows(Stream::PageIn, self.host(), rows)?;
+        }
+        Ok(())
+    }
+
+    fn copy_to_window(&self, pages: &[WindowCopy], block: usize) -> Result<()> {
+        let (page_bytes, slice) = (self.region.page_bytes(), self.region.slice_bytes());
+        let is_next = |a: &WindowCopy, b: &WindowCopy| a.from.0 + 1 == b.from.0 && a.at + 1 == b.at;
+        for run in pages.chunk_by(is_next) {
+            let rows = HostRows {
+                from: self.host_offset(run[0].from) + slice * block as u64,
+                first: self.region.window_span(block, run[0].at),
+                stride: page_bytes,
+                slab_stride: slice,
                 count: run.len(),
             };
             self.device
@@ -156,7 +154,9 @@ impl PageCopier for DeviceCopier {
     }
 
     fn copy_on_device(&self, from: Frame, to: Frame) -> Result<()> {
-        Ok(self.device.copy(self.span(from), self.span(to))?)
+        Ok(self
+            .device
+            .copy(self.region.frame_span(from), self.region.frame_span(to))?)
     }
 
     fn seconds_between(&self, from: &Event, to: &Event) -> Result<f64> {

@@ -70,7 +70,7 @@ impl<C: PageCopier> Pager<C> {
         let Some(transfer) = last else {
             return Ok(true);
         };
-        let is_done = transfer.is_done(&self.copier)?;
+        let is_done = transfer.is_done(&*self.copier)?;
         if is_done {
             *last = None;
         }
@@ -90,7 +90,7 @@ impl<C: PageCopier> Pager<C> {
                 DiskDirection::Spill => &mut self.stats.spilled,
                 DiskDirection::Fetch => &mut self.stats.fetched,
             };
-            traffic.bytes += self.page_bytes;
+            traffic.bytes += self.region.page_bytes();
             traffic.seconds += done.seconds;
             self.pages.finish_transfer(page, done.result.is_ok());
             failed.extend(done.result.err().map(|error| FailedDiskTransfer {

@@ -56,7 +56,7 @@ impl<C: PageCopier> Pager<C> {
                 self.copier.copy_out(*copy)?;
             }
             let stages = vec![self.copier.record(Stream::PageOut)?];
-            let bytes = self.page_bytes * part.len() as u64;
+            let bytes = self.region.page_bytes() * part.len() as u64;
             let transfer = PageTransfer::new(start, stages, 0, bytes);
             for copy in part {
                 self.leaving[copy.from.index()] = Some(Arc::clone(&transfer));
@@ -93,21 +93,21 @@ impl<C: PageCopier> Pager<C> {
         let start = self.order_copies(Stream::PageIn, copies)?;
         let (count, first) = match granularity {
             Granularity::FromBlock(block) => {
-                let count = stage_count(copies, self.blocks);
-                (count, stage_of(block, count, self.blocks))
+                let count = stage_count(copies, self.region.blocks());
+                (count, stage_of(block, count, self.region.blocks()))
             }
             Granularity::WholePage => (1, 0),
         };
         let mut stages = Vec::new();
         for stage in (first..count).chain(0..first) {
-            let blocks = stage_blocks(stage, count, self.blocks);
+            let blocks = stage_blocks(stage, count, self.region.blocks());
             self.copier.copy_in(copies, blocks)?;
             stages.push(self.copier.record(Stream::PageIn)?);
         }
         // Restores the order of blocks.
         stages.rotate_right(first);
         let last = (first + count - 1) % count;
-        let bytes = self.page_bytes * copies.len() as u64;
+        let bytes = self.region.page_bytes() * copies.len() as u64;
         let transfer = PageTransfer::new(start, stages, last, bytes);
         for copy in copies {
             self.arriving[copy.to.index()] = Some(Arc::clone(&transfer));

@@ -13,22 +13,25 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod transfers;
+mod window;
 
 use std::{collections::VecDeque, ops::Range, path::PathBuf, sync::Arc};
 
-use djinn_device::{Device, KvLayer, Stream};
+use djinn_device::{Device, Stream};
 
 pub use self::copier::{DeviceCopier, PageCopier};
 pub use self::disk::FailedDiskTransfer;
 pub use self::host::Granularity;
 pub use self::stats::{KvUsage, PagingStats, TierUsage, Traffic};
 pub use self::transfers::PendingPages;
+pub use self::window::{PageStream, WindowCopy};
 use self::transfers::{FrameTransfers, PageTransfer};
 use crate::error::Result;
 use crate::frames::Frame;
 use crate::page_table::PageTable;
 use crate::pages::Pages;
 use crate::prefix_index::PageContent;
+use crate::region::KvRegion;
 use crate::spill_file::SpillFile;
 use crate::spill_threads::SpillThreads;
 
@@ -47,12 +50,10 @@ pub struct DiskTier {
 
 /// Moves pages between the device, host memory and disk.
 pub struct Pager<C: PageCopier = DeviceCopier> {
-    copier: C,
+    copier: Arc<C>,
     pages: Pages,
     spill: Option<SpillThreads>,
-    page_bytes: u64,
-    /// Number of layers of a page.
-    blocks: usize,
+    region: KvRegion,
     /// Last copy into each device frame. Readers of the page wait for this copy.
     arriving: FrameTransfers<C::Event>,
     /// Last copy from each device frame. The next writer of the frame waits for this copy.
@@ -66,43 +67,41 @@ pub struct Pager<C: PageCopier = DeviceCopier> {
     copies_out: VecDeque<Arc<PageTransfer<C::Event>>>,
     /// Copies to the device that have no measured time yet.
     copies_in: VecDeque<Arc<PageTransfer<C::Event>>>,
+    /// Copies to the KV window that have no measured time yet.
+    streamed: VecDeque<Arc<PageTransfer<C::Event>>>,
 }
 
 impl Pager {
     /// Allocates host memory for `host_pages` pages, and creates a spill file if there is a disk
-    /// tier. `kv` is the first layer of the pages in the device's slab, and `blocks` the number
-    /// of layers.
+    /// tier. `region` is the place of the pages in the device's slab.
     pub fn new(
         device: &Arc<dyn Device>,
-        kv: KvLayer,
-        blocks: usize,
+        region: KvRegion,
         host_pages: usize,
         disk: Option<DiskTier>,
     ) -> Result<Self> {
-        let copier = DeviceCopier::new(device, kv, blocks, host_pages)?;
-        let page_bytes = copier.page_bytes();
+        let copier = DeviceCopier::new(device, region, host_pages)?;
         let (mut disk_pages, mut spill) = (0, None);
         if let (Some(disk), Some(host)) = (disk, copier.host_slab())
             && disk.pages > 0
         {
-            let file = SpillFile::create(&disk.folder, page_bytes, disk.pages)?;
+            let file = SpillFile::create(&disk.folder, region.page_bytes(), disk.pages)?;
             spill = Some(SpillThreads::start(file, Arc::clone(host))?);
             disk_pages = disk.pages;
         }
-        let pages = Pages::new(kv.pages, host_pages, disk_pages);
+        let pages = Pages::new(region.frames(), host_pages, disk_pages);
         Ok(Pager {
             spill,
-            ..Pager::with(copier, pages, page_bytes, blocks)
+            ..Pager::with(copier, pages, region)
         })
     }
 }
 
 impl<C: PageCopier> Pager<C> {
-    fn with(copier: C, pages: Pages, page_bytes: u64, blocks: usize) -> Self {
+    fn with(copier: C, pages: Pages, region: KvRegion) -> Self {
         Pager {
-            copier,
-            page_bytes,
-            blocks,
+            copier: Arc::new(copier),
+            region,
             spill: None,
             arriving: vec![None; pages.device().total()],
             leaving: vec![None; pages.device().total()],
@@ -112,6 +111,7 @@ impl<C: PageCopier> Pager<C> {
             pass_start: None,
             copies_out: VecDeque::new(),
             copies_in: VecDeque::new(),
+            streamed: VecDeque::new(),
         }
     }
 
@@ -122,7 +122,8 @@ impl<C: PageCopier> Pager<C> {
 
     /// Statistics since the start. This call waits for copies in flight.
     pub fn stats(&mut self) -> Result<PagingStats> {
-        for transfer in self.copies_out.iter().chain(&self.copies_in) {
+        let in_flight = self.copies_out.iter().chain(&self.copies_in);
+        for transfer in in_flight.chain(&self.streamed) {
             self.copier.wait_here(transfer.end())?;
         }
         self.read_times()?;
@@ -137,7 +138,8 @@ impl<C: PageCopier> Pager<C> {
 
     /// Whether the last statistics lack copies that were in flight.
     pub fn has_copies_in_flight(&self) -> bool {
-        !self.copies_out.is_empty() || !self.copies_in.is_empty()
+        let all = [&self.copies_out, &self.copies_in, &self.streamed];
+        all.into_iter().any(|transfers| !transfers.is_empty())
     }
 
     /// Number of pages in each tier.
@@ -147,7 +149,7 @@ impl<C: PageCopier> Pager<C> {
 
     /// Expected seconds to copy `pages` pages to the device, at the rate measured so far.
     pub fn copy_in_seconds(&self, pages: usize) -> f64 {
-        let bytes = self.page_bytes * pages as u64;
+        let bytes = self.region.page_bytes() * pages as u64;
         match self.stats.copied_in.gb_per_s() {
             0.0 => bytes as f64 / UNMEASURED_RATE,
             rate => bytes as f64 / (rate * 1e9),
@@ -159,10 +161,11 @@ impl<C: PageCopier> Pager<C> {
         let directions = [
             (&mut self.copies_out, &mut self.stats.copied_out),
             (&mut self.copies_in, &mut self.stats.copied_in),
+            (&mut self.streamed, &mut self.stats.streamed),
         ];
         for (transfers, traffic) in directions {
             while let Some(transfer) = transfers.front()
-                && transfer.is_done(&self.copier)?
+                && transfer.is_done(&*self.copier)?
             {
                 let (start, end) = (&transfer.start, transfer.end());
                 traffic.seconds += self.copier.seconds_between(start, end)?;
@@ -176,7 +179,8 @@ impl<C: PageCopier> Pager<C> {
     /// Updates the peak use of every tier.
     fn update_peaks(&mut self) {
         let usage = KvUsage::new(&self.pages);
-        let bytes = |tier: TierUsage| self.page_bytes * tier.used as u64;
+        let page_bytes = self.region.page_bytes();
+        let bytes = |tier: TierUsage| page_bytes * tier.used as u64;
         let stats = &mut self.stats;
         stats.device_peak = stats.device_peak.max(bytes(usage.device));
         stats.host_peak = stats.host_peak.max(bytes(usage.host));

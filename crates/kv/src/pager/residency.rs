@@ -18,7 +18,7 @@ impl<C: PageCopier> Pager<C> {
             };
             let arriving = &mut self.arriving[frame.index()];
             let Some(transfer) = arriving else { continue };
-            if !transfer.is_done(&self.copier)? {
+            if !transfer.is_done(&*self.copier)? {
                 return Ok(false);
             }
             *arriving = None;
@@ -32,7 +32,7 @@ impl<C: PageCopier> Pager<C> {
         let mut frames = table.pages().iter().filter_map(frame);
         // A query that fails here fails again at the next wait, which reports the error.
         let is_in_flight =
-            |transfer: &Arc<PageTransfer<_>>| !transfer.is_done(&self.copier).unwrap_or(true);
+            |transfer: &Arc<PageTransfer<_>>| !transfer.is_done(&*self.copier).unwrap_or(true);
         frames.any(|frame| {
             self.leaving[frame.index()]
                 .as_ref()
@@ -56,20 +56,22 @@ impl<C: PageCopier> Pager<C> {
     ) -> Result<PendingPages<C::Event>> {
         let mut transfers = Vec::new();
         for &page in tables.flat_map(PageTable::pages) {
-            let frame = self.pages.device_frame(page);
-            let frame = frame.expect("the pages of a running pass are on the device");
+            // A page that is not on the device streams through the window.
+            let Some(frame) = self.pages.device_frame(page) else {
+                continue;
+            };
             // The transfer stays recorded, because a pass may end before the last blocks arrive.
             transfers.extend(self.arriving[frame.index()].clone());
         }
         let mut in_flight = Vec::new();
         for transfer in distinct(transfers) {
-            if !transfer.is_done(&self.copier)? {
+            if !transfer.is_done(&*self.copier)? {
                 in_flight.push(transfer);
             }
         }
         Ok(PendingPages {
             transfers: in_flight,
-            blocks: self.blocks,
+            blocks: self.region.blocks(),
         })
     }
 }

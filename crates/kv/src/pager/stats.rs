@@ -10,6 +10,8 @@ pub struct PagingStats {
     pub copied_out: Traffic,
     /// Traffic from host memory to the device.
     pub copied_in: Traffic,
+    /// Traffic from host memory to the KV window, for pages that do not stay on the device.
+    pub streamed: Traffic,
     /// Traffic from host memory to disk.
     pub spilled: Traffic,
     /// Traffic from disk to host memory.

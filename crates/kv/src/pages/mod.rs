@@ -158,7 +158,8 @@ impl Pages {
         table.pages.iter().filter(is_away).count()
     }
 
-    fn resident_frame(&self, page: PageId) -> Frame {
+    /// Device frame of a page that is on the device.
+    pub(crate) fn resident_frame(&self, page: PageId) -> Frame {
         let frame = self.device_frame(page);
         frame.expect("the pages of a running pass are on the device")
     }
