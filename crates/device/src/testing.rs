@@ -92,6 +92,9 @@ pub use crate::fault::{Fault, FaultSwitch};
 /// Names of operations in the order of their calls.
 type OpLog = Arc<Mutex<Vec<&'static str>>>;
 
+/// Number of copies of rows until one fails; 0 if none fails.
+type CopyFault = Arc<AtomicU32>;
+
 /// A backend that opens [`LateDevice`]s.
 #[derive(Clone, Debug)]
 pub struct LateBackend {
@@ -99,6 +102,7 @@ pub struct LateBackend {
     seed: u64,
     polls: u32,
     ops: OpLog,
+    copy_fault: CopyFault,
 }
 
 impl LateBackend {
@@ -113,7 +117,13 @@ impl LateBackend {
             seed,
             polls,
             ops: OpLog::default(),
+            copy_fault: CopyFault::default(),
         }
+    }
+
+    /// Lets the copy of rows after the next `copies` copies fail. Later copies succeed.
+    pub fn fail_copy_after(&self, copies: u32) {
+        self.copy_fault.store(copies + 1, Ordering::SeqCst);
     }
 
     /// Takes the names of the operations that ran on the opened devices since the last call.
@@ -183,6 +193,7 @@ impl Backend for LateBackend {
         };
         let mut device = LateDevice::new(options, self.seed, self.polls)?;
         device.ops = Arc::clone(&self.ops);
+        device.copy_fault = Arc::clone(&self.copy_fault);
         Ok(Arc::new(device))
     }
 
@@ -204,6 +215,7 @@ pub struct LateDevice {
     events: AtomicU64,
     pending: Mutex<PendingCopies>,
     ops: OpLog,
+    copy_fault: CopyFault,
 }
 
 /// Copies that have not landed.
@@ -246,7 +258,22 @@ impl LateDevice {
             events: AtomicU64::new(0),
             pending: Mutex::default(),
             ops: OpLog::default(),
+            copy_fault: CopyFault::default(),
         })
+    }
+
+    /// Fails if the next copy of rows is the one that a test lets fail.
+    fn strike_copy(&self) -> Result<()> {
+        let fault = &self.copy_fault;
+        let count = |left: u32| left.checked_sub(1);
+        match fault.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count) {
+            Ok(1) => Err(DeviceError::Driver {
+                what: "copying between host and card",
+                code: 1,
+                reason: "a test broke a copy".into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Names of the operations that ran so far.
@@ -331,6 +358,7 @@ impl Transfers for LateDevice {
     }
 
     fn copy_in_rows(&self, stream: Stream, src: &HostSlab, rows: HostRows) -> Result<()> {
+        self.strike_copy()?;
         rows.each()
             .try_for_each(|(from, dst)| self.enqueue(stream, src, from, dst))
     }

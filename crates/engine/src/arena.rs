@@ -138,7 +138,8 @@ impl Arena {
     ) -> Self {
         let mut layout = SlabLayout::new();
         layout.take(start);
-        let kv = lay_out_kv(program, settings, kv_dtype, &mut layout);
+        let kv = kv_region(program, settings, kv_dtype, layout.bytes());
+        layout.take(kv.bytes());
         let kv_bytes = layout.bytes() - start;
 
         let dims = &program.dims;
@@ -267,15 +268,16 @@ const BUFS: [Buf; 16] = [
     Buf::Logits,
 ];
 
-fn lay_out_kv(
+/// Lays out the KV pages and the KV window at an offset of the slab.
+pub(crate) fn kv_region(
     program: &Program,
     settings: &Settings,
     dtype: DType,
-    layout: &mut SlabLayout,
+    offset: u64,
 ) -> KvRegion {
     let dims = &program.dims;
     let layer = KvLayer {
-        offset: layout.bytes(),
+        offset,
         page_bytes: 0,
         pages: settings.pages,
         page_tokens: settings.page_tokens,
@@ -283,9 +285,7 @@ fn lay_out_kv(
         d_head: dims.d_head,
         dtype,
     };
-    let kv = KvRegion::new(layer, dims.blocks, settings.window_pages);
-    layout.take(kv.bytes());
-    kv
+    KvRegion::new(layer, dims.blocks, settings.window_pages)
 }
 
 /// Number of experts that a row goes through.

@@ -196,6 +196,14 @@ impl Blueprint {
 
     /// Explains in one line which weights stay and which stream, and why.
     pub fn reason(&self) -> String {
+        let paged = match self.streamed_kv_bytes() {
+            0 => String::new(),
+            bytes => format!("; up to {} of KV pages stream each pass", Size(bytes)),
+        };
+        format!("{}{paged}", self.weights_reason())
+    }
+
+    fn weights_reason(&self) -> String {
         let (footprint, plan) = (&self.footprint, self.plan());
         let memory = self.memory();
         let budget = Size(memory.budget);
@@ -244,6 +252,16 @@ impl Blueprint {
         format!("{}; {because}", parts.join(", "))
     }
 
+    /// Bytes of KV pages that stream in each pass of a session at the end of its context.
+    pub fn streamed_kv_bytes(&self) -> u64 {
+        let pages = self.settings.table_pages();
+        let away = match self.settings.window_pages {
+            0 => 0,
+            _ => pages.saturating_sub(self.settings.pages),
+        };
+        away as u64 * self.page_bytes()
+    }
+
     /// Work of a pass in which every session generates one token at the end of its context.
     pub fn work(&self, model: &Model) -> PassWork {
         let program = &model.program;
@@ -262,6 +280,7 @@ impl Blueprint {
             other_bytes: positions as f64 * program.kv_bytes_per_token(self.kv_dtype()) as f64
                 + self.weights.read_when_whole(program, &*model.weights) as f64
                 - idle,
+            paged_bytes: self.streamed_kv_bytes() as f64,
             experts_used: touched * experts as f64,
             prefetch: self.memory().prefetch,
         }

@@ -80,6 +80,7 @@ impl Engine {
                 sessions: settings.sessions,
                 rows: settings.rows,
                 lens_rows: settings.probe_limits.lens_rows,
+                window: settings.window_pages,
             },
             streamed_bytes: ring.streamed_bytes(),
             page_bytes: blueprint.page_bytes(),

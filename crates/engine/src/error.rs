@@ -246,6 +246,35 @@ pub enum EngineError {
         "not enough KV memory for the session: {0}; close sessions, lower --context or raise --kv"
     )]
     OutOfPages(#[from] OutOfPages),
+    /// Host memory has no room for the pages that the longest session has outside the device.
+    #[error(
+        "KV pages of the longest session stream from host memory, which needs {} for them, but \
+         there are {}; lower --context or raise --kv, --memory or --host-memory",
+        Size(*.needed), Size(*.there)
+    )]
+    WindowNeedsHost {
+        /// Bytes of host memory that the pages need.
+        needed: u64,
+        /// Bytes of host memory for pages.
+        there: u64,
+    },
+    /// The session is larger than the device, and what the device does not hold fits neither
+    /// through the KV window nor in host memory.
+    #[error(
+        "the session needs {pages} KV pages, but the device holds {device}, {window} can stream \
+         through the KV window, and host memory holds {host}; lower --context or raise --kv, \
+         --memory or --host-memory"
+    )]
+    SessionTooLarge {
+        /// Number of pages of the session.
+        pages: usize,
+        /// Number of pages on the device.
+        device: usize,
+        /// Number of pages that stream through the KV window.
+        window: usize,
+        /// Number of pages in host memory.
+        host: usize,
+    },
     /// Host memory and disk have no room for the KV pages of open sessions.
     #[error("host memory and disk have no room for more KV pages: {0}")]
     NoRoom(String),

@@ -6,12 +6,17 @@ use djinn_model::Model;
 
 use djinn_weights::MemorySettings;
 
-use crate::{Blueprint, EngineError, Settings, backend::slab_on_host};
+use crate::{
+    Blueprint, EngineError, Settings,
+    backend::slab_on_host,
+    kv_window::{WindowedPages, exceeds_kv_memory, missing_host_pages},
+};
 
 impl Blueprint {
     /// Lays out a model for sessions whose KV pages need not all fit on the device.
     /// `settings.pages` is the number of pages of all sessions together. Host memory takes the
-    /// pages that the device has no room for, and the disk takes the rest.
+    /// pages that the device has no room for, and the disk takes the rest. If the device has no
+    /// room for the longest session either, its pages stream through a KV window.
     pub fn for_sessions(
         model: &Model,
         backend: &dyn Backend,
@@ -30,7 +35,22 @@ impl Blueprint {
             memory,
             kv,
         };
-        layout.lay_out()
+        if exceeds_kv_memory(model, backend, &layout.settings, kv)
+            && let Some(pages) = layout.windowed_pages()
+        {
+            return layout.with_window(pages);
+        }
+        layout.lay_out().or_else(|error| match error {
+            // The error of memory for the whole session names what all of it needs.
+            EngineError::Plan(_) => match layout.windowed_pages() {
+                Some(pages) => layout.with_window(pages).map_err(|other| match other {
+                    EngineError::Plan(_) => error,
+                    other => other,
+                }),
+                None => Err(error),
+            },
+            error => Err(error),
+        })
     }
 }
 
@@ -51,6 +71,53 @@ impl SessionLayout<'_> {
             ..self.settings.clone()
         };
         Blueprint::draw(self.model, self.backend, settings, self.memory)
+    }
+
+    fn windowed_pages(&self) -> Option<WindowedPages> {
+        let (model, backend) = (self.model, self.backend);
+        WindowedPages::new(model, backend, &self.settings, &self.memory, self.kv)
+    }
+
+    /// Places the pages of a window on the device, and as many frames as the KV memory has room
+    /// for, but at least as many as a pass writes.
+    fn with_window(&self, pages: WindowedPages) -> Result<Blueprint, EngineError> {
+        let windowed = SessionLayout {
+            settings: Settings {
+                window_pages: pages.window,
+                ..self.settings.clone()
+            },
+            ..*self
+        };
+        let mut frames = pages.wanted;
+        let first = loop {
+            match windowed.draw(frames, 0) {
+                Err(EngineError::Plan(_)) if frames > pages.least => {
+                    frames = pages.least.midpoint(frames);
+                }
+                drawn => break drawn?,
+            }
+        };
+        let page_bytes = first.page_bytes().max(1);
+        if first.weights().keeps_everything() && self.kv.device.is_none() {
+            let room = self.memory.budget.saturating_sub(first.footprint().total());
+            let more = usize::try_from(room / page_bytes).unwrap_or(usize::MAX);
+            frames = frames.saturating_add(more).min(self.demand.longest);
+        }
+        let blueprint = loop {
+            match windowed.with_host(frames, page_bytes) {
+                Err(EngineError::Plan(_)) if frames > pages.least => {
+                    frames = pages.least.midpoint(frames);
+                }
+                drawn => break windowed.with_disk(drawn?)?,
+            }
+        };
+        match missing_host_pages(blueprint.settings()) {
+            None => Ok(blueprint),
+            Some(needed) => Err(EngineError::WindowNeedsHost {
+                needed: needed as u64 * page_bytes,
+                there: blueprint.host_page_bytes(),
+            }),
+        }
     }
 
     /// Places as many pages on the device as fit, and the others in host memory and on disk.

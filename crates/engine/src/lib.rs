@@ -16,6 +16,7 @@ mod engine;
 mod error;
 mod executor;
 mod kv;
+mod kv_window;
 mod prefix_cache;
 mod probe;
 pub mod rates;

@@ -201,9 +201,10 @@ impl SessionRef<'_> {
         let (more, copied) = (session.pages_left(), session.pages_ahead());
         // The session itself may have to copy its pages once they are shared.
         let not_yet = copied.saturating_sub(session.copied_pages(pages));
-        let committed = committed(self.residency.sessions, self.residency.pager);
+        let (sessions, pager) = (&*self.residency.sessions, &*self.residency.pager);
+        let committed = committed(sessions, pager, &self.scheduler.spill);
         let committed = committed.and_fork(session.pages_most, more + not_yet, copied);
-        committed.fits(pages.device().total(), self.scheduler.spill.capacity(pages))
+        committed.fits()
     }
 
     /// Closes sessions that were just opened from this one.

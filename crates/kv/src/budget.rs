@@ -70,7 +70,8 @@ impl PageDemand {
 
     /// Number of disk pages for the tables that fit neither on the device nor in host memory, in
     /// at most `spill_bytes` of disk space. Pages pass through host memory on their way to disk,
-    /// so a disk tier needs host memory for two tables.
+    /// so a disk tier needs host memory for the longest table, and for the pages of another that
+    /// leave the device.
     pub fn disk_pages(
         &self,
         device_pages: usize,
@@ -85,7 +86,8 @@ impl PageDemand {
         if self.total <= device_pages || wanted == 0 {
             return Ok(0);
         }
-        let (host, needed) = (host_pages, 2 * self.longest);
+        let needed = self.longest + self.longest.min(device_pages);
+        let host = host_pages;
         if host < needed {
             return Err(TooFewHostPages { needed, host });
         }

@@ -57,7 +57,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Parses `NAME[?layers=N&dtype=f16&seed=1]`, the part of a reference after [`PREFIX`].
+    /// Parses `NAME[?layers=N&context=N&dtype=f16&seed=1]`, the part of a reference after [`PREFIX`].
     pub fn parse(reference: &str) -> Result<Self, ModelError> {
         let (name, options) = reference.split_once('?').unwrap_or((reference, ""));
         let mut shape = Self::named(name)?;
@@ -101,6 +101,16 @@ impl Shape {
                 let key = self.config.spelling(&["num_hidden_layers", "n_layer"]);
                 self.config.set(key, layers);
             }
+            "context" => {
+                let context = value
+                    .parse()
+                    .ok()
+                    .filter(|context| (1..=limits::CONTEXT).contains(context))
+                    .ok_or_else(|| bad(format!("1 to {}", limits::CONTEXT)))?;
+                let keys = ["max_position_embeddings", "n_positions"];
+                let key = self.config.spelling(&keys);
+                self.config.set(key, context);
+            }
             "dtype" => {
                 self.dtype =
                     dtype_named(value).ok_or_else(|| bad("f32, f16 or bf16".to_owned()))?;
@@ -110,7 +120,11 @@ impl Shape {
                     .parse()
                     .map_err(|_| bad("a whole number of at least 0".to_owned()))?;
             }
-            _ => return Err(bad("one of the options layers, dtype or seed".to_owned())),
+            _ => {
+                return Err(bad(
+                    "one of the options layers, context, dtype or seed".to_owned()
+                ));
+            }
         }
         Ok(())
     }
@@ -175,13 +189,25 @@ mod tests {
         assert_eq!(shape.seed, 7);
         let (program, _) = Shape::parse("gpt2?layers=3").unwrap().build().unwrap();
         assert_eq!(program.dims.blocks, 3);
+        for name in ["gpt2", "llama-2-13b", "llama-3-8b", "falcon-7b"] {
+            let shape = Shape::parse(&format!("{name}?layers=1&context=65536")).unwrap();
+            let (program, _) = shape.build().unwrap();
+            assert_eq!(program.dims.context, 65536, "{name}");
+        }
     }
 
     #[test]
     fn invalid_references_are_refused() {
         let unknown = Shape::parse("llama-9");
         assert!(matches!(unknown, Err(ModelError::UnknownShape { name, .. }) if name == "llama-9"));
-        for invalid in ["layers=0", "layers=x", "dtype=i8", "seed=-1", "depth=3"] {
+        for invalid in [
+            "layers=0",
+            "layers=x",
+            "context=0",
+            "dtype=i8",
+            "seed=-1",
+            "depth=3",
+        ] {
             let error = Shape::parse(&format!("gpt2?{invalid}"));
             assert!(
                 matches!(&error, Err(ModelError::ShapeOption { option, .. }) if option == invalid),

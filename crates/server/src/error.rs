@@ -290,7 +290,8 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::Plan(_)
         | E::HostBudget { .. }
         | E::HostMemory { .. }
-        | E::SpillNeedsHost { .. } => ErrorCode::Conflict,
+        | E::SpillNeedsHost { .. }
+        | E::WindowNeedsHost { .. } => ErrorCode::Conflict,
         E::Limit { kind, .. } if !matches!(kind, LimitKind::Sessions | LimitKind::ProbeBytes) => {
             ErrorCode::Invalid
         }
@@ -298,6 +299,7 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::FairShare { .. }
         | E::Limit { .. }
         | E::OutOfPages(_)
+        | E::SessionTooLarge { .. }
         | E::NoRoom(_)
         | E::NoRoomToFork(_) => ErrorCode::Limited,
         E::Device(_)

@@ -16,6 +16,8 @@ pub struct Rates {
 pub struct PassWork {
     /// Bytes that operations read in addition to pieces and experts, such as KV.
     pub other_bytes: f64,
+    /// Bytes of KV pages that cross the link.
+    pub paged_bytes: f64,
     /// Number of experts that a pass uses.
     pub experts_used: f64,
     /// Whether pieces are copied ahead of their use.
@@ -72,7 +74,7 @@ impl Prediction {
         work: &PassWork,
         rates: &Rates,
     ) -> Prediction {
-        let link_bytes = experts.linked + pieces.linked;
+        let link_bytes = experts.linked + pieces.linked + work.paged_bytes;
         let link_s = link_bytes / rates.link;
         let read = experts.used + pieces.used + work.other_bytes;
         let compute_s = read / rates.compute;

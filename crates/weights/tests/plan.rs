@@ -20,6 +20,7 @@ fn fit() -> Overrides {
 fn work(experts_used: f64) -> PassWork {
     PassWork {
         other_bytes: 50.0,
+        paged_bytes: 0.0,
         experts_used,
         prefetch: true,
     }

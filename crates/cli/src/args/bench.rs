@@ -25,7 +25,8 @@ Examples:
   djinn bench link --device cuda:0 --threshold 20
   djinn bench link --model ./Llama-2-13b --workers 4 --chunk 1MiB
   djinn bench stream --model ./Llama-2-13b --memory 6.5GB
-  djinn bench sessions --sessions 200 --memory 40MB --think 0.5..2")]
+  djinn bench sessions --sessions 200 --memory 40MB --think 0.5..2
+  djinn bench long --model 'shape:llama-2-13b?context=65536' --context 40000 --memory 40GB --kv 8GB")]
 pub struct BenchArgs {
     /// Benchmark.
     #[command(subcommand)]
@@ -53,6 +54,8 @@ pub enum Bench {
     Sessions(BenchSessionsArgs),
     /// Time to restore a session whose KV pages are in host memory
     Restore(BenchRestoreArgs),
+    /// A session whose KV pages exceed the device and stream in every pass
+    Long(BenchLongArgs),
     /// Cost of captures, edits and breakpoints at hooks
     Hooks(BenchHooksArgs),
     /// Server under load, and the overhead of serving a token
@@ -177,6 +180,36 @@ pub struct BenchRestoreArgs {
     pub json: bool,
 }
 
+/// `djinn bench long`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Runs the prompt of a session and generates tokens, with device memory for a part of its KV pages. The
+other pages stream from host memory in every pass, layer by layer. Reports the time of a token, the
+bytes of weights and KV over the link, the share of the link's bandwidth, and a hash of the tokens. The
+hash does not depend on the memory: compare it with a run in which all pages fit. More --rows make the
+prompt faster, because each pass of a prompt reads all pages before it.
+
+Example:
+  djinn bench long --model 'shape:llama-2-13b?context=65536' --device cuda:0 --context 40000 \
+    --memory 40GB --kv 8GB --rows 2048")]
+pub struct BenchLongArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
+    pub context: usize,
+    /// Generated tokens to time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Device memory for KV pages and the window through which the others stream [default: all pages of
+    /// the session if they fit beside the weights]
+    #[arg(long, value_name = "SIZE")]
+    pub kv: Option<Size>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `djinn bench sessions`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -225,8 +258,8 @@ pub struct BenchSessionsArgs {
     /// Let sessions announce when they will return
     #[arg(long)]
     pub announce: bool,
-    /// Device memory for KV pages, at least that of the longest session [default: all memory beside the
-    /// weights, or an eighth of the memory if weights stream]
+    /// Device memory for KV pages; if it is smaller than the longest session, pages stream [default: all
+    /// memory beside the weights, or an eighth of the memory if weights stream]
     #[arg(long, value_name = "SIZE")]
     pub kv: Option<Size>,
     /// Folder for KV pages that do not fit in host memory

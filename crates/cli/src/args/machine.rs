@@ -14,7 +14,7 @@ Examples:
   djinn shape
   djinn shape 'llama-2-7b?layers=8&dtype=bf16' --out ./llama-2-7b-of-8-layers")]
 pub struct ShapeArgs {
-    /// Shape to write: NAME[?layers=N&dtype=f16&seed=1]; without it, shapes are listed
+    /// Shape to write: NAME[?layers=N&context=N&dtype=f16&seed=1]; without it, shapes are listed
     #[arg(value_name = "SHAPE", requires = "out")]
     pub shape: Option<String>,
     /// Folder to write config.json and model.safetensors to; must not exist

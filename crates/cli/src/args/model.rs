@@ -10,7 +10,7 @@ use super::{device::DeviceArgs, memory::MemoryArgs, parse::at_least_one};
 /// Model, and the device and memory it runs in.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// Model: a folder, a pulled hub id, or shape:NAME[?layers=N&dtype=f16&seed=1]
+    /// Model: a folder, a pulled hub id, or shape:NAME[?layers=N&context=N&dtype=f16&seed=1]
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
     #[command(flatten)]

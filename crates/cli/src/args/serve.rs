@@ -123,8 +123,8 @@ pub struct ServeArgs {
     #[arg(long, help_heading = "Memory", value_name = "N", value_parser = at_least_one,
           conflicts_with = "workers")]
     pub ring_buffer_workers: Option<usize>,
-    /// Device memory for KV pages [default: all memory beside the weights, or an eighth of the memory if
-    /// weights stream]
+    /// Device memory for KV pages; if it is smaller than the longest session, pages stream [default: all
+    /// memory beside the weights, or an eighth of the memory if weights stream]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub kv: Option<Size>,
     /// Folder for KV pages of waiting sessions when host memory is full

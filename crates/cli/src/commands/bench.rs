@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 
 use djinn_bench::{
     BenchError, BenchHost, BenchReport, BenchTarget, DecodeOptions, HookOptions, LinkOptions,
-    OperationOptions, PrefillOptions, PrefixOptions, RestoreOptions, ServeOptions,
+    LongOptions, OperationOptions, PrefillOptions, PrefixOptions, RestoreOptions, ServeOptions,
     SessionLoadOptions, StreamOptions,
 };
 use djinn_device::{ChosenDevice, DeviceName};
@@ -63,6 +63,15 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
                 repeat: args.repeat,
             };
             let report = on_target(&args.model, |target| djinn_bench::restore(&options, target))?;
+            print(report, args.json)
+        }
+        Bench::Long(args) => {
+            let options = LongOptions {
+                context: args.context,
+                tokens: args.tokens,
+                kv: args.kv.map(|size| size.0),
+            };
+            let report = on_target(&args.model, |target| djinn_bench::long(&options, target))?;
             print(report, args.json)
         }
         Bench::Hooks(args) => {

@@ -79,7 +79,7 @@ impl Watch {
     }
 
     fn share(&self, pass: &PassStats) -> Option<f64> {
-        (pass.link_bytes > 0).then_some(pass.link_gb_per_s() / self.link?)
+        (pass.link_bytes + pass.kv_bytes > 0).then_some(pass.link_gb_per_s() / self.link?)
     }
 
     /// Table with a line for every pass; empty without `--stats`.
@@ -93,6 +93,7 @@ impl Watch {
                 pass.rows.to_string(),
                 seconds(pass.seconds),
                 Size(pass.link_bytes).to_string(),
+                Size(pass.kv_bytes).to_string(),
                 format!("{:.2}", pass.link_gb_per_s()),
                 self.share(pass)
                     .map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
@@ -102,11 +103,11 @@ impl Watch {
         };
         let rows: Vec<Vec<String>> = self.passes.iter().enumerate().map(row).collect();
         let header = [
-            "pass", "rows", "time", "link", "GB/s", "of link", "waited", "overlap",
+            "pass", "rows", "time", "weights", "KV", "GB/s", "of link", "waited", "overlap",
         ];
         let link = match self.link {
             Some(link) => format!("bandwidth of the link alone: {link:.2} GB/s\n"),
-            None => "the link was not measured: no weights stream\n".to_owned(),
+            None => "the link was not measured: nothing streams\n".to_owned(),
         };
         table(&header, &rows) + &link
     }
@@ -119,7 +120,7 @@ impl Watch {
         let pass = |pass: &PassStats| {
             json!({
                 "rows": pass.rows, "seconds": pass.seconds,
-                "link_bytes": pass.link_bytes, "link_s": pass.link_s,
+                "link_bytes": pass.link_bytes, "kv_bytes": pass.kv_bytes, "link_s": pass.link_s,
                 "link_gb_per_s": pass.link_gb_per_s(), "share_of_link": self.share(pass),
                 "stall_s": pass.stall_s, "compute_s": pass.compute_s(),
                 "overlap": pass.overlap(),
@@ -135,6 +136,7 @@ fn stats(pass: &v1::Pass) -> PassStats {
         rows: pass.rows as usize,
         seconds: pass.seconds,
         link_bytes: pass.link_bytes,
+        kv_bytes: pass.kv_bytes,
         link_s: pass.link_s,
         stall_s: pass.stall_s,
     }

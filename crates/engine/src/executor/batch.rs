@@ -239,7 +239,13 @@ mod tests {
             session(8, 0, 0),
             session(1, 0, 0),
         ];
-        let batch = Batch::new(&members, &[2, 1, 3, 1], &settings(), &Pages::new(0, 0, 0), None);
+        let batch = Batch::new(
+            &members,
+            &[2, 1, 3, 1],
+            &settings(),
+            &Pages::new(0, 0, 0),
+            None,
+        );
         let row = |group: &RowSpan| (group.member, group.first_row, group.position);
         let groups: Vec<_> = batch.groups.iter().map(row).collect();
         assert_eq!(groups, [(1, 0, 5), (0, 1, 3), (2, 3, 0), (3, 6, 0)]);

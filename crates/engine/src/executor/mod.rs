@@ -163,11 +163,15 @@ impl Executor {
         pager.end_pass();
         self.staging.clear();
         let result = result?;
-        if let Some(stream) = &stream {
-            pager.end_stream(stream)?;
-        }
+        let kv_bytes = match &stream {
+            Some(stream) => pager.end_stream(stream)?,
+            None => 0,
+        };
         self.pause_s = result.pause_s;
-        self.last_pass = Some(self.streamer.end_pass(batch.rows())?);
+        self.last_pass = Some(PassStats {
+            kv_bytes,
+            ..self.streamer.end_pass(batch.rows())?
+        });
         self.passes += 1;
         Ok(result)
     }

@@ -20,7 +20,10 @@ impl Pass<'_> {
         let Some(stream) = self.stream else {
             return Ok(());
         };
-        let streaming = self.members.iter().filter(|m| stream.has_pages_of(&m.pages));
+        let streaming = self
+            .members
+            .iter()
+            .filter(|m| stream.has_pages_of(&m.pages));
         let first = streaming.map(|member| member.first_block()).min();
         self.progress.next_slices = first.unwrap_or(0);
         // The window is free: earlier passes have ended.

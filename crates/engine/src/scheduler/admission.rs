@@ -21,12 +21,13 @@ fn queue(sessions: &SessionTable) -> Vec<&Session> {
 }
 
 /// Returns the pages that the admitted sessions may need.
-pub(crate) fn committed(sessions: &SessionTable, pager: &Pager) -> PageCommitment {
+pub(crate) fn committed(
+    sessions: &SessionTable,
+    pager: &Pager,
+    policy: &SpillPolicy,
+) -> PageCommitment {
     let pages = pager.pages();
-    let held = PageCommitment {
-        pages: pages.held(),
-        largest: 0,
-    };
+    let held = PageCommitment::new(policy.room(pages), pages.held());
     let admitted = sessions.iter().filter(|s| s.state.is_admitted());
     admitted.fold(held, |all, session| {
         let copied = session.copied_pages(pages);
@@ -41,9 +42,7 @@ fn next_admitted(sessions: &SessionTable, pager: &Pager, policy: &SpillPolicy) -
         return Vec::new();
     }
     let most = queue.iter().map(|session| session.pages_most);
-    let pages = pager.pages();
-    let (device, elsewhere) = (pages.device().total(), policy.capacity(pages));
-    let count = admissible(committed(sessions, pager), most, device, elsewhere);
+    let count = admissible(committed(sessions, pager, policy), most);
     queue[..count].iter().map(|session| session.id).collect()
 }
 

@@ -5,10 +5,17 @@
 //! keeps its virtual time while the others advance, so every session is scheduled eventually. A
 //! time slice lasts several passes, during which the order of a session does not change: moving
 //! its pages pays only if they stay for a while.
+//!
+//! A session that is larger than the device runs with some of its pages there: those that the
+//! pass writes, and as many of the others as no other session needs. The rest streams through the
+//! KV window.
+
+use std::ops::Range;
 
 use djinn_kv::{PageId, PageTable, Pages};
 
 use super::{
+    frame_budget::FrameBudget,
     ready::{BatchLimits, ReadySession},
     rows::FreeRows,
 };
@@ -21,78 +28,11 @@ pub(crate) struct PassDecision {
     /// Sessions that run, in order, each with its number of tokens. Their pages are paged in
     /// after the eviction.
     pub run: Vec<(usize, usize)>,
+    /// Sessions that run without all of their pages on the device, each with the pages to page
+    /// in. Their other pages stream.
+    pub stream: Vec<(usize, Vec<PageId>)>,
     /// Virtual time of the first session in the order.
     pub virtual_time: u64,
-}
-
-/// Device frames while a decision is made.
-struct FrameBudget<'a> {
-    pages: &'a Pages,
-    /// Number of frames that no session holds. Frames of cached pages count as free.
-    free: usize,
-    /// Number of pages that can still be evicted, because another tier has room for them.
-    elsewhere: usize,
-    /// Number of held pages on the device that no session earlier in the order claims.
-    unclaimed: usize,
-    /// By page: whether the page stays on the device or is paged in.
-    stays: Vec<bool>,
-    /// By page: whether the page is evicted.
-    goes: Vec<bool>,
-}
-
-impl FrameBudget<'_> {
-    fn is_here(&self, page: PageId) -> bool {
-        self.pages.device_frame(page).is_some()
-    }
-
-    /// Whether a page may be evicted.
-    fn can_go(&self, page: PageId) -> bool {
-        self.is_here(page) && !self.stays[page.index()] && !self.goes[page.index()]
-    }
-
-    /// Claims the device pages of a session, so that sessions behind it cannot evict them.
-    fn claim(&mut self, table: &PageTable) {
-        for &page in table.pages() {
-            if self.can_go(page) {
-                self.unclaimed -= 1;
-                self.stays[page.index()] = true;
-            }
-        }
-    }
-
-    /// Marks all pages of a session as staying on the device or being paged in.
-    fn keep(&mut self, table: &PageTable) {
-        for page in table.pages() {
-            self.stays[page.index()] = true;
-        }
-    }
-
-    /// Number of pages of a session to page in; `None` if some of them cannot be.
-    fn to_page_in(&self, table: &PageTable) -> Option<usize> {
-        let can_come =
-            |page: &PageId| !self.goes[page.index()] && !self.pages.is_only_on_disk(*page);
-        let comes = |page: &&PageId| !self.is_here(**page) && !self.stays[page.index()];
-        let all = table.pages();
-        all.iter()
-            .all(can_come)
-            .then(|| all.iter().filter(comes).count())
-    }
-
-    /// Evicts pages of a session, the last first, until `wanted` frames are free.
-    fn evict(&mut self, wanted: usize, table: &PageTable, evicted: &mut Vec<PageId>) {
-        for &page in table.pages().iter().rev() {
-            if self.free >= wanted || self.elsewhere == 0 {
-                return;
-            }
-            if self.can_go(page) {
-                self.goes[page.index()] = true;
-                self.unclaimed -= 1;
-                self.elsewhere -= 1;
-                self.free += 1;
-                evicted.push(page);
-            }
-        }
-    }
 }
 
 /// Decides the next pass. `idle` are the tables of sessions that do not run now, in order of
@@ -114,53 +54,80 @@ pub(crate) fn decide(
             .map_or(0, |&i| ready[i].fair_share.virtual_time),
         ..PassDecision::default()
     };
-    let mut frames = FrameBudget {
-        pages,
-        free: pages.device_room(),
-        elsewhere,
-        unclaimed: pages.device().total() - pages.device_room(),
-        stays: vec![false; pages.index_bound()],
-        goes: vec![false; pages.index_bound()],
+    let mut frames = FrameBudget::new(pages, elsewhere, limits.window);
+    let is_large = |i: &usize| {
+        let rows = ready[*i].pending.min(limits.rows);
+        frames.is_too_large(ready[*i].table, &next_tokens(&ready[*i], rows))
     };
-    // Eviction takes idle sessions first, then ready sessions in reverse order.
-    let later = order.iter().rev().map(|&i| ready[i].table);
+    // Eviction takes idle sessions first. Pages of sessions larger than the device come next,
+    // because those sessions run without them. Ready sessions follow in reverse order.
+    let (large, small): (Vec<usize>, Vec<usize>) = order.iter().rev().copied().partition(is_large);
+    let later = large.iter().chain(&small).map(|&i| ready[i].table);
     let mut victims = idle.iter().copied().chain(later).peekable();
     let mut free_rows = FreeRows::new(ready, limits);
+    let mut is_first_blocked = false;
     for &i in &order {
         if decision.run.len() == limits.sessions {
             break;
         }
-        let session = &ready[i];
-        frames.claim(session.table);
+        let (session, is_first) = (&ready[i], i == order[0]);
+        let rows = free_rows.available(session, is_first);
+        let streams = rows > 0 && frames.is_too_large(session.table, &next_tokens(session, rows));
+        let plan = match streams {
+            true => frames.claim_part(session.table, session.computed),
+            false => frames.claim(session.table),
+        };
         // A session that lost pages to one before it cannot run in this pass.
-        let Some(coming) = frames.to_page_in(session.table) else {
+        let Some(plan) = plan.filter(|_| rows > 0) else {
             continue;
         };
-        let rows = free_rows.available(session, i == order[0]);
-        if rows == 0 {
-            continue;
-        }
-        let tokens = session.computed..session.computed + rows;
-        let needed = coming + pages.frames_needed(session.table, &tokens);
-        let available = frames.free + frames.unclaimed.min(frames.elsewhere);
+        let needed =
+            |rows| plan.coming() + pages.frames_needed(session.table, &next_tokens(session, rows));
+        let available = frames.available();
+        let rows = match streams && !session.whole {
+            true => most_rows(rows, |rows| needed(rows) <= available),
+            false => rows,
+        };
+        let needed = needed(rows);
         // The first session evicts what it can, so that those pages move to disk meanwhile.
-        if needed > available && i != order[0] {
+        if needed > available && !is_first {
             continue;
         }
-        while frames.free < needed.min(available) {
+        while frames.free() < needed.min(available) {
             let table = victims.peek().expect("unclaimed pages belong to a victim");
             frames.evict(needed, table, &mut decision.evict);
-            if frames.free < needed {
+            if frames.free() < needed {
                 victims.next();
             }
         }
         if needed > available {
+            is_first_blocked = true;
             continue;
         }
-        frames.keep(session.table);
-        frames.free -= needed;
+        if streams {
+            decision.stream.push((i, plan.arriving(&frames)));
+        }
+        frames.keep(plan, needed);
         free_rows.take(session, rows);
         decision.run.push((i, rows));
     }
+    if !is_first_blocked {
+        for (i, arriving) in &mut decision.stream {
+            frames.fill(ready[*i].table, arriving);
+        }
+    }
     decision
+}
+
+/// Returns the next `rows` tokens of a session.
+fn next_tokens(session: &ReadySession<'_>, rows: usize) -> Range<usize> {
+    session.computed..session.computed + rows
+}
+
+/// Returns the number of rows, at most `rows`, for which there are frames: `rows` halved until
+/// it fits, and at least one.
+fn most_rows(rows: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let mut halves = std::iter::successors(Some(rows), |rows| Some(rows / 2));
+    let found = halves.find(|&rows| rows <= 1 || fits(rows));
+    found.unwrap_or(rows)
 }

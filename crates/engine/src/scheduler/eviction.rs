@@ -90,9 +90,12 @@ pub(crate) fn evict_pages(residency: &mut SessionMemory<'_>, pages: &[PageId]) {
     residency.defer_failure(sent.map_err(EngineError::from), pages);
 }
 
-/// Whether a ready session lacks pages on the device.
+/// Whether a ready session lacks pages on the device. A session larger than the device always
+/// does, and runs without them.
 pub(crate) fn is_short(residency: &SessionMemory<'_>) -> bool {
     let pages = residency.pager.pages();
-    let lacks = |session: &Session| session.is_ready() && pages.nonresident(&session.pages) > 0;
+    let fits = |session: &Session| session.pages.len() <= pages.device().total();
+    let lacks = |session: &Session| pages.nonresident(&session.pages) > 0;
+    let lacks = |session: &Session| session.is_ready() && fits(session) && lacks(session);
     residency.sessions.iter().any(lacks)
 }

@@ -44,6 +44,10 @@ pub(crate) fn prefetch(residency: &mut SessionMemory<'_>, now: Instant) -> Vec<O
         {
             continue;
         }
+        // A session larger than the device streams its pages when it runs.
+        if table.len() > pages.device().total() {
+            continue;
+        }
         let short = pages.nonresident(table).saturating_sub(pages.device_room());
         if short > 0 {
             if pages.host_copies() < short || is_short(residency) {

@@ -9,6 +9,7 @@ pub(crate) mod disk_work;
 pub(crate) mod eviction;
 pub(crate) mod expiry;
 pub(crate) mod fair_share;
+mod frame_budget;
 pub(crate) mod owner_shares;
 pub(crate) mod ready;
 mod rows;

@@ -25,4 +25,6 @@ pub(crate) struct BatchLimits {
     pub sessions: usize,
     pub rows: usize,
     pub lens_rows: usize,
+    /// Number of pages that may stream through the KV window.
+    pub window: usize,
 }

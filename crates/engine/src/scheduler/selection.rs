@@ -1,6 +1,6 @@
 //! Selection of the members of the next pass, and paging-in of their pages.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 use djinn_kv::{Granularity, PageId};
 use djinn_types::SessionId;
@@ -74,6 +74,10 @@ pub(crate) fn select(
     );
     let run = decision.run.iter().map(|&(i, rows)| (ready[i].id, rows));
     let run: Vec<(SessionId, usize)> = run.collect();
+    let stream = decision.stream.into_iter();
+    let stream = stream
+        .map(|(i, arriving)| (ready[i].id, arriving))
+        .collect();
     let mut selection = PassSelection::default();
     if let Err(error) = residency.pager.evict(&decision.evict) {
         selection.lost = residency.fail_holders(&decision.evict, &error.into());
@@ -82,6 +86,7 @@ pub(crate) fn select(
         residency,
         limits,
         run,
+        &stream,
         seconds_per_row,
         now,
         owners,
@@ -92,16 +97,19 @@ pub(crate) fn select(
 
 /// Pages in the sessions that run next. A session whose pages arrive while earlier blocks compute
 /// runs in the pass; one that would delay the others joins a later pass. If all have to wait, the
-/// first runs.
+/// first runs. A session of `stream` always runs, because its pages arrive in every pass.
+#[allow(clippy::too_many_arguments)]
 fn page_in(
     residency: &mut SessionMemory<'_>,
     limits: &SelectionLimits,
     run: Vec<(SessionId, usize)>,
+    stream: &BTreeMap<SessionId, Vec<PageId>>,
     seconds_per_row: f64,
     now: Instant,
     owners: &mut OwnerShares,
     selection: &mut PassSelection,
 ) {
+    let mut stream_s = 0.0;
     let mut absent = Vec::new();
     for (id, rows) in run {
         let session = residency.sessions.known_mut(id);
@@ -109,6 +117,16 @@ fn page_in(
             continue;
         }
         session.state.note_scheduled(now);
+        if let Some(arriving) = stream.get(&id) {
+            match page_in_part(residency, id, arriving) {
+                Ok(seconds) => {
+                    stream_s += seconds;
+                    join(residency, id, rows, owners, selection);
+                }
+                Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),
+            }
+            continue;
+        }
         match residency.move_pages(id, |pager, session| Ok(pager.is_resident(&session.pages)?)) {
             Ok(true) => join(residency, id, rows, owners, selection),
             Ok(false) => absent.push((id, rows)),
@@ -116,7 +134,7 @@ fn page_in(
         }
     }
     let rows: usize = selection.run.iter().map(|(_, rows)| rows).sum();
-    let (pass_s, mut coming_s) = (seconds_per_row * rows as f64, 0.0);
+    let (pass_s, mut coming_s) = (seconds_per_row * rows as f64 + stream_s, 0.0);
     let mut most = limits.pages_of_a_pass();
     for (id, rows) in absent {
         let session = residency.sessions.known(id);
@@ -136,6 +154,20 @@ fn page_in(
             Err(lost) => selection.lost.extend(lost.map(|lost| *lost)),
         }
     }
+}
+
+/// Pages in some pages of a session whose other pages stream. Returns how many seconds its pages
+/// need to arrive.
+fn page_in_part(
+    residency: &mut SessionMemory<'_>,
+    id: SessionId,
+    arriving: &[PageId],
+) -> Result<f64, Option<Box<Output>>> {
+    residency.move_pages(id, |pager, session| {
+        let seconds = pager.copy_in_seconds(pager.pages().nonresident(&session.pages));
+        pager.copy_in(arriving, Granularity::FromBlock(session.first_block()))?;
+        Ok(seconds)
+    })
 }
 
 /// Pages in up to `most` pages of a session, behind the weights that are in transit.

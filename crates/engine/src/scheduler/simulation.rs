@@ -1,17 +1,20 @@
-//! Simulation of the scheduler over random sessions: no session starves, nothing deadlocks, and
-//! pages are never mixed up. A failure prints its inputs.
+//! Simulation of the scheduler over random sessions, some of them larger than the device: no
+//! session starves, nothing deadlocks, and pages are never mixed up. A failure prints its inputs.
+
+use std::collections::BTreeSet;
 
 use djinn_kv::{PageContent, PageId, PageTable, Pages};
 use proptest::prelude::*;
 
 use super::{
-    commitment::{PageCommitment, admissible},
-    decision::decide,
-    disk_work::{disk_work, host_reserve},
+    commitment::{PageCommitment, PageRoom, admissible},
+    decision::{PassDecision, decide},
+    disk_work::disk_work,
     fair_share::{Class, FairShare, SLICE_PASSES},
     owner_shares::{ActiveShare, OwnerShares},
     ready::{BatchLimits, ReadySession},
 };
+use crate::{probe::probe_limits::ProbeLimits, settings::Settings};
 
 const CLASSES: [Class; 3] = [Class::Realtime, Class::Interactive, Class::Batch];
 const PAGE: usize = 2;
@@ -58,14 +61,18 @@ struct World {
     all: Vec<Simulated>,
     limits: BatchLimits,
     clock: u64,
+    room: PageRoom,
     /// Host frames reserved for pages from disk.
     reserve: usize,
-    largest: usize,
+    /// Host frames to keep free where there is a disk.
+    margin: usize,
     /// Pages in transit between host and disk.
     moving: Vec<PageId>,
     /// Consecutive passes in which nothing moved.
     stuck: usize,
     random: u64,
+    /// Number of passes in which pages streamed.
+    streamed: usize,
 }
 
 impl World {
@@ -79,11 +86,15 @@ impl World {
         self.pages.host().total() - self.reserve + self.pages.disk().total()
     }
 
+    fn room(&self) -> PageRoom {
+        PageRoom {
+            elsewhere: self.elsewhere(),
+            ..self.room
+        }
+    }
+
     fn promised(&self) -> PageCommitment {
-        let held = PageCommitment {
-            pages: self.pages.held(),
-            largest: 0,
-        };
+        let held = PageCommitment::new(self.room(), self.pages.held());
         let admitted = self.all.iter().filter(|s| s.admitted);
         admitted.fold(held, |all, s| all.and(s.most, s.more(&self.pages)))
     }
@@ -102,8 +113,7 @@ impl World {
         let mut queue: Vec<usize> = (0..self.all.len()).filter(is_queued).collect();
         queue.sort_by_key(|&i| (self.all[i].fair_share.virtual_time, i));
         let most = queue.iter().map(|&i| self.all[i].most);
-        let (device, elsewhere) = (self.pages.device().total(), self.elsewhere());
-        let count = admissible(self.promised(), most, device, elsewhere);
+        let count = admissible(self.promised(), most);
         for &i in &queue[..count] {
             self.all[i].admitted = true;
             self.all[i].fair_share = self.all[i].fair_share.rejoin(self.clock);
@@ -116,7 +126,7 @@ impl World {
         let left = s.most - s.table.len();
         let not_yet = 1 - (s.more(&self.pages) - left);
         let promised = self.promised().and_fork(s.most, left + not_yet, 1);
-        if s.tokens == 0 || !promised.fits(self.pages.device().total(), self.elsewhere()) {
+        if s.tokens == 0 || !promised.fits() {
             return;
         }
         let fork = Simulated {
@@ -195,7 +205,7 @@ impl World {
             ids.iter().map(|&i| &self.all[i].table).collect()
         };
         let (wanted, idle) = (tables(&order), tables(idle));
-        let work = disk_work(&wanted, &idle, &self.pages, self.reserve + self.largest);
+        let work = disk_work(&wanted, &idle, &self.pages, self.margin);
         for page in work.fetch {
             self.moving
                 .extend(self.pages.fetch(page).map(|going| going.page));
@@ -204,6 +214,32 @@ impl World {
             self.moving
                 .extend(self.pages.spill(page).map(|going| going.page));
         }
+    }
+
+    /// Moves the pages of the sessions that run, as the selection does. Checks that pages that are
+    /// not on the device are in host memory and fit in the window.
+    fn page_in(&mut self, ids: &[usize], decision: &PassDecision) -> Result<(), TestCaseError> {
+        for &(i, rows) in &decision.run {
+            let s = &mut self.all[ids[i]];
+            let part = decision.stream.iter().find(|(session, _)| *session == i);
+            let arriving = part.map_or(s.table.pages(), |(_, arriving)| arriving);
+            for &page in arriving {
+                self.pages.copy_in(page).expect("room was made");
+            }
+            let tokens = s.tokens..s.tokens + rows;
+            self.pages
+                .prepare_write(&mut s.table, tokens)
+                .expect("room was made");
+        }
+        let tables = decision.run.iter().map(|(i, _)| &self.all[ids[*i]].table);
+        let pages: BTreeSet<PageId> = tables.flat_map(PageTable::pages).copied().collect();
+        let away = |page: &&PageId| self.pages.device_frame(**page).is_none();
+        let away: Vec<&PageId> = pages.iter().filter(away).collect();
+        let in_host = |page: &&PageId| self.pages.host_frame(**page).is_some();
+        prop_assert!(away.iter().all(in_host), "a page cannot stream");
+        prop_assert!(away.len() <= self.limits.window, "the window overflows");
+        self.streamed += usize::from(!away.is_empty());
+        Ok(())
     }
 
     /// Runs one pass.
@@ -240,23 +276,17 @@ impl World {
         let first = (0..ids.len()).min_by_key(order);
         let is_first = decision.run.first().map(|run| run.0) == first;
         self.clock = self.clock.max(decision.virtual_time);
-        for page in decision.evict {
+        for &page in &decision.evict {
             let sent = self.pages.evict(page);
             prop_assert!(sent.is_ok(), "there is room for what goes");
         }
         for &i in &ids {
             self.all[i].hungry += 1;
         }
+        self.page_in(&ids, &decision)?;
         for (i, rows) in decision.run {
             let s = &mut self.all[ids[i]];
-            for &page in s.table.pages() {
-                self.pages.copy_in(page).expect("room was made");
-            }
-            let tokens = s.tokens..s.tokens + rows;
-            s.tokens = tokens.end;
-            self.pages
-                .prepare_write(&mut s.table, tokens)
-                .expect("room was made");
+            s.tokens += rows;
             s.fair_share.charge();
             s.hungry = 0;
             let before = s.tokens - rows;
@@ -309,54 +339,156 @@ proptest! {
         limit in prop::option::of(0usize..40),
         random: u64,
     ) {
-        let sessions = asked.iter().map(|&(wanted, class, comes, prompt)| {
-            let wanted = wanted.min(device * PAGE);
-            Simulated {
-                table: PageTable::new(PAGE),
-                fair_share: FairShare::new(CLASSES[class], 0),
-                most: wanted.div_ceil(PAGE),
-                tokens: 0,
-                wanted,
-                prompt,
-                waits: 1 + comes,
-                admitted: false,
-                hungry: 0,
-            }
-        });
-        let all: Vec<Simulated> = sessions.collect();
-        let largest = all.iter().map(|s| s.most).max().unwrap_or(1);
-        // A disk requires host memory for the largest session.
-        let disk = if host < 2 * largest { 0 } else { disk };
-        let mut world = World {
-            pages: Pages::new(device, host, disk),
-            all,
-            limits: BatchLimits { sessions: most, rows, lens_rows: 0 },
-            clock: 0,
-            reserve: if disk > 0 { host_reserve(host, largest) } else { 0 },
-            largest,
-            moving: Vec::new(),
-            stuck: 0,
-            random,
-        };
-        world.pages.set_cache_limit(limit.unwrap_or(usize::MAX));
-        for step in 0.. {
-            prop_assert!(step < 100_000, "it never ends");
-            if world.all.iter().all(|s| s.tokens == s.wanted) {
-                break;
-            }
-            world.step()?;
-        }
-        while let Some(page) = world.moving.pop() {
-            world.pages.finish_transfer(page, true);
-        }
-        let pages = &world.pages;
-        let room = (pages.device_room(), pages.host_room(), pages.disk_free());
-        prop_assert_eq!(room, (device, host, disk));
-        world.pages.clear_cache();
-        let pages = &world.pages;
-        let free = (pages.device().free(), pages.host().free(), pages.disk().free());
-        prop_assert_eq!(free, (device, host, disk));
+        let sizes = Sizes { device, host, disk, window: 0, most, rows, limit };
+        simulate(&sizes, &asked, random)?;
     }
+
+    /// The same with sessions of up to ten times the device.
+    #[test]
+    fn sessions_larger_than_the_device_get_there(
+        device in 8usize..24, window in 1usize..200, host in 0usize..240, disk in 0usize..120,
+        most in 1usize..6, rows in 1usize..8,
+        asked in prop::collection::vec((1usize..320, 0usize..3, 0usize..60, 0u32..4), 1..9),
+        limit in prop::option::of(0usize..40),
+        random: u64,
+    ) {
+        let sizes = Sizes { device, host, disk, window, most, rows, limit };
+        simulate(&sizes, &asked, random)?;
+    }
+}
+
+#[test]
+fn sessions_larger_than_the_device_stream_beside_others() {
+    let sizes = Sizes {
+        device: 12,
+        host: 80,
+        disk: 0,
+        window: 60,
+        most: 4,
+        rows: 6,
+        limit: None,
+    };
+    // One session of 60 pages, two that fit, and another large one that comes later.
+    let asked = [(120, 1, 0, 0), (8, 1, 3, 1), (10, 2, 5, 2), (70, 0, 9, 3)];
+    let streamed = simulate(&sizes, &asked, 3).expect("all sessions end");
+    assert!(streamed > 60, "{streamed}");
+}
+
+/// Sizes of a simulated engine.
+struct Sizes {
+    device: usize,
+    host: usize,
+    disk: usize,
+    window: usize,
+    /// Maximum number of sessions in a pass.
+    most: usize,
+    rows: usize,
+    /// Maximum number of cached pages, if there is one.
+    limit: Option<usize>,
+}
+
+/// Number of tokens of a session, at most `wanted`, that an engine with this room accepts.
+fn accepted(room: PageRoom, wanted: usize) -> usize {
+    let fits = |pages: &usize| PageCommitment::new(room, 0).and(*pages, *pages).fits();
+    let most = (1..=wanted.div_ceil(PAGE)).rev().find(fits);
+    wanted.min(most.unwrap_or(0) * PAGE)
+}
+
+/// Runs sessions of `asked` tokens, class, arrival and kind of prompt until all of them end. Returns the number of
+/// passes in which pages streamed.
+fn simulate(
+    sizes: &Sizes,
+    asked: &[(usize, usize, usize, u32)],
+    random: u64,
+) -> Result<usize, TestCaseError> {
+    let &Sizes {
+        device,
+        host,
+        disk,
+        window,
+        most,
+        rows,
+        limit,
+    } = sizes;
+    let pages = asked.iter().map(|(wanted, ..)| wanted.div_ceil(PAGE));
+    let largest = pages.max().unwrap_or(1);
+    // A disk requires host memory for the largest session.
+    let disk = if host < 2 * largest.min(device) {
+        0
+    } else {
+        disk
+    };
+    let settings = Settings {
+        rows,
+        sessions: most,
+        open: asked.len(),
+        context: largest * PAGE,
+        pages: device,
+        window_pages: window,
+        host_pages: host,
+        disk_pages: disk,
+        page_tokens: PAGE,
+        logit_rows: most,
+        probe_limits: ProbeLimits::default(),
+    };
+    let reserve = PageRoom::host_reserve(&settings);
+    let room = PageRoom::new(&settings, host - reserve + disk);
+    let sessions = asked.iter().map(|&(wanted, class, comes, prompt)| {
+        let wanted = accepted(room, wanted);
+        Simulated {
+            table: PageTable::new(PAGE),
+            fair_share: FairShare::new(CLASSES[class], 0),
+            most: wanted.div_ceil(PAGE),
+            tokens: 0,
+            wanted,
+            prompt,
+            waits: 1 + comes,
+            admitted: false,
+            hungry: 0,
+        }
+    });
+    let all: Vec<Simulated> = sessions.filter(|s| s.wanted > 0).collect();
+    let mut world = World {
+        pages: Pages::new(device, host, disk),
+        all,
+        limits: BatchLimits {
+            sessions: most,
+            rows,
+            lens_rows: 0,
+            window,
+        },
+        clock: 0,
+        room,
+        reserve,
+        margin: reserve + PageRoom::most_at_once(&settings),
+        moving: Vec::new(),
+        stuck: 0,
+        random,
+        streamed: 0,
+    };
+    world.pages.set_cache_limit(limit.unwrap_or(usize::MAX));
+    for step in 0.. {
+        prop_assert!(step < 100_000, "it never ends");
+        if world.all.iter().all(|s| s.tokens == s.wanted) {
+            break;
+        }
+        world.step()?;
+    }
+    while let Some(page) = world.moving.pop() {
+        world.pages.finish_transfer(page, true);
+    }
+    let pages = &world.pages;
+    let room = (pages.device_room(), pages.host_room(), pages.disk_free());
+    prop_assert_eq!(room, (device, host, disk));
+    world.pages.clear_cache();
+    let pages = &world.pages;
+    let free = (
+        pages.device().free(),
+        pages.host().free(),
+        pages.disk().free(),
+    );
+    prop_assert_eq!(free, (device, host, disk));
+    Ok(world.streamed)
 }
 
 /// Passes of the first session, which is its owner's only one, and the least and most passes of
@@ -380,6 +512,7 @@ fn competition(many: usize, slots: usize, rows: usize, churn: bool) -> Competiti
         sessions: slots,
         rows: usize::MAX / 2,
         lens_rows: 0,
+        window: 0,
     };
     let before = 3 * SLICE_PASSES as usize;
     for pass in 0..before + 8 * SLICE_PASSES as usize * (many + 1) {

@@ -6,7 +6,8 @@ use djinn_kv::{DiskDirection, PageTable, Pager, Pages};
 use djinn_types::SessionId;
 
 use super::{
-    disk_work::{disk_work, host_reserve},
+    commitment::PageRoom,
+    disk_work::disk_work,
     waiting::{expected, idle_tables},
 };
 use crate::{
@@ -20,9 +21,12 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Room for pages outside the device, and the state of the disk.
 pub(crate) struct SpillPolicy {
+    /// Room for pages if the disk accepts them.
+    room: PageRoom,
     /// Host frames that only pages from disk take; 0 without a disk.
     reserve: usize,
-    /// Host frames to keep free: the reserve, and room for the largest session.
+    /// Host frames to keep free: the reserve, and room for the pages of the largest session that
+    /// can be on the device.
     margin: usize,
     /// Maximum number of pages of a session.
     largest: usize,
@@ -39,15 +43,15 @@ pub(crate) struct SpillPolicy {
 impl SpillPolicy {
     /// Creates the policy for these settings.
     pub fn new(settings: &Settings, pager: &Pager) -> Self {
-        let largest = settings.table_pages();
         let (reserve, margin) = match pager.has_disk() {
             false => (0, 0),
             true => {
-                let reserve = host_reserve(settings.host_pages, largest);
-                (reserve, reserve + largest)
+                let reserve = PageRoom::host_reserve(settings);
+                (reserve, reserve + PageRoom::most_at_once(settings))
             }
         };
         SpillPolicy {
+            room: PageRoom::new(settings, 0),
             reserve,
             margin,
             largest,
@@ -80,8 +84,16 @@ impl SpillPolicy {
         pages.host_room().saturating_sub(self.reserve)
     }
 
+    /// Room for pages in all tiers.
+    pub fn room(&self, pages: &Pages) -> PageRoom {
+        PageRoom {
+            elsewhere: self.capacity(pages),
+            ..self.room
+        }
+    }
+
     /// Number of pages that can be outside the device at all.
-    pub fn capacity(&self, pages: &Pages) -> usize {
+    fn capacity(&self, pages: &Pages) -> usize {
         let disk = match self.failure {
             None => pages.disk().total(),
             // A disk that accepts no more pages still holds those it has.

@@ -2,7 +2,7 @@ use djinn_kv::{PageId, PageTable, Pages};
 use proptest::prelude::*;
 
 use super::{
-    commitment::{PageCommitment, admissible},
+    commitment::{PageCommitment, PageRoom, admissible},
     decision::decide,
     fair_share::{Class, FairShare},
     ready::{BatchLimits, ReadySession},
@@ -45,6 +45,7 @@ fn limits(sessions: usize, rows: usize) -> BatchLimits {
         sessions,
         rows,
         lens_rows: 0,
+        window: 0,
     }
 }
 
@@ -234,11 +235,17 @@ fn a_long_session_is_not_starved_by_short_ones_that_keep_coming() {
 #[test]
 fn nobody_overtakes_and_a_swap_stays_possible() {
     let check = |held: &[usize], queue: &[usize], device, host, expect| {
+        let room = PageRoom {
+            device,
+            session: device,
+            window: 0,
+            written: 1,
+            elsewhere: host,
+        };
         let promised = held
             .iter()
-            .fold(PageCommitment::default(), |all, &n| all.and(n, n));
-        let queue = queue.iter().copied();
-        assert_eq!(admissible(promised, queue, device, host), expect);
+            .fold(PageCommitment::new(room, 0), |all, &n| all.and(n, n));
+        assert_eq!(admissible(promised, queue.iter().copied()), expect);
     };
     check(&[], &[4, 4], 8, 0, 2);
     check(&[], &[4, 4, 1], 8, 0, 2);

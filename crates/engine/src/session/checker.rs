@@ -9,6 +9,7 @@ use super::{probe_reserve::ProbeReserve, request::Request};
 use crate::{
     error::{EngineError, LimitKind},
     probe::{Probe, breakpoint::RunUntil},
+    scheduler::commitment::{PageCommitment, PageRoom},
     settings::Settings,
 };
 
@@ -134,14 +135,25 @@ impl RequestChecker {
         };
         let pages = PageTable::new(settings.page_tokens).missing(most);
         let total = settings.pages;
-        match pages > total {
-            true => Err(EngineError::from(OutOfPages {
+        let elsewhere = settings.host_pages.saturating_add(settings.disk_pages);
+        let elsewhere = elsewhere.saturating_sub(PageRoom::host_reserve(settings));
+        let room = PageRoom::new(settings, elsewhere);
+        if PageCommitment::new(room, 0).and(pages, pages).fits() {
+            return Ok(pages);
+        }
+        Err(match settings.window_pages {
+            0 => EngineError::from(OutOfPages {
                 wanted: pages,
                 free: total,
                 total,
-            })),
-            false => Ok(pages),
-        }
+            }),
+            window => EngineError::SessionTooLarge {
+                pages,
+                device: total,
+                window,
+                host: settings.host_pages,
+            },
+        })
     }
 
     /// Whether a request was checked for this engine.

@@ -49,7 +49,7 @@ impl From<&EngineError> for SessionFailure {
         use EngineError as E;
         let kind = match error {
             E::Device(_) | E::Weights(_) | E::Workers { .. } => FailureKind::Device,
-            E::OutOfPages(_) | E::NoRoom(_) => FailureKind::KvMemory,
+            E::OutOfPages(_) | E::SessionTooLarge { .. } | E::NoRoom(_) => FailureKind::KvMemory,
             E::Spill(_) => FailureKind::Spill,
             E::Wal(_) | E::NotWritten(_) => FailureKind::Log,
             _ => FailureKind::Other,

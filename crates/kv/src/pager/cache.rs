@@ -9,7 +9,7 @@ impl<C: PageCopier> Pager<C> {
     /// Sets the maximum number of bytes of cached pages, of all tiers together. `None` lets the
     /// tiers limit them.
     pub fn set_cache_limit(&mut self, bytes: Option<u64>) {
-        let pages = bytes.map(|bytes| bytes / self.page_bytes.max(1));
+        let pages = bytes.map(|bytes| bytes / self.region.page_bytes().max(1));
         let pages = pages.and_then(|pages| usize::try_from(pages).ok());
         self.pages.set_cache_limit(pages.unwrap_or(usize::MAX));
     }

@@ -4,22 +4,44 @@ use std::{
     ops::Range,
 };
 
-use djinn_device::Stream;
+use djinn_device::{KvLayer, Stream};
+use djinn_types::DType;
 use proptest::prelude::*;
 
-use super::{Granularity, PageCopier, Pager};
+use super::{Granularity, PageCopier, Pager, WindowCopy};
 use crate::error::Result;
 use crate::frames::Frame;
-use crate::page::PageCopy;
+use crate::page::{PageCopy, PageId};
 use crate::page_table::PageTable;
 use crate::pages::Pages;
+use crate::region::{KvRegion, WINDOW_HALVES};
+
+/// Number of pages that stream through the window.
+const WINDOW: usize = 6;
 
 /// Number of blocks of a page; each block holds one number.
 const BLOCKS: usize = 3;
 
+/// Region of pages with one number in each block.
+fn region(frames: usize) -> KvRegion {
+    let layer = KvLayer {
+        offset: 0,
+        page_bytes: 0,
+        pages: frames,
+        page_tokens: 1,
+        kv_heads: 1,
+        d_head: 1,
+        dtype: DType::F32,
+    };
+    KvRegion::new(layer, BLOCKS, WINDOW)
+}
+
 /// Simulated device with streams that run at random times, in any order that events allow.
 struct LateDevice {
     slab: RefCell<Vec<[u64; BLOCKS]>>,
+    region: KvRegion,
+    /// Number in each slice of the region; only those of the window are used.
+    window: RefCell<Vec<u64>>,
     host: RefCell<Vec<[u64; BLOCKS]>>,
     streams: RefCell<[VecDeque<StreamItem>; 4]>,
     /// Whether each event is past.
@@ -33,6 +55,10 @@ enum StreamItem {
     CopyOut(Frame, Frame),
     CopyIn(Frame, Frame, Range<usize>),
     Copy(Frame, Frame),
+    /// Copy of a block of a page in host memory to a slice.
+    CopySlice(Frame, usize, usize),
+    /// Computation that expects a number in a slice.
+    ReadSlice(usize, u64),
     /// Computation that expects a number in a block of a page, and writes another.
     Compute(Frame, usize, Option<u64>, u64),
 }
@@ -50,6 +76,8 @@ impl LateDevice {
     fn new(device: usize, host: usize, seed: u64) -> Self {
         LateDevice {
             slab: RefCell::new(vec![[u64::MAX; BLOCKS]; device]),
+            region: region(device),
+            window: RefCell::new(vec![u64::MAX; region(device).slices()]),
             host: RefCell::new(vec![[u64::MAX; BLOCKS]; host]),
             streams: RefCell::default(),
             past: RefCell::default(),
@@ -91,6 +119,13 @@ impl LateDevice {
             StreamItem::CopyOut(from, to) => host[at(to)] = slab[at(from)],
             StreamItem::CopyIn(from, to, blocks) => {
                 slab[at(to)][blocks.clone()].copy_from_slice(&host[at(from)][blocks]);
+            }
+            StreamItem::CopySlice(from, block, slice) => {
+                self.window.borrow_mut()[slice] = host[at(from)][block];
+            }
+            StreamItem::ReadSlice(slice, expect) => {
+                let found = self.window.borrow()[slice];
+                assert_eq!(found, expect, "the slice holds another page");
             }
             StreamItem::Copy(from, to) => slab[at(to)] = slab[at(from)],
             StreamItem::Compute(frame, block, expect, leave) => {
@@ -145,6 +180,15 @@ impl PageCopier for LateDevice {
         Ok(())
     }
 
+    fn copy_to_window(&self, pages: &[WindowCopy], block: usize) -> Result<()> {
+        for page in pages {
+            let slice = window_slice(&self.region, block, page.at);
+            let item = StreamItem::CopySlice(page.from, block, slice);
+            self.put(Stream::PageIn, item);
+        }
+        Ok(())
+    }
+
     fn copy_on_device(&self, from: Frame, to: Frame) -> Result<()> {
         self.put(Stream::Compute, StreamItem::Copy(from, to));
         Ok(())
@@ -157,6 +201,85 @@ impl PageCopier for LateDevice {
     fn drain(&self) {
         while (0..4).any(|stream| self.run(stream)) {}
     }
+}
+
+/// Slice of the region that holds a block of the page at a place of the window.
+fn window_slice(region: &KvRegion, block: usize, at: usize) -> usize {
+    region.window_index(KvRegion::half_of(block), at) + block
+}
+
+/// Runs a pass over a sequence of which only the last page has to be on the device. Block after
+/// block, the pass reads all pages, and writes to the last.
+fn run_streamed(
+    pager: &mut Pager<LateDevice>,
+    sequence: &mut Sequence,
+    fresh: &mut u64,
+) -> Result<()> {
+    let Some((last, older)) = sequence.table.pages().split_last() else {
+        return Ok(());
+    };
+    let away = |page: &&PageId| pager.pages().device_frame(**page).is_none();
+    if older.iter().filter(away).count() > WINDOW {
+        return Ok(());
+    }
+    pager.copy_in(&[*last], Granularity::FromBlock(0))?;
+    let written = sequence.table.len() - 1;
+    pager.prepare_write(&mut sequence.table, written..written + 1)?;
+    let pending = pager.pending(std::iter::once(&sequence.table))?;
+    pager.begin_pass()?;
+    let stream = pager.stream(std::iter::once(&sequence.table))?;
+    let mut slices = VecDeque::new();
+    if let Some(stream) = &stream {
+        for block in 0..WINDOW_HALVES {
+            slices.push_back(stream.copy_block(block, None)?);
+        }
+    }
+    let number = *fresh;
+    for block in 0..BLOCKS {
+        for event in pending.events_before(block, block.checked_sub(1)) {
+            pager.copier.wait(Stream::Compute, event)?;
+        }
+        if let Some(event) = slices.pop_front() {
+            pager.copier.wait(Stream::Compute, &event)?;
+        }
+        let half = KvRegion::half_of(block);
+        let indexes: Vec<usize> = match &stream {
+            Some(stream) => stream
+                .indexes(pager.pages(), &sequence.table, half)
+                .collect(),
+            None => {
+                let frames = pager.pages().frames(&sequence.table);
+                frames
+                    .map(|frame| pager.region.frame_index(frame))
+                    .collect()
+            }
+        };
+        for (i, index) in indexes.into_iter().enumerate() {
+            let expect = sequence.numbers[i];
+            let frame = index / BLOCKS;
+            let item = match frame < pager.pages().device().total() {
+                true => {
+                    let leave = if i < written { expect } else { number };
+                    StreamItem::Compute(Frame(frame as u32), block, Some(expect), leave)
+                }
+                false => StreamItem::ReadSlice(index + block, expect),
+            };
+            pager.copier.put(Stream::Compute, item);
+        }
+        if let Some(stream) = &stream
+            && block + WINDOW_HALVES < BLOCKS
+        {
+            let read = pager.copier.record(Stream::Compute)?;
+            slices.push_back(stream.copy_block(block + WINDOW_HALVES, Some(&read))?);
+        }
+    }
+    pager.end_pass();
+    if let Some(stream) = &stream {
+        pager.end_stream(stream)?;
+    }
+    sequence.numbers[written] = number;
+    *fresh += 1;
+    Ok(())
 }
 
 /// A sequence: its page table, and the number in each page.
@@ -224,10 +347,10 @@ proptest! {
     #[test]
     fn every_sequence_finds_its_own_numbers(
         device in 1usize..12, host in 0usize..12, seed: u64,
-        moves in prop::collection::vec((0usize..4, 0u8..8, 0usize..6), 1..120),
+        moves in prop::collection::vec((0usize..4, 0u8..10, 0usize..6), 1..120),
     ) {
         let pages = Pages::new(device, host, 0);
-        let mut pager = Pager::with(LateDevice::new(device, host, seed), pages, 1, BLOCKS);
+        let mut pager = Pager::with(LateDevice::new(device, host, seed), pages, region(device));
         let mut all: Vec<Sequence> = (0..4)
             .map(|_| Sequence { table: PageTable::new(1), numbers: Vec::new() })
             .collect();
@@ -258,6 +381,7 @@ proptest! {
                 }
                 4 => { pager.is_resident(&sequence.table).unwrap(); }
                 5 => pager.copy_out(sequence.table.pages()).unwrap(),
+                6 | 7 => { let _ = run_streamed(&mut pager, sequence, &mut fresh); }
                 _ => { let _ = run(&mut pager, sequence, count, &mut fresh); }
             }
             pager.pages().check_integrity(all.iter().map(|sequence| &sequence.table));
@@ -273,7 +397,7 @@ fn pages_are_copying_out_until_the_copy_is_done() {
     let mut seen = 0;
     for seed in 0..50 {
         let pages = Pages::new(4, 4, 0);
-        let mut pager = Pager::with(LateDevice::new(4, 4, seed), pages, 1, BLOCKS);
+        let mut pager = Pager::with(LateDevice::new(4, 4, seed), pages, region(4));
         let mut table = PageTable::new(1);
         pager.prepare_write(&mut table, 0..4).unwrap();
         assert!(!pager.is_copying_out(&table));

@@ -133,14 +133,16 @@ impl<C: PageCopier> Pager<C> {
     }
 
     /// Ends a stream of pages: counts its traffic, and keeps the host frames until its copies are
-    /// done. A pass that ends early may leave copies in flight.
-    pub fn end_stream(&mut self, stream: &PageStream<C>) -> Result<()> {
-        let end = self.copier.record(Stream::PageIn)?;
-        let transfer = PageTransfer::new(stream.start.clone(), vec![end], 0, stream.bytes());
+    /// done. A pass that ends early may leave copies in flight. Returns the number of bytes that
+    /// streamed.
+    pub fn end_stream(&mut self, stream: &PageStream<C>) -> Result<u64> {
+        let (end, bytes) = (self.copier.record(Stream::PageIn)?, stream.bytes());
+        let transfer = PageTransfer::new(stream.start.clone(), vec![end], 0, bytes);
         for copy in &stream.copies {
             self.host_transfers[copy.from.index()] = Some(Arc::clone(&transfer));
         }
         self.streamed.push_back(transfer);
-        self.read_times()
+        self.read_times()?;
+        Ok(bytes)
     }
 }

@@ -84,6 +84,7 @@ fn pass(pass: &PassStats) -> v1::Pass {
         rows: pass.rows as u64,
         seconds: pass.seconds,
         link_bytes: pass.link_bytes,
+        kv_bytes: pass.kv_bytes,
         link_s: pass.link_s,
         stall_s: pass.stall_s,
     }
@@ -155,6 +156,7 @@ fn model_status(model: v1::Model, reading: Option<&ModelReading>) -> v1::ModelSt
         disk: tier(snapshot.pages.disk),
         paged_out_bytes: snapshot.paged.copied_out.bytes,
         paged_in_bytes: snapshot.paged.copied_in.bytes,
+        paged_streamed_bytes: snapshot.paged.streamed.bytes,
         sessions: sessions
             .map(|(state, count)| ((*state).to_owned(), *count))
             .collect(),

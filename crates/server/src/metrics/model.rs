@@ -240,6 +240,7 @@ const METRICS: &[ModelMetric] = &[
             let ways = [
                 ("to-host", paged.copied_out),
                 ("to-device", paged.copied_in),
+                ("to-window", paged.streamed),
                 ("to-disk", paged.spilled),
                 ("from-disk", paged.fetched),
             ];

@@ -67,7 +67,9 @@ pub(super) fn is_memory_shortage(error: &ServeError) -> bool {
             | EngineError::HostBudget { .. }
             | EngineError::HostMemory { .. }
             | EngineError::SpillNeedsHost { .. }
+            | EngineError::WindowNeedsHost { .. }
             | EngineError::OutOfPages(_)
+            | EngineError::SessionTooLarge { .. }
     )
 }
 
@@ -216,7 +218,12 @@ pub fn draw(
     Ok(blueprint)
 }
 
-/// Measures the link's bandwidth in bytes per second; 0 where no weights stream. A file is read for this
+/// Whether weights or KV pages stream in some pass.
+pub(super) fn streams(blueprint: &Blueprint) -> bool {
+    blueprint.plan().streams() || blueprint.streamed_kv_bytes() > 0
+}
+
+/// Measures the link's bandwidth in bytes per second; 0 where nothing streams. A file is read for this
 /// time.
 pub(super) fn link_ceiling(
     backend: &dyn Backend,
@@ -224,7 +231,7 @@ pub(super) fn link_ceiling(
     blueprint: &Blueprint,
     time: Duration,
 ) -> f64 {
-    if !blueprint.plan().streams() {
+    if !streams(blueprint) {
         return 0.0;
     }
     let measure = |time| rates::link_bandwidth(backend, model, blueprint, time, 0.0).unwrap_or(0.0);

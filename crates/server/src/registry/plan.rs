@@ -8,7 +8,7 @@ use djinn_model::Model;
 use djinn_weights::{Bound, PlannedPiece, Rates, Region};
 use djinn_wire::v1;
 
-use super::load::{ModelLoader, link_ceiling};
+use super::load::{ModelLoader, link_ceiling, streams};
 use crate::{ServeError, engine_thread::facts};
 
 /// Duration for which files are read to measure their bandwidth.
@@ -25,11 +25,11 @@ pub(super) fn plan(
     let blueprint = loader.blueprint(&model)?;
     let backend = &*loader.config.backend;
     let link = match request.link_bytes_per_s {
-        Some(rate) if blueprint.plan().streams() => rate,
+        Some(rate) if streams(&blueprint) => rate,
         Some(_) => 0.0,
         None => link_ceiling(backend, &model, &blueprint, FILE_TIME),
     };
-    if blueprint.plan().streams() && link <= 0.0 {
+    if streams(&blueprint) && link <= 0.0 {
         return Err(ServeError::Internal(
             "The bandwidth of the link could not be measured: check the model's files and the free host \
              memory, or give the bandwidth"
@@ -43,7 +43,10 @@ pub(super) fn plan(
     let mut reply = describe(backend, &model, &blueprint);
     reply.link_bytes_per_s = link;
     reply.pass_s = match link > 0.0 {
-        true => blueprint.plan().ring.streamed_bytes() as f64 / link,
+        true => {
+            let streamed = blueprint.plan().ring.streamed_bytes() + blueprint.streamed_kv_bytes();
+            streamed as f64 / link
+        }
         false => 0.0,
     };
     reply.prediction = prediction;

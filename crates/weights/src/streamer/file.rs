@@ -257,6 +257,7 @@ impl Streamer for FileStreamer {
             link_bytes: meter.bytes - self.meter.bytes,
             link_s: (meter.busy - self.meter.busy).as_secs_f64(),
             stall_s: self.stalled.as_secs_f64(),
+            ..PassStats::default()
         })
     }
 

@@ -10,7 +10,9 @@ pub struct PassStats {
     /// Bytes that crossed the link: during the pass if files are read, for the pass if the device
     /// copies from host memory.
     pub link_bytes: u64,
-    /// Seconds in which the link had bytes in flight.
+    /// Bytes of KV pages that streamed for the pass, besides `link_bytes`.
+    pub kv_bytes: u64,
+    /// Seconds in which the link had weights in flight.
     pub link_s: f64,
     /// Seconds in which the pass waited for weights.
     pub stall_s: f64,
@@ -22,12 +24,16 @@ impl PassStats {
         self.seconds - self.stall_s
     }
 
-    /// Throughput of the link in GB/s while it had bytes in flight; 0 if it had none.
+    /// Throughput of the link in GB/s while it had bytes in flight; 0 if it had none. If KV pages
+    /// streamed, the rate is over the whole pass, because pages and weights share the link.
     pub fn link_gb_per_s(&self) -> f64 {
-        if self.link_s > 0.0 {
-            self.link_bytes as f64 / self.link_s / 1e9
-        } else {
-            0.0
+        let seconds = match self.kv_bytes {
+            0 => self.link_s,
+            _ => self.seconds,
+        };
+        match seconds > 0.0 {
+            true => (self.link_bytes + self.kv_bytes) as f64 / seconds / 1e9,
+            false => 0.0,
         }
     }
 
