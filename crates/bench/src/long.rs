@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use djinn_engine::{
-    Blueprint, Engine, KvMemory, Request, SessionId, Settings, kv_dtype, rates::link_shares_cores,
+    Blueprint, Engine, KvMemory, Request, SessionId, Settings, rates::link_shares_cores,
 };
 use djinn_types::Size;
 use djinn_types::text::seconds;
@@ -120,7 +120,7 @@ fn measure(
         compute: memory * 1e9,
         shared: link_shares_cores(target.backend, model),
     };
-    let work = blueprint.work(model, kv_dtype(target.backend, &model.program));
+    let work = blueprint.work(model);
     Ok(LongMeasurement {
         prompt,
         decode,

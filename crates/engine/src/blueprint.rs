@@ -151,7 +151,7 @@ impl Blueprint {
 
     /// Element type of keys and values.
     pub fn kv_dtype(&self) -> DType {
-        self.arena.kv(0).dtype
+        self.arena.kv.dtype()
     }
 
     /// Bytes of a KV page with all its layers.

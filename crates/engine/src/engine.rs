@@ -95,7 +95,7 @@ impl Engine {
             pager,
             sessions: SessionTable::default(),
             prefix_cache: PrefixCache::new(backend.phases_agree()),
-            durability: Durability::new(kv.dtype),
+            durability: Durability::new(kv.dtype()),
             deferred: Vec::new(),
         })
     }
@@ -418,7 +418,7 @@ impl Engine {
     pub fn maintain(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = self.apply_time(now);
         let (scheduler, mut residency) = self.scheduling();
-        outputs.extend(scheduler.start_transfers(&mut residency, now));
+        outputs.extend(scheduler.start_transfers(&mut residency, &[], now));
         self.write_outputs(&mut outputs);
         outputs
     }
@@ -446,7 +446,7 @@ impl Engine {
         let (scheduler, mut residency) = self.scheduling();
         let selection = scheduler.select(&mut residency, now);
         outputs.extend(selection.lost);
-        outputs.extend(scheduler.start_transfers(&mut residency, now));
+        outputs.extend(scheduler.start_transfers(&mut residency, &selection.run, now));
         if selection.run.is_empty() {
             if outputs.is_empty() {
                 outputs = scheduler.wait_for_pages(&mut residency);

@@ -35,7 +35,7 @@ impl Blueprint {
             memory,
             kv,
         };
-        if exceeds_kv_memory(model, backend, &layout.settings, kv)
+        if exceeds_kv_memory(model, &layout.settings, &layout.memory, kv)
             && let Some(pages) = layout.windowed_pages()
         {
             return layout.with_window(pages);
@@ -74,8 +74,7 @@ impl SessionLayout<'_> {
     }
 
     fn windowed_pages(&self) -> Option<WindowedPages> {
-        let (model, backend) = (self.model, self.backend);
-        WindowedPages::new(model, backend, &self.settings, &self.memory, self.kv)
+        WindowedPages::new(self.model, &self.settings, &self.memory, self.kv)
     }
 
     /// Places the pages of a window on the device, and as many frames as the KV memory has room

@@ -1,7 +1,6 @@
 //! Layout for sessions larger than the device: page frames, and a KV window through which the
 //! other pages stream.
 
-use djinn_device::Backend;
 use djinn_kv::{KvMemory, KvRegion};
 use djinn_model::Model;
 use djinn_weights::MemorySettings;
@@ -29,7 +28,6 @@ impl WindowedPages {
     /// take as much memory as the longest session does.
     pub fn new(
         model: &Model,
-        backend: &dyn Backend,
         settings: &Settings,
         memory: &MemorySettings,
         kv: &KvMemory,
@@ -39,7 +37,7 @@ impl WindowedPages {
             window_pages: longest,
             ..settings.clone()
         };
-        let region = region(model, backend, &windowed);
+        let region = region(model, &windowed, memory);
         let least = PageRoom::new(&windowed, 0).written;
         let bytes = |pages: usize| region.page_bytes().saturating_mul(pages as u64);
         if bytes(least).saturating_add(region.window_bytes()) >= bytes(longest) {
@@ -56,20 +54,20 @@ impl WindowedPages {
     }
 }
 
-fn region(model: &Model, backend: &dyn Backend, settings: &Settings) -> KvRegion {
+fn region(model: &Model, settings: &Settings, memory: &MemorySettings) -> KvRegion {
     let program = &model.program;
-    kv_region(program, settings, kv_dtype(backend, program), 0)
+    kv_region(program, settings, kv_dtype(memory, program), 0)
 }
 
 /// Whether the user's KV memory is smaller than the longest session.
 pub(crate) fn exceeds_kv_memory(
     model: &Model,
-    backend: &dyn Backend,
     settings: &Settings,
+    memory: &MemorySettings,
     kv: &KvMemory,
 ) -> bool {
     let longest = settings.table_pages() as u64;
-    let page_bytes = region(model, backend, settings).page_bytes();
+    let page_bytes = region(model, settings, memory).page_bytes();
     let exceeds = |bytes: u64| bytes < page_bytes.saturating_mul(longest);
     kv.device.is_some_and(exceeds)
 }

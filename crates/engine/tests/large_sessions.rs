@@ -16,8 +16,10 @@ use common::{
 };
 use djinn_device::{Backend, testing::LateBackend};
 use djinn_engine::{
-    Blueprint, Engine, EngineError, Finish, Request, SessionId, SessionStatus, Settings, Tier,
+    Blueprint, Engine, EngineError, Finish, KvMemory, Request, SessionId, SessionStatus, Settings,
+    Tier,
 };
+use djinn_model::Model;
 use djinn_weights::MemorySettings;
 
 /// Number of tokens of a page. Short sessions then have many pages.
@@ -432,4 +434,91 @@ fn a_session_that_fits_nowhere_is_refused() {
             assert!(refused, "{window_pages} {host_pages}");
         }
     }
+}
+
+/// Settings of one session of 2,048 tokens, and the bytes of a page.
+fn one_long_session(model: &Model) -> (Settings, u64) {
+    let settings = Settings::for_sessions(&model.program, 1, 2048, 16).unwrap();
+    let backend = How::default().backend();
+    let whole = Blueprint::draw(
+        model,
+        &*backend,
+        settings.clone(),
+        MemorySettings::default(),
+    );
+    let bytes = whole.unwrap().page_bytes();
+    (settings, bytes)
+}
+
+#[test]
+fn kv_memory_below_the_longest_session_makes_it_stream() {
+    let folder = family("falcon7b");
+    let (settings, page) = one_long_session(&open(&folder));
+    let request = request(&folder, &prompt(&folder, 500), &["logits"], 8);
+    let expect = bits(&run(&folder, vec![request.clone()], How::default())[0]);
+    let (model, backend) = (open(&folder), How::default().backend());
+    let kv = KvMemory {
+        device: Some(80 * page),
+        spill: None,
+    };
+    let memory = MemorySettings::default();
+    let blueprint = Blueprint::for_sessions(&model, &*backend, settings, memory, &kv).unwrap();
+    let (footprint, settings) = (blueprint.footprint(), blueprint.settings());
+    assert_eq!(settings.window_pages, 128);
+    assert!(
+        footprint.kv <= 80 * page && footprint.kv > 79 * page,
+        "{footprint:?}"
+    );
+    let frames = (footprint.kv - footprint.kv_window) / page;
+    assert_eq!(settings.pages as u64, frames);
+    let away = (128 - frames) * page;
+    assert_eq!(blueprint.streamed_kv_bytes(), away);
+    assert_eq!(blueprint.work(&model).paged_bytes, away as f64);
+    let mut engine = Engine::load(model, &*backend, blueprint, &mut |_| {}).unwrap();
+    let id = engine.open(request).unwrap();
+    run_out(&mut engine);
+    assert_streamed(&mut engine);
+    assert!(bits(&engine.close(id).unwrap()) == expect);
+}
+
+#[test]
+fn a_session_that_does_not_fit_beside_the_weights_streams() {
+    let folder = family("falcon7b");
+    let model = open(&folder);
+    let (settings, page) = one_long_session(&model);
+    let backend = How::default().backend();
+    let kv = KvMemory::default();
+    let lay_out = |budget: u64, host_budget: u64| {
+        let memory = MemorySettings {
+            budget,
+            host_budget,
+            ..MemorySettings::default()
+        };
+        Blueprint::for_sessions(&model, &*backend, settings.clone(), memory, &kv)
+    };
+    let plenty = u64::MAX;
+    let least = {
+        // The window of 128 pages has 66 times the bytes of a page, and 4 frames suffice.
+        let small = KvMemory {
+            device: Some(70 * page),
+            spill: None,
+        };
+        let memory = MemorySettings::default();
+        let blueprint =
+            Blueprint::for_sessions(&model, &*backend, settings.clone(), memory, &small).unwrap();
+        blueprint.footprint().total()
+    };
+    let blueprint = lay_out(least, plenty).unwrap();
+    assert_eq!(blueprint.settings().window_pages, 128);
+    assert!(blueprint.footprint().total() <= least);
+    let refused = lay_out(least, 20 * page);
+    let needs_host = matches!(refused, Err(EngineError::WindowNeedsHost { needed, there })
+        if needed > there && there <= 20 * page);
+    assert!(needs_host, "{:?}", refused.err());
+    // With more memory the session stays on the device.
+    let roomy = lay_out(least + 70 * page, plenty).unwrap();
+    assert_eq!(
+        (roomy.settings().window_pages, roomy.streamed_kv_bytes()),
+        (0, 0)
+    );
 }

@@ -7,6 +7,7 @@
 //! so a pass needs two block tables, however many blocks the model has.
 
 use djinn_device::{KvLayer, Span};
+use djinn_types::DType;
 
 use crate::frames::Frame;
 
@@ -60,6 +61,11 @@ impl KvRegion {
     /// Number of bytes of one layer of a page.
     pub fn slice_bytes(&self) -> u64 {
         self.frames.layer_bytes()
+    }
+
+    /// Element type of keys and values.
+    pub fn dtype(&self) -> DType {
+        self.frames.dtype
     }
 
     /// Number of blocks of the model.

@@ -77,6 +77,12 @@ pub(crate) fn decide(
             true => frames.claim_part(session.table, session.computed),
             false => frames.claim(session.table),
         };
+        // Pages that stream stay in host memory. If the first session waits for room there, the
+        // pages have to go to disk.
+        let waits = !is_first && !is_first_running(&decision, order[0]) && elsewhere == 0;
+        if streams && waits {
+            continue;
+        }
         // A session that lost pages to one before it cannot run in this pass.
         let Some(plan) = plan.filter(|_| rows > 0) else {
             continue;
@@ -117,6 +123,10 @@ pub(crate) fn decide(
         }
     }
     decision
+}
+
+fn is_first_running(decision: &PassDecision, first: usize) -> bool {
+    decision.run.first().is_some_and(|(i, _)| *i == first)
 }
 
 /// Returns the next `rows` tokens of a session.

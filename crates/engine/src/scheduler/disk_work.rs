@@ -17,11 +17,13 @@ pub(crate) struct DiskWork {
 }
 
 /// Decides which pages to fetch and spill. `wanted` are the tables of sessions that will run,
-/// the next first; `idle` are the others, in order of eviction. `margin` host frames stay free
-/// (the reserve, and room for another session), so that evictions seldom wait for the disk.
+/// the next first; `idle` are the others, in order of eviction. Pages of `running` tables, which
+/// the next pass reads, stay in host memory. `margin` host frames stay free (the reserve, and room
+/// for another session), so that evictions seldom wait for the disk.
 pub(crate) fn disk_work(
     wanted: &[&PageTable],
     idle: &[&PageTable],
+    running: &[&PageTable],
     pages: &Pages,
     margin: usize,
 ) -> DiskWork {
@@ -42,14 +44,21 @@ pub(crate) fn disk_work(
         }
     }
     let mut short = margin.saturating_sub(room + pages.spilling());
-    let stays = |page: &PageId| wanted.first().is_some_and(|t| t.pages().contains(page));
+    let mut stays = vec![false; pages.index_bound()];
+    for table in wanted.iter().take(1).chain(running) {
+        table
+            .pages()
+            .iter()
+            .for_each(|page| stays[page.index()] = true);
+    }
     for table in idle.iter().chain(wanted.iter().rev()) {
         for &page in table.pages().iter().rev() {
             if short == 0 {
                 return work;
             }
             let is_alone = pages.device_frame(page).is_none() && pages.host_frame(page).is_some();
-            if is_alone && !pages.in_disk_transfer(page) && !stays(&page) && !taken[page.index()] {
+            let stays = stays[page.index()] || taken[page.index()];
+            if is_alone && !pages.in_disk_transfer(page) && !stays {
                 taken[page.index()] = true;
                 work.spill.push(page);
                 short -= 1;

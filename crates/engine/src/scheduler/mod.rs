@@ -24,6 +24,7 @@ pub(crate) mod waiting;
 use std::{collections::BTreeSet, time::Instant};
 
 use djinn_kv::Pager;
+use djinn_types::SessionId;
 
 use crate::session::{Session, output::Output, residency::SessionMemory, table::SessionTable};
 use owner_shares::{ActiveShare, MANY_ROWS, OwnerShares};
@@ -94,13 +95,14 @@ impl Scheduler {
     }
 
     /// Starts transfers of pages that sessions need next, and of cached pages whose frames are
-    /// needed next. Returns the outputs of sessions whose pages could not be moved.
+    /// needed next. `running` are the members of the next pass. Returns the outputs of sessions whose pages could not be moved.
     pub fn start_transfers(
         &mut self,
         residency: &mut SessionMemory<'_>,
+        running: &[(SessionId, usize)],
         now: Instant,
     ) -> Vec<Output> {
-        let lost = self.spill.start_transfers(residency, now);
+        let lost = self.spill.start_transfers(residency, running, now);
         cache_demotion::demote(residency, &self.spill, now);
         lost
     }

@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    fn work_on_disk(&mut self, ids: &[usize], idle: &[usize]) {
+    fn work_on_disk(&mut self, ids: &[usize], idle: &[usize], running: &[usize]) {
         if self.pages.disk().total() == 0 {
             return;
         }
@@ -204,8 +204,8 @@ impl World {
         let tables = |ids: &[usize]| -> Vec<&PageTable> {
             ids.iter().map(|&i| &self.all[i].table).collect()
         };
-        let (wanted, idle) = (tables(&order), tables(idle));
-        let work = disk_work(&wanted, &idle, &self.pages, self.margin);
+        let (wanted, idle, running) = (tables(&order), tables(idle), tables(running));
+        let work = disk_work(&wanted, &idle, &running, &self.pages, self.margin);
         for page in work.fetch {
             self.moving
                 .extend(self.pages.fetch(page).map(|going| going.page));
@@ -216,9 +216,8 @@ impl World {
         }
     }
 
-    /// Moves the pages of the sessions that run, as the selection does. Checks that pages that are
-    /// not on the device are in host memory and fit in the window.
-    fn page_in(&mut self, ids: &[usize], decision: &PassDecision) -> Result<(), TestCaseError> {
+    /// Moves the pages of the sessions that run, as the selection does.
+    fn page_in(&mut self, ids: &[usize], decision: &PassDecision) {
         for &(i, rows) in &decision.run {
             let s = &mut self.all[ids[i]];
             let part = decision.stream.iter().find(|(session, _)| *session == i);
@@ -231,7 +230,12 @@ impl World {
                 .prepare_write(&mut s.table, tokens)
                 .expect("room was made");
         }
-        let tables = decision.run.iter().map(|(i, _)| &self.all[ids[*i]].table);
+    }
+
+    /// Checks that pages of running sessions that are not on the device are in host memory and fit
+    /// in the window.
+    fn check_window(&mut self, running: &[usize]) -> Result<(), TestCaseError> {
+        let tables = running.iter().map(|&i| &self.all[i].table);
         let pages: BTreeSet<PageId> = tables.flat_map(PageTable::pages).copied().collect();
         let away = |page: &&PageId| self.pages.device_frame(**page).is_none();
         let away: Vec<&PageId> = pages.iter().filter(away).collect();
@@ -283,7 +287,11 @@ impl World {
         for &i in &ids {
             self.all[i].hungry += 1;
         }
-        self.page_in(&ids, &decision)?;
+        let running: Vec<usize> = decision.run.iter().map(|(i, _)| ids[*i]).collect();
+        self.page_in(&ids, &decision);
+        self.work_on_disk(&ids, &idle, &running);
+        self.demote();
+        self.check_window(&running)?;
         for (i, rows) in decision.run {
             let s = &mut self.all[ids[i]];
             s.tokens += rows;
@@ -304,8 +312,6 @@ impl World {
                 self.fork(ids[i]);
             }
         }
-        self.work_on_disk(&ids, &idle);
-        self.demote();
         // Without a disk the first session always runs. With a disk it may have to wait for a
         // transfer, or for pages that the disk already held and that were evicted at once.
         let moves = is_first || !self.moving.is_empty();

@@ -110,9 +110,15 @@ impl SpillPolicy {
         }
     }
 
-    /// Starts reading and writing the pages that sessions will need next. Returns the ends of
-    /// sessions whose pages could not be moved.
-    pub fn start_transfers(&self, residency: &mut SessionMemory<'_>, now: Instant) -> Vec<Output> {
+    /// Starts reading and writing the pages that sessions will need next. The sessions in `running`
+    /// are the members of the next pass. Returns the ends of sessions whose pages could not be
+    /// moved.
+    pub fn start_transfers(
+        &self,
+        residency: &mut SessionMemory<'_>,
+        running: &[(SessionId, usize)],
+        now: Instant,
+    ) -> Vec<Output> {
         if !residency.pager.has_disk() {
             return Vec::new();
         }
@@ -123,7 +129,10 @@ impl SpillPolicy {
         let soon = expected(sessions, now);
         wanted.extend(soon.iter().map(|&id| &sessions.known(id).pages));
         let idle = idle_tables(sessions, residency.pager);
-        let work = disk_work(&wanted, &idle, residency.pager.pages(), self.margin);
+        let running = running.iter().map(|&(id, _)| &sessions.known(id).pages);
+        let running: Vec<&PageTable> = running.collect();
+        let pages = residency.pager.pages();
+        let work = disk_work(&wanted, &idle, &running, pages, self.margin);
         let mut lost = Vec::new();
         for page in work.fetch {
             if let Err(error) = residency.pager.fetch(page) {
