@@ -54,7 +54,7 @@ impl SpillPolicy {
             room: PageRoom::new(settings, 0),
             reserve,
             margin,
-            largest,
+            largest: settings.table_pages(),
             failure: None,
             failed_at: Instant::now(),
             cache_failed_at: None,
