@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod cached_pages;
 mod error;
 mod frames;
 mod page;
@@ -27,6 +28,7 @@ mod spill_file;
 mod spill_threads;
 
 pub use budget::{KvMemory, PageDemand, SpillConfig, TooFewHostPages};
+pub use cached_pages::CachedPageStats;
 pub use error::{KvError, SpillError};
 pub use frames::{Frame, FramePool, OutOfPages};
 pub use page::{DiskDirection, PageCopy, PageId};
@@ -35,7 +37,7 @@ pub use pager::{
     DeviceCopier, DiskTier, FailedDiskTransfer, Granularity, KvUsage, PageCopier, PageStream,
     Pager, PagingStats, PendingPages, TierUsage, Traffic, WindowCopy,
 };
-pub use pages::{CachedPageStats, Pages, WritePlan};
+pub use pages::{Pages, WritePlan};
 pub use prefix_index::PageContent;
 pub use region::{KvRegion, WINDOW_HALVES};
 pub use spill_file::SpillFile;

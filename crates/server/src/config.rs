@@ -23,8 +23,8 @@ pub struct ServerConfig {
     pub memory: MemorySettings,
     /// Memory for KV pages by tier.
     pub kv: KvMemory,
-    /// Which requests share the KV pages of equal beginnings, and how many pages stay after the
-    /// requests that computed them.
+    /// Scope and size of the prefix cache: the requests that share KV pages of equal beginnings, and
+    /// the memory for pages of ended requests.
     pub prefix_cache: PrefixCacheSettings,
     /// Models to load at the start.
     pub models: Vec<ServedModel>,

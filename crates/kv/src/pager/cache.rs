@@ -38,7 +38,10 @@ impl<C: PageCopier> Pager<C> {
             };
             copies.push(copy);
         }
-        self.submit_copies_out(&copies)
+        match copies.is_empty() {
+            true => Ok(()),
+            false => self.submit_copies_out(&copies),
+        }
     }
 
     /// Starts to write cached pages to disk, so that `frames` host frames can be reused without

@@ -266,8 +266,8 @@ impl<C: PageCopier> Pager<C> {
         self.pages.truncate(table, len);
     }
 
-    /// Releases all pages of a table whose contents are in doubt. Those that no other table holds
-    /// leave the prefix cache.
+    /// Releases all pages of a table whose contents are in doubt. A page that no other table holds
+    /// leaves the prefix cache.
     pub fn discard(&mut self, table: &mut PageTable) {
         self.pages.discard(table);
     }

@@ -55,7 +55,7 @@ impl KvUsage {
 /// Number of KV pages of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierUsage {
-    /// Number of frames in use, without those that only the prefix cache uses.
+    /// Number of frames in use, without frames that only the prefix cache uses.
     pub used: usize,
     /// Number of frames that only the prefix cache uses. They count as free.
     pub cached: usize,

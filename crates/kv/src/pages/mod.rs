@@ -18,13 +18,11 @@ mod tests;
 
 use std::ops::Range;
 
+use crate::cached_pages::CachedPages;
 use crate::frames::{Frame, FramePool, OutOfPages};
 use crate::page::{PageEntry, PageId};
 use crate::page_table::PageTable;
 use crate::prefix_index::PrefixIndex;
-
-pub use cache::CachedPageStats;
-use cache::CachedPages;
 
 /// Frames that a write uses, and the copies that precede the write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -254,7 +254,7 @@ fn pages_of_a_failed_session_are_not_cached() {
     let b = filled(&mut pages, &[1]);
     pages.discard(&mut a);
     assert_eq!(cached(&pages, &[1, 2, 3]), 1);
-    // Lost contents leave the index, whoever holds the page.
+    // Lost contents leave the index even if a table holds the page.
     pages.forget(b.pages()[0]);
     assert_eq!(cached(&pages, &[1]), 0);
     pages.check_integrity(std::iter::once(&b));
