@@ -6,13 +6,13 @@ use djinn_model::program::TensorId;
 
 use crate::{Placement, Region, pieces::Pieces, plan::Plan};
 
-/// Location in host memory of all weights that cross the link during passes. Resident weights
+/// Location in host memory of all weights that may cross the link during passes. Other weights
 /// have no copy in host memory. A piece has the same layout as in the slab, so one copy moves the
 /// whole piece.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HostLayout {
-    /// Location of each piece of the ring, by visit.
-    pub ring: Vec<Placement>,
+    /// Location of each piece that may stream, by number.
+    pub pieces: BTreeMap<usize, Placement>,
     /// Location of each expert; empty if all experts stay on the device.
     pub experts: Vec<Placement>,
     /// Location of each table that a pass reads row by row.
@@ -22,12 +22,13 @@ pub(crate) struct HostLayout {
 }
 
 impl HostLayout {
-    /// Lays out the pieces that a plan streams.
-    pub fn new(pieces: &Pieces, plan: &Plan) -> Self {
+    /// Lays out the pieces with the numbers `streamed`, in this order, and the experts that a plan
+    /// does not keep.
+    pub fn new(pieces: &Pieces, plan: &Plan, streamed: impl Iterator<Item = usize>) -> Self {
         let mut host = HostLayout::default();
-        for slot in &plan.ring.slots {
-            let placement = host.add(slot.placement.bytes);
-            host.ring.push(placement);
+        for number in streamed {
+            let placement = host.add(pieces.stream[number].bytes);
+            host.pieces.insert(number, placement);
         }
         if plan.pool_slots < plan.pool.count {
             for expert in &pieces.experts {

@@ -6,28 +6,16 @@ use djinn_model::{
     program::{Program, SegmentKind},
 };
 
-use djinn_types::Tier;
+use djinn_types::{IO_BLOCK, Tier};
 
 use crate::{
-    LinkSettings, MemorySettings, Placement, PlanError, Region, TensorPlacements,
+    LayoutOptions, LevelRange, LinkSettings, MemorySettings, Placement, PlanError, Region,
+    TensorPlacements,
+    elastic::{ElasticLayout, ElasticWeights, Unit},
     host_layout::HostLayout,
-    packing::Packing,
     pieces::{Piece, Pieces},
     plan::{ExpertPool, Keep, Plan, PlanInput},
 };
-
-/// Options for the layout of weights.
-#[derive(Clone, Copy, Debug)]
-pub struct LayoutOptions {
-    /// Memory budgets and overrides of the user.
-    pub memory: MemorySettings,
-    /// The link, with all defaults filled in.
-    pub link: LinkSettings,
-    /// Alignment of tensors in memory.
-    pub packing: Packing,
-    /// Largest size of a piece, if its matrices can be cut that small.
-    pub piece_bytes: u64,
-}
 
 /// Layout of a model's weights in memory that is not allocated yet.
 pub struct WeightLayout {
@@ -44,6 +32,8 @@ pub struct WeightLayout {
     block_experts: usize,
     /// Least bytes of device memory that keep all weights resident.
     whole_bytes: u64,
+    /// Units that may yield their memory; `None` if the plan is fixed.
+    elastic: Option<ElasticLayout>,
 }
 
 /// A piece of the weights as a plan lists it.
@@ -94,7 +84,10 @@ impl WeightLayout {
         let plan = Plan::new(&input, memory.overrides)?;
         let host = match options.link.tier {
             Tier::Files => HostLayout::default(),
-            Tier::Host => HostLayout::new(&pieces, &plan),
+            Tier::Host => {
+                let streamed = plan.ring.slots.iter().map(|slot| slot.piece);
+                HostLayout::new(&pieces, &plan, streamed)
+            }
         };
         let kept = place_kept(&pieces, plan.bytes());
         let tensors = TensorPlacements::new(program, &pieces, &plan, &kept);
@@ -108,7 +101,99 @@ impl WeightLayout {
             segments: program.segments.iter().map(|s| s.kind).collect(),
             block_experts: program.dims.experts,
             whole_bytes,
+            elastic: None,
         })
+    }
+
+    /// Lays out elastic weights at the lowest level of `range`. `whole_bytes` is the memory that
+    /// a fixed plan needs to keep all weights resident.
+    ///
+    /// The zone of the weights that may yield is not part of [`WeightLayout::slab_bytes`]: call
+    /// [`WeightLayout::place_zone`] once the KV frames are laid out.
+    pub fn elastic_at(
+        program: &Program,
+        weights: &ElasticWeights,
+        range: LevelRange,
+        whole_bytes: u64,
+    ) -> Self {
+        let elastic = ElasticLayout::new(weights, range);
+        let (pieces, options) = (weights.pieces.clone(), weights.options);
+        let plan = elastic.plan(&pieces);
+        let host = match options.link.tier {
+            Tier::Files => HostLayout::default(),
+            Tier::Host => HostLayout::new(&pieces, &plan, elastic.may_stream().into_iter()),
+        };
+        let kept = place_kept(&pieces, plan.bytes());
+        let tensors = TensorPlacements::elastic(program, &pieces, &elastic, &plan.ring, &kept);
+        WeightLayout {
+            options,
+            pieces,
+            plan,
+            kept,
+            tensors,
+            host,
+            segments: program.segments.iter().map(|s| s.kind).collect(),
+            block_experts: program.dims.experts,
+            whole_bytes,
+            elastic: Some(elastic),
+        }
+    }
+
+    /// Places the zone of the weights that may yield: it ends at or before `end`.
+    pub fn place_zone(&mut self, program: &Program, end: u64) {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.zone_end = end / IO_BLOCK * IO_BLOCK;
+            self.lay_level(program);
+        }
+    }
+
+    /// Changes the level of an elastic layout: the number of units that stream.
+    ///
+    /// # Panics
+    /// Panics if the layout has no such level.
+    pub fn set_level(&mut self, program: &Program, level: usize) {
+        let elastic = self.elastic.as_mut().expect("the layout is elastic");
+        let LevelRange { least, most, .. } = elastic.range;
+        assert!((least..=most).contains(&level), "level {level} exists");
+        elastic.level = level;
+        self.lay_level(program);
+    }
+
+    fn lay_level(&mut self, program: &Program) {
+        let elastic = self.elastic.as_ref().expect("the layout is elastic");
+        let pieces = &self.pieces;
+        self.plan = elastic.plan(pieces);
+        self.tensors =
+            TensorPlacements::elastic(program, pieces, elastic, &self.plan.ring, &self.kept);
+    }
+
+    /// Levels of the layout; `None` if the plan is fixed.
+    pub fn levels(&self) -> Option<LevelRange> {
+        Some(self.elastic.as_ref()?.range)
+    }
+
+    /// Number of units that stream now; 0 if the plan is fixed.
+    pub fn level(&self) -> usize {
+        self.elastic.as_ref().map_or(0, |elastic| elastic.level)
+    }
+
+    /// Start in the slab of the weights that lie behind the KV frames at a level; `None` if the
+    /// plan is fixed.
+    pub fn zone_start(&self, level: usize) -> Option<u64> {
+        Some(self.elastic.as_ref()?.zone_start(level))
+    }
+
+    /// Bytes of the weights that lie behind the KV frames now.
+    pub fn zone_bytes(&self) -> u64 {
+        let elastic = self.elastic.as_ref();
+        elastic.map_or(0, |elastic| {
+            elastic.zone_end - elastic.zone_start(elastic.level)
+        })
+    }
+
+    /// Units that may yield; `None` if the plan is fixed.
+    pub(crate) fn elastic(&self) -> Option<&ElasticLayout> {
+        self.elastic.as_ref()
     }
 
     /// Plan of the weights: which pieces stay, which stream, and where each lies.
@@ -136,7 +221,16 @@ impl WeightLayout {
         &self.tensors
     }
 
-    /// Bytes of the slab that weights take, starting at offset 0.
+    /// Bytes of the ring, in use or reserved for it.
+    pub fn ring_bytes(&self) -> u64 {
+        match &self.elastic {
+            Some(elastic) => elastic.ring_bytes,
+            None => self.plan.ring.bytes,
+        }
+    }
+
+    /// Bytes of the slab that weights take, starting at offset 0, without the zone of weights
+    /// that may yield.
     pub fn slab_bytes(&self) -> u64 {
         self.plan.bytes() + self.pieces.kept_bytes()
     }
@@ -176,7 +270,11 @@ impl WeightLayout {
             true => self.pool_bytes(),
             false => 0,
         };
-        self.resident_bytes() + self.host.bytes + pool
+        let in_host = match self.host.bytes {
+            0 => 0,
+            _ => self.zone_bytes(),
+        };
+        self.resident_bytes() - in_host + self.host.bytes + pool
     }
 
     /// Bytes of one read of the link: at most the size of a piece, and small enough to measure
@@ -189,8 +287,12 @@ impl WeightLayout {
         link.chunk.min(largest).min(measurable)
     }
 
-    /// Lists every piece that can stream, in order of use, and then the experts.
+    /// Lists every piece that can stream, in order of use, and then the experts. A resident unit
+    /// of an elastic layout is one piece.
     pub fn planned_pieces(&self) -> Vec<PlannedPiece> {
+        if let Some(elastic) = &self.elastic {
+            return self.planned_units(elastic);
+        }
         let pool = |piece: &Piece| Placement {
             region: Region::Pool,
             offset: self.plan.pool_offset,
@@ -213,9 +315,39 @@ impl WeightLayout {
             .collect()
     }
 
+    fn planned_units(&self, elastic: &ElasticLayout) -> Vec<PlannedPiece> {
+        let mut planned: Vec<(usize, PlannedPiece)> = Vec::new();
+        for unit in elastic.resident() {
+            let Unit { pieces, whole } = &elastic.units[unit];
+            planned.push((
+                pieces.start,
+                PlannedPiece {
+                    name: whole.name(),
+                    segment: whole.segment,
+                    placement: elastic.placement(unit),
+                    after: None,
+                },
+            ));
+        }
+        for slot in &self.plan.ring.slots {
+            let piece = &self.pieces.stream[slot.piece];
+            planned.push((
+                slot.piece,
+                PlannedPiece {
+                    name: piece.name(),
+                    segment: piece.segment,
+                    placement: slot.placement,
+                    after: Some(slot.after),
+                },
+            ));
+        }
+        planned.sort_by_key(|(number, _)| *number);
+        planned.into_iter().map(|(_, piece)| piece).collect()
+    }
+
     /// Whether all weights are resident.
     pub fn keeps_everything(&self) -> bool {
-        self.pieces.tables.is_empty()
+        self.pieces.tables.is_empty() && self.plan.ring.slots.is_empty()
     }
 
     /// Bytes of weights that a pass reads if all weights are resident, excluding tables; 0 if
@@ -225,7 +357,8 @@ impl WeightLayout {
             return 0;
         }
         let cut = Pieces::cut(program, weights, self.options.packing, u64::MAX);
-        cut.stream_bytes()
+        // The plan of an elastic layout counts its units.
+        cut.stream_bytes().saturating_sub(self.plan.resident_bytes)
     }
 
     /// Names for the labels of copies and of segments.

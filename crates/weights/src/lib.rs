@@ -12,6 +12,7 @@
 
 mod copy_op;
 mod cutter;
+mod elastic;
 mod error;
 mod expert_cache;
 mod host_layout;
@@ -27,15 +28,16 @@ mod streamer;
 mod tensors;
 
 pub use copy_op::CopyOp;
+pub use elastic::{ElasticWeights, LevelRange, SharedMemory};
 pub use error::{PlanError, WeightsError};
-pub use layout::{LayoutOptions, PlannedPiece, WeightLayout};
+pub use layout::{PlannedPiece, WeightLayout};
 pub use packing::Packing;
 pub use pieces::{Piece, Pieces};
 pub use placement::{Placement, Region};
 pub use plan::{ExpertPool, Keep, Overrides, Plan, PlanInput};
 pub use predict::{Bound, PassWork, Prediction, Rates};
 pub use ring::{Ring, RingSlot};
-pub use settings::{LinkSettings, MemorySettings, weights_dtype};
+pub use settings::{LayoutOptions, LinkSettings, MemorySettings, weights_dtype};
 pub use streamer::{
     LinkRate, PassStats, Recorder, Streamer, Timeline, TimelineEvent, TimelineLane, measure_link,
     start,

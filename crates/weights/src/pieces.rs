@@ -145,12 +145,7 @@ impl Pieces {
         let program = layouter.program;
         match op {
             Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
-                let stored = layouter.weights.extent(*table);
-                self.tables.push(*table);
-                self.table_extents.push(Extent {
-                    bytes: program.tensor(*table).bytes().next_multiple_of(ALIGN),
-                    ..stored
-                });
+                self.add_table(program, layouter.weights, *table);
             }
             Op::Norm { weight, bias, .. } => {
                 vectors.extend([Some(*weight), *bias].into_iter().flatten());
@@ -179,6 +174,15 @@ impl Pieces {
         }
     }
 
+    /// Adds a table that a pass reads row by row.
+    pub(crate) fn add_table(&mut self, program: &Program, weights: &dyn Weights, table: TensorId) {
+        self.tables.push(table);
+        self.table_extents.push(Extent {
+            bytes: program.tensor(table).bytes().next_multiple_of(ALIGN),
+            ..weights.extent(table)
+        });
+    }
+
     /// Tables that a pass reads row by row.
     pub fn tables(&self) -> &[TensorId] {
         &self.tables
@@ -196,21 +200,22 @@ impl Pieces {
     }
 }
 
-fn all_rows(program: &Program, id: TensorId) -> RowRange {
+/// All rows of a tensor.
+pub(crate) fn all_rows(program: &Program, id: TensorId) -> RowRange {
     (id, 0..program.tensor(id).matrix().0)
 }
 
 /// Builder of the memory layout of pieces.
-struct Layouter<'a> {
-    program: &'a Program,
-    weights: &'a dyn Weights,
-    packing: Packing,
+pub(crate) struct Layouter<'a> {
+    pub program: &'a Program,
+    pub weights: &'a dyn Weights,
+    pub packing: Packing,
 }
 
 impl Layouter<'_> {
     /// Places rows of tensors side by side in the order of their files, so that adjacent rows of
     /// a file are read together.
-    fn lay(&self, segment: SegmentKind, mut rows: Vec<RowRange>) -> Piece {
+    pub fn lay(&self, segment: SegmentKind, mut rows: Vec<RowRange>) -> Piece {
         rows.sort_by_key(|part| {
             let extent = self.extent(part);
             (extent.file, extent.offset, extent.bytes)

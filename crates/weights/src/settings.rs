@@ -4,7 +4,7 @@ use djinn_device::host;
 use djinn_model::program::{Program, Role};
 use djinn_types::{DType, IO_BLOCK, KvDtype, Tier};
 
-use crate::{Overrides, WeightsError};
+use crate::{Overrides, Packing, WeightsError};
 
 /// Memory budgets and settings of the link, as the user gave them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,19 @@ impl Default for MemorySettings {
             kv_dtype: KvDtype::Auto,
         }
     }
+}
+
+/// Options for the layout of weights.
+#[derive(Clone, Copy, Debug)]
+pub struct LayoutOptions {
+    /// Memory budgets and overrides of the user.
+    pub memory: MemorySettings,
+    /// The link, with all defaults filled in.
+    pub link: LinkSettings,
+    /// Alignment of tensors in memory.
+    pub packing: Packing,
+    /// Largest size of a piece, if its matrices can be cut that small.
+    pub piece_bytes: u64,
 }
 
 /// Settings of the link for a device, with all defaults resolved.

@@ -7,7 +7,8 @@ use djinn_model::program::{Program, TensorId};
 use djinn_types::DType;
 
 use crate::{
-    Placement, Region,
+    Placement, Region, Ring,
+    elastic::ElasticLayout,
     pieces::{Piece, Pieces},
     plan::Plan,
 };
@@ -50,14 +51,7 @@ impl TensorPlacements {
     /// Locates the tensors of all pieces. `kept` are the placements of the pieces that
     /// always stay.
     pub(crate) fn new(program: &Program, pieces: &Pieces, plan: &Plan, kept: &[Placement]) -> Self {
-        let mut placed = TensorPlacements {
-            parts: vec![Vec::new(); program.tensors.len()],
-            tables: pieces.tables.clone(),
-            pooled: !pieces.experts.is_empty(),
-        };
-        for (piece, placement) in pieces.kept.iter().zip(kept) {
-            placed.add(program, piece, placement);
-        }
+        let mut placed = Self::kept(program, pieces, kept);
         for (piece, placement) in pieces.stream.iter().zip(&plan.placements) {
             placed.add(program, piece, placement);
         }
@@ -69,11 +63,66 @@ impl TensorPlacements {
             };
             placed.add(program, piece, &placement);
         }
+        placed.sort();
         placed
-            .parts
-            .iter_mut()
-            .for_each(|parts| parts.sort_by_key(|part| part.rows.start));
+    }
+
+    /// Locates the tensors of an elastic layout at its level: whole units that are resident, and
+    /// the pieces of the others in `ring`.
+    pub(crate) fn elastic(
+        program: &Program,
+        pieces: &Pieces,
+        elastic: &ElasticLayout,
+        ring: &Ring,
+        kept: &[Placement],
+    ) -> Self {
+        let mut placed = Self::kept(program, pieces, kept);
+        for unit in elastic.resident() {
+            let whole = &elastic.units[unit].whole;
+            placed.add(program, whole, &elastic.placement(unit));
+        }
+        for slot in &ring.slots {
+            placed.add(program, &pieces.stream[slot.piece], &slot.placement);
+        }
+        placed.sort();
+        placed.join();
         placed
+    }
+
+    /// Locates the tensors of the pieces that always stay.
+    fn kept(program: &Program, pieces: &Pieces, kept: &[Placement]) -> Self {
+        let mut placed = TensorPlacements {
+            parts: vec![Vec::new(); program.tensors.len()],
+            tables: pieces.tables.clone(),
+            pooled: !pieces.experts.is_empty(),
+        };
+        for (piece, placement) in pieces.kept.iter().zip(kept) {
+            placed.add(program, piece, placement);
+        }
+        placed
+    }
+
+    fn sort(&mut self) {
+        for parts in &mut self.parts {
+            parts.sort_by_key(|part| part.rows.start);
+        }
+    }
+
+    /// Joins resident parts of a tensor that are adjacent in the slab.
+    fn join(&mut self) {
+        for parts in &mut self.parts {
+            parts.dedup_by(|next, part| {
+                let resident = |part: &PlacedRows| part.placement.region == Region::Resident;
+                let adjacent = part.placement.end() == next.placement.offset
+                    && part.rows.end == next.rows.start;
+                let joins = adjacent && resident(part) && resident(next);
+                if joins {
+                    part.rows.end = next.rows.end;
+                    part.placement.bytes += next.placement.bytes;
+                }
+                joins
+            });
+        }
     }
 
     fn add(&mut self, program: &Program, piece: &Piece, placement: &Placement) {

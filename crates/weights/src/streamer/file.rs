@@ -274,6 +274,23 @@ impl Streamer for FileStreamer {
         self.computing = None;
     }
 
+    fn switch(&mut self, layout: &WeightLayout, from: usize) -> Result<(), WeightsError> {
+        let level = layout.level();
+        let returning = transfers::units_from_files(layout, level..from.max(level));
+        let switched = self.link.fetch(&returning, &mut |_| {}).and_then(|_| {
+            let ring: Arc<[_]> = transfers::ring_from_files(layout).into();
+            self.link.queue.install(Arc::clone(&ring))?;
+            self.ring = ring;
+            (self.base, self.ended, self.current) = (0, 0, None);
+            Ok(())
+        });
+        if switched.is_err() {
+            self.abort_pass();
+        }
+        self.link.queue.set_prefetch(self.prefetch);
+        Ok(switched?)
+    }
+
     fn check_integrity(&self) {
         self.link.queue.check_integrity();
     }

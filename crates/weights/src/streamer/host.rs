@@ -2,6 +2,7 @@
 //! operations. The streamer never waits; events order copies and operations.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -121,6 +122,16 @@ impl HostStreamer {
         LinkWorkers::start(queue, self.workers, copy, &self.recorder)
     }
 
+    /// Enqueues copies of whole units to their places, and makes the compute stream wait for them.
+    fn copy_units(&self, layout: &WeightLayout, units: Range<usize>) -> Result<(), DeviceError> {
+        let here = self.record_compute()?;
+        for op in transfers::units_from_host(layout, units) {
+            let copy = self.copier.enqueue(op, Some(&here))?;
+            self.device().wait(Stream::Compute, &copy.arrived)?;
+        }
+        Ok(())
+    }
+
     /// Enqueues every copy of the ring that may start.
     fn fill_ring(&mut self) -> Result<(), DeviceError> {
         let copier = &self.copier;
@@ -191,6 +202,11 @@ impl Streamer for HostStreamer {
         }
         self.start_workers()?.fetch(&copies, progress)?;
         self.copier.slab.seal()?;
+        if let Some(elastic) = layout.elastic() {
+            self.copy_units(layout, elastic.level..elastic.range.most)?;
+            // A failed copy is an error of loading, not of the first pass.
+            self.device().synchronize(Stream::Copy)?;
+        }
         if !all_stay {
             for (expert, slot) in placed {
                 self.start_copy(expert, slot)?;
@@ -301,6 +317,20 @@ impl Streamer for HostStreamer {
         (self.base, self.ended, self.current) = (first, 0, None);
         self.computing = None;
         self.trace = PassTrace::default();
+    }
+
+    fn switch(&mut self, layout: &WeightLayout, from: usize) -> Result<(), WeightsError> {
+        let level = layout.level();
+        if let Err(error) = self.copy_units(layout, level..from.max(level)) {
+            // Nothing may write to the places of the units afterwards.
+            let _ = self.device().synchronize(Stream::Copy);
+            return Err(error.into());
+        }
+        // Copies of the old ring may be in flight. The copies of the new ring follow them on the
+        // same stream, and no pass uses the ring now.
+        self.prefetcher = Prefetcher::new(transfers::ring_from_host(layout));
+        (self.base, self.ended, self.current) = (0, 0, None);
+        Ok(())
     }
 
     fn check_integrity(&self) {

@@ -48,6 +48,12 @@ pub trait Streamer: Send {
     /// ring.
     fn abort_pass(&mut self);
 
+    /// Changes to the level of an elastic layout, between two passes. `from` is the level before.
+    /// Units that return are copied to their places, which must be free for all work that is on
+    /// the compute stream now. If this call fails, the streamer stays at the level before, and
+    /// those places have undefined contents.
+    fn switch(&mut self, layout: &WeightLayout, from: usize) -> Result<(), WeightsError>;
+
     /// Panics unless the streamer's state is consistent between two passes.
     fn check_integrity(&self);
 }

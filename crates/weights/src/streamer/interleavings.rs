@@ -223,3 +223,53 @@ fn a_failed_copy_fails_the_pass_and_the_next_one_works() {
         });
     });
 }
+
+#[test]
+fn another_ring_takes_over_between_two_passes() {
+    explore(|| {
+        let rings = [
+            pieces(14, &[8, 5, 8, 3]),
+            pieces(24, &[8, 5]),
+            pieces(8, &[]),
+            pieces(8, &[8, 5, 8]),
+        ];
+        beside_workers(&rings[0], 2, copy, |queue, memory| {
+            for (number, ring) in rings.iter().enumerate() {
+                if number > 0 {
+                    queue.install(ring.as_slice().into()).unwrap();
+                }
+                queue.set_prefetch(true);
+                for (visit, piece) in (0..).zip(ring) {
+                    queue.wait_for_visit(visit).unwrap();
+                    memory.check(piece, None);
+                    thread::yield_now();
+                    memory.check(piece, None);
+                    queue.finish_visit(visit);
+                }
+                queue.check_integrity();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_failed_copy_keeps_the_ring() {
+    explore(|| {
+        let (old, new) = (pieces(14, &[8, 5, 8, 3]), pieces(8, &[8]));
+        let copy = |memory: &TracedMemory, chunk: &CopyOp<Extent>| match chunk.label {
+            1 => Err(std::io::Error::other("unplugged").into()),
+            _ => copy(memory, chunk),
+        };
+        beside_workers(&old, 2, copy, |queue, memory| {
+            queue.set_prefetch(true);
+            let failed = queue.wait_for_visit(1).is_err();
+            assert!(failed && queue.install(new.as_slice().into()).is_err());
+            queue.restart(4);
+            queue.install(new.as_slice().into()).unwrap();
+            queue.set_prefetch(true);
+            queue.wait_for_visit(0).unwrap();
+            memory.check(&new[0], None);
+            queue.finish_visit(0);
+        });
+    });
+}

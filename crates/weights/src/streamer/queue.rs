@@ -54,7 +54,6 @@ pub(super) struct LinkMeter {
 
 /// Queue of chunks that workers and the pass share.
 pub(super) struct CopyQueue {
-    ring: Arc<[RingCopy<ChunkedCopy>]>,
     state: Mutex<QueueState>,
     /// Signal to workers: a chunk may be claimed, or the queue stops.
     work: Condvar,
@@ -63,6 +62,7 @@ pub(super) struct CopyQueue {
 }
 
 struct QueueState {
+    ring: Arc<[RingCopy<ChunkedCopy>]>,
     requested: VecDeque<(Ticket, CopyOp<Extent>)>,
     /// Number of chunks that have not arrived, for each ticket.
     tickets: BTreeMap<Ticket, usize>,
@@ -92,18 +92,16 @@ struct QueueState {
 impl CopyQueue {
     /// Creates a queue without requests that does not fill the ring yet.
     pub fn new(ring: Arc<[RingCopy<ChunkedCopy>]>) -> Self {
-        assert!(
-            ring.iter().all(|visit| visit.copy.len() > 0),
-            "a piece has at least one chunk"
-        );
+        check_ring(&ring);
         let state = QueueState {
+            missing: vec![0; ring.len()],
+            ring,
             requested: VecDeque::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
             prefetch: false,
             visit: 0,
             chunk: 0,
-            missing: vec![0; ring.len()],
             done: 0,
             in_flight: 0,
             failed: false,
@@ -114,7 +112,6 @@ impl CopyQueue {
             busy_since: None,
         };
         CopyQueue {
-            ring,
             state: Mutex::new(state),
             work: Condvar::new(),
             arrival: Condvar::new(),
@@ -137,7 +134,7 @@ impl CopyQueue {
             if state.stop {
                 return None;
             }
-            if let Some(job) = state.next(&self.ring) {
+            if let Some(job) = state.next() {
                 if state.in_flight == 0 {
                     state.busy_since = Some(Instant::now());
                 }
@@ -232,11 +229,10 @@ impl CopyQueue {
 
     /// Waits until the piece of a visit has arrived.
     pub fn wait_for_visit(&self, visit: u64) -> Result<(), DeviceError> {
-        let piece = visit as usize % self.ring.len();
         let mut state = self.lock();
         loop {
             state.check()?;
-            if visit < state.visit && state.missing[piece] == 0 {
+            if state.has_arrived(visit) {
                 return Ok(());
             }
             state = self.wait_for_arrival(state);
@@ -245,8 +241,7 @@ impl CopyQueue {
 
     /// Whether the piece of a visit has arrived. Does not wait.
     pub fn has_arrived(&self, visit: u64) -> bool {
-        let state = self.lock();
-        visit < state.visit && state.missing[visit as usize % self.ring.len()] == 0
+        self.lock().has_arrived(visit)
     }
 
     /// Ends a visit: its piece may be overwritten.
@@ -305,6 +300,23 @@ impl CopyQueue {
         state.done = visit;
     }
 
+    /// Replaces the ring between two passes. Waits until no chunk is in flight; the new ring is
+    /// empty, and its first visit is visit 0. Prefetch is off until [`CopyQueue::set_prefetch`].
+    /// If a copy failed or does not return, the old ring stays.
+    pub fn install(&self, ring: Arc<[RingCopy<ChunkedCopy>]>) -> Result<(), DeviceError> {
+        check_ring(&ring);
+        let mut state = self.lock();
+        state.prefetch = false;
+        while state.in_flight > 0 && !state.stuck {
+            state = self.wait_for_arrival(state);
+        }
+        state.check()?;
+        state.missing = vec![0; ring.len()];
+        state.ring = ring;
+        (state.visit, state.chunk, state.done) = (0, 0, 0);
+        Ok(())
+    }
+
     /// Stops the workers. Returns whether all threads will end.
     pub fn stop(&self) -> bool {
         let mut state = self.lock();
@@ -329,12 +341,24 @@ impl CopyQueue {
     pub fn check_integrity(&self) {
         let state = self.lock();
         assert!(state.requested.is_empty() && state.tickets.is_empty());
-        let count = self.ring.len() as u64;
+        let count = state.ring.len() as u64;
         assert!(state.visit >= state.done && state.visit <= state.done + count);
     }
 }
 
+fn check_ring(ring: &[RingCopy<ChunkedCopy>]) {
+    assert!(
+        ring.iter().all(|visit| visit.copy.len() > 0),
+        "a piece has at least one chunk"
+    );
+}
+
 impl QueueState {
+    /// Whether the piece of a visit has arrived.
+    fn has_arrived(&self, visit: u64) -> bool {
+        visit < self.visit && self.missing[visit as usize % self.ring.len()] == 0
+    }
+
     /// Returns the failure: the error itself once, and a reminder in later calls.
     fn check(&mut self) -> Result<(), DeviceError> {
         if !self.failed {
@@ -365,7 +389,7 @@ impl QueueState {
     }
 
     /// Returns the next chunk that may be copied now.
-    fn next(&mut self, ring: &[RingCopy<ChunkedCopy>]) -> Option<CopyJob> {
+    fn next(&mut self) -> Option<CopyJob> {
         if self.failed {
             return None;
         }
@@ -373,11 +397,11 @@ impl QueueState {
             let reason = CopyReason::Request(ticket);
             return Some(CopyJob { chunk, reason });
         }
-        if !self.prefetch || ring.is_empty() {
+        if !self.prefetch || self.ring.is_empty() {
             return None;
         }
-        let number = self.visit as usize % ring.len();
-        let piece = &ring[number];
+        let number = self.visit as usize % self.ring.len();
+        let piece = &self.ring[number];
         let free = self.visit < piece.after || self.visit - piece.after < self.done;
         if !free {
             return None;

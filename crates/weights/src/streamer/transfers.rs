@@ -3,7 +3,7 @@
 
 use djinn_model::Extent;
 
-use crate::{CopyOp, Placement, Region, WeightLayout, pieces::Piece};
+use crate::{CopyOp, Placement, Region, RingSlot, WeightLayout, elastic::Unit, pieces::Piece};
 
 /// Copies of one piece from files, cut into chunks on demand. A list of all chunks of a large
 /// model would take gigabytes.
@@ -101,20 +101,20 @@ pub(super) fn ring_from_files(layout: &WeightLayout) -> Vec<RingCopy<ChunkedCopy
         .collect()
 }
 
-/// Copies that fill the ring from host memory, by visit.
+/// Copies that fill the ring from host memory, by visit; none if weights stream from files.
 pub(super) fn ring_from_host(layout: &WeightLayout) -> Vec<RingCopy<CopyOp<Placement>>> {
     let slots = layout.plan().ring.slots.iter();
-    slots
-        .zip(&layout.host().ring)
-        .map(|(slot, &from)| RingCopy {
+    let copy = |slot: &RingSlot| {
+        Some(RingCopy {
             copy: CopyOp {
-                from,
+                from: *layout.host().pieces.get(&slot.piece)?,
                 to: slot.placement,
                 label: layout.piece_label(slot.piece),
             },
             after: slot.after as u64,
         })
-        .collect()
+    };
+    slots.filter_map(copy).collect()
 }
 
 /// Copies of all experts from files into the first slot of the pool.
@@ -142,24 +142,65 @@ pub(super) fn experts_from_host(layout: &WeightLayout) -> Vec<CopyOp<Placement>>
         .collect()
 }
 
-/// Copies of all resident weights from files.
+/// Copies from files of all resident weights that host memory has no copy of.
 pub(super) fn resident(layout: &WeightLayout) -> Vec<ChunkedCopy> {
     let kept = layout.pieces().kept.iter().zip(layout.kept_placements());
     let kept = kept.map(|(piece, &to)| {
         let label = layout.segment_label(piece.segment);
         file_copy(layout, piece, to, label)
     });
+    if let Some(elastic) = layout.elastic() {
+        let in_host = |unit: &usize| *unit < elastic.range.most && layout.host().bytes > 0;
+        let units = elastic.resident().filter(|unit| !in_host(unit));
+        return kept.chain(units_from_files(layout, units)).collect();
+    }
     let pieces = layout.plan().placements.iter().enumerate();
     let pieces = pieces.filter(|(_, to)| to.region == Region::Resident);
     kept.chain(pieces.map(|(number, &to)| piece_copy(layout, number, to)))
         .collect()
 }
 
-/// Copies from files into host memory, for all weights that stream from host memory.
+/// Copies of whole units from files to where they lie while they are resident.
+pub(super) fn units_from_files(
+    layout: &WeightLayout,
+    units: impl Iterator<Item = usize>,
+) -> Vec<ChunkedCopy> {
+    let copy = |unit: usize| {
+        let elastic = layout.elastic().expect("only elastic layouts have units");
+        let whole = &elastic.units[unit].whole;
+        let label = layout.segment_label(whole.segment);
+        file_copy(layout, whole, elastic.placement(unit), label)
+    };
+    units.map(copy).collect()
+}
+
+/// Copies of whole units from host memory to where they lie while they are resident.
+pub(super) fn units_from_host(
+    layout: &WeightLayout,
+    units: impl Iterator<Item = usize>,
+) -> Vec<CopyOp<Placement>> {
+    let copy = |unit: usize| {
+        let elastic = layout.elastic().expect("only elastic layouts have units");
+        let Unit { pieces, whole } = &elastic.units[unit];
+        let first = layout.host().pieces[&pieces.start];
+        CopyOp {
+            // The pieces of a unit lie one after the other, as in the slab.
+            from: Placement {
+                bytes: whole.bytes,
+                ..first
+            },
+            to: elastic.placement(unit),
+            label: layout.segment_label(whole.segment),
+        }
+    };
+    units.map(copy).collect()
+}
+
+/// Copies from files into host memory, for all weights that may stream from host memory.
 pub(super) fn into_host(layout: &WeightLayout) -> Vec<ChunkedCopy> {
     let (host, pieces) = (layout.host(), layout.pieces());
-    let slots = layout.plan().ring.slots.iter().zip(&host.ring);
-    let ring = slots.map(|(slot, &to)| piece_copy(layout, slot.piece, to));
+    let ring = host.pieces.iter();
+    let ring = ring.map(|(&number, &to)| piece_copy(layout, number, to));
     let experts = pieces.experts.iter().zip(&host.experts).enumerate();
     let experts = experts
         .map(|(number, (piece, &to))| file_copy(layout, piece, to, layout.expert_label(number)));
@@ -197,7 +238,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        Keep, LayoutOptions, LinkSettings, MemorySettings, Overrides, Packing, PlacedRows,
+        ElasticWeights, Keep, LayoutOptions, LevelRange, LinkSettings, MemorySettings, Overrides,
+        Packing, PlacedRows,
     };
 
     proptest! {
@@ -230,7 +272,7 @@ mod tests {
         }
     }
 
-    fn layout(model: &Model, tier: Tier, keep: Keep) -> WeightLayout {
+    fn options(tier: Tier, keep: Keep) -> LayoutOptions {
         let overrides = Overrides {
             keep,
             ..Overrides::default()
@@ -241,7 +283,7 @@ mod tests {
             chunk: Some(4096),
             ..MemorySettings::default()
         };
-        let options = LayoutOptions {
+        LayoutOptions {
             memory,
             link: LinkSettings::resolve(&memory, tier).expect("valid settings"),
             packing: match tier {
@@ -249,7 +291,11 @@ mod tests {
                 Tier::Host => Packing::Tensors,
             },
             piece_bytes: 20_000,
-        };
+        }
+    }
+
+    fn layout(model: &Model, tier: Tier, keep: Keep) -> WeightLayout {
+        let options = options(tier, keep);
         let fixed = |_: &_| 0;
         WeightLayout::new(&model.program, &*model.weights, options, fixed).expect("it fits")
     }
@@ -305,11 +351,16 @@ mod tests {
     fn check_layout(model: &Model, layout: &WeightLayout) {
         let mut memory = TestMemory {
             model,
-            slab: vec![0; layout.slab_bytes() as usize],
+            slab: vec![0; slab_bytes(layout) as usize],
             host: vec![0; layout.host_bytes() as usize],
         };
         for copy in resident(layout).iter().chain(&into_host(layout)) {
             memory.read(copy);
+        }
+        if let Some(elastic) = layout.elastic().filter(|_| layout.host_bytes() > 0) {
+            for copy in units_from_host(layout, elastic.level..elastic.range.most) {
+                memory.copy(&copy);
+            }
         }
         let parts = |region: Region| {
             let tensors = (0..model.program.tensors.len()).map(TensorId);
@@ -343,6 +394,77 @@ mod tests {
                     panic!("a matrix of an expert is not cut");
                 };
                 memory.check(rows.tensor, part);
+            }
+        }
+    }
+
+    /// Bytes of a slab with the weights and the zone behind them.
+    fn slab_bytes(layout: &WeightLayout) -> u64 {
+        let zone = layout.elastic().map_or(0, |elastic| elastic.zone_end);
+        layout.slab_bytes().max(zone)
+    }
+
+    /// Lays out a model so that all levels of its units are possible.
+    fn elastic_layout(model: &Model, tier: Tier, tables_stay: bool) -> WeightLayout {
+        let options = options(tier, Keep::Fit);
+        let (program, weights) = (&model.program, &*model.weights);
+        let cut = ElasticWeights::cut(program, weights, options, tables_stay);
+        let cut = cut.expect("the model has no experts");
+        let range = LevelRange {
+            least: 0,
+            most: cut.unit_bytes().len() - 1,
+            frames: 0,
+        };
+        let mut layout = WeightLayout::elastic_at(program, &cut, range, 0);
+        let zone: u64 = cut.unit_bytes().iter().sum();
+        layout.place_zone(program, layout.slab_bytes() + zone + 4096);
+        layout
+    }
+
+    /// Panics unless every matrix of a resident unit lies in one part, and every tensor is whole.
+    fn check_parts(model: &Model, layout: &WeightLayout) {
+        let elastic = layout.elastic().expect("an elastic layout");
+        for unit in elastic.resident() {
+            for part in &elastic.units[unit].whole.tensors {
+                let parts = layout.tensors().parts(part.tensor);
+                assert_eq!(parts.len(), 1, "a resident matrix is a whole view");
+            }
+        }
+        for (id, tensor) in model.program.tensors.iter().enumerate() {
+            let parts = layout.tensors().parts(TensorId(id));
+            let ends = parts.iter().map(|part| part.rows.end);
+            let starts = parts.iter().map(|part| part.rows.start);
+            let is_table = layout.pieces().tables.contains(&TensorId(id)) && parts.is_empty();
+            let whole = std::iter::once(0)
+                .chain(ends)
+                .eq(starts.chain([tensor.matrix().0]));
+            assert!(is_table || whole, "{} has {parts:?}", tensor.name);
+        }
+    }
+
+    #[test]
+    fn every_level_of_an_elastic_layout_has_all_tensors() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/");
+        for name in ["llama3", "gpt2", "falcon7b", "qwen2"] {
+            let model = Model::open(&format!("{root}{name}")).expect("a golden model");
+            for (tier, stay) in [(Tier::Files, true), (Tier::Host, false), (Tier::Host, true)] {
+                let mut layout = elastic_layout(&model, tier, stay);
+                let most = layout.levels().expect("an elastic layout").most;
+                let mut resident = u64::MAX;
+                for level in (0..=most).chain([0]) {
+                    layout.set_level(&model.program, level);
+                    check_layout(&model, &layout);
+                    check_parts(&model, &layout);
+                    assert!(level == 0 || layout.resident_bytes() < resident);
+                    resident = layout.resident_bytes();
+                    assert_eq!(layout.plan().streams(), level > 0);
+                    let boundary = layout.zone_start(level).expect("an elastic layout");
+                    let tensors = (0..model.program.tensors.len()).map(TensorId);
+                    let parts = tensors.flat_map(|id| layout.tensors().parts(id));
+                    let starts = parts.map(|part| part.placement.offset);
+                    let mut behind = starts.filter(|&start| start >= layout.slab_bytes());
+                    assert!(behind.all(|start| start >= boundary), "{name} {level}");
+                }
             }
         }
     }
