@@ -31,22 +31,49 @@ pub struct FramePool {
     /// Free frames. The pool takes the lowest free frame first: high frames stay untouched as
     /// long as possible, and frames taken together are adjacent where possible.
     free: BTreeSet<Frame>,
+    /// Whether each frame is taken, for all frames that may ever be available.
     taken: Vec<bool>,
+    /// Number of available frames: the first ones.
+    available: usize,
 }
 
 impl FramePool {
-    /// Creates a pool of `total` free frames.
+    /// Creates a pool of `total` free frames, all available.
     pub fn new(total: usize) -> Self {
-        let total_u32 = u32::try_from(total).expect("a frame number has 32 bits");
         FramePool {
-            free: (0..total_u32).map(Frame).collect(),
+            free: frames(0..total).collect(),
             taken: vec![false; total],
+            available: total,
         }
     }
 
-    /// Number of frames, free or taken.
+    /// Number of available frames, free or taken.
     pub fn total(&self) -> usize {
+        self.available
+    }
+
+    /// Number of frames that may ever be available.
+    pub fn capacity(&self) -> usize {
         self.taken.len()
+    }
+
+    /// Number of free frames among the first `count`.
+    pub(crate) fn free_among(&self, count: usize) -> usize {
+        let is_among = |frame: &&Frame| frame.index() < count;
+        self.free.iter().take_while(is_among).count()
+    }
+
+    /// Makes the first `count` frames available. The others must not be taken.
+    pub(crate) fn set_available(&mut self, count: usize) {
+        assert!(count <= self.capacity(), "{count} frames are too many");
+        assert!(
+            !self.taken[count..].contains(&true),
+            "a taken frame stays available"
+        );
+        self.free
+            .extend(frames(self.available..count.max(self.available)));
+        self.free.retain(|frame| frame.index() < count);
+        self.available = count;
     }
 
     /// Number of free frames.
@@ -87,9 +114,9 @@ impl FramePool {
         }
     }
 
-    /// Panics unless every frame is either free or listed exactly once in `held`.
+    /// Panics unless every available frame is either free or listed exactly once in `held`.
     pub(crate) fn check_integrity(&self, held: impl Iterator<Item = Frame>) {
-        let mut seen = vec![false; self.total()];
+        let mut seen = vec![false; self.capacity()];
         for frame in held {
             let twice = std::mem::replace(&mut seen[frame.index()], true);
             assert!(!twice, "frame {} is held twice", frame.0);
@@ -98,4 +125,10 @@ impl FramePool {
         let count = seen.iter().filter(|&&held| held).count();
         assert_eq!(self.free.len() + count, self.total(), "frames leaked");
     }
+}
+
+/// Frames with the numbers of a range.
+fn frames(numbers: std::ops::Range<usize>) -> impl Iterator<Item = Frame> {
+    let number = |number| u32::try_from(number).expect("a frame number has 32 bits");
+    numbers.map(move |at| Frame(number(at)))
 }

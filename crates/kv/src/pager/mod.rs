@@ -103,8 +103,8 @@ impl<C: PageCopier> Pager<C> {
             copier: Arc::new(copier),
             region,
             spill: None,
-            arriving: vec![None; pages.device().total()],
-            leaving: vec![None; pages.device().total()],
+            arriving: vec![None; pages.device().capacity()],
+            leaving: vec![None; pages.device().capacity()],
             host_transfers: vec![None; pages.host().total()],
             pages,
             stats: PagingStats::default(),
@@ -206,6 +206,29 @@ impl<C: PageCopier> Pager<C> {
             self.copier.copy_on_device(from, to)?;
         }
         self.update_peaks();
+        Ok(())
+    }
+
+    /// Makes the first `count` device frames available, between two passes. Pages in other frames
+    /// move to free ones. Afterwards no work uses the other frames, except work that is on the
+    /// compute stream or precedes it. If too few frames are free, this call changes nothing.
+    pub fn set_device_frames(&mut self, count: usize) -> Result<()> {
+        let before = self.pages.device().total();
+        let moves = self.pages.set_device_frames(count)?;
+        for &(from, to) in &moves {
+            let mut after: Vec<_> = self.arriving[from.index()].take().into_iter().collect();
+            after.extend(self.take_frame_transfers(to).into_iter().flatten());
+            for transfer in after {
+                self.copier.wait(Stream::Compute, transfer.end())?;
+            }
+            self.copier.copy_on_device(from, to)?;
+        }
+        for at in count..before {
+            let frame = Frame(u32::try_from(at).expect("a frame number has 32 bits"));
+            for transfer in self.take_frame_transfers(frame).into_iter().flatten() {
+                self.copier.wait(Stream::Compute, transfer.end())?;
+            }
+        }
         Ok(())
     }
 

@@ -347,7 +347,7 @@ proptest! {
     #[test]
     fn every_sequence_finds_its_own_numbers(
         device in 1usize..12, host in 0usize..12, seed: u64,
-        moves in prop::collection::vec((0usize..4, 0u8..10, 0usize..6), 1..120),
+        moves in prop::collection::vec((0usize..4, 0u8..11, 0usize..6), 1..120),
     ) {
         let pages = Pages::new(device, host, 0);
         let mut pager = Pager::with(LateDevice::new(device, host, seed), pages, region(device));
@@ -382,6 +382,23 @@ proptest! {
                 4 => { pager.is_resident(&sequence.table).unwrap(); }
                 5 => pager.copy_out(sequence.table.pages()).unwrap(),
                 6 | 7 => { let _ = run_streamed(&mut pager, sequence, &mut fresh); }
+                8 => {
+                    // Weights take the last frames, or give them back.
+                    let frames = device.saturating_sub(count);
+                    if pager.set_device_frames(frames).is_ok() {
+                        let copier = &pager.copier;
+                        let here = copier.record(Stream::Compute).unwrap();
+                        copier.wait(Stream::Copy, &here).unwrap();
+                        for frame in (frames..device).map(|at| Frame(at as u32)) {
+                            for block in 0..BLOCKS {
+                                let weights = StreamItem::Compute(frame, block, None, u64::MAX);
+                                copier.put(Stream::Copy, weights);
+                            }
+                        }
+                        let there = copier.record(Stream::Copy).unwrap();
+                        copier.wait(Stream::Compute, &there).unwrap();
+                    }
+                }
                 _ => { let _ = run(&mut pager, sequence, count, &mut fresh); }
             }
             pager.pages().check_integrity(all.iter().map(|sequence| &sequence.table));

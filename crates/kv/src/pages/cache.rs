@@ -106,10 +106,14 @@ impl Pages {
 
     /// Frees the device frame of the cached page that was used least recently. The page stays
     /// cached if another tier has it.
-    fn reclaim_device(&mut self) {
-        let Some(&(_, page)) = self.cached.device.first() else {
-            return;
-        };
+    pub(super) fn reclaim_device(&mut self) {
+        if let Some(&(_, page)) = self.cached.device.first() {
+            self.drop_from_device(page);
+        }
+    }
+
+    /// Frees the device frame of a cached page. The page stays cached if another tier has it.
+    pub(super) fn drop_from_device(&mut self, page: PageId) {
         let entry = self.entry(page);
         if entry.host.is_none() && entry.disk.is_none() {
             return self.evict_cached(page);

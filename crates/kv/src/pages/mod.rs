@@ -249,6 +249,59 @@ impl Pages {
         Ok(plan)
     }
 
+    /// Pages whose device frame is not among the first `count`.
+    pub fn outside(&self, count: usize) -> impl Iterator<Item = PageId> {
+        let is_outside = move |entry: &PageEntry| entry.device.is_some_and(|f| f.index() >= count);
+        let ids = (0..).map(PageId).zip(&self.entries);
+        ids.filter(move |(_, entry)| is_outside(entry))
+            .map(|(id, _)| id)
+    }
+
+    /// Makes the first `count` device frames available. Held pages in other frames move to free
+    /// frames or take those of cached pages; cached pages move as far as frames are free. Returns
+    /// the copies to make on the device. If there is too little room, this call changes nothing.
+    pub fn set_device_frames(&mut self, count: usize) -> Result<Vec<(Frame, Frame)>, OutOfPages> {
+        let held = self.device.total() - self.device_room();
+        if held > count {
+            return Err(OutOfPages {
+                wanted: held,
+                free: count,
+                total: count,
+            });
+        }
+        let outside: Vec<PageId> = self.outside(count).collect();
+        let (first, later): (Vec<PageId>, Vec<PageId>) =
+            outside.into_iter().partition(|&page| self.is_held(page));
+        let mut moves = Vec::new();
+        for page in first {
+            while self.device.free_among(count) == 0 {
+                self.reclaim_device();
+            }
+            moves.push(self.move_on_device(page));
+        }
+        for page in later {
+            // A page may have left the cache together with a page before it.
+            if self.entry(page).device.is_none() {
+                continue;
+            }
+            match self.device.free_among(count) {
+                0 => self.drop_from_device(page),
+                _ => moves.push(self.move_on_device(page)),
+            }
+        }
+        self.device.set_available(count);
+        Ok(moves)
+    }
+
+    /// Moves a page to the lowest free device frame. Returns both frames.
+    fn move_on_device(&mut self, page: PageId) -> (Frame, Frame) {
+        let to = self.device.take().expect("the caller counted the frames");
+        let from = self.update(page, |entry| entry.device.replace(to));
+        let from = from.expect("the page is on the device");
+        self.device.give_back(from);
+        (from, to)
+    }
+
     /// Creates a second table that holds the same pages.
     pub fn share(&mut self, table: &PageTable) -> PageTable {
         for page in &table.pages {

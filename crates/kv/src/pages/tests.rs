@@ -437,6 +437,18 @@ impl Simulated {
         }
     }
 
+    /// Changes the number of device frames, if the held pages fit.
+    fn resize(&mut self, count: usize) {
+        let held = self.pages.device().total() - self.pages.device_room();
+        let moved = self.pages.set_device_frames(count);
+        assert_eq!(moved.is_ok(), held <= count);
+        for (from, to) in moved.into_iter().flatten() {
+            assert!(from.index() >= count && to.index() < count);
+            self.device[to.index()] = self.device[from.index()].clone();
+        }
+        assert!(held > count || self.pages.device().total() == count);
+    }
+
     /// Makes a copy between the device and host memory.
     fn copy(&mut self, copy: Option<PageCopy>, is_out: bool) {
         match copy {
@@ -525,7 +537,7 @@ proptest! {
     #[test]
     fn no_page_is_lost_or_written_by_two_tables(
         device in 0usize..30, host in 0usize..30, disk in 0usize..30, limit in 0usize..60,
-        moves in prop::collection::vec((0usize..5, 0usize..100, 0u8..17), 0..200),
+        moves in prop::collection::vec((0usize..5, 0usize..100, 0u8..18), 0..200),
     ) {
         let mut world = Simulated::new(device, host, disk);
         if limit < 30 {
@@ -580,10 +592,12 @@ proptest! {
                 (13, _) => world.demote(number % 20),
                 (14 | 15, _) => world.finish(number),
                 (16, _) if number == 0 => world.pages.clear_cache(),
+                (17, _) => world.resize(number % (device + 1)),
                 _ => {}
             }
             world.check();
         }
+        world.resize(device);
         // All frames are free after the last table and the last transfer.
         for index in 0..5 {
             world.clear(index, true);
