@@ -13,8 +13,8 @@ use djinn_model::{
 };
 use djinn_types::{DType, Size};
 use djinn_weights::{
-    Keep, LayoutOptions, LinkSettings, MemorySettings, PassWork, Pieces, Plan, TensorPlacements,
-    WeightLayout,
+    Keep, LayoutOptions, LevelRange, LinkSettings, MemorySettings, PassWork, Pieces, Plan,
+    TensorPlacements, WeightLayout,
 };
 
 use crate::{
@@ -63,57 +63,48 @@ impl Blueprint {
         settings: Settings,
         memory: MemorySettings,
     ) -> Result<Self, EngineError> {
-        let (program, slow) = (&model.program, &*model.weights);
-        let kv_dtype = kv_dtype(&memory, program);
-        check_settings(backend, program, &settings, kv_dtype)?;
-        let link = LinkSettings::resolve(&memory, backend.tier())?;
-        let limits = pass_limits(program, &settings);
-        let driver = |pieces: &Pieces, arena: &Arena| {
-            let pages = settings.host_pages as u64 * arena.kv.page_bytes();
-            let known = backend.host_tables(pieces.stream_bytes() + pages);
-            backend.overhead() + known + backend.graph_bytes(settings.sessions)
-        };
-        let fixed = |pieces: &Pieces| {
-            let arena = Arena::new(program, &settings, kv_dtype, pieces.tables(), 0);
-            let beside = driver(pieces, &arena) + backend.scratch_bytes(limits);
-            arena.bytes().saturating_add(beside)
-        };
-        let options = LayoutOptions {
-            memory,
-            link,
-            packing: packing(backend, link.tier),
-            piece_bytes: piece_bytes(backend, program.weight_bytes()),
-        };
-        let weights = WeightLayout::new(program, slow, options, fixed)?;
-        let (pieces, start) = (weights.pieces(), weights.slab_bytes());
-        let arena = Arena::new(program, &settings, kv_dtype, pieces.tables(), start);
-        let footprint = Footprint {
-            resident: weights.resident_bytes(),
-            ring: weights.plan().ring.bytes,
-            pool: weights.pool_bytes(),
-            kv: arena.kv_bytes,
-            kv_window: arena.kv.window_bytes(),
-            activations: arena.bytes() - arena.kv_bytes,
-            scratch: backend.scratch_bytes(limits),
-            driver: driver(pieces, &arena),
-        };
-        let blueprint = Blueprint {
-            graph_regions: graph_regions(program, weights.tensors()),
-            fusions: fuse(program, |id| residency(weights.tensors(), id)),
-            stops: stops(program),
-            weights,
-            settings,
-            arena,
-            legacy_kv_dtype: legacy_kv_dtype(backend, program),
-            spill: None,
-            footprint,
-            limits,
-        };
-        let (needed, there) = (blueprint.host_bytes(), memory.host_budget);
-        if needed > there {
-            return Err(EngineError::HostBudget { needed, there });
+        let draft = BlueprintDraft::new(model, backend, settings, memory)?;
+        let beside = |pieces: &Pieces| draft.beside(pieces);
+        let (program, files) = (&model.program, &*model.weights);
+        let weights = WeightLayout::new(program, files, draft.options(), beside)?;
+        draft.finish(weights)
+    }
+
+    /// Changes the level of an elastic layout: which weights stream, and how many KV frames there
+    /// are.
+    pub(crate) fn set_level(&mut self, program: &Program, level: usize) {
+        self.weights.set_level(program, level);
+        self.graph_regions = graph_regions(program, self.weights.tensors());
+        self.fusions = fuse(program, |id| residency(self.weights.tensors(), id));
+        self.footprint.resident = self.weights.resident_bytes();
+        self.footprint.kv = self.arena.kv_bytes - self.weights.zone_bytes();
+    }
+
+    /// Levels of an elastic layout; `None` if the plan is fixed.
+    pub fn levels(&self) -> Option<LevelRange> {
+        self.weights.levels()
+    }
+
+    /// Number of KV frames on the device at a level.
+    pub fn frames_at(&self, level: usize) -> usize {
+        let (kv, pages) = (self.arena.kv.layer(0), self.settings.pages);
+        match (self.weights.zone_start(level), self.levels()) {
+            (Some(start), Some(range)) if level < range.most => {
+                let bytes = start.saturating_sub(kv.offset);
+                usize::try_from(bytes / kv.page_bytes.max(1)).map_or(pages, |n| n.min(pages))
+            }
+            _ => pages,
         }
-        Ok(blueprint)
+    }
+
+    /// Least number of KV frames on the device, at any level.
+    pub fn least_frames(&self) -> usize {
+        self.frames_at(self.levels().map_or(0, |range| range.least))
+    }
+
+    /// Number of KV frames on the device now.
+    pub fn frames(&self) -> usize {
+        self.frames_at(self.weights.level())
     }
 
     /// Spills KV pages that do not fit in host memory to a file in this folder.
@@ -209,6 +200,9 @@ impl Blueprint {
         let budget = Size(memory.budget);
         let whole = self.weights.whole_bytes();
         let together = Size(whole);
+        if let Some(range) = self.levels() {
+            return self.elastic_reason(range);
+        }
         if self.weights.keeps_everything() {
             let weights = Size(footprint.resident);
             return format!(
@@ -262,6 +256,26 @@ impl Blueprint {
         away as u64 * self.page_bytes()
     }
 
+    /// Explains which weights yield to KV pages.
+    fn elastic_reason(&self, range: LevelRange) -> String {
+        let bytes = |level| self.weights.zone_start(level).unwrap_or(0);
+        let may_yield = Size(bytes(range.most) - bytes(range.least));
+        let (least, most) = (self.least_frames(), self.settings.pages);
+        let (stays, ring) = (Size(self.footprint.resident), Size(self.footprint.ring));
+        let mut reason = format!(
+            "{stays} of weights stay in memory now; up to {may_yield} of them yield to KV pages \
+             when sessions need these ({least} to {most} pages), and stream through a ring of \
+             {ring} meanwhile"
+        );
+        if range.least > 0 {
+            reason.push_str("; other weights always stream, because they do not fit");
+        }
+        if range.is_host_limited {
+            reason.push_str("; host memory has no room for more weights that yield");
+        }
+        reason
+    }
+
     /// Work of a pass in which every session generates one token at the end of its context.
     pub fn work(&self, model: &Model) -> PassWork {
         let program = &model.program;
@@ -284,6 +298,104 @@ impl Blueprint {
             experts_used: touched * experts as f64,
             prefetch: self.memory().prefetch,
         }
+    }
+}
+
+/// A blueprint before its weights are laid out.
+pub(crate) struct BlueprintDraft<'a> {
+    model: &'a Model,
+    backend: &'a dyn Backend,
+    settings: Settings,
+    memory: MemorySettings,
+    link: LinkSettings,
+    kv_dtype: DType,
+    limits: PassLimits,
+}
+
+impl<'a> BlueprintDraft<'a> {
+    /// Checks settings against the limits of the device.
+    pub fn new(
+        model: &'a Model,
+        backend: &'a dyn Backend,
+        settings: Settings,
+        memory: MemorySettings,
+    ) -> Result<Self, EngineError> {
+        let kv_dtype = kv_dtype(&memory, &model.program);
+        check_settings(backend, &model.program, &settings, kv_dtype)?;
+        Ok(BlueprintDraft {
+            model,
+            backend,
+            link: LinkSettings::resolve(&memory, backend.tier())?,
+            kv_dtype,
+            limits: pass_limits(&model.program, &settings),
+            settings,
+            memory,
+        })
+    }
+
+    /// Options for the layout of the weights.
+    pub fn options(&self) -> LayoutOptions {
+        LayoutOptions {
+            memory: self.memory,
+            link: self.link,
+            packing: packing(self.backend, self.link.tier),
+            piece_bytes: piece_bytes(self.backend, self.model.program.weight_bytes()),
+        }
+    }
+
+    fn arena(&self, pieces: &Pieces, start: u64) -> Arena {
+        let (program, settings) = (&self.model.program, &self.settings);
+        Arena::new(program, settings, self.kv_dtype, pieces.tables(), start)
+    }
+
+    /// Bytes of device memory that the driver takes.
+    fn driver(&self, pieces: &Pieces, arena: &Arena) -> u64 {
+        let (backend, settings) = (self.backend, &self.settings);
+        let pages = settings.host_pages as u64 * arena.kv.page_bytes();
+        let known = backend.host_tables(pieces.stream_bytes() + pages);
+        backend.overhead() + known + backend.graph_bytes(settings.sessions)
+    }
+
+    /// Bytes of device memory that are needed in addition to the weights.
+    pub fn beside(&self, pieces: &Pieces) -> u64 {
+        let arena = self.arena(pieces, 0);
+        let beside = self.driver(pieces, &arena) + self.backend.scratch_bytes(self.limits);
+        arena.bytes().saturating_add(beside)
+    }
+
+    /// Lays out the rest of the slab behind the weights.
+    pub fn finish(self, mut weights: WeightLayout) -> Result<Blueprint, EngineError> {
+        let program = &self.model.program;
+        let arena = self.arena(weights.pieces(), weights.slab_bytes());
+        let frames_bytes = arena.kv.bytes() - arena.kv.window_bytes();
+        weights.place_zone(program, arena.kv.layer(0).offset + frames_bytes);
+        let footprint = Footprint {
+            resident: weights.resident_bytes(),
+            ring: weights.ring_bytes(),
+            pool: weights.pool_bytes(),
+            kv: arena.kv_bytes - weights.zone_bytes(),
+            kv_window: arena.kv.window_bytes(),
+            activations: arena.bytes() - arena.kv_bytes,
+            scratch: self.backend.scratch_bytes(self.limits),
+            driver: self.driver(weights.pieces(), &arena),
+        };
+        let blueprint = Blueprint {
+            graph_regions: graph_regions(program, weights.tensors()),
+            fusions: fuse(program, |id| residency(weights.tensors(), id)),
+            stops: stops(program),
+            weights,
+            settings: self.settings,
+            arena,
+            legacy_kv_dtype: legacy_kv_dtype(self.backend, program),
+            spill: None,
+            footprint,
+            limits: self.limits,
+        };
+        let (needed, there) = (blueprint.host_bytes(), self.memory.host_budget);
+        if needed > there {
+            return Err(EngineError::HostBudget { needed, there });
+        }
+        Ok(blueprint)
     }
 }
 

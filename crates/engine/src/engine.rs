@@ -18,6 +18,7 @@ use crate::{
         saved_session::SavedSession,
         state_folder::StateFolder,
     },
+    elastic_memory::{ElasticMemory, ElasticParts, MemorySplit},
     error::EngineError,
     executor::{Executor, LoadProgress},
     prefix_cache::{PrefixCache, PrefixCacheSettings, PrefixCacheStats},
@@ -53,6 +54,8 @@ pub struct Engine {
     scheduler: Scheduler,
     prefix_cache: PrefixCache,
     durability: Durability,
+    /// Policy of an elastic layout; `None` if the plan is fixed.
+    elastic: Option<ElasticMemory>,
     /// Outputs that the next step returns.
     deferred: Vec<Output>,
     checker: RequestChecker,
@@ -73,7 +76,8 @@ impl Engine {
             pages: settings.disk_pages,
         });
         let (device, kv) = (executor.device(), blueprint.arena.kv);
-        let pager = Pager::new(device, kv, settings.host_pages, disk)?;
+        let mut pager = Pager::new(device, kv, settings.host_pages, disk)?;
+        pager.set_device_frames(blueprint.frames())?;
         let ring = &blueprint.plan().ring;
         let limits = SelectionLimits {
             pass: BatchLimits {
@@ -90,6 +94,7 @@ impl Engine {
             executor,
             scheduler: Scheduler::new(limits, SpillPolicy::new(settings, &pager)),
             checker: RequestChecker::new(&model, settings),
+            elastic: ElasticMemory::new(&blueprint),
             model,
             blueprint,
             pager,
@@ -165,6 +170,46 @@ impl Engine {
     /// Returns the number of KV pages in each tier.
     pub fn kv_usage(&self) -> KvUsage {
         self.pager.usage()
+    }
+
+    /// Returns how weights and KV pages share device memory; `None` if the plan is fixed.
+    pub fn memory_split(&self) -> Option<MemorySplit> {
+        let elastic = self.elastic.as_ref()?;
+        Some(elastic.split(&self.blueprint))
+    }
+
+    /// Changes the number of units of weights that stream, within the levels of the layout and as
+    /// far as KV pages can move. The policy continues from there. Does nothing if the plan is
+    /// fixed.
+    pub fn set_level(&mut self, level: usize) -> Result<(), EngineError> {
+        match self.elastic_parts() {
+            Some((elastic, mut parts)) => elastic.set_level(&mut parts, level),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves the boundary between weights and KV pages by the policy.
+    fn balance(&mut self) {
+        if let Some((elastic, mut parts)) = self.elastic_parts() {
+            elastic.balance(&mut parts);
+        }
+    }
+
+    /// Borrows the policy of an elastic layout, and what it changes.
+    fn elastic_parts(&mut self) -> Option<(&mut ElasticMemory, ElasticParts<'_>)> {
+        let parts = ElasticParts {
+            program: &self.model.program,
+            executor: &mut self.executor,
+            blueprint: &mut self.blueprint,
+            scheduler: &mut self.scheduler,
+            residency: SessionMemory {
+                sessions: &mut self.sessions,
+                pager: &mut self.pager,
+                running: &[],
+                deferred: &mut self.deferred,
+            },
+        };
+        Some((self.elastic.as_mut()?, parts))
     }
 
     /// Returns the number of tokens that were not computed because the prefix cache had them.
@@ -417,6 +462,9 @@ impl Engine {
     /// ended.
     pub fn maintain(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = self.apply_time(now);
+        if self.is_idle() {
+            self.balance();
+        }
         let (scheduler, mut residency) = self.scheduling();
         outputs.extend(scheduler.start_transfers(&mut residency, &[], now));
         self.write_outputs(&mut outputs);
@@ -443,6 +491,7 @@ impl Engine {
         self.scheduler.admit(&mut self.sessions, &self.pager);
         self.prefix_cache
             .lookup(&mut self.sessions, &mut self.pager);
+        self.balance();
         let (scheduler, mut residency) = self.scheduling();
         let selection = scheduler.select(&mut residency, now);
         outputs.extend(selection.lost);

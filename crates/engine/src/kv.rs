@@ -4,11 +4,12 @@ use djinn_device::{Backend, host};
 use djinn_kv::{KvMemory, PageDemand};
 use djinn_model::Model;
 
-use djinn_weights::MemorySettings;
+use djinn_weights::{MemorySettings, Overrides};
 
 use crate::{
     Blueprint, EngineError, Settings,
     backend::slab_on_host,
+    elastic_draft::ElasticDraft,
     kv_window::{WindowedPages, exceeds_kv_memory, missing_host_pages},
 };
 
@@ -17,6 +18,9 @@ impl Blueprint {
     /// `settings.pages` is the number of pages of all sessions together. Host memory takes the
     /// pages that the device has no room for, and the disk takes the rest. If the device has no
     /// room for the longest session either, its pages stream through a KV window.
+    ///
+    /// With [`MemorySettings::elastic`], resident weights yield to KV pages when sessions need
+    /// them, unless the user fixed either part or a fixed plan has room for everything.
     pub fn for_sessions(
         model: &Model,
         backend: &dyn Backend,
@@ -40,7 +44,8 @@ impl Blueprint {
         {
             return layout.with_window(pages);
         }
-        layout.lay_out().or_else(|error| match error {
+        let laid_out = layout.lay_out().and_then(|fixed| layout.finish(fixed));
+        laid_out.or_else(|error| match error {
             // The error of memory for the whole session names what all of it needs.
             EngineError::Plan(_) => match layout.windowed_pages() {
                 Some(pages) => layout.with_window(pages).map_err(|other| match other {
@@ -119,7 +124,18 @@ impl SessionLayout<'_> {
         }
     }
 
-    /// Places as many pages on the device as fit, and the others in host memory and on disk.
+    /// Lets weights yield where that gains pages, and places pages on disk.
+    fn finish(&self, fixed: Blueprint) -> Result<Blueprint, EngineError> {
+        if let Some(elastic) = self.elastic(&fixed)? {
+            // The image of the weights may leave too little host memory for a disk tier.
+            if let Ok(elastic) = self.with_disk(elastic) {
+                return Ok(elastic);
+            }
+        }
+        self.with_disk(fixed)
+    }
+
+    /// Places as many pages on the device as fit, and the others in host memory.
     fn lay_out(&self) -> Result<Blueprint, EngineError> {
         let least = self.demand.longest;
         let first = self.draw(least.min(self.demand.total), 0)?;
@@ -142,7 +158,7 @@ impl SessionLayout<'_> {
                 .as_ref()
                 .is_ok_and(|b| !stay || b.weights().keeps_everything());
             if works || pages <= least {
-                return self.with_disk(drawn?);
+                return drawn;
             }
             pages = match stay {
                 true => pages - 1,
@@ -166,12 +182,29 @@ impl SessionLayout<'_> {
         }
     }
 
+    /// Lays out the model so that weights yield to pages; `None` if that gains no pages.
+    fn elastic(&self, fixed: &Blueprint) -> Result<Option<Blueprint>, EngineError> {
+        let is_free = self.memory.overrides == Overrides::default() && self.kv.device.is_none();
+        if !self.memory.elastic || !is_free || fixed.settings.pages >= self.demand.total {
+            return Ok(None);
+        }
+        let draft = ElasticDraft {
+            model: self.model,
+            backend: self.backend,
+            settings: &self.settings,
+            memory: self.memory,
+            demand: self.demand,
+            fixed,
+        };
+        draft.draw()
+    }
+
     /// Places the pages on disk that host memory has no room for.
     fn with_disk(&self, mut blueprint: Blueprint) -> Result<Blueprint, EngineError> {
         let Some(spill) = &self.kv.spill else {
             return Ok(blueprint);
         };
-        let (pages, host_pages) = (blueprint.settings.pages, blueprint.settings.host_pages);
+        let (pages, host_pages) = (blueprint.least_frames(), blueprint.settings.host_pages);
         let page_bytes = blueprint.page_bytes();
         let bytes = |pages: usize| pages as u64 * page_bytes;
         let disk_pages = self

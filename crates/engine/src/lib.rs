@@ -12,6 +12,8 @@ mod arena;
 mod backend;
 mod blueprint;
 mod durability;
+mod elastic_draft;
+mod elastic_memory;
 mod engine;
 mod error;
 mod executor;
@@ -40,6 +42,7 @@ pub use durability::{
     saved_session::{SavedLogprobs, SavedSession, SavedState, SavedStop},
     state_folder::{FolderContents, RepairReport, StateDamage, StateFolder},
 };
+pub use elastic_memory::MemorySplit;
 pub use engine::{DuringPass, Engine};
 pub use error::{EngineError, LimitKind, ParseError, ParsedText, QuotaKind};
 pub use executor::LoadProgress;

@@ -14,7 +14,7 @@ use djinn_model::{
     Weights,
     program::{Op, Program, SegmentKind, TensorId},
 };
-use djinn_types::{IO_BLOCK, Order};
+use djinn_types::{IO_BLOCK, Order, Tier};
 
 use crate::{
     ExpertPool, LayoutOptions, Packing, Placement, Plan, Region, Ring,
@@ -96,6 +96,17 @@ impl ElasticWeights {
     /// Pieces of the weights.
     pub fn pieces(&self) -> &Pieces {
         &self.pieces
+    }
+
+    /// Tier that units stream from.
+    pub fn tier(&self) -> Tier {
+        self.options.link.tier
+    }
+
+    /// Bytes of the tables that a pass reads row by row.
+    pub fn table_bytes(&self) -> u64 {
+        let tables = self.pieces.table_extents.iter();
+        tables.map(|extent| extent.bytes).sum()
     }
 
     /// Bytes of each unit in the order in which units yield.
@@ -259,6 +270,8 @@ pub struct LevelRange {
     pub most: usize,
     /// Number of KV frames at level `most`.
     pub frames: usize,
+    /// Whether more units could yield if host memory had room for them.
+    pub is_host_limited: bool,
 }
 
 /// Memory that units and KV frames share.
@@ -307,6 +320,7 @@ impl LevelRange {
             least,
             most,
             frames,
+            is_host_limited: enough.is_none() && affordable < units.len(),
         })
     }
 }
@@ -440,19 +454,20 @@ mod tests {
     fn the_range_ends_where_all_frames_fit() {
         let units = [50_000; 8];
         let fit = |bytes, most, host| LevelRange::fit(&units, &memory(bytes, 2, most, host));
-        let range = |least, most, frames| {
+        let range = |least, most, frames, is_host_limited| {
             Some(LevelRange {
                 least,
                 most,
                 frames,
+                is_host_limited,
             })
         };
         // 460,000 bytes hold all units and six frames.
-        assert_eq!(fit(460_000, 20, u64::MAX), range(0, 3, 20));
-        assert_eq!(fit(460_000, 1000, u64::MAX), range(0, 8, 46));
-        assert_eq!(fit(460_000, 1000, 110_000), range(0, 2, 16), "host memory");
+        assert_eq!(fit(460_000, 20, u64::MAX), range(0, 3, 20, false));
+        assert_eq!(fit(460_000, 1000, u64::MAX), range(0, 8, 46, false));
+        assert_eq!(fit(460_000, 1000, 110_000), range(0, 2, 16, true));
         assert_eq!(fit(460_000, 4, u64::MAX), None, "all frames fit already");
-        assert_eq!(fit(300_000, 20, u64::MAX), range(3, 6, 20), "units stream");
+        assert_eq!(fit(300_000, 20, u64::MAX), range(3, 6, 20, false));
         assert_eq!(fit(10_000, 20, u64::MAX), None, "too little memory");
     }
 

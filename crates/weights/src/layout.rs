@@ -257,11 +257,7 @@ impl WeightLayout {
 
     /// Bytes of host memory that workers load resident weights through.
     pub fn staging_bytes(&self) -> u64 {
-        let link = &self.options.link;
-        match link.tier {
-            Tier::Files => 0,
-            Tier::Host => (link.workers as u64 * link.load_chunk()).min(self.resident_bytes()),
-        }
+        self.options.link.load_staging().min(self.resident_bytes())
     }
 
     /// Bytes that are read from files before the first pass.

@@ -26,6 +26,8 @@ pub struct MemorySettings {
     pub prefetch: bool,
     /// Element type of keys and values.
     pub kv_dtype: KvDtype,
+    /// Whether resident weights yield their memory to KV pages when sessions need it.
+    pub elastic: bool,
 }
 
 impl MemorySettings {
@@ -50,6 +52,7 @@ impl Default for MemorySettings {
             workers: None,
             prefetch: true,
             kv_dtype: KvDtype::Auto,
+            elastic: false,
         }
     }
 }
@@ -114,6 +117,14 @@ impl LinkSettings {
         match self.tier {
             Tier::Files => self.chunk,
             Tier::Host => self.chunk.min(Self::LOAD_CHUNK),
+        }
+    }
+
+    /// Largest number of bytes of host memory that workers load weights through.
+    pub fn load_staging(&self) -> u64 {
+        match self.tier {
+            Tier::Files => 0,
+            Tier::Host => self.workers as u64 * self.load_chunk(),
         }
     }
 

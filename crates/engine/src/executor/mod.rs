@@ -127,6 +127,23 @@ impl Executor {
         self.streamer.check_integrity();
     }
 
+    /// Changes the level of an elastic blueprint, between two passes. If that fails, the level
+    /// stays.
+    pub fn switch(
+        &mut self,
+        program: &Program,
+        blueprint: &mut Blueprint,
+        level: usize,
+    ) -> Result<(), EngineError> {
+        let before = blueprint.weights().level();
+        blueprint.set_level(program, level);
+        let switched = self.streamer.switch(blueprint.weights(), before);
+        if switched.is_err() {
+            blueprint.set_level(program, before);
+        }
+        Ok(switched?)
+    }
+
     /// Gives up a pass that failed, with all copies in flight.
     pub fn abort_pass(&mut self) {
         self.streamer.abort_pass();

@@ -1,6 +1,7 @@
 //! Graph capture and replay of the operations of a pass.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use djinn_device::DeviceError;
 use djinn_model::{
@@ -57,6 +58,18 @@ impl Pass<'_> {
         looked.map(|(at, _)| at).collect()
     }
 
+    /// Number of the recording of a region. Recordings of another level read weights in other
+    /// places.
+    fn recording_number(&self, part: &Range<usize>, chooses: bool) -> u64 {
+        let level = self.blueprint.weights().level();
+        let fields = [part.start, part.end, level, self.batch.rows()];
+        let number = fields.iter().fold(0, |number, &field| {
+            debug_assert!(field < 1 << 15, "a field has 15 bits");
+            (number << 15) + field as u64
+        });
+        2 * number + u64::from(chooses)
+    }
+
     /// Enqueues the operations of the pass on the compute stream, region by region.
     pub(super) fn compute(&mut self) -> Result<(), EngineError> {
         let (device, program, blueprint) = (self.device, self.program, self.blueprint);
@@ -74,8 +87,7 @@ impl Pass<'_> {
         for GraphRegion { steps: part, still } in blueprint.graph_regions.iter().flat_map(parts) {
             // Sampling follows the last operation of the program.
             let chooses = chooses && part.end == steps.len();
-            let [start, end, rows] = [part.start, part.end, self.batch.rows()].map(|n| n as u64);
-            let number = (start << 42) + (end << 20) + 2 * rows + u64::from(chooses);
+            let number = self.recording_number(&part, chooses);
             if !(can && still) {
                 self.walk(&steps, part, &mut stages)?;
                 continue;

@@ -43,6 +43,21 @@ pub(crate) fn evict_session(
     evict_as_many(residency, policy, own);
 }
 
+/// Evicts `count` pages of waiting sessions, as far as the host has room for them.
+pub(crate) fn evict_waiting(residency: &mut SessionMemory<'_>, policy: &SpillPolicy, count: usize) {
+    let mut used = pages_in_use(residency, &[]);
+    let mut idle = Vec::new();
+    let tables = idle_tables(residency.sessions, residency.pager);
+    for &page in tables.into_iter().flat_map(|t| t.pages().iter().rev()) {
+        let is_used = std::mem::replace(&mut used[page.index()], true);
+        if !is_used && residency.pager.pages().device_frame(page).is_some() {
+            idle.push(page);
+        }
+    }
+    idle.truncate(count);
+    evict_as_many(residency, policy, idle);
+}
+
 /// Evicts as many of these pages as the host has room for.
 fn evict_as_many(residency: &mut SessionMemory<'_>, policy: &SpillPolicy, mut pages: Vec<PageId>) {
     // Every evicted page occupies a host frame for good. Pages with a host copy go first.

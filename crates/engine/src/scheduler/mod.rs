@@ -6,6 +6,7 @@ pub(crate) mod cache_demotion;
 pub(crate) mod commitment;
 pub(crate) mod decision;
 pub(crate) mod disk_work;
+pub(crate) mod elastic;
 pub(crate) mod eviction;
 pub(crate) mod expiry;
 pub(crate) mod fair_share;
@@ -142,6 +143,12 @@ impl Scheduler {
             true => Vec::new(),
             false => self.spill.resolve_deadlock(residency).into_iter().collect(),
         }
+    }
+
+    /// Learns how many bytes of weights stream in each pass.
+    pub fn note_streamed(&mut self, bytes: u64) {
+        self.limits.streamed_bytes = bytes;
+        self.limits.streams = bytes > 0;
     }
 
     /// Learns from the duration of a pass.

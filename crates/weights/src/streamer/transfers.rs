@@ -414,6 +414,7 @@ mod tests {
             least: 0,
             most: cut.unit_bytes().len() - 1,
             frames: 0,
+            is_host_limited: false,
         };
         let mut layout = WeightLayout::elastic_at(program, &cut, range, 0);
         let zone: u64 = cut.unit_bytes().iter().sum();
