@@ -17,7 +17,7 @@ const IDLE_PASSES: usize = 16;
 /// Number of units that return between two passes.
 const RETURN_UNITS: usize = 1;
 /// Number of units that return at once while no session runs.
-const IDLE_RETURN_UNITS: usize = 4;
+const IDLE_RETURN_UNITS: usize = 16;
 /// Number of tokens per session that weights yield room for ahead of the need, so that the level
 /// does not change with every page.
 const TOKENS_AHEAD: usize = 64;
@@ -31,6 +31,8 @@ pub(crate) struct PageNeed {
     pub now: usize,
     /// Pages of running sessions for the tokens after them.
     pub soon: usize,
+    /// Pages of running sessions up to the end of their turns, at most.
+    pub most: usize,
     /// Pages of waiting sessions that no other tier has room for.
     pub stuck: usize,
     /// Whether a session runs.
@@ -41,12 +43,11 @@ pub(crate) struct PageNeed {
 pub(crate) fn page_need(sessions: &SessionTable, pager: &Pager, spill: &SpillPolicy) -> PageNeed {
     let pages = pager.pages();
     let mut is_held = vec![false; pages.index_bound()];
-    let mut need = PageNeed::default();
+    let (mut need, mut held) = (PageNeed::default(), 0);
     for session in sessions.iter().filter(|session| session.is_active()) {
         for page in session.pages.pages() {
             let was_held = std::mem::replace(&mut is_held[page.index()], true);
-            need.now += usize::from(!was_held);
-            need.soon += usize::from(!was_held);
+            held += usize::from(!was_held);
         }
         let tokens = |ahead: usize| {
             let more = session.pages.missing(session.tokens.len() + ahead);
@@ -54,7 +55,11 @@ pub(crate) fn page_need(sessions: &SessionTable, pager: &Pager, spill: &SpillPol
         };
         need.now += tokens(1);
         need.soon += tokens(TOKENS_AHEAD);
+        need.most += session.more_pages(pages);
         need.is_active = true;
+    }
+    for pages in [&mut need.now, &mut need.soon, &mut need.most] {
+        *pages += held;
     }
     let mut idle = 0;
     let waits = |session: &&Session| session.state.awaits().is_some();
@@ -99,7 +104,8 @@ impl ElasticPolicy {
             self.restart();
             return self.level_for(need.soon + need.stuck).max(level);
         }
-        let wanted = need.soon + need.soon.div_ceil(MARGIN) + need.stuck;
+        let margin = need.soon.div_ceil(MARGIN);
+        let wanted = (need.soon + margin).min(need.most) + need.stuck;
         if self.level_for(wanted) >= level {
             self.restart();
             return level;
@@ -138,6 +144,7 @@ mod tests {
         PageNeed {
             now: pages,
             soon: pages + pages / 10,
+            most: 2 * pages,
             stuck: 0,
             is_active: pages > 0,
         }
@@ -182,7 +189,21 @@ mod tests {
                 Some(*level)
             })
             .collect();
-        assert_eq!(levels, [10, 10, 10, 6, 2, 0, 0, 0]);
+        assert_eq!(levels, [10, 10, 10, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn sessions_near_their_end_need_no_margin() {
+        let mut policy = policy();
+        let last = PageNeed {
+            most: 100,
+            ..need(95)
+        };
+        let mut level = 3;
+        for _ in 0..CALM_PASSES + 3 {
+            level = policy.decide(level, last);
+        }
+        assert_eq!(level, 0, "the lowest level has 100 frames");
     }
 
     #[test]
@@ -221,7 +242,7 @@ mod tests {
                         grown = Some(pass);
                     }
                     if next < level {
-                        prop_assert!(level - next <= 4, "bounded work");
+                        prop_assert!(level - next <= 16, "bounded work");
                         prop_assert!(frames[next] >= pages + pages / 10);
                         let calm = grown.is_none_or(|at| pass - at >= CALM_PASSES / 16);
                         prop_assert!(calm, "weights return right after they yielded");

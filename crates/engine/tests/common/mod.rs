@@ -3,6 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
 pub mod durable;
+pub mod elastic;
 pub mod faulty_disk;
 pub mod paging;
 pub mod stops;
