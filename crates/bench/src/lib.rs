@@ -7,6 +7,7 @@
 
 mod card_link;
 mod decode;
+mod elastic;
 mod error;
 mod file_link;
 mod hooks;
@@ -29,6 +30,7 @@ mod target;
 
 pub use card_link::card_link;
 pub use decode::{DecodeOptions, decode};
+pub use elastic::{ElasticOptions, elastic};
 pub use error::BenchError;
 pub use file_link::file_link;
 pub use hooks::{HookOptions, hooks};

@@ -20,7 +20,7 @@ use crate::{
 pub struct MemorySplit {
     /// Number of units of weights that stream.
     pub level: usize,
-    /// Lowest level of the layout.
+    /// Lowest level of the layout; equal to the highest one if the plan is fixed.
     pub least: usize,
     /// Highest level of the layout.
     pub most: usize,
@@ -30,10 +30,29 @@ pub struct MemorySplit {
     pub streamed_bytes: u64,
     /// Number of KV frames on the device.
     pub frames: usize,
+    /// Bytes of device memory for KV frames.
+    pub kv_bytes: u64,
     /// Number of changes of the level so far.
     pub switches: u64,
     /// Number of changes of the level that failed.
     pub failed: u64,
+}
+
+impl MemorySplit {
+    /// Adds the division of the memory of a blueprint.
+    pub(crate) fn of(self, blueprint: &Blueprint) -> Self {
+        let range = blueprint.levels();
+        MemorySplit {
+            level: blueprint.weights().level(),
+            least: range.map_or(0, |range| range.least),
+            most: range.map_or(0, |range| range.most),
+            resident_bytes: blueprint.footprint().resident,
+            streamed_bytes: blueprint.plan().ring.streamed_bytes(),
+            frames: blueprint.frames(),
+            kv_bytes: blueprint.footprint().kv,
+            ..self
+        }
+    }
 }
 
 /// Parts of an engine that a change of the level needs.
@@ -66,18 +85,12 @@ impl ElasticMemory {
         })
     }
 
-    /// Division of the memory now.
-    pub fn split(&self, blueprint: &Blueprint) -> MemorySplit {
-        let range = blueprint.levels();
+    /// Counts of changes so far.
+    pub fn counts(&self) -> MemorySplit {
         MemorySplit {
-            level: blueprint.weights().level(),
-            least: self.least,
-            most: range.map_or(self.least, |range| range.most),
-            resident_bytes: blueprint.footprint().resident,
-            streamed_bytes: blueprint.plan().ring.streamed_bytes(),
-            frames: blueprint.frames(),
             switches: self.switches,
             failed: self.failed,
+            ..MemorySplit::default()
         }
     }
 

@@ -172,10 +172,12 @@ impl Engine {
         self.pager.usage()
     }
 
-    /// Returns how weights and KV pages share device memory; `None` if the plan is fixed.
-    pub fn memory_split(&self) -> Option<MemorySplit> {
-        let elastic = self.elastic.as_ref()?;
-        Some(elastic.split(&self.blueprint))
+    /// Returns how weights and KV pages share device memory now.
+    pub fn memory_split(&self) -> MemorySplit {
+        let elastic = self.elastic.as_ref();
+        elastic
+            .map_or_else(MemorySplit::default, ElasticMemory::counts)
+            .of(&self.blueprint)
     }
 
     /// Changes the number of units of weights that stream, within the levels of the layout and as

@@ -52,6 +52,8 @@ pub enum Bench {
     Stream(BenchStreamArgs),
     /// Many sessions with pauses, in less memory than their KV cache takes
     Sessions(BenchSessionsArgs),
+    /// Number of sessions that rises and falls while weights and KV pages share memory
+    Elastic(BenchElasticArgs),
     /// Time to restore a session whose KV pages are in host memory
     Restore(BenchRestoreArgs),
     /// A session whose KV pages exceed the device and stream in every pass
@@ -290,6 +292,47 @@ impl BenchSessionsArgs {
             }),
         }
     }
+}
+
+/// `djinn bench elastic`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Runs phases with different numbers of sessions on one engine. Weights yield their memory to KV pages
+when sessions need them, and return when the load falls. Each phase reports its last passes. Then the
+same phases run on engines whose plan was made for their number of sessions, and on one engine with a
+fixed plan (--elastic off), where sessions take turns on the device.
+
+The exit status is 2 if a session fails, if tokens differ from those of the fixed plans, or if the
+last phase has as many sessions as the first one but other resident weights.
+
+Example:
+  djinn bench elastic --model 'shape:llama-2-13b?dtype=f16' --device cuda:0 --memory 60GB")]
+pub struct BenchElasticArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Sessions of each phase
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "1,8,60,8,1"
+    )]
+    pub phases: Vec<usize>,
+    /// Tokens of a session, prompt included
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Tokens that a session generates
+    #[arg(long, value_name = "N", default_value_t = 400, value_parser = at_least_one)]
+    pub output: usize,
+    /// Passes to measure at the end of each phase
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    pub measure: usize,
+    /// Measure only the elastic engine
+    #[arg(long)]
+    pub alone: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `djinn bench link`

@@ -44,6 +44,15 @@ pub struct MemoryArgs {
         hide_possible_values = true
     )]
     pub prefetch: Switch,
+    /// Let resident weights yield their memory to KV pages when sessions need it, and return when
+    /// the load falls; --resident, --ring or a size for KV pages switches this off
+    #[arg(
+        long,
+        value_name = "on|off",
+        default_value = "off",
+        hide_possible_values = true
+    )]
+    pub elastic: Switch,
 }
 
 /// On or off.
@@ -93,6 +102,7 @@ impl MemoryArgs {
             workers: self.workers,
             prefetch: self.prefetch == Switch::On,
             kv_dtype: self.kv_dtype.unwrap_or_default(),
+            elastic: self.elastic == Switch::On,
             host_budget: budget(self.host_memory, host::available_memory()),
             tier: None,
         }

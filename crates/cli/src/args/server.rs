@@ -26,7 +26,7 @@ pub struct ServerArgs {
 }
 
 /// Flags about this machine, which have no effect on a server.
-const LOCAL: [&str; 12] = [
+const LOCAL: [&str; 13] = [
     "device",
     "threads",
     "rows",
@@ -38,6 +38,7 @@ const LOCAL: [&str; 12] = [
     "workers",
     "prefetch",
     "kv_dtype",
+    "elastic",
     "state",
 ];
 

@@ -3,8 +3,9 @@
 use std::cell::OnceCell;
 
 use djinn_bench::{
-    BenchError, BenchHost, BenchReport, BenchTarget, DecodeOptions, HookOptions, LinkOptions,
-    LongOptions, OperationOptions, PrefillOptions, PrefixOptions, RestoreOptions, ServeOptions,
+    BenchError, BenchHost, BenchReport, BenchTarget, DecodeOptions, ElasticOptions, HookOptions,
+    LinkOptions, LongOptions, OperationOptions, PrefillOptions, PrefixOptions, RestoreOptions,
+    ServeOptions,
     SessionLoadOptions, StreamOptions,
 };
 use djinn_device::{ChosenDevice, DeviceName};
@@ -72,6 +73,17 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
                 kv: args.kv.map(|size| size.0),
             };
             let report = on_target(&args.model, |target| djinn_bench::long(&options, target))?;
+            print(report, args.json)
+        }
+        Bench::Elastic(args) => {
+            let options = ElasticOptions {
+                phases: args.phases,
+                tokens: args.tokens,
+                output: args.output,
+                measure: args.measure,
+                compare: !args.alone,
+            };
+            let report = on_target(&args.model, |target| djinn_bench::elastic(&options, target))?;
             print(report, args.json)
         }
         Bench::Hooks(args) => {

@@ -1,6 +1,6 @@
 //! Properties of a loaded model that are known without a call to its engine.
 
-use djinn_engine::{Engine, RequestChecker};
+use djinn_engine::{Engine, MemorySplit, RequestChecker};
 use djinn_model::program::Dims;
 use djinn_weights::Keep;
 use djinn_wire::v1;
@@ -78,6 +78,20 @@ pub(crate) fn memory(blueprint: &djinn_engine::Blueprint) -> v1::ModelMemory {
         streamed_bytes: blueprint.plan().ring.streamed_bytes(),
         scratch_bytes: footprint.scratch,
         driver_bytes: footprint.driver,
+    }
+}
+
+/// Memory of a model whose weights and KV pages share device memory, at this moment.
+pub(crate) fn memory_now(memory: v1::ModelMemory, split: &MemorySplit) -> v1::ModelMemory {
+    match split.frames {
+        // The engine thread has published nothing yet.
+        0 => memory,
+        _ => v1::ModelMemory {
+            resident_bytes: split.resident_bytes,
+            kv_bytes: split.kv_bytes,
+            streamed_bytes: split.streamed_bytes,
+            ..memory
+        },
     }
 }
 

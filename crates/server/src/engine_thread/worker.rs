@@ -280,6 +280,7 @@ impl Worker {
             totals: self.totals,
             pages: self.engine.kv_usage(),
             paged: self.paged,
+            split: self.engine.memory_split(),
             sessions,
             prefix: self.engine.prefix_cache_stats(),
             waiting: self.waiting.len() as u64,

@@ -189,6 +189,24 @@ const METRICS: &[ModelMetric] = &[
         },
     ),
     (
+        "resident_bytes",
+        "Bytes of weights that stay on the device now",
+        false,
+        |r, add| add(&[], r.snapshot.split.resident_bytes as f64),
+    ),
+    (
+        "streamed_bytes",
+        "Bytes of weights that stream in each pass now",
+        false,
+        |r, add| add(&[], r.snapshot.split.streamed_bytes as f64),
+    ),
+    (
+        "memory_switches",
+        "Changes of the division of device memory between weights and KV pages",
+        true,
+        |r, add| add(&[], r.snapshot.split.switches as f64),
+    ),
+    (
         "ring_occupancy",
         "Share of pass time in which no pass waited for weights",
         false,

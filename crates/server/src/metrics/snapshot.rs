@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use djinn_engine::{KvUsage, PagingStats, PrefixCacheStats};
+use djinn_engine::{KvUsage, MemorySplit, PagingStats, PrefixCacheStats};
 use djinn_weights::PassStats;
 
 /// Totals over all passes since the model was loaded.
@@ -49,6 +49,8 @@ pub struct EngineSnapshot {
     pub pages: KvUsage,
     /// Traffic of KV pages between tiers.
     pub paged: PagingStats,
+    /// Division of device memory between weights and KV pages.
+    pub split: MemorySplit,
     /// Number of sessions by state.
     pub sessions: BTreeMap<&'static str, u64>,
     /// Numbers of the prefix cache.

@@ -88,7 +88,7 @@ fn describe_loaded(model: &mut v1::Model, loaded: &LoadedModel) {
     model.family = facts.family.to_owned();
     model.routing.clone_from(&facts.routing);
     model.dims = Some(facts::dims(&facts.dims));
-    model.memory = Some(facts.memory);
+    model.memory = Some(facts::memory_now(facts.memory, &loaded.snapshot().split));
     model.limits = Some(facts.limits);
     model.has_text = tokenizer.text.is_some();
     model.has_chat = tokenizer.chat.is_some();

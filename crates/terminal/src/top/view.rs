@@ -14,21 +14,46 @@ use ratatui::{
 use super::figures::{Figures, ModelFigures};
 
 /// Height of a model's box, its border included.
-const BOX_HEIGHT: u16 = 11;
+const BOX_HEIGHT: u16 = 12;
 /// Columns of the label before a bar.
 const LABEL: usize = 10;
 /// Columns of the text after a bar.
 const CAPTION: usize = 34;
 
-/// State of the view: the last figures, and the speed of every model over time.
+/// State of the view: the last figures, and what changes over time of every model.
 #[derive(Default)]
 pub struct LiveView {
     /// Last figures; none before the first reading.
     pub figures: Option<Figures>,
     /// Error since the last figures.
     pub problem: Option<String>,
-    /// Tokens per second at every reading, by model.
-    history: HashMap<String, Vec<u64>>,
+    /// Readings of every model over time.
+    history: HashMap<String, ModelHistory>,
+}
+
+/// Readings of one model over time.
+#[derive(Default)]
+struct ModelHistory {
+    /// Tokens per second.
+    tokens: Vec<u64>,
+    /// Bytes of resident weights, which share device memory with KV pages.
+    resident: Vec<u64>,
+}
+
+impl ModelHistory {
+    fn add(&mut self, model: &ModelFigures) {
+        self.tokens.push(model.tokens_per_s.round() as u64);
+        self.resident.push(model.memory.resident_bytes);
+        for past in [&mut self.tokens, &mut self.resident] {
+            let old = past.len().saturating_sub(HISTORY);
+            past.drain(..old);
+        }
+    }
+}
+
+/// Last readings that fit in an area.
+fn last_of(past: &[u64], area: Rect) -> &[u64] {
+    &past[past.len().saturating_sub(area.width as usize)..]
 }
 
 /// Number of readings to keep.
@@ -39,9 +64,7 @@ impl LiveView {
     pub fn update(&mut self, figures: Figures) {
         for model in &figures.models {
             let past = self.history.entry(model.name.clone()).or_default();
-            past.push(model.tokens_per_s.round() as u64);
-            let old = past.len().saturating_sub(HISTORY);
-            past.drain(..old);
+            past.add(model);
         }
         self.figures = Some(figures);
         self.problem = None;
@@ -80,15 +103,20 @@ impl LiveView {
         let block = Block::bordered().title(title);
         let inside = block.inner(area);
         frame.render_widget(block, area);
-        let rows = [Constraint::Min(0), Constraint::Length(1)];
-        let [text, spark] = Layout::vertical(rows).areas(inside);
+        let line = Constraint::Length(1);
+        let [text, split, spark] = Layout::vertical([Constraint::Min(0), line, line]).areas(inside);
         let lines = lines(model, inside.width as usize);
         frame.render_widget(Paragraph::new(lines), text);
-        let past = self.history.get(&model.name);
-        let past = past.map_or(&[][..], Vec::as_slice);
-        let shown = past.len().saturating_sub(spark.width as usize);
-        let line = Sparkline::default().data(&past[shown..]).green();
-        frame.render_widget(line, spark);
+        let Some(past) = self.history.get(&model.name) else {
+            return;
+        };
+        // The height is the share of device memory that holds weights.
+        let resident = Sparkline::default()
+            .data(last_of(&past.resident, split))
+            .max(model.memory.total_bytes.max(1));
+        frame.render_widget(resident.blue(), split);
+        let tokens = Sparkline::default().data(last_of(&past.tokens, spark));
+        frame.render_widget(tokens.green(), spark);
     }
 }
 
