@@ -98,7 +98,8 @@ impl ElasticMemory {
     pub fn balance(&mut self, parts: &mut ElasticParts<'_>) {
         let residency = &parts.residency;
         let spill = &parts.scheduler.spill;
-        let need = page_need(residency.sessions, residency.pager, spill);
+        let batch = parts.scheduler.batch();
+        let need = page_need(residency.sessions, residency.pager, spill, batch);
         let level = parts.blueprint.weights().level();
         let wanted = self.least + self.policy.decide(level - self.least, need);
         // A failure is counted. The level stays, and the policy tries again later.

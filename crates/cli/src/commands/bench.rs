@@ -5,8 +5,7 @@ use std::cell::OnceCell;
 use djinn_bench::{
     BenchError, BenchHost, BenchReport, BenchTarget, DecodeOptions, ElasticOptions, HookOptions,
     LinkOptions, LongOptions, OperationOptions, PrefillOptions, PrefixOptions, RestoreOptions,
-    ServeOptions,
-    SessionLoadOptions, StreamOptions,
+    ServeOptions, SessionLoadOptions, StreamOptions,
 };
 use djinn_device::{ChosenDevice, DeviceName};
 use djinn_engine::{Blueprint, Engine, Settings};

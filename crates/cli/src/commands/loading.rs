@@ -52,7 +52,8 @@ pub fn unused_flags(resolved: &ResolvedModel, blueprint: &Blueprint) -> String {
     if args.memory.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
         notes += "note: --ring has no effect: all weights are resident\n";
     }
-    if !blueprint.memory().prefetch && !blueprint.plan().streams() {
+    let may_stream = blueprint.plan().streams() || blueprint.levels().is_some();
+    if !blueprint.memory().prefetch && !may_stream {
         notes += "note: --prefetch off has no effect: no weights stream\n";
     }
     notes

@@ -5,7 +5,9 @@
 //! their pages go to host memory. Weights return once the need has stayed lower for a number of
 //! passes, one unit at a time. The policy counts passes and pages and knows no time.
 
-use djinn_kv::Pager;
+use std::cmp::Reverse;
+
+use djinn_kv::{PageId, Pager};
 
 use super::spill_policy::SpillPolicy;
 use crate::session::{Session, table::SessionTable};
@@ -39,28 +41,44 @@ pub(crate) struct PageNeed {
     pub is_active: bool,
 }
 
-/// Returns the need of all sessions.
-pub(crate) fn page_need(sessions: &SessionTable, pager: &Pager, spill: &SpillPolicy) -> PageNeed {
+/// Returns the need of all sessions. At most `batch` sessions run in a pass, so the others have no
+/// need yet: the sessions that need most count.
+pub(crate) fn page_need(
+    sessions: &SessionTable,
+    pager: &Pager,
+    spill: &SpillPolicy,
+    batch: usize,
+) -> PageNeed {
     let pages = pager.pages();
     let mut is_held = vec![false; pages.index_bound()];
-    let (mut need, mut held) = (PageNeed::default(), 0);
+    let mut needs: Vec<PageNeed> = Vec::new();
     for session in sessions.iter().filter(|session| session.is_active()) {
-        for page in session.pages.pages() {
-            let was_held = std::mem::replace(&mut is_held[page.index()], true);
-            held += usize::from(!was_held);
-        }
+        let own = session.pages.pages().iter();
+        let first_seen = |page: &&PageId| !std::mem::replace(&mut is_held[page.index()], true);
+        let held = own.filter(first_seen).count();
         let tokens = |ahead: usize| {
             let more = session.pages.missing(session.tokens.len() + ahead);
-            more.min(session.pages_left()) + session.copied_pages(pages)
+            held + more.min(session.pages_left()) + session.copied_pages(pages)
         };
-        need.now += tokens(1);
-        need.soon += tokens(TOKENS_AHEAD);
-        need.most += session.more_pages(pages);
-        need.is_active = true;
+        needs.push(PageNeed {
+            now: tokens(1),
+            soon: tokens(TOKENS_AHEAD),
+            most: held + session.more_pages(pages),
+            stuck: 0,
+            is_active: true,
+        });
     }
-    for pages in [&mut need.now, &mut need.soon, &mut need.most] {
-        *pages += held;
-    }
+    needs.sort_by_key(|need| Reverse(need.soon));
+    needs.truncate(batch);
+    let mut need = needs
+        .into_iter()
+        .fold(PageNeed::default(), |all, one| PageNeed {
+            now: all.now + one.now,
+            soon: all.soon + one.soon,
+            most: all.most + one.most,
+            stuck: 0,
+            is_active: true,
+        });
     let mut idle = 0;
     let waits = |session: &&Session| session.state.awaits().is_some();
     for page in sessions.iter().filter(waits).flat_map(|s| s.pages.pages()) {

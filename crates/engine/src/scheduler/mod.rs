@@ -145,6 +145,11 @@ impl Scheduler {
         }
     }
 
+    /// Largest number of sessions in a pass.
+    pub fn batch(&self) -> usize {
+        self.limits.pass.sessions
+    }
+
     /// Learns how many bytes of weights stream in each pass.
     pub fn note_streamed(&mut self, bytes: u64) {
         self.limits.streamed_bytes = bytes;

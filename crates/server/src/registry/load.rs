@@ -231,7 +231,7 @@ pub(super) fn link_ceiling(
     blueprint: &Blueprint,
     time: Duration,
 ) -> f64 {
-    if !streams(blueprint) {
+    if !streams(blueprint) && blueprint.levels().is_none() {
         return 0.0;
     }
     let measure = |time| rates::link_bandwidth(backend, model, blueprint, time, 0.0).unwrap_or(0.0);
