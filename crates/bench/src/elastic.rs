@@ -36,7 +36,7 @@ struct MeasuredPass {
 }
 
 /// Measurement of one phase.
-struct Phase {
+struct LoadPhase {
     sessions: usize,
     failed: usize,
     /// Division of the memory at the end of the phase.
@@ -49,7 +49,7 @@ struct Phase {
     generated: Vec<Vec<u32>>,
 }
 
-impl Phase {
+impl LoadPhase {
     fn pass_s(&self) -> f64 {
         match self.passes.is_empty() {
             true => 0.0,
@@ -109,8 +109,8 @@ pub fn elastic(
         "budget_bytes": target.memory.budget,
         "phases": elastic.iter().enumerate().map(|(i, phase)| json!({
             "elastic": phase.json(),
-            "planned": planned.get(&phase.sessions).map(Phase::json),
-            "off": off.get(i).map(Phase::json),
+            "planned": planned.get(&phase.sessions).map(LoadPhase::json),
+            "off": off.get(i).map(LoadPhase::json),
             "pass_ratio": planned.get(&phase.sessions).map(|p| phase.pass_s() / p.pass_s()),
         })).collect::<Vec<_>>(),
         "failed": failed, "weights_returned": returned, "differing_sessions": differ,
@@ -122,8 +122,8 @@ pub fn elastic(
 }
 
 /// Number of sessions whose tokens differ between an elastic and a fixed layout.
-fn differing(elastic: &[Phase], planned: &BTreeMap<usize, Phase>) -> usize {
-    let differs = |phase: &Phase| {
+fn differing(elastic: &[LoadPhase], planned: &BTreeMap<usize, LoadPhase>) -> usize {
+    let differs = |phase: &LoadPhase| {
         let Some(fixed) = planned.get(&phase.sessions) else {
             return 0;
         };
@@ -156,7 +156,7 @@ fn settings(
 fn elastic_phases(
     options: &ElasticOptions,
     target: &BenchTarget<'_>,
-) -> Result<Vec<Phase>, BenchError> {
+) -> Result<Vec<LoadPhase>, BenchError> {
     phases(options, target, true)
 }
 
@@ -164,7 +164,7 @@ fn elastic_phases(
 fn fixed_phases(
     options: &ElasticOptions,
     target: &BenchTarget<'_>,
-) -> Result<Vec<Phase>, BenchError> {
+) -> Result<Vec<LoadPhase>, BenchError> {
     phases(options, target, false)
 }
 
@@ -172,7 +172,7 @@ fn phases(
     options: &ElasticOptions,
     target: &BenchTarget<'_>,
     elastic: bool,
-) -> Result<Vec<Phase>, BenchError> {
+) -> Result<Vec<LoadPhase>, BenchError> {
     let model = target.host.open()?;
     let most = options.phases.iter().copied().max().unwrap_or(1);
     let settings = settings(options, target, &model, most)?;
@@ -206,7 +206,7 @@ fn planned_phase(
     options: &ElasticOptions,
     target: &BenchTarget<'_>,
     sessions: usize,
-) -> Result<Phase, BenchError> {
+) -> Result<LoadPhase, BenchError> {
     let model = target.host.open()?;
     let settings = settings(options, target, &model, sessions)?;
     let blueprint = Blueprint::draw(&model, target.backend, settings, target.memory)?;
@@ -219,7 +219,7 @@ fn phase(
     options: &ElasticOptions,
     engine: &mut Engine,
     sessions: usize,
-) -> Result<Phase, BenchError> {
+) -> Result<LoadPhase, BenchError> {
     let before = engine.memory_split().switches;
     let prompt = options.tokens - options.output;
     let ids = (0..sessions)
@@ -253,7 +253,7 @@ fn phase(
     let close = |id| engine.close(id).map_or_else(Vec::new, |t| t.generated);
     let generated = ids.into_iter().map(close).collect();
     let now = split;
-    Ok(Phase {
+    Ok(LoadPhase {
         sessions,
         failed,
         resident_bytes: now.resident_bytes,

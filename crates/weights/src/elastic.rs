@@ -6,7 +6,7 @@
 //! The *level* is the number of units that have yielded: at level 0 all units are resident.
 //!
 //! The units that may yield lie in one zone behind the KV frames, in the order in which they
-//! yield. So one boundary divides the zone at every level: KV frames before it, weights behind it.
+//! yield. One boundary divides the zone at every level: KV frames before it, weights behind it.
 
 use std::ops::Range;
 
@@ -41,10 +41,10 @@ pub struct ElasticWeights {
 }
 
 impl ElasticWeights {
-    /// Cuts the blocks of a model into units. Vectors and the head always stay. So do embedding
-    /// tables if `tables_stay`; otherwise a pass reads their rows over the link. Returns `None`
-    /// for a model with experts, which have a pool of their own, and for a model without
-    /// matrices in blocks.
+    /// Cuts the blocks of a model into units. Vectors and the head always stay. Embedding
+    /// tables stay too if `tables_stay` is set; otherwise a pass reads their rows over the link.
+    /// Returns `None` for a model with experts, which have a pool of their own, and for a model
+    /// without matrices in blocks.
     pub fn cut(
         program: &Program,
         weights: &dyn Weights,
@@ -131,8 +131,8 @@ impl ElasticWeights {
     }
 }
 
-/// Reverses the order in which units would become resident one after the other. The units that
-/// stream, and those that stay, are evenly spread over the pass at every level.
+/// Reverses the order in which units would become resident one after the other. Streamed
+/// units and resident units are evenly spread over the pass at every level.
 fn in_yield_order(units: Vec<Unit>) -> Vec<Unit> {
     // Multiples of the golden ratio fill an interval evenly for any number of multiples.
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
