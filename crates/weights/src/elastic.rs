@@ -1,8 +1,9 @@
 //! Elastic weights: which weights give their memory to KV pages, in which order, and where they
 //! lie.
 //!
-//! A *unit* is the matrices of a block that read the same input. A unit is resident or streams as
-//! a whole, so its matrices are whole views while it is resident. Units yield in a fixed order.
+//! A *unit* is the matrices of a block that read the same input, or an embedding table. A unit is
+//! resident or streams as a whole, so its matrices are whole views while it is resident. Of a
+//! table that has yielded, a pass reads single rows over the link. Units yield in a fixed order.
 //! The *level* is the number of units that have yielded: at level 0 all units are resident.
 //!
 //! The units that may yield lie in one zone behind the KV frames, in the order in which they
@@ -25,8 +26,10 @@ use crate::{
 /// Matrices that yield and return together.
 #[derive(Clone, Debug)]
 pub(crate) struct Unit {
-    /// Numbers of the pieces that the unit streams as.
+    /// Numbers of the pieces that the unit streams as; empty for a table.
     pub pieces: Range<usize>,
+    /// Embedding table that the unit consists of, if any.
+    pub table: Option<TensorId>,
     /// The unit in one range of memory, as it lies while it is resident.
     pub whole: Piece,
 }
@@ -42,9 +45,9 @@ pub struct ElasticWeights {
 
 impl ElasticWeights {
     /// Cuts the blocks of a model into units. Vectors and the head always stay. Embedding
-    /// tables stay too if `tables_stay` is set; otherwise a pass reads their rows over the link.
-    /// Returns `None` for a model with experts, which have a pool of their own, and for a model
-    /// without matrices in blocks.
+    /// tables that the head does not share are units of their own if `tables_stay` is set;
+    /// otherwise a pass always reads their rows over the link. Returns `None` for a model with
+    /// experts, which have a pool of their own, and for a model without matrices in blocks.
     pub fn cut(
         program: &Program,
         weights: &dyn Weights,
@@ -65,9 +68,6 @@ impl ElasticWeights {
         if program.ops().any(|op| matches!(op, Op::Experts { .. })) {
             return None;
         }
-        for op in &program.embed {
-            cut.take_table(op, tables_stay);
-        }
         for (block, ops) in program.blocks.iter().enumerate() {
             cut.take_block(block, ops);
         }
@@ -77,18 +77,27 @@ impl ElasticWeights {
                 cut.stay(*weight);
             }
         }
+        let in_blocks = std::mem::take(&mut cut.units);
+        for op in &program.embed {
+            cut.take_table(op, tables_stay);
+        }
         let Cut {
             layouter,
             mut pieces,
-            units,
+            units: mut in_order,
             stays,
             ..
         } = cut;
         let stays = stays.into_iter().map(|id| all_rows(program, id)).collect();
         pieces.kept = vec![layouter.lay(SegmentKind::Embedding, stays)];
-        (!units.is_empty()).then(|| ElasticWeights {
+        if in_blocks.is_empty() {
+            return None;
+        }
+        // Tables yield first, because a pass needs few of their bytes.
+        in_order.extend(in_yield_order(in_blocks));
+        Some(ElasticWeights {
             pieces,
-            units: in_yield_order(units),
+            units: in_order,
             options,
         })
     }
@@ -103,10 +112,13 @@ impl ElasticWeights {
         self.options.link.tier
     }
 
-    /// Bytes of the tables that a pass reads row by row.
+    /// Bytes of the tables that a pass always reads row by row.
     pub fn table_bytes(&self) -> u64 {
-        let tables = self.pieces.table_extents.iter();
-        tables.map(|extent| extent.bytes).sum()
+        let pieces = &self.pieces;
+        let is_unit = |table: &TensorId| self.units.iter().any(|u| u.table == Some(*table));
+        let tables = pieces.tables.iter().zip(&pieces.table_extents);
+        let always = tables.filter(|(table, _)| !is_unit(table));
+        always.map(|(_, extent)| extent.bytes).sum()
     }
 
     /// Bytes of each unit in the order in which units yield.
@@ -125,8 +137,8 @@ impl ElasticWeights {
         let pieces = self.pieces.stream.iter().map(|piece| piece.bytes);
         let largest = pieces.max().unwrap_or(0);
         let link = &self.options.link;
-        let units = self.units.iter().map(|unit| unit.whole.bytes);
-        let unit = units.max().unwrap_or(0);
+        let matrices = self.units.iter().filter(|unit| unit.table.is_none());
+        let unit = matrices.map(|unit| unit.whole.bytes).max().unwrap_or(0);
         largest * (1 + link.waiting()) + link.in_flight(largest).max(largest) + unit
     }
 }
@@ -160,13 +172,22 @@ impl Cut<'_> {
     fn take_table(&mut self, op: &Op, stays: bool) {
         self.take_vectors(op);
         match op {
-            Op::Embed { table, .. } | Op::EmbedPositions { table, .. } if stays => {
-                self.stay(*table);
-            }
             Op::Embed { table, .. } | Op::EmbedPositions { table, .. } => {
+                let shared = self.stays.contains(table);
+                if stays && shared {
+                    return;
+                }
                 let layouter = &self.layouter;
-                self.pieces
-                    .add_table(layouter.program, layouter.weights, *table);
+                let program = layouter.program;
+                self.pieces.add_table(program, layouter.weights, *table);
+                if stays {
+                    let rows = vec![all_rows(program, *table)];
+                    self.units.push(Unit {
+                        pieces: 0..0,
+                        table: Some(*table),
+                        whole: layouter.lay(SegmentKind::Embedding, rows),
+                    });
+                }
             }
             _ => {}
         }
@@ -233,6 +254,7 @@ impl Cut<'_> {
         self.pieces.stream.extend(cut);
         self.units.push(Unit {
             pieces: start..self.pieces.stream.len(),
+            table: None,
             whole,
         });
     }
@@ -360,8 +382,8 @@ impl ElasticLayout {
         let ring = ring.expect("the ring holds the largest piece");
         let mut placements = vec![None; pieces.stream.len()];
         for unit in self.resident() {
-            let Unit { pieces, .. } = &self.units[unit];
-            placements[pieces.clone()].fill(Some(self.placement(unit)));
+            let pieces = self.units[unit].pieces.clone();
+            placements[pieces].fill(Some(self.placement(unit)));
         }
         for slot in &ring.slots {
             placements[slot.piece] = Some(slot.placement);
@@ -370,7 +392,7 @@ impl ElasticLayout {
         let largest = pieces.stream.iter().map(|piece| piece.bytes);
         Plan {
             placements,
-            resident_bytes: self.bytes_of(self.resident()),
+            resident_bytes: self.bytes_of(self.resident()) - self.table_bytes(),
             ring_offset: start,
             ring,
             pool_offset: start + bytes,
@@ -403,6 +425,18 @@ impl ElasticLayout {
 
     fn bytes_of(&self, units: Range<usize>) -> u64 {
         self.units[units].iter().map(|unit| unit.whole.bytes).sum()
+    }
+
+    /// Tables that are resident now, as units.
+    pub fn resident_tables(&self) -> impl Iterator<Item = TensorId> {
+        self.units[self.resident()].iter().filter_map(|u| u.table)
+    }
+
+    /// Bytes of the tables that are resident now, as units. A pass reads few of these bytes.
+    pub fn table_bytes(&self) -> u64 {
+        let units = self.units[self.resident()].iter();
+        let tables = units.filter(|unit| unit.table.is_some());
+        tables.map(|unit| unit.whole.bytes).sum()
     }
 
     /// Location of a unit while it is resident.

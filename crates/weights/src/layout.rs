@@ -237,7 +237,8 @@ impl WeightLayout {
 
     /// Bytes of the weights that stay on the device.
     pub fn resident_bytes(&self) -> u64 {
-        self.plan.resident_bytes + self.pieces.kept_bytes()
+        let tables = self.elastic.as_ref().map_or(0, ElasticLayout::table_bytes);
+        self.plan.resident_bytes + tables + self.pieces.kept_bytes()
     }
 
     /// Bytes of the slab for experts that are copied in when a router chooses them.
@@ -314,7 +315,7 @@ impl WeightLayout {
     fn planned_units(&self, elastic: &ElasticLayout) -> Vec<PlannedPiece> {
         let mut planned: Vec<(usize, PlannedPiece)> = Vec::new();
         for unit in elastic.resident() {
-            let Unit { pieces, whole } = &elastic.units[unit];
+            let Unit { pieces, whole, .. } = &elastic.units[unit];
             planned.push((
                 pieces.start,
                 PlannedPiece {
@@ -343,7 +344,7 @@ impl WeightLayout {
 
     /// Whether all weights are resident.
     pub fn keeps_everything(&self) -> bool {
-        self.pieces.tables.is_empty() && self.plan.ring.slots.is_empty()
+        !self.tensors.reads_rows() && self.plan.ring.slots.is_empty()
     }
 
     /// Bytes of weights that a pass reads if all weights are resident, excluding tables; 0 if

@@ -77,6 +77,9 @@ impl TensorPlacements {
         kept: &[Placement],
     ) -> Self {
         let mut placed = Self::kept(program, pieces, kept);
+        for table in elastic.resident_tables() {
+            placed.tables.retain(|other| *other != table);
+        }
         for unit in elastic.resident() {
             let whole = &elastic.units[unit].whole;
             placed.add(program, whole, &elastic.placement(unit));
@@ -151,6 +154,11 @@ impl TensorPlacements {
             unreachable!("only matrices that stream are cut")
         };
         part.view()
+    }
+
+    /// Whether a pass reads some table row by row from the link.
+    pub(crate) fn reads_rows(&self) -> bool {
+        !self.tables.is_empty()
     }
 
     /// Whether a pass reads this table row by row from the link.

@@ -160,8 +160,10 @@ impl Worker {
         };
         if !jobs.wait(poll) {
             self.shared.heartbeat.begin();
+            let split = self.engine.memory_split();
             let outputs = self.engine.maintain(Instant::now());
-            self.has_news |= !outputs.is_empty();
+            // Weights may return while nothing runs.
+            self.has_news |= !outputs.is_empty() || self.engine.memory_split() != split;
             self.publish_all(outputs);
             self.shared.heartbeat.end();
         }

@@ -181,8 +181,16 @@ pub(super) fn units_from_host(
 ) -> Vec<CopyOp<Placement>> {
     let copy = |unit: usize| {
         let elastic = layout.elastic().expect("only elastic layouts have units");
-        let Unit { pieces, whole } = &elastic.units[unit];
-        let first = layout.host().pieces[&pieces.start];
+        let Unit {
+            pieces,
+            table,
+            whole,
+        } = &elastic.units[unit];
+        let host = layout.host();
+        let first = match table {
+            Some(table) => host.tables[table],
+            None => host.pieces[&pieces.start],
+        };
         CopyOp {
             // The pieces of a unit lie one after the other, as in the slab.
             from: Placement {
@@ -422,6 +430,10 @@ mod tests {
         layout
     }
 
+    fn elastic_units(layout: &WeightLayout) -> &[Unit] {
+        &layout.elastic().expect("an elastic layout").units
+    }
+
     /// Panics unless every matrix of a resident unit lies in one part, and every tensor is whole.
     fn check_parts(model: &Model, layout: &WeightLayout) {
         let elastic = layout.elastic().expect("an elastic layout");
@@ -458,7 +470,10 @@ mod tests {
                     check_parts(&model, &layout);
                     assert!(level == 0 || layout.resident_bytes() < resident);
                     resident = layout.resident_bytes();
-                    assert_eq!(layout.plan().streams(), level > 0);
+                    let matrices = elastic_units(&layout)[..level].iter();
+                    let streams = matrices.filter(|unit| unit.table.is_none()).count();
+                    assert_eq!(layout.plan().streams(), streams > 0);
+                    assert_eq!(layout.keeps_everything(), level == 0 && stay);
                     let boundary = layout.zone_start(level).expect("an elastic layout");
                     let tensors = (0..model.program.tensors.len()).map(TensorId);
                     let parts = tensors.flat_map(|id| layout.tensors().parts(id));
