@@ -16,11 +16,11 @@ use common::{
 };
 use djinn_device::{Backend, testing::LateBackend};
 use djinn_engine::{
-    Blueprint, Engine, EngineError, Finish, KvMemory, Request, SessionId, SessionStatus, Settings,
-    Tier,
+    Blueprint, Engine, EngineError, Finish, KvMemory, Request, Sampling, SessionId, SessionStatus,
+    Settings, Tier,
 };
 use djinn_model::Model;
-use djinn_weights::MemorySettings;
+use djinn_weights::{MemorySettings, PlanError};
 
 /// Number of tokens of a page. Short sessions then have many pages.
 const PAGE: usize = 4;
@@ -454,8 +454,15 @@ fn one_long_session(model: &Model) -> (Settings, u64) {
 fn kv_memory_below_the_longest_session_makes_it_stream() {
     let folder = family("falcon7b");
     let (settings, page) = one_long_session(&open(&folder));
-    let request = request(&folder, &prompt(&folder, 500), &["logits"], 8);
-    let expect = bits(&run(&folder, vec![request.clone()], How::default())[0]);
+    let sampling = Sampling {
+        logprobs: Some(3),
+        ..Sampling::default()
+    };
+    let request = Request {
+        sampling,
+        ..request(&folder, &prompt(&folder, 500), &[], 8)
+    };
+    let expect = result_of(&alone(&folder, std::slice::from_ref(&request))[0]);
     let (model, backend) = (open(&folder), How::default().backend());
     let kv = KvMemory {
         device: Some(80 * page),
@@ -478,7 +485,7 @@ fn kv_memory_below_the_longest_session_makes_it_stream() {
     let id = engine.open(request).unwrap();
     run_out(&mut engine);
     assert_streamed(&mut engine);
-    assert!(bits(&engine.close(id).unwrap()) == expect);
+    assert!(result_of(&engine.close(id).unwrap()) == expect);
 }
 
 #[test]
@@ -496,29 +503,26 @@ fn a_session_that_does_not_fit_beside_the_weights_streams() {
         };
         Blueprint::for_sessions(&model, &*backend, settings.clone(), memory, &kv)
     };
-    let plenty = u64::MAX;
-    let least = {
-        // The window of 128 pages has 66 times the bytes of a page, and 4 frames suffice.
-        let small = KvMemory {
-            device: Some(70 * page),
-            spill: None,
-        };
-        let memory = MemorySettings::default();
-        let blueprint =
-            Blueprint::for_sessions(&model, &*backend, settings.clone(), memory, &small).unwrap();
-        blueprint.footprint().total()
+    // The least memory in which the whole session lies beside the ring.
+    let nothing = MemorySettings {
+        budget: 0,
+        ..MemorySettings::default()
     };
-    let blueprint = lay_out(least, plenty).unwrap();
+    let whole = Blueprint::draw(&model, &*backend, settings.clone(), nothing);
+    let Err(EngineError::Plan(PlanError::Budget { least, .. })) = whole else {
+        panic!("a budget of nothing is too small");
+    };
+    let plenty = u64::MAX;
+    let whole = lay_out(least, plenty).unwrap();
+    let streamed = |blueprint: &Blueprint| blueprint.streamed_kv_bytes();
+    assert_eq!((whole.settings().window_pages, streamed(&whole)), (0, 0));
+    let blueprint = lay_out(least - page, plenty).unwrap();
     assert_eq!(blueprint.settings().window_pages, 128);
-    assert!(blueprint.footprint().total() <= least);
-    let refused = lay_out(least, 20 * page);
+    assert!(blueprint.footprint().total() < least);
+    assert!(streamed(&blueprint) > 0);
+    let other = blueprint.host_bytes() - blueprint.host_page_bytes();
+    let refused = lay_out(least - page, (other + 20 * page) * 33 / 32);
     let needs_host = matches!(refused, Err(EngineError::WindowNeedsHost { needed, there })
-        if needed > there && there <= 20 * page);
+        if needed > there && there <= 21 * page);
     assert!(needs_host, "{:?}", refused.err());
-    // With more memory the session stays on the device.
-    let roomy = lay_out(least + 70 * page, plenty).unwrap();
-    assert_eq!(
-        (roomy.settings().window_pages, roomy.streamed_kv_bytes()),
-        (0, 0)
-    );
 }

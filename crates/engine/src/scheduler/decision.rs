@@ -15,7 +15,7 @@ use std::ops::Range;
 use djinn_kv::{PageId, PageTable, Pages};
 
 use super::{
-    frame_budget::FrameBudget,
+    frame_budget::{FrameBudget, ResidencyPlan},
     ready::{BatchLimits, ReadySession},
     rows::FreeRows,
 };
@@ -72,23 +72,19 @@ pub(crate) fn decide(
         }
         let (session, is_first) = (&ready[i], i == order[0]);
         let rows = free_rows.available(session, is_first);
-        let streams = rows > 0 && frames.is_too_large(session.table, &next_tokens(session, rows));
-        let plan = match streams {
-            true => frames.claim_part(session.table, session.computed),
-            false => frames.claim(session.table),
+        let plan = claim(&mut frames, session, rows, is_first);
+        // A session that lost pages to one before it cannot run in this pass.
+        let Some((plan, streams)) = plan.filter(|_| rows > 0) else {
+            continue;
         };
-        // Pages that stream stay in host memory. If the first session waits for room there, the
-        // pages have to go to disk.
-        let waits = !is_first && !is_first_running(&decision, order[0]) && elsewhere == 0;
+        // Pages that stream stay in host memory, and their session takes frames. While the first
+        // session waits for either, they leave both to it.
+        let is_short = elsewhere == 0 || is_first_blocked;
+        let waits = !is_first && !is_first_running(&decision, order[0]) && is_short;
         if streams && waits {
             continue;
         }
-        // A session that lost pages to one before it cannot run in this pass.
-        let Some(plan) = plan.filter(|_| rows > 0) else {
-            continue;
-        };
-        let needed =
-            |rows| plan.coming() + pages.frames_needed(session.table, &next_tokens(session, rows));
+        let needed = |rows| plan.needed(&frames, session.table, &next_tokens(session, rows));
         let available = frames.available();
         let rows = match streams && !session.whole {
             true => most_rows(rows, |rows| needed(rows) <= available),
@@ -125,6 +121,32 @@ pub(crate) fn decide(
     decision
 }
 
+/// Claims the device pages that a session needs for its next rows. Returns which pages it needs, and
+/// whether its others stream. The first session streams rather than wait for frames.
+fn claim(
+    frames: &mut FrameBudget<'_>,
+    session: &ReadySession<'_>,
+    rows: usize,
+    is_first: bool,
+) -> Option<(ResidencyPlan, bool)> {
+    let tokens = next_tokens(session, rows);
+    if rows > 0 && frames.is_too_large(session.table, &tokens) {
+        let plan = frames.claim_part(session.table, session.computed);
+        return plan.map(|plan| (plan, true));
+    }
+    let plan = frames.claim(session.table)?;
+    let is_blocked = plan.needed(frames, session.table, &tokens) > frames.available();
+    if is_first
+        && is_blocked
+        && frames.has_window()
+        && let Some(plan) = frames.claim_part(session.table, session.computed)
+    {
+        return Some((plan, true));
+    }
+    Some((plan, false))
+}
+
+/// Whether the first session in the order runs.
 fn is_first_running(decision: &PassDecision, first: usize) -> bool {
     decision.run.first().is_some_and(|(i, _)| *i == first)
 }

@@ -34,9 +34,14 @@ pub(super) struct ResidencyPlan {
 }
 
 impl ResidencyPlan {
-    /// Number of pages to page in.
-    pub fn coming(&self) -> usize {
-        self.coming
+    /// Number of free frames that the session needs to page in its pages and to write `tokens`.
+    pub fn needed(
+        &self,
+        frames: &FrameBudget<'_>,
+        table: &PageTable,
+        tokens: &Range<usize>,
+    ) -> usize {
+        self.coming + frames.pages.frames_needed(table, tokens)
     }
 
     /// Pages to page in, those included that another session of the pass also needs.
@@ -66,6 +71,11 @@ impl<'a> FrameBudget<'a> {
     /// Number of frames that are free.
     pub fn free(&self) -> usize {
         self.free
+    }
+
+    /// Whether pages can stream through a KV window.
+    pub fn has_window(&self) -> bool {
+        self.has_window
     }
 
     /// Number of frames that are free or can become free.

@@ -125,7 +125,8 @@ impl Scheduler {
             self.seconds_per_row,
             now,
         );
-        if !selection.run.is_empty() {
+        // A session whose pages need more room than there is at once evicts others step by step.
+        if !selection.run.is_empty() || selection.has_evicted {
             self.stuck = 0;
         }
         selection

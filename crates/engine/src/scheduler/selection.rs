@@ -25,6 +25,8 @@ const LINK_SHARE: u64 = 4;
 pub(crate) struct PassSelection {
     /// Sessions in order, each with its number of tokens.
     pub run: Vec<(SessionId, usize)>,
+    /// Whether pages were evicted for the pass, or for a session that needs more of them to leave.
+    pub has_evicted: bool,
     /// Ends of sessions whose pages could not be moved.
     pub lost: Vec<Output>,
 }
@@ -78,7 +80,10 @@ pub(crate) fn select(
     let stream = stream
         .map(|(i, arriving)| (ready[i].id, arriving))
         .collect();
-    let mut selection = PassSelection::default();
+    let mut selection = PassSelection {
+        has_evicted: !decision.evict.is_empty(),
+        ..PassSelection::default()
+    };
     if let Err(error) = residency.pager.evict(&decision.evict) {
         selection.lost = residency.fail_holders(&decision.evict, &error.into());
     }

@@ -280,6 +280,7 @@ impl World {
         let first = (0..ids.len()).min_by_key(order);
         let is_first = decision.run.first().map(|run| run.0) == first;
         self.clock = self.clock.max(decision.virtual_time);
+        let evicts = !decision.evict.is_empty();
         for &page in &decision.evict {
             let sent = self.pages.evict(page);
             prop_assert!(sent.is_ok(), "there is room for what goes");
@@ -314,7 +315,7 @@ impl World {
         }
         // Without a disk the first session always runs. With a disk it may have to wait for a
         // transfer, or for pages that the disk already held and that were evicted at once.
-        let moves = is_first || !self.moving.is_empty();
+        let moves = is_first || evicts || !self.moving.is_empty();
         self.stuck = if moves { 0 } else { self.stuck + 1 };
         let most = usize::from(self.pages.disk().total() > 0);
         prop_assert!(self.stuck <= most, "the first runs");

@@ -104,6 +104,54 @@ fn pages_of_several_count_once_and_stay_for_whoever_runs() {
     );
 }
 
+/// Returns limits of one row for each of eight sessions, with a window.
+fn windowed(window: usize) -> BatchLimits {
+    BatchLimits {
+        window,
+        ..limits(8, 8)
+    }
+}
+
+#[test]
+fn a_session_larger_than_the_device_streams_and_leaves_others_their_pages() {
+    // Device: five pages of the large session, two of an idle and three of a small one.
+    let (mut pages, tables) = tables(10, 100, &[(0, 9), (2, 0), (3, 0)]);
+    let mut large = pages.share(&tables[0]);
+    pages.prepare_write(&mut large, 18..20).unwrap();
+    for &page in &large.pages()[..4] {
+        pages.copy_in(page).unwrap();
+    }
+    let all = [ready(1, &large, 1), ready(2, &tables[2], 1)];
+    let idle = [&tables[1]];
+    let decision = decide(&all, &idle, &pages, 100, windowed(20));
+    assert_eq!(decision.run, [(0, 1), (1, 1)]);
+    // Both write a new page. The idle session gives up its frames for them.
+    assert_eq!(counts(&decision.evict, &tables), [0, 2, 0]);
+    assert_eq!(decision.stream, [(0, vec![])]);
+    // A third frame comes from the first pages of the large session.
+    let all = [ready(1, &large, 3), ready(2, &tables[2], 1)];
+    let decision = decide(&all, &idle, &pages, 100, windowed(20));
+    assert_eq!(decision.run, [(0, 3), (1, 1)]);
+    assert_eq!(decision.evict[2..], large.pages()[..1]);
+    // Without a window it does not run, and with a small one it needs two more pages there.
+    assert_eq!(decide(&all, &idle, &pages, 100, windowed(0)).run, []);
+    let all = [ready(1, &large, 1), ready(2, &tables[2], 1)];
+    let decision = decide(&all, &idle, &pages, 100, windowed(3));
+    assert_eq!(decision.run, [(0, 1)]);
+    assert_eq!(decision.stream, [(0, large.pages()[7..9].to_vec())]);
+}
+
+#[test]
+fn the_first_session_streams_rather_than_wait_for_frames() {
+    // The device is full of a session that has room for only two pages elsewhere.
+    let (pages, tables) = tables(8, 100, &[(0, 6), (8, 0)]);
+    let (all, idle) = ([ready(1, &tables[0], 1)], [&tables[1]]);
+    assert_eq!(decide(&all, &idle, &pages, 2, windowed(0)).run, []);
+    let decision = decide(&all, &idle, &pages, 2, windowed(9));
+    assert_eq!(decision.run, [(0, 1)]);
+    assert_eq!(counts(&decision.evict, &tables), [0, 1]);
+}
+
 #[test]
 fn who_is_only_on_disk_does_not_run_yet() {
     let mut pages = Pages::new(4, 4, 4);
