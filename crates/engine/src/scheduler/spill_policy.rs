@@ -87,6 +87,8 @@ impl SpillPolicy {
     /// Room for pages in all tiers.
     pub fn room(&self, pages: &Pages) -> PageRoom {
         PageRoom {
+            // Weights may have taken frames.
+            device: pages.device().total(),
             elsewhere: self.capacity(pages),
             ..self.room
         }
