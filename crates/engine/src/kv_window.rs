@@ -15,7 +15,7 @@ use crate::{
 /// Numbers of device pages with which sessions larger than the device run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WindowedPages {
-    /// Least number of pages on the device: those that a pass writes.
+    /// Least number of pages on the device: the pages that a pass writes.
     pub least: usize,
     /// Number of pages for which the user's KV memory has room beside the window.
     pub wanted: usize,

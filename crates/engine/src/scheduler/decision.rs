@@ -6,9 +6,9 @@
 //! time slice lasts several passes, during which the order of a session does not change: moving
 //! its pages pays only if they stay for a while.
 //!
-//! A session that is larger than the device runs with some of its pages there: those that the
-//! pass writes, and as many of the others as no other session needs. The rest streams through the
-//! KV window.
+//! A session that is larger than the device runs with some of its pages there: the pages that the
+//! pass writes, and as many others as no other session needs. The rest streams through the KV
+//! window.
 
 use std::ops::Range;
 

@@ -350,7 +350,7 @@ proptest! {
         simulate(&sizes, &asked, random)?;
     }
 
-    /// The same with sessions of up to ten times the device.
+    /// Sessions of up to ten times the device are scheduled in time too, and all of them end.
     #[test]
     fn sessions_larger_than_the_device_get_there(
         device in 8usize..24, window in 1usize..200, host in 0usize..240, disk in 0usize..120,

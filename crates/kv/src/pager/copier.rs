@@ -4,11 +4,19 @@ use std::{ops::Range, sync::Arc};
 
 use djinn_device::{Device, Event, HostRows, HostSlab, Span, Stream};
 
-use super::window::WindowCopy;
 use crate::error::Result;
 use crate::frames::Frame;
 use crate::page::PageCopy;
 use crate::region::KvRegion;
+
+/// Copy of one layer of a page from host memory to the KV window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowCopy {
+    /// Host frame of the page.
+    pub from: Frame,
+    /// Place of the page in the window.
+    pub at: usize,
+}
 
 /// Copies pages on a device's page streams, and orders streams by events.
 pub trait PageCopier {

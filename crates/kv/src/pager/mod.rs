@@ -19,13 +19,13 @@ use std::{collections::VecDeque, ops::Range, path::PathBuf, sync::Arc};
 
 use djinn_device::{Device, Stream};
 
-pub use self::copier::{DeviceCopier, PageCopier};
+pub use self::copier::{DeviceCopier, PageCopier, WindowCopy};
 pub use self::disk::FailedDiskTransfer;
 pub use self::host::Granularity;
 pub use self::stats::{KvUsage, PagingStats, TierUsage, Traffic};
 pub use self::transfers::PendingPages;
 use self::transfers::{FrameTransfers, PageTransfer};
-pub use self::window::{PageStream, WindowCopy};
+pub use self::window::PageStream;
 use crate::error::Result;
 use crate::frames::Frame;
 use crate::page_table::PageTable;

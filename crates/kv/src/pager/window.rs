@@ -9,23 +9,13 @@ use std::sync::{
 use djinn_device::Stream;
 
 use super::Pager;
-use super::copier::{DeviceCopier, PageCopier};
+use super::copier::{DeviceCopier, PageCopier, WindowCopy};
 use super::transfers::{PageTransfer, distinct};
 use crate::error::Result;
-use crate::frames::Frame;
 use crate::page::PageId;
 use crate::page_table::PageTable;
 use crate::pages::Pages;
 use crate::region::KvRegion;
-
-/// Copy of one layer of a page from host memory to the KV window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowCopy {
-    /// Host frame of the page.
-    pub from: Frame,
-    /// Place of the page in the window.
-    pub at: usize,
-}
 
 /// Pages that stream through the KV window during one pass.
 pub struct PageStream<C: PageCopier = DeviceCopier> {
