@@ -316,7 +316,7 @@ fn a_shape_written_to_disk_generates_the_same_tokens() {
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "no partial model is left behind");
     assert!(stdout(&ok(&["shape"])).contains("shape:llama-2-13b"));
-    assert_eq!(json(&["shape", "--json"]).as_array().unwrap().len(), 12);
+    assert_eq!(json(&["shape", "--json"]).as_array().unwrap().len(), 13);
 }
 
 #[test]

@@ -74,7 +74,7 @@ pub(crate) struct Arena {
     pub head_resid: View,
     /// Token that the device sampled for each row of the head.
     pub chosen: View,
-    /// Attention pattern of [`Arena::PATTERN_ROWS`] rows.
+    /// Attention pattern of [`ProbeLimits::pattern_rows`](crate::ProbeLimits) rows.
     pub pattern: View,
     /// Operand of an edit.
     pub operand: View,
@@ -122,11 +122,6 @@ pub(crate) struct ExpertScratch {
 }
 
 impl Arena {
-    /// Number of rows whose attention patterns are computed together.
-    pub const PATTERN_ROWS: usize = 16;
-    /// Number of rows whose captured parts are reduced together.
-    pub const PACKED_ROWS: usize = 64;
-
     /// Lays out all buffers behind `start` bytes of weights. `read` are the tables of which
     /// a pass reads single rows over the link.
     pub fn new(
@@ -174,7 +169,8 @@ impl Arena {
             .saturating_mul(table_pages)
             .saturating_mul(tables)
             .saturating_add(3 * rows + (1 + Draw::WORDS) * settings.logit_rows);
-        let pattern_rows = Self::PATTERN_ROWS.min(rows) * dims.heads;
+        let pattern_rows = probe_limits.pattern_rows.clamp(1, rows.max(1)) * dims.heads;
+        let packed_rows = probe_limits.packed_rows.max(1);
         let read_rows = if read.is_empty() { 0 } else { rows };
         let row_bytes = |&id: &TensorId| {
             let tensor = program.tensor(id);
@@ -195,9 +191,9 @@ impl Arena {
             chosen: take(DType::I32, settings.logit_rows, 1),
             pattern: take(DType::F32, pattern_rows, probe_limits.pattern_keys),
             operand: take(DType::F32, rows, probe_limits.operand_width),
-            packed: take(DType::F32, Self::PACKED_ROWS, probe_limits.packed_width),
+            packed: take(DType::F32, packed_rows, probe_limits.packed_width),
             sums: take(DType::F32, 2, probe_limits.packed_width),
-            reduced: take(DType::F32, Self::PACKED_ROWS, probe_limits.reduced_width),
+            reduced: take(DType::F32, packed_rows, probe_limits.reduced_width),
             experts: ExpertScratch {
                 routed: take(DType::I32, expert_rows, 2 * chosen),
                 sorted: take(DType::I32, 2 * chosen * expert_rows, 1),

@@ -18,7 +18,7 @@ use djinn_weights::{
 };
 
 use crate::{
-    EngineError, Footprint, Settings, Tier,
+    EngineError, Footprint, Settings, SizingChoice, Tier,
     arena::{Arena, chosen_experts},
     backend::{check_settings, kv_dtype, legacy_kv_dtype, packing, piece_bytes, slab_on_host},
     executor::graph_regions::{GraphRegion, graph_regions, residency},
@@ -41,6 +41,8 @@ pub struct Blueprint {
     pub(crate) stops: BTreeMap<usize, Arc<StopPoint>>,
     /// Folder for KV pages that do not fit in host memory.
     pub(crate) spill: Option<PathBuf>,
+    /// Choices of the sizing, if one chose the settings.
+    pub(crate) sizing: Option<SizingChoice>,
     footprint: Footprint,
     limits: PassLimits,
 }
@@ -64,7 +66,7 @@ impl Blueprint {
         memory: MemorySettings,
     ) -> Result<Self, EngineError> {
         let draft = BlueprintDraft::new(model, backend, settings, memory)?;
-        let beside = |pieces: &Pieces| draft.beside(pieces);
+        let beside = |pieces: &Pieces| draft.beside(pieces).total();
         let (program, files) = (&model.program, &*model.weights);
         let weights = WeightLayout::new(program, files, draft.options(), beside)?;
         draft.finish(weights)
@@ -185,15 +187,23 @@ impl Blueprint {
         self.weights.link()
     }
 
-    /// Explains in one line which weights stay and which stream, and why.
+    /// Choices of the sizing, if one chose the settings.
+    pub fn sizing(&self) -> Option<&SizingChoice> {
+        self.sizing.as_ref()
+    }
+
+    /// Explains in one line which weights stay and which stream, and the context, and why.
     pub fn reason(&self) -> String {
         let paged = match self.streamed_kv_bytes() {
             0 => String::new(),
             bytes => format!("; up to {} of KV pages stream each pass", Size(bytes)),
         };
-        format!("{}{paged}", self.weights_reason())
+        let sizing = self.sizing.as_ref();
+        let sizing = sizing.map_or(String::new(), |sizing| format!("; {sizing}"));
+        format!("{}{paged}{sizing}", self.weights_reason())
     }
 
+    /// Explains which weights stay and which stream, and why.
     fn weights_reason(&self) -> String {
         let (footprint, plan) = (&self.footprint, self.plan());
         let memory = self.memory();
@@ -301,6 +311,25 @@ impl Blueprint {
     }
 }
 
+/// Bytes of device memory beside the weights, by purpose.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FixedBytes {
+    /// KV pages and the KV window.
+    pub kv: u64,
+    pub activations: u64,
+    pub scratch: u64,
+    pub driver: u64,
+}
+
+impl FixedBytes {
+    /// Bytes of all purposes together.
+    pub fn total(&self) -> u64 {
+        let arena = self.kv.saturating_add(self.activations);
+        let beside = self.scratch.saturating_add(self.driver);
+        arena.saturating_add(beside)
+    }
+}
+
 /// A blueprint before its weights are laid out.
 pub(crate) struct BlueprintDraft<'a> {
     model: &'a Model,
@@ -348,19 +377,21 @@ impl<'a> BlueprintDraft<'a> {
         Arena::new(program, settings, self.kv_dtype, pieces.tables(), start)
     }
 
-    /// Bytes of device memory that the driver takes.
-    fn driver(&self, pieces: &Pieces, arena: &Arena) -> u64 {
-        let (backend, settings) = (self.backend, &self.settings);
-        let pages = settings.host_pages as u64 * arena.kv.page_bytes();
-        let known = backend.host_tables(pieces.stream_bytes() + pages);
-        backend.overhead() + known + backend.graph_bytes(settings.sessions)
+    /// Bytes of device memory that are needed in addition to weights in these pieces.
+    pub fn beside(&self, pieces: &Pieces) -> FixedBytes {
+        self.beside_arena(pieces, &self.arena(pieces, 0))
     }
 
-    /// Bytes of device memory that are needed in addition to the weights.
-    pub fn beside(&self, pieces: &Pieces) -> u64 {
-        let arena = self.arena(pieces, 0);
-        let beside = self.driver(pieces, &arena) + self.backend.scratch_bytes(self.limits);
-        arena.bytes().saturating_add(beside)
+    fn beside_arena(&self, pieces: &Pieces, arena: &Arena) -> FixedBytes {
+        let (backend, settings) = (self.backend, &self.settings);
+        let pages = (settings.host_pages as u64).saturating_mul(arena.kv.page_bytes());
+        let known = backend.host_tables(pieces.stream_bytes().saturating_add(pages));
+        FixedBytes {
+            kv: arena.kv_bytes,
+            activations: arena.bytes() - arena.kv_bytes,
+            scratch: backend.scratch_bytes(self.limits),
+            driver: backend.overhead() + known + backend.graph_bytes(settings.sessions),
+        }
     }
 
     /// Lays out the rest of the slab behind the weights.
@@ -369,15 +400,16 @@ impl<'a> BlueprintDraft<'a> {
         let arena = self.arena(weights.pieces(), weights.slab_bytes());
         let frames_bytes = arena.kv.bytes() - arena.kv.window_bytes();
         weights.place_zone(program, arena.kv.layer(0).offset + frames_bytes);
+        let fixed = self.beside_arena(weights.pieces(), &arena);
         let footprint = Footprint {
             resident: weights.resident_bytes(),
             ring: weights.ring_bytes(),
             pool: weights.pool_bytes(),
             kv: arena.kv_bytes - weights.zone_bytes(),
             kv_window: arena.kv.window_bytes(),
-            activations: arena.bytes() - arena.kv_bytes,
-            scratch: self.backend.scratch_bytes(self.limits),
-            driver: self.driver(weights.pieces(), &arena),
+            activations: fixed.activations,
+            scratch: fixed.scratch,
+            driver: fixed.driver,
         };
         let blueprint = Blueprint {
             graph_regions: graph_regions(program, weights.tensors()),
@@ -388,6 +420,7 @@ impl<'a> BlueprintDraft<'a> {
             arena,
             legacy_kv_dtype: legacy_kv_dtype(self.backend, program),
             spill: None,
+            sizing: None,
             footprint,
             limits: self.limits,
         };

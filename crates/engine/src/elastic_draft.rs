@@ -91,7 +91,7 @@ impl ElasticDraft<'_> {
     ) -> Result<Option<LevelRange>, EngineError> {
         let page_bytes = self.fixed.page_bytes();
         let host_pages = self.demand.host_pages(0, self.host_room(), page_bytes);
-        let beside = self.draft(0, host_pages)?.beside(weights.pieces());
+        let beside = self.draft(0, host_pages)?.beside(weights.pieces()).total();
         let taken = beside.saturating_add(weights.fixed_bytes() + spare);
         let Some(bytes) = self.memory.budget.checked_sub(taken) else {
             return Ok(None);

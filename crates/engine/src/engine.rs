@@ -85,6 +85,7 @@ impl Engine {
                 rows: settings.rows,
                 lens_rows: settings.probe_limits.lens_rows,
                 window: settings.window_pages,
+                head_rows: settings.logit_rows,
             },
             streamed_bytes: ring.streamed_bytes(),
             page_bytes: blueprint.page_bytes(),

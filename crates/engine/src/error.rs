@@ -112,8 +112,8 @@ impl LimitKind {
                 format!("a context of {asked} tokens exceeds the model's limit of {limit}")
             }
             LimitKind::HeadRows => format!(
-                "captures or breakpoints at ln_final or logits need {asked} rows of logits in one \
-                 pass, but the limit is {limit}; select fewer positions"
+                "the session paused with {asked} rows of logits in one pass, but the limit is now \
+                 {limit}; raise --memory or --rows"
             ),
             LimitKind::PassRows => format!(
                 "{asked} tokens must run in one pass, but a pass has {limit} rows; raise --rows"
@@ -133,10 +133,11 @@ impl LimitKind {
             ),
             LimitKind::PatternKeys => format!(
                 "attention patterns over {asked} tokens were requested, but the engine has room \
-                 for {limit}"
+                 for {limit}; raise --memory"
             ),
             LimitKind::OperandWidth => format!(
-                "the operand of an edit has {asked} elements per row, but the engine has room for {limit}"
+                "the operand of an edit has {asked} elements per row, but the engine has room for \
+                 {limit}; raise --memory"
             ),
             LimitKind::CaptureWidth => format!(
                 "a capture of {asked} elements per row was requested, but the engine has room for \
@@ -147,7 +148,7 @@ impl LimitKind {
             ),
             LimitKind::LensRows => format!(
                 "the logit lens was requested for {asked} rows of one pass, but the limit is \
-                 {limit}; select fewer hooks or positions"
+                 {limit}; select fewer hooks or positions, or raise --memory"
             ),
             LimitKind::ProbeBytes => format!(
                 "captures and checkpoints of all sessions would take {}, but the limit is {}; \
@@ -156,6 +157,55 @@ impl LimitKind {
                 Size(limit as u64)
             ),
         }
+    }
+}
+
+/// A context, or numbers that the user set, that do not fit in the memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ContextShortage {
+    /// Context in tokens; `None` if the plan may choose any.
+    pub context: Option<usize>,
+    /// Whether the user set the context, or requests need it.
+    pub is_set: bool,
+    /// Longest context that fits, if any does.
+    pub longest: Option<usize>,
+    /// Bytes of the KV pages that must lie on the device together.
+    pub kv: u64,
+    /// Bytes of the budget.
+    pub budget: u64,
+    /// Bytes of the smallest budget that works.
+    pub least: u64,
+    /// Flags that keep the engine from shrinking.
+    pub flags: Vec<String>,
+}
+
+impl fmt::Display for ContextShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let least = Size(self.least).rounded_up().to_string();
+        let (memory, kv) = (Size(self.budget), Size(self.kv));
+        let context = self.context.map(|context| match self.is_set {
+            true => format!("--context {context}"),
+            false => format!("{context} tokens of prompt and answer"),
+        });
+        let asked: Vec<String> = context.into_iter().chain(self.flags.clone()).collect();
+        let asked = asked.join(" with ");
+        write!(f, "--memory {memory} is too small for {asked}: ")?;
+        if self.context.is_some() {
+            write!(f, "the KV takes {kv}, and ")?;
+        }
+        write!(f, "the model then needs at least {least}; ")?;
+        match (self.longest, self.is_set) {
+            (Some(longest), true) => write!(f, "set --context {longest}, or ")?,
+            (Some(longest), false) => {
+                write!(f, "at most {longest} tokens fit (lower --max-tokens), or ")?;
+            }
+            (None, _) => {
+                let flags = self.flags.iter().filter_map(|flag| flag.split(' ').next());
+                let flags: Vec<&str> = flags.collect();
+                write!(f, "lower {}, or ", flags.join(" or "))?;
+            }
+        }
+        write!(f, "set --memory {}", least.replace(' ', ""))
     }
 }
 
@@ -274,6 +324,20 @@ pub enum EngineError {
         window: usize,
         /// Number of pages in host memory.
         host: usize,
+    },
+    /// The KV of a context does not fit in the memory.
+    #[error(transparent)]
+    ContextMemory(#[from] ContextShortage),
+    /// Other models leave so little memory that the context would be of little use.
+    #[error(
+        "other models leave {}, in which only a context of {context} tokens fits; unload a model",
+        Size(*budget)
+    )]
+    Squeezed {
+        /// Bytes that other models leave.
+        budget: u64,
+        /// Context in tokens that fits.
+        context: usize,
     },
     /// Host memory and disk have no room for the KV pages of open sessions.
     #[error("host memory and disk have no room for more KV pages: {0}")]

@@ -28,6 +28,20 @@ impl Blueprint {
         memory: MemorySettings,
         kv: &KvMemory,
     ) -> Result<Self, EngineError> {
+        let longest = settings.table_pages().min(settings.pages);
+        Self::for_pages(model, backend, settings, memory, kv, longest)
+    }
+
+    /// Lays out a model as [`for_sessions`](Self::for_sessions) does, with at least `least` pages on
+    /// the device.
+    pub(crate) fn for_pages(
+        model: &Model,
+        backend: &dyn Backend,
+        settings: Settings,
+        memory: MemorySettings,
+        kv: &KvMemory,
+        least: usize,
+    ) -> Result<Self, EngineError> {
         let layout = SessionLayout {
             model,
             backend,
@@ -35,6 +49,7 @@ impl Blueprint {
                 total: settings.pages,
                 longest: settings.table_pages(),
             },
+            least,
             settings,
             memory,
             kv,
@@ -66,6 +81,8 @@ struct SessionLayout<'a> {
     memory: MemorySettings,
     kv: &'a KvMemory,
     demand: PageDemand,
+    /// Least number of pages on the device.
+    least: usize,
 }
 
 impl SessionLayout<'_> {
@@ -90,6 +107,7 @@ impl SessionLayout<'_> {
                 window_pages: pages.window,
                 ..self.settings.clone()
             },
+            least: pages.least,
             ..*self
         };
         let mut frames = pages.wanted;
@@ -137,8 +155,8 @@ impl SessionLayout<'_> {
 
     /// Places as many pages on the device as fit, and the others in host memory.
     fn lay_out(&self) -> Result<Blueprint, EngineError> {
-        let least = self.demand.longest;
-        let first = self.draw(least.min(self.demand.total), 0)?;
+        let least = self.least;
+        let first = self.draw(least, 0)?;
         let page_bytes = first.page_bytes().max(1);
         let stay = first.weights().keeps_everything() && self.kv.device.is_none();
         let footprint = first.footprint();
@@ -149,7 +167,9 @@ impl SessionLayout<'_> {
                 kv.saturating_sub(footprint.kv)
             }
         };
-        let mut pages = self.demand.device_pages(room, page_bytes);
+        let more =
+            self.demand.device_pages(room, page_bytes) - self.demand.longest.min(self.demand.total);
+        let mut pages = least.saturating_add(more).min(self.demand.total);
         loop {
             let drawn = self.with_host(pages, page_bytes);
             // Alignment may cost a page, page tables of host memory some more, and pages may
@@ -176,10 +196,15 @@ impl SessionLayout<'_> {
         // Free memory may shrink a little before it is allocated.
         let there = there - there / 32;
         let host = there.saturating_sub(blueprint.host_bytes());
-        match self.demand.host_pages(pages, host, page_bytes) {
-            0 => Ok(blueprint),
-            host_pages => self.draw(pages, host_pages),
+        let mut host_pages = self.demand.host_pages(pages, host, page_bytes);
+        // The tables of host memory may need more device memory than there is.
+        while host_pages > 0 {
+            match self.draw(pages, host_pages) {
+                Err(EngineError::Plan(_)) if pages <= self.least => host_pages /= 2,
+                drawn => return drawn,
+            }
         }
+        Ok(blueprint)
     }
 
     /// Lays out the model so that weights yield to pages; `None` if that gains no pages.

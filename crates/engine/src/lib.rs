@@ -27,6 +27,7 @@ mod scheduler;
 mod session;
 mod session_ref;
 mod settings;
+mod sizing;
 mod slab_layout;
 mod tensors;
 mod upload;
@@ -44,7 +45,7 @@ pub use durability::{
 };
 pub use elastic_memory::MemorySplit;
 pub use engine::{DuringPass, Engine};
-pub use error::{EngineError, LimitKind, ParseError, ParsedText, QuotaKind};
+pub use error::{ContextShortage, EngineError, LimitKind, ParseError, ParsedText, QuotaKind};
 pub use executor::LoadProgress;
 pub use prefix_cache::{PrefixCacheSettings, PrefixCacheStats, SharePrefixes};
 pub use probe::{
@@ -72,4 +73,7 @@ pub use session::{
 };
 pub use session_ref::SessionRef;
 pub use settings::Settings;
+pub use sizing::{
+    ContextDemand, ContextReason, Count, Reduced, SessionDemand, SizeRange, SizingChoice,
+};
 pub use tensors::{Tensor, check_writable, read_tensors, write_tensors};

@@ -45,7 +45,7 @@ impl Settings {
     pub const PAGE_TOKENS: usize = 16;
     /// Maximum number of rows of a pass whose logits are all needed: a row of logits is as wide as
     /// the vocabulary.
-    const LOGIT_ROWS: usize = 128;
+    pub(crate) const LOGIT_ROWS: usize = 128;
 
     /// Returns the settings for running these requests together in passes of at most `rows` rows.
     pub fn for_requests(

@@ -36,6 +36,7 @@ shapes![
     "falcon-7b",
     "falcon-180b",
     "tinyllama-1.1b",
+    "smollm2-135m",
 ];
 
 /// Returns the names of all shapes.
@@ -177,7 +178,8 @@ mod tests {
         check("falcon-7b", 6_921_720_704, DType::Bf16);
         check("falcon-180b", 178_557_088_768, DType::Bf16);
         check("tinyllama-1.1b", 1_100_048_384, DType::Bf16);
-        assert_eq!(names().count(), 12);
+        check("smollm2-135m", 134_515_008, DType::Bf16);
+        assert_eq!(names().count(), 13);
     }
 
     #[test]

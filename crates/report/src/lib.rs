@@ -16,6 +16,7 @@ mod draw;
 mod error;
 mod figures;
 mod format;
+mod memory_map;
 mod pages;
 mod readme;
 mod result;
@@ -25,6 +26,7 @@ mod write;
 pub use compare::{ComparedMetric, Comparison, MetricChange, compare};
 pub use error::ReportError;
 pub use figures::MissingData;
+pub use memory_map::{MemoryMap, MemoryPart, PartKind, TierBar, memory_map};
 pub use readme::{measurements_table, replace_between, summary_table};
 pub use result::{
     ActivityLane, Baseline, BaselineStatus, Better, Check, CheckKind, Experiment, Judgement,

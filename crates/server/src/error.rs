@@ -288,6 +288,8 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::OtherModel { .. }
         | E::OtherKvDtype { .. }
         | E::Plan(_)
+        | E::ContextMemory(_)
+        | E::Squeezed { .. }
         | E::HostBudget { .. }
         | E::HostMemory { .. }
         | E::SpillNeedsHost { .. }

@@ -40,5 +40,5 @@ pub use fatal::{FATAL_EXIT_CODE, exit_after_fatal};
 pub use lifecycle::{Running, start, start_in_process};
 pub use net::InProcessConnector;
 pub use preset::{DrawBlueprint, OpenState, Preset};
-pub use registry::{check_name, default_name, draw};
+pub use registry::{check_name, default_name, draw, plan_configured};
 pub use traces::TraceExporter;

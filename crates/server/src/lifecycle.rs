@@ -255,19 +255,23 @@ impl Running {
     /// Calls `ready` once all models are loaded. Returns an error if the server can serve no more.
     pub async fn run_until_signal(self, ready: impl FnOnce(&Self)) -> Result<(), ServeError> {
         let mut signals = ProcessSignals::listen()?;
-        {
+        let loaded = {
             let loaded = self.load();
             tokio::pin!(loaded);
             loop {
                 tokio::select! {
-                    loaded = &mut loaded => break loaded?,
+                    loaded = &mut loaded => break Some(loaded),
                     signal = signals.next() => match signal {
-                        ProcessSignal::Stop => return Ok(()),
+                        ProcessSignal::Stop => break None,
                         ProcessSignal::Reload => self.reload(),
                     },
                 }
             }
-        }
+        };
+        let Some(Ok(())) = loaded else {
+            self.end().await;
+            return loaded.unwrap_or(Ok(()));
+        };
         ready(&self);
         loop {
             tokio::select! {

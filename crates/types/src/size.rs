@@ -38,6 +38,21 @@ const UNITS: [(&str, u64); 10] = [
     ("", 1),
 ];
 
+impl Size {
+    /// Rounds up to a size that its text states exactly, so that an error can name it and the user
+    /// can type it.
+    pub fn rounded_up(self) -> Self {
+        let step = match self.0 {
+            0..1_000 => 1,
+            1_000..1_000_000 => 100,
+            1_000_000..1_000_000_000 => 100_000,
+            1_000_000_000..1_000_000_000_000 => 10_000_000,
+            _ => 10_000_000_000,
+        };
+        Size(self.0.checked_next_multiple_of(step).unwrap_or(self.0))
+    }
+}
+
 impl FromStr for Size {
     type Err = ParseSizeError;
 
@@ -127,6 +142,30 @@ impl FromStr for Amount {
 #[cfg(test)]
 mod tests {
     use super::{Amount, Size};
+
+    #[test]
+    fn rounded_up_sizes_read_back_from_their_text() {
+        for bytes in [
+            0,
+            999,
+            1_001,
+            999_999,
+            1_000_001,
+            16_051_234,
+            999_999_999,
+            1_000_000_001,
+            12_345_678_901,
+            999_999_999_999,
+            1_234_567_890_123,
+        ] {
+            let up = Size(bytes).rounded_up();
+            assert!(
+                up.0 >= bytes && up.0 - bytes <= bytes / 100,
+                "{bytes}: {up}"
+            );
+            assert_eq!(up.to_string().replace(' ', "").parse(), Ok(up), "{bytes}");
+        }
+    }
 
     #[test]
     fn parses_amounts() {

@@ -32,8 +32,8 @@ pub enum PlanError {
     /// The budget is smaller than the bytes that must be in memory at once.
     #[error(
         "--memory {} is too small: this model needs at least {} ({} for KV, activations and \
-         small tensors, {} to stream weights through); raise --memory or lower --context",
-        Size(*budget), Size(*least), Size(*fixed), Size(least - fixed)
+         small tensors, {} to stream weights through); raise --memory",
+        Size(*budget), Size(*least).rounded_up(), Size(*fixed), Size(least - fixed)
     )]
     Budget {
         /// Bytes of the budget.
@@ -46,7 +46,7 @@ pub enum PlanError {
     /// The user requires all weights to stay, and the budget is smaller.
     #[error(
         "--resident all needs {}, but --memory is {}; raise --memory or drop --resident all",
-        Size(*whole), Size(*budget)
+        Size(*whole).rounded_up(), Size(*budget)
     )]
     NotAll {
         /// Bytes of the budget.
@@ -58,7 +58,7 @@ pub enum PlanError {
     #[error(
         "--ring {} is too small: the largest piece of the weights has {}; raise --ring to at \
          least this size",
-        Size(*ring), Size(*least)
+        Size(*ring), Size(*least).rounded_up()
     )]
     RingTooSmall {
         /// Bytes of the requested ring.

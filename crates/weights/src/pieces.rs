@@ -13,6 +13,7 @@ use djinn_model::{
 };
 
 use crate::{
+    LinkSettings,
     cutter::{Cutter, RowRange},
     packing::Packing,
 };
@@ -76,7 +77,7 @@ pub struct Pieces {
 
 impl Pieces {
     /// Returns one piece for each segment. All of these pieces always stay in memory.
-    pub(crate) fn whole(program: &Program, weights: &dyn Weights, packing: Packing) -> Self {
+    pub fn whole(program: &Program, weights: &dyn Weights, packing: Packing) -> Self {
         let layouter = Layouter {
             program,
             weights,
@@ -95,12 +96,7 @@ impl Pieces {
 
     /// Cuts everything that can stream into pieces. A piece has at most `cap` bytes, unless a
     /// matrix cannot be cut further.
-    pub(crate) fn cut(
-        program: &Program,
-        weights: &dyn Weights,
-        packing: Packing,
-        cap: u64,
-    ) -> Self {
+    pub fn cut(program: &Program, weights: &dyn Weights, packing: Packing, cap: u64) -> Self {
         let layouter = Layouter {
             program,
             weights,
@@ -192,6 +188,21 @@ impl Pieces {
     pub fn stream_bytes(&self) -> u64 {
         let pieces = self.stream.iter().chain(&self.experts);
         pieces.map(|piece| piece.bytes).sum()
+    }
+
+    /// Least bytes that pieces pass through: room for one piece and one expert at a time.
+    pub fn through_bytes(&self) -> u64 {
+        let largest = |pieces: &[Piece]| pieces.iter().map(|piece| piece.bytes).max();
+        largest(&self.stream).unwrap_or(0) + largest(&self.experts).unwrap_or(0)
+    }
+
+    /// Bytes that keep a link busy: a ring of the size that the plan wants, and two experts.
+    pub fn busy_bytes(&self, link: &LinkSettings) -> u64 {
+        let largest = |pieces: &[Piece]| pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+        let piece = largest(&self.stream);
+        let ring = piece * (1 + link.waiting()) + link.in_flight(piece).max(piece);
+        let all = self.stream.iter().map(|piece| piece.bytes).sum();
+        ring.min(all) + largest(&self.experts) * self.experts.len().min(2) as u64
     }
 
     /// Bytes of the pieces that always stay in memory.

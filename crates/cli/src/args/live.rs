@@ -32,7 +32,7 @@ pub struct ChatArgs {
     /// Longest answer in tokens [default: the model's own limit, or 512]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub max_tokens: Option<usize>,
-    /// Longest conversation in tokens [default: the model's context, at most 4096]
+    /// Longest conversation in tokens [default: the longest that fits, up to the model's context]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub context: Option<usize>,
     /// Continue a conversation that /save wrote

@@ -68,6 +68,11 @@ pub fn serve_settings() -> Result<(ServeArgs, Vec<Setting>), String> {
     serve_settings::resolve(&command())
 }
 
+/// Settings of `djinn serve` with this configuration file.
+pub fn file_settings(file: &std::path::Path) -> Result<ServeArgs, String> {
+    serve_settings::resolve_file(&command(), file)
+}
+
 /// A command of the command line.
 #[derive(Debug, Subcommand)]
 pub enum Command {

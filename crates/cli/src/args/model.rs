@@ -15,10 +15,9 @@ pub struct ModelArgs {
     pub model: Option<String>,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Prompt tokens that pass through the model together
-    #[arg(long, value_name = "N", default_value_t = djinn_engine::Settings::ROWS,
-          value_parser = at_least_one)]
-    pub rows: usize,
+    /// Prompt tokens that pass through the model together [default: 512, fewer where memory is scarce]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub rows: Option<usize>,
     #[command(flatten)]
     pub memory: MemoryArgs,
 }

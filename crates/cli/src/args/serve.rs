@@ -155,19 +155,18 @@ pub struct ServeArgs {
     /// Folder for sessions, so that they continue after a restart [default: sessions end with the process]
     #[arg(long, help_heading = "Sessions", value_name = "DIR")]
     pub state: Option<PathBuf>,
-    /// Tokens of the longest session [default: the model's context, at most 4096]
+    /// Tokens of the longest session [default: the longest that fits, up to the model's context]
     #[arg(long, help_heading = "Sessions", value_name = "N", value_parser = at_least_one)]
     pub context: Option<usize>,
-    /// Sessions in one pass [default: 32]
+    /// Sessions in one pass [default: 32, fewer where memory is scarce]
     #[arg(long, help_heading = "Sessions", value_name = "N", value_parser = at_least_one)]
     pub batch: Option<usize>,
     /// Sessions open at once [default: 256]
     #[arg(long, help_heading = "Sessions", value_name = "N", value_parser = at_least_one)]
     pub sessions: Option<usize>,
-    /// Prompt tokens that pass through the model together
-    #[arg(long, help_heading = "Sessions", value_name = "N", default_value_t = djinn_engine::Settings::ROWS,
-          value_parser = at_least_one)]
-    pub rows: usize,
+    /// Prompt tokens that pass through the model together [default: 512, fewer where memory is scarce]
+    #[arg(long, help_heading = "Sessions", value_name = "N", value_parser = at_least_one)]
+    pub rows: Option<usize>,
     /// Seconds after which an unused session ends, unless it sets its own lease
     #[arg(long, help_heading = "Sessions", value_name = "S", default_value = "900", value_parser = seconds)]
     pub lease: Duration,

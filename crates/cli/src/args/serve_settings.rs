@@ -83,6 +83,13 @@ pub fn resolve(cli: &Command) -> Result<(ServeArgs, Vec<Setting>), String> {
     resolve_from(cli, std::env::args_os().collect(), legacy.collect())
 }
 
+/// Settings of `djinn serve --config FILE`, with this process's environment.
+pub fn resolve_file(cli: &Command, file: &Path) -> Result<ServeArgs, String> {
+    let words = ["djinn", "serve", "--config"].map(OsString::from);
+    let words = words.into_iter().chain([file.into()]).collect();
+    Ok(resolve_from(cli, words, Vec::new())?.0)
+}
+
 fn resolve_from(
     cli: &Command,
     mut words: Vec<OsString>,

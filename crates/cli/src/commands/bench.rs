@@ -8,13 +8,14 @@ use djinn_bench::{
     ServeOptions, SessionLoadOptions, StreamOptions,
 };
 use djinn_device::{ChosenDevice, DeviceName};
-use djinn_engine::{Blueprint, Engine, Settings};
+use djinn_engine::{Blueprint, Engine, Settings, SizeRange};
 use djinn_model::Model;
 use djinn_terminal::{Failure, say, say_json};
 
 use super::{
     connection::{LocalEngine, on_model},
     loading,
+    sizing::interactive,
 };
 use crate::{
     args::{
@@ -142,7 +143,7 @@ fn on_target(
         threads: args.device.threads,
         memory: resolved.memory,
         has_budget: args.memory.memory.is_some(),
-        rows: args.rows,
+        rows: args.rows.unwrap_or(Settings::ROWS),
         host: &host,
     };
     Ok(run(&target)?)
@@ -187,8 +188,8 @@ fn prefix(args: &BenchPrefixArgs) -> Result<BenchReport, Failure> {
     };
     let (context, rows) = (args.tokens + 1, args.model.rows);
     let settings = move |model: &Model| {
-        let settings = Settings::for_sessions(&model.program, 1, context, rows);
-        settings.map_err(Failure::from)
+        let demand = interactive(Some(context), rows);
+        Ok(SizeRange::for_sessions(&model.program, demand)?)
     };
     let engine = LocalEngine::new(Box::new(settings));
     on_model(&args.server, &args.model, engine, async |connection| {
@@ -297,7 +298,7 @@ fn serve_options(args: &BenchServeArgs) -> Result<ServeOptions, Failure> {
         program: std::env::current_exe()?,
         device_flags: flags.into_iter().flatten().collect(),
         model: args.model.model.clone(),
-        rows: args.model.rows,
+        rows: args.model.rows.unwrap_or(Settings::ROWS),
         context: args.context,
         batch: args.batch,
         clients: args.clients,

@@ -1,17 +1,16 @@
 //! `djinn chat`
 
-use djinn_engine::Settings;
+use djinn_engine::{SessionDemand, SizeRange};
 use djinn_terminal::{ChatOptions, Failure};
 
 use super::{
-    connection::{LocalEngine, SettingsFn, on_model_blocking},
+    connection::{LocalEngine, SizeFn, on_model_blocking},
     run::sampling,
+    sizing::interactive,
 };
 use crate::args::ChatArgs;
 
-/// Default length of a conversation in tokens, unless the model's context is shorter.
-const CONTEXT: usize = 4096;
-/// Number of conversations that fit in memory.
+/// Number of open conversations.
 const CONVERSATIONS: usize = 4;
 
 /// Chats with a model.
@@ -34,7 +33,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
 }
 
 /// Layout for several conversations.
-fn settings(context: Option<usize>, rows: usize) -> SettingsFn {
+fn settings(context: Option<usize>, rows: Option<usize>) -> SizeFn {
     Box::new(move |model| {
         if model.tokenizer.is_none() {
             return Err(Failure::Message(format!(
@@ -42,13 +41,10 @@ fn settings(context: Option<usize>, rows: usize) -> SettingsFn {
                 model.name
             )));
         }
-        let program = &model.program;
-        let context = context.unwrap_or(CONTEXT).min(program.dims.context);
-        Ok(Settings::for_sessions(
-            program,
-            CONVERSATIONS,
-            context,
-            rows,
-        )?)
+        let demand = SessionDemand {
+            open: CONVERSATIONS,
+            ..interactive(context, rows)
+        };
+        Ok(SizeRange::for_sessions(&model.program, demand)?)
     })
 }

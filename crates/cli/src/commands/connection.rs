@@ -9,7 +9,7 @@ use std::{
 use djinn_analysis::loaded_info;
 use djinn_client::{Client, Options, v1};
 use djinn_engine::{
-    Blueprint, KvMemory, PrefixCacheSettings, RestoreScope, SavedState, SessionId, Settings,
+    Blueprint, KvMemory, PrefixCacheSettings, RestoreScope, SavedState, SessionId, SizeRange,
     StateFolder,
 };
 use djinn_model::Model;
@@ -34,13 +34,13 @@ use crate::{
 /// Lease and deadline of sessions in process: none ends before its command does.
 const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Computes the layout of an engine in process from its model.
-pub type SettingsFn = Box<dyn Fn(&Model) -> Result<Settings, Failure> + Send + Sync>;
+/// Computes how large an engine in process may and must be, from its model.
+pub type SizeFn = Box<dyn Fn(&Model) -> Result<SizeRange, Failure> + Send + Sync>;
 
 /// Engine of a server in this process.
 pub struct LocalEngine {
-    /// Layout of the engine.
-    pub settings: SettingsFn,
+    /// Size of the engine.
+    pub size: SizeFn,
     /// Folder of saved sessions.
     pub state: Option<LocalState>,
     /// Whether the bandwidth of the link is measured before loading.
@@ -51,9 +51,9 @@ pub struct LocalEngine {
 
 impl LocalEngine {
     /// Engine that loads the model, saves no sessions and does not measure the link.
-    pub fn new(settings: SettingsFn) -> Self {
+    pub fn new(size: SizeFn) -> Self {
         LocalEngine {
-            settings,
+            size,
             state: None,
             measure_link: false,
             loads: true,
@@ -280,7 +280,7 @@ fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> Serve
 /// Layout, progress and state folder of the model in process.
 fn preset(resolved: &Arc<ResolvedModel>, engine: LocalEngine, facts: &Arc<ModelFacts>) -> Preset {
     let LocalEngine {
-        settings,
+        size,
         state,
         measure_link,
         loads,
@@ -300,9 +300,9 @@ fn preset(resolved: &Arc<ResolvedModel>, engine: LocalEngine, facts: &Arc<ModelF
             let restored = open_state(state, &facts)?;
             *stash.lock().unwrap_or_else(PoisonError::into_inner) = Some(restored);
         }
-        let settings = settings(model).map_err(refused)?;
-        let backend = resolved.backend();
-        let blueprint = Blueprint::draw(model, backend, settings, resolved.memory)?;
+        let range = size(model).map_err(refused)?;
+        let (backend, kv) = (resolved.backend(), KvMemory::default());
+        let blueprint = Blueprint::sized(model, backend, &range, resolved.memory, &kv)?;
         if !loads {
             resolved.print_device();
             eprint!("{}", unused_flags(&resolved, &blueprint));

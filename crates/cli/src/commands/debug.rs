@@ -1,17 +1,16 @@
 //! `djinn debug`
 
-use djinn_engine::{ProbeLimits, Settings};
+use djinn_engine::{ContextDemand, Count, SessionDemand, SizeRange};
 use djinn_terminal::{DebugOptions, Failure};
 
 use super::{
-    connection::{LocalEngine, SettingsFn, on_model_blocking},
+    connection::{LocalEngine, SizeFn, on_model_blocking},
     prompt,
+    sizing::interactive,
 };
 use crate::args::{DebugArgs, PromptArgs};
 
-/// Largest number of rows in a pass, since all of them may pass through the head.
-const ROWS: usize = 128;
-/// Number of branches and undo steps that fit in memory.
+/// Number of branches and undo steps.
 const SPARE_SESSIONS: usize = 24;
 
 /// Debugs a model step by step.
@@ -24,7 +23,7 @@ pub fn debug(args: &DebugArgs) -> Result<(), Failure> {
         None => None,
     };
     let prompt = prompt::read(&args.prompt)?;
-    let engine = LocalEngine::new(settings(prompt.clone(), args.max_tokens));
+    let engine = LocalEngine::new(settings(prompt.clone(), args.max_tokens, args.model.rows));
     on_model_blocking(&args.server, &args.model, engine, |runtime, connection| {
         let (client, model) = (connection.client.clone(), connection.model.clone());
         let (tokens, info) = runtime.block_on(async {
@@ -41,22 +40,20 @@ pub fn debug(args: &DebugArgs) -> Result<(), Failure> {
     })
 }
 
-/// Layout for the session, its branches, and a lens over all blocks.
-fn settings(prompt: PromptArgs, max_tokens: usize) -> SettingsFn {
+/// Layout for the session, its branches, and any probe.
+fn settings(prompt: PromptArgs, max_tokens: usize, rows: Option<usize>) -> SizeFn {
     Box::new(move |model| {
         let program = &model.program;
         let tokens = prompt::local_tokens(model, &prompt)?;
-        let context = (tokens.len() + max_tokens).min(program.dims.context);
+        let context = tokens.len().saturating_add(max_tokens);
         let sessions = SPARE_SESSIONS + 2;
-        let one = Settings::for_sessions(program, 1, context, ROWS)?;
-        Ok(Settings {
-            sessions,
+        let demand = SessionDemand {
+            context: ContextDemand::Needed(context.min(program.dims.context)),
+            batch: Count::UpTo(sessions),
             open: sessions,
-            rows: ROWS.max(sessions),
-            pages: (sessions + 2) * one.pages,
-            logit_rows: ROWS.max(sessions),
-            probe_limits: ProbeLimits::anything(program, context),
-            ..one
-        })
+            probes: true,
+            ..interactive(None, rows)
+        };
+        Ok(SizeRange::for_sessions(program, demand)?)
     })
 }

@@ -4,12 +4,13 @@ use djinn_analysis::{
     AnalysisError, PatchComparison, PatchGrid, PatchPrompts, StopSwitch, check_lengths,
     patch_settings,
 };
+use djinn_engine::{Settings, SizeRange};
 use djinn_terminal::{Failure, Interrupt, grid, say, say_json};
 use djinn_types::text::seconds;
 use serde_json::{Value, json};
 
 use super::{
-    connection::{LocalEngine, SettingsFn, on_model},
+    connection::{LocalEngine, SizeFn, on_model},
     prompt::local_text_tokens,
 };
 use crate::args::PatchArgs;
@@ -59,14 +60,16 @@ pub fn patch(args: &PatchArgs) -> Result<(), Failure> {
 }
 
 /// Layout for a session, and a branch for each position of a block.
-fn settings(args: &PatchArgs) -> SettingsFn {
+fn settings(args: &PatchArgs) -> SizeFn {
     let (clean, corrupt) = (args.clean.clone(), args.corrupt.clone());
     let rows = args.model.rows;
     Box::new(move |model| {
         let length = |text: &str| Ok::<_, Failure>(local_text_tokens(model, text)?.len());
         let (clean, corrupt) = (length(&clean)?, length(&corrupt)?);
         check_lengths(clean, corrupt)?;
-        Ok(patch_settings(&model.program, corrupt, rows)?)
+        let program = &model.program;
+        let settings = patch_settings(program, corrupt, rows.unwrap_or(Settings::ROWS))?;
+        Ok(SizeRange::for_settings(program, settings, rows, 0))
     })
 }
 

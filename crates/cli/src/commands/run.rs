@@ -25,12 +25,17 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             "--stop is empty: give the text to stop at".into(),
         ));
     }
-    let engine = local_engine(args)?;
+    let state = local_state(args)?;
     let prompt = prompt::read(&args.prompt)?;
-    let engine = engine.unwrap_or_else(|| LocalEngine::new(size(args, &prompt)));
+    let size = size(args, &prompt);
+    let layout = match state {
+        Some(_) => one_saved_session(size, args.model.rows),
+        None => one_prompt(size, args.model.rows),
+    };
     let engine = LocalEngine {
+        state,
         measure_link: args.watch.stats,
-        ..engine
+        ..LocalEngine::new(layout)
     };
     let mut watch = Watch::new(&args.watch)?;
     let began = Instant::now();
@@ -49,8 +54,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     })
 }
 
-/// Engine for a session in a state folder, if flags name one.
-fn local_engine(args: &RunArgs) -> Result<Option<LocalEngine>, Failure> {
+/// Folder of saved sessions, if flags name one.
+fn local_state(args: &RunArgs) -> Result<Option<LocalState>, Failure> {
     let session = match (&args.session, &args.state) {
         (Some(_), None) if args.server.server.is_none() => {
             return Err(Failure::Message(
@@ -60,25 +65,18 @@ fn local_engine(args: &RunArgs) -> Result<Option<LocalEngine>, Failure> {
         (Some(id), Some(_)) => Some(session_id(id)?),
         _ => None,
     };
-    let state = args
-        .state
-        .clone()
-        .map(|folder| LocalState { folder, session });
-    Ok(state.map(|state| LocalEngine {
-        state: Some(state),
-        ..LocalEngine::new(one_saved_session(args.model.rows))
-    }))
+    let folder = args.state.clone();
+    Ok(folder.map(|folder| LocalState { folder, session }))
 }
 
-fn size(args: &RunArgs, prompt: &PromptArgs) -> super::connection::SettingsFn {
-    let size = PromptSize {
+fn size(args: &RunArgs, prompt: &PromptArgs) -> PromptSize {
+    PromptSize {
         max_tokens: args.max_tokens,
         changes: args.changes.clone(),
         stop: args.stop.clone(),
         sampling: Some(args.sampling.clone()),
         ..PromptSize::new(prompt.clone())
-    };
-    one_prompt(size, args.model.rows)
+    }
 }
 
 /// Durations of the parts of a run in seconds.

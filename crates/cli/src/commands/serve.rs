@@ -128,7 +128,8 @@ fn to_text(settings: &[Setting]) -> String {
     settings.iter().map(line).collect()
 }
 
-fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
+/// Configuration of a server with these settings.
+pub fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
     let mut device = args.device.clone();
     if args.gpus.len() > 1 {
         return Err(Failure::Message(
@@ -194,7 +195,7 @@ fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
             context: args.context,
             batch: args.batch,
             sessions: args.sessions,
-            rows: Some(args.rows),
+            rows: args.rows,
             ..LoadOptions::default()
         },
         model_dirs: args.model_dir,

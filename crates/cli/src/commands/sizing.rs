@@ -1,16 +1,16 @@
 //! Layouts of an engine in process, so that a command needs no more memory than it uses.
 
-use djinn_engine::{Positions, Probe, ProbeLimits, Request, Sampling, Settings};
+use djinn_engine::{
+    ContextDemand, Count, Positions, Probe, Request, Sampling, SessionDemand, Settings, SizeRange,
+};
 use djinn_model::Model;
 use djinn_terminal::Failure;
 
-use super::{connection::SettingsFn, edits::local_edits, prompt::local_tokens};
+use super::{connection::SizeFn, edits::local_edits, prompt::local_tokens};
 use crate::args::{ChangeArgs, PromptArgs, SamplingArgs};
 
 /// Tokens to generate when neither flag nor model sets a limit.
 const MAX_TOKENS: usize = 256;
-/// Longest context of a session that is saved, unless its model has less.
-const SAVED_CONTEXT: usize = 4096;
 
 /// Session to lay an engine out for.
 #[derive(Clone)]
@@ -71,16 +71,16 @@ impl PromptSize {
 }
 
 /// Layout for one session.
-pub fn one_prompt(size: PromptSize, rows: usize) -> SettingsFn {
+pub fn one_prompt(size: PromptSize, rows: Option<usize>) -> SizeFn {
     prompts(vec![size], rows)
 }
 
 /// Layout for several sessions at once.
-pub fn prompts(sizes: Vec<PromptSize>, rows: usize) -> SettingsFn {
+pub fn prompts(sizes: Vec<PromptSize>, rows: Option<usize>) -> SizeFn {
     Box::new(move |model| {
         let requests = sizes.iter().map(|size| size.request(model));
         let requests = requests.collect::<Result<Vec<_>, _>>()?;
-        Ok(Settings::for_requests(model, &requests, rows)?)
+        Ok(SizeRange::for_requests(model, &requests, rows)?)
     })
 }
 
@@ -103,13 +103,28 @@ fn sampling(args: &SamplingArgs) -> Sampling {
 }
 
 /// Layout for one session that may use the whole context and any hook, as saved sessions do.
-pub fn one_saved_session(rows: usize) -> SettingsFn {
+pub fn one_saved_session(size: PromptSize, rows: Option<usize>) -> SizeFn {
     Box::new(move |model| {
-        let program = &model.program;
-        let context = program.dims.context.min(SAVED_CONTEXT);
-        Ok(Settings {
-            probe_limits: ProbeLimits::anything(program, context),
-            ..Settings::for_sessions(program, 1, context, rows)?
-        })
+        let request = size.request(model)?;
+        let positions = request.tokens.len().saturating_add(request.max_tokens);
+        let demand = SessionDemand {
+            context: ContextDemand::Free(positions),
+            probes: true,
+            ..interactive(None, rows)
+        };
+        Ok(SizeRange::for_sessions(&model.program, demand)?)
     })
+}
+
+/// Sessions of one user, of which one runs at a time.
+pub fn interactive(context: Option<usize>, rows: Option<usize>) -> SessionDemand {
+    SessionDemand {
+        context: context.map_or(ContextDemand::Free(1), ContextDemand::Set),
+        batch: Count::UpTo(1),
+        open: 1,
+        rows: Count::or(rows, Settings::ROWS),
+        probes: false,
+        full_sessions: 1,
+        together: false,
+    }
 }

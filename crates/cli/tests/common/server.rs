@@ -36,12 +36,23 @@ impl Server {
 
     /// Starts a server whose log goes to `log`.
     pub fn start_with_log(args: &[&str], log: Stdio) -> Self {
+        Self::spawn(&[&SMALL_SERVER[..], args].concat(), log)
+    }
+
+    /// Starts a server with these flags only.
+    pub fn start_plain(args: &[&str]) -> Self {
+        Self::spawn(&[args, &["--log-level", "warn"]].concat(), Stdio::null())
+    }
+
+    /// Process id of the server.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn spawn(args: &[&str], log: Stdio) -> Self {
         let home = std::env::temp_dir().join("djinn-tests-have-no-home");
         let mut command = Command::new(env!("CARGO_BIN_EXE_djinn"));
-        command
-            .args(["serve", "--port", "0"])
-            .args(SMALL_SERVER)
-            .args(args);
+        command.args(["serve", "--port", "0"]).args(args);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("DJINN_") {
                 command.env_remove(name);
@@ -100,9 +111,22 @@ impl Server {
 
     /// Fetches a page over plain HTTP and returns the response with its headers.
     pub fn page(&self, path: &str) -> String {
+        self.send(&format!(
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        ))
+    }
+
+    /// Posts JSON over plain HTTP and returns the response with its headers.
+    pub fn post(&self, path: &str, body: &str) -> String {
+        self.send(&format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+    }
+
+    fn send(&self, request: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let request =
-            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();

@@ -9,7 +9,7 @@ use super::{
     apply_edits::{on_device, runs},
     pass::Pass,
 };
-use crate::{EngineError, arena::Arena, executor::batch::RowSpan};
+use crate::{EngineError, executor::batch::RowSpan};
 
 /// Attention of one block in a pass.
 #[derive(Clone, Copy)]
@@ -94,10 +94,11 @@ impl Pass<'_> {
 
     /// Computes the pattern of a run of rows, a few at a time, and edits and captures it.
     fn take_apart(&mut self, layer: AttentionLayer, run: RowSpan) -> Result<(), EngineError> {
-        for first in (0..run.rows).step_by(Arena::PATTERN_ROWS) {
+        let together = self.arena.pattern.rows / layer.how.heads;
+        for first in (0..run.rows).step_by(together) {
             let part = RowSpan {
                 first_row: run.first_row + first,
-                rows: Arena::PATTERN_ROWS.min(run.rows - first),
+                rows: together.min(run.rows - first),
                 position: run.position + first,
                 ..run
             };

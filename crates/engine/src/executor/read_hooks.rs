@@ -16,7 +16,7 @@ use super::{
     pass::Pass,
     progress::{LensRows, PendingCapture},
 };
-use crate::{EngineError, Reduce, arena::Arena, executor::batch::RowSpan, probe::capture::Capture};
+use crate::{EngineError, Reduce, executor::batch::RowSpan, probe::capture::Capture};
 
 impl Pass<'_> {
     /// Captures a hook for all sessions with rows in these spans.
@@ -71,7 +71,7 @@ impl Pass<'_> {
         if how.is_none() && !capture.is_part() {
             return self.send(member, site, at, None);
         }
-        for rows in tiles(at) {
+        for rows in tiles(at, self.arena.packed.rows) {
             let part = self.packed(rows, capture)?;
             let made = match how {
                 Some(how) => self.reduced(part, how, capture.reduce.width())?,
@@ -138,7 +138,7 @@ impl Pass<'_> {
             None => self.device.edit(sums, Edit::Zero)?,
         }
         for &at in runs {
-            for rows in tiles(at) {
+            for rows in tiles(at, self.arena.packed.rows) {
                 let part = self.packed(rows, capture)?;
                 self.device.reduce(part, Reduction::Sum, sums)?;
             }
@@ -178,7 +178,10 @@ impl Pass<'_> {
             let LensRows { member, site, .. } = under;
             let capture = self.members[member].probe.capture(site);
             let width = capture.expect("the hook is captured").reduce.width();
-            for rows in tiles(logits.rows(under.first_row, under.rows)) {
+            for rows in tiles(
+                logits.rows(under.first_row, under.rows),
+                self.arena.packed.rows,
+            ) {
                 let likeliest = self.reduced(rows, Reduction::Likeliest, width)?;
                 self.send(member, site, likeliest, None)?;
             }
@@ -206,9 +209,9 @@ impl Pass<'_> {
     }
 }
 
-/// Splits rows into tiles that fit in the packing memory.
-fn tiles(at: View) -> impl Iterator<Item = View> {
+/// Splits rows into tiles of at most `most` rows.
+fn tiles(at: View, most: usize) -> impl Iterator<Item = View> {
     (0..at.rows)
-        .step_by(Arena::PACKED_ROWS)
-        .map(move |first| at.rows(first, Arena::PACKED_ROWS.min(at.rows - first)))
+        .step_by(most)
+        .map(move |first| at.rows(first, most.min(at.rows - first)))
 }

@@ -17,7 +17,6 @@ use super::{
 use crate::{
     error::{EngineError, LimitKind},
     session::{
-        checker::check_head_rows,
         probe_reserve::ProbeReserve,
         state::{OwnerAction, SessionState},
     },
@@ -153,6 +152,8 @@ impl SessionRef<'_> {
         LimitKind::LensRows.check(lens_rows, settings.probe_limits.lens_rows)?;
         // The tokens paused together, and can only do so again in one pass.
         LimitKind::PassRows.check(rows, settings.rows)?;
+        let head_rows = session.head_rows(position..position + rows);
+        LimitKind::HeadRows.check(head_rows, settings.logit_rows)?;
         self.make_ready()?;
         let route = self.get_mut().state.route_mut();
         let place = route.and_then(|route| route.place.as_mut());
@@ -167,8 +168,6 @@ impl SessionRef<'_> {
         let session = self.get();
         let probe = session.probe.breaking_at(&self.model.program, breaks)?;
         let probe = probe.resolved(session.prompt());
-        let settings = self.blueprint.settings();
-        check_head_rows(settings, &probe, settings.context, session.prompt())?;
         let reserve = self.pause_reserve(&probe, RunUntil::Breakpoint)?;
         let session = self.residency.sessions.known_mut(self.id);
         self.durability.commit_probe(session, probe, false)?;

@@ -300,14 +300,13 @@ impl Probe {
         HEAD.iter().any(looks)
     }
 
-    /// Returns the maximum number of rows of a session that pass through the head.
-    pub(crate) fn head_rows(&self, positions: usize, prompt: usize) -> usize {
+    /// Returns the positions whose rows may pass through the head for captures and breakpoints.
+    pub(crate) fn head_rows(&self, positions: Range<usize>, prompt: usize) -> Vec<Range<usize>> {
         let captures = HEAD.iter().filter_map(|site| self.captures.get(site));
         let read = captures.map(|capture| &capture.positions);
         let breaks = HEAD.iter().flat_map(|site| self.breaks(*site));
         let through = read.chain(breaks.map(|when| &when.positions));
-        let rows = through.flat_map(|selected| selected.intervals(0..positions, prompt));
-        union(rows).iter().map(ExactSizeIterator::len).sum()
+        union(through.flat_map(|selected| selected.intervals(positions.clone(), prompt)))
     }
 
     /// Whether a hook after the last block is captured at a position.

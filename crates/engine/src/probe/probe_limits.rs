@@ -13,12 +13,16 @@ use crate::{
 pub struct ProbeLimits {
     /// Maximum number of keys of an attention pattern.
     pub pattern_keys: usize,
+    /// Number of rows whose attention patterns are computed together; at least 1 is used.
+    pub pattern_rows: usize,
     /// Maximum width of the operand of an edit.
     pub operand_width: usize,
     /// Maximum width of a captured part of a hook, or of a mean.
     pub packed_width: usize,
     /// Maximum number of values that a row is reduced to.
     pub reduced_width: usize,
+    /// Number of rows whose captured parts are reduced together; at least 1 is used.
+    pub packed_rows: usize,
     /// Maximum number of logit-lens rows in a pass.
     pub lens_rows: usize,
 }
@@ -26,15 +30,21 @@ pub struct ProbeLimits {
 impl ProbeLimits {
     /// Default number of logit-lens rows in a pass; models with many blocks get more.
     const LENS_ROWS: usize = 512;
+    /// Number of rows whose attention patterns are computed together where memory is plentiful.
+    const PATTERN_ROWS: usize = 16;
+    /// Number of rows whose captured parts are reduced together where memory is plentiful.
+    const PACKED_ROWS: usize = 64;
 
     /// Reserves memory for every probe of a model, over `context` positions.
     pub fn anything(program: &Program, context: usize) -> Self {
         let widest = widest(&program.dims);
         ProbeLimits {
             pattern_keys: context,
+            pattern_rows: Self::PATTERN_ROWS,
             operand_width: widest,
             packed_width: widest.max(program.dims.vocab),
             reduced_width: Reduce::Lens(Reduce::MOST).width(),
+            packed_rows: Self::PACKED_ROWS,
             lens_rows: Self::LENS_ROWS.max(5 * program.dims.blocks),
         }
     }
@@ -50,6 +60,8 @@ impl ProbeLimits {
                 operand_width: all.operand_width.max(one.operand_width),
                 packed_width: all.packed_width.max(one.packed_width),
                 reduced_width: all.reduced_width.max(one.reduced_width),
+                pattern_rows: all.pattern_rows.max(one.pattern_rows),
+                packed_rows: all.packed_rows.max(one.packed_rows),
                 lens_rows: all.lens_rows.max(one.lens_rows),
             };
             lens_rows += probe.lens_rows(0..context, tokens.len());
@@ -61,6 +73,8 @@ impl ProbeLimits {
     /// Returns the memory that a probe needs at least.
     fn least(probe: &Probe, positions: usize) -> Self {
         ProbeLimits {
+            pattern_rows: Self::PATTERN_ROWS,
+            packed_rows: Self::PACKED_ROWS,
             pattern_keys: match probe.touches_pattern() {
                 true => positions,
                 false => 0,

@@ -17,6 +17,8 @@ pub(crate) struct ReadySession<'a> {
     pub whole: bool,
     /// Number of logit-lens rows that the pending tokens need.
     pub lens_rows: usize,
+    /// Number of rows of the pending tokens that pass through the head.
+    pub head_rows: usize,
 }
 
 /// Limits of one pass.
@@ -27,4 +29,6 @@ pub(crate) struct BatchLimits {
     pub lens_rows: usize,
     /// Number of pages that may stream through the KV window.
     pub window: usize,
+    /// Rows through the head, without the logit lens.
+    pub head_rows: usize,
 }

@@ -34,6 +34,8 @@ pub(super) struct FreeRows {
     long: usize,
     /// Free rows of the logit lens.
     lens: usize,
+    /// Free rows of the head.
+    head: usize,
 }
 
 impl FreeRows {
@@ -49,6 +51,7 @@ impl FreeRows {
             // Long prompts get at least half of the spare rows.
             long: spare - short.min(spare / 2),
             lens: limits.lens_rows,
+            head: limits.head_rows,
         }
     }
 
@@ -56,7 +59,7 @@ impl FreeRows {
     /// many prompts with one row each would make no progress. The first session always gets
     /// some.
     pub fn available(&self, session: &ReadySession<'_>, is_first: bool) -> usize {
-        if session.lens_rows > self.lens {
+        if session.lens_rows > self.lens || session.head_rows > self.head {
             return 0;
         }
         let least = usize::from(is_first);
@@ -78,6 +81,7 @@ impl FreeRows {
     pub fn take(&mut self, session: &ReadySession<'_>, rows: usize) {
         self.all -= rows;
         self.lens -= session.lens_rows;
+        self.head -= session.head_rows;
         if kind(session) == InputKind::Long {
             self.long = self.long.saturating_sub(rows);
         }

@@ -65,7 +65,7 @@ pub(crate) fn select(
 ) -> PassSelection {
     let sessions = &*residency.sessions;
     let ready: Vec<&Session> = sessions.iter().filter(|s| s.is_ready()).collect();
-    let as_ready = |session| as_ready(session, limits.pass.lens_rows);
+    let as_ready = |session| as_ready(session, limits.pass);
     let pages = residency.pager.pages();
     let decision = decide(
         &ready.iter().copied().map(as_ready).collect::<Vec<_>>(),
@@ -219,16 +219,19 @@ fn join(
     }
 }
 
-/// Returns a session as the decision sees it, with no more tokens than the logit lens has rows
-/// for.
-fn as_ready(session: &Session, lens_rows: usize) -> ReadySession<'_> {
-    let (pending, lens_rows) = session.run_under(lens_rows);
+/// Returns a session as the decision sees it, with no more tokens than the head and the logit lens
+/// have rows for.
+fn as_ready(session: &Session, limits: BatchLimits) -> ReadySession<'_> {
+    // Every other session of the pass may need a row of the head for its next token.
+    let head_rows = limits.head_rows.saturating_sub(limits.sessions - 1).max(1);
+    let run = session.run_under(limits.lens_rows, head_rows);
     ReadySession {
         fair_share: session.fair_share,
         table: &session.pages,
         computed: session.computed,
-        pending,
+        pending: run.tokens,
         whole: session.runs_whole(),
-        lens_rows,
+        lens_rows: run.lens_rows,
+        head_rows: run.head_rows,
     }
 }

@@ -261,6 +261,7 @@ impl World {
             // The first tokens are the prompt.
             whole: false,
             lens_rows: 0,
+            head_rows: 0,
             pending: match self.all[i].tokens {
                 0 => self.all[i].wanted.div_ceil(2),
                 _ => 1,
@@ -463,6 +464,7 @@ fn simulate(
             rows,
             lens_rows: 0,
             window,
+            head_rows: 0,
         },
         clock: 0,
         room,
@@ -520,6 +522,7 @@ fn competition(many: usize, slots: usize, rows: usize, churn: bool) -> Competiti
         rows: usize::MAX / 2,
         lens_rows: 0,
         window: 0,
+        head_rows: 0,
     };
     let before = 3 * SLICE_PASSES as usize;
     for pass in 0..before + 8 * SLICE_PASSES as usize * (many + 1) {
@@ -538,6 +541,7 @@ fn competition(many: usize, slots: usize, rows: usize, churn: bool) -> Competiti
             pending: 1,
             whole: false,
             lens_rows: 0,
+            head_rows: 0,
         });
         let mut order: Vec<usize> = (first..=many).collect();
         order.sort_by_key(|&i| (accounts[i].rank(), i));

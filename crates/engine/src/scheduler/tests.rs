@@ -37,6 +37,7 @@ fn ready(place: u64, table: &PageTable, pending: usize) -> ReadySession<'_> {
         pending,
         whole: false,
         lens_rows: 0,
+        head_rows: 0,
     }
 }
 
@@ -46,6 +47,7 @@ fn limits(sessions: usize, rows: usize) -> BatchLimits {
         rows,
         lens_rows: 0,
         window: 0,
+        head_rows: 0,
     }
 }
 
@@ -230,6 +232,7 @@ fn run_one(accounts: &mut [FairShare], clock: &mut u64) -> usize {
         pending: 1,
         whole: false,
         lens_rows: 0,
+        head_rows: 0,
     };
     let all: Vec<ReadySession<'_>> = accounts.iter().zip(&tables).map(one).collect();
     let decision = decide(&all, &[], &pages, 9, limits(3, 3));

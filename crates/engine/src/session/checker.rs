@@ -113,7 +113,6 @@ impl RequestChecker {
         let (prompt, positions) = (request.tokens.len(), request.positions(program));
         settings.probe_limits.check(&request.probe, positions)?;
         LimitKind::Context.check(positions, settings.context)?;
-        check_head_rows(settings, &request.probe, positions, prompt)?;
         let pages_most = self.pages_most(&request, positions)?;
         let first = request.probe.first(settings.context, prompt);
         let probe = request.probe.pinned(prompt, positions).resolved(prompt);
@@ -180,21 +179,6 @@ impl RequestChecker {
         let most = each.map(|(_, bytes)| *bytes).max().unwrap_or(0);
         rows.saturating_mul(most)
     }
-}
-
-/// Refuses a probe that sends more rows through the head in a pass than fit there.
-pub(crate) fn check_head_rows(
-    settings: &Settings,
-    probe: &Probe,
-    positions: usize,
-    prompt: usize,
-) -> Result<(), EngineError> {
-    if !probe.looks_in_head() {
-        return Ok(());
-    }
-    let rows = probe.head_rows(positions, prompt).max(1);
-    let rows = rows.saturating_mul(settings.sessions).min(settings.rows);
-    LimitKind::HeadRows.check(rows, settings.logit_rows)
 }
 
 #[cfg(test)]

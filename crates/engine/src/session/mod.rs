@@ -30,6 +30,7 @@ use crate::{
         capture::HEAD,
         captured::Captured,
         checkpoint::{Checkpoint, PausePlace, Paused, Rewind},
+        positions::union,
     },
     sampling::{
         sampler::{Logprob, Sampling},
@@ -41,6 +42,17 @@ use lifetime::Lifetime;
 use output::Finish;
 use probe_reserve::ProbeReserve;
 use state::{OwnerAction, SessionState, Transition};
+
+/// Tokens of a session that run together next, and the rows that they need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextRun {
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Rows of the logit lens.
+    pub lens_rows: usize,
+    /// Rows through the head, without the logit lens.
+    pub head_rows: usize,
+}
 
 /// A session: its tokens, KV pages, sampling, probe and state.
 pub(crate) struct Session {
@@ -335,32 +347,54 @@ impl Session {
         }
     }
 
-    /// Number of pending tokens that run together where the logit lens has room for `lens`
-    /// rows, and the number of lens rows that they need.
-    pub fn run_under(&self, lens: usize) -> (usize, usize) {
-        let (run, prompt) = (self.next_run(), self.prompt());
-        if self.probe.lenses().next().is_none() {
-            return (run, 0);
+    /// Rows of the head that the tokens at these positions need.
+    pub fn head_rows(&self, positions: Range<usize>) -> usize {
+        let last = self.tokens.len().saturating_sub(1);
+        let samples = self.samples() && positions.contains(&last);
+        if !self.probe.looks_in_head() {
+            return usize::from(samples);
         }
-        let under = |rows: usize| {
-            let next = self.computed..self.computed + rows;
-            self.probe.lens_rows(next, prompt)
+        let looked = self.probe.head_rows(positions, self.prompt());
+        let sampled = samples.then_some(last..last + 1);
+        let rows = union(looked.into_iter().chain(sampled));
+        rows.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Number of pending tokens that run together where the logit lens has room for `lens` rows and
+    /// the head for `head` rows, and the rows that they need.
+    pub fn run_under(&self, lens: usize, head: usize) -> NextRun {
+        let (tokens, prompt) = (self.next_run(), self.prompt());
+        let of = |tokens: usize| {
+            let next = self.computed..self.computed + tokens;
+            NextRun {
+                tokens,
+                lens_rows: self.probe.lens_rows(next.clone(), prompt),
+                head_rows: self.head_rows(next),
+            }
         };
-        if under(run) <= lens {
-            return (run, under(run));
+        let all = of(tokens);
+        let fits = |run: NextRun| run.lens_rows <= lens && run.head_rows <= head;
+        if fits(all) {
+            return all;
         }
         // The largest number of tokens that has room; more tokens never need fewer rows.
-        let (mut fits, mut exceeds) = (0, run);
-        while exceeds - fits > 1 {
-            let middle = fits.midpoint(exceeds);
-            match under(middle) <= lens {
-                true => fits = middle,
+        let (mut least, mut exceeds) = (0, tokens);
+        while exceeds - least > 1 {
+            let middle = least.midpoint(exceeds);
+            match fits(of(middle)) {
+                true => least = middle,
                 false => exceeds = middle,
             }
         }
-        // Tokens that must run together had room together before.
-        let rows = if self.runs_whole() { run } else { fits.max(1) };
-        (rows, under(fits))
+        NextRun {
+            // Tokens that must run together had room together before.
+            tokens: if self.runs_whole() {
+                tokens
+            } else {
+                least.max(1)
+            },
+            ..of(least)
+        }
     }
 
     /// Whether the next tokens run in one pass or not at all, because they pause together or

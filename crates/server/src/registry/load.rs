@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use djinn_device::Backend;
 use djinn_engine::{
-    Blueprint, Engine, EngineError, KvMemory, LoadProgress, ProbeLimits, RestoreScope, Settings,
-    StateFolder, rates,
+    Blueprint, ContextDemand, Count, Engine, EngineError, KvMemory, LoadProgress, RestoreScope,
+    SessionDemand, Settings, SizeRange, StateFolder, rates,
 };
 use djinn_model::Model;
 use djinn_weights::{Keep, MemorySettings, Overrides};
@@ -22,12 +22,13 @@ use crate::{
     preset::Preset,
 };
 
-/// Default context length in tokens, unless the model's context is shorter.
-const CONTEXT_DEFAULT: usize = 4096;
 /// Default number of sessions in one pass.
 const BATCH_DEFAULT: usize = 32;
 /// Default number of open sessions.
 const SESSIONS_DEFAULT: usize = 256;
+/// Number of sessions that the KV memory should hold at their full context, if the plan chooses a long
+/// context.
+const FULL_SESSIONS: usize = 4;
 /// Duration of one bandwidth measurement of the link.
 const MEASURE_TIME: Duration = Duration::from_millis(300);
 /// Largest number of bandwidth measurements.
@@ -46,6 +47,8 @@ pub(super) struct ModelLoader {
     pub taken: u64,
     /// Number of models that share the free device memory.
     pub sharers: usize,
+    /// Whether the model may take memory in which only a short context fits.
+    pub may_squeeze: bool,
     /// Configuration of the server.
     pub config: Arc<ServerConfig>,
     /// Metrics of the server.
@@ -64,6 +67,8 @@ pub(super) fn is_memory_shortage(error: &ServeError) -> bool {
     matches!(
         error,
         EngineError::Plan(_)
+            | EngineError::ContextMemory(_)
+            | EngineError::Squeezed { .. }
             | EngineError::HostBudget { .. }
             | EngineError::HostMemory { .. }
             | EngineError::SpillNeedsHost { .. }
@@ -175,13 +180,17 @@ impl ModelLoader {
             },
             ..all
         };
-        draw(
-            model,
-            &*self.config.backend,
-            self.layout,
-            memory,
-            &self.config.kv,
-        )
+        let backend = &*self.config.backend;
+        let blueprint = draw(model, backend, self.layout, memory, &self.config.kv)?;
+        match blueprint.sizing() {
+            Some(sizing) if sizing.is_tight() && !self.may_squeeze => {
+                Err(ServeError::Engine(EngineError::Squeezed {
+                    budget: memory.budget,
+                    context: sizing.context,
+                }))
+            }
+            _ => Ok(blueprint),
+        }
     }
 }
 
@@ -193,27 +202,8 @@ pub fn draw(
     memory: MemorySettings,
     kv: &KvMemory,
 ) -> Result<Blueprint, ServeError> {
-    let program = &model.program;
-    let context = layout
-        .context
-        .unwrap_or(CONTEXT_DEFAULT)
-        .min(program.dims.context);
-    let batch = layout.batch.unwrap_or(BATCH_DEFAULT).max(1);
-    let open = layout.sessions.unwrap_or(SESSIONS_DEFAULT).max(1);
-    let rows = layout.rows.unwrap_or(Settings::ROWS);
-    let one = Settings::for_sessions(program, 1, context, rows)?;
-    let rows = rows.max(batch);
-    let settings = Settings {
-        rows,
-        sessions: batch,
-        open,
-        pages: open.saturating_mul(one.pages),
-        // A capture after the last block may need any row.
-        logit_rows: rows,
-        probe_limits: ProbeLimits::anything(program, context),
-        ..one
-    };
-    let blueprint = Blueprint::for_sessions(model, backend, settings, memory, kv)?;
+    let range = SizeRange::for_sessions(&model.program, demand(model, layout))?;
+    let blueprint = Blueprint::sized(model, backend, &range, memory, kv)?;
     blueprint.check(backend)?;
     Ok(blueprint)
 }
@@ -221,6 +211,35 @@ pub fn draw(
 /// Whether weights or KV pages stream in some pass.
 pub(super) fn streams(blueprint: &Blueprint) -> bool {
     blueprint.plan().streams() || blueprint.streamed_kv_bytes() > 0
+}
+
+/// Sessions that a server is sized for. A context above the model's is cut to it, because one setting
+/// can apply to several models.
+fn demand(model: &Model, layout: LoadOptions) -> SessionDemand {
+    let limit = model.program.dims.context;
+    let context = layout.context.inspect(|&context| {
+        if context > limit {
+            tracing::warn!(
+                model = model.name,
+                context,
+                limit,
+                "the context exceeds the model's"
+            );
+        }
+    });
+    let open = layout.sessions.unwrap_or(SESSIONS_DEFAULT).max(1);
+    SessionDemand {
+        context: match context {
+            Some(context) => ContextDemand::Set(context.min(limit)),
+            None => ContextDemand::Free(1),
+        },
+        batch: Count::or(layout.batch, BATCH_DEFAULT),
+        open,
+        rows: Count::or(layout.rows, Settings::ROWS),
+        probes: true,
+        full_sessions: FULL_SESSIONS.min(open),
+        together: false,
+    }
 }
 
 /// Measures the link's bandwidth in bytes per second; 0 where nothing streams. A file is read for this

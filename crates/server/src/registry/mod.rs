@@ -36,6 +36,7 @@ use crate::{
 
 pub use load::draw;
 pub use name::{check_name, default_name};
+pub use plan::plan_configured;
 pub use push_writer::PushWriter;
 pub use pushed::{FileOffer, PushStore};
 
@@ -253,15 +254,18 @@ impl Registry {
         entry: &ModelEntry,
         progress: &Arc<Mutex<impl Fn(LoadProgress) + Send + 'static>>,
     ) -> Result<Arc<LoadedModel>, ServeError> {
+        let mut may_squeeze = false;
         loop {
+            let taken = self.device_bytes();
             let loader = ModelLoader {
                 name: name.to_owned(),
                 reference: self
                     .sources()
                     .resolve(&entry.config.reference, entry.trusted)?,
                 layout: entry.config.layout.or(self.config.layout),
-                taken: self.device_bytes(),
+                taken,
                 sharers: self.waiting_to_load(),
+                may_squeeze: may_squeeze || taken == 0,
                 config: Arc::clone(&self.config),
                 metrics: Arc::clone(&self.metrics),
                 fatal: self.fatal.clone(),
@@ -270,6 +274,7 @@ impl Registry {
             let alone = ModelLoader {
                 taken: 0,
                 sharers: 1,
+                may_squeeze: true,
                 ..loader.clone()
             };
             let progress = Arc::clone(progress);
@@ -283,9 +288,14 @@ impl Registry {
                 Err(error) if load::is_memory_shortage(&error) => {
                     // Evict others only for a model that fits an empty device.
                     let fits = tokio::task::spawn_blocking(move || alone.fits()).await;
-                    if !fits.unwrap_or(false) || !self.evict_idle(name).await {
+                    if fits.unwrap_or(false) && self.evict_idle(name).await {
+                        continue;
+                    }
+                    // No other model can leave, so a short context is the best there is.
+                    if may_squeeze || taken == 0 {
                         return Err(error);
                     }
+                    may_squeeze = true;
                 }
                 loaded => return loaded,
             }
@@ -502,6 +512,7 @@ impl Registry {
             layout: layout.or(own_layout).or(self.config.layout),
             taken: self.device_bytes().saturating_sub(own_bytes),
             sharers: 1,
+            may_squeeze: true,
             config: Arc::clone(&self.config),
             metrics: Arc::clone(&self.metrics),
             fatal: self.fatal.clone(),

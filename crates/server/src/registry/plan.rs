@@ -1,19 +1,25 @@
 //! Plan of a model's memory, and the predicted time of a pass. Loads nothing.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use djinn_device::Backend;
-use djinn_engine::{Blueprint, rates};
+use djinn_engine::{Blueprint, SizingChoice, Tier, rates};
 use djinn_model::Model;
 use djinn_weights::{Bound, PlannedPiece, Rates, Region};
 use djinn_wire::v1;
 
-use super::load::{ModelLoader, link_ceiling, streams};
-use crate::{ServeError, engine_thread::facts};
+use super::{
+    load::{ModelLoader, link_ceiling, streams},
+    pushed::PushStore,
+    resolve::ModelSources,
+};
+use crate::{
+    ServeError, config::ServerConfig, engine_thread::facts, fatal::FatalSignal, metrics::Metrics,
+};
 
 /// Duration for which files are read to measure their bandwidth.
 const FILE_TIME: Duration = Duration::from_secs(1);
-/// Bytes that a processor reads to measure the bandwidth of its memory.
+/// Bytes that a processor reads to measure the bandwidth of its memory; fewer if the budget is smaller.
 const MEMORY_BYTES: u64 = 1 << 29;
 
 /// Plans the memory of a model as a request asks.
@@ -61,6 +67,44 @@ pub(super) fn plan(
     Ok(reply)
 }
 
+/// Plans all models of a configuration as a server loads them, one after the other, without loading
+/// them. Returns the plan of each by its name.
+pub async fn plan_configured(
+    config: ServerConfig,
+    request: v1::PlanRequest,
+) -> Result<Vec<(String, v1::PlanReply)>, ServeError> {
+    let config = Arc::new(config);
+    let pushed = PushStore::new(&config.pushed, config.limits.upload_bytes);
+    let sources = ModelSources {
+        pushed: &pushed,
+        model_dirs: &config.model_dirs,
+    };
+    let (metrics, fatal) = (Metrics::new(), FatalSignal::new());
+    let (mut plans, mut taken) = (Vec::new(), 0);
+    for (number, model) in config.models.iter().enumerate() {
+        let loader = ModelLoader {
+            name: model.name.clone(),
+            reference: sources.resolve(&model.reference, true)?,
+            layout: model.layout.or(config.layout),
+            taken,
+            sharers: config.models.len() - number,
+            may_squeeze: true,
+            config: Arc::clone(&config),
+            metrics: Arc::clone(&metrics),
+            fatal: fatal.clone(),
+            preset: None,
+        };
+        let request = request.clone();
+        let planned = tokio::task::spawn_blocking(move || plan(&loader, &request)).await;
+        let planned = planned.map_err(|error| ServeError::Internal(error.to_string()))?;
+        let planned =
+            planned.map_err(|error| ServeError::Conflict(format!("{}: {error}", model.name)))?;
+        taken += planned.memory.unwrap_or_default().total_bytes;
+        plans.push((model.name.clone(), planned));
+    }
+    Ok(plans)
+}
+
 /// Everything about a plan except times and pieces.
 fn describe(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> v1::PlanReply {
     let (settings, plan) = (blueprint.settings(), blueprint.plan());
@@ -93,7 +137,35 @@ fn describe(backend: &dyn Backend, model: &Model, blueprint: &Blueprint) -> v1::
         workers: link.workers as u64,
         prefetch: memory.prefetch,
         link_source: rates::link_source(backend, model).to_owned(),
+        sizing: Some(sizing(model, blueprint)),
         ..v1::PlanReply::default()
+    }
+}
+
+/// Context, sessions and KV pages of a plan.
+fn sizing(model: &Model, blueprint: &Blueprint) -> v1::PlanSizing {
+    let (settings, weights) = (blueprint.settings(), blueprint.weights());
+    let chosen = blueprint.sizing();
+    let streamed = blueprint.plan().ring.streamed_bytes();
+    let file_bytes = match blueprint.link().tier {
+        Tier::Files => streamed,
+        Tier::Host => 0,
+    };
+    v1::PlanSizing {
+        model_context: model.program.dims.context as u64,
+        longest_context: chosen.map_or(settings.context, |chosen| chosen.largest) as u64,
+        context_reason: chosen.map_or_else(String::new, SizingChoice::context_text),
+        reduced: chosen.map_or_else(Vec::new, |chosen| {
+            chosen.reduced.iter().map(ToString::to_string).collect()
+        }),
+        page_bytes: blueprint.page_bytes(),
+        page_tokens: settings.page_tokens as u64,
+        device_pages: settings.pages as u64,
+        host_pages: settings.host_pages as u64,
+        disk_pages: settings.disk_pages as u64,
+        host_weights_bytes: weights.host_bytes(),
+        staging_bytes: weights.staging_bytes(),
+        file_bytes,
     }
 }
 
@@ -107,7 +179,7 @@ fn predict(
 ) -> Option<v1::PassPrediction> {
     let compute = match request.compute_bytes_per_s {
         Some(rate) => rate,
-        None => rates::memory_bandwidth(backend, MEMORY_BYTES)
+        None => rates::memory_bandwidth(backend, MEMORY_BYTES.min(blueprint.memory().budget))
             .inspect_err(|error| tracing::warn!(%error, "memory bandwidth not measured"))
             .ok()?,
     };

@@ -1,0 +1,349 @@
+//! Table of planned memory: place, size and reason of all bytes.
+
+use djinn_client::v1;
+use djinn_types::Size;
+use serde_json::{Value, json};
+
+/// Width of the memory bar in columns.
+const BAR: usize = 64;
+
+/// Tier of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PlanTier {
+    Device,
+    Host,
+    Disk,
+}
+
+impl PlanTier {
+    pub const ALL: [PlanTier; 3] = [PlanTier::Device, PlanTier::Host, PlanTier::Disk];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            PlanTier::Device => "device",
+            PlanTier::Host => "host",
+            PlanTier::Disk => "disk",
+        }
+    }
+}
+
+/// Purpose of some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Resident,
+    Ring,
+    Experts,
+    Kv,
+    Activations,
+    Scratch,
+    Driver,
+    Streamed,
+    Staging,
+    Free,
+}
+
+impl Purpose {
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Resident => "resident weights",
+            Purpose::Ring => "ring",
+            Purpose::Experts => "experts",
+            Purpose::Kv => "KV pages",
+            Purpose::Activations => "activations",
+            Purpose::Scratch => "scratch",
+            Purpose::Driver => "driver",
+            Purpose::Streamed => "streamed weights",
+            Purpose::Staging => "load buffers",
+            Purpose::Free => "free",
+        }
+    }
+
+    fn mark(self) -> char {
+        match self {
+            Purpose::Resident => '█',
+            Purpose::Ring | Purpose::Streamed => '▒',
+            Purpose::Experts => '▓',
+            Purpose::Kv => '▚',
+            Purpose::Activations | Purpose::Scratch => '░',
+            Purpose::Driver | Purpose::Staging => '▞',
+            Purpose::Free => '·',
+        }
+    }
+}
+
+/// Bytes of one purpose in one tier.
+#[derive(Clone, Debug)]
+pub(super) struct MemoryLine {
+    /// Name of the model; `None` for memory that no model uses.
+    pub model: Option<String>,
+    pub tier: PlanTier,
+    pub purpose: Purpose,
+    pub bytes: u64,
+    /// Explanation of the bytes.
+    pub why: String,
+}
+
+/// Memory of all planned models.
+pub(super) struct PlannedMemory {
+    /// Lines by tier, then by model.
+    pub lines: Vec<MemoryLine>,
+    /// Bytes of device memory that all models may use.
+    pub budget: u64,
+    /// Bytes of host memory that all models may use, if the device is a card.
+    pub host_budget: Option<u64>,
+    /// Title and notes about each model.
+    pub titles: Vec<(String, Vec<String>)>,
+}
+
+impl PlannedMemory {
+    /// Collects the memory of plans, which share `budget` bytes.
+    pub fn of(plans: &[(String, v1::PlanReply)], budget: u64) -> Self {
+        let mut lines: Vec<MemoryLine> = Vec::new();
+        for (name, plan) in plans {
+            lines.extend(device_lines(name, plan));
+        }
+        let used: u64 = lines.iter().map(|line| line.bytes).sum();
+        lines.push(MemoryLine {
+            model: None,
+            tier: PlanTier::Device,
+            purpose: Purpose::Free,
+            bytes: budget.saturating_sub(used),
+            why: "left over: smaller than the next piece or page, or not needed".to_owned(),
+        });
+        for (name, plan) in plans {
+            lines.extend(outside_lines(name, plan));
+        }
+        lines.retain(|line| line.bytes > 0);
+        lines.sort_by_key(|line| line.tier as u8);
+        let host = plans.iter().map(|(_, plan)| plan.host_budget_bytes).max();
+        let title = |(name, plan): &(String, v1::PlanReply)| (name.clone(), notes(plan));
+        PlannedMemory {
+            lines,
+            budget,
+            host_budget: host.filter(|&bytes| bytes > 0),
+            titles: plans.iter().map(title).collect(),
+        }
+    }
+
+    /// Whether several models are planned together.
+    pub fn has_several(&self) -> bool {
+        self.titles.len() > 1
+    }
+
+    /// Lines of one tier.
+    pub fn tier(&self, tier: PlanTier) -> impl Iterator<Item = &MemoryLine> {
+        self.lines.iter().filter(move |line| line.tier == tier)
+    }
+
+    /// Bytes of a tier that 100 % stand for, if the tier has a limit.
+    pub fn capacity(&self, tier: PlanTier) -> Option<u64> {
+        match tier {
+            PlanTier::Device => Some(self.budget),
+            PlanTier::Host => self.host_budget,
+            PlanTier::Disk => None,
+        }
+    }
+
+    fn share(&self, line: &MemoryLine) -> Option<f64> {
+        let capacity = self.capacity(line.tier).filter(|&bytes| bytes > 0)?;
+        Some(line.bytes as f64 / capacity as f64)
+    }
+
+    /// Bar of the device, and the table.
+    pub fn text(&self) -> String {
+        let names = self.lines.iter().filter_map(|line| line.model.as_deref());
+        let width = match self.has_several() {
+            true => names
+                .map(|name| name.chars().count() + 2)
+                .max()
+                .unwrap_or(0)
+                .max(7),
+            false => 0,
+        };
+        let header = if self.has_several() { "model" } else { "" };
+        let mut text = format!(
+            "  {}\n\nwhere   {header:width$}{:18} {:>10} {:>8}  why\n",
+            self.bar(),
+            "what",
+            "bytes",
+            "share"
+        );
+        for line in &self.lines {
+            let model = line
+                .model
+                .as_deref()
+                .filter(|_| self.has_several())
+                .unwrap_or_default();
+            let share = self.share(line);
+            let share = share.map_or(String::new(), |share| format!("{:.1} %", share * 100.0));
+            text += &format!(
+                "{:8}{model:width$}{} {:16} {:>10} {share:>8}  {}\n",
+                line.tier.name(),
+                line.purpose.mark(),
+                line.purpose.name(),
+                Size(line.bytes).to_string(),
+                line.why
+            );
+        }
+        text
+    }
+
+    /// Device memory drawn to scale.
+    fn bar(&self) -> String {
+        let used: u64 = self.tier(PlanTier::Device).map(|line| line.bytes).sum();
+        let whole = used.max(self.budget).max(1) as f64;
+        let mut bar = String::new();
+        let (mut sum, mut drawn) = (0, 0);
+        for line in self.tier(PlanTier::Device) {
+            sum += line.bytes;
+            // Every part gets at least one column; later parts make up for the rounding.
+            let until = ((sum as f64 / whole * BAR as f64).round() as usize).max(drawn + 1);
+            bar.extend(std::iter::repeat_n(line.purpose.mark(), until - drawn));
+            drawn = until;
+        }
+        bar
+    }
+
+    /// The table as JSON.
+    pub fn json(&self) -> Value {
+        let line = |line: &MemoryLine| {
+            json!({
+                "model": line.model, "tier": line.tier.name(), "what": line.purpose.name(),
+                "bytes": line.bytes, "share": self.share(line), "why": line.why,
+            })
+        };
+        self.lines.iter().map(line).collect()
+    }
+}
+
+/// Notes about context and sessions.
+pub(super) fn notes(plan: &v1::PlanReply) -> Vec<String> {
+    let (limits, sizing) = (
+        plan.limits.unwrap_or_default(),
+        plan.sizing.clone().unwrap_or_default(),
+    );
+    let open = match limits.sessions > limits.batch {
+        true => format!(", {} open", limits.sessions),
+        false => String::new(),
+    };
+    let kv = Size(plan.session_kv_bytes);
+    let mut notes = vec![
+        format!("{}; its KV takes {kv}", sizing.context_reason),
+        format!(
+            "{} together{open}; passes of up to {}",
+            plural(limits.batch, "session"),
+            plural(limits.rows, "row")
+        ),
+    ];
+    if !sizing.reduced.is_empty() {
+        notes.push(format!("to save memory: {}", sizing.reduced.join(", ")));
+    }
+    notes
+}
+
+/// Number with its noun.
+pub(super) fn plural(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+fn device_lines(model: &str, plan: &v1::PlanReply) -> Vec<MemoryLine> {
+    let memory = plan.memory.unwrap_or_default();
+    let (limits, sizing) = (
+        plan.limits.unwrap_or_default(),
+        plan.sizing.clone().unwrap_or_default(),
+    );
+    let ring = plan.ring.unwrap_or_default();
+    let experts = plan.experts.unwrap_or_default();
+    let streams = memory.streamed_bytes > 0;
+    let resident = match streams || experts.slots < experts.count {
+        true => "as many pieces as fit beside the rest, spread evenly over a pass".to_owned(),
+        false => "all weights fit".to_owned(),
+    };
+    let ring = format!(
+        "{} stream through it in every pass, {} ahead",
+        Size(memory.streamed_bytes),
+        Size(ring.ahead_bytes)
+    );
+    let experts = format!(
+        "{} of {} experts, {} each",
+        experts.slots,
+        experts.count,
+        Size(experts.bytes)
+    );
+    let kv = format!(
+        "{} of {} tokens, {} each",
+        plural(sizing.device_pages, "page"),
+        sizing.page_tokens,
+        Size(sizing.page_bytes)
+    );
+    let activations = format!(
+        "buffers of a pass of {}, and of probes",
+        plural(limits.rows, "row")
+    );
+    let parts = [
+        (Purpose::Resident, memory.resident_bytes, resident),
+        (Purpose::Ring, memory.ring_bytes, ring),
+        (Purpose::Experts, memory.experts_bytes, experts),
+        (Purpose::Kv, memory.kv_bytes, kv),
+        (Purpose::Activations, memory.activations_bytes, activations),
+        (
+            Purpose::Scratch,
+            memory.scratch_bytes,
+            "working memory of the kernels".to_owned(),
+        ),
+        (
+            Purpose::Driver,
+            memory.driver_bytes,
+            "context, kernels and tables of the driver".to_owned(),
+        ),
+    ];
+    lines(model, PlanTier::Device, parts)
+}
+
+/// Memory outside the device.
+fn outside_lines(model: &str, plan: &v1::PlanReply) -> Vec<MemoryLine> {
+    let sizing = plan.sizing.clone().unwrap_or_default();
+    let pages = |pages: u64| {
+        let why = format!("{} of sessions that wait", plural(pages, "page"));
+        (Purpose::Kv, pages.saturating_mul(sizing.page_bytes), why)
+    };
+    let host = [
+        (
+            Purpose::Streamed,
+            sizing.host_weights_bytes,
+            "weights that are copied to the device in every pass".to_owned(),
+        ),
+        pages(sizing.host_pages),
+        (
+            Purpose::Staging,
+            sizing.staging_bytes,
+            "buffers through which resident weights are loaded".to_owned(),
+        ),
+    ];
+    let disk = [
+        (
+            Purpose::Streamed,
+            sizing.file_bytes,
+            "weights that are read from the model's files in every pass".to_owned(),
+        ),
+        pages(sizing.disk_pages),
+    ];
+    let mut all = lines(model, PlanTier::Host, host);
+    all.extend(lines(model, PlanTier::Disk, disk));
+    all
+}
+
+fn lines(
+    model: &str,
+    tier: PlanTier,
+    parts: impl IntoIterator<Item = (Purpose, u64, String)>,
+) -> Vec<MemoryLine> {
+    let line = |(purpose, bytes, why)| MemoryLine {
+        model: Some(model.to_owned()),
+        tier,
+        purpose,
+        bytes,
+        why,
+    };
+    parts.into_iter().map(line).collect()
+}

@@ -1,0 +1,339 @@
+//! Every command sizes itself to the memory there is, run as users run them.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::fs;
+
+use common::{json_output, ok, refused, server::Server, stderr, stdout};
+use serde_json::Value;
+
+/// A model of 269 MB with the dimensions of SmolLM2-135M.
+const SMOLLM: &str = "shape:smollm2-135m";
+/// Less than a quarter of its weights.
+const SMALL: &str = "60MB";
+
+fn number(value: &Value, pointer: &str) -> u64 {
+    let found = value.pointer(pointer).and_then(Value::as_u64);
+    found.unwrap_or_else(|| panic!("no number at {pointer} of {value}"))
+}
+
+/// Word of a text that follows `before`, up to a blank or punctuation.
+fn word_after<'a>(text: &'a str, before: &str) -> &'a str {
+    let at = text
+        .find(before)
+        .unwrap_or_else(|| panic!("'{before}' is not in: {text}"));
+    let rest = &text[at + before.len()..];
+    let end = rest.find([' ', ',', ';', '\n']).unwrap_or(rest.len());
+    &rest[..end]
+}
+
+/// Error of a command that is refused.
+fn refusal(args: &[&str]) -> String {
+    let output = common::djinn(args);
+    assert_eq!(output.status.code(), Some(2), "{args:?}");
+    stderr(&output)
+}
+
+#[test]
+fn every_command_runs_a_model_in_less_than_a_quarter_of_its_weights() {
+    let model = ["--model", SMOLLM, "--memory", SMALL, "--device", "cpu"];
+    let run = |args: &[&str]| stdout(&ok(&[args, &model[..]].concat()));
+    let text = run(&["run", "--tokens", "1,2,3", "--max-tokens", "2", "--json"]);
+    let generated: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        generated["output_ids"].as_array().unwrap().len(),
+        2,
+        "{text}"
+    );
+    let traced = run(&[
+        "trace",
+        "--tokens",
+        "1,2,3",
+        "--capture",
+        "blocks.3.hook_resid_post|lens2,logits@-1|top3,blocks.0.attn.hook_pattern",
+        "--json",
+    ]);
+    assert!(traced.contains("blocks.3.hook_resid_post"), "{traced}");
+    let script = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&script, "quit\n").unwrap();
+    let script = script.path().to_str().unwrap().to_owned();
+    run(&["debug", "--tokens", "1,2,3", "--script", &script]);
+    let plan = run(&["plan", "--link", "3GB", "--compute", "20GB", "--json"]);
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    assert!(number(&plan, "/context") >= 512, "{plan}");
+    // A synthetic model has no tokenizer, which is the only thing that a chat lacks.
+    let chat = refusal(&[&["chat"][..], &model].concat());
+    assert!(chat.contains("tokenizer"), "{chat}");
+}
+
+#[test]
+fn a_server_serves_a_model_in_less_than_a_quarter_of_its_weights() {
+    let model = format!("{SMOLLM},memory={SMALL}");
+    let server = Server::start_plain(&["--model", &model, "--device", "cpu"]);
+    let body = r#"{"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": true}"#;
+    let answer = server.post("/v1/completions", body);
+    assert!(answer.contains("\"completion_tokens\":2"), "{answer}");
+}
+
+#[test]
+fn the_least_memory_of_a_run_is_enough_for_every_command() {
+    // The bundled model has a tokenizer, so that a chat starts.
+    let error = refusal(&["run", "--memory", "1kB"]);
+    let least = format!("{}MB", word_after(&error, "at least "));
+    let run = |args: &[&str]| ok(&[args, &["--memory", &least]].concat());
+    run(&["run", "--max-tokens", "1"]);
+    run(&["plan", "--link", "1GB", "--compute", "1GB"]);
+    run(&[
+        "trace",
+        "--prompt",
+        "Tom",
+        "--capture",
+        "blocks.0.hook_resid_post",
+    ]);
+    run(&["chat"]);
+    let server = Server::start_plain(&["--memory", &least, "--device", "cpu"]);
+    let answer = server.post("/v1/completions", r#"{"prompt": "Tom", "max_tokens": 2}"#);
+    assert!(answer.contains("\"completion_tokens\":2"), "{answer}");
+}
+
+#[test]
+fn a_context_that_does_not_fit_is_refused_with_numbers_that_work() {
+    let base = [
+        "plan",
+        "--model",
+        SMOLLM,
+        "--memory",
+        SMALL,
+        "--link",
+        "3GB",
+        "--compute",
+        "20GB",
+    ];
+    let error = refusal(&[&base[..], &["--context", "8192"]].concat());
+    for part in ["--memory 60.0 MB", "--context 8192", "KV takes"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let shorter = word_after(&error, "set --context ");
+    let fits = json_output(&[&base[..], &["--context", shorter, "--json"]].concat());
+    assert_eq!(number(&fits, "/context").to_string(), shorter);
+    let longer = (shorter.parse::<u64>().unwrap() + 16).to_string();
+    refused(
+        &[&base[..], &["--context", &longer]].concat(),
+        &["--memory 60.0 MB"],
+    );
+    let memory = word_after(&error, "set --memory ");
+    let base = [
+        "plan",
+        "--model",
+        SMOLLM,
+        "--link",
+        "3GB",
+        "--compute",
+        "20GB",
+    ];
+    let with = |memory: &str| {
+        let args = [&base[..], &["--memory", memory, "--context", "8192"]].concat();
+        common::djinn(&args).status.success()
+    };
+    assert!(with(memory), "{error}");
+    let bytes: djinn_types::Size = memory.parse().unwrap();
+    assert!(!with(&format!("{}", bytes.0 - 200_000)), "{error}");
+}
+
+#[test]
+fn what_the_user_sets_is_refused_and_not_changed() {
+    let base = [
+        "plan",
+        "--model",
+        SMOLLM,
+        "--memory",
+        SMALL,
+        "--context",
+        "512",
+    ];
+    ok(&[&base[..], &["--link", "3GB", "--compute", "20GB"]].concat());
+    refused(
+        &[&base[..], &["--rows", "4096"]].concat(),
+        &["--memory 60.0 MB", "--rows 4096"],
+    );
+    refused(&["chat", "--context", "1000000"], &["1000000"]);
+}
+
+#[test]
+fn the_plan_chooses_the_context_and_says_why() {
+    let plan = |memory: &str| {
+        json_output(&[
+            "plan",
+            "--model",
+            SMOLLM,
+            "--memory",
+            memory,
+            "--link",
+            "3GB",
+            "--compute",
+            "20GB",
+            "--json",
+        ])
+    };
+    let plenty = plan("4GB");
+    assert_eq!(number(&plenty, "/context"), 8192);
+    assert_eq!(number(&plenty, "/streamed_bytes_per_pass"), 0);
+    assert!(plenty["reduced"].as_array().unwrap().is_empty(), "{plenty}");
+    let scarce = plan(SMALL);
+    let context = number(&scarce, "/context");
+    assert!((512..8192).contains(&context), "{scarce}");
+    let reason = scarce["reason"].as_str().unwrap();
+    assert!(
+        reason.contains(&format!("context {context} of 8192")),
+        "{reason}"
+    );
+    // More memory never shortens the context.
+    let contexts = [
+        "20MB", "40MB", "60MB", "100MB", "200MB", "400MB", "800MB", "2GB",
+    ];
+    let contexts = contexts.map(|memory| number(&plan(memory), "/context"));
+    assert!(contexts.is_sorted(), "{contexts:?}");
+}
+
+#[test]
+fn the_example_of_the_help_is_planned() {
+    let args = [
+        "plan",
+        "--model",
+        "shape:llama-2-13b",
+        "--memory",
+        "4GB",
+        "--link",
+        "3GB",
+        "--compute",
+        "20GB",
+        "--json",
+    ];
+    let plan = json_output(&args);
+    let lines = plan["memory"].as_array().unwrap();
+    let device = lines.iter().filter(|line| line["tier"] == "device");
+    let sum: u64 = device.map(|line| number(line, "/bytes")).sum();
+    assert_eq!(
+        sum, 4_000_000_000,
+        "the table accounts for every byte of the budget"
+    );
+    assert!(number(&plan, "/context") >= 512, "{plan}");
+}
+
+/// Rectangles of an SVG file with a class: position, width and bytes.
+fn parts(svg: &str, class: &str) -> Vec<(f64, f64, Option<u64>)> {
+    let document = roxmltree::Document::parse(svg).unwrap();
+    let number = |node: &roxmltree::Node<'_, '_>, name: &str| node.attribute(name)?.parse().ok();
+    let has = |node: &roxmltree::Node<'_, '_>| {
+        let classes = node.attribute("class").unwrap_or_default();
+        node.has_tag_name("rect") && classes.split(' ').any(|one| one == class)
+    };
+    let nodes = document.descendants().filter(has);
+    let part = |node: roxmltree::Node<'_, '_>| {
+        let bytes = node
+            .attribute("data-bytes")
+            .map(|bytes| bytes.parse().unwrap());
+        (
+            number(&node, "x").unwrap(),
+            number(&node, "width").unwrap(),
+            bytes,
+        )
+    };
+    nodes.map(part).collect()
+}
+
+#[test]
+fn the_picture_shows_the_memory_to_scale() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.svg");
+    let plan = json_output(&[
+        "plan",
+        "--model",
+        SMOLLM,
+        "--memory",
+        SMALL,
+        "--device",
+        "cpu",
+        "--link",
+        "3GB",
+        "--compute",
+        "20GB",
+        "--json",
+        "--svg",
+        file.to_str().unwrap(),
+    ]);
+    let svg = fs::read_to_string(&file).unwrap();
+    let frames = parts(&svg, "frame");
+    let drawn = parts(&svg, "part");
+    let lines = plan["memory"].as_array().unwrap();
+    assert_eq!(drawn.len(), lines.len());
+    let sum: f64 = drawn.iter().map(|(_, width, _)| width).sum();
+    let whole: f64 = frames.iter().map(|(_, width, _)| width).sum();
+    assert!((sum - whole).abs() < 0.05, "{sum} of {whole}");
+    for ((_, width, bytes), line) in drawn.iter().zip(lines) {
+        assert_eq!(*bytes, Some(number(line, "/bytes")));
+        if line["tier"] == "device" {
+            let share = number(line, "/bytes") as f64 / 60e6;
+            assert!((width / frames[0].1 - share).abs() < 1e-4, "{line}");
+        }
+    }
+    refused(
+        &[
+            "plan",
+            "--memory",
+            "6MB",
+            "--link",
+            "1GB",
+            "--compute",
+            "1GB",
+            "--svg",
+            "/no/such/x.svg",
+        ],
+        &["/no/such/x.svg"],
+    );
+}
+
+#[test]
+fn all_models_of_a_configuration_are_planned_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("djinn.toml");
+    let text = format!(
+        "device = \"cpu\"\nmemory = \"200MB\"\nmodel = [\"a={SMOLLM},memory=80MB\", \"b={SMOLLM}?layers=2\"]\n"
+    );
+    fs::write(&file, text).unwrap();
+    let svg = folder.path().join("plan.svg");
+    let rates = ["--link", "3GB", "--compute", "20GB"];
+    let args = [
+        "plan",
+        "--config",
+        file.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
+    ];
+    let plan = json_output(&[&args[..], &rates, &["--json"]].concat());
+    assert_eq!(number(&plan, "/budget_bytes"), 200_000_000);
+    let models = plan["models"].as_array().unwrap();
+    let names: Vec<_> = models
+        .iter()
+        .map(|model| model["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!(number(&models[0], "/budget_bytes"), 80_000_000);
+    let first = number(&models[0], "/bytes/total");
+    assert_eq!(number(&models[1], "/budget_bytes"), 200_000_000 - first);
+    let lines = plan["memory"].as_array().unwrap();
+    let device = lines.iter().filter(|line| line["tier"] == "device");
+    let sum: u64 = device.map(|line| number(line, "/bytes")).sum();
+    assert_eq!(sum, 200_000_000);
+    roxmltree::Document::parse(&fs::read_to_string(&svg).unwrap()).unwrap();
+    let text = stdout(&ok(&[&args[..], &rates].concat()));
+    for part in ["a in 80.0 MB", "resident weights", "KV pages", "free"] {
+        assert!(text.contains(part), "{text}");
+    }
+    refused(
+        &["plan", "--config", "/no/such/file.toml"],
+        &["/no/such/file.toml"],
+    );
+}
