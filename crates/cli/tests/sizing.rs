@@ -110,7 +110,12 @@ fn a_context_that_does_not_fit_is_refused_with_numbers_that_work() {
         "3GB",
         "--compute",
         "20GB",
+        "--host-memory",
+        "1MB",
     ];
+    // With host memory, the pages stream through a window.
+    let in_host = [&base[..9], &["--context", "8192", "--json"]].concat();
+    assert_eq!(number(&json_output(&in_host), "/context"), 8192);
     let error = refusal(&[&base[..], &["--context", "8192"]].concat());
     for part in ["--memory 60.0 MB", "--context 8192", "KV takes"] {
         assert!(error.contains(part), "{error}");
@@ -132,6 +137,8 @@ fn a_context_that_does_not_fit_is_refused_with_numbers_that_work() {
         "3GB",
         "--compute",
         "20GB",
+        "--host-memory",
+        "1MB",
     ];
     let with = |memory: &str| {
         let args = [&base[..], &["--memory", memory, "--context", "8192"]].concat();
@@ -189,7 +196,7 @@ fn the_plan_chooses_the_context_and_says_why() {
         reason.contains(&format!("context {context} of 8192")),
         "{reason}"
     );
-    // More memory never shortens the context.
+    // Far more memory gives a longer context.
     let contexts = [
         "20MB", "40MB", "60MB", "100MB", "200MB", "400MB", "800MB", "2GB",
     ];

@@ -217,7 +217,9 @@ impl Search<'_> {
 
     /// Whether a context fits with everything else at its smallest, if need be through a KV window.
     fn fits_anyhow(&self, context: usize) -> bool {
-        let settings = self.fitting(SizeRange::LAST, context, ContextReason::Set).settings;
+        let settings = self
+            .fitting(SizeRange::LAST, context, ContextReason::Set)
+            .settings;
         let windowed = || self.window_need(&settings);
         self.fits(SizeRange::LAST, context)
             || windowed().is_some_and(|bytes| bytes <= self.memory.budget)
@@ -323,7 +325,9 @@ impl Search<'_> {
     fn refusal(&self) -> EngineError {
         let context = self.range.least_context();
         let settings = self.at(SizeRange::LAST, context);
-        let whole = self.fitting(SizeRange::LAST, context, ContextReason::Set).settings;
+        let whole = self
+            .fitting(SizeRange::LAST, context, ContextReason::Set)
+            .settings;
         let windowed = self.window_need(&whole).unwrap_or(u64::MAX);
         let least = self.need.least(&settings).min(windowed);
         let is_free = matches!(self.range.context, ContextDemand::Free(_));

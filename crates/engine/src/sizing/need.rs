@@ -93,7 +93,9 @@ impl<'a> MemoryNeed<'a> {
     /// Bytes for activations and scratch.
     pub fn working(&self, settings: &Settings) -> u64 {
         let fixed = self.beside(settings, &self.cut);
-        fixed.map_or(u64::MAX, |fixed| fixed.activations.saturating_add(fixed.scratch))
+        fixed.map_or(u64::MAX, |fixed| {
+            fixed.activations.saturating_add(fixed.scratch)
+        })
     }
 
     /// Bytes of a number of KV pages.
