@@ -4,7 +4,7 @@ use djinn_device::{Event, KvLayer, Stream};
 use djinn_kv::WINDOW_HALVES;
 
 use super::pass::Pass;
-use crate::EngineError;
+use crate::{EngineError, session::Session};
 
 impl Pass<'_> {
     /// Returns the layer of a block that the numbers in the block tables refer to.
@@ -24,7 +24,7 @@ impl Pass<'_> {
             .members
             .iter()
             .filter(|m| stream.has_pages_of(&m.pages));
-        let first = streaming.map(|member| member.first_block()).min();
+        let first = streaming.map(Session::first_block).min();
         self.progress.next_slices = first.unwrap_or(0);
         // The window is free: earlier passes have ended.
         let last = self.progress.next_slices + WINDOW_HALVES;
