@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use djinn_engine::{Blueprint, Engine, KvMemory, Request, SessionId, Settings};
+use djinn_engine::{Blueprint, Engine, EngineError, KvMemory, Request, SessionId, Settings};
 use djinn_model::Model;
 use djinn_types::{Size, text::table};
 use djinn_weights::MemorySettings;
@@ -91,10 +91,11 @@ pub fn elastic(
     if options.compare {
         for &sessions in &options.phases {
             if !planned.contains_key(&sessions) {
-                target
-                    .host
-                    .progress(&format!("plan for {sessions} sessions"));
-                planned.insert(sessions, planned_phase(options, target, sessions)?);
+                let text = format!("plan for {sessions} sessions");
+                target.host.progress(&text);
+                if let Some(phase) = planned_phase(options, target, sessions)? {
+                    planned.insert(sessions, phase);
+                }
             }
         }
         off = fixed_phases(options, target)?;
@@ -201,17 +202,21 @@ fn phases(
         .collect()
 }
 
-/// Runs one phase on an engine whose plan has KV pages for all its sessions on the device.
+/// Runs one phase on an engine whose plan has KV pages for all its sessions on the device. Returns
+/// `None` if there is too little memory for such a plan.
 fn planned_phase(
     options: &ElasticOptions,
     target: &BenchTarget<'_>,
     sessions: usize,
-) -> Result<LoadPhase, BenchError> {
+) -> Result<Option<LoadPhase>, BenchError> {
     let model = target.host.open()?;
     let settings = settings(options, target, &model, sessions)?;
-    let blueprint = Blueprint::draw(&model, target.backend, settings, target.memory)?;
+    let blueprint = match Blueprint::draw(&model, target.backend, settings, target.memory) {
+        Err(EngineError::Plan(_)) => return Ok(None),
+        drawn => drawn?,
+    };
     let mut engine = target.host.load(model, blueprint)?;
-    phase(options, &mut engine, sessions)
+    phase(options, &mut engine, sessions).map(Some)
 }
 
 /// Runs one phase, and measures the last passes before its first session ends.
