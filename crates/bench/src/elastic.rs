@@ -1,7 +1,10 @@
 //! Benchmark `elastic`: the number of sessions rises and falls while weights and KV pages share
 //! one budget. Each phase is compared with an engine whose plan was made for it.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Instant,
+};
 
 use djinn_engine::{Blueprint, Engine, EngineError, KvMemory, Request, SessionId, Settings};
 use djinn_model::Model;
@@ -79,7 +82,7 @@ pub fn elastic(
     options: &ElasticOptions,
     target: &BenchTarget<'_>,
 ) -> Result<BenchReport, BenchError> {
-    if options.output >= options.tokens || options.phases.iter().any(|&count| count == 0) {
+    if options.output >= options.tokens || options.phases.contains(&0) {
         return Err(BenchError::Option {
             option: "--phases, --tokens and --output",
             limit: "at least one session, and a prompt of at least one token".to_owned(),
@@ -90,12 +93,13 @@ pub fn elastic(
     let mut off = Vec::new();
     if options.compare {
         for &sessions in &options.phases {
-            if !planned.contains_key(&sessions) {
-                let text = format!("plan for {sessions} sessions");
-                target.host.progress(&text);
-                if let Some(phase) = planned_phase(options, target, sessions)? {
-                    planned.insert(sessions, phase);
-                }
+            let Entry::Vacant(entry) = planned.entry(sessions) else {
+                continue;
+            };
+            let text = format!("plan for {sessions} sessions");
+            target.host.progress(&text);
+            if let Some(phase) = planned_phase(options, target, sessions)? {
+                entry.insert(phase);
             }
         }
         off = fixed_phases(options, target)?;

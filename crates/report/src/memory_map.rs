@@ -304,7 +304,7 @@ mod tests {
         }
         assert!((x - number(frame, "x") - number(frame, "width")).abs() < 0.02);
         assert_eq!(parts.len(), 4);
-        let texts: Vec<_> = nodes.iter().filter_map(|node| node.text()).collect();
+        let texts: Vec<_> = nodes.iter().filter_map(roxmltree::Node::text).collect();
         assert!(texts.contains(&"a <model> & more"), "{texts:?}");
     }
 }

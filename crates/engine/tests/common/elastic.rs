@@ -30,7 +30,7 @@ pub fn requests(folder: &Path, prompt: usize, generate: usize) -> Vec<Request> {
         let mut ask = request(folder, &prompt, &[], generate + i % 7);
         ask.sampling.temperature = (i % 3) as f32 / 2.0;
         ask.sampling.seed = i as u64;
-        ask.sampling.logprobs = (i % 2 == 0).then_some(1);
+        ask.sampling.logprobs = i.is_multiple_of(2).then_some(1);
         ask
     };
     (0..count).map(ask).collect()

@@ -495,7 +495,7 @@ impl Simulated {
             let page = moving[number % moving.len()];
             let is_held = self.pages.holders(page) > 0;
             // A page that could not be read is lost; only tables that hold it would know.
-            let is_ok = number % 3 > 0 || (is_held && self.pages.is_only_on_disk(page));
+            let is_ok = !number.is_multiple_of(3) || (is_held && self.pages.is_only_on_disk(page));
             let was_fetched = self.pages.is_only_on_disk(page);
             self.pages.finish_transfer(page, is_ok);
             if was_fetched && !is_ok {
