@@ -328,6 +328,17 @@ pub enum EngineError {
     /// The KV of a context does not fit in the memory.
     #[error(transparent)]
     ContextMemory(#[from] ContextShortage),
+    /// Other models leave less memory than is set for this one.
+    #[error(
+        "the memory of the model is set to {}, but other models leave {}",
+        Size(*.asked), Size(*.left)
+    )]
+    Taken {
+        /// Bytes that are set for the model.
+        asked: u64,
+        /// Bytes that other models leave.
+        left: u64,
+    },
     /// Other models leave so little memory that the context would be of little use.
     #[error(
         "other models leave {}, in which only a context of {context} tokens fits; unload a model",

@@ -290,6 +290,7 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::Plan(_)
         | E::ContextMemory(_)
         | E::Squeezed { .. }
+        | E::Taken { .. }
         | E::HostBudget { .. }
         | E::HostMemory { .. }
         | E::SpillNeedsHost { .. }

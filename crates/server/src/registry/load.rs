@@ -69,6 +69,7 @@ pub(super) fn is_memory_shortage(error: &ServeError) -> bool {
         EngineError::Plan(_)
             | EngineError::ContextMemory(_)
             | EngineError::Squeezed { .. }
+            | EngineError::Taken { .. }
             | EngineError::HostBudget { .. }
             | EngineError::HostMemory { .. }
             | EngineError::SpillNeedsHost { .. }
@@ -95,6 +96,7 @@ impl ModelLoader {
     }
 
     fn load(self, progress: &mut dyn FnMut(LoadProgress)) -> Result<LoadedEngine, ServeError> {
+        self.check_taken()?;
         let model = Model::open(&self.reference)?;
         let blueprint = self.blueprint(&model)?;
         tracing::debug!(model = self.name, plan = blueprint.reason(), "loading");
@@ -148,6 +150,18 @@ impl ModelLoader {
             engine,
             link_ceiling,
         })
+    }
+
+    /// Refuses to load a model into less memory than is set for it because others hold the rest.
+    fn check_taken(&self) -> Result<(), ServeError> {
+        let all = self.config.memory.budget;
+        let left = all.saturating_sub(self.taken);
+        match self.layout.memory {
+            Some(asked) if left < asked.min(all) => {
+                Err(ServeError::Engine(EngineError::Taken { asked, left }))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the model's memory can be planned.
