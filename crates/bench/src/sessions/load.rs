@@ -57,8 +57,12 @@ pub struct SessionMeasurement {
     pub served: Vec<f64>,
     /// Number of passes.
     pub passes: usize,
-    /// Time in which passes ran.
+    /// Time of all steps of the engine: scheduling, passes and their results.
     pub busy: f64,
+    /// Time of all passes, without scheduling.
+    pub pass_seconds: f64,
+    /// Every pass that ran.
+    pub steps: Vec<StepSample>,
     /// Bytes of weights that streamed.
     pub streamed: u64,
     /// Time of the whole run.
@@ -67,6 +71,22 @@ pub struct SessionMeasurement {
     pub generated: BTreeMap<usize, Vec<u32>>,
     /// Errors of failed sessions by number.
     pub failed: BTreeMap<usize, String>,
+}
+
+/// One pass.
+pub struct StepSample {
+    /// Seconds between the start of the benchmark and the start of the step.
+    pub at: f64,
+    /// Seconds of the step, which includes scheduling.
+    pub seconds: f64,
+    /// Seconds of the pass.
+    pub pass_seconds: f64,
+    /// Rows of the pass.
+    pub rows: usize,
+    /// Tokens that the pass generated.
+    pub tokens: usize,
+    /// Whether pages were in transit between device and host when the step began.
+    pub pages_in_transit: bool,
 }
 
 /// A session that has arrived and not ended.
@@ -181,11 +201,24 @@ impl SessionLoad<'_> {
 
     /// Runs one pass and records its outputs.
     fn step(&mut self) -> Result<(), BenchError> {
+        let (_, pages_in_transit) = self.engine.paging_stats_so_far()?;
         let (before, start) = (self.engine.passes(), Instant::now());
         let outputs = self.engine.step()?;
-        self.measured.busy += start.elapsed().as_secs_f64();
-        if self.engine.passes() > before {
-            self.measured.streamed += self.engine.last_pass().map_or(0, |pass| pass.link_bytes);
+        let seconds = start.elapsed().as_secs_f64();
+        self.measured.busy += seconds;
+        if let Some(pass) = self.engine.last_pass()
+            && self.engine.passes() > before
+        {
+            self.measured.streamed += pass.link_bytes;
+            self.measured.pass_seconds += pass.seconds;
+            self.measured.steps.push(StepSample {
+                at: (start - self.start).as_secs_f64(),
+                seconds,
+                pass_seconds: pass.seconds,
+                rows: pass.rows,
+                tokens: outputs.iter().filter(|o| o.token.is_some()).count(),
+                pages_in_transit,
+            });
         }
         for output in outputs {
             if let Some(thought) = self.record(&output) {

@@ -47,6 +47,11 @@ pub fn report(
         "failed": measured.failed, "seconds": measured.seconds, "tokens": tokens,
         "tokens_per_s": tokens as f64 / measured.seconds,
         "passes": measured.passes,
+        "pass_seconds": measured.pass_seconds,
+        "scheduling_seconds": measured.busy - measured.pass_seconds,
+        "steps": measured.steps.iter().map(|step| json!([
+            step.at, step.seconds, step.pass_seconds, step.rows, step.tokens, step.pages_in_transit,
+        ])).collect::<Vec<_>>(),
         "tokens_per_pass": tokens as f64 / measured.passes.max(1) as f64,
         "first_token_s": percentiles(&measured.first),
         "token_s": percentiles(&measured.next),
