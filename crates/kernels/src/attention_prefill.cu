@@ -7,18 +7,6 @@
 
 constexpr int PREFILL_ROWS = 64, PREFILL_KEYS = 64, PREFILL_WARPS = 4, PREFILL_THREADS = PREFILL_WARPS * 32;
 
-__device__ inline void load_tiles(unsigned (&x)[4], const void *at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_place(at)));
-}
-
-__device__ inline void load_tiles_turned(unsigned (&x)[4], const void *at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_place(at)));
-}
-
 // Tile of keys or values in shared memory, D elements each. The layout of sixteen-byte units
 // avoids bank conflicts among eight keys of a column.
 template <int D> __device__ inline char *tile_place(char *tile, int key, int sixteen) {
@@ -28,7 +16,7 @@ template <int D> __device__ inline char *tile_place(char *tile, int key, int six
 template <int DTYPE, int D>
 __device__ void attend_prefill(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables, const Kv &kv,
                             const Attend &how, const Mat &out, const Shadow &shadow, int *fault) {
-  extern __shared__ __align__(128) char memory[];
+  DYNAMIC_SHARED(memory);
   constexpr int TILE = PREFILL_KEYS * D * 2;
   auto keys = [&](int stage) { return memory + stage * TILE; };
   auto values = [&](int stage) { return memory + (2 + stage) * TILE; };

@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <intrinsics.cuh>
 
 // A matrix in the slab, with the host's layout.
 struct Mat {
@@ -10,8 +11,6 @@ struct Mat {
   int rows, cols;
   long long stride;
 };
-
-enum DType { F32 = 0, F16 = 1, BF16 = 2, I32 = 3 };
 
 __device__ inline float load(const char *at, int dtype, long long i) {
   if (dtype == F16) return __half2float(((const __half *)at)[i]);
@@ -36,22 +35,6 @@ __device__ inline int id(const Mat &m, long long r, long long c) {
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-
-// Programmatic dependent launch (Hopper and later): the next kernel may start once every block of
-// this one has allowed it, and then waits for the writes of this kernel. Before that wait it may
-// only read data from before the pass: weights, keys of earlier tokens. Blocks allow the next kernel
-// after their own wait or later, because waiting blocks would occupy the card.
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // Sums over a warp, with the same result in every lane, always by the same tree.
 __device__ inline float warp_sum(float x) {

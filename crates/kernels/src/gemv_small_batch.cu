@@ -10,21 +10,6 @@
 
 constexpr int GEMV_INPUTS = 64;
 
-// One of several matrices that are multiplied with the same inputs.
-struct Part {
-  const char *weights, *bias;
-  float *out;
-  long long weight_stride, out_stride;
-  int outputs, bias_dtype;
-};
-
-struct Gemv {
-  const char *x;
-  long long x_stride;
-  int rows, inputs, parts;
-  Part part[3];
-};
-
 // Gate of two products: f(first) · second.
 struct Gate {
   float *out;
@@ -54,7 +39,7 @@ template <int HALVES, int TILES> using Sums = float[WARPS][TILES * 8][HALVES * 8
 
 // Sums of some outputs over a warp's share of the inputs.
 template <int DTYPE, int HALVES, int TILES>
-__device__ inline void multiply_rows(const Gemv &f, int first_row, const Eight (&of)[HALVES],
+__device__ inline void multiply_rows(const Products &f, int first_row, const Eight (&of)[HALVES],
                                      Sums<HALVES, TILES> &sums) {
   constexpr int STEP = WARPS * GEMV_INPUTS;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -146,7 +131,7 @@ template <int HALVES, int TILES> __device__ inline float sum_of(const Sums<HALVE
   return sum;
 }
 
-template <int DTYPE, int HALVES, int TILES> __device__ void gemv(const Gemv &f) {
+template <int DTYPE, int HALVES, int TILES> __device__ void gemv(const Products &f) {
   constexpr int OUTPUTS = HALVES * 8;
   __shared__ Sums<HALVES, TILES> sums;
   int tile = blockIdx.x, p = 0;
@@ -169,7 +154,7 @@ template <int DTYPE, int HALVES, int TILES> __device__ void gemv(const Gemv &f) 
 }
 
 // The same outputs of two matrices, and the gate of them.
-template <int DTYPE, int HALVES, int TILES> __device__ void gemv_gated(const Gemv &f, const Gate &gate) {
+template <int DTYPE, int HALVES, int TILES> __device__ void gemv_gated(const Products &f, const Gate &gate) {
   constexpr int OUTPUTS = HALVES * 4;
   __shared__ Sums<HALVES, TILES> sums;
   int outputs = f.part[0].outputs, first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * TILES * 8;
@@ -199,10 +184,10 @@ template <int DTYPE, int HALVES, int TILES> __device__ void gemv_gated(const Gem
 // Instances by dtype, outputs of a block, and largest number of rows. Rows share a block's weights
 // and blocks share the rows, so a block takes more outputs for more rows. All sum in the same order.
 #define GEMV(dtype, DTYPE, outputs, rows, blocks)                                                                      \
-  extern "C" __global__ void __launch_bounds__(THREADS, blocks) gemv_##dtype##_##outputs##_##rows(Gemv f) {             \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) gemv_##dtype##_##outputs##_##rows(Products f) {             \
     gemv<DTYPE, outputs / 8, rows / 8>(f);                                                                             \
   }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(THREADS, blocks) gemv_gated_##dtype##_##outputs##_##rows(Gemv f, Gate g) { \
+  extern "C" __global__ void __launch_bounds__(THREADS, blocks) gemv_gated_##dtype##_##outputs##_##rows(Products f, Gate g) { \
     gemv_gated<DTYPE, outputs / 8, rows / 8>(f, g);                                                                    \
   }
 GEMV(f16, F16, 16, 8, 3)

@@ -27,7 +27,7 @@ macro_rules! modules {
 }
 
 /// PTX of all CUDA source files.
-pub const KERNEL_MODULES: [KernelModule; 18] = modules![
+pub const KERNEL_MODULES: [KernelModule; 20] = modules![
     "attention_prefill" for 80,
     "attention_decode" for 80,
     "attention_simple" for 80,
@@ -36,6 +36,7 @@ pub const KERNEL_MODULES: [KernelModule; 18] = modules![
     "lookup" for 80,
     "position" for 80,
     "gemv_small_batch" for 80,
+    "product_chain" for 80,
     "product_simple" for 80,
     "read_back" for 80,
     "reduce" for 80,
@@ -45,6 +46,7 @@ pub const KERNEL_MODULES: [KernelModule; 18] = modules![
     "lookup" for 90,
     "position" for 90,
     "gemv_small_batch" for 90,
+    "product_chain" for 90,
     "sample" for 90,
 ];
 
@@ -76,8 +78,10 @@ mod tests {
     fn the_ptx_matches_its_sources() {
         for module in KERNEL_MODULES {
             let cu_file = format!("{}.cu", module.name);
-            let sources = [&cu_file, "activation.cuh", "common.cuh", "tensor.cuh"];
-            let digest = Sha256::digest(sources.map(source).concat());
+            let headers = ["activation", "common", "dtype", "intrinsics", "tensor"];
+            let headers = headers.map(|name| format!("{name}.cuh"));
+            let sources = [&cu_file].into_iter().chain(&headers).map(String::as_str);
+            let digest = Sha256::digest(sources.flat_map(source).collect::<Vec<u8>>());
             let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
             let first = module.ptx.lines().next();
             let expect = format!("// source {hex}");

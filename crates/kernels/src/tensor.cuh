@@ -3,21 +3,6 @@
 
 #include "common.cuh"
 
-// c += a · b, where a is 16 by 16 and b is 16 by 8, both of 16-bit numbers. Lane 4g + t holds rows g
-// and g + 8 of a, column g of b, and columns 2t and 2t + 1 of rows g and g + 8 of c.
-template <int DTYPE>
-__device__ inline void multiply(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                unsigned b1) {
-  if constexpr (DTYPE == F16)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // Packs two numbers into one register.
 template <int DTYPE> __device__ inline unsigned pack(float low, float high) {
   if constexpr (DTYPE == F16) {
@@ -34,32 +19,21 @@ template <int DTYPE> __device__ inline float2 unpack(unsigned pair) {
   else return __bfloat1622float2(*(__nv_bfloat162 *)&pair);
 }
 
-// Loads sixteen bytes that are read once, next to sixteen that are read next. The cache hint keeps
-// the line in L1 for that long, which saves a tenth of a product's time.
-__device__ inline uint4 load_once(const char *at) {
-  uint4 x;
-  asm volatile("ld.global.nc.L1::evict_first.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(at));
-  return x;
-}
+// One of several matrices that are multiplied with the same inputs.
+struct Part {
+  const char *weights, *bias;
+  float *out;
+  long long weight_stride, out_stride;
+  int outputs, bias_dtype;
+};
 
-__device__ inline unsigned shared_place(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
-
-// Copies sixteen bytes into shared memory, or writes zeros.
-__device__ inline void copy_async(void *to, const char *from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_place(to)), "l"(from), "r"(there ? 16 : 0));
-}
-
-__device__ inline void close_group() { asm volatile("cp.async.commit_group;"); }
-// Waits until at most this many groups of copies are in flight.
-template <int COUNT> __device__ inline void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT)); }
-
-// 2 to the power of x.
-__device__ inline float power(float x) {
-  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
-  return x;
-}
+// Products of the same inputs with several matrices.
+struct Products {
+  const char *x;
+  long long x_stride;
+  int rows, inputs, parts;
+  Part part[3];
+};
 
 // Starts the copy of COUNT keys, from `first` on, and their values, with THREADS_ threads that each
 // copy sixteen bytes of a key to `place(key, sixteen)`. Keys outside of [from, until) become zero;
