@@ -169,10 +169,10 @@ impl RotateArg {
     };
 }
 
-/// One matrix of a GEMV launch.
+/// One of several matrices that are multiplied with the same inputs.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub(super) struct GemvPartArg {
+pub(super) struct PartArg {
     pub(super) weights: u64,
     pub(super) bias: u64,
     pub(super) out: u64,
@@ -182,19 +182,19 @@ pub(super) struct GemvPartArg {
     pub(super) bias_dtype: i32,
 }
 
-/// A GEMV launch: products of the same inputs with several matrices.
+/// Products of the same inputs with several matrices, in one launch.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct GemvArg {
+pub(super) struct ProductsArg {
     pub(super) x: u64,
     pub(super) x_stride: i64,
     pub(super) rows: i32,
     pub(super) inputs: i32,
     pub(super) parts: i32,
-    pub(super) part: [GemvPartArg; GemvArg::PARTS],
+    pub(super) part: [PartArg; ProductsArg::PARTS],
 }
 
-impl GemvArg {
+impl ProductsArg {
     /// Largest number of matrices of one launch.
     pub(super) const PARTS: usize = 3;
 }

@@ -1,5 +1,7 @@
 //! Products of many rows with cuBLASLt. Each shape of matrix has one algorithm. The algorithm
 //! serves any number of rows and any piece of the matrix, so a row's result depends on neither.
+//! For each algorithm the library notes whether it sums in the order of the [`chain`](super::chain)
+//! kernels, which then compute few rows.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -39,10 +41,18 @@ pub(super) struct Operands {
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     chosen: Mutex<HashMap<AlgorithmKey, sys::cublasLtMatmulAlgo_t>>,
+    /// Whether the chosen algorithm gives the bits of the chain kernels, where that was checked.
+    chains: Mutex<HashMap<AlgorithmKey, bool>>,
 }
 
 /// Key of an algorithm: type, order, inputs, and outputs of the whole matrix.
 type AlgorithmKey = (DType, Order, usize, usize);
+
+impl Product {
+    fn key(self) -> AlgorithmKey {
+        (self.dtype, self.order, self.inputs, self.matrix_outputs)
+    }
+}
 
 // SAFETY: the handle belongs to the library, which allows its use from any thread.
 unsafe impl Send for Blas {}
@@ -66,7 +76,26 @@ impl Blas {
         Some(Blas {
             handle: result::create_handle().ok()?,
             chosen: Mutex::default(),
+            chains: Mutex::default(),
         })
+    }
+
+    /// Whether the chain kernels give the bits of the algorithm of a product. `false` until
+    /// [`Blas::set_chain`] has told it.
+    pub(super) fn is_chain(&self, product: Product) -> bool {
+        self.checked_chain(product).unwrap_or(false)
+    }
+
+    /// Result of the check of a product's algorithm; `None` before the check.
+    pub(super) fn checked_chain(&self, product: Product) -> Option<bool> {
+        let chains = self.chains.lock().unwrap_or_else(PoisonError::into_inner);
+        chains.get(&product.key()).copied()
+    }
+
+    /// Records whether the chain kernels give the bits of the algorithm of a product.
+    pub(super) fn set_chain(&self, product: Product, is_chain: bool) {
+        let mut chains = self.chains.lock().unwrap_or_else(PoisonError::into_inner);
+        chains.insert(product.key(), is_chain);
     }
 
     /// Enqueues a product on a stream.
@@ -108,12 +137,7 @@ impl Blas {
     }
 
     fn algorithm(&self, product: Product) -> Result<sys::cublasLtMatmulAlgo_t> {
-        let kind = (
-            product.dtype,
-            product.order,
-            product.inputs,
-            product.matrix_outputs,
-        );
+        let kind = product.key();
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(algorithm) = chosen.get(&kind) {
             return Ok(*algorithm);

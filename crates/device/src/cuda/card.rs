@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use cudarc::driver::sys;
+
 use super::blas::Blas;
 use super::context::{CardContext, FoundCard};
 use super::driver::Version;
@@ -19,10 +21,14 @@ pub struct Card {
     /// cuBLASLt; `None` if the library is missing.
     pub(super) blas: Option<Blas>,
     context: CardContext,
+    multiprocessors: usize,
     /// Bytes that were in use before the card was opened, if no other process used it.
     before: Option<u64>,
     pub(super) ledger: Arc<MemoryLedger>,
 }
+
+const MULTIPROCESSORS: sys::CUdevice_attribute =
+    sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
 
 /// Usual number of bytes of a context, for systems that do not report it.
 const USUAL_BYTES: u64 = 640 << 20;
@@ -44,6 +50,7 @@ impl Card {
         let mut card = Card {
             kernels: Kernels::load(&context)?,
             blas: Blas::open(),
+            multiprocessors: context.attribute(MULTIPROCESSORS)?.max(1) as usize,
             context,
             before: None,
             ledger: Arc::new(MemoryLedger::new(USUAL_BYTES)),
@@ -117,6 +124,11 @@ impl Card {
     /// the number.
     pub fn used(&self) -> Option<u64> {
         Nvml::get()?.used(self.bus_id())
+    }
+
+    /// Number of multiprocessors.
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.multiprocessors
     }
 
     pub(super) fn kernels(&self) -> &Kernels {

@@ -10,6 +10,7 @@ mod attention;
 mod backend;
 mod blas;
 mod card;
+mod chain;
 mod context;
 mod device;
 mod driver;

@@ -1,13 +1,16 @@
 //! Matrix products, and the choice of their kernel.
 //!
-//! The weight's type and shape and the rows' phase decide the kernel, never the number of rows or
-//! outputs. A matrix that is cut into pieces therefore gives the same bits as the whole matrix.
+//! The weight's type and shape and the rows' phase decide the order of summation, never the number
+//! of rows or outputs. A matrix that is cut into pieces therefore gives the same bits as the whole
+//! matrix. The number of rows chooses between kernels only where they give the same bits: the library
+//! and [`chain`](super::chain).
 
 use djinn_types::{Activation, DType, Order};
 
 use super::CudaDevice;
-use super::args::{GateArg, GemvArg, GemvPartArg, activation_arg};
+use super::args::{GateArg, PartArg, ProductsArg, activation_arg};
 use super::blas::{ALIGNED, Operands, Product};
+use super::chain::{CHAIN_ROWS, ChainShape};
 use super::kernels::LaunchSize;
 use super::launch::{THREADS, elements, launch};
 use super::shadow::LaunchState;
@@ -26,6 +29,8 @@ const ROWS: usize = 8;
 enum ProductKernel {
     /// Kernel for few rows, at the speed of memory.
     Gemv,
+    /// Kernel for few rows of a prompt, at the speed of memory, with the bits of the library.
+    Chain,
     /// cuBLASLt, for many rows.
     Library,
     /// Kernel for any shape.
@@ -33,9 +38,10 @@ enum ProductKernel {
 }
 
 /// Products of the same inputs that share one launch.
-pub(super) struct GemvGroup {
-    arg: GemvArg,
+pub(super) struct ProductGroup {
+    arg: ProductsArg,
     dtype: DType,
+    kernel: ProductKernel,
 }
 
 impl ProductOps for CudaDevice {
@@ -90,7 +96,9 @@ impl ProductOps for CudaDevice {
         self.state().forget();
         self.card.enter()?;
         // SAFETY: addresses in the scratch memory, which outlives the stream.
-        unsafe { blas.run(product, at, self.compute.stream.cast()) }
+        unsafe { blas.run(product, at, self.compute.stream.cast()) }?;
+        self.check_chain(blas, product);
+        Ok(())
     }
 }
 
@@ -114,7 +122,7 @@ impl CudaDevice {
         x: View,
         parts: &[Projection],
         phase: Phase,
-    ) -> Result<Option<GemvGroup>> {
+    ) -> Result<Option<ProductGroup>> {
         let mut group = None;
         for &part in parts {
             let op = self.op("linear");
@@ -122,8 +130,15 @@ impl CudaDevice {
             if x.rows == 0 || part.out.cols == 0 {
                 continue;
             }
-            match kernel_for(part.weight, x, part.out, phase, self.card.blas.is_some()) {
-                ProductKernel::Gemv => self.join(state, &mut group, op, x, part)?,
+            let kernel = match kernel_for(part.weight, x, part.out, phase, self.card.blas.is_some())
+            {
+                ProductKernel::Library if self.is_chain(x, part) => ProductKernel::Chain,
+                kernel => kernel,
+            };
+            match kernel {
+                ProductKernel::Gemv | ProductKernel::Chain => {
+                    self.join(state, &mut group, op, x, part, kernel)?;
+                }
                 ProductKernel::Library => {
                     self.launch_group(state, group.take())?;
                     self.library(state, op, x, part)?;
@@ -141,10 +156,11 @@ impl CudaDevice {
     fn join(
         &self,
         state: &mut LaunchState,
-        group: &mut Option<GemvGroup>,
+        group: &mut Option<ProductGroup>,
         op: OpCheck,
         x: View,
         part: Projection,
+        kernel: ProductKernel,
     ) -> Result<()> {
         // Kernels count the elements of the inputs in 32 bits.
         op.ensure(2 * x.rows * x.cols <= i32::MAX as usize, || {
@@ -161,7 +177,7 @@ impl CudaDevice {
         let inputs = self.f32(op, "x", x)?;
         if !group
             .as_ref()
-            .is_some_and(|group| group.takes(state, x, weight.dtype))
+            .is_some_and(|group| group.takes(state, x, weight.dtype, kernel))
         {
             self.launch_group(state, group.take())?;
         }
@@ -170,18 +186,19 @@ impl CudaDevice {
             None => self.narrowed(state, x, weight.dtype)?,
         };
         let to = self.out(state, op, "out", part.out)?;
-        let group = group.get_or_insert(GemvGroup {
-            arg: GemvArg {
+        let group = group.get_or_insert(ProductGroup {
+            arg: ProductsArg {
                 x: at,
                 x_stride: x.cols as i64,
                 rows: inputs.rows,
                 inputs: inputs.cols,
                 parts: 0,
-                part: [GemvPartArg::default(); GemvArg::PARTS],
+                part: [PartArg::default(); ProductsArg::PARTS],
             },
             dtype: weight.dtype,
+            kernel,
         });
-        group.arg.part[group.arg.parts as usize] = GemvPartArg {
+        group.arg.part[group.arg.parts as usize] = PartArg {
             weights: w.at,
             bias: b.at,
             out: to.at,
@@ -198,13 +215,17 @@ impl CudaDevice {
     pub(super) fn launch_group(
         &self,
         state: &mut LaunchState,
-        group: Option<GemvGroup>,
+        group: Option<ProductGroup>,
     ) -> Result<()> {
-        let Some(GemvGroup { arg, dtype }) = group else {
+        let Some(ProductGroup { arg, dtype, kernel }) = group else {
             return Ok(());
         };
-        let shape = GemvShape::of(arg.rows as usize);
         let parts = &arg.part[..arg.parts as usize];
+        if kernel == ProductKernel::Chain {
+            let shape = ChainShape::of(&arg, self.card.multiprocessors());
+            return launch!(self, state, &shape.name(dtype), shape.size(); arg, shape.stages as i32);
+        }
+        let shape = GemvShape::of(arg.rows as usize);
         let tiles = parts
             .iter()
             .map(|p| (p.outputs as usize).div_ceil(shape.outputs));
@@ -214,20 +235,20 @@ impl CudaDevice {
 
     /// Returns whether one kernel can compute a group and the gate of its two products. The copy
     /// of its output must not lie where the kernel reads its inputs.
-    pub(super) fn can_gate(&self, group: &GemvGroup) -> bool {
+    pub(super) fn can_gate(&self, group: &ProductGroup) -> bool {
         let second = self.scratch_at(self.scratch.second_at());
-        group.arg.parts == 2 && group.arg.x < second
+        group.kernel == ProductKernel::Gemv && group.arg.parts == 2 && group.arg.x < second
     }
 
     /// Launches a group of two products together with their gate.
     pub(super) fn launch_gated(
         &self,
         state: &mut LaunchState,
-        group: &GemvGroup,
+        group: &ProductGroup,
         f: Activation,
         out: View,
     ) -> Result<()> {
-        let GemvGroup { arg, dtype } = *group;
+        let ProductGroup { arg, dtype, .. } = *group;
         let to = self.out(state, self.op("gate"), "out", out)?;
         let gate = GateArg {
             out: to.at,
@@ -239,6 +260,12 @@ impl CudaDevice {
         let outputs = arg.part[0].outputs as usize;
         let size = shape.size(&arg, outputs.div_ceil(shape.outputs / 2));
         launch!(self, state, &shape.name("gemv_gated", dtype), size; arg, gate)
+    }
+
+    /// Returns whether the kernel for few rows computes a product in place of the library.
+    fn is_chain(&self, x: View, part: Projection) -> bool {
+        let blas = self.card.blas.as_ref();
+        x.rows <= CHAIN_ROWS && blas.is_some_and(|blas| blas.is_chain(library_product(x, part)))
     }
 
     fn library(
@@ -257,18 +284,7 @@ impl CudaDevice {
         let w = weight.view;
         let (weights, _) = self.floats(op, "weight", w)?;
         let (b, bias_dtype, has_bias) = self.bias(op, bias)?;
-        let product = Product {
-            dtype: w.dtype,
-            order: weight.order,
-            rows: x.rows,
-            inputs: x.cols,
-            outputs: out.cols,
-            // Pieces of a matrix write side by side into rows of the whole output.
-            matrix_outputs: out.stride,
-            x_stride: x.cols,
-            weight_stride: w.stride,
-            out_stride: out.stride,
-        };
+        let product = library_product(x, part);
         let inputs = self.narrowed(state, x, w.dtype)?;
         let to = self.out(state, op, "out", out)?;
         let at = Operands {
@@ -316,12 +332,29 @@ impl CudaDevice {
     }
 }
 
-impl GemvGroup {
+/// Describes a product for the library.
+fn library_product(x: View, part: Projection) -> Product {
+    let Projection { weight, out, .. } = part;
+    Product {
+        dtype: weight.view.dtype,
+        order: weight.order,
+        rows: x.rows,
+        inputs: x.cols,
+        outputs: out.cols,
+        // Pieces of a matrix write side by side into rows of the whole output.
+        matrix_outputs: out.stride,
+        x_stride: x.cols,
+        weight_stride: weight.view.stride,
+        out_stride: out.stride,
+    }
+}
+
+impl ProductGroup {
     /// Returns whether a product of `x` can join the launch.
-    fn takes(&self, state: &LaunchState, x: View, dtype: DType) -> bool {
+    fn takes(&self, state: &LaunchState, x: View, dtype: DType, kernel: ProductKernel) -> bool {
         let shape = (self.arg.rows as usize, self.arg.inputs as usize);
-        let same = shape == (x.rows, x.cols) && self.dtype == dtype;
-        let room = (self.arg.parts as usize) < GemvArg::PARTS;
+        let same = shape == (x.rows, x.cols) && (self.dtype, self.kernel) == (dtype, kernel);
+        let room = (self.arg.parts as usize) < ProductsArg::PARTS;
         same && room && state.copy_of(x, dtype) == Some(self.arg.x)
     }
 }
@@ -348,7 +381,7 @@ impl GemvShape {
         format!("{kernel}_{dtype}_{}_{}", self.outputs, self.rows)
     }
 
-    fn size(&self, arg: &GemvArg, tiles: usize) -> LaunchSize {
+    fn size(&self, arg: &ProductsArg, tiles: usize) -> LaunchSize {
         LaunchSize {
             blocks: [tiles, (arg.rows as usize).div_ceil(self.rows), 1],
             threads: THREADS,

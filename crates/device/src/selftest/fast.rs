@@ -59,6 +59,7 @@ fn products(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
         [16, 4096, 64],
         [17, 520, 100],
         [40, 1024, 200],
+        [64, 5120, 72],
         [130, 512, 264],
     ];
     for dtype in HALVES {
@@ -68,6 +69,7 @@ fn products(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
                     pair.start_aligned(TENSOR);
                     let x = exact(pair, dtype, rows, inputs)?;
                     let weight = weight(pair, dtype, order, [inputs, outputs])?;
+                    pair.both[1].warm_up(weight)?;
                     let bias = pair.floats(dtype, 1, outputs, 0)?;
                     for bias in [None, Some(bias)] {
                         let out = pair.poisoned(rows, outputs, 0)?;
@@ -208,6 +210,7 @@ fn rows_alone(pair: &mut DevicePair<'_>, report: ReportFn<'_>) -> Result<()> {
             let all = pair.poisoned(rows, outputs, 0)?;
             let alone = pair.poisoned(rows, outputs, 0)?;
             let device = pair.both[1];
+            device.warm_up(matrix)?;
             device.linear(x, matrix, None, all, phase)?;
             // Computes rows in groups of several sizes, and outputs in pieces.
             let mut first = 0;
