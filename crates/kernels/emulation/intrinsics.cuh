@@ -77,10 +77,6 @@ template <int COUNT> inline void wait_groups() {
     }
 }
 
-struct CachePolicy {};
-inline CachePolicy evict_first() { return {}; }
-inline void copy_once(void *to, const char *from, bool there, CachePolicy) { copy_async(to, from, there); }
-
 // Loads four tiles; `is_turned` transposes each.
 inline void load_four_tiles(unsigned (&x)[4], const void *at, bool is_turned) {
   using namespace emulation;

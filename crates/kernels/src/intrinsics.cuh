@@ -59,22 +59,6 @@ __device__ inline void close_group() { asm volatile("cp.async.commit_group;"); }
 // Waits until at most this many groups of copies are in flight.
 template <int COUNT> __device__ inline void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT)); }
 
-// Decision of the cache about lines that a copy reads.
-typedef unsigned long long CachePolicy;
-
-// Lines are dropped first.
-__device__ inline CachePolicy evict_first() {
-  CachePolicy policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Copies sixteen bytes of weights, which no other block reads, into shared memory.
-__device__ inline void copy_once(void *to, const char *from, bool there, CachePolicy policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_place(to)), "l"(from),
-               "r"(there ? 16 : 0), "l"(policy));
-}
-
 // Loads four tiles of eight rows of sixteen bytes each. Lane 8i + r has the address of row r of tile i.
 __device__ inline void load_tiles(unsigned (&x)[4], const void *at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -82,7 +66,7 @@ __device__ inline void load_tiles(unsigned (&x)[4], const void *at) {
                : "r"(shared_place(at)));
 }
 
-// The same, with every tile transposed.
+// Loads four tiles, each transposed.
 __device__ inline void load_tiles_turned(unsigned (&x)[4], const void *at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

@@ -3,8 +3,7 @@
 // A tensor core adds sixteen products to a sum at a time. This kernel adds them in order of the inputs,
 // as the library does for many rows, so both give the same bits. Work is therefore divided between
 // outputs only. A warp takes eight or sixteen outputs of all rows, and a block as many warps as its launch
-// says.
-// The number of warps, the stages of the pipeline and the other rows change no bit.
+// says. The number of warps, the stages of the pipeline and the other rows change no bit.
 #include "tensor.cuh"
 
 // Inputs of a stage, and sixteen-byte units of them.
@@ -72,7 +71,6 @@ template <int DTYPE, int TILES, int EIGHTS> __device__ void product_chain(const 
       weights[e][i] = exists[e][i] ? part->weights + 2 * (output * part->weight_stride + unit * 8) : f.x;
     }
   }
-  CachePolicy policy = evict_first();
 
   auto weights_of = [&](int stage) { return memory + stage * stage_bytes + X_BYTES + warp * W_BYTES; };
   auto copy_weights = [&](int stage, int step) {
@@ -84,7 +82,7 @@ template <int DTYPE, int TILES, int EIGHTS> __device__ void product_chain(const 
         bool there = inside && exists[e][i];
         const char *from = there ? weights[e][i] + (long long)step * ROW_BYTES : f.x;
         int row = e * CHAIN_OUTPUTS + 2 * i + lane / CHAIN_UNITS;
-        copy_once(chain_place(weights_of(stage), row, unit), from, there, policy);
+        copy_async(chain_place(weights_of(stage), row, unit), from, there);
       }
   };
   auto copy_x = [&](int stage, int step) {
@@ -162,21 +160,16 @@ template <int DTYPE, int TILES, int EIGHTS> __device__ void product_chain(const 
   }
 }
 
-// Instances by dtype, largest number of rows, and outputs of a warp.
+// Instances by dtype, largest number of rows, and outputs of a warp. With many rows a warp takes sixteen
+// outputs, because it reads all inputs from shared memory for each eight.
 #define PRODUCT_CHAIN(dtype, DTYPE, rows, outputs)                                                              \
   extern "C" __global__ void __launch_bounds__(512)                                                             \
-  product_chain_##dtype##_##rows##_##outputs(const __grid_constant__ Products f, int stages) {                                 \
-    product_chain<DTYPE, rows / 16, outputs / 8>(f, stages);                                                            \
+  product_chain_##dtype##_##rows##_##outputs(const __grid_constant__ Products f, int stages) {                  \
+    product_chain<DTYPE, rows / 16, outputs / 8>(f, stages);                                                    \
   }
 PRODUCT_CHAIN(f16, F16, 16, 8)
-PRODUCT_CHAIN(f16, F16, 16, 16)
 PRODUCT_CHAIN(f16, F16, 32, 8)
-PRODUCT_CHAIN(f16, F16, 32, 16)
-PRODUCT_CHAIN(f16, F16, 64, 8)
 PRODUCT_CHAIN(f16, F16, 64, 16)
 PRODUCT_CHAIN(bf16, BF16, 16, 8)
-PRODUCT_CHAIN(bf16, BF16, 16, 16)
 PRODUCT_CHAIN(bf16, BF16, 32, 8)
-PRODUCT_CHAIN(bf16, BF16, 32, 16)
-PRODUCT_CHAIN(bf16, BF16, 64, 8)
 PRODUCT_CHAIN(bf16, BF16, 64, 16)

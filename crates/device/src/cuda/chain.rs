@@ -56,7 +56,8 @@ impl ChainShape {
     fn for_outputs(rows: usize, eights: usize, multiprocessors: usize) -> Self {
         let rows = [16, 32, 64].into_iter().find(|&most| rows <= most);
         let rows = rows.unwrap_or(CHAIN_ROWS);
-        let outputs = EIGHT;
+        // With many rows, a warp reads all inputs from shared memory for each eight outputs.
+        let outputs = if rows == CHAIN_ROWS { 2 * EIGHT } else { EIGHT };
         let tiles = (eights * EIGHT).div_ceil(outputs);
         let warps_of = |blocks: usize| tiles.div_ceil(multiprocessors * blocks);
         let each = (1..).find(|&blocks| warps_of(blocks) <= WARPS_MAX / 2);
