@@ -15,6 +15,8 @@ use crate::{BenchError, BenchReport, sample::median};
 const SPREAD: u64 = 1 << 30;
 /// Number of measurements of each operation.
 const REPEATS: usize = 5;
+/// Largest number of rows that are measured as generated tokens, and also as the end of a prompt.
+const FEW_ROWS: usize = 64;
 /// Tokens of a KV page.
 const PAGE_TOKENS: usize = 16;
 
@@ -45,17 +47,14 @@ pub fn operations(
     let bench = OperationBench::new(options, backend, dims, dtype.unwrap_or(DType::F16))?;
     let mut measured = Vec::new();
     for &rows in &options.rows {
-        let phase = if rows > 64 {
-            Phase::Prompt
-        } else {
-            Phase::Generated
-        };
-        measured.extend(bench.products(dims, rows, phase)?);
-        measured.push(bench.attention(dims, rows, options.context, phase)?);
+        for phase in phases(rows) {
+            measured.extend(bench.products(dims, rows, phase)?);
+            measured.push(bench.attention(dims, rows, options.context, phase)?);
+        }
         measured.extend(bench.elementwise(dims, rows)?);
     }
     // Sampling runs last, since its logits overwrite the weights.
-    for &rows in options.rows.iter().filter(|rows| **rows <= 64) {
+    for &rows in options.rows.iter().filter(|rows| **rows <= FEW_ROWS) {
         measured.extend(bench.sampling(dims, rows)?);
     }
     let json: Vec<_> = measured
@@ -78,6 +77,14 @@ pub fn operations(
         text,
         json!({"device": device, "operations": json}),
     ))
+}
+
+/// Phases in which a pass has this number of rows.
+fn phases(rows: usize) -> Vec<Phase> {
+    match rows {
+        ..=FEW_ROWS => vec![Phase::Generated, Phase::Prompt],
+        _ => vec![Phase::Prompt],
+    }
 }
 
 /// Rate in units of 10⁹ or 10¹².
@@ -109,14 +116,14 @@ impl OperationBench {
         let scratch = PassLimits {
             rows,
             width,
-            generated: rows.min(64),
+            generated: rows.min(FEW_ROWS),
             heads: dims.heads,
             d_head: dims.d_head,
             keys: context,
         };
         let activations = 8 * rows as u64 * width as u64 * 4;
         let weights = activations.next_multiple_of(ALIGN) + (1 << 20);
-        let pages = (rows.min(64) * context * 2 * dims.kv_heads * dims.d_head * 2) as u64;
+        let pages = (rows.min(FEW_ROWS) * context * 2 * dims.kv_heads * dims.d_head * 2) as u64;
         let slab = weights + SPREAD + (2 * width * width * 2) as u64 + pages;
         let device = backend.open(slab, scratch)?;
         let bench = OperationBench {
@@ -205,18 +212,22 @@ impl OperationBench {
             let bytes = ((inputs * outputs * size) as u64).next_multiple_of(ALIGN);
             let count = (SPREAD / bytes).max(1);
             let x = self.activation(0, rows, inputs);
-            let out = self
-                .activation(1, rows, inputs.max(outputs))
-                .cols(0, outputs);
+            // Lies behind the inputs, which are at most three times as wide.
+            let out = self.activation(4, rows, outputs);
             let flops = 2.0 * (rows * inputs * outputs) as f64;
             let what = format!("linear {phase:?} [{rows}, {inputs}] to {outputs}");
+            let weight = |i: u64| Weight {
+                view: View::new(
+                    self.weights + i % count * bytes,
+                    self.dtype,
+                    outputs,
+                    inputs,
+                ),
+                order: Order::OutIn,
+            };
+            self.device.warm_up(weight(0))?;
             self.time(what, bytes as f64, flops, |i| {
-                let at = self.weights + i % count * bytes;
-                let weight = Weight {
-                    view: View::new(at, self.dtype, outputs, inputs),
-                    order: Order::OutIn,
-                };
-                self.device.linear(x, weight, None, out, phase)
+                self.device.linear(x, weight(i), None, out, phase)
             })
         };
         shapes.into_iter().map(one).collect()
@@ -238,7 +249,12 @@ impl OperationBench {
         phase: Phase,
     ) -> Result<OperationMeasurement, BenchError> {
         let prompt = phase == Phase::Prompt;
-        let keys = if prompt { rows } else { context };
+        // Few rows of a prompt are its end; many rows are all of it.
+        let keys = if rows > FEW_ROWS {
+            rows
+        } else {
+            context.max(rows)
+        };
         let (sessions, pages) = (if prompt { 1 } else { rows }, keys.div_ceil(PAGE_TOKENS));
         let (heads, d_head) = (dims.heads, dims.d_head);
         let mut kv = KvLayer {
@@ -251,7 +267,10 @@ impl OperationBench {
             dtype: self.dtype,
         };
         kv.page_bytes = kv.layer_bytes();
-        let row = |r: usize| if prompt { (0, r) } else { (r, keys - 1) };
+        let row = |r: usize| match phase {
+            Phase::Prompt => (0, keys - rows + r),
+            Phase::Generated => (r, keys - 1),
+        };
         let positions: Vec<i32> = (0..rows).map(|r| row(r).1 as i32).collect();
         let sequences: Vec<i32> = (0..rows).map(|r| row(r).0 as i32).collect();
         let tables: Vec<i32> = (0..(sessions * pages) as i32).collect();
@@ -271,7 +290,11 @@ impl OperationBench {
         let q = self.activation(0, rows, heads * d_head);
         let out = self.activation(1, rows, heads * d_head);
         let bytes = (sessions as u64 * pages as u64 * kv.page_bytes) as f64;
-        let pairs = if prompt { rows * rows / 2 } else { rows * keys };
+        let pairs = if rows > FEW_ROWS {
+            rows * rows / 2
+        } else {
+            rows * keys
+        };
         let flops = 4.0 * (pairs * heads * d_head) as f64;
         let what = format!("attend {phase:?} {rows} rows, {keys} keys");
         self.time(what, bytes, flops, |_| {
