@@ -35,6 +35,15 @@ pub trait Device: Transfers + Streams + Ops {
     /// Describes this device.
     fn info(&self) -> DeviceInfo;
 
+    /// Waits for all streams, and gives the memory of the slab and of the operations back to the
+    /// system. The contents are lost. Operations fail until [`Device::restore_memory`] succeeds;
+    /// host slabs and events stay valid.
+    fn release_memory(&self) -> crate::Result<()>;
+
+    /// Allocates the memory that [`Device::release_memory`] gave back, at the same offsets. Its
+    /// contents are unspecified. Does nothing if the device has its memory.
+    fn restore_memory(&self) -> crate::Result<()>;
+
     /// Prepares [`Device::inject`], which may not load kernels in the middle of a pass.
     #[cfg(any(test, feature = "faults"))]
     fn prepare_faults(&self) -> crate::Result<()> {

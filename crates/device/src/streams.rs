@@ -19,6 +19,16 @@ pub enum Stream {
     PageOut,
 }
 
+impl Stream {
+    /// Every stream of a device.
+    pub const ALL: [Stream; 4] = [
+        Stream::Compute,
+        Stream::Copy,
+        Stream::PageIn,
+        Stream::PageOut,
+    ];
+}
+
 /// A point in a stream that another stream or the host can wait for. An event belongs to the
 /// device that recorded it, and holds the time at which the stream passed it.
 #[derive(Clone)]

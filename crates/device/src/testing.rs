@@ -342,6 +342,16 @@ impl Device for LateDevice {
             ..self.cpu.info()
         }
     }
+
+    fn release_memory(&self) -> Result<()> {
+        let left = lock(&self.pending).copies.len();
+        assert_eq!(left, 0, "copies are on their way into memory that is given back");
+        self.cpu.release_memory()
+    }
+
+    fn restore_memory(&self) -> Result<()> {
+        self.cpu.restore_memory()
+    }
 }
 
 impl Transfers for LateDevice {

@@ -94,7 +94,7 @@ impl CpuDevice {
         OpCheck {
             name,
             base: self.slab.at(0),
-            slab_bytes: self.slab.bytes(),
+            slab_bytes: self.slab.usable_bytes(),
         }
     }
 
@@ -157,6 +157,15 @@ impl Device for CpuDevice {
             detail: format!("{}, {threads} thread{plural}", self.isa()),
             slab_bytes: self.slab.bytes(),
         }
+    }
+
+    fn release_memory(&self) -> Result<()> {
+        // Operations of a CPU run in the call, so no work is left.
+        self.slab.release()
+    }
+
+    fn restore_memory(&self) -> Result<()> {
+        self.slab.restore()
     }
 }
 

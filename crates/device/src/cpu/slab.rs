@@ -1,5 +1,7 @@
 //! The slab, and scratch memory of threads.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::{DeviceError, Result, host};
 
 /// Memory that all operations work in. Untouched pages take no memory.
@@ -7,9 +9,11 @@ use crate::{DeviceError, Result, host};
 /// Only raw pointers into the slab exist, never references that outlive an access. By the
 /// device's contract the caller orders accesses to the same bytes.
 pub(super) struct Slab {
-    _memory: host::Buffer,
+    memory: host::Buffer,
     base: *mut u8,
     bytes: usize,
+    /// Whether the system has the memory back.
+    is_released: AtomicBool,
 }
 
 // SAFETY: the memory lives as long as the slab, and only raw pointers access it. Each use of a
@@ -44,10 +48,38 @@ impl Slab {
             })?;
         let base = memory.bytes().as_mut_ptr();
         Ok(Slab {
-            _memory: memory,
+            memory,
             base,
             bytes: bytes as usize,
+            is_released: AtomicBool::new(false),
         })
+    }
+
+    /// Gives the memory back to the system. Its addresses stay reserved.
+    pub(super) fn release(&self) -> Result<()> {
+        self.is_released.store(true, Ordering::Release);
+        // SAFETY: only raw pointers into the slab exist, and operations, which end before they
+        // return, refuse all spans from now on. By the device's contract none runs beside this.
+        unsafe { self.memory.discard() }.map_err(|error| {
+            DeviceError::Setup(format!("cannot give the memory of the slab back: {error}"))
+        })
+    }
+
+    /// Allows the use of the slab again. Its pages take memory when they are written.
+    pub(super) fn restore(&self) -> Result<()> {
+        if self.is_released.load(Ordering::Acquire) {
+            Self::check(self.bytes())?;
+            self.is_released.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Bytes that operations may use now.
+    pub(super) fn usable_bytes(&self) -> u64 {
+        match self.is_released.load(Ordering::Acquire) {
+            true => 0,
+            false => self.bytes(),
+        }
     }
 
     pub(super) fn bytes(&self) -> u64 {

@@ -32,7 +32,7 @@ impl AttentionOps for CudaDevice {
         let state = &mut *self.state();
         let (keys, values) = (self.f32(op, "k", k)?, self.f32(op, "v", v)?);
         let [positions, sequences, tables] = self.row_args(op, rows)?;
-        let pages = KvArg::new(self.slab.address, &kv);
+        let pages = KvArg::new(self.slab.address(), &kv);
         launch!(self, state, "append", elements(k); keys, values, positions, sequences, tables,
                 pages, self.fault.start)
     }
@@ -130,7 +130,7 @@ impl CudaDevice {
     ) -> Result<()> {
         let (arg, [positions, sequences, tables]) = (unrotated.arg, unrotated.row_args);
         let Qkv { q, k, .. } = unrotated.qkv;
-        let pages = KvArg::new(self.slab.address, &unrotated.kv);
+        let pages = KvArg::new(self.slab.address(), &unrotated.kv);
         // Uses few blocks per row, because each block looks up the page of its row.
         let pairs = (q.cols + 2 * k.cols) / 2;
         let size = columns(pairs.div_ceil(ROPE_PAIRS), q.rows);
@@ -158,7 +158,7 @@ impl CudaDevice {
         let from = self.f32(op, "q", q)?;
         let to = self.out(state, op, "out", out)?;
         let shadow = self.shadow_for(state, out);
-        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
+        let (pages, attend) = (KvArg::new(self.slab.address(), &kv), AttendArg::new(how));
         if rows.phase == Phase::Prompt {
             let size = LaunchSize {
                 blocks: [how.heads, q.rows.div_ceil(PREFILL_ROWS), 1],
@@ -229,7 +229,7 @@ impl CudaDevice {
         out: View,
     ) -> Result<()> {
         let [positions, sequences, tables] = self.row_args(op, rows)?;
-        let (pages, attend) = (KvArg::new(self.slab.address, &kv), AttendArg::new(how));
+        let (pages, attend) = (KvArg::new(self.slab.address(), &kv), AttendArg::new(how));
         let from = self.f32(op, "from", from)?;
         let to = self.out(state, op, "out", out)?;
         launch!(self, state, op.name, size; from, positions, sequences, tables, pages, attend, to,

@@ -117,16 +117,16 @@ impl CudaDevice {
         let numbers = random_halves((CHECKED_ROWS + CHECKED_OUTPUTS) * inputs, dtype);
         let (read, written) = (2 * numbers.len() as u64, 4 * CHECKED_ROWS * CHECKED_OUTPUTS);
         let memory = DeviceMemory::new(&self.card, read + 2 * written as u64)?;
-        let weights = memory.address + 2 * (CHECKED_ROWS * inputs) as u64;
-        let by_library = memory.address + read;
+        let weights = memory.address() + 2 * (CHECKED_ROWS * inputs) as u64;
+        let by_library = memory.address() + read;
         let by_chain = by_library + written as u64;
         let at = Operands {
-            x: memory.address,
+            x: memory.address(),
             weights,
             out: by_library,
         };
         let mut arg = ProductsArg {
-            x: memory.address,
+            x: memory.address(),
             x_stride: inputs as i64,
             rows: CHECKED_ROWS as i32,
             inputs: inputs as i32,
@@ -145,7 +145,7 @@ impl CudaDevice {
         state.forget();
         self.card.enter()?;
         // SAFETY: the first bytes of the memory; the driver reads the numbers before it returns.
-        unsafe { result::memcpy_htod_async(memory.address, &numbers, stream) }
+        unsafe { result::memcpy_htod_async(memory.address(), &numbers, stream) }
             .context("uploading to the card")?;
         // SAFETY: addresses in memory that lives until the stream has been waited for.
         unsafe { blas.run(product, at, stream.cast()) }?;

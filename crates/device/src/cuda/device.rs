@@ -1,6 +1,6 @@
 //! A card as a device: its slab, its streams, and the state of its launches.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::card::Card;
 use super::event::Events;
@@ -62,8 +62,8 @@ impl CudaDevice {
     pub(super) fn op(&self, name: &'static str) -> OpCheck {
         OpCheck {
             name,
-            base: std::ptr::without_provenance_mut(self.slab.address as usize),
-            slab_bytes: self.slab_bytes,
+            base: std::ptr::without_provenance_mut(self.slab.address() as usize),
+            slab_bytes: if self.slab.address() == 0 { 0 } else { self.slab_bytes },
         }
     }
 
@@ -78,7 +78,7 @@ impl CudaDevice {
 
     /// Address of a byte of the scratch memory behind the slab.
     pub(super) fn scratch_at(&self, offset: u64) -> u64 {
-        self.slab.address + self.slab_bytes.next_multiple_of(ALIGN) + offset
+        self.slab.address() + self.slab_bytes.next_multiple_of(ALIGN) + offset
     }
 }
 
@@ -89,6 +89,22 @@ impl Device for CudaDevice {
             detail: self.card.name().to_owned(),
             slab_bytes: self.slab_bytes,
         }
+    }
+
+    fn release_memory(&self) -> Result<()> {
+        self.finish()?;
+        for stream in Stream::ALL {
+            self.queue(stream).wait()?;
+        }
+        self.state().forget();
+        // Recordings contain addresses in the slab.
+        *self.graphs.lock().unwrap_or_else(PoisonError::into_inner) = Graphs::default();
+        self.slab.free();
+        Ok(())
+    }
+
+    fn restore_memory(&self) -> Result<()> {
+        self.slab.allocate(&self.card)
     }
 
     #[cfg(any(test, feature = "faults"))]
@@ -118,8 +134,8 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // The streams must finish before the memory is freed.
         let _ = self.card.enter();
-        for queue in [&self.compute, &self.copy, &self.page_in, &self.page_out] {
-            let _ = queue.wait();
+        for stream in Stream::ALL {
+            let _ = self.queue(stream).wait();
         }
     }
 }

@@ -105,7 +105,7 @@ impl LinkBench {
         let lane = |inwards, queue: usize, from: u64, bytes: u64| CopyLane {
             inwards,
             here: here.wrapping_add(from as usize),
-            there: self.there.address + from,
+            there: self.there.address() + from,
             bytes,
             chunk: how.chunk,
             stream: self.clock.queues[queue].stream,
@@ -314,7 +314,7 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
     let copy = || {
         // SAFETY: both buffers have `bytes` bytes and outlive the clock.
         let queued =
-            unsafe { result::memcpy_dtod_async(to.address, from.address, bytes as usize, stream) };
+            unsafe { result::memcpy_dtod_async(to.address(), from.address(), bytes as usize, stream) };
         queued.context("copying on the card")
     };
     let seconds = repeated(Duration::from_millis(100), || clock.time(copy))?;

@@ -38,6 +38,19 @@ impl Buffer {
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.map[self.skip..self.skip + self.bytes]
     }
+
+    /// Gives the memory back to the system. The addresses stay reserved, and read as zeros.
+    ///
+    /// # Safety
+    /// No reference into the buffer exists during the call.
+    pub unsafe fn discard(&self) -> io::Result<()> {
+        // SAFETY: the pages of an anonymous map read as zeros afterwards, and by contract nothing
+        // refers to them.
+        unsafe {
+            self.map
+                .unchecked_advise(memmap2::UncheckedAdvice::DontNeed)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -52,5 +65,16 @@ mod tests {
             assert_eq!(buffer.bytes(), vec![0; bytes]);
         }
         assert!(Buffer::new(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn discarded_memory_reads_as_zeros() {
+        let mut buffer = Buffer::new(HUGE + 1).unwrap();
+        buffer.bytes().fill(7);
+        // SAFETY: no reference into the buffer exists.
+        unsafe { buffer.discard() }.unwrap();
+        assert!(buffer.bytes().iter().all(|&byte| byte == 0));
+        buffer.bytes()[HUGE] = 1;
+        assert_eq!(buffer.bytes()[HUGE], 1);
     }
 }

@@ -159,6 +159,14 @@ impl Device for FaultyDevice {
     fn info(&self) -> DeviceInfo {
         self.inner.info()
     }
+
+    fn release_memory(&self) -> Result<()> {
+        self.check()?.release_memory()
+    }
+
+    fn restore_memory(&self) -> Result<()> {
+        self.check()?.restore_memory()
+    }
 }
 
 impl Transfers for FaultyDevice {
