@@ -29,6 +29,11 @@ impl ExpertCache {
         }
     }
 
+    /// Number of experts.
+    pub fn experts(&self) -> usize {
+        self.slot_by_expert.len()
+    }
+
     /// Returns the slot that holds an expert.
     pub fn slot_of(&self, expert: usize) -> Option<usize> {
         self.slot_by_expert[expert]

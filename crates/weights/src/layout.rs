@@ -84,6 +84,7 @@ impl WeightLayout {
         let plan = Plan::new(&input, memory.overrides)?;
         let host = match options.link.tier {
             Tier::Files => HostLayout::default(),
+            Tier::Host if memory.host_copy => HostLayout::of_all(&pieces),
             Tier::Host => {
                 let streamed = plan.ring.slots.iter().map(|slot| slot.piece);
                 HostLayout::new(&pieces, &plan, streamed)
@@ -121,6 +122,7 @@ impl WeightLayout {
         let plan = elastic.plan(&pieces);
         let host = match options.link.tier {
             Tier::Files => HostLayout::default(),
+            Tier::Host if options.memory.host_copy => HostLayout::of_all(&pieces),
             Tier::Host => HostLayout::new(&pieces, &plan, elastic.may_stream().into_iter()),
         };
         let kept = place_kept(&pieces, plan.bytes());
@@ -251,18 +253,24 @@ impl WeightLayout {
         self.whole_bytes
     }
 
-    /// Bytes of host memory that weights stream from; 0 if weights stream from files.
+    /// Bytes of host memory that weights are copied from; 0 if weights stream from files.
     pub fn host_bytes(&self) -> u64 {
         self.host.bytes
     }
 
     /// Bytes of host memory that workers load resident weights through.
     pub fn staging_bytes(&self) -> u64 {
-        self.options.link.load_staging().min(self.resident_bytes())
+        match self.host.has_all {
+            true => 0,
+            false => self.options.link.load_staging().min(self.resident_bytes()),
+        }
     }
 
     /// Bytes that are read from files before the first pass.
     pub fn load_bytes(&self) -> u64 {
+        if self.host.has_all {
+            return self.host.bytes;
+        }
         let pool = match self.host.experts.is_empty() {
             true => self.pool_bytes(),
             false => 0,

@@ -28,6 +28,9 @@ pub struct MemorySettings {
     pub kv_dtype: KvDtype,
     /// Whether resident weights yield their memory to KV pages when sessions need it.
     pub elastic: bool,
+    /// Whether host memory keeps a copy of all weights, so that a model that was swapped out
+    /// returns over the link instead of from files. Has no effect if weights stream from files.
+    pub host_copy: bool,
 }
 
 impl MemorySettings {
@@ -53,6 +56,7 @@ impl Default for MemorySettings {
             prefetch: true,
             kv_dtype: KvDtype::Auto,
             elastic: false,
+            host_copy: false,
         }
     }
 }

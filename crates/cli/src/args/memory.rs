@@ -103,6 +103,7 @@ impl MemoryArgs {
             prefetch: self.prefetch == Switch::On,
             kv_dtype: self.kv_dtype.unwrap_or_default(),
             elastic: self.elastic == Switch::On,
+            host_copy: false,
             host_budget: budget(self.host_memory, host::available_memory()),
             tier: None,
         }

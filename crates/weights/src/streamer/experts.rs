@@ -68,8 +68,8 @@ impl ExpertSlots {
     }
 
     /// Removes the experts from all slots for which `lost` is true.
-    pub fn remove_lost(&mut self, experts: usize, mut lost: impl FnMut(usize) -> bool) {
-        for expert in 0..experts {
+    pub fn remove_lost(&mut self, mut lost: impl FnMut(usize) -> bool) {
+        for expert in 0..self.cache.experts() {
             if self.cache.slot_of(expert).is_some_and(&mut lost) {
                 self.cache.remove(expert);
             }

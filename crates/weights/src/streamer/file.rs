@@ -269,9 +269,17 @@ impl Streamer for FileStreamer {
         // The restart dropped the copies that had not arrived.
         let arriving = &mut self.arriving;
         let lost = |slot: usize| arriving[slot].take().is_some();
-        self.slots.remove_lost(self.experts.len(), lost);
+        self.slots.remove_lost(lost);
         (self.base, self.ended, self.current) = (first, 0, None);
         self.computing = None;
+    }
+
+    fn suspend(&mut self) -> Result<(), DeviceError> {
+        self.abort_pass();
+        // A read that does not return may still write to the memory.
+        self.link.queue.check()?;
+        self.slots.remove_lost(|_| true);
+        Ok(())
     }
 
     fn switch(&mut self, layout: &WeightLayout, from: usize) -> Result<(), WeightsError> {

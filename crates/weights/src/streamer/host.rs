@@ -2,7 +2,6 @@
 //! operations. The streamer never waits; events order copies and operations.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,8 +34,11 @@ pub(super) struct HostStreamer {
     slots: ExpertSlots,
     /// State of each slot of the expert pool.
     slot_states: Vec<SlotState>,
-    /// Copies of the experts into the first slot; empty if all experts stay.
+    /// Copies of the experts into the first slot; empty if host memory has no copy of them,
+    /// because all of them stay.
     experts: Vec<CopyOp<Placement>>,
+    /// Whether host memory has its weights.
+    is_filled: bool,
     /// Location of each table in host memory.
     tables: BTreeMap<TensorId, Placement>,
     recorder: Arc<Recorder>,
@@ -85,6 +87,7 @@ impl HostStreamer {
             slots: ExpertSlots::new(slots, plan.pool.bytes, plan.pool.count),
             slot_states: (0..slots).map(|_| SlotState::default()).collect(),
             experts: transfers::experts_from_host(layout),
+            is_filled: false,
             tables: layout.host().tables.clone(),
             recorder: Arc::clone(recorder),
             base: 0,
@@ -122,10 +125,40 @@ impl HostStreamer {
         LinkWorkers::start(queue, self.workers, copy, &self.recorder)
     }
 
-    /// Enqueues copies of whole units to their places, and makes the compute stream wait for them.
-    fn copy_units(&self, layout: &WeightLayout, units: Range<usize>) -> Result<(), DeviceError> {
+    /// Reads from files into the slab what host memory will have no copy of, and into host memory
+    /// what it lacks. `placed` are the slots of the first experts.
+    fn read_files(
+        &mut self,
+        layout: &WeightLayout,
+        placed: &[(usize, usize)],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), WeightsError> {
+        let mut copies = transfers::resident(layout);
+        if !self.is_filled {
+            copies.extend(transfers::into_host(layout));
+        }
+        if self.experts.is_empty() {
+            let experts = transfers::experts_from_files(layout);
+            let shifted = |&(expert, slot): &(usize, usize)| {
+                experts[expert].shifted(self.slots.distance(slot))
+            };
+            copies.extend(placed.iter().map(shifted));
+        }
+        if !copies.is_empty() {
+            self.start_workers()?.fetch(&copies, progress)?;
+        }
+        if !self.is_filled {
+            self.copier.slab.seal()?;
+            self.is_filled = true;
+        }
+        Ok(())
+    }
+
+    /// Enqueues copies of resident weights to their places, and makes the compute stream wait for
+    /// them.
+    fn copy_resident(&self, copies: Vec<CopyOp<Placement>>) -> Result<(), DeviceError> {
         let here = self.record_compute()?;
-        for op in transfers::units_from_host(layout, units) {
+        for op in copies {
             let copy = self.copier.enqueue(op, Some(&here))?;
             self.device().wait(Stream::Compute, &copy.arrived)?;
         }
@@ -188,31 +221,17 @@ impl Streamer for HostStreamer {
         layout: &WeightLayout,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), WeightsError> {
-        let mut copies = transfers::resident(layout);
-        copies.extend(transfers::into_host(layout));
         let placed = self.slots.assign_first(&layout.first_experts());
-        // If all experts stay, host memory has no copy of them.
-        let all_stay = self.experts.is_empty();
-        if all_stay {
-            let experts = transfers::experts_from_files(layout);
-            let shifted = |&(expert, slot): &(usize, usize)| {
-                experts[expert].shifted(self.slots.distance(slot))
-            };
-            copies.extend(placed.iter().map(shifted));
-        }
-        self.start_workers()?.fetch(&copies, progress)?;
-        self.copier.slab.seal()?;
-        if let Some(elastic) = layout.elastic() {
-            self.copy_units(layout, elastic.level..elastic.range.most)?;
-            // A failed copy is an error of loading, not of the first pass.
-            self.device().synchronize(Stream::Copy)?;
-        }
-        if !all_stay {
+        self.read_files(layout, &placed, progress)?;
+        self.copy_resident(transfers::resident_from_host(layout))?;
+        // Host memory has no copy of the experts if all of them stay and are read from files.
+        if !self.experts.is_empty() {
             for (expert, slot) in placed {
                 self.start_copy(expert, slot)?;
             }
         }
-        Ok(())
+        // A failed copy is an error of loading, not of the first pass.
+        Ok(self.device().synchronize(Stream::Copy)?)
     }
 
     fn begin_pass(&mut self) -> Result<(), DeviceError> {
@@ -311,7 +330,7 @@ impl Streamer for HostStreamer {
         // A copy may have failed half-way. If all experts stay, a pass copies none of them, and
         // no other copy of them exists.
         if !self.experts.is_empty() {
-            self.slots.remove_lost(self.experts.len(), |_| true);
+            self.slots.remove_lost(|_| true);
         }
         self.slot_states.fill_with(SlotState::default);
         (self.base, self.ended, self.current) = (first, 0, None);
@@ -319,9 +338,19 @@ impl Streamer for HostStreamer {
         self.trace = PassTrace::default();
     }
 
+    fn suspend(&mut self) -> Result<(), DeviceError> {
+        for stream in [Stream::Copy, Stream::Compute] {
+            self.device().synchronize(stream)?;
+        }
+        self.abort_pass();
+        self.slots.remove_lost(|_| true);
+        Ok(())
+    }
+
     fn switch(&mut self, layout: &WeightLayout, from: usize) -> Result<(), WeightsError> {
         let level = layout.level();
-        if let Err(error) = self.copy_units(layout, level..from.max(level)) {
+        let returning = transfers::units_from_host(layout, level..from.max(level));
+        if let Err(error) = self.copy_resident(returning) {
             // Nothing may write to the places of the units afterwards.
             let _ = self.device().synchronize(Stream::Copy);
             return Err(error.into());

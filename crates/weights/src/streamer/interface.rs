@@ -16,7 +16,9 @@ use super::stats::PassStats;
 /// prefetch saves.
 pub trait Streamer: Send {
     /// Copies all resident weights and the first experts into place, and lets the ring
-    /// fill. Calls `progress` with the number of bytes copied so far.
+    /// fill. Calls `progress` with the number of bytes read from files so far. After
+    /// [`Streamer::suspend`], this call brings the weights back; what host memory has a copy of is
+    /// not read again.
     fn load(
         &mut self,
         layout: &WeightLayout,
@@ -47,6 +49,10 @@ pub trait Streamer: Send {
     /// Abandons a failed pass: cancels all copies in flight. The next pass begins with an empty
     /// ring.
     fn abort_pass(&mut self);
+
+    /// Stops all copies between two passes and waits for those in flight, so that the device's
+    /// memory may be released. The next call is [`Streamer::load`].
+    fn suspend(&mut self) -> Result<(), DeviceError>;
 
     /// Changes to the level of an elastic layout, between two passes. `from` is the level before.
     /// Units that return are copied to their places, which must be free for all work that is on

@@ -272,6 +272,11 @@ impl CopyQueue {
         Ok(())
     }
 
+    /// Fails if a copy failed since the last restart.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        self.lock().check()
+    }
+
     /// Whether a copy failed since the last restart.
     pub fn has_failed(&self) -> bool {
         self.lock().failed

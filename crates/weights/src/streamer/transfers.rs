@@ -144,6 +144,9 @@ pub(super) fn experts_from_host(layout: &WeightLayout) -> Vec<CopyOp<Placement>>
 
 /// Copies from files of all resident weights that host memory has no copy of.
 pub(super) fn resident(layout: &WeightLayout) -> Vec<ChunkedCopy> {
+    if layout.host().has_all {
+        return Vec::new();
+    }
     let kept = layout.pieces().kept.iter().zip(layout.kept_placements());
     let kept = kept.map(|(piece, &to)| {
         let label = layout.segment_label(piece.segment);
@@ -158,6 +161,44 @@ pub(super) fn resident(layout: &WeightLayout) -> Vec<ChunkedCopy> {
     let pieces = pieces.filter(|(_, to)| to.region == Region::Resident);
     kept.chain(pieces.map(|(number, &to)| piece_copy(layout, number, to)))
         .collect()
+}
+
+/// Copies from host memory of all resident weights that host memory has a copy of, except experts.
+pub(super) fn resident_from_host(layout: &WeightLayout) -> Vec<CopyOp<Placement>> {
+    let (host, pieces) = (layout.host(), layout.pieces());
+    let kept = pieces.kept.iter().zip(&host.kept);
+    let mut copies: Vec<_> = kept
+        .zip(layout.kept_placements())
+        .map(|((piece, &from), &to)| CopyOp {
+            from,
+            to,
+            label: layout.segment_label(piece.segment),
+        })
+        .collect();
+    match layout.elastic() {
+        Some(elastic) if host.has_all => {
+            copies.extend(units_from_host(layout, elastic.resident()));
+        }
+        Some(elastic) if host.bytes > 0 => {
+            copies.extend(units_from_host(layout, elastic.level..elastic.range.most));
+        }
+        Some(_) => {}
+        None => copies.extend(pieces_from_host(layout)),
+    }
+    copies
+}
+
+/// Copies from host memory of the resident pieces that host memory has a copy of.
+fn pieces_from_host(layout: &WeightLayout) -> impl Iterator<Item = CopyOp<Placement>> {
+    let placements = layout.plan().placements.iter().enumerate();
+    placements.filter_map(|(number, &to)| {
+        let from = *layout.host().pieces.get(&number)?;
+        (to.region == Region::Resident).then(|| CopyOp {
+            from,
+            to,
+            label: layout.piece_label(number),
+        })
+    })
 }
 
 /// Copies of whole units from files to where they lie while they are resident.
@@ -204,9 +245,12 @@ pub(super) fn units_from_host(
     units.map(copy).collect()
 }
 
-/// Copies from files into host memory, for all weights that may stream from host memory.
+/// Copies from files into host memory, for all weights that host memory has a copy of.
 pub(super) fn into_host(layout: &WeightLayout) -> Vec<ChunkedCopy> {
     let (host, pieces) = (layout.host(), layout.pieces());
+    let kept = pieces.kept.iter().zip(&host.kept);
+    let kept =
+        kept.map(|(piece, &to)| file_copy(layout, piece, to, layout.segment_label(piece.segment)));
     let ring = host.pieces.iter();
     let ring = ring.map(|(&number, &to)| piece_copy(layout, number, to));
     let experts = pieces.experts.iter().zip(&host.experts).enumerate();
@@ -217,7 +261,7 @@ pub(super) fn into_host(layout: &WeightLayout) -> Vec<ChunkedCopy> {
         let (to, chunk) = (*host.tables.get(table)?, layout.link().load_chunk());
         Some(ChunkedCopy::new(&[extent], to, chunk, layout.rows_label()))
     });
-    ring.chain(experts).chain(tables).collect()
+    kept.chain(ring).chain(experts).chain(tables).collect()
 }
 
 fn piece_copy(layout: &WeightLayout, number: usize, to: Placement) -> ChunkedCopy {
@@ -280,7 +324,7 @@ mod tests {
         }
     }
 
-    fn options(tier: Tier, keep: Keep) -> LayoutOptions {
+    fn options(tier: Tier, keep: Keep, host_copy: bool) -> LayoutOptions {
         let overrides = Overrides {
             keep,
             ..Overrides::default()
@@ -289,6 +333,7 @@ mod tests {
             tier: Some(tier),
             overrides,
             chunk: Some(4096),
+            host_copy,
             ..MemorySettings::default()
         };
         LayoutOptions {
@@ -302,8 +347,8 @@ mod tests {
         }
     }
 
-    fn layout(model: &Model, tier: Tier, keep: Keep) -> WeightLayout {
-        let options = options(tier, keep);
+    fn layout(model: &Model, tier: Tier, keep: Keep, host_copy: bool) -> WeightLayout {
+        let options = options(tier, keep, host_copy);
         let fixed = |_: &_| 0;
         WeightLayout::new(&model.program, &*model.weights, options, fixed).expect("it fits")
     }
@@ -365,10 +410,8 @@ mod tests {
         for copy in resident(layout).iter().chain(&into_host(layout)) {
             memory.read(copy);
         }
-        if let Some(elastic) = layout.elastic().filter(|_| layout.host_bytes() > 0) {
-            for copy in units_from_host(layout, elastic.level..elastic.range.most) {
-                memory.copy(&copy);
-            }
+        for copy in resident_from_host(layout) {
+            memory.copy(&copy);
         }
         let parts = |region: Region| {
             let tensors = (0..model.program.tensors.len()).map(TensorId);
@@ -413,8 +456,13 @@ mod tests {
     }
 
     /// Lays out a model so that all levels of its units are possible.
-    fn elastic_layout(model: &Model, tier: Tier, tables_stay: bool) -> WeightLayout {
-        let options = options(tier, Keep::Fit);
+    fn elastic_layout(
+        model: &Model,
+        tier: Tier,
+        tables_stay: bool,
+        host_copy: bool,
+    ) -> WeightLayout {
+        let options = options(tier, Keep::Fit, host_copy);
         let (program, weights) = (&model.program, &*model.weights);
         let cut = ElasticWeights::cut(program, weights, options, tables_stay);
         let cut = cut.expect("the model has no experts");
@@ -460,8 +508,15 @@ mod tests {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/");
         for name in ["llama3", "gpt2", "falcon7b", "qwen2"] {
             let model = Model::open(&format!("{root}{name}")).expect("a golden model");
-            for (tier, stay) in [(Tier::Files, true), (Tier::Host, false), (Tier::Host, true)] {
-                let mut layout = elastic_layout(&model, tier, stay);
+            for (tier, stay, copy) in [
+                (Tier::Files, true, false),
+                (Tier::Files, true, true),
+                (Tier::Host, false, false),
+                (Tier::Host, true, false),
+                (Tier::Host, false, true),
+                (Tier::Host, true, true),
+            ] {
+                let mut layout = elastic_layout(&model, tier, stay, copy);
                 let most = layout.levels().expect("an elastic layout").most;
                 let mut resident = u64::MAX;
                 for level in (0..=most).chain([0]) {
@@ -493,7 +548,8 @@ mod tests {
             let half = model.program.weight_bytes() / 2;
             for tier in [Tier::Files, Tier::Host] {
                 for keep in [Keep::All, Keep::AtMost(half), Keep::Nothing] {
-                    check_layout(&model, &layout(&model, tier, keep));
+                    check_layout(&model, &layout(&model, tier, keep, false));
+                    check_layout(&model, &layout(&model, tier, keep, true));
                 }
             }
         }
