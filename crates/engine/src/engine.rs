@@ -41,6 +41,7 @@ use crate::{
         view::{SessionInfo, SessionView},
     },
     session_ref::{self, SessionRef},
+    swap::vacate_device,
 };
 
 /// A model on a device, with its sessions.
@@ -59,6 +60,8 @@ pub struct Engine {
     /// Outputs that the next step returns.
     deferred: Vec<Output>,
     checker: RequestChecker,
+    /// Whether the device's memory is given back.
+    is_swapped_out: bool,
 }
 
 impl Engine {
@@ -103,6 +106,7 @@ impl Engine {
             prefix_cache: PrefixCache::new(backend.phases_agree()),
             durability: Durability::new(kv.dtype()),
             deferred: Vec::new(),
+            is_swapped_out: false,
         })
     }
 
@@ -191,8 +195,50 @@ impl Engine {
         }
     }
 
+    /// Gives the memory of the device back, between two passes. KV pages move to host memory; kept
+    /// sessions whose turn is over compute again what it has no room for. Refuses if another session
+    /// would lose pages; then nothing changes. Sessions stay open, and no pass runs until
+    /// [`swap_in`](Self::swap_in).
+    pub fn swap_out(&mut self) -> Result<(), EngineError> {
+        if self.is_swapped_out {
+            return Ok(());
+        }
+        let (_, mut residency) = self.scheduling();
+        vacate_device(&mut residency)?;
+        self.is_swapped_out = true;
+        self.executor.swap_out()
+    }
+
+    /// Takes the memory of the device again and loads the weights. If that fails, the model stays
+    /// swapped out, and a later call tries again.
+    pub fn swap_in(
+        &mut self,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<(), EngineError> {
+        if self.is_swapped_out {
+            let (model, blueprint) = (&self.model, &self.blueprint);
+            self.executor.swap_in(model, blueprint, progress)?;
+            self.pager.set_device_frames(blueprint.frames())?;
+            self.is_swapped_out = false;
+        }
+        Ok(())
+    }
+
+    /// Whether the memory of the device is given back.
+    pub fn is_swapped_out(&self) -> bool {
+        self.is_swapped_out
+    }
+
+    /// Whether a session has tokens to run, now or after the model returns to the device.
+    pub fn has_work(&self) -> bool {
+        self.sessions.iter().any(Session::is_active)
+    }
+
     /// Moves the boundary between weights and KV pages by the policy.
     fn balance(&mut self) {
+        if self.is_swapped_out {
+            return;
+        }
         if let Some((elastic, mut parts)) = self.elastic_parts() {
             elastic.balance(&mut parts);
         }
@@ -237,9 +283,10 @@ impl Engine {
         self.pager.set_cache_limit(settings.limit);
     }
 
-    /// Whether no session can run: none has tokens to run, or all that have wait for KV memory.
+    /// Whether no session can run: none has tokens to run, all that have wait for KV memory, or the
+    /// model is swapped out.
     pub fn is_idle(&self) -> bool {
-        !self.scheduler.can_run(&self.sessions, &self.pager)
+        self.is_swapped_out || !self.scheduler.can_run(&self.sessions, &self.pager)
     }
 
     /// Checks that pages and sessions agree.
@@ -490,6 +537,9 @@ impl Engine {
         meanwhile: &mut dyn FnMut(&mut DuringPass<'_>),
     ) -> Result<Vec<Output>, EngineError> {
         let now = Instant::now();
+        if self.is_swapped_out {
+            return Ok(self.maintain(now));
+        }
         let mut outputs = self.apply_time(now);
         self.scheduler.admit(&mut self.sessions, &self.pager);
         self.prefix_cache

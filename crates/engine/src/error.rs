@@ -350,6 +350,17 @@ pub enum EngineError {
         /// Context in tokens that fits.
         context: usize,
     },
+    /// Host memory has no room for the KV pages of sessions that would lose them.
+    #[error(
+        "the model cannot leave the device now: its sessions need {needed} KV pages of host memory, \
+         and {there} are free"
+    )]
+    NoRoomToSwap {
+        /// Number of pages that must move to host memory.
+        needed: usize,
+        /// Number of free pages of host memory.
+        there: usize,
+    },
     /// Host memory and disk have no room for the KV pages of open sessions.
     #[error("host memory and disk have no room for more KV pages: {0}")]
     NoRoom(String),

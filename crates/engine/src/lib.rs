@@ -29,6 +29,7 @@ mod session_ref;
 mod settings;
 mod sizing;
 mod slab_layout;
+mod swap;
 mod tensors;
 mod upload;
 

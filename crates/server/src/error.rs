@@ -304,6 +304,7 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::OutOfPages(_)
         | E::SessionTooLarge { .. }
         | E::NoRoom(_)
+        | E::NoRoomToSwap { .. }
         | E::NoRoomToFork(_) => ErrorCode::Limited,
         E::Device(_)
         | E::Spill(_)

@@ -80,12 +80,7 @@ impl Executor {
         for weight in weight_shapes(&model.program) {
             device.warm_up(weight)?;
         }
-        let arena = &blueprint.arena;
-        if let Some(rope) = &model.program.rope {
-            upload_numbers(&*device, arena.frequencies, &rope.frequencies)?;
-        }
-        let numbers: Vec<i32> = (0..arena.row_numbers.rows as i32).collect();
-        upload_ids(&*device, arena.row_numbers, &numbers)?;
+        upload_constants(&*device, model, blueprint)?;
         Ok(Executor {
             streamer,
             recorder,
@@ -142,6 +137,46 @@ impl Executor {
             blueprint.set_level(program, before);
         }
         Ok(switched?)
+    }
+
+    /// Stops all copies of weights between two passes, and gives the memory of the device back. The
+    /// caller has moved all KV pages away.
+    pub fn swap_out(&mut self) -> Result<(), EngineError> {
+        self.streamer.suspend()?;
+        self.staging.clear();
+        Ok(self.device.release_memory()?)
+    }
+
+    /// Takes the memory of the device again and loads the resident weights, from host memory as far
+    /// as it has a copy. If that fails, the device's memory is given back.
+    pub fn swap_in(
+        &mut self,
+        model: &Model,
+        blueprint: &Blueprint,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<(), EngineError> {
+        let loaded = self.load_again(model, blueprint, progress);
+        if loaded.is_err() {
+            // The first failure is the one to report.
+            let _ = self.swap_out();
+        }
+        loaded
+    }
+
+    fn load_again(
+        &mut self,
+        model: &Model,
+        blueprint: &Blueprint,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<(), EngineError> {
+        self.device.restore_memory()?;
+        let weights = blueprint.weights();
+        let total = weights.load_bytes();
+        self.streamer.load(weights, &mut |loaded| {
+            progress(LoadProgress { loaded, total });
+        })?;
+        self.device.release_staging();
+        upload_constants(&*self.device, model, blueprint)
     }
 
     /// Gives up a pass that failed, with all copies in flight.
@@ -239,6 +274,21 @@ impl Executor {
             progress,
         }
     }
+}
+
+/// Uploads what every pass reads besides the weights: frequencies of the rotary embedding, and the
+/// numbers of rows.
+fn upload_constants(
+    device: &dyn Device,
+    model: &Model,
+    blueprint: &Blueprint,
+) -> Result<(), EngineError> {
+    let arena = &blueprint.arena;
+    if let Some(rope) = &model.program.rope {
+        upload_numbers(device, arena.frequencies, &rope.frequencies)?;
+    }
+    let numbers: Vec<i32> = (0..arena.row_numbers.rows as i32).collect();
+    Ok(upload_ids(device, arena.row_numbers, &numbers)?)
 }
 
 /// Inputs that both halves of a pass share.

@@ -1,0 +1,327 @@
+//! Swapping a model out and in: the device's memory is given back between two passes, no session
+//! ends, and no bit changes.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use common::elastic::{TIERS, draw_elastic, requests, settings};
+use common::faulty_disk::{GONE, HEALTHY, on_faulty_disk};
+use common::paging::{Random, SessionResult, alone, result_of};
+use common::stops::stopping;
+use common::{FAMILIES, How, family, open};
+use djinn_device::{Backend, testing::LateBackend};
+use djinn_engine::{Blueprint, Engine, EngineError, Request, RunUntil, SessionId, Settings};
+use djinn_types::Tier;
+use djinn_weights::{Keep, MemorySettings, Overrides};
+
+/// How a model reaches the device.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    tier: Tier,
+    host_copy: bool,
+    keep: Keep,
+}
+
+/// Every way for weights to return: from files or host memory, all of them resident or some.
+fn routes(weight_bytes: u64) -> Vec<Route> {
+    let keeps = [Keep::All, Keep::AtMost(weight_bytes / 2)];
+    let ways = [(Tier::Files, false), (Tier::Host, false), (Tier::Host, true)];
+    let routes = ways.into_iter().flat_map(|(tier, host_copy)| {
+        keeps.map(|keep| Route {
+            tier,
+            host_copy,
+            keep,
+        })
+    });
+    routes.collect()
+}
+
+fn memory(route: Route) -> MemorySettings {
+    MemorySettings {
+        tier: Some(route.tier),
+        host_copy: route.host_copy,
+        chunk: Some(16 << 10),
+        overrides: Overrides {
+            keep: route.keep,
+            ..Overrides::default()
+        },
+        ..MemorySettings::default()
+    }
+}
+
+/// Settings with room in host memory for the pages of `host_sessions` sessions.
+fn roomy(folder: &Path, requests: &[Request], host_sessions: usize) -> Settings {
+    let settings = settings(&open(folder), requests);
+    let pages = settings.context.div_ceil(settings.page_tokens);
+    Settings {
+        host_pages: host_sessions * pages,
+        ..settings
+    }
+}
+
+fn load(folder: &Path, backend: &dyn Backend, settings: Settings, route: Route) -> Engine {
+    let model = open(folder);
+    let blueprint = Blueprint::draw(&model, backend, settings, memory(route)).unwrap();
+    Engine::load(model, backend, blueprint, &mut |_| {}).unwrap()
+}
+
+fn expected(folder: &Path, requests: &[Request]) -> Vec<SessionResult> {
+    alone(folder, requests).iter().map(result_of).collect()
+}
+
+fn close_all(engine: &mut Engine, ids: &[SessionId]) -> Vec<SessionResult> {
+    let close = |&id| result_of(&engine.close(id).unwrap());
+    ids.iter().map(close).collect()
+}
+
+/// Swaps the model out and in.
+fn swap(engine: &mut Engine) {
+    engine.swap_out().unwrap();
+    assert!(engine.is_swapped_out() && engine.is_idle());
+    assert_eq!(engine.kv_usage().device.total, 0);
+    engine.check_integrity();
+    assert!(engine.step().unwrap().is_empty(), "no pass runs");
+    engine.swap_in(&mut |_| {}).unwrap();
+    assert!(!engine.is_swapped_out());
+    engine.check_integrity();
+}
+
+/// Runs all requests together, and swaps the model out and in before some of the passes.
+fn run_swapping(engine: &mut Engine, requests: &[Request], seed: u64) -> Vec<SessionResult> {
+    let mut random = Random(seed);
+    let ids: Vec<SessionId> = requests
+        .iter()
+        .map(|ask| engine.open(ask.clone()).unwrap())
+        .collect();
+    let mut swaps = 0;
+    while engine.has_work() {
+        if random.below(4) == 0 {
+            swap(engine);
+            swaps += 1;
+        }
+        for output in engine.step().unwrap() {
+            assert_eq!(output.failure, None);
+        }
+        engine.check_integrity();
+    }
+    assert!(swaps > 1, "{swaps} swaps");
+    close_all(engine, &ids)
+}
+
+#[test]
+fn swapping_changes_no_bit() {
+    for name in FAMILIES {
+        let folder = family(name);
+        let asked: Vec<Request> = requests(&folder, 40, 10).into_iter().take(6).collect();
+        let expect = expected(&folder, &asked);
+        for route in routes(open(&folder).program.weight_bytes()) {
+            let backend = How::default().backend();
+            let settings = roomy(&folder, &asked, asked.len());
+            let mut engine = load(&folder, &*backend, settings, route);
+            let found = run_swapping(&mut engine, &asked, 1);
+            assert!(found == expect, "{name}, {route:?}");
+        }
+    }
+}
+
+#[test]
+fn late_copies_and_events_change_no_bit() {
+    let folder = family("llama3");
+    let asked: Vec<Request> = requests(&folder, 40, 10).into_iter().take(6).collect();
+    let expect = expected(&folder, &asked);
+    for seed in 0..4 {
+        for route in routes(open(&folder).program.weight_bytes()) {
+            let settings = roomy(&folder, &asked, asked.len());
+            let mut engine = load(&folder, &LateBackend::new(seed, 9), settings, route);
+            let found = run_swapping(&mut engine, &asked, seed);
+            assert!(found == expect, "seed {seed}, {route:?}");
+        }
+    }
+}
+
+#[test]
+fn elastic_weights_return_at_their_level() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 40, 20).into_iter().take(3).collect();
+    let expect = expected(&folder, &asked);
+    for tier in TIERS {
+        let (model, backend) = (open(&folder), How::default().backend());
+        let settings = Settings {
+            host_pages: 64,
+            ..settings(&model, &requests(&folder, 40, 20))
+        };
+        let resident = common::elastic::Resident::All;
+        let blueprint = draw_elastic(&model, &*backend, &settings, tier, resident);
+        let mut engine = common::elastic::load(model, &*backend, blueprint);
+        let most = engine.memory_split().most;
+        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        for level in [most, most / 2, 0] {
+            engine.set_level(level).unwrap();
+            let before = engine.memory_split();
+            engine.swap_out().unwrap();
+            engine.maintain(std::time::Instant::now());
+            engine.swap_in(&mut |_| {}).unwrap();
+            assert_eq!(engine.memory_split(), before);
+            engine.step().unwrap();
+            engine.check_integrity();
+        }
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        assert!(close_all(&mut engine, &ids) == expect, "{tier:?}");
+    }
+}
+
+#[test]
+fn waiting_and_paused_sessions_survive() {
+    let folder = family("qwen3");
+    let plain: Vec<Request> = requests(&folder, 30, 8).into_iter().take(3).collect();
+    let expect = expected(&folder, &plain);
+    let hooks = ["blocks.0.hook_resid_mid,step=1", "blocks.1.attn.hook_z,step=3"];
+    let stop = |ask: &Request| stopping(&folder, ask, &hooks);
+    let asked: Vec<Request> = plain.iter().map(stop).collect();
+    for route in routes(open(&folder).program.weight_bytes()) {
+        let backend = How::default().backend();
+        let settings = roomy(&folder, &asked, asked.len());
+        let mut engine = load(&folder, &*backend, settings, route);
+        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        loop {
+            let paused = common::stops::run_until_idle(&mut engine);
+            swap(&mut engine);
+            if paused.is_empty() {
+                break;
+            }
+            engine.swap_out().unwrap();
+            for (id, _) in paused {
+                let mut session = engine.any_session(id).unwrap();
+                session.resume_with(&[], RunUntil::Breakpoint).unwrap();
+            }
+            assert!(engine.has_work());
+            engine.swap_in(&mut |_| {}).unwrap();
+        }
+        assert!(close_all(&mut engine, &ids) == expect, "{route:?}");
+    }
+}
+
+/// Runs two turns of kept sessions, with a swap between them if `host_sessions` says how much room
+/// host memory has for it.
+fn two_turns(folder: &Path, asked: &[Request], host_sessions: Option<usize>) -> Vec<SessionResult> {
+    let backend = How::default().backend();
+    let route = routes(open(folder).program.weight_bytes())[0];
+    let settings = roomy(folder, asked, host_sessions.unwrap_or(0));
+    let mut engine = load(folder, &*backend, settings, route);
+    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    if host_sessions.is_some() {
+        swap(&mut engine);
+    }
+    for &id in &ids {
+        let mut session = engine.any_session(id).unwrap();
+        session.append(&asked[0].tokens[..9], 5, &[]).unwrap();
+    }
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        engine.check_integrity();
+    }
+    close_all(&mut engine, &ids)
+}
+
+#[test]
+fn sessions_between_turns_compute_again_what_host_memory_has_no_room_for() {
+    let folder = family("llama2");
+    let kept = |ask: Request| Request { keep: true, ..ask };
+    let asked = requests(&folder, 60, 6).into_iter().take(4).map(kept);
+    let asked: Vec<Request> = asked.collect();
+    let expect = two_turns(&folder, &asked, None);
+    for host_sessions in 0..4 {
+        let found = two_turns(&folder, &asked, Some(host_sessions));
+        assert!(found == expect, "room for {host_sessions} sessions");
+    }
+}
+
+#[test]
+fn a_session_that_runs_is_not_robbed_of_its_pages() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
+    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    while engine.kv_usage().device.used < engine.blueprint().settings().host_pages + 1 {
+        engine.step().unwrap();
+    }
+    let refused = engine.swap_out().unwrap_err();
+    assert!(
+        matches!(refused, EngineError::NoRoomToSwap { needed, there } if needed > there),
+        "{refused}"
+    );
+    assert!(!engine.is_swapped_out());
+    engine.check_integrity();
+    while !engine.is_idle() {
+        engine.step().unwrap();
+    }
+    assert!(close_all(&mut engine, &ids) == expect);
+}
+
+#[test]
+fn a_prompt_in_the_cache_is_not_computed_again_after_a_swap() {
+    let folder = family("llama2");
+    let ask = requests(&folder, 60, 6).remove(0);
+    let expect = expected(&folder, std::slice::from_ref(&ask));
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let settings = roomy(&folder, std::slice::from_ref(&ask), 2);
+    let mut engine = load(&folder, &*backend, settings, route);
+    for round in 0..3 {
+        let id = engine.open(ask.clone()).unwrap();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+        }
+        assert!(close_all(&mut engine, &[id]) == expect);
+        assert_eq!(engine.prefix_tokens_reused() > 0, round > 0);
+        swap(&mut engine);
+    }
+}
+
+#[test]
+fn a_failed_return_can_be_tried_again() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    if backend.tier() != Tier::Files {
+        return;
+    }
+    for reads in [GONE, 1, 3] {
+        let (model, disk) = on_faulty_disk(&folder);
+        let route = routes(model.program.weight_bytes())[0];
+        let settings = roomy(&folder, &asked, 2);
+        let blueprint = Blueprint::draw(&model, &*backend, settings, memory(route)).unwrap();
+        let mut engine = common::elastic::load(model, &*backend, blueprint);
+        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        engine.step().unwrap();
+        engine.swap_out().unwrap();
+        disk.reads_left.store(reads, Ordering::SeqCst);
+        let failed = engine.swap_in(&mut |_| {});
+        disk.reads_left.store(HEALTHY, Ordering::SeqCst);
+        assert!(failed.is_err() && engine.is_swapped_out(), "{reads} reads");
+        engine.swap_in(&mut |_| {}).unwrap();
+        while !engine.is_idle() {
+            engine.step().unwrap();
+            engine.check_integrity();
+        }
+        assert!(close_all(&mut engine, &ids) == expect, "{reads} reads");
+    }
+}
