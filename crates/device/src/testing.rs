@@ -345,7 +345,10 @@ impl Device for LateDevice {
 
     fn release_memory(&self) -> Result<()> {
         let left = lock(&self.pending).copies.len();
-        assert_eq!(left, 0, "copies are on their way into memory that is given back");
+        assert_eq!(
+            left, 0,
+            "copies are on their way into memory that is given back"
+        );
         self.cpu.release_memory()
     }
 

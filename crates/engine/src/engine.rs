@@ -211,10 +211,7 @@ impl Engine {
 
     /// Takes the memory of the device again and loads the weights. If that fails, the model stays
     /// swapped out, and a later call tries again.
-    pub fn swap_in(
-        &mut self,
-        progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<(), EngineError> {
+    pub fn swap_in(&mut self, progress: &mut dyn FnMut(LoadProgress)) -> Result<(), EngineError> {
         if self.is_swapped_out {
             let (model, blueprint) = (&self.model, &self.blueprint);
             self.executor.swap_in(model, blueprint, progress)?;

@@ -29,7 +29,11 @@ struct Route {
 /// Every way for weights to return: from files or host memory, all of them resident or some.
 fn routes(weight_bytes: u64) -> Vec<Route> {
     let keeps = [Keep::All, Keep::AtMost(weight_bytes / 2)];
-    let ways = [(Tier::Files, false), (Tier::Host, false), (Tier::Host, true)];
+    let ways = [
+        (Tier::Files, false),
+        (Tier::Host, false),
+        (Tier::Host, true),
+    ];
     let routes = ways.into_iter().flat_map(|(tier, host_copy)| {
         keeps.map(|keep| Route {
             tier,
@@ -182,7 +186,10 @@ fn waiting_and_paused_sessions_survive() {
     let folder = family("qwen3");
     let plain: Vec<Request> = requests(&folder, 30, 8).into_iter().take(3).collect();
     let expect = expected(&folder, &plain);
-    let hooks = ["blocks.0.hook_resid_mid,step=1", "blocks.1.attn.hook_z,step=3"];
+    let hooks = [
+        "blocks.0.hook_resid_mid,step=1",
+        "blocks.1.attn.hook_z,step=3",
+    ];
     let stop = |ask: &Request| stopping(&folder, ask, &hooks);
     let asked: Vec<Request> = plain.iter().map(stop).collect();
     for route in routes(open(&folder).program.weight_bytes()) {

@@ -63,7 +63,11 @@ impl CudaDevice {
         OpCheck {
             name,
             base: std::ptr::without_provenance_mut(self.slab.address() as usize),
-            slab_bytes: if self.slab.address() == 0 { 0 } else { self.slab_bytes },
+            slab_bytes: if self.slab.address() == 0 {
+                0
+            } else {
+                self.slab_bytes
+            },
         }
     }
 

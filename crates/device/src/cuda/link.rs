@@ -313,8 +313,9 @@ pub fn measure_memory(card: &Arc<Card>) -> Result<f64> {
     let stream = clock.queues[0].stream;
     let copy = || {
         // SAFETY: both buffers have `bytes` bytes and outlive the clock.
-        let queued =
-            unsafe { result::memcpy_dtod_async(to.address(), from.address(), bytes as usize, stream) };
+        let queued = unsafe {
+            result::memcpy_dtod_async(to.address(), from.address(), bytes as usize, stream)
+        };
         queued.context("copying on the card")
     };
     let seconds = repeated(Duration::from_millis(100), || clock.time(copy))?;
