@@ -328,28 +328,6 @@ pub enum EngineError {
     /// The KV of a context does not fit in the memory.
     #[error(transparent)]
     ContextMemory(#[from] ContextShortage),
-    /// Other models leave less memory than is set for this one.
-    #[error(
-        "the memory of the model is set to {}, but other models leave {}",
-        Size(*.asked), Size(*.left)
-    )]
-    Taken {
-        /// Bytes that are set for the model.
-        asked: u64,
-        /// Bytes that other models leave.
-        left: u64,
-    },
-    /// Other models leave so little memory that the context would be of little use.
-    #[error(
-        "other models leave {}, in which only a context of {context} tokens fits; unload a model",
-        Size(*budget)
-    )]
-    Squeezed {
-        /// Bytes that other models leave.
-        budget: u64,
-        /// Context in tokens that fits.
-        context: usize,
-    },
     /// Host memory has no room for the KV pages of sessions that would lose them.
     #[error(
         "the model cannot leave the device now: its sessions need {needed} KV pages of host memory, \

@@ -13,6 +13,9 @@ use crate::{
     kv_window::{WindowedPages, exceeds_kv_memory, missing_host_pages},
 };
 
+/// Tokens per session of a pass for which host memory keeps room, if the model may leave the device.
+const SWAPPED_TOKENS: usize = 512;
+
 impl Blueprint {
     /// Lays out a model for sessions whose KV pages need not all fit on the device.
     /// `settings.pages` is the number of pages of all sessions together. Host memory takes the
@@ -142,6 +145,14 @@ impl SessionLayout<'_> {
         }
     }
 
+    /// Pages of running sessions that host memory should take when the model leaves the device.
+    fn swapped_pages(&self) -> usize {
+        let tokens = SWAPPED_TOKENS * self.settings.sessions;
+        self.demand
+            .longest
+            .max(tokens.div_ceil(self.settings.page_tokens))
+    }
+
     /// Lets weights yield where that gains pages, and places pages on disk.
     fn finish(&self, fixed: Blueprint) -> Result<Blueprint, EngineError> {
         if let Some(elastic) = self.elastic(&fixed)? {
@@ -197,6 +208,10 @@ impl SessionLayout<'_> {
         let there = there - there / 32;
         let host = there.saturating_sub(blueprint.host_bytes());
         let mut host_pages = self.demand.host_pages(pages, host, page_bytes);
+        if self.memory.host_copy {
+            let swapped = self.swapped_pages().min(pages);
+            host_pages = host_pages.max(swapped.min((host / page_bytes) as usize));
+        }
         // The tables of host memory may need more device memory than there is.
         while host_pages > 0 {
             match self.draw(pages, host_pages) {

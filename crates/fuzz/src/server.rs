@@ -76,6 +76,7 @@ fn config(home: &std::path::Path) -> ServerConfig {
             kv_dtype: fixtures::KV_DTYPE,
             ..MemorySettings::default()
         },
+        host_copy: djinn_server::HostCopy::Auto,
         kv: KvMemory::default(),
         prefix_cache: PrefixCacheSettings::default(),
         models: vec![ServedModel {

@@ -21,6 +21,8 @@ pub struct ServerConfig {
     pub backend: Arc<dyn Backend>,
     /// Memory that all models share, and how weights reach the device.
     pub memory: MemorySettings,
+    /// Whether host memory keeps a copy of all weights, from which models return to the device.
+    pub host_copy: HostCopy,
     /// Memory for KV pages by tier.
     pub kv: KvMemory,
     /// Scope and size of the prefix cache: the requests that share KV pages of equal beginnings, and
@@ -51,6 +53,19 @@ pub struct ServerConfig {
     pub operation: OperationSettings,
     /// Git commit of this build; empty if unknown.
     pub commit: String,
+}
+
+/// Whether a model keeps room in host memory for leaving the device and returning: a copy of its
+/// weights, and room for KV pages of its running sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostCopy {
+    /// If the server has several models, and host memory has room.
+    #[default]
+    Auto,
+    /// Always. Loading fails if host memory has no room.
+    On,
+    /// Never. A model that leaves the device returns from its files.
+    Off,
 }
 
 /// Settings for the operators of a server.

@@ -289,8 +289,6 @@ fn engine_code(error: &EngineError) -> ErrorCode {
         | E::OtherKvDtype { .. }
         | E::Plan(_)
         | E::ContextMemory(_)
-        | E::Squeezed { .. }
-        | E::Taken { .. }
         | E::HostBudget { .. }
         | E::HostMemory { .. }
         | E::SpillNeedsHost { .. }

@@ -13,6 +13,7 @@ mod auth;
 mod capabilities;
 mod config;
 mod context;
+mod device_pool;
 mod engine_thread;
 mod error;
 mod fatal;
@@ -32,7 +33,7 @@ mod watchdog;
 
 pub use auth::KeyFileError;
 pub use config::{
-    LoadOptions, OperationSettings, ServedModel, ServerConfig, ServerLimits, TlsFiles,
+    HostCopy, LoadOptions, OperationSettings, ServedModel, ServerConfig, ServerLimits, TlsFiles,
 };
 pub use djinn_wire::ErrorCode;
 pub use error::ServeError;

@@ -1,4 +1,4 @@
-//! Tests of several models: loading, eviction of idle models, and their sessions.
+//! Tests of several models: loading, turns on the device, and their sessions.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -13,19 +13,22 @@ use tonic::{Code, transport::Channel};
 /// Server with memory for one of two models.
 fn crowded(state: bool) -> Server {
     Server::with(|config| {
-        let layout = LoadOptions {
-            memory: Some(65_000_000),
-            ..LoadOptions::default()
-        };
-        let named = |name: &str| djinn_server::ServedModel {
-            layout,
-            ..model(name, "models/stories-7m")
-        };
-        config.models = vec![named("a")];
-        config.model_dirs = vec![common::folder("models")];
-        config.memory.budget = 70_000_000;
+        crowd(config);
         config.state = state.then(|| config.pushed.parent().unwrap().join("state"));
     })
+}
+
+fn crowd(config: &mut djinn_server::ServerConfig) {
+    let layout = LoadOptions {
+        memory: Some(65_000_000),
+        ..LoadOptions::default()
+    };
+    config.models = vec![djinn_server::ServedModel {
+        layout,
+        ..model("a", "models/stories-7m")
+    }];
+    config.model_dirs = vec![common::folder("models")];
+    config.memory.budget = 70_000_000;
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -80,32 +83,85 @@ fn story(server: &Server, model: &str, djinn: Value) -> (u16, Value) {
 }
 
 #[test]
-fn an_idle_model_is_unloaded_for_another() {
+fn an_idle_model_leaves_the_device_for_another() {
     let server = crowded(false);
     let b = block_on(register(&server, "b", 65_000_000)).unwrap();
     assert_eq!(b.memory.unwrap().streamed_bytes, 0, "{}", b.routing);
     assert_eq!(
         (state_of(&server, "a"), state_of(&server, "b")),
-        ("unloaded".into(), "ready".into())
+        ("swapped_out".into(), "ready".into())
     );
-    // A request for the other model loads it again.
+    // A request for the other model brings it back.
     assert_eq!(
         story(&server, "a", json!({})).1["choices"][0]["text"],
         ", there was a"
     );
     assert_eq!(
         (state_of(&server, "a"), state_of(&server, "b")),
-        ("ready".into(), "unloaded".into())
+        ("ready".into(), "swapped_out".into())
     );
+    let (_, metrics) = server.get("/metrics");
+    for line in [
+        "djinn_swaps_total{model=\"a\"} 1.0",
+        "djinn_on_device{model=\"a\"} 1.0",
+        "djinn_on_device{model=\"b\"} 0.0",
+    ] {
+        assert!(metrics.contains(line), "missing {line} in\n{metrics}");
+    }
 }
 
 #[test]
-fn a_model_with_open_sessions_is_not_unloaded() {
+fn models_take_turns_under_load() {
+    let server = crowded(false);
+    block_on(register(&server, "b", 65_000_000)).unwrap();
+    let long = |model: &str| {
+        let body = json!({ "model": model, "prompt": "Once upon a time", "max_tokens": 200,
+            "temperature": 0, "ignore_eos": true });
+        let (status, reply) = server.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{reply}");
+        reply["choices"][0]["text"].clone()
+    };
+    let alone = long("a");
+    std::thread::scope(|scope| {
+        let asked = ["a", "b"].repeat(4);
+        let asked = asked
+            .into_iter()
+            .map(|model| scope.spawn(move || long(model)));
+        let asked: Vec<_> = asked.collect();
+        for text in asked {
+            assert_eq!(text.join().unwrap(), alone);
+        }
+    });
+}
+
+#[test]
+fn models_that_need_little_stay_on_the_device_together() {
+    let server = Server::with(|config| {
+        config.models = ["a", "b"]
+            .map(|name| model(name, "models/stories-7m"))
+            .into();
+        config.memory.budget = 400_000_000;
+    });
+    for name in ["a", "b"] {
+        assert_eq!(state_of(&server, name), "ready", "{name}");
+    }
+}
+
+#[test]
+fn a_session_survives_while_its_model_is_off_the_device() {
     let server = crowded(false);
     let (status, kept) = story(&server, "a", json!({ "keep": true }));
     assert_eq!(status, 200, "{kept}");
-    let rejected = block_on(register(&server, "b", 65_000_000)).unwrap_err();
-    assert_eq!(rejected.code(), Code::FailedPrecondition);
+    block_on(register(&server, "b", 65_000_000)).unwrap();
+    assert_eq!(state_of(&server, "a"), "swapped_out");
+    check_continues(&server, &kept);
+}
+
+#[test]
+fn unloading_loses_sessions_only_by_force() {
+    let server = crowded(false);
+    let (status, kept) = story(&server, "a", json!({ "keep": true }));
+    assert_eq!(status, 200, "{kept}");
     let unload = v1::UnloadRequest {
         name: "a".to_owned(),
         ..v1::UnloadRequest::default()
@@ -128,21 +184,31 @@ fn a_model_with_open_sessions_is_not_unloaded() {
 #[test]
 fn durable_sessions_return_with_their_model() {
     let server = crowded(true);
-    let (_, first) = story(&server, "a", json!({ "keep": true }));
-    let session = first["djinn"]["session"].clone();
-    block_on(register(&server, "b", 65_000_000)).unwrap();
+    let (_, kept) = story(&server, "a", json!({ "keep": true }));
+    let unload = v1::UnloadRequest {
+        name: "a".to_owned(),
+        ..v1::UnloadRequest::default()
+    };
+    block_on(async {
+        let mut models = ModelsClient::new(channel(&server).await);
+        models.unload(unload).await.unwrap();
+    });
     assert_eq!(state_of(&server, "a"), "unloaded");
+    check_continues(&server, &kept);
+}
+
+/// Panics unless a kept session of model `a` continues as one request would.
+fn check_continues(server: &Server, kept: &Value) {
+    let session = kept["djinn"]["session"].clone();
     let more = json!({ "prompt": "", "max_tokens": 4, "djinn": { "session": session } });
     let (status, reply) = server.post("/v1/completions", &more);
     assert_eq!(status, 200, "{reply}");
     let all =
         json!({ "model": "a", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0 });
     let whole = server.post("/v1/completions", &all).1["choices"][0]["text"].clone();
+    let first = kept["choices"][0]["text"].as_str().unwrap();
     let reply = reply["choices"][0]["text"].as_str().unwrap();
-    assert_eq!(
-        whole,
-        format!("{}{reply}", first["choices"][0]["text"].as_str().unwrap())
-    );
+    assert_eq!(whole, format!("{first}{reply}"));
 }
 
 #[test]

@@ -28,8 +28,8 @@ pub struct MemorySettings {
     pub kv_dtype: KvDtype,
     /// Whether resident weights yield their memory to KV pages when sessions need it.
     pub elastic: bool,
-    /// Whether host memory keeps a copy of all weights, so that a model that was swapped out
-    /// returns over the link instead of from files. Has no effect if weights stream from files.
+    /// Whether host memory keeps what a model needs to leave the device and return: a copy of all
+    /// weights, unless weights stream from files, and room for KV pages of running sessions.
     pub host_copy: bool,
 }
 

@@ -127,6 +127,16 @@ pub struct ServeArgs {
     /// memory beside the weights, or an eighth of the memory if weights stream]
     #[arg(long, help_heading = "Memory", value_name = "SIZE")]
     pub kv: Option<Size>,
+    /// Copies of all weights in host memory, from which models that take turns on the device return: auto
+    /// keeps them for several models while there is room, off returns from the files
+    #[arg(
+        long,
+        help_heading = "Memory",
+        value_name = "auto|on|off",
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    pub host_copy: HostCopyArg,
     /// Folder for KV pages of waiting sessions when host memory is full
     #[arg(long, help_heading = "Memory", value_name = "DIR")]
     pub spill: Option<PathBuf>,
@@ -278,6 +288,17 @@ pub struct ServeArgs {
     /// Seconds a request may take
     #[arg(long, help_heading = "Limits", value_name = "S", default_value = "3600", value_parser = seconds)]
     pub timeout: Duration,
+}
+
+/// Value of `--host-copy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HostCopyArg {
+    /// For several models, while there is room.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 /// Value of `--log-format`.

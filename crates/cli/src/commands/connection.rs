@@ -249,6 +249,7 @@ fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> Serve
         node: "in-process".to_owned(),
         backend: Arc::clone(&resolved.device.backend),
         memory: resolved.memory,
+        host_copy: djinn_server::HostCopy::Auto,
         kv: KvMemory::default(),
         prefix_cache: PrefixCacheSettings::default(),
         models: vec![ServedModel {

@@ -5,14 +5,14 @@ use std::{net::SocketAddr, time::Duration};
 use djinn_device::DeviceName;
 use djinn_engine::{KvMemory, PrefixCacheSettings, SharePrefixes, SpillConfig};
 use djinn_server::{
-    LoadOptions, OperationSettings, Running, ServeError, ServedModel, ServerConfig, ServerLimits,
-    TlsFiles, TraceExporter,
+    HostCopy, LoadOptions, OperationSettings, Running, ServeError, ServedModel, ServerConfig,
+    ServerLimits, TlsFiles, TraceExporter,
 };
 use djinn_terminal::{Failure, say};
 use djinn_types::Size;
 
 use crate::{
-    args::{LogFormat, PrefixCacheArg, ServeArgs, Setting, ShareArg, serve_settings},
+    args::{HostCopyArg, LogFormat, PrefixCacheArg, ServeArgs, Setting, ShareArg, serve_settings},
     bundled,
 };
 
@@ -166,6 +166,11 @@ pub fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
         node: args.node_id,
         backend: chosen.backend,
         memory,
+        host_copy: match args.host_copy {
+            HostCopyArg::Auto => HostCopy::Auto,
+            HostCopyArg::On => HostCopy::On,
+            HostCopyArg::Off => HostCopy::Off,
+        },
         kv: KvMemory {
             device: args.kv.map(|size| size.0),
             spill: args.spill.map(|folder| SpillConfig {

@@ -47,6 +47,7 @@ fn read_keys(text: &str) {
         node: "fuzz".to_owned(),
         backend: fixtures::backend(),
         memory: MemorySettings::default(),
+        host_copy: djinn_server::HostCopy::Auto,
         kv: KvMemory::default(),
         prefix_cache: PrefixCacheSettings::default(),
         models: Vec::new(),

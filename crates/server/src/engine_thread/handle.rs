@@ -23,6 +23,7 @@ use super::{
 use crate::{
     ServeError,
     config::ServerLimits,
+    device_pool::{DevicePool, Reservation, Tenant},
     fatal::FatalSignal,
     metrics::{EngineSnapshot, Metrics},
 };
@@ -44,7 +45,43 @@ pub struct LoadedModel {
     signals: mpsc::Sender<WaitSignal>,
     shared: Arc<SharedState>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    used: Mutex<Instant>,
+}
+
+/// A model in the turns that models take on the device.
+struct ModelTenant {
+    name: String,
+    jobs: Arc<JobQueue<EngineJob>>,
+    shared: Arc<SharedState>,
+}
+
+impl Tenant for ModelTenant {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.shared.is_busy() && self.jobs.len() == 0
+    }
+
+    fn last_used(&self) -> Instant {
+        self.shared.last_used()
+    }
+
+    fn wake(&self) {
+        self.jobs.push_unlimited(SERVER, Box::new(|_| {}));
+    }
+}
+
+/// Parts of the server that an engine thread uses.
+pub struct ThreadSetup {
+    /// Metrics of the server.
+    pub metrics: Arc<Metrics>,
+    /// Raised when the device is lost.
+    pub fatal: FatalSignal,
+    /// Memory of the device, which models use in turns.
+    pub pool: Arc<DevicePool>,
+    /// Largest number of jobs that may wait for the thread.
+    pub jobs_max: usize,
 }
 
 /// An engine that was just loaded.
@@ -56,18 +93,25 @@ pub struct LoadedEngine {
 }
 
 impl LoadedModel {
-    /// Spawns the engine thread, runs `load` on it, and returns when the model accepts jobs. At most
-    /// `jobs_max` jobs may wait for the thread.
+    /// Spawns the engine thread, runs `load` on it, and returns when the model accepts jobs. `load`
+    /// reserves the memory of the device that it uses.
     pub fn start(
         name: String,
-        metrics: Arc<Metrics>,
-        fatal: FatalSignal,
-        jobs_max: usize,
-        load: impl FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<LoadedEngine, ServeError>
+        setup: ThreadSetup,
+        load: impl FnOnce(
+            &Reservation,
+            &mut dyn FnMut(LoadProgress),
+        ) -> Result<LoadedEngine, ServeError>
         + Send
         + 'static,
         mut progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Arc<LoadedModel>, ServeError> {
+        let ThreadSetup {
+            metrics,
+            fatal,
+            pool,
+            jobs_max,
+        } = setup;
         let (signals, signalled) = mpsc::channel();
         let (ready, loaded) = mpsc::channel();
         let (jobs, shared) = (
@@ -75,9 +119,15 @@ impl LoadedModel {
             SharedState::new(),
         );
         let (queue, state, model) = (Arc::clone(&jobs), Arc::clone(&shared), name.clone());
+        let tenant = ModelTenant {
+            name: name.clone(),
+            jobs: Arc::clone(&jobs),
+            shared: Arc::clone(&shared),
+        };
         let run = move || {
             let ran = catch_unwind(AssertUnwindSafe(|| {
-                let loaded = match load(&mut progress) {
+                let reservation = Reservation::new(&pool, Arc::new(tenant));
+                let loaded = match load(&reservation, &mut progress) {
                     Ok(loaded) => loaded,
                     Err(error) => {
                         let _ = ready.send(Err(error));
@@ -90,12 +140,13 @@ impl LoadedModel {
                 let tokenizer =
                     ChatTokenizer::of(loaded.engine.model(), facts.limits.context as usize);
                 let latency = metrics.latency(&model);
-                let mut worker = Worker::new(loaded.engine, latency, Arc::clone(&state), fatal);
+                let state = Arc::clone(&state);
+                let mut worker = Worker::new(loaded.engine, reservation, latency, state, fatal);
                 if ready.send(Ok((facts, tokenizer))).is_ok() {
                     worker.run(&queue, &signalled);
                 }
                 // Callers that wait learn at once that the thread ends; freeing the memory may take a while.
-                state.end();
+                worker.announce_end();
                 queue.clear();
             }));
             state.end();
@@ -126,7 +177,6 @@ impl LoadedModel {
             signals,
             shared,
             thread: Mutex::new(Some(thread)),
-            used: Mutex::new(Instant::now()),
         }))
     }
 
@@ -164,12 +214,17 @@ impl LoadedModel {
 
     /// Records that a request uses the model.
     pub fn touch(&self) {
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.shared.touch();
     }
 
     /// Time of the last request that used the model.
     pub fn last_used(&self) -> Instant {
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.last_used()
+    }
+
+    /// Whether the model has given its device memory to others. The next request brings it back.
+    pub fn is_swapped_out(&self) -> bool {
+        self.shared.is_swapped_out()
     }
 
     /// Queues a job of the server without waiting for it. A model that stopped ignores the job.
@@ -342,14 +397,18 @@ mod tests {
     use djinn_model::Model;
     use djinn_weights::MemorySettings;
 
-    use super::{LoadedEngine, LoadedModel};
+    use super::{LoadedEngine, LoadedModel, ThreadSetup};
     use crate::{
-        ErrorCode, LoadOptions, ServerLimits, engine_thread::SessionEvent, fatal::FatalSignal,
-        metrics::Metrics, registry::draw,
+        ErrorCode, LoadOptions, ServerLimits,
+        device_pool::{DevicePool, Reservation},
+        engine_thread::SessionEvent,
+        fatal::FatalSignal,
+        metrics::Metrics,
+        registry::draw,
     };
 
     fn stories() -> Arc<LoadedModel> {
-        let load = |progress: &mut dyn FnMut(djinn_engine::LoadProgress)| {
+        let load = |_: &Reservation, progress: &mut dyn FnMut(djinn_engine::LoadProgress)| {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories-7m");
             let model = Model::open(path.to_str().unwrap())?;
             let backend = CpuBackend {
@@ -373,8 +432,13 @@ mod tests {
                 link_ceiling: 0.0,
             })
         };
-        let (metrics, fatal) = (Metrics::new(), FatalSignal::new());
-        LoadedModel::start("stories".to_owned(), metrics, fatal, 100, load, |_| {}).unwrap()
+        let setup = ThreadSetup {
+            metrics: Metrics::new(),
+            fatal: FatalSignal::new(),
+            pool: DevicePool::new(1 << 30),
+            jobs_max: 100,
+        };
+        LoadedModel::start("stories".to_owned(), setup, load, |_| {}).unwrap()
     }
 
     #[tokio::test]

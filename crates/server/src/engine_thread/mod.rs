@@ -17,13 +17,14 @@ mod open_queue;
 mod sessions;
 mod shared;
 mod subscriber;
+mod swap;
 mod tokenizer;
 mod turn;
 mod wait_signal;
 mod worker;
 
 pub use event::SessionEvent;
-pub use handle::{LoadedEngine, LoadedModel};
+pub use handle::{LoadedEngine, LoadedModel, ThreadSetup};
 pub use tokenizer::ChatTokenizer;
 pub use turn::TurnStream;
 pub use worker::Worker;

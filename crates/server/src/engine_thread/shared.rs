@@ -1,8 +1,11 @@
 //! State of an engine thread that other threads read without waiting for it.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 use super::heartbeat::Heartbeat;
@@ -14,6 +17,8 @@ pub struct SharedState {
     pub heartbeat: Heartbeat,
     is_alive: AtomicBool,
     is_busy: AtomicBool,
+    is_swapped_out: AtomicBool,
+    used: Mutex<Instant>,
     snapshot: Mutex<EngineSnapshot>,
 }
 
@@ -24,6 +29,8 @@ impl SharedState {
             heartbeat: Heartbeat::new(),
             is_alive: AtomicBool::new(true),
             is_busy: AtomicBool::new(false),
+            is_swapped_out: AtomicBool::new(false),
+            used: Mutex::new(Instant::now()),
             snapshot: Mutex::default(),
         })
     }
@@ -47,6 +54,26 @@ impl SharedState {
     /// Records whether a session has tokens to run.
     pub fn set_busy(&self, is_busy: bool) {
         self.is_busy.store(is_busy, Ordering::Release);
+    }
+
+    /// Whether the model has given its device memory to others.
+    pub fn is_swapped_out(&self) -> bool {
+        self.is_swapped_out.load(Ordering::Acquire)
+    }
+
+    /// Records whether the model has given its device memory to others.
+    pub fn set_swapped_out(&self, is_swapped_out: bool) {
+        self.is_swapped_out.store(is_swapped_out, Ordering::Release);
+    }
+
+    /// Records that a request uses the model.
+    pub fn touch(&self) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Time of the last request that used the model.
+    pub fn last_used(&self) -> Instant {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counters and gauges that the thread published last.

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     ServeError,
+    device_pool::Reservation,
     fatal::FatalSignal,
     metrics::{EngineSnapshot, Latency, PassTotals},
 };
@@ -28,7 +29,7 @@ const IDLE_POLL: Duration = Duration::from_millis(20);
 /// Interval at which an engine without sessions wakes up.
 const EMPTY_POLL: Duration = Duration::from_secs(1);
 /// Number of consecutive failed passes after which the engine thread stops.
-const FAILED_PASSES_MAX: usize = 8;
+pub(super) const FAILED_PASSES_MAX: usize = 8;
 /// Interval at which a busy thread publishes its counters.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -42,6 +43,12 @@ pub type EngineJob = Box<dyn FnOnce(&mut Worker) + Send>;
 pub struct Worker {
     /// Engine that the thread owns.
     pub engine: Engine,
+    /// Memory of the device that the engine holds, or waits for.
+    pub(super) reservation: Reservation,
+    /// Time before which the model does not try to return to the device, after it could not.
+    pub(super) returns_from: Instant,
+    /// Whether the model waits for its turn on the device.
+    pub(super) waits_for_device: bool,
     pub(super) subscribers: HashMap<SessionId, Subscriber>,
     /// Requests that wait for a free session.
     pub(super) waiting: OpenQueue,
@@ -49,18 +56,18 @@ pub struct Worker {
     pub(super) has_room: bool,
     pub(super) totals: PassTotals,
     pub(super) latency: Latency,
-    shared: Arc<SharedState>,
+    pub(super) shared: Arc<SharedState>,
     /// Raised when the device is lost.
-    fatal: FatalSignal,
+    pub(super) fatal: FatalSignal,
     /// Time of the last published counters, and whether they have changed since.
     published: Instant,
-    has_news: bool,
+    pub(super) has_news: bool,
     /// Traffic of KV pages, as last read.
     paged: PagingStats,
     /// Number of consecutive failed passes.
-    failed_passes: usize,
+    pub(super) failed_passes: usize,
     is_closing: bool,
-    stops: bool,
+    pub(super) stops: bool,
     /// Statistics of passes while a timeline is recorded.
     recorded: Option<Vec<PassStats>>,
 }
@@ -69,6 +76,7 @@ impl Worker {
     /// Creates the state of a thread. Restored sessions have no subscriber.
     pub(super) fn new(
         engine: Engine,
+        reservation: Reservation,
         latency: Latency,
         shared: Arc<SharedState>,
         fatal: FatalSignal,
@@ -78,6 +86,9 @@ impl Worker {
         Worker {
             subscribers: subscribers.collect(),
             engine,
+            reservation,
+            returns_from: Instant::now(),
+            waits_for_device: false,
             waiting: OpenQueue::default(),
             has_room: false,
             totals: PassTotals::default(),
@@ -113,6 +124,7 @@ impl Worker {
             while let Ok(signal) = signals.try_recv() {
                 signal.handle(&mut self.engine);
             }
+            self.share_device();
             if let Some(next) = jobs.next() {
                 self.run_job(next, jobs);
             } else if self.is_busy() {
@@ -120,7 +132,9 @@ impl Worker {
                 let took = self.pass(signals);
                 jobs.next_slice(Some(took));
             } else {
-                self.shared.set_busy(!self.waiting.is_empty());
+                // A model that waits for its turn on the device is busy too.
+                self.shared
+                    .set_busy(self.engine.has_work() || !self.waiting.is_empty());
                 jobs.next_slice(None);
                 self.idle(jobs);
             }
@@ -129,6 +143,11 @@ impl Worker {
                 self.publish_snapshot();
             }
         }
+    }
+
+    /// Tells other threads that this thread ends.
+    pub(super) fn announce_end(&self) {
+        self.shared.end();
     }
 
     /// Runs a job. A job that panics fails alone, unless it leaves the engine inconsistent.
@@ -253,7 +272,7 @@ impl Worker {
 
     /// Whether the model can be unloaded: no turn is running, and no session would be lost.
     pub fn can_unload(&self, durable: bool) -> bool {
-        !self.is_busy() && (durable || self.engine.list(None).is_empty())
+        !self.engine.has_work() && (durable || self.engine.list(None).is_empty())
     }
 
     /// Stops accepting jobs if the model can be unloaded. Returns whether it can.
@@ -286,6 +305,7 @@ impl Worker {
             sessions,
             prefix: self.engine.prefix_cache_stats(),
             waiting: self.waiting.len() as u64,
+            is_swapped_out: self.engine.is_swapped_out(),
         });
         (self.published, self.has_news) = (Instant::now(), is_incomplete);
     }

@@ -207,6 +207,18 @@ const METRICS: &[ModelMetric] = &[
         |r, add| add(&[], r.snapshot.split.switches as f64),
     ),
     (
+        "on_device",
+        "Whether the model holds device memory; 0 if it has left the device for another model",
+        false,
+        |r, add| add(&[], f64::from(!r.snapshot.is_swapped_out)),
+    ),
+    (
+        "swaps",
+        "Times that the model left the device for another one",
+        true,
+        |r, add| add(&[], r.snapshot.totals.swaps as f64),
+    ),
+    (
         "ring_occupancy",
         "Share of pass time in which no pass waited for weights",
         false,

@@ -26,6 +26,8 @@ pub struct PassTotals {
     pub ended: u64,
     /// Number of passes that failed.
     pub failed: u64,
+    /// Number of times that the model left the device for another one.
+    pub swaps: u64,
 }
 
 impl PassTotals {
@@ -57,6 +59,8 @@ pub struct EngineSnapshot {
     pub prefix: PrefixCacheStats,
     /// Number of requests that wait for a free session.
     pub waiting: u64,
+    /// Whether the model has given its device memory to others.
+    pub is_swapped_out: bool,
 }
 
 /// State of a loaded model, for metrics and status streams.

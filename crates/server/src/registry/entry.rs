@@ -62,7 +62,10 @@ impl ModelEntry {
             LoadState::Ready(loaded) => {
                 describe_loaded(&mut model, &loaded);
                 model.sessions = loaded.snapshot().sessions.values().sum();
-                v1::ModelState::Ready
+                match loaded.is_swapped_out() {
+                    true => v1::ModelState::SwappedOut,
+                    false => v1::ModelState::Ready,
+                }
             }
         };
         model.state = state.into();

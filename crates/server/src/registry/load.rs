@@ -1,5 +1,5 @@
-//! Load of one model: opens its files, plans its memory, creates the engine and restores its
-//! sessions.
+//! Load of one model: opens its files, reserves and plans its memory, creates the engine and restores
+//! its sessions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,9 @@ use djinn_weights::{Keep, MemorySettings, Overrides};
 use super::name::as_folder;
 use crate::{
     ServeError,
-    config::{LoadOptions, ServerConfig},
-    engine_thread::{LoadedEngine, LoadedModel},
+    config::{HostCopy, LoadOptions, ServerConfig},
+    device_pool::{DevicePool, Reservation},
+    engine_thread::{LoadedEngine, LoadedModel, ThreadSetup},
     fatal::FatalSignal,
     metrics::Metrics,
     preset::Preset,
@@ -26,13 +27,24 @@ use crate::{
 const BATCH_DEFAULT: usize = 32;
 /// Default number of open sessions.
 const SESSIONS_DEFAULT: usize = 256;
-/// Number of sessions that the KV memory should hold at their full context, if the plan chooses a long
-/// context.
-const FULL_SESSIONS: usize = 4;
+/// Number of sessions at the full context for which a model needs KV memory.
+pub(super) const FULL_SESSIONS: usize = 4;
+
 /// Duration of one bandwidth measurement of the link.
 const MEASURE_TIME: Duration = Duration::from_millis(300);
 /// Largest number of bandwidth measurements.
 const MEASUREMENTS_MAX: usize = 8;
+
+/// A configured model that is loaded later and shares the free memory.
+#[derive(Clone)]
+pub(super) struct Sharer {
+    /// Name of the model on this server.
+    pub name: String,
+    /// Folder or shape, as resolved.
+    pub reference: String,
+    /// Load options.
+    pub layout: LoadOptions,
+}
 
 /// A model to load, and the settings of the load.
 #[derive(Clone)]
@@ -43,12 +55,16 @@ pub(super) struct ModelLoader {
     pub reference: String,
     /// Load options.
     pub layout: LoadOptions,
-    /// Bytes of device memory that other models have reserved.
-    pub taken: u64,
-    /// Number of models that share the free device memory.
-    pub sharers: usize,
-    /// Whether the model may take memory in which only a short context fits.
-    pub may_squeeze: bool,
+    /// Bytes of device memory that no other model holds.
+    pub free: u64,
+    /// Configured models that are loaded later and share the free memory.
+    pub sharers: Vec<Sharer>,
+    /// Bytes of host memory that other models hold.
+    pub host_taken: u64,
+    /// Whether the server has no other model.
+    pub is_alone: bool,
+    /// Memory of the device, which models use in turns.
+    pub pool: Arc<DevicePool>,
     /// Configuration of the server.
     pub config: Arc<ServerConfig>,
     /// Metrics of the server.
@@ -62,14 +78,12 @@ pub(super) struct ModelLoader {
 /// Whether loading failed only for lack of memory.
 pub(super) fn is_memory_shortage(error: &ServeError) -> bool {
     let ServeError::Engine(error) = error else {
-        return false;
+        return matches!(error, ServeError::Busy(_));
     };
     matches!(
         error,
         EngineError::Plan(_)
             | EngineError::ContextMemory(_)
-            | EngineError::Squeezed { .. }
-            | EngineError::Taken { .. }
             | EngineError::HostBudget { .. }
             | EngineError::HostMemory { .. }
             | EngineError::SpillNeedsHost { .. }
@@ -79,26 +93,45 @@ pub(super) fn is_memory_shortage(error: &ServeError) -> bool {
     )
 }
 
+/// Whether loading failed for lack of host memory.
+pub(super) fn is_host_shortage(error: &ServeError) -> bool {
+    matches!(
+        error,
+        ServeError::Engine(
+            EngineError::HostBudget { .. }
+                | EngineError::HostMemory { .. }
+                | EngineError::WindowNeedsHost { .. }
+        )
+    )
+}
+
 impl ModelLoader {
     /// Loads the model on a new engine thread.
     pub fn start(
         self,
         progress: impl FnMut(LoadProgress) + Send + 'static,
     ) -> Result<Arc<LoadedModel>, ServeError> {
+        let setup = ThreadSetup {
+            metrics: Arc::clone(&self.metrics),
+            fatal: self.fatal.clone(),
+            pool: Arc::clone(&self.pool),
+            jobs_max: self.config.limits.jobs,
+        };
         LoadedModel::start(
             self.name.clone(),
-            Arc::clone(&self.metrics),
-            self.fatal.clone(),
-            self.config.limits.jobs,
-            move |progress| self.load(progress),
+            setup,
+            move |reservation, progress| self.load(reservation, progress),
             progress,
         )
     }
 
-    fn load(self, progress: &mut dyn FnMut(LoadProgress)) -> Result<LoadedEngine, ServeError> {
-        self.check_taken()?;
+    fn load(
+        self,
+        reservation: &Reservation,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LoadedEngine, ServeError> {
         let model = Model::open(&self.reference)?;
-        let blueprint = self.blueprint(&model)?;
+        let blueprint = self.reserve(&model, reservation)?;
         tracing::debug!(model = self.name, plan = blueprint.reason(), "loading");
         if self.config.memory.overrides.ring.is_some() && blueprint.plan().ring.slots.is_empty() {
             tracing::warn!(
@@ -118,6 +151,16 @@ impl ModelLoader {
         };
         let mut engine = Engine::load(model, backend, blueprint, &mut progress)?;
         engine.set_prefix_cache(self.config.prefix_cache);
+        self.restore_sessions(&mut engine)?;
+        Ok(LoadedEngine {
+            engine,
+            link_ceiling,
+        })
+    }
+
+    /// Opens the folders of saved sessions, and restores the sessions.
+    fn restore_sessions(&self, engine: &mut Engine) -> Result<(), ServeError> {
+        let preset = self.preset.as_deref();
         if let Some(open) = preset.and_then(|preset| preset.open_state.as_ref()) {
             let (state, scope) = open()?;
             let restored = engine.attach_state(state, scope)?;
@@ -125,66 +168,87 @@ impl ModelLoader {
                 return Err(error.into());
             }
         }
-        if let Some(folder) = &self.config.state {
-            let folder = folder.join(as_folder(&self.name));
-            let state = StateFolder::open(&folder)?;
-            let restored = engine.attach_state(state, RestoreScope::All)?;
-            for (id, error) in &restored.refused {
-                tracing::warn!(model = self.name, session = %id, %error, "session not restored");
-            }
-            for damage in &restored.damaged {
-                let session = damage.session.map(|id| id.to_string());
-                tracing::error!(
-                    model = self.name,
-                    session,
-                    lost = damage.lost,
-                    "saved sessions are damaged"
-                );
-            }
-            if !restored.sessions.is_empty() {
-                let count = restored.sessions.len();
-                tracing::info!(model = self.name, count, "sessions restored");
-            }
+        let Some(folder) = &self.config.state else {
+            return Ok(());
+        };
+        let folder = folder.join(as_folder(&self.name));
+        let state = StateFolder::open(&folder)?;
+        let restored = engine.attach_state(state, RestoreScope::All)?;
+        for (id, error) in &restored.refused {
+            tracing::warn!(model = self.name, session = %id, %error, "session not restored");
         }
-        Ok(LoadedEngine {
-            engine,
-            link_ceiling,
-        })
-    }
-
-    /// Refuses to load a model into less memory than is set for it because others hold the rest.
-    fn check_taken(&self) -> Result<(), ServeError> {
-        let all = self.config.memory.budget;
-        let left = all.saturating_sub(self.taken);
-        match self.layout.memory {
-            Some(asked) if left < asked.min(all) => {
-                Err(ServeError::Engine(EngineError::Taken { asked, left }))
-            }
-            _ => Ok(()),
+        for damage in &restored.damaged {
+            let session = damage.session.map(|id| id.to_string());
+            tracing::error!(
+                model = self.name,
+                session,
+                lost = damage.lost,
+                "saved sessions are damaged"
+            );
         }
+        if !restored.sessions.is_empty() {
+            let count = restored.sessions.len();
+            tracing::info!(model = self.name, count, "sessions restored");
+        }
+        Ok(())
     }
 
-    /// Whether the model's memory can be planned.
-    pub fn fits(&self) -> bool {
-        Model::open(&self.reference).is_ok_and(|model| self.blueprint(&model).is_ok())
+    /// Reserves device memory for the model, waits until other models have left it, and plans the
+    /// layout.
+    fn reserve(&self, model: &Model, reservation: &Reservation) -> Result<Blueprint, ServeError> {
+        if let Some(preset) = &self.preset {
+            let blueprint = (preset.draw)(model)?;
+            reservation.resize(blueprint.footprint().total());
+            return Ok(blueprint);
+        }
+        let budget = self.budget(model)?;
+        // A layout that cannot work fails before other models leave.
+        let needed = match self.draw(model, budget) {
+            Err(error) if is_host_shortage(&error) => budget,
+            drawn => drawn?.footprint().total(),
+        };
+        reservation.wait_for(needed, self.config.limits.queue_wait)?;
+        // Models that have left may have freed host memory.
+        let blueprint = self.draw(model, budget)?;
+        blueprint.check(&*self.config.backend)?;
+        reservation.resize(blueprint.footprint().total());
+        Ok(blueprint)
     }
 
-    /// Plans the model's memory.
+    /// Plans the model's memory without reserving it.
     pub fn blueprint(&self, model: &Model) -> Result<Blueprint, ServeError> {
         match &self.preset {
             Some(preset) => (preset.draw)(model),
-            None => self.draw(model),
+            None => self.draw(model, self.budget(model)?),
         }
     }
 
-    fn draw(&self, model: &Model) -> Result<Blueprint, ServeError> {
-        let left = self.config.memory.budget.saturating_sub(self.taken);
-        let budget = self.layout.memory.unwrap_or(left / self.sharers as u64);
+    /// Plans the layout of the model in `budget` bytes of device memory. Unless set otherwise, a model
+    /// that is not alone gets a copy of its weights in host memory while there is room.
+    pub fn draw(&self, model: &Model, budget: u64) -> Result<Blueprint, ServeError> {
+        match self.config.host_copy {
+            HostCopy::On => self.draw_with(model, budget, true),
+            HostCopy::Auto if !self.is_alone => match self.draw_with(model, budget, true) {
+                Err(error) if is_host_shortage(&error) => self.draw_with(model, budget, false),
+                drawn => drawn,
+            },
+            _ => self.draw_with(model, budget, false),
+        }
+    }
+
+    fn draw_with(
+        &self,
+        model: &Model,
+        budget: u64,
+        host_copy: bool,
+    ) -> Result<Blueprint, ServeError> {
         let all = self.config.memory;
         let memory = MemorySettings {
-            budget: budget.min(left),
+            budget,
+            host_budget: all.host_budget.saturating_sub(self.host_taken),
             prefetch: self.layout.prefetch.unwrap_or(all.prefetch),
             kv_dtype: self.layout.kv_dtype.unwrap_or(all.kv_dtype),
+            host_copy,
             overrides: Overrides {
                 keep: self
                     .layout
@@ -195,20 +259,12 @@ impl ModelLoader {
             ..all
         };
         let backend = &*self.config.backend;
-        let blueprint = draw(model, backend, self.layout, memory, &self.config.kv)?;
-        match blueprint.sizing() {
-            Some(sizing) if sizing.is_tight() && !self.may_squeeze => {
-                Err(ServeError::Engine(EngineError::Squeezed {
-                    budget: memory.budget,
-                    context: sizing.context,
-                }))
-            }
-            _ => Ok(blueprint),
-        }
+        lay_out(model, backend, self.layout, memory, &self.config.kv)
     }
 }
 
-/// Plans how a server lays out a model: which weights stay resident and which stream.
+/// Plans how a server lays out a model: which weights stay resident and which stream. Fails if the
+/// memory is not free.
 pub fn draw(
     model: &Model,
     backend: &dyn Backend,
@@ -216,10 +272,21 @@ pub fn draw(
     memory: MemorySettings,
     kv: &KvMemory,
 ) -> Result<Blueprint, ServeError> {
-    let range = SizeRange::for_sessions(&model.program, demand(model, layout))?;
-    let blueprint = Blueprint::sized(model, backend, &range, memory, kv)?;
+    let blueprint = lay_out(model, backend, layout, memory, kv)?;
     blueprint.check(backend)?;
     Ok(blueprint)
+}
+
+/// Plans a layout like [`draw`], also if other models hold memory that it needs.
+fn lay_out(
+    model: &Model,
+    backend: &dyn Backend,
+    layout: LoadOptions,
+    memory: MemorySettings,
+    kv: &KvMemory,
+) -> Result<Blueprint, ServeError> {
+    let range = SizeRange::for_sessions(&model.program, demand(model, layout))?;
+    Ok(Blueprint::sized(model, backend, &range, memory, kv)?)
 }
 
 /// Whether weights or KV pages stream in some pass.

@@ -1,33 +1,36 @@
-//! Models of a server: registered by name, loaded on demand, unloaded when others need their
-//! memory.
+//! Models of a server: registered by name, loaded on demand, swapped out or unloaded when others
+//! need their memory.
 
+mod admission;
 mod entry;
 mod load;
 mod name;
 mod plan;
+mod plan_configured;
 mod push_writer;
 mod pushed;
 mod resolve;
+mod share;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use djinn_engine::{LoadProgress, Quota};
 use djinn_wire::v1;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::Mutex as AsyncMutex;
 
 use self::{
     entry::{LoadState, ModelEntry},
-    load::ModelLoader,
     resolve::ModelSources,
 };
 use crate::{
     ServeError,
     auth::KeyStore,
     config::{LoadOptions, ServedModel, ServerConfig},
+    device_pool::DevicePool,
     engine_thread::LoadedModel,
     fatal::FatalSignal,
     metrics::Metrics,
@@ -36,7 +39,7 @@ use crate::{
 
 pub use load::draw;
 pub use name::{check_name, default_name};
-pub use plan::plan_configured;
+pub use plan_configured::plan_configured;
 pub use push_writer::PushWriter;
 pub use pushed::{FileOffer, PushStore};
 
@@ -47,6 +50,8 @@ pub struct Registry {
     metrics: Arc<Metrics>,
     fatal: FatalSignal,
     preset: Option<Arc<Preset>>,
+    /// Memory of the device, which models use in turns.
+    pool: Arc<DevicePool>,
     /// Models that clients pushed.
     pub pushed: Arc<PushStore>,
     entries: Mutex<BTreeMap<String, ModelEntry>>,
@@ -67,6 +72,7 @@ impl Registry {
     ) -> Result<Arc<Self>, ServeError> {
         let registry = Registry {
             pushed: Arc::new(PushStore::new(&config.pushed, config.limits.upload_bytes)),
+            pool: DevicePool::new(config.memory.budget),
             config: Arc::clone(config),
             keys: Arc::clone(keys),
             metrics: Arc::clone(metrics),
@@ -205,145 +211,6 @@ impl Registry {
         })
     }
 
-    /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`.
-    async fn load(
-        self: &Arc<Self>,
-        name: &str,
-        progress: impl Fn(LoadProgress) + Send + 'static,
-    ) -> Result<Arc<LoadedModel>, ServeError> {
-        let entry = self.entry(name)?;
-        let (reported, watched) = watch::channel(LoadProgress {
-            loaded: 0,
-            total: 0,
-        });
-        self.set_state(name, LoadState::Loading(watched));
-        let progress = Arc::new(Mutex::new(move |p: LoadProgress| {
-            reported.send_replace(p);
-            progress(p);
-        }));
-        let loaded = self.load_with_eviction(name, &entry, &progress).await;
-        match &loaded {
-            Ok(model) => {
-                tracing::info!(model = name, routing = model.facts.routing, "model loaded");
-                self.set_quotas(model);
-                self.set_state(name, LoadState::Ready(Arc::clone(model)));
-            }
-            // The model fits after others are unloaded, so it is not marked as failed.
-            Err(error) if load::is_memory_shortage(error) => {
-                self.set_state(name, LoadState::Unloaded);
-            }
-            Err(error) => {
-                tracing::warn!(model = name, %error, "loading a model failed");
-                self.set_state(name, LoadState::Failed(error.to_string()));
-            }
-        }
-        loaded.map_err(|error| match error {
-            error if load::is_memory_shortage(&error) => self.with_memory_users(error),
-            // The operator's model is broken, which no client can change.
-            ServeError::Model(error) if entry.trusted => {
-                ServeError::Internal(format!("Model {name} cannot be loaded: {error}"))
-            }
-            error => error,
-        })
-    }
-
-    /// Loads a model into the free memory; unloads idle models, least recently used first, until it fits.
-    async fn load_with_eviction(
-        &self,
-        name: &str,
-        entry: &ModelEntry,
-        progress: &Arc<Mutex<impl Fn(LoadProgress) + Send + 'static>>,
-    ) -> Result<Arc<LoadedModel>, ServeError> {
-        let mut may_squeeze = false;
-        loop {
-            let taken = self.device_bytes();
-            let loader = ModelLoader {
-                name: name.to_owned(),
-                reference: self
-                    .sources()
-                    .resolve(&entry.config.reference, entry.trusted)?,
-                layout: entry.config.layout.or(self.config.layout),
-                taken,
-                sharers: self.waiting_to_load(),
-                may_squeeze: may_squeeze || taken == 0,
-                config: Arc::clone(&self.config),
-                metrics: Arc::clone(&self.metrics),
-                fatal: self.fatal.clone(),
-                preset: self.preset.clone(),
-            };
-            let alone = ModelLoader {
-                taken: 0,
-                sharers: 1,
-                may_squeeze: true,
-                ..loader.clone()
-            };
-            let progress = Arc::clone(progress);
-            let loaded = tokio::task::spawn_blocking(move || {
-                loader.start(move |p| (progress.lock().unwrap_or_else(PoisonError::into_inner))(p))
-            });
-            let loaded = loaded
-                .await
-                .map_err(|error| ServeError::Internal(error.to_string()))?;
-            match loaded {
-                Err(error) if load::is_memory_shortage(&error) => {
-                    // Evict others only for a model that fits an empty device.
-                    let fits = tokio::task::spawn_blocking(move || alone.fits()).await;
-                    if fits.unwrap_or(false) && self.evict_idle(name).await {
-                        continue;
-                    }
-                    // No other model can leave, so a short context is the best there is.
-                    if may_squeeze || taken == 0 {
-                        return Err(error);
-                    }
-                    may_squeeze = true;
-                }
-                loaded => return loaded,
-            }
-        }
-    }
-
-    /// Adds the models that hold the memory to an out-of-memory error.
-    fn with_memory_users(&self, error: ServeError) -> ServeError {
-        let loaded = self.loaded();
-        let holds = |model: &Arc<LoadedModel>| {
-            let bytes = djinn_types::Size(model.facts.memory.total_bytes);
-            format!("{} holds {bytes}", model.name)
-        };
-        match loaded.is_empty() {
-            true => error,
-            false => ServeError::Conflict(format!(
-                "{error}; of {} in total, {}: unload a model, or lower its memory limit (memory=)",
-                djinn_types::Size(self.config.memory.budget),
-                loaded.iter().map(holds).collect::<Vec<_>>().join(", ")
-            )),
-        }
-    }
-
-    /// Unloads the least recently used idle model to free memory for `name`. Returns whether one was
-    /// unloaded.
-    async fn evict_idle(&self, name: &str) -> bool {
-        let durable = self.config.state.is_some();
-        let mut idle: Vec<(Instant, Arc<LoadedModel>)> = Vec::new();
-        for model in self.loaded() {
-            let can_unload = model.call_as_server(move |worker| Ok(worker.can_unload(durable)));
-            if model.name != name && can_unload.await.unwrap_or(false) {
-                idle.push((model.last_used(), model));
-            }
-        }
-        idle.sort_by_key(|(used, _)| *used);
-        for (_, model) in idle {
-            // The model may have become busy since. The job checks again, and rejects further
-            // jobs if the model is idle.
-            let closed = model.call_as_server(move |worker| Ok(worker.close_for_unload(durable)));
-            if closed.await.unwrap_or(false) {
-                tracing::info!(model = model.name, for_model = name, "idle model unloaded");
-                self.stop(model).await;
-                return true;
-            }
-        }
-        false
-    }
-
     async fn stop(&self, model: Arc<LoadedModel>) {
         self.set_state(&model.name, LoadState::Unloaded);
         let _ = tokio::task::spawn_blocking(move || model.stop()).await;
@@ -390,18 +257,9 @@ impl Registry {
         entries.values().filter_map(ready).collect()
     }
 
-    /// Bytes of device memory that loaded models have reserved.
+    /// Bytes of device memory that models hold now.
     pub fn device_bytes(&self) -> u64 {
-        let bytes = |model: &Arc<LoadedModel>| model.facts.memory.total_bytes;
-        self.loaded().iter().map(bytes).sum()
-    }
-
-    /// Number of configured models that are not loaded yet and share the free memory; at least 1.
-    fn waiting_to_load(&self) -> usize {
-        let entries = self.entries();
-        let waits =
-            |entry: &&ModelEntry| entry.trusted && !matches!(entry.state, LoadState::Ready(_));
-        entries.values().filter(waits).count().max(1)
+        self.pool.reserved()
     }
 
     /// Sets the quotas of all key owners on a model's engine, and shares its sessions fairly if there are
@@ -494,30 +352,27 @@ impl Registry {
         trusted: bool,
     ) -> Result<v1::PlanReply, ServeError> {
         let known = self.entries().get(&request.reference).cloned();
-        // A loaded model could reuse its own memory.
-        let own_bytes = match &known {
-            Some(ModelEntry {
-                state: LoadState::Ready(model),
-                ..
-            }) => model.facts.memory.total_bytes,
-            _ => 0,
+        let (entry, trusted) = match known {
+            Some(entry) => (entry.config, entry.trusted),
+            None => {
+                let reference = request.reference.clone();
+                let name = reference.clone();
+                let unset = LoadOptions::default();
+                (
+                    ServedModel {
+                        name,
+                        reference,
+                        layout: unset,
+                    },
+                    trusted,
+                )
+            }
         };
-        let (reference, trusted, own_layout) = match known {
-            Some(entry) => (entry.config.reference, entry.trusted, entry.config.layout),
-            None => (request.reference.clone(), trusted, LoadOptions::default()),
+        let asked = ServedModel {
+            layout: layout.or(entry.layout),
+            ..entry
         };
-        let loader = ModelLoader {
-            name: reference.clone(),
-            reference: self.sources().resolve(&reference, trusted)?,
-            layout: layout.or(own_layout).or(self.config.layout),
-            taken: self.device_bytes().saturating_sub(own_bytes),
-            sharers: 1,
-            may_squeeze: true,
-            config: Arc::clone(&self.config),
-            metrics: Arc::clone(&self.metrics),
-            fatal: self.fatal.clone(),
-            preset: self.preset.clone(),
-        };
+        let loader = self.loader(&asked, trusted)?;
         let planned = tokio::task::spawn_blocking(move || plan::plan(&loader, &request)).await;
         planned.map_err(|error| ServeError::Internal(error.to_string()))?
     }

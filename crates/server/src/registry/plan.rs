@@ -1,6 +1,6 @@
 //! Plan of a model's memory, and the predicted time of a pass. Loads nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use djinn_device::Backend;
 use djinn_engine::{Blueprint, SizingChoice, Tier, rates};
@@ -8,14 +8,8 @@ use djinn_model::Model;
 use djinn_weights::{Bound, PlannedPiece, Rates, Region};
 use djinn_wire::v1;
 
-use super::{
-    load::{ModelLoader, link_ceiling, streams},
-    pushed::PushStore,
-    resolve::ModelSources,
-};
-use crate::{
-    ServeError, config::ServerConfig, engine_thread::facts, fatal::FatalSignal, metrics::Metrics,
-};
+use super::load::{ModelLoader, link_ceiling, streams};
+use crate::{ServeError, engine_thread::facts};
 
 /// Duration for which files are read to measure their bandwidth.
 const FILE_TIME: Duration = Duration::from_secs(1);
@@ -65,44 +59,6 @@ pub(super) fn plan(
             .collect();
     }
     Ok(reply)
-}
-
-/// Plans all models of a configuration as a server loads them, one after the other, without loading
-/// them. Returns the plan of each by its name.
-pub async fn plan_configured(
-    config: ServerConfig,
-    request: v1::PlanRequest,
-) -> Result<Vec<(String, v1::PlanReply)>, ServeError> {
-    let config = Arc::new(config);
-    let pushed = PushStore::new(&config.pushed, config.limits.upload_bytes);
-    let sources = ModelSources {
-        pushed: &pushed,
-        model_dirs: &config.model_dirs,
-    };
-    let (metrics, fatal) = (Metrics::new(), FatalSignal::new());
-    let (mut plans, mut taken) = (Vec::new(), 0);
-    for (number, model) in config.models.iter().enumerate() {
-        let loader = ModelLoader {
-            name: model.name.clone(),
-            reference: sources.resolve(&model.reference, true)?,
-            layout: model.layout.or(config.layout),
-            taken,
-            sharers: config.models.len() - number,
-            may_squeeze: true,
-            config: Arc::clone(&config),
-            metrics: Arc::clone(&metrics),
-            fatal: fatal.clone(),
-            preset: None,
-        };
-        let request = request.clone();
-        let planned = tokio::task::spawn_blocking(move || plan(&loader, &request)).await;
-        let planned = planned.map_err(|error| ServeError::Internal(error.to_string()))?;
-        let planned =
-            planned.map_err(|error| ServeError::Conflict(format!("{}: {error}", model.name)))?;
-        taken += planned.memory.unwrap_or_default().total_bytes;
-        plans.push((model.name.clone(), planned));
-    }
-    Ok(plans)
 }
 
 /// Everything about a plan except times and pieces.

@@ -54,6 +54,7 @@ pub fn config(home: &Path) -> ServerConfig {
             host_budget: 1 << 28,
             ..MemorySettings::default()
         },
+        host_copy: djinn_server::HostCopy::Auto,
         kv: KvMemory::default(),
         prefix_cache: PrefixCacheSettings::default(),
         models: vec![stories()],

@@ -81,6 +81,7 @@ pub fn model_state(model: &v1::Model) -> &'static str {
         Ok(v1::ModelState::Loading) => "loading",
         Ok(v1::ModelState::Ready) => "ready",
         Ok(v1::ModelState::Failed) => "failed",
+        Ok(v1::ModelState::SwappedOut) => "swapped out",
         _ => "unknown",
     }
 }

@@ -103,6 +103,7 @@ pub fn in_process(
         node: "eval".to_owned(),
         backend,
         memory,
+        host_copy: djinn_server::HostCopy::Auto,
         kv: KvMemory::default(),
         // Runs of an experiment repeat a prompt and measure its whole time.
         prefix_cache: PrefixCacheSettings::OFF,
