@@ -43,8 +43,8 @@ template <int DTYPE, int D> struct Sessions {
 
   float scale() const { return 1 / std::sqrt((float)d_head); }
 
-  // Attends with the rows from `first` on.
-  std::vector<float> attend(int first, int count) const {
+  // Attends with the rows from `first` on. With stages, a block takes few rows.
+  std::vector<float> attend(int first, int count, int stages = 0) const {
     int longest = 0;
     for (auto &table : tables) longest = std::max(longest, (int)table.size());
     std::vector<int> flat(tables.size() * longest, 0);
@@ -56,9 +56,12 @@ template <int DTYPE, int D> struct Sessions {
     Mat pages_of = mat(flat.data(), (int)tables.size(), longest);
     Kv kv = {(char *)memory.get(), (long long)page_numbers() * 2, pages, PAGE_TOKENS, kv_heads, d_head, DTYPE, 4};
     Attend how = {heads, window, scale()};
-    int fault = 0, blocks = (count + PREFILL_ROWS - 1) / PREFILL_ROWS;
-    emulation::launch({heads, blocks, 1}, PREFILL_THREADS, 4 * PREFILL_KEYS * D * 2, [&] {
-      attend_prefill<DTYPE, D>(q, at, of, pages_of, kv, how, to, Shadow{nullptr, 0, 0}, &fault);
+    int fault = 0, block_rows = stages ? FEW_ROWS : PREFILL_ROWS, blocks = (count + block_rows - 1) / block_rows;
+    int tile = 2 * PREFILL_KEYS * D * 2, shared = stages ? stages * tile + 2 * FEW_ROWS * FEW_COLUMNS * 4 : 2 * tile;
+    Shadow none = {nullptr, 0, 0};
+    emulation::launch({heads, blocks, 1}, PREFILL_THREADS, shared, [&] {
+      if (stages) attend_prefill_few<DTYPE, D>(q, at, of, pages_of, kv, how, to, none, stages, &fault);
+      else attend_prefill<DTYPE, D>(q, at, of, pages_of, kv, how, to, none, &fault);
     });
     expect(fault == 0, "no fault");
     return out;
@@ -84,6 +87,12 @@ template <int DTYPE, int D> struct Sessions {
   }
 };
 
+void expect_same(const std::vector<float> &found, const std::vector<float> &all, int width, const std::string &how) {
+  expect(found.size() == all.size(), "all rows " + how);
+  for (size_t i = 0; i < all.size(); i++)
+    expect(same_bits(found[i], all[i]), "row " + std::to_string(i / width) + " " + how);
+}
+
 template <int DTYPE, int D> void check(const Sessions<DTYPE, D> &sessions, const std::vector<int> &runs) {
   int count = (int)sessions.positions.size(), width = sessions.heads * sessions.d_head;
   std::vector<float> all = sessions.attend(0, count), parts;
@@ -95,15 +104,18 @@ template <int DTYPE, int D> void check(const Sessions<DTYPE, D> &sessions, const
     }
   for (int run : runs) {
     int rows = std::min(run, count - (int)(parts.size() / width));
-    std::vector<float> part = sessions.attend((int)(parts.size() / width), rows);
+    std::vector<float> part = sessions.attend((int)(parts.size() / width), rows, between(0, 1) ? between(3, FEW_STAGES) : 0);
     parts.insert(parts.end(), part.begin(), part.end());
   }
-  expect(parts.size() == all.size(), "the parts are all rows");
-  for (size_t i = 0; i < all.size(); i++) expect(same_bits(parts[i], all[i]), "row " + std::to_string(i / width));
+  expect_same(parts, all, width, "in parts");
+  for (int stages = 3; stages <= FEW_STAGES; stages++)
+    expect_same(sessions.attend(0, count, stages), all, width, "with " + std::to_string(stages) + " stages");
 }
 
 int main() {
   check(Sessions<F16, 64>(2, 1, 64, 0, {{130, 3}, {5, 5}, {70, 40}}), {1, 2, 20, 20, 5});
   check(Sessions<BF16, 128>(2, 2, 128, 0, {{100, 66}}), {1, 60, 5});
   check(Sessions<F16, 64>(1, 1, 40, 50, {{150, 30}, {64, 1}}), {7, 23, 1});
+  // More tiles than stages.
+  check(Sessions<F16, 64>(1, 1, 64, 0, {{700, 17}, {513, 1}}), {1, 16, 1});
 }

@@ -119,8 +119,9 @@ __device__ void attend_decode(const Mat &q, const Mat &positions, const Mat &seq
   auto place = [](char *tile, int key, int sixteen) { return tile + (key * LANES + sixteen) * 16; };
   // Keys of earlier tokens and the page tables were written before this pass. This token's own key
   // comes from the kernel before this one, in memory or in its page.
-  copy_keys<DECODE_KEYS, DECODE_THREADS, LANES>(keys, values, kv, tables, sequence, kv_head, unit * DECODE_KEYS, first, position,
-                                          position, fault, place);
+  KeyCopy<DECODE_KEYS, DECODE_THREADS, LANES> copy;
+  copy.look_up(kv, tables, sequence, unit * DECODE_KEYS, first, position, fault);
+  copy.start(keys, values, kv, kv_head, unit * DECODE_KEYS, position, place);
   int own_key = position - unit * DECODE_KEYS;
   bool is_newest = own_key < DECODE_KEYS;
   char *page = is_newest ? page_of(kv, tables, sequence, position, fault) : nullptr;

@@ -27,7 +27,7 @@ macro_rules! modules {
 }
 
 /// PTX of all CUDA source files.
-pub const KERNEL_MODULES: [KernelModule; 20] = modules![
+pub const KERNEL_MODULES: [KernelModule; 21] = modules![
     "attention_prefill" for 80,
     "attention_decode" for 80,
     "attention_simple" for 80,
@@ -41,6 +41,7 @@ pub const KERNEL_MODULES: [KernelModule; 20] = modules![
     "read_back" for 80,
     "reduce" for 80,
     "sample" for 80,
+    "attention_prefill" for 90,
     "attention_decode" for 90,
     "elementwise" for 90,
     "lookup" for 90,

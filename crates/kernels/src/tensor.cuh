@@ -35,33 +35,55 @@ struct Products {
   Part part[3];
 };
 
-// Starts the copy of COUNT keys, from `first` on, and their values, with THREADS_ threads that each
-// copy sixteen bytes of a key to `place(key, sixteen)`. Keys outside of [from, until) become zero;
-// key `not_yet` stays unchanged. Pages are looked up all at once, because each lookup is a memory
-// round trip.
-template <int COUNT, int THREADS_, int SIXTEENS, class Place>
-__device__ inline void copy_keys(char *keys, char *values, const Kv &kv, const Mat &tables, int sequence, int head,
-                                 int first, int from, int until, int not_yet, int *fault, Place place) {
-  constexpr int TURNS = COUNT * SIXTEENS / THREADS_, SHARE = THREADS_ / SIXTEENS;
-  int k = threadIdx.x / SIXTEENS, c = threadIdx.x % SIXTEENS, shift = kv.page_shift;
-  const int *table = (const int *)tables.at + sequence * tables.stride;
-  int pages[TURNS];
-#pragma unroll
-  for (int i = 0; i < TURNS; i++) {
-    int key = first + k + i * SHARE;
-    bool there = key >= from && key < until && c * 8 < kv.d_head;
-    pages[i] = there ? table[key >> shift] : -1;
-    if (there && bad(fault, PAGE, (unsigned)pages[i] >= (unsigned)kv.pages)) pages[i] = -1;
+// Waits until at most `count` groups of copies are in flight.
+__device__ inline void wait_groups_up_to(int count) {
+  switch (count) {
+    case 0: wait_groups<0>(); break;
+    case 1: wait_groups<1>(); break;
+    case 2: wait_groups<2>(); break;
+    case 3: wait_groups<3>(); break;
+    case 4: wait_groups<4>(); break;
+    case 5: wait_groups<5>(); break;
+    default: wait_groups<6>(); break;
   }
-  long long to_value = 2LL * kv.kv_heads * kv.page_tokens * kv.d_head;
-#pragma unroll
-  for (int i = 0; i < TURNS; i++) {
-    int key = first + k + i * SHARE, inside = (head << shift) + (key & (kv.page_tokens - 1));
-    if (key == not_yet) continue;
-    bool there = pages[i] >= 0;
-    const char *at = there ? kv.at + pages[i] * kv.page_bytes + 2LL * (inside * kv.d_head + c * 8) : kv.at;
-    copy_async(place(keys, k + i * SHARE, c), at, there);
-    copy_async(place(values, k + i * SHARE, c), at + (there ? to_value : 0), there);
-  }
-  close_group();
 }
+
+// Copies COUNT keys and their values into shared memory with THREADS_ threads, each of which copies
+// sixteen bytes of a key at a time. Pages are looked up all at once and before the copies, because each
+// lookup is a memory round trip.
+template <int COUNT, int THREADS_, int SIXTEENS> struct KeyCopy {
+  static constexpr int TURNS = COUNT * SIXTEENS / THREADS_, SHARE = THREADS_ / SIXTEENS;
+  int pages[TURNS];
+
+  // Looks up the pages of the keys from `first` on. Keys outside of [from, until) have none.
+  __device__ inline void look_up(const Kv &kv, const Mat &tables, int sequence, int first, int from, int until,
+                                 int *fault) {
+    int k = threadIdx.x / SIXTEENS, c = threadIdx.x % SIXTEENS;
+    const int *table = (const int *)tables.at + sequence * tables.stride;
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+      int key = first + k + i * SHARE;
+      bool there = key >= from && key < until && c * 8 < kv.d_head;
+      pages[i] = there ? table[key >> kv.page_shift] : -1;
+      if (there && bad(fault, PAGE, (unsigned)pages[i] >= (unsigned)kv.pages)) pages[i] = -1;
+    }
+  }
+
+  // Starts the copies to `place(keys, key, sixteen)` and `place(values, key, sixteen)` as one group. Keys
+  // without a page become zero; key `not_yet` stays unchanged.
+  template <class Place>
+  __device__ inline void start(char *keys, char *values, const Kv &kv, int head, int first, int not_yet, Place place) {
+    int k = threadIdx.x / SIXTEENS, c = threadIdx.x % SIXTEENS;
+    long long to_value = 2LL * kv.kv_heads * kv.page_tokens * kv.d_head;
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+      int key = first + k + i * SHARE, inside = (head << kv.page_shift) + (key & (kv.page_tokens - 1));
+      if (key == not_yet) continue;
+      bool there = pages[i] >= 0;
+      const char *at = there ? kv.at + pages[i] * kv.page_bytes + 2LL * (inside * kv.d_head + c * 8) : kv.at;
+      copy_async(place(keys, k + i * SHARE, c), at, there);
+      copy_async(place(values, k + i * SHARE, c), at + (there ? to_value : 0), there);
+    }
+    close_group();
+  }
+};

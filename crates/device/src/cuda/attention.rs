@@ -1,5 +1,5 @@
 //! Attention, and the choice of its kernel. The type of the keys, the width of a head and the
-//! phase decide the kernel, never the number of rows.
+//! phase decide the bits. The number of rows chooses between kernels that give the same bits.
 
 use djinn_types::DType;
 
@@ -8,22 +8,19 @@ use super::args::{AttendArg, KvArg, MatArg, RotateArg, UnitsArg};
 use super::card::Card;
 use super::kernels::LaunchSize;
 use super::launch::{THREADS, columns, elements, launch};
+use super::prefill::PrefillShape;
 use super::row_ops::interleaved;
 use super::scratch::UNIT_KEYS;
 use super::shadow::LaunchState;
 use crate::check::{OpCheck, overlap};
 use crate::{Attention, AttentionOps, KvLayer, Phase, Qkv, Result, Rotation, Rows, View};
 
-/// Threads of a block of the fast kernels, as in the CUDA sources.
-const FAST_THREADS: usize = 128;
+/// Threads of a decode block, as in the CUDA sources.
+const DECODE_THREADS: usize = 128;
 /// Query heads that share the keys of a decode block, as in the CUDA sources.
 const DECODE_HEADS: usize = 8;
-/// Rows of a prefill block, as in the CUDA sources.
-const PREFILL_ROWS: usize = 64;
 /// Pairs that a thread rotates.
 const ROPE_PAIRS: usize = 4;
-/// Tokens in the tiles of a prefill block: two tiles of keys and two of values.
-const PREFILL_TILES: usize = 4 * 64;
 
 impl AttentionOps for CudaDevice {
     fn append(&self, k: View, v: View, rows: Rows, kv: KvLayer) -> Result<()> {
@@ -160,20 +157,29 @@ impl CudaDevice {
         let shadow = self.shadow_for(state, out);
         let (pages, attend) = (KvArg::new(self.slab.address(), &kv), AttendArg::new(how));
         if rows.phase == Phase::Prompt {
-            let size = LaunchSize {
-                blocks: [how.heads, q.rows.div_ceil(PREFILL_ROWS), 1],
-                threads: FAST_THREADS,
-                shared: PREFILL_TILES * kernel.width * 2,
+            let (shared, multiprocessors) =
+                (self.card.kernels().shared_max, self.card.multiprocessors());
+            let shape =
+                PrefillShape::of([how.heads, q.rows, kernel.width], shared, multiprocessors);
+            let PrefillShape { size, stages } = shape;
+            return match stages {
+                None => {
+                    let name = format!("attend_prefill_{}", kernel.name);
+                    launch!(self, state, &name, size; from, positions, sequences, tables, pages,
+                            attend, to, shadow, self.fault.start)
+                }
+                Some(stages) => {
+                    let name = format!("attend_prefill_few_{}", kernel.name);
+                    launch!(self, state, &name, size; from, positions, sequences, tables, pages,
+                            attend, to, shadow, stages as i32, self.fault.start)
+                }
             };
-            let name = format!("attend_prefill_{}", kernel.name);
-            return launch!(self, state, &name, size; from, positions, sequences, tables, pages,
-                           attend, to, shadow, self.fault.start);
         }
         let groups = kv.kv_heads * (how.heads / kv.kv_heads).div_ceil(DECODE_HEADS);
         let units = self.units(op, groups, q.rows, rows, &kv, how)?;
         let size = LaunchSize {
             blocks: [units.count as usize, groups, q.rows],
-            threads: FAST_THREADS,
+            threads: DECODE_THREADS,
             shared: 0,
         };
         if state.wrote_keys {

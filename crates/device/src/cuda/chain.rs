@@ -28,7 +28,7 @@ const EIGHT: usize = 8;
 /// Bytes of shared memory of a multiprocessor that blocks share.
 const SHARED: usize = 220 << 10;
 /// Largest number of warps of a block, as in the CUDA sources.
-const WARPS_MAX: usize = 16;
+const WARPS_MAX: usize = 8;
 
 /// Shape of a launch. All shapes give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl ChainShape {
         let outputs = if rows == CHAIN_ROWS { 2 * EIGHT } else { EIGHT };
         let tiles = (eights * EIGHT).div_ceil(outputs);
         let warps_of = |blocks: usize| tiles.div_ceil(multiprocessors * blocks);
-        let each = (1..).find(|&blocks| warps_of(blocks) <= WARPS_MAX / 2);
+        let each = (1..).find(|&blocks| warps_of(blocks) <= WARPS_MAX);
         let each = each.expect("enough blocks have few warps");
         let warps = warps_of(each).max(1);
         let stage = STAGE_ROW * (rows + warps * outputs);
@@ -192,7 +192,7 @@ fn random_halves(count: usize, dtype: DType) -> Vec<u8> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{CHAIN_ROWS, ChainShape, SHARED};
+    use super::{CHAIN_ROWS, ChainShape, SHARED, WARPS_MAX};
 
     #[test]
     fn the_outputs_of_a_13b_model_use_every_multiprocessor_evenly() {
@@ -213,7 +213,7 @@ mod tests {
             prop_assert!(shape.rows >= rows);
             prop_assert!(shape.blocks * shape.warps * shape.outputs >= 8 * eights);
             prop_assert!((shape.blocks - 1) * shape.warps * shape.outputs < 8 * eights);
-            prop_assert!(shape.warps <= 16);
+            prop_assert!(shape.warps <= WARPS_MAX);
             prop_assert!(shape.stages >= 2);
             prop_assert!(shape.size().shared <= SHARED);
         }

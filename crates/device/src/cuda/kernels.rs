@@ -11,7 +11,7 @@ use super::driver::{DriverContext, Version};
 use crate::{DeviceError, Result};
 
 /// Size of a launch: blocks, threads of a block, bytes of shared memory.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaunchSize {
     pub(super) blocks: [usize; 3],
     pub(super) threads: usize,

@@ -27,6 +27,7 @@ mod memory;
 mod memory_ledger;
 mod nvml;
 mod pinned;
+mod prefill;
 mod product;
 mod row_ops;
 mod scratch;
