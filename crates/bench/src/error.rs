@@ -66,6 +66,9 @@ pub enum BenchError {
         /// Placement of the weights.
         reason: String,
     },
+    /// Two models fit on the device together, so none leaves it.
+    #[error("both models fit on the device, and none leaves it; lower --memory")]
+    NothingSwaps,
     /// No pass of the run decoded a token for every session.
     #[error(
         "no pass generated a token for every session; use a longer --context or fewer --sessions"

@@ -1,12 +1,13 @@
 //! Benchmark `prefix`: first-token time of a prompt that is sent again and again.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
-
-use djinn_client::{ModelHandle, TurnEvent, v1};
+use djinn_client::{ModelHandle, v1};
 use djinn_types::text::{seconds, table};
 use serde_json::{Value, json};
 
-use crate::{BenchError, BenchReport};
+use crate::{
+    BenchError, BenchReport,
+    first_token::{FirstToken, check_model_context, new_prompt, request},
+};
 
 /// Options of the benchmark `prefix`.
 pub struct PrefixOptions {
@@ -16,14 +17,6 @@ pub struct PrefixOptions {
     pub repeat: usize,
 }
 
-/// One request.
-struct PrefixRun {
-    /// Seconds from the request to the first token.
-    first_token: f64,
-    /// Tokens of the prompt that the prefix cache had.
-    cached: u64,
-}
-
 /// Sends the same prompt several times to a model of a server. The prompt is new to the server, so the first
 /// time computes all of it.
 pub async fn prefix(
@@ -31,63 +24,30 @@ pub async fn prefix(
     model: &ModelHandle,
     info: &v1::Model,
 ) -> Result<BenchReport, BenchError> {
-    let limits = info.limits.unwrap_or_default();
-    let (needed, context) = (options.tokens + 1, limits.context as usize);
-    if needed > context {
-        return Err(BenchError::Context { needed, context });
-    }
-    let vocab = info.dims.map_or(0, |dims| dims.vocab);
-    let prompt = new_prompt(vocab, options.tokens);
+    check_model_context(info, options.tokens)?;
+    let prompt = new_prompt(info, options.tokens);
     let mut runs = Vec::new();
     for _ in 0..=options.repeat {
-        runs.push(run(model, &prompt).await?);
+        runs.push(request(model, &prompt).await?);
     }
     Ok(report(options, &runs))
 }
 
-/// Returns tokens that no earlier call has returned.
-fn new_prompt(vocab: u64, count: usize) -> Vec<u32> {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH);
-    let salt = time.map_or(0, |time| time.as_nanos() as u64);
-    let at = |i: u64| (salt >> (8 * (i % 8))).wrapping_add(i * 7919) % vocab.max(1);
-    (0..count as u64).map(|i| at(i) as u32).collect()
-}
-
-async fn run(model: &ModelHandle, prompt: &[u32]) -> Result<PrefixRun, BenchError> {
-    let session = model.session().tokens(prompt.to_vec()).max_tokens(1);
-    let (mut first_token, mut cached) = (None, 0);
-    let began = Instant::now();
-    let mut events = session.ignore_eos().open().await?;
-    while let Some(event) = events.next().await? {
-        match event {
-            TurnEvent::Token(_) => {
-                first_token.get_or_insert(began.elapsed().as_secs_f64());
-            }
-            TurnEvent::Finished(finished) => cached = finished.cached_tokens,
-            TurnEvent::Captured(..) | TurnEvent::Paused(_) => {}
-        }
-    }
-    Ok(PrefixRun {
-        first_token: first_token.ok_or(BenchError::StreamEnded)?,
-        cached,
-    })
-}
-
-fn report(options: &PrefixOptions, runs: &[PrefixRun]) -> BenchReport {
-    let first = runs[0].first_token;
-    let row = |(number, run): (usize, &PrefixRun)| {
+fn report(options: &PrefixOptions, runs: &[FirstToken]) -> BenchReport {
+    let first = runs[0].seconds;
+    let row = |(number, run): (usize, &FirstToken)| {
         vec![
             (number + 1).to_string(),
-            seconds(run.first_token),
+            seconds(run.seconds),
             run.cached.to_string(),
-            format!("{:.1}x", first / run.first_token),
+            format!("{:.1}x", first / run.seconds),
         ]
     };
     let rows: Vec<Vec<String>> = runs.iter().enumerate().map(row).collect();
-    let to_json = |run: &PrefixRun| -> Value {
+    let to_json = |run: &FirstToken| -> Value {
         json!({
-            "first_token_s": run.first_token, "cached_tokens": run.cached,
-            "speedup": first / run.first_token,
+            "first_token_s": run.seconds, "cached_tokens": run.cached,
+            "speedup": first / run.seconds,
         })
     };
     let text = format!(
@@ -107,7 +67,7 @@ fn report(options: &PrefixOptions, runs: &[PrefixRun]) -> BenchReport {
 
 #[cfg(test)]
 mod tests {
-    use super::{PrefixOptions, PrefixRun, report};
+    use super::{FirstToken, PrefixOptions, report};
 
     #[test]
     fn the_report_has_every_request() {
@@ -116,9 +76,10 @@ mod tests {
             repeat: 1,
         };
         let runs = [(0.5, 0), (0.01, 96)];
-        let runs = runs.map(|(first_token, cached)| PrefixRun {
-            first_token,
+        let runs = runs.map(|(seconds, cached)| FirstToken {
+            seconds,
             cached,
+            id: 7,
         });
         let report = report(&options, &runs);
         assert_eq!(report.json["runs"][1]["cached_tokens"], 96);

@@ -341,6 +341,21 @@ fn the_largest_token_counts_do_not_overflow() {
 }
 
 #[test]
+fn swapped_models_return_with_the_same_tokens() {
+    let swap = |memory| {
+        [
+            "bench", "swap", "--device", "cpu", "--tokens", "40", "--rounds", "1", "--memory",
+            memory,
+        ]
+    };
+    let args = [&swap("24MB")[..], &["--json"]].concat();
+    let report = json(&args);
+    assert_eq!(report["differing_tokens"], 0);
+    assert_eq!(report["turns"].as_array().map(Vec::len), Some(2));
+    refused(&swap("200MB"), &["both models fit", "--memory"]);
+}
+
+#[test]
 fn decode_and_prefill_benchmarks_report_positive_rates() {
     let report = json(&[
         "bench",

@@ -58,6 +58,8 @@ pub enum Bench {
     Restore(BenchRestoreArgs),
     /// A session whose KV pages exceed the device and stream in every pass
     Long(BenchLongArgs),
+    /// Two models that take turns on a device with memory for one of them
+    Swap(BenchSwapArgs),
     /// Cost of captures, edits and breakpoints at hooks
     Hooks(BenchHooksArgs),
     /// Server under load, and the overhead of serving a token
@@ -125,6 +127,30 @@ pub struct BenchPrefixArgs {
     /// Number of times that the prompt is sent again
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub repeat: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `djinn bench swap`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Starts a server with the model under two names, and sends requests to them in turns. Measures the time to
+the first token of a request that brings its model back to the device, and of one that finds it there.
+Set --memory so that one model fits and two do not. Weights return from host memory if --host-memory has
+room for both models, and from files otherwise.
+
+Example:
+  djinn bench swap --model 'shape:llama-2-13b?dtype=f16' --device cuda:0 --memory 32GB --host-memory 64GB")]
+pub struct BenchSwapArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Tokens of a prompt
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Number of times that each model returns
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
+    pub rounds: usize,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

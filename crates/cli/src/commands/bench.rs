@@ -2,25 +2,27 @@
 
 use std::cell::OnceCell;
 
+use djinn_analysis::loaded_info;
 use djinn_bench::{
     BenchError, BenchHost, BenchReport, BenchTarget, DecodeOptions, ElasticOptions, HookOptions,
     LinkOptions, LongOptions, OperationOptions, PrefillOptions, PrefixOptions, RestoreOptions,
-    ServeOptions, SessionLoadOptions, StreamOptions,
+    ServeOptions, SessionLoadOptions, StreamOptions, SwapOptions,
 };
 use djinn_device::{ChosenDevice, DeviceName};
 use djinn_engine::{Blueprint, Engine, Settings, SizeRange};
 use djinn_model::Model;
+use djinn_server::LoadOptions;
 use djinn_terminal::{Failure, say, say_json};
 
 use super::{
-    connection::{LocalEngine, on_model},
+    connection::{LocalEngine, on_model, on_model_twice},
     loading,
     sizing::interactive,
 };
 use crate::{
     args::{
         Bench, BenchArgs, BenchLinkArgs, BenchMemoryArgs, BenchOperationsArgs, BenchPrefixArgs,
-        BenchServeArgs, BenchSessionsArgs, ModelArgs, ResolvedModel,
+        BenchServeArgs, BenchSessionsArgs, BenchSwapArgs, ModelArgs, ResolvedModel,
     },
     bundled,
     progress::Spinner,
@@ -50,6 +52,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
             print(report, args.json)
         }
         Bench::Prefix(args) => print(prefix(&args)?, args.json),
+        Bench::Swap(args) => print(swap(&args)?, args.json),
         Bench::Stream(args) => {
             let options = StreamOptions {
                 repeat: args.repeat,
@@ -195,6 +198,22 @@ fn prefix(args: &BenchPrefixArgs) -> Result<BenchReport, Failure> {
     on_model(&args.server, &args.model, engine, async |connection| {
         let info = connection.model_info().await?;
         Ok(djinn_bench::prefix(&options, &connection.model, &info).await?)
+    })
+}
+
+fn swap(args: &BenchSwapArgs) -> Result<BenchReport, Failure> {
+    let options = SwapOptions {
+        tokens: args.tokens,
+        rounds: args.rounds,
+    };
+    let layout = LoadOptions {
+        context: Some(args.tokens + 1),
+        rows: args.model.rows,
+        ..LoadOptions::default()
+    };
+    on_model_twice(&args.model, layout, async |models| {
+        let info = loaded_info(&models[0]).await?;
+        Ok(djinn_bench::swap(&options, models, &info).await?)
     })
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use djinn_analysis::loaded_info;
-use djinn_client::{Client, Options, v1};
+use djinn_client::{Client, ModelHandle, Options, v1};
 use djinn_engine::{
     Blueprint, KvMemory, PrefixCacheSettings, RestoreScope, SavedState, SessionId, SizeRange,
     StateFolder,
@@ -15,7 +15,7 @@ use djinn_engine::{
 use djinn_model::Model;
 use djinn_server::{
     LoadOptions, OpenState, OperationSettings, Preset, Running, ServeError, ServedModel,
-    ServerConfig, ServerLimits, default_name, start_in_process,
+    ServerConfig, ServerLimits, default_name, start, start_in_process,
 };
 use djinn_terminal::Failure;
 use tempfile::TempDir;
@@ -75,7 +75,7 @@ pub struct Connection {
     /// Client of the server.
     pub client: Client,
     /// Handle of the model. A server in process has loaded it already.
-    pub model: djinn_client::ModelHandle,
+    pub model: ModelHandle,
     /// Address of the server, unless it is in process.
     pub address: Option<String>,
     in_process: Option<InProcess>,
@@ -126,6 +126,36 @@ pub fn on_model_blocking<T>(
     let done = work(&runtime, &connection);
     runtime.block_on(connection.close());
     done
+}
+
+/// Runs `work` with two handles of the model that flags name. A server in this process has the model
+/// twice, and loads both as `djinn serve` does.
+pub fn on_model_twice<T>(
+    args: &ModelArgs,
+    layout: LoadOptions,
+    work: impl AsyncFnOnce(&[ModelHandle; 2]) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let reference = bundled::reference(args.model.as_deref())?;
+    let resolved = args.resolve()?;
+    let pushed = tempfile::tempdir()?;
+    let names = ["first", "second"];
+    let models = names.map(|name| ServedModel {
+        name: name.to_owned(),
+        reference: reference.clone(),
+        layout,
+    });
+    let config = config(&resolved, models.into(), pushed.path().to_owned());
+    runtime()?.block_on(async {
+        let running = start(config).await?;
+        running.load().await?;
+        let connector = running.connector();
+        let client =
+            Client::connect_in_process(move || connector.connect(), Options::default()).await?;
+        let done = work(&names.map(|name| client.model(name))).await;
+        drop(client);
+        running.stop().await;
+        done
+    })
 }
 
 /// Runs `work` with a client of the server that flags or the environment name.
@@ -187,8 +217,14 @@ impl Connection {
         let reference = bundled::reference(args.model.as_deref())?;
         let resolved = Arc::new(args.resolve()?);
         let pushed = tempfile::tempdir()?;
-        let config = config(&resolved, reference, pushed.path().to_owned());
-        let name = config.models[0].name.clone();
+        let name = Some(default_name(&reference)).filter(|name| !name.is_empty());
+        let name = name.unwrap_or_else(|| "model".to_owned());
+        let models = vec![ServedModel {
+            name: name.clone(),
+            reference,
+            layout: LoadOptions::default(),
+        }];
+        let config = config(&resolved, models, pushed.path().to_owned());
         let facts = Arc::new(ModelFacts::default());
         let loads = engine.loads;
         let preset = preset(&resolved, engine, &facts);
@@ -242,8 +278,8 @@ impl Connection {
     }
 }
 
-fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> ServerConfig {
-    let name = Some(default_name(&reference)).filter(|name| !name.is_empty());
+/// Settings of a server in process that loads `models`.
+fn config(resolved: &ResolvedModel, models: Vec<ServedModel>, pushed: PathBuf) -> ServerConfig {
     ServerConfig {
         listen: Vec::new(),
         node: "in-process".to_owned(),
@@ -252,11 +288,7 @@ fn config(resolved: &ResolvedModel, reference: String, pushed: PathBuf) -> Serve
         host_copy: djinn_server::HostCopy::Auto,
         kv: KvMemory::default(),
         prefix_cache: PrefixCacheSettings::default(),
-        models: vec![ServedModel {
-            name: name.unwrap_or_else(|| "model".to_owned()),
-            reference,
-            layout: LoadOptions::default(),
-        }],
+        models,
         layout: LoadOptions::default(),
         model_dirs: Vec::new(),
         pushed,
