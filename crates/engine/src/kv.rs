@@ -147,7 +147,7 @@ impl SessionLayout<'_> {
 
     /// Pages of running sessions that host memory should take when the model leaves the device.
     fn swapped_pages(&self) -> usize {
-        let tokens = SWAPPED_TOKENS * self.settings.sessions;
+        let tokens = SWAPPED_TOKENS.min(self.settings.context) * self.settings.sessions;
         self.demand
             .longest
             .max(tokens.div_ceil(self.settings.page_tokens))

@@ -135,6 +135,36 @@ fn models_take_turns_under_load() {
 }
 
 #[test]
+fn host_memory_has_room_for_the_weights_of_every_model() {
+    const HOST: u64 = 40_000_000;
+    let server = Server::with(|config| {
+        crowd(config);
+        let layout = config.models[0].layout;
+        config.models = ["a", "b"]
+            .map(|name| djinn_server::ServedModel {
+                layout,
+                ..model(name, "models/stories-7m")
+            })
+            .into();
+        config.memory.host_budget = HOST;
+    });
+    let listed = block_on(async {
+        let mut models = ModelsClient::new(channel(&server).await);
+        models.list(v1::ListModelsRequest::default()).await.unwrap()
+    });
+    let memory = listed
+        .into_inner()
+        .models
+        .into_iter()
+        .map(|m| m.memory.unwrap());
+    let memory: Vec<_> = memory.collect();
+    let host: Vec<u64> = memory.iter().map(|memory| memory.host_bytes).collect();
+    let weights = memory[0].resident_bytes;
+    assert!(host.iter().all(|&bytes| bytes >= weights), "{host:?}");
+    assert!(host.iter().sum::<u64>() <= HOST, "{host:?}");
+}
+
+#[test]
 fn models_that_need_little_stay_on_the_device_together() {
     let server = Server::with(|config| {
         config.models = ["a", "b"]

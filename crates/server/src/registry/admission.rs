@@ -109,6 +109,7 @@ impl Registry {
                 .iter()
                 .map(|other| other.facts.memory.host_bytes)
                 .sum(),
+            host_left: 0,
             is_alone: self.entries().len() <= 1,
             pool: Arc::clone(&self.pool),
             config: Arc::clone(&self.config),

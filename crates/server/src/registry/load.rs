@@ -46,6 +46,14 @@ pub(super) struct Sharer {
     pub layout: LoadOptions,
 }
 
+impl Sharer {
+    /// Bytes of the model's weights; zero if it cannot be opened.
+    fn weight_bytes(&self) -> u64 {
+        let opened = Model::open(&self.reference);
+        opened.map_or(0, |model| model.program.weight_bytes())
+    }
+}
+
 /// A model to load, and the settings of the load.
 #[derive(Clone)]
 pub(super) struct ModelLoader {
@@ -61,6 +69,8 @@ pub(super) struct ModelLoader {
     pub sharers: Vec<Sharer>,
     /// Bytes of host memory that other models hold.
     pub host_taken: u64,
+    /// Bytes of host memory to leave for the weights of models that are loaded later.
+    pub host_left: u64,
     /// Whether the server has no other model.
     pub is_alone: bool,
     /// Memory of the device, which models use in turns.
@@ -127,6 +137,22 @@ impl ModelLoader {
 
     fn load(
         self,
+        reservation: &Reservation,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LoadedEngine, ServeError> {
+        self.leaving_host_memory().load_model(reservation, progress)
+    }
+
+    /// Leaves host memory for the weights of models that are loaded later.
+    pub fn leaving_host_memory(self) -> Self {
+        ModelLoader {
+            host_left: self.sharers.iter().map(Sharer::weight_bytes).sum(),
+            ..self
+        }
+    }
+
+    fn load_model(
+        &self,
         reservation: &Reservation,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LoadedEngine, ServeError> {
@@ -224,28 +250,41 @@ impl ModelLoader {
     }
 
     /// Plans the layout of the model in `budget` bytes of device memory. Unless set otherwise, a model
-    /// that is not alone gets a copy of its weights in host memory while there is room.
+    /// that is not alone gets a copy of its weights in host memory while there is room. If possible, it
+    /// leaves room for the weights of models that are loaded later.
     pub fn draw(&self, model: &Model, budget: u64) -> Result<Blueprint, ServeError> {
-        match self.config.host_copy {
-            HostCopy::On => self.draw_with(model, budget, true),
-            HostCopy::Auto if !self.is_alone => match self.draw_with(model, budget, true) {
-                Err(error) if is_host_shortage(&error) => self.draw_with(model, budget, false),
-                drawn => drawn,
-            },
-            _ => self.draw_with(model, budget, false),
+        let all = self.config.memory.host_budget;
+        let host = all.saturating_sub(self.host_taken);
+        let tries = match self.config.host_copy {
+            HostCopy::On => &[(true, host)][..],
+            HostCopy::Auto if !self.is_alone => &[
+                (true, host.saturating_sub(self.host_left)),
+                (true, host),
+                (false, host),
+            ],
+            _ => &[(false, host)],
+        };
+        let mut shortage = None;
+        for &(host_copy, host) in tries {
+            match self.draw_with(model, budget, host, host_copy) {
+                Err(error) if is_host_shortage(&error) => shortage = Some(error),
+                drawn => return drawn,
+            }
         }
+        Err(shortage.expect("there is a try"))
     }
 
     fn draw_with(
         &self,
         model: &Model,
         budget: u64,
+        host_budget: u64,
         host_copy: bool,
     ) -> Result<Blueprint, ServeError> {
         let all = self.config.memory;
         let memory = MemorySettings {
             budget,
-            host_budget: all.host_budget.saturating_sub(self.host_taken),
+            host_budget,
             prefetch: self.layout.prefetch.unwrap_or(all.prefetch),
             kv_dtype: self.layout.kv_dtype.unwrap_or(all.kv_dtype),
             host_copy,

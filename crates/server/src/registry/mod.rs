@@ -373,7 +373,7 @@ impl Registry {
             ..entry
         };
         let loader = self.loader(&asked, trusted)?;
-        let planned = tokio::task::spawn_blocking(move || plan::plan(&loader, &request)).await;
+        let planned = tokio::task::spawn_blocking(move || plan::plan(loader, &request)).await;
         planned.map_err(|error| ServeError::Internal(error.to_string()))?
     }
 

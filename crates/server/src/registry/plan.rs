@@ -18,9 +18,10 @@ const MEMORY_BYTES: u64 = 1 << 29;
 
 /// Plans the memory of a model as a request asks.
 pub(super) fn plan(
-    loader: &ModelLoader,
+    loader: ModelLoader,
     request: &v1::PlanRequest,
 ) -> Result<v1::PlanReply, ServeError> {
+    let loader = loader.leaving_host_memory();
     let model = Model::open(&loader.reference)?;
     let blueprint = loader.blueprint(&model)?;
     let backend = &*loader.config.backend;

@@ -35,7 +35,7 @@ pub async fn plan_configured(
             .sharers
             .retain(|sharer| plans.iter().all(|(name, _)| *name != sharer.name));
         let request = request.clone();
-        let planned = tokio::task::spawn_blocking(move || plan::plan(&loader, &request)).await;
+        let planned = tokio::task::spawn_blocking(move || plan::plan(loader, &request)).await;
         let planned = planned.map_err(|error| ServeError::Internal(error.to_string()))?;
         let planned =
             planned.map_err(|error| ServeError::Conflict(format!("{}: {error}", model.name)))?;
