@@ -4,7 +4,7 @@
 
 using namespace testing;
 
-constexpr int PAGE_TOKENS = 16;
+constexpr int PAGE_TOKENS = 16, STAGES_MAX = 4;
 
 // Rows of several sessions whose keys and values lie in pages in random order.
 template <int DTYPE, int D> struct Sessions {
@@ -57,9 +57,10 @@ template <int DTYPE, int D> struct Sessions {
     Kv kv = {(char *)memory.get(), (long long)page_numbers() * 2, pages, PAGE_TOKENS, kv_heads, d_head, DTYPE, 4};
     Attend how = {heads, window, scale()};
     int fault = 0, block_rows = stages ? FEW_ROWS : PREFILL_ROWS, blocks = (count + block_rows - 1) / block_rows;
-    int tile = 2 * PREFILL_KEYS * D * 2, shared = stages ? stages * tile + 2 * FEW_ROWS * FEW_COLUMNS * 4 : 2 * tile;
+    int threads = stages ? FEW_THREADS : PREFILL_THREADS;
+    size_t shared = stages ? stages * 2 * FewCopies<D>::BYTES + sizeof(FewExchange) : 4 * PREFILL_KEYS * D * 2;
     Shadow none = {nullptr, 0, 0};
-    emulation::launch({heads, blocks, 1}, PREFILL_THREADS, shared, [&] {
+    emulation::launch({heads, blocks, 1}, threads, shared, [&] {
       if (stages) attend_prefill_few<DTYPE, D>(q, at, of, pages_of, kv, how, to, none, stages, &fault);
       else attend_prefill<DTYPE, D>(q, at, of, pages_of, kv, how, to, none, &fault);
     });
@@ -104,11 +105,11 @@ template <int DTYPE, int D> void check(const Sessions<DTYPE, D> &sessions, const
     }
   for (int run : runs) {
     int rows = std::min(run, count - (int)(parts.size() / width));
-    std::vector<float> part = sessions.attend((int)(parts.size() / width), rows, between(0, 1) ? between(3, FEW_STAGES) : 0);
+    std::vector<float> part = sessions.attend((int)(parts.size() / width), rows, between(0, 1) ? between(2, STAGES_MAX) : 0);
     parts.insert(parts.end(), part.begin(), part.end());
   }
   expect_same(parts, all, width, "in parts");
-  for (int stages = 3; stages <= FEW_STAGES; stages++)
+  for (int stages = 2; stages <= STAGES_MAX; stages++)
     expect_same(sessions.attend(0, count, stages), all, width, "with " + std::to_string(stages) + " stages");
 }
 

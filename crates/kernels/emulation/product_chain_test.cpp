@@ -27,7 +27,7 @@ template <int DTYPE, int TILES, int EIGHTS> void check(const Launch &how, const 
   }
   int per_block = how.warps * EIGHTS;
   size_t shared = (size_t)how.stages * 2 * CHAIN_INPUTS * (16 * TILES + 8 * per_block);
-  emulation::launch({(eights + per_block - 1) / per_block, 1, 1}, 32 * how.warps, shared,
+  emulation::launch({(eights + per_block - 1) / per_block, 1, 1}, 32 * how.warps + CHAIN_COPIERS, shared,
                     [&] { product_chain<DTYPE, TILES, EIGHTS>(f, how.stages); });
   for (size_t p = 0; p < outputs.size(); p++)
     for (int r = 0; r < how.rows; r++)
@@ -51,7 +51,7 @@ int main() {
   check<F16, 4, 1>({64, 512, 8, 2, false}, {96, 40});
   check<BF16, 4, 2>({33, 16, 1, 2, false}, {5});
   for (int i = 0; i < 16; i++) {
-    Launch how = {between(1, 16), 16 * between(1, 30), between(1, 9), between(2, 8), between(0, 1) == 1};
+    Launch how = {between(1, 16), 16 * between(1, 30), between(1, chain_warps_max(1)), between(2, 8), between(0, 1) == 1};
     check<F16, 1, 1>(how, {between(1, 120), between(1, 40)});
   }
 }

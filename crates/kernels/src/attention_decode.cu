@@ -119,7 +119,7 @@ __device__ void attend_decode(const Mat &q, const Mat &positions, const Mat &seq
   auto place = [](char *tile, int key, int sixteen) { return tile + (key * LANES + sixteen) * 16; };
   // Keys of earlier tokens and the page tables were written before this pass. This token's own key
   // comes from the kernel before this one, in memory or in its page.
-  KeyCopy<DECODE_KEYS, DECODE_THREADS, LANES> copy;
+  KeyCopy<DECODE_KEYS, DECODE_THREADS, LANES> copy(threadIdx.x);
   copy.look_up(kv, tables, sequence, unit * DECODE_KEYS, first, position, fault);
   copy.start(keys, values, kv, kv_head, unit * DECODE_KEYS, position, place);
   int own_key = position - unit * DECODE_KEYS;

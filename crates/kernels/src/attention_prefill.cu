@@ -4,14 +4,18 @@
 // see do not change its result, so its bits depend only on its position. Rows of several sessions in
 // one block are processed in turn.
 //
-// With many rows, a block takes 64 rows of a head, and a warp 16 of them. With few rows, a block takes
-// 16 rows: each of its warps computes the scores of a quarter of a tile's keys, and then mixes a quarter
-// of the values' columns. Both kernels compute each number in the same order.
+// With many rows, a block takes 64 rows of a head, and a warp 16 of them. With few rows, a block takes 16
+// rows and divides every step between its warps: scores by keys, weights by rows, values by columns. Both
+// kernels compute each number in the same order.
 #include "tensor.cuh"
 
 constexpr int PREFILL_ROWS = 64, PREFILL_KEYS = 64, PREFILL_WARPS = 4, PREFILL_THREADS = PREFILL_WARPS * 32;
-// Rows of a block with few rows, and the largest number of tiles that it has in shared memory.
-constexpr int FEW_ROWS = 16, FEW_STAGES = 6;
+// Rows of a block with few rows, and tiles and keys of a step.
+constexpr int FEW_ROWS = 16, FEW_TILES = 2, FEW_KEYS = FEW_TILES * PREFILL_KEYS;
+// Warps of such a block. Half of them weigh the scores while the others copy.
+constexpr int FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * 32, FEW_COPIERS = FEW_THREADS / 2;
+// Warps that score a tile, and keys of each.
+constexpr int FEW_SHARE = FEW_WARPS / FEW_TILES, FEW_SHARE_KEYS = PREFILL_KEYS / FEW_SHARE;
 // Columns of a row of scores in shared memory. The padding avoids bank conflicts.
 constexpr int FEW_COLUMNS = PREFILL_KEYS + 8;
 
@@ -135,14 +139,21 @@ template <int EIGHTS> struct Mix {
     }
   }
 
+  // Adds the sums of the lanes that share a row.
+  __device__ inline void add_lanes() {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
+      sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+    }
+  }
+
   // Writes the columns from 8 · `first` on of the rows that have a position.
   __device__ inline void write(const int (&mine)[2], const int (&position)[2], int head, int first, int d_head,
                                const Mat &out, const Shadow &shadow) {
     int t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      sum[h] += __shfl_xor_sync(~0u, sum[h], 1);
-      sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
       if (position[h] < 0) continue;
 #pragma unroll
       for (int n = 0; n < EIGHTS; n++)
@@ -189,7 +200,7 @@ __device__ void attend_prefill(const Mat &q, const Mat &positions, const Mat &se
 
     __syncthreads();
     auto copy = [&](int stage, int first) {
-      TileCopy<D> tile;
+      TileCopy<D> tile(threadIdx.x);
       tile.look_up(kv, tables, run.sequence, first, 0, run.until, fault);
       tile.start(keys(stage), values(stage), kv, kv_head, first, -1, tile_place<D>);
     };
@@ -206,25 +217,184 @@ __device__ void attend_prefill(const Mat &q, const Mat &positions, const Mat &se
       mix.template add_values<DTYPE, D>(s, values(stage), 0);
       __syncthreads();
     }
+    mix.add_lanes();
     mix.write(mine, position, head, 0, kv.d_head, out, shadow);
   }
 }
+
+// Numbers that the warps of a block with few rows exchange.
+struct FewExchange {
+  float scores[FEW_TILES][FEW_ROWS][FEW_COLUMNS];
+  unsigned short weights[FEW_TILES][FEW_ROWS][FEW_COLUMNS];
+  float largest[FEW_TILES][FEW_SHARE][FEW_ROWS];
+  // Factors of the sums before each tile.
+  float less[FEW_TILES][FEW_ROWS];
+  // Sums of a lane's weights of the first tile, and of all weights of a row in the end.
+  float part[FEW_ROWS][4], sum[FEW_ROWS];
+};
+static_assert(sizeof(FewExchange) == 14784, "the host reserves this memory");
+
+// Scores a warp's keys of the step at `key`, and writes the scores that the rows see.
+template <int DTYPE, int D>
+__device__ inline void score_step(FewExchange &shared, const unsigned (&x)[D / 16][4], char *keys, int key,
+                                  const int (&position)[2], int window, float scale) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  int tile = warp / FEW_SHARE, part = warp % FEW_SHARE, first = part * FEW_SHARE_KEYS;
+  float s[FEW_SHARE_KEYS / 8][4] = {};
+  score_keys<DTYPE, D>(s, x, keys, tile * PREFILL_KEYS + first);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int row = g + 8 * h, lowest = first_key(position[h], window);
+    float largest = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < FEW_SHARE_KEYS / 8; n++) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float &score = s[n][2 * h + i];
+        int at = key + tile * PREFILL_KEYS + first + n * 8 + 2 * t + i;
+        score = at <= position[h] && at >= lowest ? score * scale : -INFINITY;
+        largest = fmaxf(largest, score);
+      }
+      *(float2 *)&shared.scores[tile][row][first + n * 8 + 2 * t] = {s[n][2 * h], s[n][2 * h + 1]};
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    if (t == 0) shared.largest[tile][part][row] = largest;
+  }
+}
+
+// Softmax of one row over the steps so far. Four lanes of a warp share a row of a tile. The warps of the
+// first tile and those of the second follow the largest score; the sum belongs to those of the second.
+struct FewSoftmax {
+  int tile, row, t;
+  float most = -INFINITY, sum = 0, before[FEW_TILES], part;
+
+  __device__ inline FewSoftmax() {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    tile = warp / 2, row = warp % 2 * 8 + lane / 4, t = lane % 4;
+  }
+
+  // Turns the scores of the warp's tile into weights.
+  template <int DTYPE> __device__ inline void weigh(FewExchange &shared) {
+    float safe = 0;
+#pragma unroll
+    for (int i = 0; i < FEW_TILES; i++) {
+      float largest = most;
+#pragma unroll
+      for (int p = 0; p < FEW_SHARE; p++) largest = fmaxf(largest, shared.largest[i][p][row]);
+      // A row that has seen no key yet stays unchanged.
+      float shift = largest == -INFINITY ? 0 : largest;
+      before[i] = power(most - shift);
+      if (i == tile) safe = shift;
+      most = largest;
+    }
+    part = 0;
+#pragma unroll
+    for (int n = 0; n < PREFILL_KEYS / 8; n++) {
+      float2 scores = *(float2 *)&shared.scores[tile][row][n * 8 + 2 * t];
+      float first = power(scores.x - safe), second = power(scores.y - safe);
+      part += first;
+      part += second;
+      *(unsigned *)&shared.weights[tile][row][n * 8 + 2 * t] = pack<DTYPE>(first, second);
+    }
+    if (t == 0) shared.less[tile][row] = before[tile];
+    if (tile == 0) shared.part[row][t] = part;
+  }
+
+  // Adds the weights of the step to the sum, once the first tile's are there.
+  __device__ inline void add(const FewExchange &shared) {
+    sum = fmaf(sum, before[0], shared.part[row][t]);
+    sum = fmaf(sum, before[1], part);
+  }
+
+  __device__ inline void write(FewExchange &shared) {
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (t == 0) shared.sum[row] = sum;
+  }
+};
+
+// Adds the values of sixteen columns to a warp's sums, for the tiles of a step.
+template <int DTYPE, int D>
+__device__ inline void mix_step(float (&o)[2][4], const FewExchange &shared, char *values, int tiles) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
+#pragma unroll
+  for (int tile = 0; tile < FEW_TILES; tile++) {
+    if (tile >= tiles) break;
+    float less[2] = {shared.less[tile][g], shared.less[tile][g + 8]};
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) o[n][i] *= less[i / 2];
+#pragma unroll
+    for (int k = 0; k < PREFILL_KEYS / 16; k++) {
+      unsigned a[4], b[4];
+      load_tiles(a, &shared.weights[tile][lane % 16][k * 16 + lane / 16 * 8]);
+      load_tiles_turned(b, tile_place<D>(values, tile * PREFILL_KEYS + k * 16 + lane % 16, 2 * warp + lane / 16));
+      multiply<DTYPE>(o[0], a[0], a[1], a[2], a[3], b[0], b[1]);
+      multiply<DTYPE>(o[1], a[0], a[1], a[2], a[3], b[2], b[3]);
+    }
+  }
+}
+
+// Copies the keys and values of steps into a ring of stages, by half of a block's threads.
+template <int D> struct FewCopies {
+  using StepCopy = KeyCopy<FEW_KEYS, FEW_COPIERS, D / 8>;
+  const Kv &kv;
+  const Mat &tables;
+  const RowRun &run;
+  char *memory;
+  int kv_head, first, steps, stages, *fault;
+
+  static constexpr int BYTES = FEW_KEYS * D * 2;
+  __device__ inline char *keys(int stage) const { return memory + stage * 2 * BYTES; }
+  __device__ inline char *values(int stage) const { return keys(stage) + BYTES; }
+
+  __device__ inline void look_up(StepCopy &copy, int step) const {
+    copy.look_up(kv, tables, run.sequence, first + step * FEW_KEYS, 0, run.until, fault);
+  }
+
+  __device__ inline void start(StepCopy &copy, int step, int stage) const {
+    if (step < steps) copy.start(keys(stage), values(stage), kv, kv_head, first + step * FEW_KEYS, -1, tile_place<D>);
+    else close_group();
+  }
+
+  // Starts the copies of a step, and looks up the pages of the next one meanwhile.
+  __device__ inline void start_and_look_up(StepCopy &copy, int step, int stage) const {
+    StepCopy next = copy;
+    look_up(next, step + 1);
+    start(copy, step, stage);
+    copy = next;
+  }
+
+  // Fills all stages but one, and waits for the first.
+  __device__ inline void begin(StepCopy &copy) const {
+    look_up(copy, 0);
+#pragma unroll 1
+    for (int step = 0; step < stages - 1; step++) start_and_look_up(copy, step, step);
+    wait_groups_up_to(stages - 2);
+  }
+
+  // Starts the copies that reuse a stage, and waits for the step after `step`.
+  __device__ inline void advance(StepCopy &copy, int step, int freed) const {
+    start_and_look_up(copy, step + stages - 1, freed);
+    wait_groups_up_to(stages - 2);
+  }
+};
 
 template <int DTYPE, int D>
 __device__ void attend_prefill_few(const Mat &q, const Mat &positions, const Mat &sequences, const Mat &tables,
                                    const Kv &kv, const Attend &how, const Mat &out, const Shadow &shadow, int stages,
                                    int *fault) {
   DYNAMIC_SHARED(memory);
-  constexpr int TILE = PREFILL_KEYS * D * 2, EIGHTS = D / 8 / PREFILL_WARPS, KEYS = PREFILL_KEYS / PREFILL_WARPS;
-  auto keys = [&](int stage) { return memory + stage * 2 * TILE; };
-  auto values = [&](int stage) { return keys(stage) + TILE; };
-  auto scores = [&](int tile) { return (float *)keys(stages) + tile % 2 * FEW_ROWS * FEW_COLUMNS; };
+  FewExchange &shared = *(FewExchange *)(memory + stages * 2 * FewCopies<D>::BYTES);
   wait_for_previous();
   let_next_start();
 
   int head = blockIdx.x, kv_head = head / (how.heads / kv.kv_heads);
   int first_row = blockIdx.y * FEW_ROWS, last_row = min(first_row + FEW_ROWS, q.rows);
-  int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+  bool is_copier = threadIdx.x >= FEW_THREADS - FEW_COPIERS, mixes = warp < D / 16;
   int mine[2] = {first_row + g, first_row + g + 8};
   unsigned x[D / 16][4];
   load_queries<DTYPE, D>(x, q, mine, head, kv.d_head);
@@ -235,64 +405,38 @@ __device__ void attend_prefill_few(const Mat &q, const Mat &positions, const Mat
     from = run.next;
     if (!run.is_valid(tables, kv, fault)) continue;
     int position[2] = {run.position(positions, mine[0]), run.position(positions, mine[1])};
-    Mix<EIGHTS> mix;
     int first = run.first_tile(how.window), tiles = (run.until - first + PREFILL_KEYS - 1) / PREFILL_KEYS;
-    auto look_up = [&](TileCopy<D> &copy, int tile) {
-      copy.look_up(kv, tables, run.sequence, first + tile * PREFILL_KEYS, 0, run.until, fault);
-    };
-    auto start = [&](TileCopy<D> &copy, int tile, int stage) {
-      copy.start(keys(stage), values(stage), kv, kv_head, first + tile * PREFILL_KEYS, -1, tile_place<D>);
-    };
-    // Each warp scores its part of the keys.
-    auto score = [&](int tile, int stage) {
-      float s[KEYS / 8][4] = {};
-      score_keys<DTYPE, D>(s, x, keys(stage), warp * KEYS);
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-          *(float2 *)&scores(tile)[(g + 8 * h) * FEW_COLUMNS + warp * KEYS + n * 8 + 2 * t] = {s[n][2 * h], s[n][2 * h + 1]};
+    int steps = (tiles + FEW_TILES - 1) / FEW_TILES;
+    FewCopies<D> copies = {kv, tables, run, memory, kv_head, first, steps, stages, fault};
+    typename FewCopies<D>::StepCopy copy(threadIdx.x % FEW_COPIERS);
+    FewSoftmax softmax;
+    Mix<2> mix;
+    auto score = [&](int step, int stage) {
+      score_step<DTYPE, D>(shared, x, copies.keys(stage), first + step * FEW_KEYS, position, how.window, scale);
     };
 
-    // The warps have left the tiles of the session before this one.
+    // The warps have left the memory of the session before this one.
     __syncthreads();
-    TileCopy<D> first_copies[FEW_STAGES - 1];
-#pragma unroll
-    for (int tile = 0; tile < FEW_STAGES - 1; tile++)
-      if (tile < stages - 1) look_up(first_copies[tile], tile);
-#pragma unroll
-    for (int tile = 0; tile < FEW_STAGES - 1; tile++)
-      if (tile < stages - 1) start(first_copies[tile], tile, tile);
-    TileCopy<D> copy;
-    look_up(copy, stages - 1);
-    wait_groups_up_to(stages - 2);
+    if (is_copier) copies.begin(copy);
     __syncthreads();
     score(0, 0);
-    for (int tile = 0, stage = 0; tile < tiles; tile++) {
-      // The next tile has arrived, and this one has all of its scores.
-      wait_groups_up_to(stages - 3);
-      __syncthreads();
+    __syncthreads();
+    for (int step = 0, stage = 0; step < steps; step++) {
       int next = stage + 1 == stages ? 0 : stage + 1, freed = stage == 0 ? stages - 1 : stage - 1;
-      if (tile + stages - 1 < tiles) start(copy, tile + stages - 1, freed);
-      else close_group();
-      look_up(copy, tile + stages);
-      if (tile + 1 < tiles) score(tile + 1, next);
-
-      int key = first + tile * PREFILL_KEYS;
-      float s[PREFILL_KEYS / 8][4];
-#pragma unroll
-      for (int n = 0; n < PREFILL_KEYS / 8; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          float2 pair = *(float2 *)&scores(tile)[(g + 8 * h) * FEW_COLUMNS + n * 8 + 2 * t];
-          s[n][2 * h] = pair.x, s[n][2 * h + 1] = pair.y;
-        }
-      bool whole = key + PREFILL_KEYS <= run.lowest + 1 && how.window == 0 && run.next - run.from == FEW_ROWS;
-      mix.weigh(s, key, position, how.window, scale, whole);
-      mix.template add_values<DTYPE, D>(s, values(stage), warp * EIGHTS);
+      if (is_copier) copies.advance(copy, step, freed);
+      else softmax.template weigh<DTYPE>(shared);
+      // The weights of this step and the keys of the next one are there.
+      __syncthreads();
+      if (!is_copier && softmax.tile == 1) softmax.add(shared);
+      if (step + 1 < steps) score(step + 1, next);
+      if (mixes) mix_step<DTYPE, D>(mix.o, shared, copies.values(stage), tiles - step * FEW_TILES);
+      __syncthreads();
       stage = next;
     }
-    mix.write(mine, position, head, warp * EIGHTS, kv.d_head, out, shadow);
+    if (!is_copier && softmax.tile == 1) softmax.write(shared);
+    __syncthreads();
+    mix.sum[0] = shared.sum[g], mix.sum[1] = shared.sum[g + 8];
+    if (mixes) mix.write(mine, position, head, 2 * warp, kv.d_head, out, shadow);
   }
 }
 
@@ -302,7 +446,7 @@ __device__ void attend_prefill_few(const Mat &q, const Mat &positions, const Mat
                      int *fault) {                                                                               \
     attend_prefill<__VA_ARGS__>(q, positions, sequences, tables, kv, how, out, shadow, fault);                      \
   }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(PREFILL_THREADS)                                                     \
+  extern "C" __global__ void __launch_bounds__(FEW_THREADS)                                                         \
   attend_prefill_few_##name(Mat q, Mat positions, Mat sequences, Mat tables, Kv kv, Attend how, Mat out,            \
                             Shadow shadow, int stages, int *fault) {                                                \
     attend_prefill_few<__VA_ARGS__>(q, positions, sequences, tables, kv, how, out, shadow, stages, fault);          \

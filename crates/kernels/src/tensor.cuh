@@ -48,41 +48,49 @@ __device__ inline void wait_groups_up_to(int count) {
   }
 }
 
-// Copies COUNT keys and their values into shared memory with THREADS_ threads, each of which copies
-// sixteen bytes of a key at a time. Pages are looked up all at once and before the copies, because each
-// lookup is a memory round trip.
+// Copies COUNT keys and their values into shared memory with THREADS_ threads, numbered by `thread`, each of
+// which copies sixteen bytes of a key at a time. Pages are looked up all at once and before the copies,
+// because each lookup is a memory round trip.
 template <int COUNT, int THREADS_, int SIXTEENS> struct KeyCopy {
   static constexpr int TURNS = COUNT * SIXTEENS / THREADS_, SHARE = THREADS_ / SIXTEENS;
-  int pages[TURNS];
+  int k, c, pages[TURNS];
+
+  __device__ inline explicit KeyCopy(int thread) : k(thread / SIXTEENS), c(thread % SIXTEENS) {}
 
   // Looks up the pages of the keys from `first` on. Keys outside of [from, until) have none.
   __device__ inline void look_up(const Kv &kv, const Mat &tables, int sequence, int first, int from, int until,
                                  int *fault) {
-    int k = threadIdx.x / SIXTEENS, c = threadIdx.x % SIXTEENS;
     const int *table = (const int *)tables.at + sequence * tables.stride;
+    if (c * 8 >= kv.d_head) until = from;
+    bool is_outside = false;
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
       int key = first + k + i * SHARE;
-      bool there = key >= from && key < until && c * 8 < kv.d_head;
-      pages[i] = there ? table[key >> kv.page_shift] : -1;
-      if (there && bad(fault, PAGE, (unsigned)pages[i] >= (unsigned)kv.pages)) pages[i] = -1;
+      pages[i] = -1;
+      if (key >= from && key < until) {
+        pages[i] = table[key >> kv.page_shift];
+        is_outside |= (unsigned)pages[i] >= (unsigned)kv.pages;
+      }
     }
+    if (!bad(fault, PAGE, is_outside)) return;
+    for (int i = 0; i < TURNS; i++) pages[i] = -1;
   }
 
   // Starts the copies to `place(keys, key, sixteen)` and `place(values, key, sixteen)` as one group. Keys
   // without a page become zero; key `not_yet` stays unchanged.
   template <class Place>
   __device__ inline void start(char *keys, char *values, const Kv &kv, int head, int first, int not_yet, Place place) {
-    int k = threadIdx.x / SIXTEENS, c = threadIdx.x % SIXTEENS;
+    const char *of_head = kv.at + 2LL * (head << kv.page_shift) * kv.d_head + 16 * c;
     long long to_value = 2LL * kv.kv_heads * kv.page_tokens * kv.d_head;
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
-      int key = first + k + i * SHARE, inside = (head << kv.page_shift) + (key & (kv.page_tokens - 1));
+      int key = first + k + i * SHARE;
       if (key == not_yet) continue;
-      bool there = pages[i] >= 0;
-      const char *at = there ? kv.at + pages[i] * kv.page_bytes + 2LL * (inside * kv.d_head + c * 8) : kv.at;
-      copy_async(place(keys, k + i * SHARE, c), at, there);
-      copy_async(place(values, k + i * SHARE, c), at + (there ? to_value : 0), there);
+      // The first page stands in for a missing one; its bytes are not copied.
+      unsigned page = max(pages[i], 0), inside = (key & (kv.page_tokens - 1)) * (2 * kv.d_head);
+      const char *at = of_head + page * kv.page_bytes + inside;
+      copy_async(place(keys, k + i * SHARE, c), at, pages[i] >= 0);
+      copy_async(place(values, k + i * SHARE, c), at + to_value, pages[i] >= 0);
     }
     close_group();
   }

@@ -25,10 +25,14 @@ const GROUP: usize = 16;
 const STAGE_ROW: usize = 256;
 /// Outputs that a warp multiplies at a time.
 const EIGHT: usize = 8;
-/// Bytes of shared memory of a multiprocessor that blocks share.
-const SHARED: usize = 220 << 10;
-/// Largest number of warps of a block, as in the CUDA sources.
-const WARPS_MAX: usize = 8;
+/// Least and largest number of stages of the pipeline.
+const STAGES: (usize, usize) = (2, 8);
+/// Bytes of shared memory that each block takes in addition.
+const BLOCK_OTHER: usize = 1 << 10;
+/// Threads of a block that copy, as in the CUDA sources.
+const COPIERS: usize = 128;
+/// Largest number of warps of the only block on a multiprocessor whose outputs are few.
+const ALONE_WARPS: usize = 8;
 
 /// Shape of a launch. All shapes give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,39 +41,88 @@ pub(super) struct ChainShape {
     rows: usize,
     /// Outputs of a warp.
     outputs: usize,
+    /// Warps of a block that multiply.
     warps: usize,
     blocks: usize,
     /// Stages of the pipeline.
     pub(super) stages: usize,
 }
 
+/// Kernel for some number of rows, as in the CUDA sources.
+struct ChainKernel {
+    rows: usize,
+    /// Outputs of a warp.
+    outputs: usize,
+    /// Largest number of warps of a block that multiply.
+    warps_max: usize,
+    /// Blocks that a multiprocessor has registers for.
+    blocks: usize,
+}
+
+const KERNELS: [ChainKernel; 3] = [
+    ChainKernel {
+        rows: 16,
+        outputs: EIGHT,
+        warps_max: 14,
+        blocks: 2,
+    },
+    ChainKernel {
+        rows: 32,
+        outputs: EIGHT,
+        warps_max: 14,
+        blocks: 1,
+    },
+    // With many rows, a warp reads all inputs from shared memory for each eight outputs.
+    ChainKernel {
+        rows: CHAIN_ROWS,
+        outputs: 2 * EIGHT,
+        warps_max: 8,
+        blocks: 1,
+    },
+];
+
 impl ChainShape {
-    /// Shape for products on a card with this number of multiprocessors.
-    pub(super) fn of(arg: &ProductsArg, multiprocessors: usize) -> Self {
+    /// Shape for products on a card with this number of multiprocessors, whose blocks have at most
+    /// `shared` bytes of shared memory.
+    pub(super) fn of(arg: &ProductsArg, shared: usize, multiprocessors: usize) -> Self {
         let parts = &arg.part[..arg.parts as usize];
         let eights = parts.iter().map(|p| (p.outputs as usize).div_ceil(EIGHT));
-        Self::for_outputs(arg.rows as usize, eights.sum(), multiprocessors)
+        Self::for_outputs(arg.rows as usize, eights.sum(), shared, multiprocessors)
     }
 
     /// Divides the outputs evenly over the multiprocessors: as few blocks for each as their warps
     /// allow, and as many stages as their shared memory has room for.
-    fn for_outputs(rows: usize, eights: usize, multiprocessors: usize) -> Self {
-        let rows = [16, 32, 64].into_iter().find(|&most| rows <= most);
-        let rows = rows.unwrap_or(CHAIN_ROWS);
-        // With many rows, a warp reads all inputs from shared memory for each eight outputs.
-        let outputs = if rows == CHAIN_ROWS { 2 * EIGHT } else { EIGHT };
+    fn for_outputs(rows: usize, eights: usize, shared: usize, multiprocessors: usize) -> Self {
+        let kernel = KERNELS.iter().find(|kernel| rows <= kernel.rows);
+        let &ChainKernel {
+            rows,
+            outputs,
+            warps_max,
+            blocks,
+        } = kernel.expect("a chain has few rows");
         let tiles = (eights * EIGHT).div_ceil(outputs);
-        let warps_of = |blocks: usize| tiles.div_ceil(multiprocessors * blocks);
-        let each = (1..).find(|&blocks| warps_of(blocks) <= WARPS_MAX);
+        let warps_of = |each: usize| tiles.div_ceil(multiprocessors * each).max(1);
+        let stage_of = |warps: usize| STAGE_ROW * (rows + warps * outputs);
+        let stages_of = |warps: usize, sharing: usize| {
+            (shared / sharing).saturating_sub((sharing - 1) * BLOCK_OTHER) / stage_of(warps)
+        };
+        let is_alone = warps_of(1) <= ALONE_WARPS;
+        let rounds = (1..).map(|round| round * blocks);
+        let each = std::iter::once(1)
+            .filter(|_| is_alone)
+            .chain(rounds)
+            .find(|&each| {
+                warps_of(each) <= warps_max
+                    && stages_of(warps_of(each), each.min(blocks)) >= STAGES.0
+            });
         let each = each.expect("enough blocks have few warps");
-        let warps = warps_of(each).max(1);
-        let stage = STAGE_ROW * (rows + warps * outputs);
+        let warps = warps_of(each);
         ChainShape {
             rows,
             outputs,
             warps,
             blocks: tiles.div_ceil(warps),
-            stages: (SHARED / each.min(3) / stage).clamp(2, 8),
+            stages: stages_of(warps, each.min(blocks)).min(STAGES.1),
         }
     }
 
@@ -80,7 +133,7 @@ impl ChainShape {
     pub(super) fn size(&self) -> LaunchSize {
         LaunchSize {
             blocks: [self.blocks, 1, 1],
-            threads: 32 * self.warps,
+            threads: 32 * self.warps + COPIERS,
             shared: self.stages * STAGE_ROW * (self.rows + self.warps * self.outputs),
         }
     }
@@ -91,6 +144,12 @@ const CHECKED_ROWS: usize = 64;
 const CHECKED_OUTPUTS: usize = 64;
 
 impl CudaDevice {
+    /// Shape of a launch on this card.
+    pub(super) fn chain_shape(&self, arg: &ProductsArg) -> ChainShape {
+        let shared = self.card.kernels().shared_max;
+        ChainShape::of(arg, shared, self.card.multiprocessors())
+    }
+
     /// Checks whether the chain kernel gives the bits of the library's algorithm for a product, unless
     /// that is known.
     pub(super) fn check_chain(&self, blas: &Blas, product: Product) {
@@ -149,7 +208,7 @@ impl CudaDevice {
             .context("uploading to the card")?;
         // SAFETY: addresses in memory that lives until the stream has been waited for.
         unsafe { blas.run(product, at, stream.cast()) }?;
-        let shape = ChainShape::of(&arg, self.card.multiprocessors());
+        let shape = self.chain_shape(&arg);
         launch!(self, state, &shape.name(dtype), shape.size(); arg, shape.stages as i32)?;
         state.interrupt();
         let mut found = [vec![0u8; written], vec![0u8; written]];
@@ -192,30 +251,48 @@ fn random_halves(count: usize, dtype: DType) -> Vec<u8> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{CHAIN_ROWS, ChainShape, SHARED, WARPS_MAX};
+    use super::{CHAIN_ROWS, ChainShape, KERNELS};
+
+    /// Shared memory of a block and number of multiprocessors of an H200.
+    const H200: (usize, usize) = (226 << 10, 132);
 
     #[test]
     fn the_outputs_of_a_13b_model_use_every_multiprocessor_evenly() {
-        let shape = |outputs: usize| ChainShape::for_outputs(16, outputs / 8, 132);
-        let blocks = [5120, 13824, 15360, 27648, 32000].map(|outputs| shape(outputs).blocks);
-        for (blocks, least) in blocks.into_iter().zip([0.95, 0.9, 0.9, 0.9, 0.9]) {
+        let shape = |outputs: usize| ChainShape::for_outputs(16, outputs / 8, H200.0, H200.1);
+        for (outputs, least) in [5120, 13824, 15360, 27648, 32000]
+            .into_iter()
+            .zip([0.95, 0.9, 0.9, 0.9, 0.9])
+        {
+            let blocks = shape(outputs).blocks;
             let rounds = blocks.div_ceil(132);
-            assert!(blocks as f64 >= least * (rounds * 132) as f64, "{blocks}");
+            assert!(
+                blocks as f64 >= least * (rounds * 132) as f64,
+                "{outputs}: {blocks}"
+            );
         }
+    }
+
+    #[test]
+    fn cards_with_less_shared_memory_have_fewer_stages() {
+        let stages = |shared| ChainShape::for_outputs(16, 640, shared, 132).stages;
+        assert_eq!(stages(226 << 10), 8);
+        assert_eq!(stages(98 << 10), 7);
     }
 
     proptest! {
         #[test]
         fn a_launch_covers_all_outputs_and_fits_the_card(
             rows in 1..=CHAIN_ROWS, eights in 1usize..40_000, multiprocessors in 1usize..300,
+            shared in (90usize << 10)..=226 << 10,
         ) {
-            let shape = ChainShape::for_outputs(rows, eights, multiprocessors);
+            let shape = ChainShape::for_outputs(rows, eights, shared, multiprocessors);
+            let kernel = KERNELS.iter().find(|kernel| kernel.rows == shape.rows);
             prop_assert!(shape.rows >= rows);
             prop_assert!(shape.blocks * shape.warps * shape.outputs >= 8 * eights);
             prop_assert!((shape.blocks - 1) * shape.warps * shape.outputs < 8 * eights);
-            prop_assert!(shape.warps <= WARPS_MAX);
+            prop_assert!(shape.warps <= kernel.unwrap().warps_max);
             prop_assert!(shape.stages >= 2);
-            prop_assert!(shape.size().shared <= SHARED);
+            prop_assert!(shape.size().shared <= shared);
         }
     }
 }

@@ -12,10 +12,13 @@ const ROWS: usize = 64;
 const FEW_ROWS: usize = 16;
 /// Largest number of rows of a launch that counts as few.
 const FEW_ROWS_MAX: usize = 64;
-/// Least and largest number of tiles of keys and values that a block of few rows holds.
-const STAGES: (usize, usize) = (3, 6);
-/// Bytes of the scores of two tiles, which the warps of a block of few rows exchange.
-const SCORES: usize = 2 * FEW_ROWS * (TILE_KEYS + 8) * 4;
+/// Threads and keys of a step of a block of few rows, as in the CUDA sources.
+const FEW_THREADS: usize = 256;
+const FEW_KEYS: usize = 2 * TILE_KEYS;
+/// Least and largest number of steps whose keys and values a block of few rows holds.
+const STAGES: (usize, usize) = (3, 4);
+/// Bytes that the warps of a block of few rows exchange, as in the CUDA sources.
+const EXCHANGE: usize = 14_784;
 /// Bytes of shared memory that each block takes in addition.
 const BLOCK_OTHER: usize = 1 << 10;
 
@@ -23,7 +26,7 @@ const BLOCK_OTHER: usize = 1 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PrefillShape {
     pub(super) size: LaunchSize,
-    /// Tiles that a block of the kernel for few rows holds; `None` for the kernel for many rows.
+    /// Steps that a block of the kernel for few rows holds; `None` for the kernel for many rows.
     pub(super) stages: Option<usize>,
 }
 
@@ -36,24 +39,24 @@ impl PrefillShape {
             size: LaunchSize {
                 blocks: [heads, rows.div_ceil(ROWS), 1],
                 threads: THREADS,
-                shared: 2 * tile_bytes(width),
+                shared: 2 * key_bytes(TILE_KEYS, width),
             },
             stages: None,
         })
     }
 
-    /// Launch of the kernel for few rows, if they are few and shared memory has room for the tiles.
+    /// Launch of the kernel for few rows, if they are few and shared memory has room for them.
     fn few(
         [heads, rows, width]: [usize; 3],
         shared: usize,
         multiprocessors: usize,
     ) -> Option<Self> {
         let blocks = [heads, rows.div_ceil(FEW_ROWS), 1];
-        let tile = tile_bytes(width);
-        // Two blocks share a multiprocessor if each has enough tiles then.
+        let step = key_bytes(FEW_KEYS, width);
+        // Two blocks share a multiprocessor if each holds enough steps then.
         let stages_of = |sharing: usize| {
-            let room = (shared / sharing).saturating_sub(SCORES + (sharing - 1) * BLOCK_OTHER);
-            (room / tile).min(STAGES.1)
+            let room = (shared / sharing).saturating_sub(EXCHANGE + (sharing - 1) * BLOCK_OTHER);
+            (room / step).min(STAGES.1)
         };
         let is_crowded = blocks[0] * blocks[1] > multiprocessors;
         let stages = match stages_of(2) {
@@ -63,17 +66,17 @@ impl PrefillShape {
         (rows <= FEW_ROWS_MAX && stages >= STAGES.0).then_some(PrefillShape {
             size: LaunchSize {
                 blocks,
-                threads: THREADS,
-                shared: stages * tile + SCORES,
+                threads: FEW_THREADS,
+                shared: stages * step + EXCHANGE,
             },
             stages: Some(stages),
         })
     }
 }
 
-/// Bytes of a tile of keys and one of values.
-fn tile_bytes(width: usize) -> usize {
-    2 * TILE_KEYS * width * 2
+/// Bytes of some keys and their values.
+fn key_bytes(keys: usize, width: usize) -> usize {
+    2 * keys * width * 2
 }
 
 #[cfg(test)]
@@ -85,20 +88,21 @@ mod tests {
     #[test]
     fn few_rows_fill_the_shared_memory_of_a_card() {
         let stages = |shape: [usize; 3]| PrefillShape::of(shape, H200.0, H200.1).stages;
-        assert_eq!(stages([40, 16, 128]), Some(6));
+        assert_eq!(stages([40, 16, 128]), Some(3));
+        assert_eq!(stages([40, 16, 64]), Some(4));
         assert_eq!(
-            stages([40, 64, 128]),
+            stages([40, 64, 64]),
             Some(3),
             "two blocks on a multiprocessor"
         );
-        assert_eq!(stages([32, 64, 64]), Some(6));
         assert_eq!(stages([40, 65, 128]), None, "many rows");
     }
 
     #[test]
     fn a_card_with_little_shared_memory_uses_the_kernel_for_many_rows() {
-        assert_eq!(PrefillShape::of([40, 16, 128], 98 << 10, 84).stages, None);
-        assert_eq!(PrefillShape::of([40, 16, 64], 98 << 10, 84).stages, Some(5));
+        let stages = |shape: [usize; 3]| PrefillShape::of(shape, 162 << 10, 108).stages;
+        assert_eq!(stages([40, 16, 128]), None);
+        assert_eq!(stages([40, 16, 64]), Some(4));
     }
 
     #[test]

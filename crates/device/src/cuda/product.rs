@@ -10,9 +10,10 @@ use djinn_types::{Activation, DType, Order};
 use super::CudaDevice;
 use super::args::{GateArg, PartArg, ProductsArg, activation_arg};
 use super::blas::{ALIGNED, Operands, Product};
-use super::chain::{CHAIN_ROWS, ChainShape};
+use super::chain::CHAIN_ROWS;
 use super::kernels::LaunchSize;
 use super::launch::{THREADS, elements, launch};
+use super::memory::DeviceMemory;
 use super::shadow::LaunchState;
 use crate::check::OpCheck;
 use crate::{Phase, ProductOps, Projection, Result, View, Weight};
@@ -68,12 +69,11 @@ impl ProductOps for CudaDevice {
         };
         let x = View::new(0, DType::F32, 1, inputs);
         let out = View::new(0, DType::F32, 1, outputs);
-        // Multiplies scratch memory with itself, if there is enough of it.
-        let (lines, least) = (8, 8 * inputs as u64);
         let by_library = kernel_for(weight, x, out, Phase::Prompt, true) == ProductKernel::Library;
-        if !by_library || self.scratch.bytes() < 3 * 4 * least {
+        if !by_library {
             return Ok(());
         }
+        let lines = 8;
         let product = Product {
             dtype: weight.view.dtype,
             order: weight.order,
@@ -88,15 +88,25 @@ impl ProductOps for CudaDevice {
             },
             out_stride: lines,
         };
+        if blas.checked_chain(product).is_some() {
+            return Ok(());
+        }
+        // Multiplies memory with itself, whose contents do not matter. Without memory, the library loads the
+        // algorithm later.
+        let line = (lines * inputs) as u64;
+        let Ok(memory) = DeviceMemory::new(&self.card, 3 * 4 * line) else {
+            return Ok(());
+        };
         let at = Operands {
-            x: self.scratch_at(0),
-            weights: self.scratch_at(2 * least),
-            out: self.scratch_at(4 * least),
+            x: memory.address(),
+            weights: memory.address() + 2 * line,
+            out: memory.address() + 4 * line,
         };
         self.state().forget();
         self.card.enter()?;
-        // SAFETY: addresses in the scratch memory, which outlives the stream.
+        // SAFETY: addresses in memory that lives until the stream has been waited for.
         unsafe { blas.run(product, at, self.compute.stream.cast()) }?;
+        self.compute.wait()?;
         self.check_chain(blas, product);
         Ok(())
     }
@@ -222,7 +232,7 @@ impl CudaDevice {
         };
         let parts = &arg.part[..arg.parts as usize];
         if kernel == ProductKernel::Chain {
-            let shape = ChainShape::of(&arg, self.card.multiprocessors());
+            let shape = self.chain_shape(&arg);
             return launch!(self, state, &shape.name(dtype), shape.size(); arg, shape.stages as i32);
         }
         let shape = GemvShape::of(arg.rows as usize);
