@@ -1,6 +1,6 @@
 //! The engine: a loaded model, its sessions, and the loop that runs passes over them.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, path::Path, time::Instant};
 
 use djinn_device::{Backend, DeviceInfo};
 use djinn_kv::{DiskTier, KvUsage, Pager, PagingStats};
@@ -15,6 +15,7 @@ use crate::{
         Durability,
         recovery::{RecoveryContext, RestoreScope, Restored},
         saved_file::SavedFile,
+        saved_prefixes::{CachedPages, SavedPrefixes},
         saved_session::SavedSession,
         state_folder::StateFolder,
     },
@@ -276,7 +277,7 @@ impl Engine {
     /// Panics if a session is open.
     pub fn set_prefix_cache(&mut self, settings: PrefixCacheSettings) {
         assert!(self.sessions.is_empty(), "set_prefix_cache after a session");
-        self.prefix_cache.set_share(settings.share);
+        self.prefix_cache.set(settings);
         self.pager.set_cache_limit(settings.limit);
     }
 
@@ -458,8 +459,46 @@ impl Engine {
             }
         }
         self.sessions.note_id(last_id);
+        let path = folder.path().to_owned();
         self.durability.attach(&self.model, folder, parked)?;
+        (restored.prefixes, restored.prefixes_left) = self.attach_prefixes(&path);
         Ok(restored)
+    }
+
+    /// Reads the cached pages of a state folder. Returns what was read, and why the rest was not.
+    fn attach_prefixes(&mut self, folder: &Path) -> (SavedPrefixes, Option<EngineError>) {
+        if self.prefix_cache.saved_limit() == 0 {
+            return (SavedPrefixes::default(), None);
+        }
+        let info = self.device();
+        // All processors give the same bits.
+        let device = match info.name.as_str() {
+            "cpu" => info.name,
+            _ => info.detail,
+        };
+        let all_owners = self.prefix_cache.shares_all();
+        let (durability, model, mut pages) = self.saving();
+        let (read, rest) =
+            durability.attach_prefixes(model, folder, device, all_owners, &mut pages);
+        (read, rest.err())
+    }
+
+    /// Saves cached pages in the state folder for the next process, once no session runs any more. Saves
+    /// none without a state folder.
+    pub fn save_prefixes(&mut self) -> Result<SavedPrefixes, EngineError> {
+        let limit = self.prefix_cache.saved_limit();
+        let (durability, _, mut pages) = self.saving();
+        durability.save_prefixes(&mut pages, limit)
+    }
+
+    /// Borrows what saving cached pages needs.
+    fn saving(&mut self) -> (&mut Durability, &Model, CachedPages<'_>) {
+        let pages = CachedPages {
+            pager: &mut self.pager,
+            page_bytes: self.blueprint.page_bytes(),
+            page_tokens: self.blueprint.settings().page_tokens,
+        };
+        (&mut self.durability, &self.model, pages)
     }
 
     /// Imports a session of a file under a new id. A kept session that was running waits.

@@ -41,6 +41,7 @@ pub use djinn_types::{SessionId, Tier};
 pub use durability::{
     recovery::{RestoreScope, Restored},
     saved_file::SavedFile,
+    saved_prefixes::SavedPrefixes,
     saved_session::{SavedLogprobs, SavedSession, SavedState, SavedStop},
     state_folder::{FolderContents, RepairReport, StateDamage, StateFolder},
 };

@@ -25,14 +25,21 @@ pub struct PrefixCacheSettings {
     /// the sizes of the tiers limit them; with 0, sessions share pages only while one of them is
     /// open.
     pub limit: Option<u64>,
+    /// Maximum number of bytes of pages that a state folder keeps for the next process; `None` is
+    /// [`SAVED`](Self::SAVED).
+    pub saved: Option<u64>,
 }
 
 impl PrefixCacheSettings {
+    /// Default maximum number of bytes of pages in a state folder.
+    pub const SAVED: u64 = 4_000_000_000;
+
     /// Sessions share pages only while one of them is open. Benchmarks use this, so that a repeated
     /// prompt is computed again.
     pub const OFF: Self = PrefixCacheSettings {
         share: SharePrefixes::Owner,
         limit: Some(0),
+        saved: Some(0),
     };
 }
 
@@ -58,7 +65,7 @@ pub struct PrefixCacheStats {
 /// Sharing of pages between sessions, and how many tokens it saved.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
-    share: SharePrefixes,
+    settings: PrefixCacheSettings,
     /// Whether pages of generated tokens equal those of the same tokens in a prompt.
     phases_agree: bool,
     lookups: usize,
@@ -70,7 +77,7 @@ impl PrefixCache {
     /// Creates the cache of a device on which the phases agree, or do not.
     pub fn new(phases_agree: bool) -> Self {
         PrefixCache {
-            share: SharePrefixes::default(),
+            settings: PrefixCacheSettings::default(),
             phases_agree,
             lookups: 0,
             hits: 0,
@@ -78,9 +85,22 @@ impl PrefixCache {
         }
     }
 
-    /// Sets which sessions share pages. Must be called before the first session is opened.
-    pub fn set_share(&mut self, share: SharePrefixes) {
-        self.share = share;
+    /// Changes the settings. Must be called before the first session is opened.
+    pub fn set(&mut self, settings: PrefixCacheSettings) {
+        self.settings = settings;
+    }
+
+    /// Whether pages of all owners have one scope.
+    pub fn shares_all(&self) -> bool {
+        self.settings.share == SharePrefixes::All
+    }
+
+    /// Maximum number of bytes of pages that a state folder keeps.
+    pub fn saved_limit(&self) -> u64 {
+        match self.settings.limit {
+            Some(0) => 0,
+            _ => self.settings.saved.unwrap_or(PrefixCacheSettings::SAVED),
+        }
     }
 
     /// Number of tokens that sessions did not compute because the cache had their pages.
@@ -158,7 +178,7 @@ impl PrefixCache {
         let tokens = at * page..(at + 1) * page;
         let is_prompt = |position| self.phases_agree || session.is_given(position);
         let tokens = tokens.map(|position| (session.tokens[position], is_prompt(position)));
-        let scope = match self.share {
+        let scope = match self.settings.share {
             SharePrefixes::Owner => session.owner.as_str(),
             SharePrefixes::All => "",
         };

@@ -111,7 +111,10 @@ fn a_chat_computes_only_what_is_new() {
 fn owners_share_only_where_asked() {
     for (share, expect) in [(SharePrefixes::Owner, 0), (SharePrefixes::All, 96)] {
         let mut engine = engine(2);
-        engine.set_prefix_cache(PrefixCacheSettings { share, limit: None });
+        engine.set_prefix_cache(PrefixCacheSettings {
+            share,
+            ..PrefixCacheSettings::default()
+        });
         for (owner, expect) in [("ada", 0), ("bert", expect), ("ada", 96)] {
             let asked = Request {
                 owner: owner.to_owned(),
@@ -336,7 +339,11 @@ fn random_requests_give_the_bits_of_an_engine_without_a_cache() {
         };
         let limit = (round > 2).then(|| 30 * engine.blueprint().page_bytes());
         let share = [SharePrefixes::Owner, SharePrefixes::All][round as usize % 2];
-        engine.set_prefix_cache(PrefixCacheSettings { share, limit });
+        engine.set_prefix_cache(PrefixCacheSettings {
+            share,
+            limit,
+            ..PrefixCacheSettings::default()
+        });
         run_randomly(&mut engine, &requests, &expect, &mut random);
         let stats = engine.prefix_cache_stats();
         assert!(stats.hits > 3 && stats.pages_evicted > 0, "{stats:?}");

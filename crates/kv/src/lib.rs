@@ -34,10 +34,10 @@ pub use frames::{Frame, FramePool, OutOfPages};
 pub use page::{DiskDirection, PageCopy, PageId};
 pub use page_table::PageTable;
 pub use pager::{
-    DeviceCopier, DiskTier, FailedDiskTransfer, Granularity, KvUsage, PageCopier, PageStream,
-    Pager, PagingStats, PendingPages, TierUsage, Traffic, WindowCopy,
+    DeviceCopier, DiskTier, FailedDiskTransfer, Granularity, KvUsage, PageCopier, PageReader,
+    PageStream, Pager, PagingStats, PendingPages, TierUsage, Traffic, WindowCopy,
 };
-pub use pages::{Pages, WritePlan};
+pub use pages::{IndexedPage, Pages, PlacedFrame, WritePlan};
 pub use prefix_index::PageContent;
 pub use region::{KvRegion, WINDOW_HALVES};
 pub use spill_file::SpillFile;

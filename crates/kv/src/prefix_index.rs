@@ -15,6 +15,17 @@ pub struct PageContent {
 }
 
 impl PageContent {
+    /// Scope of the content.
+    pub fn scope(&self) -> &str {
+        &self.scope
+    }
+
+    /// Tokens of the page, each with whether it belongs to a prompt.
+    pub fn tokens(&self) -> impl Iterator<Item = (u32, bool)> + Clone {
+        let is_prompt = self.is_prompt.iter().copied();
+        self.tokens.iter().copied().zip(is_prompt)
+    }
+
     /// Creates the content of a page from each token and whether it belongs to a prompt. Only
     /// contents of the same `scope` are equal.
     pub fn new(scope: &str, tokens: impl Iterator<Item = (u32, bool)>) -> Self {
@@ -90,6 +101,24 @@ impl PrefixIndex {
                 self.next.remove(&previous);
             }
         }
+    }
+
+    /// All pages with the page before them and their content: a page follows the page before it, and pages
+    /// of lower age come first.
+    pub fn in_order(
+        &self,
+        age: impl Fn(PageId) -> u64,
+    ) -> impl Iterator<Item = (PageId, Option<PageId>, &PageContent)> {
+        let firsts = self.keys.iter().filter(|(_, key)| key.0.is_none());
+        let mut open: BTreeSet<(u64, PageId)> =
+            firsts.map(|(&page, _)| (age(page), page)).collect();
+        std::iter::from_fn(move || {
+            let (_, page) = open.pop_first()?;
+            let next = self.next.get(&page).into_iter().flatten();
+            open.extend(next.map(|&page| (age(page), page)));
+            let (previous, content) = &self.keys[&page];
+            Some((page, *previous, content))
+        })
     }
 
     /// Panics unless the maps agree and `is_valid` accepts every page with its previous page.

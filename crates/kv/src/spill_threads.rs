@@ -36,6 +36,7 @@ pub(crate) struct DoneDiskTransfer {
 
 /// Spill file and the threads that use it.
 pub(crate) struct SpillThreads {
+    file: Arc<SpillFile>,
     jobs: Option<Sender<DiskJob>>,
     done: Receiver<DoneDiskTransfer>,
     in_flight: usize,
@@ -49,7 +50,8 @@ impl SpillThreads {
         let (jobs, queue) = channel::<DiskJob>();
         let (results, done) = channel();
         let page_bytes = file.slot_bytes();
-        let shared = Arc::new((file, host, Mutex::new(queue)));
+        let file = Arc::new(file);
+        let shared = Arc::new((Arc::clone(&file), host, Mutex::new(queue)));
         let start = |number: usize| {
             let (shared, results) = (Arc::clone(&shared), results.clone());
             let work = move || {
@@ -70,6 +72,7 @@ impl SpillThreads {
             source,
         })?;
         Ok(SpillThreads {
+            file,
             jobs: Some(jobs),
             done,
             in_flight: 0,
@@ -97,6 +100,11 @@ impl SpillThreads {
         let jobs = self.jobs.as_ref().expect("open until drop");
         jobs.send(job).expect("threads run until drop");
         self.in_flight += 1;
+    }
+
+    /// Spill file, for reads and writes in the calling thread of slots without a transfer.
+    pub fn file(&self) -> &SpillFile {
+        &self.file
     }
 
     /// Number of transfers in flight.

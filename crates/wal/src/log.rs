@@ -165,6 +165,11 @@ impl Log {
         generations::set_aside(&self.folder, self.tail.generation())
     }
 
+    /// Folder of the log.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.tail.bytes()

@@ -35,7 +35,7 @@ pub use models::{LayoutArgs, Models, ModelsArgs};
 pub use plan::PlanArgs;
 pub use prompt::PromptArgs;
 pub use run::{RunArgs, SamplingArgs, TraceArgs};
-pub use serve::{HostCopyArg, LogFormat, PrefixCacheArg, ServeArgs, ShareArg};
+pub use serve::{HostCopyArg, LogFormat, ServeArgs, ShareArg, SizeOrOff};
 pub use serve_settings::Setting;
 pub use server::ServerArgs;
 pub use sessions::{Sessions, SessionsArgs};

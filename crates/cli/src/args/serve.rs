@@ -151,7 +151,7 @@ pub struct ServeArgs {
     /// Memory for KV pages of ended requests, in all tiers together, or off [default: all that sessions leave
     /// free]
     #[arg(long, help_heading = "Memory", value_name = "SIZE|off")]
-    pub prefix_cache: Option<PrefixCacheArg>,
+    pub prefix_cache: Option<SizeOrOff>,
     /// Requests that share KV pages of equal prompts: of one owner, or of all. `all` lets owners find out by
     /// the time of an answer which prompts others have sent
     #[arg(
@@ -161,6 +161,10 @@ pub struct ServeArgs {
         default_value = "owner"
     )]
     pub share_prefixes: ShareArg,
+    /// Largest size of the KV pages that --state keeps for the next start, or off. They contain the prompts
+    /// of all requests [default: 4GB]
+    #[arg(long, help_heading = "Memory", value_name = "SIZE|off")]
+    pub saved_prefixes: Option<SizeOrOff>,
 
     /// Folder for sessions, so that they continue after a restart [default: sessions end with the process]
     #[arg(long, help_heading = "Sessions", value_name = "DIR")]
@@ -323,23 +327,33 @@ pub enum ShareArg {
     All,
 }
 
-/// Memory for KV pages of ended requests.
+/// Largest size of something that can be turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefixCacheArg {
-    /// Pages leave with the last request that holds them.
+pub enum SizeOrOff {
+    /// No size at all.
     Off,
-    /// Largest size of all pages together.
+    /// Largest size.
     Limit(Size),
 }
 
-impl FromStr for PrefixCacheArg {
+impl SizeOrOff {
+    /// Largest size in bytes.
+    pub fn bytes(self) -> u64 {
+        match self {
+            SizeOrOff::Off => 0,
+            SizeOrOff::Limit(size) => size.0,
+        }
+    }
+}
+
+impl FromStr for SizeOrOff {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "off" => Ok(PrefixCacheArg::Off),
+            "off" => Ok(SizeOrOff::Off),
             size => match size.parse() {
-                Ok(size) => Ok(PrefixCacheArg::Limit(size)),
+                Ok(size) => Ok(SizeOrOff::Limit(size)),
                 Err(error) => Err(format!("{error}; or off")),
             },
         }

@@ -12,7 +12,7 @@ use djinn_terminal::{Failure, say};
 use djinn_types::Size;
 
 use crate::{
-    args::{HostCopyArg, LogFormat, PrefixCacheArg, ServeArgs, Setting, ShareArg, serve_settings},
+    args::{HostCopyArg, LogFormat, ServeArgs, Setting, ShareArg, SizeOrOff, serve_settings},
     bundled,
 };
 
@@ -183,11 +183,8 @@ pub fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
                 ShareArg::Owner => SharePrefixes::Owner,
                 ShareArg::All => SharePrefixes::All,
             },
-            limit: match args.prefix_cache {
-                None => None,
-                Some(PrefixCacheArg::Off) => Some(0),
-                Some(PrefixCacheArg::Limit(size)) => Some(size.0),
-            },
+            limit: args.prefix_cache.map(SizeOrOff::bytes),
+            saved: args.saved_prefixes.map(SizeOrOff::bytes),
         },
         models: match args.model.is_empty() {
             true => vec![bundled_model()?],

@@ -13,11 +13,12 @@ pub(crate) mod recovery;
 pub(crate) mod saved_file;
 mod saved_id;
 mod saved_kv_dtype;
+pub(crate) mod saved_prefixes;
 pub(crate) mod saved_session;
 pub(crate) mod state_folder;
 mod tensor_samples;
 
-use std::{collections::BTreeMap, sync::OnceLock};
+use std::{collections::BTreeMap, path::Path, sync::OnceLock};
 
 use djinn_model::Model;
 use djinn_types::{DType, SessionId};
@@ -31,6 +32,7 @@ use identity::ModelIdentity;
 use journal::Journal;
 use records::Record;
 use saved_file::SavedFile;
+use saved_prefixes::{CachedPages, PrefixFile, PrefixOrigin, SavedPrefixes, program_digest};
 use saved_session::{SavedSession, SavedState};
 use state_folder::StateFolder;
 
@@ -38,6 +40,8 @@ use state_folder::StateFolder;
 /// and the element type of keys and values.
 pub(crate) struct Durability {
     journal: Option<Journal>,
+    /// Cached pages in the folder.
+    prefixes: Option<PrefixFile>,
     identity: OnceLock<ModelIdentity>,
     kv_dtype: DType,
 }
@@ -47,6 +51,7 @@ impl Durability {
     pub fn new(kv_dtype: DType) -> Self {
         Durability {
             journal: None,
+            prefixes: None,
             identity: OnceLock::new(),
             kv_dtype,
         }
@@ -72,6 +77,47 @@ impl Durability {
         let identity = self.identity(model)?.clone();
         self.journal = Some(Journal::new(folder, identity, self.kv_dtype, parked));
         Ok(())
+    }
+
+    /// Adds the cached pages of a folder to the prefix cache, and saves cached pages there from now on.
+    /// `device` is the kind of the device, and `all_owners` says that owners share pages.
+    pub fn attach_prefixes(
+        &mut self,
+        model: &Model,
+        folder: &Path,
+        device: String,
+        all_owners: bool,
+        pages: &mut CachedPages<'_>,
+    ) -> (SavedPrefixes, Result<(), EngineError>) {
+        let origin = self.identity(model).and_then(|identity| {
+            Ok(PrefixOrigin {
+                model: identity.identity.clone(),
+                kv_dtype: self.kv_dtype.to_string(),
+                page_tokens: pages.page_tokens,
+                device,
+                program: program_digest()?,
+                all_owners,
+            })
+        });
+        match origin {
+            Ok(origin) => {
+                let file = self.prefixes.insert(PrefixFile::new(folder, origin));
+                file.restore(pages)
+            }
+            Err(error) => (SavedPrefixes::default(), Err(error)),
+        }
+    }
+
+    /// Saves cached pages in the folder, up to `limit` bytes. Saves none without a folder.
+    pub fn save_prefixes(
+        &self,
+        pages: &mut CachedPages<'_>,
+        limit: u64,
+    ) -> Result<SavedPrefixes, EngineError> {
+        match &self.prefixes {
+            Some(file) => file.save(pages, limit),
+            None => Ok(SavedPrefixes::default()),
+        }
     }
 
     /// Exports a session.

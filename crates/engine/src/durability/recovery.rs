@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use djinn_model::{Model, StopPoint, hook};
 use djinn_types::{DType, SessionId};
 
+use super::saved_prefixes::SavedPrefixes;
 use super::saved_session::{SavedSession, SavedState, SavedStop, from_unix, load_logprobs};
 use super::state_folder::StateDamage;
 use crate::{
@@ -38,6 +39,10 @@ pub struct Restored {
     /// Losses that damage of the folder caused. A session that is named here and open again
     /// continues from its last consistent point.
     pub damaged: Vec<StateDamage>,
+    /// Pages of the prefix cache that were read.
+    pub prefixes: SavedPrefixes,
+    /// Reason why other saved pages of the prefix cache were not read.
+    pub prefixes_left: Option<EngineError>,
 }
 
 /// Sessions of a state folder to restore.

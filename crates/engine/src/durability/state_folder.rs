@@ -134,6 +134,11 @@ impl StateFolder {
         Ok(())
     }
 
+    /// Path of the folder.
+    pub fn path(&self) -> &Path {
+        self.log.folder()
+    }
+
     /// Deletes a session.
     pub fn delete(&mut self, id: SessionId) -> Result<(), EngineError> {
         self.get(id)?;

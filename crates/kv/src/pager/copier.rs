@@ -89,6 +89,19 @@ impl DeviceCopier {
         self.host.as_ref()
     }
 
+    /// Device of the pages.
+    pub(super) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Span of a host frame in the host memory for pages.
+    pub(super) fn host_span(&self, frame: Frame) -> Span {
+        Span {
+            offset: self.host_offset(frame),
+            bytes: self.region.page_bytes(),
+        }
+    }
+
     fn host(&self) -> &HostSlab {
         self.host.as_ref().expect("the page has a host frame")
     }

@@ -9,6 +9,7 @@ mod copier;
 mod disk;
 mod host;
 mod residency;
+mod saved;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use djinn_device::{Device, Stream};
 pub use self::copier::{DeviceCopier, PageCopier, WindowCopy};
 pub use self::disk::FailedDiskTransfer;
 pub use self::host::Granularity;
+pub use self::saved::PageReader;
 pub use self::stats::{KvUsage, PagingStats, TierUsage, Traffic};
 pub use self::transfers::PendingPages;
 use self::transfers::{FrameTransfers, PageTransfer};

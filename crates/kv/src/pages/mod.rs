@@ -13,8 +13,11 @@ mod disk;
 mod host;
 mod integrity;
 mod prefix;
+mod saved;
 #[cfg(test)]
 mod tests;
+
+pub use self::saved::{IndexedPage, PlacedFrame};
 
 use std::ops::Range;
 
@@ -189,17 +192,20 @@ impl Pages {
 
     /// Creates a page with one holder in a device frame.
     fn new_page(&mut self, device: Frame) -> PageId {
+        let page = self.new_entry();
+        self.update(page, |entry| {
+            (entry.holders, entry.device) = (1, Some(device));
+        });
+        page
+    }
+
+    /// Creates a page without holders and frames.
+    fn new_entry(&mut self) -> PageId {
         let page = self.unused.pop().unwrap_or_else(|| {
             self.entries.push(PageEntry::default());
             PageId(u32::try_from(self.entries.len() - 1).expect("frames are fewer"))
         });
-        self.update(page, |entry| {
-            *entry = PageEntry {
-                holders: 1,
-                device: Some(device),
-                ..PageEntry::default()
-            };
-        });
+        self.update(page, |entry| *entry = PageEntry::default());
         page
     }
 

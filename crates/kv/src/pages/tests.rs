@@ -175,6 +175,70 @@ fn filled(pages: &mut Pages, contents: &[u32]) -> PageTable {
     table
 }
 
+/// Adds the pages of one set to another, as a file of saved pages would.
+fn save_and_add(from: &Pages, to: &mut Pages, most: usize) -> usize {
+    let list = from.indexed_pages();
+    let mut places: Vec<Option<PageId>> = Vec::new();
+    for page in list.into_iter().take(most) {
+        let previous = page.previous.map(|previous| places[previous]);
+        let is_lost = previous == Some(None);
+        let added = (!is_lost).then(|| to.add_indexed(previous.flatten(), page.content));
+        places.push(added.flatten().map(|(page, _)| page));
+    }
+    let added: Vec<PageId> = places.into_iter().flatten().collect();
+    to.keep_cached(&added);
+    to.check_integrity(std::iter::empty());
+    added.len()
+}
+
+#[test]
+fn saved_pages_return_and_the_page_used_last_leaves_last() {
+    let mut pages = Pages::new(20, 0, 0);
+    let mut tables = [[1, 2, 3], [1, 2, 4], [5, 6, 7]].map(|tokens| filled(&mut pages, &tokens));
+    // The first table is used last; the third one is still held.
+    pages.release(&mut tables[1]);
+    pages.release(&mut tables[0]);
+    let order: Vec<PageId> = pages.indexed_pages().iter().map(|page| page.page).collect();
+    let expect = [tables[2].pages(), &order[3..]].concat();
+    assert_eq!(order, expect, "held pages come first");
+    for (frames, expect) in [
+        (7, [3, 3, 3]),
+        (6, [3, 2, 3]),
+        (4, [1, 1, 3]),
+        (2, [0, 0, 2]),
+    ] {
+        let mut other = Pages::new(frames, 0, 0);
+        assert_eq!(save_and_add(&pages, &mut other, 100), frames);
+        let found = [[1, 2, 3], [1, 2, 4], [5, 6, 7]].map(|tokens| cached(&other, &tokens));
+        assert_eq!(found, expect, "{frames} frames");
+        // A new page takes the frame of the page that was used first.
+        let mut table = PageTable::new(1);
+        other.prepare_write(&mut table, 0..1).unwrap();
+        let left = [[1, 2, 3], [1, 2, 4], [5, 6, 7]].map(|tokens| cached(&other, &tokens));
+        assert_eq!(
+            left.iter().sum::<usize>() + 1,
+            expect.iter().sum::<usize>() - usize::from(frames == 4)
+        );
+    }
+    // Pages fill the device first, then host memory, then the disk. A second copy adds nothing.
+    let mut tiers = Pages::new(2, 2, 1);
+    assert_eq!(save_and_add(&pages, &mut tiers, 100), 5);
+    assert_eq!(save_and_add(&pages, &mut tiers, 100), 0);
+    let stats = tiers.cache_stats();
+    assert_eq!((stats.device, stats.host, stats.disk), (2, 2, 1));
+}
+
+#[test]
+fn a_page_that_cannot_be_read_leaves_the_index() {
+    let mut pages = Pages::new(2, 0, 0);
+    let (first, _) = pages.add_indexed(None, content(&[1])).unwrap();
+    let (second, _) = pages.add_indexed(Some(first), content(&[2])).unwrap();
+    pages.drop_unread(second);
+    pages.keep_cached(&[first]);
+    pages.check_integrity(std::iter::empty());
+    assert_eq!((cached(&pages, &[1, 2]), pages.device().free()), (1, 1));
+}
+
 /// Number of leading pages with these contents that the cache has.
 fn cached(pages: &Pages, contents: &[u32]) -> usize {
     let mut pages = pages.clone();

@@ -147,6 +147,7 @@ impl LoadedModel {
                 }
                 // Callers that wait learn at once that the thread ends; freeing the memory may take a while.
                 worker.announce_end();
+                worker.save_prefixes();
                 queue.clear();
             }));
             state.end();

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use djinn_engine::{Engine, EngineError, Output, PagingStats, SessionId};
+use djinn_engine::{Engine, EngineError, Output, PagingStats, SavedPrefixes, SessionId};
 use djinn_weights::{PassStats, Timeline};
 
 use super::{
@@ -67,6 +67,8 @@ pub struct Worker {
     /// Number of consecutive failed passes.
     pub(super) failed_passes: usize,
     is_closing: bool,
+    /// Whether the engine may be inconsistent, or its device lost.
+    has_failed: bool,
     pub(super) stops: bool,
     /// Statistics of passes while a timeline is recorded.
     recorded: Option<Vec<PassStats>>,
@@ -100,6 +102,7 @@ impl Worker {
             paged: PagingStats::default(),
             failed_passes: 0,
             is_closing: false,
+            has_failed: false,
             stops: false,
             recorded: None,
         }
@@ -150,6 +153,21 @@ impl Worker {
         self.shared.end();
     }
 
+    /// Saves cached pages for the next process, unless the engine failed.
+    pub(super) fn save_prefixes(&mut self) {
+        if self.has_failed {
+            return;
+        }
+        match self.engine.save_prefixes() {
+            Ok(SavedPrefixes { pages: 0, .. }) => {}
+            Ok(saved) => {
+                let (pages, bytes) = (saved.pages, saved.bytes);
+                tracing::info!(pages, bytes, "prefix cache saved");
+            }
+            Err(error) => tracing::warn!(%error, "the prefix cache was not saved"),
+        }
+    }
+
     /// Runs a job. A job that panics fails alone, unless it leaves the engine inconsistent.
     fn run_job(&mut self, NextJob { owner, job }: NextJob<EngineJob>, jobs: &JobQueue<EngineJob>) {
         self.shared.heartbeat.begin();
@@ -162,6 +180,7 @@ impl Worker {
             let engine = &self.engine;
             let is_whole = catch_unwind(AssertUnwindSafe(|| engine.check_integrity())).is_ok();
             tracing::error!(owner, is_whole, "a job of the engine thread panicked");
+            self.has_failed |= !is_whole;
             self.stops |= !is_whole;
         }
         jobs.charge(&owner, start.elapsed());
@@ -206,7 +225,7 @@ impl Worker {
         let Ok(stepped) = stepped else {
             // The sessions of the pass are gone from the engine's table; durable ones are in the log.
             tracing::error!("a pass panicked; the engine stops");
-            self.stops = true;
+            (self.stops, self.has_failed) = (true, true);
             return self.shared.heartbeat.end_pass();
         };
         for signal in deferred {
@@ -262,7 +281,8 @@ impl Worker {
         if error.is_fatal() {
             self.fatal.raise(format!("The device is lost: {error}"));
         }
-        self.stops |= error.is_fatal() || self.failed_passes >= FAILED_PASSES_MAX;
+        self.has_failed |= error.is_fatal() || self.failed_passes >= FAILED_PASSES_MAX;
+        self.stops |= self.has_failed;
     }
 
     /// Whether a turn is running.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use djinn_device::Backend;
 use djinn_engine::{
     Blueprint, ContextDemand, Count, Engine, EngineError, KvMemory, LoadProgress, RestoreScope,
-    SessionDemand, Settings, SizeRange, StateFolder, rates,
+    SavedPrefixes, SessionDemand, Settings, SizeRange, StateFolder, rates,
 };
 use djinn_model::Model;
 use djinn_weights::{Keep, MemorySettings, Overrides};
@@ -215,6 +215,13 @@ impl ModelLoader {
         if !restored.sessions.is_empty() {
             let count = restored.sessions.len();
             tracing::info!(model = self.name, count, "sessions restored");
+        }
+        if let Some(reason) = &restored.prefixes_left {
+            tracing::warn!(model = self.name, %reason, "saved prefixes not read");
+        }
+        let SavedPrefixes { pages, bytes } = restored.prefixes;
+        if pages > 0 {
+            tracing::info!(model = self.name, pages, bytes, "prefix cache restored");
         }
         Ok(())
     }
