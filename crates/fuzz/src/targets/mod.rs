@@ -6,6 +6,7 @@ mod config;
 mod grpc;
 mod http;
 mod log;
+mod prefixes;
 mod results;
 mod safetensors;
 mod session;
@@ -78,6 +79,12 @@ pub const TARGETS: &[FuzzTarget] = &[
         run: log::run,
         tokens: tokens::SESSION,
         longest: 16 << 10,
+    },
+    FuzzTarget {
+        name: "prefixes",
+        run: prefixes::run,
+        tokens: tokens::PREFIXES,
+        longest: 8 << 10,
     },
     FuzzTarget {
         name: "wire",

@@ -552,3 +552,23 @@ pub const RESULTS: &[&str] = &[
     "[]",
     "{}",
 ];
+
+/// Pages of a saved prefix cache.
+pub const PREFIXES: &[&str] = &[
+    "\"scopes\":",
+    "\"pages\":",
+    "\"previous\":",
+    "\"scope\":",
+    "\"tokens\":",
+    "\"generated\":",
+    "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]",
+    "\"\"",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    "null",
+    "-1",
+    "18446744073709551615",
+];
