@@ -78,6 +78,12 @@ async fn start_with(config: ServerConfig, preset: Option<Preset>) -> Result<Runn
     let tls = config.tls.as_ref().map(ReloadableTls::open).transpose();
     let tls = tls.map_err(ServeError::Invalid)?;
     raise_descriptor_limit();
+    let names: Vec<&str> = config
+        .models
+        .iter()
+        .map(|model| model.name.as_str())
+        .collect();
+    djinn_device::host::announce(&names.join(", "));
     let app = App::new(config, preset)?;
     let (phase, watched) = watch::channel(ShutdownPhase::Serving);
     let metrics_listen = app.config.operation.metrics_listen;

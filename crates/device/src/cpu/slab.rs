@@ -29,7 +29,20 @@ impl Slab {
         let free = host::available_memory();
         if bytes > free {
             let free_gb = free as f64 / 1e9;
-            let reason = format!("{free_gb:.2} GB are free on this machine; lower --memory");
+            let others: Vec<String> = host::neighbours()
+                .iter()
+                .filter(|other| other.untouched > 0)
+                .map(|other| {
+                    format!(
+                        ", {other} has reserved {:.2} GB more",
+                        other.untouched as f64 / 1e9
+                    )
+                })
+                .collect();
+            let reason = format!(
+                "{free_gb:.2} GB are free on this machine{}; lower --memory",
+                others.concat()
+            );
             return Err(DeviceError::NoMemory { bytes, reason });
         }
         Ok(())
@@ -69,6 +82,7 @@ impl Slab {
     pub(super) fn restore(&self) -> Result<()> {
         if self.is_released.load(Ordering::Acquire) {
             Self::check(self.bytes())?;
+            self.memory.reserve();
             self.is_released.store(false, Ordering::Release);
         }
         Ok(())

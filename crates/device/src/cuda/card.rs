@@ -11,7 +11,7 @@ use super::driver::Version;
 use super::kernels::Kernels;
 use super::memory_ledger::MemoryLedger;
 use super::nvml::Nvml;
-use crate::{DeviceError, Result};
+use crate::{DeviceError, Result, host};
 
 /// A card in use by this process: a context, and the kernels compiled for the card. All devices
 /// on the card share one `Card`.
@@ -80,6 +80,11 @@ impl Card {
             1 => ", where another process runs".to_owned(),
             n => format!(", where {n} other processes run"),
         };
+        let known: Vec<String> = host::neighbours()
+            .iter()
+            .map(|n| format!(" ({n})"))
+            .collect();
+        let others = others + &known.concat();
         let reason = format!(
             "{:.2} GB are free on {} ({}){others}; lower --memory, or wait until more is free",
             free as f64 / 1e9,

@@ -5,12 +5,14 @@ use std::path::Path;
 mod borrows;
 mod buffer;
 mod huge_pages;
+mod neighbours;
 mod rows;
 mod slab;
 
 pub(crate) use borrows::{Access, SpanBorrows};
 pub use buffer::Buffer;
 pub use huge_pages::vec_in_huge_pages;
+pub use neighbours::{Neighbour, announce, neighbours};
 pub use rows::HostRows;
 pub use slab::{Fill, HostSlab};
 pub(crate) use slab::{HostRegistration, PlainMemory};
@@ -22,11 +24,13 @@ pub fn cores() -> usize {
 }
 
 /// Bytes of memory that the process can still allocate without swapping: the kernel's available
-/// memory, bounded by the rest of the container's limit. `u64::MAX` if the system does not report
-/// any.
+/// memory, bounded by the rest of the container's limit, without the memory that other Djinn processes
+/// have reserved. `u64::MAX` if the system does not report any.
 pub fn available_memory() -> u64 {
     let kernel = read_kib("/proc/meminfo", "MemAvailable:").unwrap_or(u64::MAX);
-    kernel.min(cgroup_left().unwrap_or(u64::MAX))
+    let there = kernel.min(cgroup_left().unwrap_or(u64::MAX));
+    let reserved = neighbours().iter().map(|other| other.untouched).sum();
+    there.saturating_sub(reserved)
 }
 
 /// Total memory of the machine in bytes; `None` if the system does not report it.

@@ -1,0 +1,88 @@
+//! Two servers on one machine: the second one plans with what the first one has left, also where the first
+//! has reserved memory that it does not use yet.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+#![cfg(target_os = "linux")]
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+/// Bytes of keys and values of one token of the model.
+const TOKEN_BYTES: u64 = 23_040;
+
+/// Memory of the machine that is free now.
+fn available() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib: u64 = line
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
+    1024 * kib
+}
+
+/// A command in a folder of its own for files that tell processes of each other, so that this test and other
+/// tests do not see each other.
+fn djinn(runtime: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_djinn"));
+    command.args(args).args(["--device", "cpu"]);
+    command.env("XDG_RUNTIME_DIR", runtime);
+    command.env("DJINN_HOME", runtime).env("HF_HOME", runtime);
+    command
+}
+
+/// Starts a server and waits until it is ready.
+fn serve(runtime: &Path, model: &str, memory: &str) -> Child {
+    let mut command = djinn(
+        runtime,
+        &["serve", "--port", "0", "--model", model, "--memory", memory],
+    );
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    assert!(line.starts_with("Server ready"), "{line}");
+    child
+}
+
+#[test]
+fn a_second_server_sees_memory_that_the_first_has_only_reserved() {
+    let runtime = tempfile::tempdir().unwrap();
+    // One session takes more than half of the free memory.
+    let free = available();
+    let context = free / 100 * 55 / TOKEN_BYTES;
+    let model = format!("shape:smollm2-135m?layers=30&context={context}");
+    let memory = format!("{}MB", free / 100 * 60 / 1_000_000);
+    let named = format!("large={model},context={context}");
+    let mut first = serve(runtime.path(), &named, &memory);
+    let second = [
+        "serve", "--port", "0", "--model", &named, "--memory", &memory,
+    ];
+    let output = djinn(runtime.path(), &second).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    for part in [
+        "are free",
+        &format!("djinn process {} with large", first.id()),
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    // A killed process holds nothing.
+    let mut second = serve(runtime.path(), &named, &memory);
+    second.kill().unwrap();
+    second.wait().unwrap();
+}
