@@ -15,7 +15,7 @@ use crate::{
         Durability,
         recovery::{RecoveryContext, RestoreScope, Restored},
         saved_file::SavedFile,
-        saved_prefixes::{CachedPages, SavedPrefixes},
+        saved_prefixes::{EnginePages, SavedPrefixes},
         saved_session::SavedSession,
         state_folder::StateFolder,
     },
@@ -492,8 +492,8 @@ impl Engine {
     }
 
     /// Borrows what saving cached pages needs.
-    fn saving(&mut self) -> (&mut Durability, &Model, CachedPages<'_>) {
-        let pages = CachedPages {
+    fn saving(&mut self) -> (&mut Durability, &Model, EnginePages<'_>) {
+        let pages = EnginePages {
             pager: &mut self.pager,
             page_bytes: self.blueprint.page_bytes(),
             page_tokens: self.blueprint.settings().page_tokens,

@@ -105,7 +105,7 @@ impl Drop for ReservedBytes {
 pub fn announce(models: &str) {
     let announcement = ANNOUNCED.get_or_init(|| {
         let file = folder().and_then(|folder| create(&folder, std::process::id()));
-        // Without a place, the announcement goes to a file that nobody reads.
+        // Without a place, other processes do not see the announcement.
         let file = file.or_else(|_| File::options().write(true).open("/dev/null"));
         let file = file.expect("/dev/null can be opened");
         Mutex::new(Announcement {

@@ -32,7 +32,7 @@ use identity::ModelIdentity;
 use journal::Journal;
 use records::Record;
 use saved_file::SavedFile;
-use saved_prefixes::{CachedPages, PrefixFile, PrefixOrigin, SavedPrefixes, program_digest};
+use saved_prefixes::{EnginePages, PrefixFile, PrefixOrigin, SavedPrefixes, program_digest};
 use saved_session::{SavedSession, SavedState};
 use state_folder::StateFolder;
 
@@ -87,7 +87,7 @@ impl Durability {
         folder: &Path,
         device: String,
         all_owners: bool,
-        pages: &mut CachedPages<'_>,
+        pages: &mut EnginePages<'_>,
     ) -> (SavedPrefixes, Result<(), EngineError>) {
         let origin = self.identity(model).and_then(|identity| {
             Ok(PrefixOrigin {
@@ -111,7 +111,7 @@ impl Durability {
     /// Saves cached pages in the folder, up to `limit` bytes. Saves none without a folder.
     pub fn save_prefixes(
         &self,
-        pages: &mut CachedPages<'_>,
+        pages: &mut EnginePages<'_>,
         limit: u64,
     ) -> Result<SavedPrefixes, EngineError> {
         match &self.prefixes {

@@ -48,7 +48,7 @@ pub struct SavedPrefixes {
 }
 
 /// Pages of an engine, and their sizes.
-pub(crate) struct CachedPages<'a> {
+pub(crate) struct EnginePages<'a> {
     pub pager: &'a mut Pager,
     pub page_bytes: u64,
     pub page_tokens: usize,
@@ -61,9 +61,9 @@ pub(crate) struct PrefixFile {
     origin: PrefixOrigin,
 }
 
-/// Header of the archive.
+/// PrefixHeader of the archive.
 #[derive(Debug, Serialize, Deserialize)]
-struct Header {
+struct PrefixHeader {
     origin: PrefixOrigin,
     scopes: Vec<String>,
     pages: Vec<SavedPage>,
@@ -96,7 +96,7 @@ impl PrefixFile {
     /// it.
     pub fn save(
         &self,
-        cached: &mut CachedPages<'_>,
+        cached: &mut EnginePages<'_>,
         limit: u64,
     ) -> Result<SavedPrefixes, EngineError> {
         let page_bytes = cached.page_bytes;
@@ -109,7 +109,7 @@ impl PrefixFile {
                 _ => Ok(SavedPrefixes::default()),
             };
         }
-        let header = Header::new(self.origin.clone(), &pages);
+        let header = PrefixHeader::new(self.origin.clone(), &pages);
         let header = serde_json::to_vec(&header).expect("headers are plain data");
         let mut writer = ArchiveWriter::create(&self.path, &header, page_bytes, true)?;
         let reader = cached.pager.page_reader()?;
@@ -127,7 +127,7 @@ impl PrefixFile {
     /// no archive.
     pub fn restore(
         &self,
-        cached: &mut CachedPages<'_>,
+        cached: &mut EnginePages<'_>,
     ) -> (SavedPrefixes, Result<(), EngineError>) {
         let (none, page_bytes) = (SavedPrefixes::default(), cached.page_bytes);
         let archive = match Archive::open(&self.path) {
@@ -137,7 +137,7 @@ impl PrefixFile {
             Err(error) => return (none, Err(error.into())),
             Ok(archive) => archive,
         };
-        let header = match Header::parse(archive.header(), archive.pages()) {
+        let header = match PrefixHeader::parse(archive.header(), archive.pages()) {
             Ok(header) => header,
             Err(reason) => return (none, Err(self.ignored(reason))),
         };
@@ -201,7 +201,7 @@ impl PrefixOrigin {
     }
 }
 
-impl Header {
+impl PrefixHeader {
     fn new(origin: PrefixOrigin, pages: &[IndexedPage]) -> Self {
         let mut scopes: Vec<String> = Vec::new();
         let pages = pages.iter().map(|page| {
@@ -222,7 +222,7 @@ impl Header {
             }
         });
         let pages = pages.collect();
-        Header {
+        PrefixHeader {
             origin,
             scopes,
             pages,
@@ -231,7 +231,7 @@ impl Header {
 
     /// Decodes the header of an archive with this number of pages, and checks every number in it.
     fn parse(bytes: &[u8], pages: usize) -> Result<Self, &'static str> {
-        let header: Header =
+        let header: PrefixHeader =
             serde_json::from_slice(bytes).map_err(|_| "its list of pages cannot be read")?;
         let size = header.origin.page_tokens;
         let is_valid = |(number, page): (usize, &SavedPage)| {
@@ -294,7 +294,7 @@ fn digest_of(path: &Path) -> io::Result<String> {
 mod tests {
     use serde_json::json;
 
-    use super::{Header, PrefixOrigin};
+    use super::{PrefixHeader, PrefixOrigin};
 
     fn header(pages: &serde_json::Value) -> Vec<u8> {
         let origin = PrefixOrigin {
@@ -315,8 +315,11 @@ mod tests {
             { "scope": 0, "tokens": [1, 2] },
             { "previous": 0, "scope": 0, "tokens": [3, 4], "generated": [1] },
         ]);
-        assert!(Header::parse(&header(&good), 2).is_ok());
-        assert!(Header::parse(&header(&good), 1).is_err(), "number of pages");
+        assert!(PrefixHeader::parse(&header(&good), 2).is_ok());
+        assert!(
+            PrefixHeader::parse(&header(&good), 1).is_err(),
+            "number of pages"
+        );
         let bad = [
             json!([{ "previous": 0, "scope": 0, "tokens": [1, 2] }]),
             json!([{ "scope": 1, "tokens": [1, 2] }]),
@@ -325,7 +328,7 @@ mod tests {
             json!([{ "tokens": [1, 2] }]),
         ];
         for pages in bad {
-            assert!(Header::parse(&header(&pages), 1).is_err(), "{pages}");
+            assert!(PrefixHeader::parse(&header(&pages), 1).is_err(), "{pages}");
         }
     }
 }

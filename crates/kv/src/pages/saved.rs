@@ -31,8 +31,8 @@ pub enum PlacedFrame {
 }
 
 impl Pages {
-    /// Lists all pages of the prefix index: first those that tables hold, then the cached ones, and
-    /// those that were used last first. Each page follows the page before it.
+    /// Lists all pages of the prefix index: first pages that tables hold, then cached pages, the most
+    /// recently used first. Each page follows the page before it.
     pub fn indexed_pages(&self) -> Vec<IndexedPage> {
         let age = |page: PageId| u64::MAX - self.entry(page).released.unwrap_or(u64::MAX);
         let mut places = HashMap::new();
