@@ -14,7 +14,9 @@ use common::paging::{Random, SessionResult, alone, result_of};
 use common::stops::stopping;
 use common::{FAMILIES, How, family, open};
 use djinn_device::{Backend, testing::LateBackend};
-use djinn_engine::{Blueprint, Engine, EngineError, Request, RunUntil, SessionId, Settings};
+use djinn_engine::{
+    Blueprint, Engine, EngineError, Request, RunUntil, SessionId, Settings, SwapRoom,
+};
 use djinn_types::Tier;
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
@@ -279,6 +281,182 @@ fn a_session_that_runs_is_not_robbed_of_its_pages() {
         engine.step().unwrap();
     }
     assert!(close_all(&mut engine, &ids) == expect);
+}
+
+/// Opens sessions that need more host memory than there is, and runs them until they do.
+fn open_crowd(engine: &mut Engine, asked: &[Request]) -> Vec<SessionId> {
+    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    while engine.swap_room() == SwapRoom::Now {
+        assert!(!engine.is_idle(), "the sessions need too little");
+        engine.step().unwrap();
+    }
+    ids
+}
+
+fn run_all(engine: &mut Engine) {
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        engine.check_integrity();
+    }
+}
+
+#[test]
+fn kept_sessions_between_turns_leave_host_memory_to_a_session_that_runs() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
+    let keep = true;
+    let kept = engine
+        .open(Request {
+            keep,
+            ..asked[0].clone()
+        })
+        .unwrap();
+    run_all(&mut engine);
+    let runs = engine.open(asked[1].clone()).unwrap();
+    let pages_of = |engine: &Engine, id| {
+        let sessions = engine.list(None);
+        sessions
+            .iter()
+            .find(|session| session.id == id)
+            .unwrap()
+            .pages
+    };
+    let host = engine.kv_usage().host;
+    assert!(host.used > 0, "the host has copies of the kept session");
+    while pages_of(&engine, runs) <= host.total - host.used {
+        engine.step().unwrap();
+    }
+    swap(&mut engine);
+    assert_eq!(pages_of(&engine, kept), 0, "its pages made room");
+    run_all(&mut engine);
+    for (found, expect) in close_all(&mut engine, &[kept, runs]).iter().zip(&expect) {
+        assert!((&found.0, &found.1) == (&expect.0, &expect.1));
+    }
+}
+
+#[test]
+fn a_model_can_leave_after_the_turns_that_have_begun() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(3).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
+    let mut ids = open_crowd(&mut engine, &asked[..2]);
+    assert_eq!(engine.swap_room(), SwapRoom::AfterTurns);
+    engine.set_draining(true);
+    ids.push(engine.open(asked[2].clone()).unwrap());
+    run_all(&mut engine);
+    assert!(engine.has_work(), "the new session waits");
+    assert!(engine.view(ids[2]).unwrap().awaits_first_pass());
+    swap(&mut engine);
+    engine.set_draining(false);
+    run_all(&mut engine);
+    assert!(close_all(&mut engine, &ids) == expect);
+}
+
+#[test]
+fn a_turn_that_has_not_begun_does_not_keep_the_model_on_the_device() {
+    let folder = family("llama2");
+    let kept = |ask: Request| Request { keep: true, ..ask };
+    let asked = requests(&folder, 60, 6).into_iter().take(3).map(kept);
+    let asked: Vec<Request> = asked.collect();
+    let expect = two_turns(&folder, &asked, None);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 0), route);
+    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    run_all(&mut engine);
+    engine.set_draining(true);
+    for &id in &ids {
+        let mut session = engine.any_session(id).unwrap();
+        session.append(&asked[0].tokens[..9], 5, &[]).unwrap();
+    }
+    assert!(engine.is_idle(), "no other turn begins");
+    swap(&mut engine);
+    engine.set_draining(false);
+    run_all(&mut engine);
+    assert!(close_all(&mut engine, &ids) == expect);
+}
+
+#[test]
+fn a_paused_session_without_room_in_host_memory_keeps_its_model_on_the_device() {
+    let folder = family("qwen3");
+    let ask = requests(&folder, 30, 8).remove(0);
+    let ask = stopping(&folder, &ask, &["blocks.0.hook_resid_mid,step=1"]);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let settings = roomy(&folder, std::slice::from_ref(&ask), 0);
+    let mut engine = load(&folder, &*backend, settings, route);
+    let id = engine.open(ask).unwrap();
+    assert_eq!(common::stops::run_until_idle(&mut engine).len(), 1);
+    assert_eq!(engine.swap_room(), SwapRoom::AfterSessions);
+    assert!(engine.swap_out().is_err() && !engine.is_swapped_out());
+    engine.close(id).unwrap();
+    assert_eq!(engine.swap_room(), SwapRoom::Now);
+}
+
+#[test]
+fn a_paused_session_forks_while_its_model_is_off_the_device() {
+    let folder = family("qwen3");
+    let plain = requests(&folder, 30, 8).remove(0);
+    let expect = expected(&folder, std::slice::from_ref(&plain));
+    let ask = stopping(&folder, &plain, &["blocks.0.hook_resid_mid,step=3"]);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let settings = Settings {
+        open: 2,
+        ..roomy(&folder, std::slice::from_ref(&ask), 3)
+    };
+    let mut engine = load(&folder, &*backend, settings, route);
+    let id = engine.open(ask).unwrap();
+    assert_eq!(common::stops::run_until_idle(&mut engine).len(), 1);
+    engine.swap_out().unwrap();
+    let fork = engine.any_session(id).unwrap().fork(None).unwrap();
+    for id in [id, fork] {
+        let mut session = engine.any_session(id).unwrap();
+        session.resume_with(&[], RunUntil::Breakpoint).unwrap();
+    }
+    engine.swap_in(&mut |_| {}).unwrap();
+    assert!(common::stops::run_until_idle(&mut engine).is_empty());
+    for found in close_all(&mut engine, &[id, fork]) {
+        assert!(found == expect[0]);
+    }
+}
+
+#[test]
+fn memory_that_could_not_be_given_back_is_given_back_later() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    for tries_again in [false, true] {
+        let backend = LateBackend::new(1, 3);
+        let route = routes(open(&folder).program.weight_bytes())[0];
+        let mut engine = load(&folder, &backend, roomy(&folder, &asked, 2), route);
+        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        engine.step().unwrap();
+        backend.memory_faults().release.store(1, Ordering::SeqCst);
+        assert!(engine.swap_out().is_err() && engine.is_swapped_out());
+        assert!(engine.holds_device_memory(), "the device failed");
+        if tries_again {
+            engine.swap_out().unwrap();
+            assert!(!engine.holds_device_memory());
+        }
+        backend.memory_faults().restore.store(1, Ordering::SeqCst);
+        let refused = engine.swap_in(&mut |_| {}).unwrap_err();
+        assert!(refused.is_device_memory_shortage(), "{refused}");
+        engine.swap_in(&mut |_| {}).unwrap();
+        assert!(engine.holds_device_memory() && !engine.is_swapped_out());
+        run_all(&mut engine);
+        assert!(close_all(&mut engine, &ids) == expect);
+    }
 }
 
 #[test]

@@ -57,6 +57,8 @@ pub(crate) struct Executor {
     passes: usize,
     /// Host time in seconds that the last pass spent on saving paused sessions.
     pause_s: f64,
+    /// Whether the memory of the device is allocated.
+    holds_memory: bool,
 }
 
 impl Executor {
@@ -89,6 +91,7 @@ impl Executor {
             last_pass: None,
             passes: 0,
             pause_s: 0.0,
+            holds_memory: true,
         })
     }
 
@@ -144,11 +147,18 @@ impl Executor {
     pub fn swap_out(&mut self) -> Result<(), EngineError> {
         self.streamer.suspend()?;
         self.staging.clear();
-        Ok(self.device.release_memory()?)
+        self.device.release_memory()?;
+        self.holds_memory = false;
+        Ok(())
+    }
+
+    /// Whether the memory of the device is allocated.
+    pub fn holds_memory(&self) -> bool {
+        self.holds_memory
     }
 
     /// Takes the memory of the device again and loads the resident weights, from host memory as far
-    /// as it has a copy. If that fails, the device's memory is given back.
+    /// as it has a copy. If that fails, the device's memory is given back if possible.
     pub fn swap_in(
         &mut self,
         model: &Model,
@@ -170,6 +180,7 @@ impl Executor {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(), EngineError> {
         self.device.restore_memory()?;
+        self.holds_memory = true;
         let weights = blueprint.weights();
         let total = weights.load_bytes();
         self.streamer.load(weights, &mut |loaded| {

@@ -65,6 +65,11 @@ impl<'e> SessionView<'e> {
         self.session.state.status()
     }
 
+    /// Whether the session has tokens to run, and no pass has taken it since it got them.
+    pub fn awaits_first_pass(&self) -> bool {
+        self.session.awaits_first_pass()
+    }
+
     /// Returns how the session samples its tokens.
     pub fn sampling(&self) -> &'e Sampling {
         &self.session.sampling
