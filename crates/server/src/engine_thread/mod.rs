@@ -18,6 +18,7 @@ mod sessions;
 mod shared;
 mod subscriber;
 mod swap;
+mod tenant;
 mod tokenizer;
 mod turn;
 mod wait_signal;

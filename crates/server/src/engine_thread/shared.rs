@@ -18,6 +18,8 @@ pub struct SharedState {
     is_alive: AtomicBool,
     is_busy: AtomicBool,
     is_swapped_out: AtomicBool,
+    /// Reason why the model cannot return to the device now, if it tried.
+    return_failure: Mutex<Option<String>>,
     used: Mutex<Instant>,
     snapshot: Mutex<EngineSnapshot>,
 }
@@ -30,6 +32,7 @@ impl SharedState {
             is_alive: AtomicBool::new(true),
             is_busy: AtomicBool::new(false),
             is_swapped_out: AtomicBool::new(false),
+            return_failure: Mutex::default(),
             used: Mutex::new(Instant::now()),
             snapshot: Mutex::default(),
         })
@@ -64,6 +67,18 @@ impl SharedState {
     /// Records whether the model has given its device memory to others.
     pub fn set_swapped_out(&self, is_swapped_out: bool) {
         self.is_swapped_out.store(is_swapped_out, Ordering::Release);
+    }
+
+    /// Reason why the model cannot return to the device now, if it tried.
+    pub fn return_failure(&self) -> Option<String> {
+        let failure = self.return_failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records why the model cannot return to the device now.
+    pub fn set_return_failure(&self, reason: Option<String>) {
+        let failure = self.return_failure.lock();
+        *failure.unwrap_or_else(PoisonError::into_inner) = reason;
     }
 
     /// Records that a request uses the model.

@@ -1,8 +1,12 @@
 //! Admission of models: loads a model on demand, and unloads others where host memory is short.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use djinn_engine::LoadProgress;
+use djinn_model::Model;
 use tokio::sync::watch;
 
 use super::{
@@ -13,10 +17,12 @@ use super::{
 use crate::{ServeError, config::ServedModel, engine_thread::LoadedModel};
 
 impl Registry {
-    /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`.
+    /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`. The caller
+    /// holds the lock of the model. The load waits for device memory as long as `patience` says.
     pub(super) async fn load(
         self: &Arc<Self>,
         name: &str,
+        patience: Option<Duration>,
         progress: impl Fn(LoadProgress) + Send + 'static,
     ) -> Result<Arc<LoadedModel>, ServeError> {
         let entry = self.entry(name)?;
@@ -29,7 +35,9 @@ impl Registry {
             reported.send_replace(p);
             progress(p);
         }));
-        let loaded = self.load_with_eviction(name, &entry, &progress).await;
+        let loaded = self
+            .load_with_eviction(name, &entry, patience, &progress)
+            .await;
         match &loaded {
             Ok(model) => {
                 tracing::info!(model = name, routing = model.facts.routing, "model loaded");
@@ -59,15 +67,18 @@ impl Registry {
 
     /// Loads a model. While host memory is short, unloads idle models, least recently used first.
     async fn load_with_eviction(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         entry: &ModelEntry,
+        patience: Option<Duration>,
         progress: &Arc<Mutex<impl Fn(LoadProgress) + Send + 'static>>,
     ) -> Result<Arc<LoadedModel>, ServeError> {
         loop {
-            let loader = self.loader(&entry.config, entry.trusted)?;
-            let progress = Arc::clone(progress);
+            let (registry, progress) = (Arc::clone(self), Arc::clone(progress));
+            let (config, trusted) = (entry.config.clone(), entry.trusted);
             let loaded = tokio::task::spawn_blocking(move || {
+                let loader = registry.loader(&config, trusted)?;
+                let loader = ModelLoader { patience, ..loader };
                 loader.start(move |p| (progress.lock().unwrap_or_else(PoisonError::into_inner))(p))
             });
             let loaded = loaded
@@ -84,17 +95,17 @@ impl Registry {
         }
     }
 
-    /// Settings to load a model, with what other models hold and will need.
+    /// Settings to load a model, with what other models hold and will need. Reads files of models.
     pub(super) fn loader(
         &self,
         model: &ServedModel,
         trusted: bool,
     ) -> Result<ModelLoader, ServeError> {
         let loaded = self.loaded();
-        let (own, others): (Vec<_>, Vec<_>) =
-            loaded.iter().partition(|loaded| loaded.name == model.name);
         // A loaded model could reuse its own memory.
-        let own_bytes = own.iter().filter(|own| !own.is_swapped_out());
+        let own_bytes = loaded
+            .iter()
+            .filter(|loaded| loaded.name == model.name && !loaded.is_swapped_out());
         let own_bytes: u64 = own_bytes.map(|own| own.facts.memory.total_bytes).sum();
         Ok(ModelLoader {
             name: model.name.clone(),
@@ -105,11 +116,8 @@ impl Registry {
                 true => self.sharers(&model.name),
                 false => Vec::new(),
             },
-            host_taken: others
-                .iter()
-                .map(|other| other.facts.memory.host_bytes)
-                .sum(),
-            host_left: 0,
+            host_taken: self.pool.host_bytes_of_others(&model.name),
+            patience: Some(self.config.limits.queue_wait),
             is_alone: self.entries().len() <= 1,
             pool: Arc::clone(&self.pool),
             config: Arc::clone(&self.config),
@@ -131,8 +139,10 @@ impl Registry {
         let sharers = waiting.filter_map(|entry| {
             // A model that cannot be found takes no memory.
             let reference = self.sources().resolve(&entry.config.reference, true).ok()?;
+            let opened = Model::open(&reference);
             Some(Sharer {
                 name: entry.config.name,
+                weight_bytes: opened.map_or(0, |model| model.program.weight_bytes()),
                 reference,
                 layout: entry.config.layout.or(self.config.layout),
             })
@@ -163,30 +173,5 @@ impl Registry {
                 loaded.iter().map(holds).collect::<Vec<_>>().join(", ")
             )),
         }
-    }
-
-    /// Unloads an idle model to free host memory for `name`: one that is swapped out before the others,
-    /// and the least recently used one first. Returns whether one was unloaded.
-    async fn evict_idle(&self, name: &str) -> bool {
-        let durable = self.config.state.is_some();
-        let mut idle = Vec::new();
-        for model in self.loaded() {
-            let can_unload = model.call_as_server(move |worker| Ok(worker.can_unload(durable)));
-            if model.name != name && can_unload.await.unwrap_or(false) {
-                idle.push(((!model.is_swapped_out(), model.last_used()), model));
-            }
-        }
-        idle.sort_by_key(|(order, _)| *order);
-        for (_, model) in idle {
-            // The model may have become busy since. The job checks again, and rejects further
-            // jobs if the model is idle.
-            let closed = model.call_as_server(move |worker| Ok(worker.close_for_unload(durable)));
-            if closed.await.unwrap_or(false) {
-                tracing::info!(model = model.name, for_model = name, "idle model unloaded");
-                self.stop(model).await;
-                return true;
-            }
-        }
-        false
     }
 }
