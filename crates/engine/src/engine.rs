@@ -1,6 +1,6 @@
 //! The engine: a loaded model, its sessions, and the loop that runs passes over them.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, ops::ControlFlow, time::Instant};
 
 use djinn_device::{Backend, DeviceInfo};
 use djinn_kv::{DiskTier, KvUsage, Pager, PagingStats};
@@ -229,9 +229,12 @@ impl Engine {
         self.scheduler.is_draining = is_draining;
     }
 
-    /// Takes the memory of the device again and loads the weights. If that fails, the model stays
-    /// swapped out, and a later call tries again.
-    pub fn swap_in(&mut self, progress: &mut dyn FnMut(LoadProgress)) -> Result<(), EngineError> {
+    /// Takes the memory of the device again and loads the weights. If that fails, or `progress` breaks,
+    /// the model stays swapped out, and a later call tries again.
+    pub fn swap_in(
+        &mut self,
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
         if self.is_swapped_out {
             let (model, blueprint) = (&self.model, &self.blueprint);
             self.executor.swap_in(model, blueprint, progress)?;

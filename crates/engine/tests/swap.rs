@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -15,7 +16,7 @@ use common::stops::stopping;
 use common::{FAMILIES, How, family, open};
 use djinn_device::{Backend, testing::LateBackend};
 use djinn_engine::{
-    Blueprint, Engine, EngineError, Request, RunUntil, SessionId, Settings, SwapRoom,
+    Blueprint, Engine, EngineError, LoadProgress, Request, RunUntil, SessionId, Settings, SwapRoom,
 };
 use djinn_types::Tier;
 use djinn_weights::{Keep, MemorySettings, Overrides};
@@ -84,6 +85,11 @@ fn close_all(engine: &mut Engine, ids: &[SessionId]) -> Vec<SessionResult> {
     ids.iter().map(close).collect()
 }
 
+/// Lets a load continue.
+fn go_on(_: LoadProgress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// Swaps the model out and in.
 fn swap(engine: &mut Engine) {
     engine.swap_out().unwrap();
@@ -91,7 +97,7 @@ fn swap(engine: &mut Engine) {
     assert_eq!(engine.kv_usage().device.total, 0);
     engine.check_integrity();
     assert!(engine.step().unwrap().is_empty(), "no pass runs");
-    engine.swap_in(&mut |_| {}).unwrap();
+    engine.swap_in(&mut go_on).unwrap();
     assert!(!engine.is_swapped_out());
     engine.check_integrity();
 }
@@ -171,7 +177,7 @@ fn elastic_weights_return_at_their_level() {
             let before = engine.memory_split();
             engine.swap_out().unwrap();
             engine.maintain(std::time::Instant::now());
-            engine.swap_in(&mut |_| {}).unwrap();
+            engine.swap_in(&mut go_on).unwrap();
             assert_eq!(engine.memory_split(), before);
             engine.step().unwrap();
             engine.check_integrity();
@@ -212,7 +218,7 @@ fn waiting_and_paused_sessions_survive() {
                 session.resume_with(&[], RunUntil::Breakpoint).unwrap();
             }
             assert!(engine.has_work());
-            engine.swap_in(&mut |_| {}).unwrap();
+            engine.swap_in(&mut go_on).unwrap();
         }
         assert!(close_all(&mut engine, &ids) == expect, "{route:?}");
     }
@@ -423,7 +429,7 @@ fn a_paused_session_forks_while_its_model_is_off_the_device() {
         let mut session = engine.any_session(id).unwrap();
         session.resume_with(&[], RunUntil::Breakpoint).unwrap();
     }
-    engine.swap_in(&mut |_| {}).unwrap();
+    engine.swap_in(&mut go_on).unwrap();
     assert!(common::stops::run_until_idle(&mut engine).is_empty());
     for found in close_all(&mut engine, &[id, fork]) {
         assert!(found == expect[0]);
@@ -450,9 +456,9 @@ fn memory_that_could_not_be_given_back_is_given_back_later() {
             assert!(!engine.holds_device_memory());
         }
         backend.memory_faults().restore.store(1, Ordering::SeqCst);
-        let refused = engine.swap_in(&mut |_| {}).unwrap_err();
+        let refused = engine.swap_in(&mut go_on).unwrap_err();
         assert!(refused.is_device_memory_shortage(), "{refused}");
-        engine.swap_in(&mut |_| {}).unwrap();
+        engine.swap_in(&mut go_on).unwrap();
         assert!(engine.holds_device_memory() && !engine.is_swapped_out());
         run_all(&mut engine);
         assert!(close_all(&mut engine, &ids) == expect);
@@ -480,6 +486,35 @@ fn a_prompt_in_the_cache_is_not_computed_again_after_a_swap() {
 }
 
 #[test]
+fn a_return_can_be_cancelled() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    for route in routes(open(&folder).program.weight_bytes()) {
+        let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 2), route);
+        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        engine.step().unwrap();
+        engine.swap_out().unwrap();
+        let mut steps = 0;
+        let cancelled = engine.swap_in(&mut |_| {
+            steps += 1;
+            ControlFlow::Break(())
+        });
+        // A copy in host memory returns in one step.
+        if steps > 0 {
+            assert!(steps == 1 && cancelled.is_err(), "{route:?}");
+            assert!(engine.is_swapped_out() && !engine.holds_device_memory());
+            engine.swap_in(&mut go_on).unwrap();
+        }
+        assert_eq!(steps > 0, !route.host_copy, "{route:?}");
+        run_all(&mut engine);
+        assert!(close_all(&mut engine, &ids) == expect, "{route:?}");
+    }
+}
+
+#[test]
 fn a_failed_return_can_be_tried_again() {
     let folder = family("llama2");
     let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
@@ -499,10 +534,10 @@ fn a_failed_return_can_be_tried_again() {
         engine.step().unwrap();
         engine.swap_out().unwrap();
         disk.reads_left.store(reads, Ordering::SeqCst);
-        let failed = engine.swap_in(&mut |_| {});
+        let failed = engine.swap_in(&mut go_on);
         disk.reads_left.store(HEALTHY, Ordering::SeqCst);
         assert!(failed.is_err() && engine.is_swapped_out(), "{reads} reads");
-        engine.swap_in(&mut |_| {}).unwrap();
+        engine.swap_in(&mut go_on).unwrap();
         while !engine.is_idle() {
             engine.step().unwrap();
             engine.check_integrity();

@@ -15,7 +15,7 @@ mod replay;
 mod stops;
 mod window;
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, ops::ControlFlow, sync::Arc};
 
 use djinn_device::{Backend, Device, Event, Stream, View, Weight};
 use djinn_kv::{PageStream, Pager, PendingPages};
@@ -77,6 +77,7 @@ impl Executor {
         let total = weights.load_bytes();
         streamer.load(weights, &mut |loaded| {
             progress(LoadProgress { loaded, total });
+            ControlFlow::Continue(())
         })?;
         device.release_staging();
         for weight in weight_shapes(&model.program) {
@@ -163,7 +164,7 @@ impl Executor {
         &mut self,
         model: &Model,
         blueprint: &Blueprint,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         let loaded = self.load_again(model, blueprint, progress);
         if loaded.is_err() {
@@ -177,14 +178,14 @@ impl Executor {
         &mut self,
         model: &Model,
         blueprint: &Blueprint,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         self.device.restore_memory()?;
         self.holds_memory = true;
         let weights = blueprint.weights();
         let total = weights.load_bytes();
         self.streamer.load(weights, &mut |loaded| {
-            progress(LoadProgress { loaded, total });
+            progress(LoadProgress { loaded, total })
         })?;
         self.device.release_staging();
         upload_constants(&*self.device, model, blueprint)

@@ -344,6 +344,7 @@ impl LoadedModel {
     /// Stops the engine thread and frees the model's memory. Waits until the thread has ended, but not
     /// longer than a moment: a thread that hangs in the device cannot be stopped. Returns whether it ended.
     pub fn stop(&self) -> bool {
+        self.shared.stop();
         self.post(Worker::stop);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let mut stops_at = Instant::now() + STOP_TIMEOUT;

@@ -18,6 +18,7 @@ pub struct SharedState {
     is_alive: AtomicBool,
     is_busy: AtomicBool,
     is_swapped_out: AtomicBool,
+    is_stopping: AtomicBool,
     /// Reason why the model cannot return to the device now, if it tried.
     return_failure: Mutex<Option<String>>,
     used: Mutex<Instant>,
@@ -32,6 +33,7 @@ impl SharedState {
             is_alive: AtomicBool::new(true),
             is_busy: AtomicBool::new(false),
             is_swapped_out: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
             return_failure: Mutex::default(),
             used: Mutex::new(Instant::now()),
             snapshot: Mutex::default(),
@@ -67,6 +69,16 @@ impl SharedState {
     /// Records whether the model has given its device memory to others.
     pub fn set_swapped_out(&self, is_swapped_out: bool) {
         self.is_swapped_out.store(is_swapped_out, Ordering::Release);
+    }
+
+    /// Whether the thread has to end as soon as possible.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    /// Lets the thread end as soon as possible.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Release);
     }
 
     /// Reason why the model cannot return to the device now, if it tried.

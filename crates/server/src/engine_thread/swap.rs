@@ -2,6 +2,7 @@
 //! tokens to run.
 
 use std::{
+    ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -153,7 +154,13 @@ impl Worker {
         let began = Instant::now();
         let shared = Arc::clone(&self.shared);
         shared.heartbeat.begin_swap();
-        let returned = self.engine.swap_in(&mut |_| shared.heartbeat.begin_swap());
+        let returned = self.engine.swap_in(&mut |_| {
+            shared.heartbeat.begin_swap();
+            match shared.is_stopping() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
         shared.heartbeat.end();
         if let Err(error) = returned {
             return self.fail_return(&error);
@@ -170,8 +177,12 @@ impl Worker {
         );
     }
 
-    /// Tries again later. Too little memory is no failure of the model: another process may use it.
+    /// Tries again later, unless the thread has to end. Too little memory is no failure of the model: another process may use it.
     fn fail_return(&mut self, error: &EngineError) {
+        if self.shared.is_stopping() {
+            self.stops = true;
+            return;
+        }
         tracing::error!(model = self.name(), %error, "returning to the device failed");
         if !self.engine.holds_device_memory() {
             self.reservation.give_back();
