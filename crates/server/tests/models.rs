@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{Server, model, soon};
-use djinn_device::testing::LateBackend;
+use djinn_device::testing::{Fault, FaultSwitch, FaultyBackend, LateBackend};
 use djinn_server::{HostCopy, LoadOptions, ServerConfig};
 use djinn_types::Tier;
 use djinn_wire::v1::{self, models_client::ModelsClient, sessions_client::SessionsClient};
@@ -276,9 +276,8 @@ fn a_request_to_a_model_off_the_device_does_not_wait_for_ever() {
     assert!(reply.starts_with("HTTP/1.1 429"), "{reply}");
     assert!(reply.contains("retry-after: "), "{reply}");
     assert!(reply.contains("b holds "), "{reply}");
-    let open = "djinn_sessions{model=\"a\",state=\"ready\"} 0";
     soon("the session has ended", || {
-        server.get("/metrics").1.contains(open)
+        server.metric("djinn_sessions_ended_total{model=\"a\"}") == 1.0
     });
     let refused = server.metric("djinn_swaps_refused_total{model=\"b\"}");
     assert_eq!(refused, 1.0, "one refusal, however long it lasts");
@@ -303,6 +302,35 @@ fn an_admin_can_unload_the_model_that_a_load_waits_for() {
         assert_eq!(loaded.unwrap().name, "c");
     });
     assert_eq!(state_of(&server, "c"), "ready");
+}
+
+#[test]
+fn a_model_is_unloaded_when_its_thread_has_ended() {
+    let switch = FaultSwitch::default();
+    let server = Server::with(|config| {
+        crowd(config);
+        let inner = Arc::clone(&config.backend);
+        config.backend = Arc::new(FaultyBackend::new(inner, switch.clone()));
+    });
+    switch.set(Fault::Hang);
+    std::thread::scope(|scope| {
+        scope.spawn(|| story(&server, "a", json!({})));
+        soon("a pass hangs", || {
+            server.metric("djinn_engine_busy_seconds{model=\"a\"}") > 1.0
+        });
+        let unload = || {
+            block_on(async {
+                let mut models = ModelsClient::new(channel(&server).await);
+                models.unload(unload_by_force("a")).await
+            })
+        };
+        let refused = unload().unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        assert_ne!(state_of(&server, "a"), "unloaded", "its memory is not free");
+        switch.clear();
+        unload().unwrap();
+        assert_eq!(state_of(&server, "a"), "unloaded");
+    });
 }
 
 #[test]

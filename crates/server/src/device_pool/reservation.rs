@@ -112,7 +112,7 @@ impl Reservation {
         Ok(planned)
     }
 
-    /// Begins the model's turn on the device. Until then, nobody asks it to yield.
+    /// Begins the model's turn on the device. Until then, the pool does not ask it to yield.
     pub fn begin_turn(&self) {
         self.pool
             .change(|turns| turns.begin_turn(self.id, Instant::now()));

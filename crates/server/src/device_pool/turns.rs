@@ -22,11 +22,12 @@ pub(super) struct TenantId(pub u64);
 /// What a model does with the memory that it holds.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// The model loads, or returns to the device, since this time. Nobody asks it to yield.
+    /// The model loads, or returns to the device, since this time. It is not asked to yield.
     Arriving { since: Instant },
     /// The model can run passes. While it is busy, it keeps the memory for the length of its turn.
     Turn { since: Instant, length: Duration },
-    /// The model was asked to yield and could not. Nobody asks it again until it reports that it can.
+    /// The model was asked to yield and could not. It is not asked again until it reports that
+    /// it can.
     Stuck { since: Instant },
 }
 
@@ -201,7 +202,7 @@ impl Turns {
             None => (None, 0),
         };
         if std::mem::replace(&mut self.asked_for, next) != next {
-            // Nobody has to yield for a model that waits no more.
+            // No model has to yield for one that waits no more.
             self.holders.iter_mut().for_each(|h| h.must_yield = false);
         }
         changed.extend(self.ask_to_yield(needed, now));

@@ -79,7 +79,7 @@ impl Registry {
         }
         idle.sort_by_key(|(order, _)| *order);
         for (_, model) in idle {
-            // Nobody loads or unloads the model meanwhile.
+            // No other task loads or unloads the model meanwhile.
             let lock = self.lock_of(&model.name);
             let Ok(_alone) = lock.try_lock() else {
                 continue;
