@@ -142,7 +142,7 @@ fn evict(residency: &mut SessionMemory<'_>, id: SessionId) {
 fn lose_pages(residency: &mut SessionMemory<'_>, id: SessionId) -> Result<(), EngineError> {
     let session = residency.sessions.known_mut(id);
     let has_turn = session.is_active();
-    // They are captures of the turn before.
+    // The turn before captured these.
     let captured = std::mem::take(&mut session.captured);
     session.interrupt()?;
     session.captured = captured;

@@ -5,6 +5,7 @@
 mod common;
 
 use std::{
+    io::Read,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -260,27 +261,45 @@ fn stuck(queue_wait: Duration) -> Server {
 
 #[test]
 fn a_request_to_a_model_off_the_device_does_not_wait_for_ever() {
-    let server = stuck(Duration::from_secs(2));
+    let server = stuck(Duration::from_secs(3));
+    let (status, kept) = story(&server, "a", json!({ "keep": true }));
+    assert_eq!(status, 200, "{kept}");
     block_on(pause_session(&server, "b"));
     assert_eq!(state_of(&server, "a"), "swapped_out");
-    let body = json!({ "model": "a", "prompt": "Once upon a time", "max_tokens": 4 });
-    let body = body.to_string();
-    let reply = server.raw(
-        format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-             connection: close\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .as_bytes(),
-    );
-    assert!(reply.starts_with("HTTP/1.1 429"), "{reply}");
-    assert!(reply.contains("retry-after: "), "{reply}");
-    assert!(reply.contains("b holds "), "{reply}");
+    let session = kept["djinn"]["session"].clone();
+    let more =
+        json!({ "model": "a", "prompt": "", "max_tokens": 4, "djinn": { "session": session } });
+    let another = json!({ "model": "a", "prompt": "Once upon a time", "max_tokens": 4 });
+    std::thread::scope(|scope| {
+        let asked = [&more, &another].map(|body| {
+            let ask = || {
+                let mut stream = server.connect();
+                common::send_completion(&mut stream, body);
+                let mut reply = String::new();
+                stream.read_to_string(&mut reply).unwrap();
+                reply
+            };
+            scope.spawn(ask)
+        });
+        for reply in asked.map(|asked| asked.join().unwrap()) {
+            assert!(reply.starts_with("HTTP/1.1 429"), "{reply}");
+            assert!(reply.contains("retry-after: "), "{reply}");
+            assert!(reply.contains("b holds "), "{reply}");
+        }
+    });
     soon("the session has ended", || {
         server.metric("djinn_sessions_ended_total{model=\"a\"}") == 1.0
     });
     let refused = server.metric("djinn_swaps_refused_total{model=\"b\"}");
     assert_eq!(refused, 1.0, "one refusal, however long it lasts");
+    // The kept session stays, and ran its turn when its model returned.
+    block_on(async {
+        let mut models = ModelsClient::new(channel(&server).await);
+        models.unload(unload_by_force("b")).await.unwrap();
+    });
+    soon("the turn is over", || {
+        server.post("/v1/completions", &more).0 == 200
+    });
 }
 
 #[test]

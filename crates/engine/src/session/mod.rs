@@ -259,6 +259,12 @@ impl Session {
         self.is_queued() || (self.is_ready() && self.state.scheduled().is_none())
     }
 
+    /// Whether no pass has run a token of the session, although the prefix cache may have had some.
+    pub fn has_run_nothing(&self) -> bool {
+        let never_paused = self.paused().is_none() && self.last_pause.is_none();
+        never_paused && self.generated() == 0 && self.computed == self.adopted
+    }
+
     /// Whether the session has another turn to run, and nothing of its input is computed.
     pub fn awaits_first_pass_of_turn(&self) -> bool {
         let input = self.given.last().map_or(0, |given| given.start);

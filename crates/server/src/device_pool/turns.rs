@@ -19,7 +19,7 @@ const TURN_FACTOR: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TenantId(pub u64);
 
-/// What a model does with the memory that it holds.
+/// Stage of a model that holds memory.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     /// The model loads, or returns to the device, since this time. It is not asked to yield.
@@ -41,8 +41,8 @@ struct Holder {
 }
 
 impl Holder {
-    /// Returns the rank of the holder among those that can be asked to yield: the lowest one is asked
-    /// first. `None` if the holder cannot be asked now.
+    /// Returns the rank of the holder among the holders that can be asked to yield: the lowest one is
+    /// asked first. `None` if the holder cannot be asked now.
     fn rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
         let Stage::Turn { since, length } = self.stage else {
             return None;

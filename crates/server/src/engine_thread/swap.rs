@@ -1,71 +1,25 @@
 //! Turns on the device: the model gives its memory to another one, and returns when a session has
 //! tokens to run.
 
-use std::{
-    ops::ControlFlow,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{ops::ControlFlow, sync::Arc, time::Instant};
 
 use djinn_engine::{EngineError, SessionId, SwapRoom};
 
 use super::{
     event::SessionEvent,
+    swap_state::RETRY,
     worker::{FAILED_PASSES_MAX, Worker},
 };
 use crate::ServeError;
-
-/// Time after which a model that could not leave the device, or return to it, tries again.
-const RETRY: Duration = Duration::from_secs(1);
-/// Longest time after which a model that found too little memory on the device tries again.
-const RETRY_MAX: Duration = Duration::from_secs(30);
-
-/// State of a model's turns on the device.
-pub(super) struct SwapState {
-    /// Time before which the model does not try to leave or to return, after it could not.
-    retry_at: Instant,
-    /// Time to wait when the device has too little memory once more.
-    backoff: Duration,
-    /// Whether the model waits for its turn on the device.
-    is_waiting: bool,
-    /// Whether the model was asked to leave the device, and host memory has no room for its KV pages.
-    is_stuck: bool,
-    /// Time at which the model last left the device.
-    left: Instant,
-    /// Longest time that a request waits for the model to return to the device.
-    queue_wait: Duration,
-}
-
-impl SwapState {
-    /// Creates the state of a model that is on the device.
-    pub fn new(queue_wait: Duration) -> Self {
-        let now = Instant::now();
-        SwapState {
-            retry_at: now,
-            backoff: RETRY,
-            is_waiting: false,
-            is_stuck: false,
-            left: now,
-            queue_wait,
-        }
-    }
-
-    /// Returns the time to wait after a failed return: longer each time while the device has too little
-    /// memory.
-    fn next_backoff(&mut self, is_shortage: bool) -> Duration {
-        if !is_shortage {
-            return RETRY;
-        }
-        let next = (2 * self.backoff).min(RETRY_MAX);
-        std::mem::replace(&mut self.backoff, next)
-    }
-}
 
 impl Worker {
     /// Leaves the device if another model waits for it, and returns to it if a session has tokens to
     /// run and it is this model's turn.
     pub(super) fn share_device(&mut self) {
         let may_try = Instant::now() >= self.swap.retry_at;
+        if self.engine.is_swapped_out() {
+            self.end_late_sessions();
+        }
         if self.swap.is_stuck {
             self.drain();
         } else if self.engine.holds_device_memory() && self.reservation.must_yield() {
@@ -79,11 +33,8 @@ impl Worker {
             if std::mem::take(&mut self.swap.is_waiting) {
                 self.reservation.give_back();
             }
-        } else {
-            self.end_late_sessions();
-            if may_try && self.engine.has_work() {
-                self.try_to_return();
-            }
+        } else if may_try {
+            self.try_to_return();
         }
     }
 
@@ -116,8 +67,10 @@ impl Worker {
             }
         }
         if self.engine.is_swapped_out() {
-            self.swap.left = began;
-            self.shared.set_swapped_out(true);
+            if !self.shared.is_swapped_out() {
+                self.swap.left = began;
+                self.shared.set_swapped_out(true);
+            }
             self.has_news = true;
             if !self.engine.holds_device_memory() {
                 self.reservation.give_back();
@@ -128,11 +81,10 @@ impl Worker {
     /// Makes room for leaving the device: no session begins a turn while others run that keep the model
     /// there.
     fn drain(&mut self) {
-        let room = match self.reservation.has_waiters() {
-            true => self.engine.swap_room(),
-            false => SwapRoom::Now,
-        };
-        self.engine.set_draining(room == SwapRoom::AfterTurns);
+        let room = self.engine.swap_room();
+        let helps = room == SwapRoom::AfterTurns;
+        self.engine
+            .set_draining(helps && self.reservation.has_waiters());
         if room == SwapRoom::Now {
             self.swap.is_stuck = false;
             self.reservation.can_yield();
@@ -204,10 +156,13 @@ impl Worker {
         let mut late: Vec<(SessionId, bool)> = Vec::new();
         for (&id, subscriber) in &self.subscribers {
             let is_late = now.saturating_duration_since(subscriber.since.max(left)) >= wait;
-            if let Some(session) = self.engine.view(id)
-                && (is_late && subscriber.is_listening() && session.awaits_first_pass())
-            {
-                late.push((id, session.generated() == 0));
+            let session = match self.engine.view(id) {
+                Some(session) if is_late && subscriber.is_listening() => session,
+                _ => continue,
+            };
+            let has_run_nothing = session.has_run_nothing();
+            if session.awaits_first_pass() && (has_run_nothing || session.is_kept()) {
+                late.push((id, has_run_nothing));
             }
         }
         self.has_news |= !late.is_empty();
@@ -242,27 +197,5 @@ impl Worker {
 
     fn name(&self) -> &str {
         self.reservation.name()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::{RETRY, RETRY_MAX, SwapState};
-
-    #[test]
-    fn a_model_tries_less_often_while_the_device_has_too_little_memory() {
-        let mut swap = SwapState::new(Duration::ZERO);
-        let waits = [(); 7].map(|()| swap.next_backoff(true).as_secs());
-        assert_eq!(
-            waits,
-            [1, 2, 4, 8, 16, RETRY_MAX.as_secs(), RETRY_MAX.as_secs()]
-        );
-        assert_eq!(
-            swap.next_backoff(false),
-            RETRY,
-            "other failures do not last"
-        );
     }
 }

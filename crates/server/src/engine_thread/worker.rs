@@ -15,7 +15,7 @@ use super::{
     open_queue::OpenQueue,
     shared::SharedState,
     subscriber::Subscriber,
-    swap::SwapState,
+    swap_state::SwapState,
     wait_signal::WaitSignal,
 };
 use crate::{

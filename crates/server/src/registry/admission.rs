@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::{
     Registry,
     entry::{LoadState, ModelEntry},
-    load::{self, ModelLoader, Sharer},
+    loader::{self, ModelLoader, Sharer},
 };
 use crate::{ServeError, config::ServedModel, engine_thread::LoadedModel};
 
@@ -45,7 +45,7 @@ impl Registry {
                 self.set_state(name, LoadState::Ready(Arc::clone(model)));
             }
             // The model fits when others have left, so it is not marked as failed.
-            Err(error) if load::is_memory_shortage(error) => {
+            Err(error) if loader::is_memory_shortage(error) => {
                 self.set_state(name, LoadState::Unloaded);
             }
             Err(error) => {
@@ -54,7 +54,7 @@ impl Registry {
             }
         }
         loaded.map_err(|error| match error {
-            error @ ServeError::Engine(_) if load::is_memory_shortage(&error) => {
+            error @ ServeError::Engine(_) if loader::is_memory_shortage(&error) => {
                 self.with_memory_users(error)
             }
             // The operator's model is broken, which no client can change.
@@ -85,7 +85,7 @@ impl Registry {
                 .await
                 .map_err(|error| ServeError::Internal(error.to_string()))?;
             match loaded {
-                Err(error) if load::is_host_shortage(&error) => {
+                Err(error) if loader::is_host_shortage(&error) => {
                     if !self.evict_idle(name).await {
                         return Err(error);
                     }

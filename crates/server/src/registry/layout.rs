@@ -8,7 +8,7 @@ use djinn_engine::{
 use djinn_model::Model;
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
-use super::load::{ModelLoader, is_host_shortage};
+use super::loader::{ModelLoader, is_host_shortage};
 use crate::{
     ServeError,
     config::{HostCopy, LoadOptions},

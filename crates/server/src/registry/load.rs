@@ -5,100 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use djinn_device::Backend;
-use djinn_engine::{
-    Blueprint, Engine, EngineError, LoadProgress, RestoreScope, StateFolder, rates,
-};
+use djinn_engine::{Blueprint, Engine, LoadProgress, RestoreScope, StateFolder, rates};
 use djinn_model::Model;
 
-use super::{layout::streams, name::as_folder};
+use super::{
+    layout::streams,
+    loader::{ModelLoader, is_host_shortage},
+    name::as_folder,
+};
 use crate::{
     ServeError,
-    config::{LoadOptions, ServerConfig},
-    device_pool::{DevicePool, Reservation},
+    device_pool::Reservation,
     engine_thread::{LoadedEngine, LoadedModel, ThreadSetup},
-    fatal::FatalSignal,
-    metrics::Metrics,
-    preset::Preset,
 };
 
 /// Duration of one bandwidth measurement of the link.
 const MEASURE_TIME: Duration = Duration::from_millis(300);
 /// Largest number of bandwidth measurements.
 const MEASUREMENTS_MAX: usize = 8;
-
-/// A configured model that is loaded later and shares the free memory.
-#[derive(Clone)]
-pub(super) struct Sharer {
-    /// Name of the model on this server.
-    pub name: String,
-    /// Folder or shape, as resolved.
-    pub reference: String,
-    /// Load options.
-    pub layout: LoadOptions,
-    /// Bytes of the model's weights; zero if it cannot be opened.
-    pub weight_bytes: u64,
-}
-
-/// A model to load, and the settings of the load.
-#[derive(Clone)]
-pub(super) struct ModelLoader {
-    /// Name of the model on this server.
-    pub name: String,
-    /// Folder or shape, as resolved.
-    pub reference: String,
-    /// Load options.
-    pub layout: LoadOptions,
-    /// Bytes of device memory that no other model holds.
-    pub free: u64,
-    /// Configured models that are loaded later and share the free memory.
-    pub sharers: Vec<Sharer>,
-    /// Bytes of host memory that other models hold.
-    pub host_taken: u64,
-    /// Longest time that the load waits for device memory; `None` for no limit.
-    pub patience: Option<Duration>,
-    /// Whether the server has no other model.
-    pub is_alone: bool,
-    /// Memory of the device, which models use in turns.
-    pub pool: Arc<DevicePool>,
-    /// Configuration of the server.
-    pub config: Arc<ServerConfig>,
-    /// Metrics of the server.
-    pub metrics: Arc<Metrics>,
-    /// Raised when the device is lost.
-    pub fatal: FatalSignal,
-    /// Settings of the program that starts a server in its process.
-    pub preset: Option<Arc<Preset>>,
-}
-
-/// Whether loading failed only for lack of memory.
-pub(super) fn is_memory_shortage(error: &ServeError) -> bool {
-    let ServeError::Engine(error) = error else {
-        return matches!(error, ServeError::Busy(_));
-    };
-    matches!(
-        error,
-        EngineError::Plan(_)
-            | EngineError::ContextMemory(_)
-            | EngineError::HostBudget { .. }
-            | EngineError::HostMemory { .. }
-            | EngineError::SpillNeedsHost { .. }
-            | EngineError::WindowNeedsHost { .. }
-            | EngineError::OutOfPages(_)
-            | EngineError::SessionTooLarge { .. }
-    )
-}
-
-/// Whether loading failed for lack of host memory.
-pub(super) fn is_host_shortage(error: &ServeError) -> bool {
-    matches!(
-        error,
-        ServeError::Engine(
-            EngineError::HostBudget { .. }
-                | EngineError::HostMemory { .. }
-                | EngineError::WindowNeedsHost { .. }
-        )
-    )
-}
 
 impl ModelLoader {
     /// Loads the model on a new engine thread.

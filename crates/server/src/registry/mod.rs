@@ -5,6 +5,7 @@ mod admission;
 mod entry;
 mod layout;
 mod load;
+mod loader;
 mod name;
 mod plan;
 mod plan_configured;

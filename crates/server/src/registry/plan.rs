@@ -8,10 +8,7 @@ use djinn_model::Model;
 use djinn_weights::{Bound, PlannedPiece, Rates, Region};
 use djinn_wire::v1;
 
-use super::{
-    layout::streams,
-    load::{ModelLoader, link_ceiling},
-};
+use super::{layout::streams, load::link_ceiling, loader::ModelLoader};
 use crate::{ServeError, engine_thread::facts};
 
 /// Duration for which files are read to measure their bandwidth.

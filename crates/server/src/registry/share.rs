@@ -6,7 +6,7 @@ use djinn_model::Model;
 
 use super::{
     layout::{FULL_SESSIONS, streams},
-    load::{ModelLoader, Sharer},
+    loader::{ModelLoader, Sharer},
 };
 use crate::ServeError;
 
