@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use djinn_engine::LoadProgress;
@@ -15,6 +15,9 @@ use super::{
     loader::{self, ModelLoader, Sharer},
 };
 use crate::{ServeError, config::ServedModel, engine_thread::LoadedModel};
+
+/// Interval at which a load that lacks host memory looks whether other loads have ended.
+const LOADING_POLL: Duration = Duration::from_millis(100);
 
 impl Registry {
     /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`. The caller
@@ -65,7 +68,8 @@ impl Registry {
         })
     }
 
-    /// Loads a model. While host memory is short, unloads idle models, least recently used first.
+    /// Loads a model. While host memory is short, unloads idle models, least recently used first, and waits
+    /// for models that are being loaded: they can be unloaded afterwards.
     async fn load_with_eviction(
         self: &Arc<Self>,
         name: &str,
@@ -73,6 +77,7 @@ impl Registry {
         patience: Option<Duration>,
         progress: &Arc<Mutex<impl Fn(LoadProgress) + Send + 'static>>,
     ) -> Result<Arc<LoadedModel>, ServeError> {
+        let until = Instant::now() + self.config.limits.queue_wait;
         loop {
             let (registry, progress) = (Arc::clone(self), Arc::clone(progress));
             let (config, trusted) = (entry.config.clone(), entry.trusted);
@@ -87,12 +92,22 @@ impl Registry {
             match loaded {
                 Err(error) if loader::is_host_shortage(&error) => {
                     if !self.evict_idle(name).await {
-                        return Err(error);
+                        if !self.is_loading_other(name) || Instant::now() >= until {
+                            return Err(error);
+                        }
+                        tokio::time::sleep(LOADING_POLL).await;
                     }
                 }
                 loaded => return loaded,
             }
         }
+    }
+
+    /// Whether a model other than `name` is being loaded.
+    fn is_loading_other(&self, name: &str) -> bool {
+        let entries = self.entries();
+        let mut others = entries.values().filter(|entry| entry.config.name != name);
+        others.any(|entry| matches!(entry.state, LoadState::Loading(_)))
     }
 
     /// Settings to load a model, with what other models hold and will need. Reads files of models.
