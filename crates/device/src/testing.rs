@@ -95,6 +95,24 @@ type OpLog = Arc<Mutex<Vec<&'static str>>>;
 /// Number of copies of rows until one fails; 0 if none fails.
 type CopyFault = Arc<AtomicU32>;
 
+/// Faults of the memory of all devices of a backend. All clones are the same faults.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryFaults {
+    /// Number of the next attempts to give memory back that fail.
+    pub release: Arc<AtomicU32>,
+    /// Number of the next attempts to allocate memory again for which the device has too little.
+    pub restore: Arc<AtomicU32>,
+}
+
+impl MemoryFaults {
+    /// Counts an attempt. Returns whether it fails.
+    fn strikes(left: &AtomicU32) -> bool {
+        let count = |left: u32| left.checked_sub(1);
+        left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count)
+            .is_ok()
+    }
+}
+
 /// A backend that opens [`LateDevice`]s.
 #[derive(Clone, Debug)]
 pub struct LateBackend {
@@ -103,6 +121,7 @@ pub struct LateBackend {
     polls: u32,
     ops: OpLog,
     copy_fault: CopyFault,
+    memory_faults: MemoryFaults,
 }
 
 impl LateBackend {
@@ -118,7 +137,13 @@ impl LateBackend {
             polls,
             ops: OpLog::default(),
             copy_fault: CopyFault::default(),
+            memory_faults: MemoryFaults::default(),
         }
+    }
+
+    /// Returns the faults of the memory of its devices, for a test to set.
+    pub fn memory_faults(&self) -> MemoryFaults {
+        self.memory_faults.clone()
     }
 
     /// Lets the copy of rows after the next `copies` copies fail. Later copies succeed.
@@ -194,6 +219,7 @@ impl Backend for LateBackend {
         let mut device = LateDevice::new(options, self.seed, self.polls)?;
         device.ops = Arc::clone(&self.ops);
         device.copy_fault = Arc::clone(&self.copy_fault);
+        device.memory_faults = self.memory_faults.clone();
         Ok(Arc::new(device))
     }
 
@@ -216,6 +242,7 @@ pub struct LateDevice {
     pending: Mutex<PendingCopies>,
     ops: OpLog,
     copy_fault: CopyFault,
+    memory_faults: MemoryFaults,
 }
 
 /// Copies that have not landed.
@@ -259,6 +286,7 @@ impl LateDevice {
             pending: Mutex::default(),
             ops: OpLog::default(),
             copy_fault: CopyFault::default(),
+            memory_faults: MemoryFaults::default(),
         })
     }
 
@@ -349,10 +377,20 @@ impl Device for LateDevice {
             left, 0,
             "copies are on their way into memory that is given back"
         );
+        if MemoryFaults::strikes(&self.memory_faults.release) {
+            let reason = "a test broke the release of memory";
+            return Err(DeviceError::Setup(reason.to_owned()));
+        }
         self.cpu.release_memory()
     }
 
     fn restore_memory(&self) -> Result<()> {
+        if MemoryFaults::strikes(&self.memory_faults.restore) {
+            return Err(DeviceError::NoMemory {
+                bytes: self.cpu.info().slab_bytes,
+                reason: "a test took the memory".to_owned(),
+            });
+        }
         self.cpu.restore_memory()
     }
 }

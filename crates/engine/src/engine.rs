@@ -1,6 +1,6 @@
 //! The engine: a loaded model, its sessions, and the loop that runs passes over them.
 
-use std::{collections::BTreeMap, path::Path, time::Instant};
+use std::{collections::BTreeMap, ops::ControlFlow, path::Path, time::Instant};
 
 use djinn_device::{Backend, DeviceInfo};
 use djinn_kv::{DiskTier, KvUsage, Pager, PagingStats};
@@ -42,7 +42,7 @@ use crate::{
         view::{SessionInfo, SessionView},
     },
     session_ref::{self, SessionRef},
-    swap::vacate_device,
+    swap::{SwapRoom, vacate_device},
 };
 
 /// A model on a device, with its sessions.
@@ -197,32 +197,56 @@ impl Engine {
     }
 
     /// Gives the memory of the device back, between two passes. KV pages move to host memory; kept
-    /// sessions whose turn is over compute again what it has no room for. Refuses if another session
+    /// sessions that run no turn compute again what it has no room for. Refuses if another session
     /// would lose pages; then nothing changes. Sessions stay open, and no pass runs until
-    /// [`swap_in`](Self::swap_in).
+    /// [`swap_in`](Self::swap_in). If the device fails, the model may still
+    /// [hold its memory](Self::holds_device_memory), and a later call tries again.
     pub fn swap_out(&mut self) -> Result<(), EngineError> {
-        if self.is_swapped_out {
-            return Ok(());
+        if !self.is_swapped_out {
+            let frames = self.blueprint.frames();
+            let (scheduler, mut residency) = self.scheduling();
+            vacate_device(&mut residency)?;
+            scheduler.spill.frames_on_return = Some(frames);
+            self.is_swapped_out = true;
         }
-        let (_, mut residency) = self.scheduling();
-        vacate_device(&mut residency)?;
-        self.is_swapped_out = true;
-        self.executor.swap_out()
+        match self.executor.holds_memory() {
+            true => self.executor.swap_out(),
+            false => Ok(()),
+        }
     }
 
-    /// Takes the memory of the device again and loads the weights. If that fails, the model stays
-    /// swapped out, and a later call tries again.
-    pub fn swap_in(&mut self, progress: &mut dyn FnMut(LoadProgress)) -> Result<(), EngineError> {
+    /// Whether the KV pages can leave the device now or later.
+    pub fn swap_room(&self) -> SwapRoom {
+        SwapRoom::of(&self.sessions, self.pager.pages())
+    }
+
+    /// Whether the memory of the device is allocated.
+    pub fn holds_device_memory(&self) -> bool {
+        self.executor.holds_memory()
+    }
+
+    /// Sets whether only turns run that have begun, so that the model can leave the device after them.
+    pub fn set_draining(&mut self, is_draining: bool) {
+        self.scheduler.is_draining = is_draining;
+    }
+
+    /// Takes the memory of the device again and loads the weights. If that fails, or `progress` breaks,
+    /// the model stays swapped out, and a later call tries again.
+    pub fn swap_in(
+        &mut self,
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
         if self.is_swapped_out {
             let (model, blueprint) = (&self.model, &self.blueprint);
             self.executor.swap_in(model, blueprint, progress)?;
             self.pager.set_device_frames(blueprint.frames())?;
+            self.scheduler.spill.frames_on_return = None;
             self.is_swapped_out = false;
         }
         Ok(())
     }
 
-    /// Whether the memory of the device is given back.
+    /// Whether the model has left the device, so that no pass runs.
     pub fn is_swapped_out(&self) -> bool {
         self.is_swapped_out
     }

@@ -331,7 +331,7 @@ pub enum EngineError {
     /// Host memory has no room for the KV pages of sessions that would lose them.
     #[error(
         "the model cannot leave the device now: its sessions need {needed} KV pages of host memory, \
-         and {there} are free"
+         and {there} are free; raise --host-memory"
     )]
     NoRoomToSwap {
         /// Number of pages that must move to host memory.
@@ -532,6 +532,11 @@ fn any_of(statuses: &[SessionStatus]) -> String {
 }
 
 impl EngineError {
+    /// Whether the device has too little free memory now, for example because another process uses it.
+    pub fn is_device_memory_shortage(&self) -> bool {
+        matches!(self, EngineError::Device(DeviceError::NoMemory { .. }))
+    }
+
     /// Whether the device is lost, so that nothing of this process can use it any more.
     pub fn is_fatal(&self) -> bool {
         matches!(self, EngineError::Device(error) if error.is_sticky())

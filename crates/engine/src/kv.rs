@@ -35,6 +35,12 @@ impl Blueprint {
         Self::for_pages(model, backend, settings, memory, kv, longest)
     }
 
+    /// Whether host memory has room for the KV pages of running sessions when the model leaves the
+    /// device.
+    pub fn has_room_to_swap(&self) -> bool {
+        self.settings.host_pages >= swapped_pages(&self.settings)
+    }
+
     /// Lays out a model as [`for_sessions`](Self::for_sessions) does, with at least `least` pages on
     /// the device.
     pub(crate) fn for_pages(
@@ -75,6 +81,13 @@ impl Blueprint {
             error => Err(error),
         })
     }
+}
+
+/// Number of KV pages of running sessions that host memory should take when the model leaves the device.
+fn swapped_pages(settings: &Settings) -> usize {
+    let tokens = SWAPPED_TOKENS.min(settings.context) * settings.sessions;
+    let pages = tokens.div_ceil(settings.page_tokens);
+    settings.table_pages().max(pages).min(settings.pages)
 }
 
 struct SessionLayout<'a> {
@@ -145,14 +158,6 @@ impl SessionLayout<'_> {
         }
     }
 
-    /// Pages of running sessions that host memory should take when the model leaves the device.
-    fn swapped_pages(&self) -> usize {
-        let tokens = SWAPPED_TOKENS.min(self.settings.context) * self.settings.sessions;
-        self.demand
-            .longest
-            .max(tokens.div_ceil(self.settings.page_tokens))
-    }
-
     /// Lets weights yield where that gains pages, and places pages on disk.
     fn finish(&self, fixed: Blueprint) -> Result<Blueprint, EngineError> {
         if let Some(elastic) = self.elastic(&fixed)? {
@@ -208,8 +213,8 @@ impl SessionLayout<'_> {
         let there = there - there / 32;
         let host = there.saturating_sub(blueprint.host_bytes());
         let mut host_pages = self.demand.host_pages(pages, host, page_bytes);
-        if self.memory.host_copy {
-            let swapped = self.swapped_pages().min(pages);
+        if self.memory.may_swap {
+            let swapped = swapped_pages(blueprint.settings());
             host_pages = host_pages.max(swapped.min((host / page_bytes) as usize));
         }
         // The tables of host memory may need more device memory than there is.

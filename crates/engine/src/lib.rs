@@ -78,4 +78,5 @@ pub use settings::Settings;
 pub use sizing::{
     ContextDemand, ContextReason, Count, Reduced, SessionDemand, SizeRange, SizingChoice,
 };
+pub use swap::SwapRoom;
 pub use tensors::{Tensor, check_writable, read_tensors, write_tensors};

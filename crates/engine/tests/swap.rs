@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -14,7 +15,9 @@ use common::paging::{Random, SessionResult, alone, result_of};
 use common::stops::stopping;
 use common::{FAMILIES, How, family, open};
 use djinn_device::{Backend, testing::LateBackend};
-use djinn_engine::{Blueprint, Engine, EngineError, Request, RunUntil, SessionId, Settings};
+use djinn_engine::{
+    Blueprint, Engine, EngineError, LoadProgress, Request, RunUntil, SessionId, Settings, SwapRoom,
+};
 use djinn_types::Tier;
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
@@ -82,6 +85,11 @@ fn close_all(engine: &mut Engine, ids: &[SessionId]) -> Vec<SessionResult> {
     ids.iter().map(close).collect()
 }
 
+/// Lets a load continue.
+fn go_on(_: LoadProgress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// Swaps the model out and in.
 fn swap(engine: &mut Engine) {
     engine.swap_out().unwrap();
@@ -89,7 +97,7 @@ fn swap(engine: &mut Engine) {
     assert_eq!(engine.kv_usage().device.total, 0);
     engine.check_integrity();
     assert!(engine.step().unwrap().is_empty(), "no pass runs");
-    engine.swap_in(&mut |_| {}).unwrap();
+    engine.swap_in(&mut go_on).unwrap();
     assert!(!engine.is_swapped_out());
     engine.check_integrity();
 }
@@ -169,7 +177,7 @@ fn elastic_weights_return_at_their_level() {
             let before = engine.memory_split();
             engine.swap_out().unwrap();
             engine.maintain(std::time::Instant::now());
-            engine.swap_in(&mut |_| {}).unwrap();
+            engine.swap_in(&mut go_on).unwrap();
             assert_eq!(engine.memory_split(), before);
             engine.step().unwrap();
             engine.check_integrity();
@@ -210,7 +218,7 @@ fn waiting_and_paused_sessions_survive() {
                 session.resume_with(&[], RunUntil::Breakpoint).unwrap();
             }
             assert!(engine.has_work());
-            engine.swap_in(&mut |_| {}).unwrap();
+            engine.swap_in(&mut go_on).unwrap();
         }
         assert!(close_all(&mut engine, &ids) == expect, "{route:?}");
     }
@@ -281,6 +289,182 @@ fn a_session_that_runs_is_not_robbed_of_its_pages() {
     assert!(close_all(&mut engine, &ids) == expect);
 }
 
+/// Opens sessions that need more host memory than there is, and runs them until they do.
+fn open_crowd(engine: &mut Engine, asked: &[Request]) -> Vec<SessionId> {
+    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    while engine.swap_room() == SwapRoom::Now {
+        assert!(!engine.is_idle(), "the sessions need too little");
+        engine.step().unwrap();
+    }
+    ids
+}
+
+fn run_all(engine: &mut Engine) {
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        engine.check_integrity();
+    }
+}
+
+#[test]
+fn kept_sessions_between_turns_leave_host_memory_to_a_session_that_runs() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
+    let keep = true;
+    let kept = engine
+        .open(Request {
+            keep,
+            ..asked[0].clone()
+        })
+        .unwrap();
+    run_all(&mut engine);
+    let runs = engine.open(asked[1].clone()).unwrap();
+    let pages_of = |engine: &Engine, id| {
+        let sessions = engine.list(None);
+        sessions
+            .iter()
+            .find(|session| session.id == id)
+            .unwrap()
+            .pages
+    };
+    let host = engine.kv_usage().host;
+    assert!(host.used > 0, "the host has copies of the kept session");
+    while pages_of(&engine, runs) <= host.total - host.used {
+        engine.step().unwrap();
+    }
+    swap(&mut engine);
+    assert_eq!(pages_of(&engine, kept), 0, "its pages made room");
+    run_all(&mut engine);
+    for (found, expect) in close_all(&mut engine, &[kept, runs]).iter().zip(&expect) {
+        assert!((&found.0, &found.1) == (&expect.0, &expect.1));
+    }
+}
+
+#[test]
+fn a_model_can_leave_after_the_turns_that_have_begun() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(3).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
+    let mut ids = open_crowd(&mut engine, &asked[..2]);
+    assert_eq!(engine.swap_room(), SwapRoom::AfterTurns);
+    engine.set_draining(true);
+    ids.push(engine.open(asked[2].clone()).unwrap());
+    run_all(&mut engine);
+    assert!(engine.has_work(), "the new session waits");
+    assert!(engine.view(ids[2]).unwrap().awaits_first_pass());
+    swap(&mut engine);
+    engine.set_draining(false);
+    run_all(&mut engine);
+    assert!(close_all(&mut engine, &ids) == expect);
+}
+
+#[test]
+fn a_turn_that_has_not_begun_does_not_keep_the_model_on_the_device() {
+    let folder = family("llama2");
+    let kept = |ask: Request| Request { keep: true, ..ask };
+    let asked = requests(&folder, 60, 6).into_iter().take(3).map(kept);
+    let asked: Vec<Request> = asked.collect();
+    let expect = two_turns(&folder, &asked, None);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 0), route);
+    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    run_all(&mut engine);
+    engine.set_draining(true);
+    for &id in &ids {
+        let mut session = engine.any_session(id).unwrap();
+        session.append(&asked[0].tokens[..9], 5, &[]).unwrap();
+    }
+    assert!(engine.is_idle(), "no other turn begins");
+    swap(&mut engine);
+    engine.set_draining(false);
+    run_all(&mut engine);
+    assert!(close_all(&mut engine, &ids) == expect);
+}
+
+#[test]
+fn a_paused_session_without_room_in_host_memory_keeps_its_model_on_the_device() {
+    let folder = family("qwen3");
+    let ask = requests(&folder, 30, 8).remove(0);
+    let ask = stopping(&folder, &ask, &["blocks.0.hook_resid_mid,step=1"]);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let settings = roomy(&folder, std::slice::from_ref(&ask), 0);
+    let mut engine = load(&folder, &*backend, settings, route);
+    let id = engine.open(ask).unwrap();
+    assert_eq!(common::stops::run_until_idle(&mut engine).len(), 1);
+    assert_eq!(engine.swap_room(), SwapRoom::AfterSessions);
+    assert!(engine.swap_out().is_err() && !engine.is_swapped_out());
+    engine.close(id).unwrap();
+    assert_eq!(engine.swap_room(), SwapRoom::Now);
+}
+
+#[test]
+fn a_paused_session_forks_while_its_model_is_off_the_device() {
+    let folder = family("qwen3");
+    let plain = requests(&folder, 30, 8).remove(0);
+    let expect = expected(&folder, std::slice::from_ref(&plain));
+    let ask = stopping(&folder, &plain, &["blocks.0.hook_resid_mid,step=3"]);
+    let backend = How::default().backend();
+    let route = routes(open(&folder).program.weight_bytes())[0];
+    let settings = Settings {
+        open: 2,
+        ..roomy(&folder, std::slice::from_ref(&ask), 3)
+    };
+    let mut engine = load(&folder, &*backend, settings, route);
+    let id = engine.open(ask).unwrap();
+    assert_eq!(common::stops::run_until_idle(&mut engine).len(), 1);
+    engine.swap_out().unwrap();
+    let fork = engine.any_session(id).unwrap().fork(None).unwrap();
+    for id in [id, fork] {
+        let mut session = engine.any_session(id).unwrap();
+        session.resume_with(&[], RunUntil::Breakpoint).unwrap();
+    }
+    engine.swap_in(&mut go_on).unwrap();
+    assert!(common::stops::run_until_idle(&mut engine).is_empty());
+    for found in close_all(&mut engine, &[id, fork]) {
+        assert!(found == expect[0]);
+    }
+}
+
+#[test]
+fn memory_that_could_not_be_given_back_is_given_back_later() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    for tries_again in [false, true] {
+        let backend = LateBackend::new(1, 3);
+        let route = routes(open(&folder).program.weight_bytes())[0];
+        let mut engine = load(&folder, &backend, roomy(&folder, &asked, 2), route);
+        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        engine.step().unwrap();
+        backend.memory_faults().release.store(1, Ordering::SeqCst);
+        assert!(engine.swap_out().is_err() && engine.is_swapped_out());
+        assert!(engine.holds_device_memory(), "the device failed");
+        if tries_again {
+            engine.swap_out().unwrap();
+            assert!(!engine.holds_device_memory());
+        }
+        backend.memory_faults().restore.store(1, Ordering::SeqCst);
+        let refused = engine.swap_in(&mut go_on).unwrap_err();
+        assert!(refused.is_device_memory_shortage(), "{refused}");
+        engine.swap_in(&mut go_on).unwrap();
+        assert!(engine.holds_device_memory() && !engine.is_swapped_out());
+        run_all(&mut engine);
+        assert!(close_all(&mut engine, &ids) == expect);
+    }
+}
+
 #[test]
 fn a_prompt_in_the_cache_is_not_computed_again_after_a_swap() {
     let folder = family("llama2");
@@ -298,6 +482,35 @@ fn a_prompt_in_the_cache_is_not_computed_again_after_a_swap() {
         assert!(close_all(&mut engine, &[id]) == expect);
         assert_eq!(engine.prefix_tokens_reused() > 0, round > 0);
         swap(&mut engine);
+    }
+}
+
+#[test]
+fn a_return_can_be_cancelled() {
+    let folder = family("llama2");
+    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let expect = expected(&folder, &asked);
+    let backend = How::default().backend();
+    for route in routes(open(&folder).program.weight_bytes()) {
+        let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 2), route);
+        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        engine.step().unwrap();
+        engine.swap_out().unwrap();
+        let mut steps = 0;
+        let cancelled = engine.swap_in(&mut |_| {
+            steps += 1;
+            ControlFlow::Break(())
+        });
+        // A copy in host memory returns in one step.
+        if steps > 0 {
+            assert!(steps == 1 && cancelled.is_err(), "{route:?}");
+            assert!(engine.is_swapped_out() && !engine.holds_device_memory());
+            engine.swap_in(&mut go_on).unwrap();
+        }
+        assert_eq!(steps > 0, !route.host_copy, "{route:?}");
+        run_all(&mut engine);
+        assert!(close_all(&mut engine, &ids) == expect, "{route:?}");
     }
 }
 
@@ -321,10 +534,10 @@ fn a_failed_return_can_be_tried_again() {
         engine.step().unwrap();
         engine.swap_out().unwrap();
         disk.reads_left.store(reads, Ordering::SeqCst);
-        let failed = engine.swap_in(&mut |_| {});
+        let failed = engine.swap_in(&mut go_on);
         disk.reads_left.store(HEALTHY, Ordering::SeqCst);
         assert!(failed.is_err() && engine.is_swapped_out(), "{reads} reads");
-        engine.swap_in(&mut |_| {}).unwrap();
+        engine.swap_in(&mut go_on).unwrap();
         while !engine.is_idle() {
             engine.step().unwrap();
             engine.check_integrity();

@@ -55,11 +55,12 @@ pub struct ServerConfig {
     pub commit: String,
 }
 
-/// Whether a model keeps room in host memory for leaving the device and returning: a copy of its
-/// weights, and room for KV pages of its running sessions.
+/// Whether a model keeps a copy of its weights in host memory, from which it returns to the device.
+/// If the server has several models, host memory always has room for KV pages of running sessions, as
+/// far as its budget allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostCopy {
-    /// If the server has several models, and host memory has room.
+    /// If the server has several models, and host memory has room beside the KV pages.
     #[default]
     Auto,
     /// Always. Loading fails if host memory has no room.

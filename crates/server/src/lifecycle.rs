@@ -248,7 +248,7 @@ impl Running {
     /// Loads the models of the configuration, then reports the server as ready.
     pub async fn load(&self) -> Result<(), ServeError> {
         for model in &self.app.config.models {
-            self.app.models.get(&model.name).await?;
+            self.app.models.load_at_start(&model.name).await?;
         }
         self.app.set_ready();
         self.app

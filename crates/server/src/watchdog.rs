@@ -14,7 +14,8 @@ use crate::app::App;
 /// Interval at which the watchdog looks at the engine threads.
 const POLL: Duration = Duration::from_millis(250);
 
-/// Starts a thread that raises the signal when an engine thread has not finished its pass within `limit`.
+/// Starts a thread that raises the signal when an engine thread has not finished its pass within `limit`, or
+/// a swap makes no progress.
 /// The thread ends with the server.
 pub fn start(app: &Arc<App>, limit: Duration) {
     let app = Arc::downgrade(app);
@@ -23,7 +24,7 @@ pub fn start(app: &Arc<App>, limit: Duration) {
             for model in app.models.loaded() {
                 if model.is_stalled(limit) {
                     app.fatal.raise(format!(
-                        "The engine of {} has not finished its pass for {:.0} s: the device hangs",
+                        "The engine of {} has not finished its pass or swap for {:.0} s: the device hangs",
                         model.name,
                         model.busy_for().as_secs_f64()
                     ));

@@ -16,6 +16,9 @@ pub enum WeightsError {
         /// Largest number of worker threads.
         limit: usize,
     },
+    /// The caller ended the load.
+    #[error("loading the weights was cancelled; load the model again")]
+    Cancelled,
     /// The operating system did not start the worker threads.
     #[error("the system did not start {count} link workers ({error}); lower --workers")]
     Workers {

@@ -28,9 +28,12 @@ pub struct MemorySettings {
     pub kv_dtype: KvDtype,
     /// Whether resident weights yield their memory to KV pages when sessions need it.
     pub elastic: bool,
-    /// Whether host memory keeps what a model needs to leave the device and return: a copy of all
-    /// weights, unless weights stream from files, and room for KV pages of running sessions.
+    /// Whether host memory keeps a copy of all weights, from which a model returns to the device. Has
+    /// no effect if weights stream from files.
     pub host_copy: bool,
+    /// Whether host memory keeps room for the KV pages of running sessions, so that the model can leave
+    /// the device for another one.
+    pub may_swap: bool,
 }
 
 impl MemorySettings {
@@ -57,6 +60,7 @@ impl Default for MemorySettings {
             kv_dtype: KvDtype::Auto,
             elastic: false,
             host_copy: false,
+            may_swap: false,
         }
     }
 }

@@ -104,6 +104,7 @@ impl MemoryArgs {
             kv_dtype: self.kv_dtype.unwrap_or_default(),
             elastic: self.elastic == Switch::On,
             host_copy: false,
+            may_swap: false,
             host_budget: budget(self.host_memory, host::available_memory()),
             tier: None,
         }

@@ -15,7 +15,7 @@ mod replay;
 mod stops;
 mod window;
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, ops::ControlFlow, sync::Arc};
 
 use djinn_device::{Backend, Device, Event, Stream, View, Weight};
 use djinn_kv::{PageStream, Pager, PendingPages};
@@ -57,6 +57,8 @@ pub(crate) struct Executor {
     passes: usize,
     /// Host time in seconds that the last pass spent on saving paused sessions.
     pause_s: f64,
+    /// Whether the memory of the device is allocated.
+    holds_memory: bool,
 }
 
 impl Executor {
@@ -75,6 +77,7 @@ impl Executor {
         let total = weights.load_bytes();
         streamer.load(weights, &mut |loaded| {
             progress(LoadProgress { loaded, total });
+            ControlFlow::Continue(())
         })?;
         device.release_staging();
         for weight in weight_shapes(&model.program) {
@@ -89,6 +92,7 @@ impl Executor {
             last_pass: None,
             passes: 0,
             pause_s: 0.0,
+            holds_memory: true,
         })
     }
 
@@ -144,16 +148,23 @@ impl Executor {
     pub fn swap_out(&mut self) -> Result<(), EngineError> {
         self.streamer.suspend()?;
         self.staging.clear();
-        Ok(self.device.release_memory()?)
+        self.device.release_memory()?;
+        self.holds_memory = false;
+        Ok(())
+    }
+
+    /// Whether the memory of the device is allocated.
+    pub fn holds_memory(&self) -> bool {
+        self.holds_memory
     }
 
     /// Takes the memory of the device again and loads the resident weights, from host memory as far
-    /// as it has a copy. If that fails, the device's memory is given back.
+    /// as it has a copy. If that fails, the device's memory is given back if possible.
     pub fn swap_in(
         &mut self,
         model: &Model,
         blueprint: &Blueprint,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         let loaded = self.load_again(model, blueprint, progress);
         if loaded.is_err() {
@@ -167,13 +178,14 @@ impl Executor {
         &mut self,
         model: &Model,
         blueprint: &Blueprint,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: &mut dyn FnMut(LoadProgress) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         self.device.restore_memory()?;
+        self.holds_memory = true;
         let weights = blueprint.weights();
         let total = weights.load_bytes();
         self.streamer.load(weights, &mut |loaded| {
-            progress(LoadProgress { loaded, total });
+            progress(LoadProgress { loaded, total })
         })?;
         self.device.release_staging();
         upload_constants(&*self.device, model, blueprint)

@@ -44,6 +44,8 @@ pub(crate) struct Scheduler {
     seconds_per_row: f64,
     /// Number of consecutive steps in which no session could run.
     stuck: usize,
+    /// Whether only turns run that have begun, so that the model can leave the device.
+    pub is_draining: bool,
 }
 
 impl Scheduler {
@@ -55,6 +57,7 @@ impl Scheduler {
             owners: OwnerShares::default(),
             seconds_per_row: 0.0,
             stuck: 0,
+            is_draining: false,
         }
     }
 
@@ -80,7 +83,10 @@ impl Scheduler {
 
     /// Whether a session could run now.
     pub fn can_run(&self, sessions: &SessionTable, pager: &Pager) -> bool {
-        admission::can_run(sessions, pager, &self.spill)
+        match self.is_draining {
+            true => sessions.iter().any(selection::runs_while_draining),
+            false => admission::can_run(sessions, pager, &self.spill),
+        }
     }
 
     /// Applies the time `now`: takes in pages from disk, ends sessions that have expired,
@@ -108,8 +114,11 @@ impl Scheduler {
         lost
     }
 
-    /// Admits queued sessions that KV memory has room for.
+    /// Admits queued sessions that KV memory has room for, unless the scheduler drains.
     pub fn admit(&mut self, sessions: &mut SessionTable, pager: &Pager) {
+        if self.is_draining {
+            return;
+        }
         self.order(sessions);
         admission::admit(sessions, pager, &self.spill, &self.owners);
     }
@@ -117,8 +126,13 @@ impl Scheduler {
     /// Selects the members of the next pass.
     pub fn select(&mut self, residency: &mut SessionMemory<'_>, now: Instant) -> PassSelection {
         self.order(residency.sessions);
+        let runs = match self.is_draining {
+            true => selection::runs_while_draining,
+            false => Session::is_ready,
+        };
         let selection = selection::select(
             residency,
+            runs,
             &self.spill,
             &self.limits,
             &mut self.owners,

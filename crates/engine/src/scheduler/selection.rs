@@ -53,10 +53,16 @@ impl SelectionLimits {
     }
 }
 
-/// Selects the members of the next pass and makes sure that their pages are on the device.
+/// Whether a session runs while the scheduler drains. A kept session does not begin another turn.
+pub(crate) fn runs_while_draining(session: &Session) -> bool {
+    session.is_ready() && !(session.keep && session.awaits_first_pass_of_turn())
+}
+
+/// Selects the members of the next pass among the sessions that `runs` allows, and makes sure that their pages are on the device.
 /// Charges their owners. `seconds_per_row` estimates how long the pass takes.
 pub(crate) fn select(
     residency: &mut SessionMemory<'_>,
+    runs: fn(&Session) -> bool,
     policy: &SpillPolicy,
     limits: &SelectionLimits,
     owners: &mut OwnerShares,
@@ -64,7 +70,7 @@ pub(crate) fn select(
     now: Instant,
 ) -> PassSelection {
     let sessions = &*residency.sessions;
-    let ready: Vec<&Session> = sessions.iter().filter(|s| s.is_ready()).collect();
+    let ready: Vec<&Session> = sessions.iter().filter(|s| runs(s)).collect();
     let as_ready = |session| as_ready(session, limits.pass);
     let pages = residency.pager.pages();
     let decision = decide(

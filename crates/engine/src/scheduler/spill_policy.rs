@@ -38,6 +38,8 @@ pub(crate) struct SpillPolicy {
     cache_failed_at: Option<Instant>,
     /// Failure after which the disk was tried once more.
     last_failure: Option<String>,
+    /// Number of device frames after the model returns to the device; `None` while it is there.
+    pub frames_on_return: Option<usize>,
 }
 
 impl SpillPolicy {
@@ -59,6 +61,7 @@ impl SpillPolicy {
             failed_at: Instant::now(),
             cache_failed_at: None,
             last_failure: None,
+            frames_on_return: None,
         }
     }
 
@@ -88,7 +91,7 @@ impl SpillPolicy {
     pub fn room(&self, pages: &Pages) -> PageRoom {
         PageRoom {
             // Weights may have taken frames.
-            device: pages.device().total(),
+            device: self.frames_on_return.unwrap_or(pages.device().total()),
             elsewhere: self.capacity(pages),
             ..self.room
         }

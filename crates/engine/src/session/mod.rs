@@ -254,6 +254,24 @@ impl Session {
         self.is_ready() || self.is_queued() || self.state.is_running()
     }
 
+    /// Whether the session has tokens to run, and no pass has taken it since it got them.
+    pub fn awaits_first_pass(&self) -> bool {
+        self.is_queued() || (self.is_ready() && self.state.scheduled().is_none())
+    }
+
+    /// Whether no pass has run a token of the session, although the prefix cache may have had some.
+    pub fn has_run_nothing(&self) -> bool {
+        let never_paused = self.paused().is_none() && self.last_pause.is_none();
+        never_paused && self.generated() == 0 && self.computed == self.adopted
+    }
+
+    /// Whether the session has another turn to run, and nothing of its input is computed.
+    pub fn awaits_first_pass_of_turn(&self) -> bool {
+        let input = self.given.last().map_or(0, |given| given.start);
+        let is_at_turn = self.paused().is_none() && self.computed <= input;
+        self.is_ready() && self.awaits_first_pass() && is_at_turn
+    }
+
     /// Returns the checkpoint that the session is paused at or continues from.
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
         self.state.place()?.checkpoint()

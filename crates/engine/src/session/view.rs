@@ -65,6 +65,21 @@ impl<'e> SessionView<'e> {
         self.session.state.status()
     }
 
+    /// Whether the session has tokens to run, and no pass has taken it since it got them.
+    pub fn awaits_first_pass(&self) -> bool {
+        self.session.awaits_first_pass()
+    }
+
+    /// Whether no pass has run a token of the session.
+    pub fn has_run_nothing(&self) -> bool {
+        self.session.has_run_nothing()
+    }
+
+    /// Whether the session waits for more input after a turn instead of ending.
+    pub fn is_kept(&self) -> bool {
+        self.session.keep
+    }
+
     /// Returns how the session samples its tokens.
     pub fn sampling(&self) -> &'e Sampling {
         &self.session.sampling

@@ -1,29 +1,39 @@
-//! Memory of the device, which models use in turns.
+//! Memory of the device, which models use in turns, and the host memory that they share.
 //!
 //! A model reserves the bytes of its plan before it loads. While they are not free, it waits in a
 //! queue, and other models are asked to yield: idle models first, the least recently used one before
-//! the others, then models that have had the device for a whole turn. The queue is served in order of
-//! arrival, so a busy model delays another one by one turn at most.
+//! the others, then models that have had the device for a whole turn. The turn of a model begins when
+//! it has arrived: when it is loaded, or has returned. The queue is served in order of arrival, so a
+//! busy model delays another one by one turn at most, unless it cannot yield.
 
+mod host_ledger;
 mod reservation;
 mod tenant;
 mod turns;
 
 use std::{
     fmt::Write as _,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
 use djinn_types::Size;
 
-use self::turns::{TenantId, Turns};
+use self::{
+    host_ledger::HostLedger,
+    turns::{TenantId, Turns},
+};
 pub use self::{reservation::Reservation, tenant::Tenant};
 
-/// Memory of the device that all models of a server share.
+/// Memory that all models of a server share.
 pub struct DevicePool {
     total: u64,
     turns: Mutex<Turns>,
+    host: Mutex<HostLedger>,
+    is_closed: AtomicBool,
 }
 
 impl DevicePool {
@@ -32,7 +42,23 @@ impl DevicePool {
         Arc::new(DevicePool {
             total,
             turns: Mutex::default(),
+            host: Mutex::default(),
+            is_closed: AtomicBool::new(false),
         })
+    }
+
+    /// Ends the waits of all loads with an error, because the server ends.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Bytes of host memory that models other than `name` hold.
+    pub fn host_bytes_of_others(&self, name: &str) -> u64 {
+        self.lock_host().bytes_of_others(name)
     }
 
     /// Bytes of device memory that models reserve now.
@@ -56,6 +82,10 @@ impl DevicePool {
         (!text.is_empty()).then_some(text)
     }
 
+    fn lock_host(&self) -> MutexGuard<'_, HostLedger> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,9 +95,9 @@ impl DevicePool {
     fn change<T>(&self, change: impl FnOnce(&mut Turns) -> T) -> T {
         let mut turns = self.lock();
         let result = change(&mut turns);
-        let concerned = turns.settle(self.total, Instant::now());
+        let changed = turns.settle(self.total, Instant::now());
         drop(turns);
-        concerned.iter().for_each(|tenant| tenant.wake());
+        changed.iter().for_each(|tenant| tenant.wake());
         result
     }
 

@@ -11,7 +11,7 @@ use super::tenant::Tenant;
 
 /// Shortest turn of a model while others wait.
 const TURN_MIN: Duration = Duration::from_secs(1);
-/// Length of a turn relative to the time that the model took to return to the device, so that a small
+/// Length of a turn relative to the time that the model took to arrive on the device, so that a small
 /// share of the time goes to swapping.
 const TURN_FACTOR: u32 = 8;
 
@@ -19,14 +19,43 @@ const TURN_FACTOR: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TenantId(pub u64);
 
+/// Stage of a model that holds memory.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// The model loads, or returns to the device, since this time. It is not asked to yield.
+    Arriving { since: Instant },
+    /// The model can run passes. While it is busy, it keeps the memory for the length of its turn.
+    Turn { since: Instant, length: Duration },
+    /// The model was asked to yield and could not. It is not asked again until it reports that
+    /// it can.
+    Stuck { since: Instant },
+}
+
 /// A model with memory of the device.
 struct Holder {
     id: TenantId,
     tenant: Arc<dyn Tenant>,
     bytes: u64,
-    since: Instant,
-    turn: Duration,
+    stage: Stage,
     must_yield: bool,
+}
+
+impl Holder {
+    /// Returns the rank of the holder among the holders that can be asked to yield: the lowest one is
+    /// asked first. `None` if the holder cannot be asked now.
+    fn rank(&self, now: Instant) -> Option<(bool, bool, Instant)> {
+        let Stage::Turn { since, length } = self.stage else {
+            return None;
+        };
+        let is_idle = self.tenant.is_idle();
+        let is_over = now.saturating_duration_since(since) >= length;
+        let since = match is_idle {
+            true => self.tenant.last_used(),
+            false => since,
+        };
+        // A model that was asked may be about to leave.
+        (self.must_yield || is_idle || is_over).then_some((!self.must_yield, !is_idle, since))
+    }
 }
 
 /// A model that waits for memory.
@@ -41,10 +70,13 @@ struct Waiter {
 pub(super) struct Turns {
     holders: Vec<Holder>,
     queue: VecDeque<Waiter>,
+    /// Model for which holders were asked to yield.
+    asked_for: Option<TenantId>,
     last_id: u64,
 }
 
 impl Turns {
+    /// Returns a number that no other reservation has.
     pub fn new_id(&mut self) -> TenantId {
         self.last_id += 1;
         TenantId(self.last_id)
@@ -61,13 +93,20 @@ impl Turns {
         holders.map(|holder| (holder.tenant.name(), holder.bytes))
     }
 
+    /// Whether the model holds memory.
     pub fn is_holder(&self, id: TenantId) -> bool {
         self.holders.iter().any(|holder| holder.id == id)
     }
 
+    /// Whether the model holds memory that it must give to another one.
     pub fn must_yield(&self, id: TenantId) -> bool {
         let mut holders = self.holders.iter();
         holders.any(|holder| holder.id == id && holder.must_yield)
+    }
+
+    /// Whether a model waits for memory.
+    pub fn has_waiters(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     /// Adds a model to the end of the queue, unless it holds memory or waits already.
@@ -82,30 +121,58 @@ impl Turns {
         }
     }
 
-    /// Adds a holder, or changes the bytes of one.
-    pub fn resize(&mut self, id: TenantId, tenant: &Arc<dyn Tenant>, bytes: u64) {
-        match self.holders.iter_mut().find(|holder| holder.id == id) {
+    /// Changes the bytes of a holder, or adds one that arrives.
+    pub fn resize(&mut self, id: TenantId, tenant: &Arc<dyn Tenant>, bytes: u64, now: Instant) {
+        match self.holder(id) {
             Some(holder) => holder.bytes = bytes,
-            None => self.hold(id, Arc::clone(tenant), bytes, Instant::now()),
+            None => self.hold(id, Arc::clone(tenant), bytes, now),
         }
     }
 
-    fn hold(&mut self, id: TenantId, tenant: Arc<dyn Tenant>, bytes: u64, since: Instant) {
+    fn hold(&mut self, id: TenantId, tenant: Arc<dyn Tenant>, bytes: u64, now: Instant) {
         self.holders.push(Holder {
             id,
             tenant,
             bytes,
-            since,
-            turn: TURN_MIN,
+            stage: Stage::Arriving { since: now },
             must_yield: false,
         });
     }
 
-    /// Begins the turn of a holder, which took `returned` to return to the device.
-    pub fn begin_turn(&mut self, id: TenantId, returned: Duration, now: Instant) {
-        if let Some(holder) = self.holders.iter_mut().find(|holder| holder.id == id) {
-            holder.since = now;
-            holder.turn = TURN_MIN.max(returned * TURN_FACTOR);
+    fn holder(&mut self, id: TenantId) -> Option<&mut Holder> {
+        self.holders.iter_mut().find(|holder| holder.id == id)
+    }
+
+    /// Begins the turn of a holder that has arrived. A model that took long to arrive gets a long turn.
+    pub fn begin_turn(&mut self, id: TenantId, now: Instant) {
+        if let Some(holder) = self.holder(id)
+            && let Stage::Arriving { since } = holder.stage
+        {
+            let arrival = now.saturating_duration_since(since);
+            holder.stage = Stage::Turn {
+                since: now,
+                length: TURN_MIN.max(arrival * TURN_FACTOR),
+            };
+        }
+    }
+
+    /// Notes that a holder cannot yield. Others are asked instead of it, if they have enough memory.
+    pub fn cannot_yield(&mut self, id: TenantId) {
+        if let Some(holder) = self.holder(id)
+            && let Stage::Turn { since, .. } = holder.stage
+        {
+            holder.stage = Stage::Stuck { since };
+            holder.must_yield = false;
+        }
+    }
+
+    /// Notes that a holder that could not yield can yield now. Its turn is over.
+    pub fn can_yield(&mut self, id: TenantId) {
+        if let Some(holder) = self.holder(id)
+            && let Stage::Stuck { since } = holder.stage
+        {
+            let length = Duration::ZERO;
+            holder.stage = Stage::Turn { since, length };
         }
     }
 
@@ -118,221 +185,58 @@ impl Turns {
     /// Gives free memory to the first ones in the queue, and asks holders to yield for the next one.
     /// Returns the models for which something changed.
     pub fn settle(&mut self, total: u64, now: Instant) -> Vec<Arc<dyn Tenant>> {
-        let mut concerned = Vec::new();
+        let mut changed = Vec::new();
         while let Some(next) = self.queue.front()
             && self.held() + next.bytes <= total
         {
             let Waiter { id, tenant, bytes } = self.queue.pop_front().expect("there is a first");
-            concerned.push(Arc::clone(&tenant));
+            changed.push(Arc::clone(&tenant));
             self.hold(id, tenant, bytes, now);
         }
-        match self.queue.front() {
-            Some(next) => {
-                let needed = (self.held() + next.bytes).saturating_sub(total);
-                concerned.extend(self.ask_to_yield(needed, now));
-            }
-            None => self.holders.iter_mut().for_each(|h| h.must_yield = false),
+        let next = self.queue.front();
+        let (next, needed) = match next {
+            Some(next) => (
+                Some(next.id),
+                (self.held() + next.bytes).saturating_sub(total),
+            ),
+            None => (None, 0),
+        };
+        if std::mem::replace(&mut self.asked_for, next) != next {
+            // No model has to yield for one that waits no more.
+            self.holders.iter_mut().for_each(|h| h.must_yield = false);
         }
-        concerned
+        changed.extend(self.ask_to_yield(needed, now));
+        changed
     }
 
-    /// Asks as many holders to yield as hold `needed` bytes, if there are enough of them. Returns
-    /// the models that were not asked before.
+    /// Asks as many holders to yield as hold `needed` bytes, if there are enough of them, and no others.
+    /// Returns the models that were not asked before.
     fn ask_to_yield(&mut self, needed: u64, now: Instant) -> Vec<Arc<dyn Tenant>> {
-        let asked = self.holders.iter().filter(|holder| holder.must_yield);
-        let mut freed: u64 = asked.map(|holder| holder.bytes).sum();
-        let mut others: Vec<(bool, Instant, usize)> = Vec::new();
-        for (at, holder) in self.holders.iter().enumerate() {
-            let is_idle = holder.tenant.is_idle();
-            let is_over = now.saturating_duration_since(holder.since) >= holder.turn;
-            if !holder.must_yield && (is_idle || is_over) {
-                let since = match is_idle {
-                    true => holder.tenant.last_used(),
-                    false => holder.since,
-                };
-                others.push((!is_idle, since, at));
-            }
-        }
-        others.sort_unstable();
-        let mut chosen = Vec::new();
-        for (_, _, at) in others {
+        let holders = self.holders.iter().enumerate();
+        let mut candidates: Vec<_> = holders
+            .filter_map(|(at, holder)| Some((holder.rank(now)?, at)))
+            .collect();
+        candidates.sort_unstable();
+        let (mut freed, mut chosen) = (0, vec![false; self.holders.len()]);
+        for (_, at) in candidates {
             if freed >= needed {
                 break;
             }
             freed += self.holders[at].bytes;
-            chosen.push(at);
+            chosen[at] = true;
         }
-        if freed < needed {
-            return Vec::new();
+        let is_enough = freed >= needed;
+        let mut changed = Vec::new();
+        for (holder, chosen) in self.holders.iter_mut().zip(chosen) {
+            let must_yield = chosen && is_enough;
+            if must_yield && !holder.must_yield {
+                changed.push(Arc::clone(&holder.tenant));
+            }
+            holder.must_yield = must_yield;
         }
-        let ask = |at: usize| {
-            self.holders[at].must_yield = true;
-            Arc::clone(&self.holders[at].tenant)
-        };
-        chosen.into_iter().map(ask).collect()
+        changed
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        sync::{
-            Arc,
-            atomic::{AtomicBool, Ordering},
-        },
-        time::{Duration, Instant},
-    };
-
-    use super::{TURN_FACTOR, TURN_MIN, Tenant, TenantId, Turns};
-
-    struct FakeTenant {
-        name: String,
-        is_idle: AtomicBool,
-        used: Instant,
-    }
-
-    impl Tenant for FakeTenant {
-        fn name(&self) -> &str {
-            &self.name
-        }
-        fn is_idle(&self) -> bool {
-            self.is_idle.load(Ordering::Relaxed)
-        }
-        fn last_used(&self) -> Instant {
-            self.used
-        }
-        fn wake(&self) {}
-    }
-
-    /// Turns of models in 100 bytes, with a clock of their own.
-    struct Bench {
-        turns: Turns,
-        tenants: Vec<Arc<FakeTenant>>,
-        now: Instant,
-    }
-
-    impl Bench {
-        /// Models that were used one after the other.
-        fn new(models: usize) -> Self {
-            let now = Instant::now();
-            let tenant = |number: usize| {
-                Arc::new(FakeTenant {
-                    name: number.to_string(),
-                    is_idle: AtomicBool::new(true),
-                    used: now + Duration::from_millis(number as u64),
-                })
-            };
-            Bench {
-                turns: Turns::default(),
-                tenants: (0..models).map(tenant).collect(),
-                now,
-            }
-        }
-
-        fn request(&mut self, model: usize, bytes: u64) {
-            let tenant: Arc<dyn Tenant> = self.tenants[model].clone();
-            self.turns.request(id(model), &tenant, bytes);
-            self.settle();
-        }
-
-        fn settle(&mut self) {
-            self.turns.settle(100, self.now);
-        }
-
-        fn yields(&mut self, model: usize) {
-            self.turns.remove(id(model));
-            self.settle();
-        }
-
-        fn set_busy(&self, model: usize) {
-            self.tenants[model].is_idle.store(false, Ordering::Relaxed);
-        }
-
-        fn holders(&self) -> Vec<usize> {
-            let all = 0..self.tenants.len();
-            all.filter(|&n| self.turns.is_holder(id(n))).collect()
-        }
-
-        fn asked(&self) -> Vec<usize> {
-            let all = 0..self.tenants.len();
-            all.filter(|&n| self.turns.must_yield(id(n))).collect()
-        }
-    }
-
-    fn id(model: usize) -> TenantId {
-        TenantId(model as u64)
-    }
-
-    #[test]
-    fn the_least_recently_used_idle_model_yields_first() {
-        let mut bench = Bench::new(4);
-        for model in [2, 0, 1] {
-            bench.request(model, 30);
-        }
-        assert!(bench.asked().is_empty(), "no model waits");
-        bench.request(3, 30);
-        assert_eq!(bench.asked(), [0]);
-        bench.yields(0);
-        assert_eq!(bench.holders(), [1, 2, 3]);
-        assert!(bench.asked().is_empty());
-    }
-
-    #[test]
-    fn as_many_models_yield_as_are_needed_and_idle_ones_before_busy_ones() {
-        let mut bench = Bench::new(4);
-        for model in 0..3 {
-            bench.request(model, 30);
-        }
-        bench.set_busy(0);
-        bench.request(3, 60);
-        assert_eq!(bench.asked(), [1, 2]);
-        let mut bench = Bench::new(3);
-        bench.request(0, 50);
-        bench.request(1, 50);
-        bench.set_busy(0);
-        bench.request(2, 80);
-        assert!(bench.asked().is_empty(), "the idle one alone is too small");
-        bench.now += TURN_MIN;
-        bench.settle();
-        assert_eq!(bench.asked(), [0, 1]);
-    }
-
-    #[test]
-    fn a_busy_model_keeps_the_device_for_its_turn() {
-        let mut bench = Bench::new(2);
-        bench.request(0, 80);
-        bench.set_busy(0);
-        let swap = Duration::from_secs(1);
-        bench.turns.begin_turn(id(0), swap, bench.now);
-        bench.request(1, 80);
-        bench.now += swap * TURN_FACTOR - Duration::from_millis(1);
-        bench.settle();
-        assert!(bench.asked().is_empty());
-        bench.now += Duration::from_millis(1);
-        bench.settle();
-        assert_eq!(bench.asked(), [0]);
-    }
-
-    #[test]
-    fn the_queue_is_served_in_order_of_arrival() {
-        let mut bench = Bench::new(3);
-        bench.request(0, 80);
-        bench.request(1, 90);
-        bench.request(2, 10);
-        assert_eq!(bench.holders(), [0], "a small model does not overtake");
-        bench.yields(0);
-        assert_eq!(bench.holders(), [1, 2]);
-        bench.request(0, 80);
-        assert_eq!(bench.asked(), [1], "the first one waits again, as the last");
-    }
-
-    #[test]
-    fn nobody_yields_for_a_model_that_gave_up() {
-        let mut bench = Bench::new(2);
-        bench.request(0, 80);
-        bench.request(1, 80);
-        assert_eq!(bench.asked(), [0]);
-        bench.yields(1);
-        assert!(bench.asked().is_empty());
-    }
-}
+mod tests;

@@ -16,6 +16,7 @@ use super::{
     job_queue::{JobQueue, SERVER},
     open_queue::{OpenRequest, OpenedSession},
     shared::SharedState,
+    tenant::ModelTenant,
     tokenizer::ChatTokenizer,
     wait_signal::WaitSignal,
     worker::{EngineJob, Worker},
@@ -23,7 +24,7 @@ use super::{
 use crate::{
     ServeError,
     config::ServerLimits,
-    device_pool::{DevicePool, Reservation, Tenant},
+    device_pool::{DevicePool, Reservation},
     fatal::FatalSignal,
     metrics::{EngineSnapshot, Metrics},
 };
@@ -47,31 +48,6 @@ pub struct LoadedModel {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A model in the turns that models take on the device.
-struct ModelTenant {
-    name: String,
-    jobs: Arc<JobQueue<EngineJob>>,
-    shared: Arc<SharedState>,
-}
-
-impl Tenant for ModelTenant {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn is_idle(&self) -> bool {
-        !self.shared.is_busy() && self.jobs.len() == 0
-    }
-
-    fn last_used(&self) -> Instant {
-        self.shared.last_used()
-    }
-
-    fn wake(&self) {
-        self.jobs.push_unlimited(SERVER, Box::new(|_| {}));
-    }
-}
-
 /// Parts of the server that an engine thread uses.
 pub struct ThreadSetup {
     /// Metrics of the server.
@@ -82,6 +58,8 @@ pub struct ThreadSetup {
     pub pool: Arc<DevicePool>,
     /// Largest number of jobs that may wait for the thread.
     pub jobs_max: usize,
+    /// Longest time that a request waits for the model to return to the device.
+    pub queue_wait: Duration,
 }
 
 /// An engine that was just loaded.
@@ -111,6 +89,7 @@ impl LoadedModel {
             fatal,
             pool,
             jobs_max,
+            queue_wait,
         } = setup;
         let (signals, signalled) = mpsc::channel();
         let (ready, loaded) = mpsc::channel();
@@ -141,7 +120,10 @@ impl LoadedModel {
                     ChatTokenizer::of(loaded.engine.model(), facts.limits.context as usize);
                 let latency = metrics.latency(&model);
                 let state = Arc::clone(&state);
-                let mut worker = Worker::new(loaded.engine, reservation, latency, state, fatal);
+                reservation.begin_turn();
+                let LoadedEngine { engine, .. } = loaded;
+                let mut worker =
+                    Worker::new(engine, reservation, latency, state, fatal, queue_wait);
                 if ready.send(Ok((facts, tokenizer))).is_ok() {
                     worker.run(&queue, &signalled);
                 }
@@ -226,6 +208,11 @@ impl LoadedModel {
     /// Whether the model has given its device memory to others. The next request brings it back.
     pub fn is_swapped_out(&self) -> bool {
         self.shared.is_swapped_out()
+    }
+
+    /// Reason why the model cannot return to the device now, if it tried.
+    pub fn return_failure(&self) -> Option<String> {
+        self.shared.return_failure()
     }
 
     /// Queues a job of the server without waiting for it. A model that stopped ignores the job.
@@ -358,27 +345,23 @@ impl LoadedModel {
     /// Stops the engine thread and frees the model's memory. Waits until the thread has ended, but not
     /// longer than a moment: a thread that hangs in the device cannot be stopped. Returns whether it ended.
     pub fn stop(&self) -> bool {
+        self.shared.stop();
         self.post(Worker::stop);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(thread) = thread else {
-            return true;
-        };
-        let stops_at = Instant::now() + STOP_TIMEOUT;
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stops_at = Instant::now() + STOP_TIMEOUT;
         // Freeing memory may take long. Only a thread that is stuck in a pass or a job is given up.
-        while !thread.is_finished() && (Instant::now() < stops_at || !self.is_alive()) {
+        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            // A swap may take long, too, but makes progress.
+            if !self.is_alive() || self.shared.heartbeat.is_swapping(STOP_TIMEOUT) {
+                stops_at = Instant::now() + STOP_TIMEOUT;
+            }
+            if Instant::now() >= stops_at {
+                tracing::error!(model = self.name, "the engine thread does not stop");
+                return false;
+            }
             thread::sleep(STOP_POLL);
         }
-        match thread.is_finished() {
-            true => thread.join().is_ok(),
-            false => {
-                tracing::error!(model = self.name, "the engine thread does not stop");
-                false
-            }
-        }
+        thread.take().is_none_or(|thread| thread.join().is_ok())
     }
 }
 
@@ -438,6 +421,7 @@ mod tests {
             fatal: FatalSignal::new(),
             pool: DevicePool::new(1 << 30),
             jobs_max: 100,
+            queue_wait: ServerLimits::default().queue_wait,
         };
         LoadedModel::start("stories".to_owned(), setup, load, |_| {}).unwrap()
     }

@@ -18,6 +18,8 @@ mod sessions;
 mod shared;
 mod subscriber;
 mod swap;
+mod swap_state;
+mod tenant;
 mod tokenizer;
 mod turn;
 mod wait_signal;

@@ -146,7 +146,7 @@ impl Worker {
     }
 
     /// Closes a session and forgets its subscriber.
-    fn end(&mut self, id: SessionId) {
+    pub(super) fn end(&mut self, id: SessionId) {
         self.engine.close(id);
         self.subscribers.remove(&id);
         self.totals.ended += 1;

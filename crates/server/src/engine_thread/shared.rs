@@ -18,6 +18,9 @@ pub struct SharedState {
     is_alive: AtomicBool,
     is_busy: AtomicBool,
     is_swapped_out: AtomicBool,
+    is_stopping: AtomicBool,
+    /// Reason why the model cannot return to the device now, if it tried.
+    return_failure: Mutex<Option<String>>,
     used: Mutex<Instant>,
     snapshot: Mutex<EngineSnapshot>,
 }
@@ -30,6 +33,8 @@ impl SharedState {
             is_alive: AtomicBool::new(true),
             is_busy: AtomicBool::new(false),
             is_swapped_out: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+            return_failure: Mutex::default(),
             used: Mutex::new(Instant::now()),
             snapshot: Mutex::default(),
         })
@@ -64,6 +69,28 @@ impl SharedState {
     /// Records whether the model has given its device memory to others.
     pub fn set_swapped_out(&self, is_swapped_out: bool) {
         self.is_swapped_out.store(is_swapped_out, Ordering::Release);
+    }
+
+    /// Whether the thread has to end as soon as possible.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    /// Lets the thread end as soon as possible.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+    }
+
+    /// Reason why the model cannot return to the device now, if it tried.
+    pub fn return_failure(&self) -> Option<String> {
+        let failure = self.return_failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records why the model cannot return to the device now.
+    pub fn set_return_failure(&self, reason: Option<String>) {
+        let failure = self.return_failure.lock();
+        *failure.unwrap_or_else(PoisonError::into_inner) = reason;
     }
 
     /// Records that a request uses the model.

@@ -15,6 +15,7 @@ use super::{
     open_queue::OpenQueue,
     shared::SharedState,
     subscriber::Subscriber,
+    swap_state::SwapState,
     wait_signal::WaitSignal,
 };
 use crate::{
@@ -45,10 +46,8 @@ pub struct Worker {
     pub engine: Engine,
     /// Memory of the device that the engine holds, or waits for.
     pub(super) reservation: Reservation,
-    /// Time before which the model does not try to return to the device, after it could not.
-    pub(super) returns_from: Instant,
-    /// Whether the model waits for its turn on the device.
-    pub(super) waits_for_device: bool,
+    /// State of the model's turns on the device.
+    pub(super) swap: SwapState,
     pub(super) subscribers: HashMap<SessionId, Subscriber>,
     /// Requests that wait for a free session.
     pub(super) waiting: OpenQueue,
@@ -75,13 +74,15 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Creates the state of a thread. Restored sessions have no subscriber.
+    /// Creates the state of a thread. Restored sessions have no subscriber. A request waits `queue_wait` at
+    /// most for the model to return to the device.
     pub(super) fn new(
         engine: Engine,
         reservation: Reservation,
         latency: Latency,
         shared: Arc<SharedState>,
         fatal: FatalSignal,
+        queue_wait: Duration,
     ) -> Self {
         let restored = engine.list(None).into_iter();
         let subscribers = restored.map(|session| (session.id, Subscriber::none()));
@@ -89,8 +90,7 @@ impl Worker {
             subscribers: subscribers.collect(),
             engine,
             reservation,
-            returns_from: Instant::now(),
-            waits_for_device: false,
+            swap: SwapState::new(queue_wait),
             waiting: OpenQueue::default(),
             has_room: false,
             totals: PassTotals::default(),
@@ -285,7 +285,7 @@ impl Worker {
         self.stops |= self.has_failed;
     }
 
-    /// Whether a turn is running.
+    /// Whether a turn can run on the device.
     pub fn is_busy(&self) -> bool {
         !self.engine.is_idle()
     }

@@ -219,6 +219,12 @@ const METRICS: &[ModelMetric] = &[
         |r, add| add(&[], r.snapshot.totals.swaps as f64),
     ),
     (
+        "swaps_refused",
+        "Times that the model stayed on the device because host memory had no room for its KV pages",
+        true,
+        |r, add| add(&[], r.snapshot.totals.swaps_refused as f64),
+    ),
+    (
         "ring_occupancy",
         "Share of pass time in which no pass waited for weights",
         false,

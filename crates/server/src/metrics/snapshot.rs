@@ -28,6 +28,8 @@ pub struct PassTotals {
     pub failed: u64,
     /// Number of times that the model left the device for another one.
     pub swaps: u64,
+    /// Number of times that the model was asked to leave the device and could not.
+    pub swaps_refused: u64,
 }
 
 impl PassTotals {

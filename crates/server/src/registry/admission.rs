@@ -1,22 +1,31 @@
 //! Admission of models: loads a model on demand, and unloads others where host memory is short.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use djinn_engine::LoadProgress;
+use djinn_model::Model;
 use tokio::sync::watch;
 
 use super::{
     Registry,
     entry::{LoadState, ModelEntry},
-    load::{self, ModelLoader, Sharer},
+    loader::{self, ModelLoader, Sharer},
 };
 use crate::{ServeError, config::ServedModel, engine_thread::LoadedModel};
 
+/// Interval at which a load that lacks host memory looks whether other loads have ended.
+const LOADING_POLL: Duration = Duration::from_millis(100);
+
 impl Registry {
-    /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`.
+    /// Loads a model, and leaves its entry `Ready`, `Unloaded` or `Failed`, never `Loading`. The caller
+    /// holds the lock of the model. The load waits for device memory as long as `patience` says.
     pub(super) async fn load(
         self: &Arc<Self>,
         name: &str,
+        patience: Option<Duration>,
         progress: impl Fn(LoadProgress) + Send + 'static,
     ) -> Result<Arc<LoadedModel>, ServeError> {
         let entry = self.entry(name)?;
@@ -29,7 +38,9 @@ impl Registry {
             reported.send_replace(p);
             progress(p);
         }));
-        let loaded = self.load_with_eviction(name, &entry, &progress).await;
+        let loaded = self
+            .load_with_eviction(name, &entry, patience, &progress)
+            .await;
         match &loaded {
             Ok(model) => {
                 tracing::info!(model = name, routing = model.facts.routing, "model loaded");
@@ -37,7 +48,7 @@ impl Registry {
                 self.set_state(name, LoadState::Ready(Arc::clone(model)));
             }
             // The model fits when others have left, so it is not marked as failed.
-            Err(error) if load::is_memory_shortage(error) => {
+            Err(error) if loader::is_memory_shortage(error) => {
                 self.set_state(name, LoadState::Unloaded);
             }
             Err(error) => {
@@ -46,7 +57,7 @@ impl Registry {
             }
         }
         loaded.map_err(|error| match error {
-            error @ ServeError::Engine(_) if load::is_memory_shortage(&error) => {
+            error @ ServeError::Engine(_) if loader::is_memory_shortage(&error) => {
                 self.with_memory_users(error)
             }
             // The operator's model is broken, which no client can change.
@@ -57,26 +68,34 @@ impl Registry {
         })
     }
 
-    /// Loads a model. While host memory is short, unloads idle models, least recently used first.
+    /// Loads a model. While host memory is short, unloads idle models, least recently used first, and waits
+    /// for models that are being loaded: they can be unloaded afterwards.
     async fn load_with_eviction(
-        &self,
+        self: &Arc<Self>,
         name: &str,
         entry: &ModelEntry,
+        patience: Option<Duration>,
         progress: &Arc<Mutex<impl Fn(LoadProgress) + Send + 'static>>,
     ) -> Result<Arc<LoadedModel>, ServeError> {
+        let until = Instant::now() + self.config.limits.queue_wait;
         loop {
-            let loader = self.loader(&entry.config, entry.trusted)?;
-            let progress = Arc::clone(progress);
+            let (registry, progress) = (Arc::clone(self), Arc::clone(progress));
+            let (config, trusted) = (entry.config.clone(), entry.trusted);
             let loaded = tokio::task::spawn_blocking(move || {
+                let loader = registry.loader(&config, trusted)?;
+                let loader = ModelLoader { patience, ..loader };
                 loader.start(move |p| (progress.lock().unwrap_or_else(PoisonError::into_inner))(p))
             });
             let loaded = loaded
                 .await
                 .map_err(|error| ServeError::Internal(error.to_string()))?;
             match loaded {
-                Err(error) if load::is_host_shortage(&error) => {
+                Err(error) if loader::is_host_shortage(&error) => {
                     if !self.evict_idle(name).await {
-                        return Err(error);
+                        if !self.is_loading_other(name) || Instant::now() >= until {
+                            return Err(error);
+                        }
+                        tokio::time::sleep(LOADING_POLL).await;
                     }
                 }
                 loaded => return loaded,
@@ -84,17 +103,24 @@ impl Registry {
         }
     }
 
-    /// Settings to load a model, with what other models hold and will need.
+    /// Whether a model other than `name` is being loaded.
+    fn is_loading_other(&self, name: &str) -> bool {
+        let entries = self.entries();
+        let mut others = entries.values().filter(|entry| entry.config.name != name);
+        others.any(|entry| matches!(entry.state, LoadState::Loading(_)))
+    }
+
+    /// Settings to load a model, with what other models hold and will need. Reads files of models.
     pub(super) fn loader(
         &self,
         model: &ServedModel,
         trusted: bool,
     ) -> Result<ModelLoader, ServeError> {
         let loaded = self.loaded();
-        let (own, others): (Vec<_>, Vec<_>) =
-            loaded.iter().partition(|loaded| loaded.name == model.name);
         // A loaded model could reuse its own memory.
-        let own_bytes = own.iter().filter(|own| !own.is_swapped_out());
+        let own_bytes = loaded
+            .iter()
+            .filter(|loaded| loaded.name == model.name && !loaded.is_swapped_out());
         let own_bytes: u64 = own_bytes.map(|own| own.facts.memory.total_bytes).sum();
         Ok(ModelLoader {
             name: model.name.clone(),
@@ -105,11 +131,8 @@ impl Registry {
                 true => self.sharers(&model.name),
                 false => Vec::new(),
             },
-            host_taken: others
-                .iter()
-                .map(|other| other.facts.memory.host_bytes)
-                .sum(),
-            host_left: 0,
+            host_taken: self.pool.host_bytes_of_others(&model.name),
+            patience: Some(self.config.limits.queue_wait),
             is_alone: self.entries().len() <= 1,
             pool: Arc::clone(&self.pool),
             config: Arc::clone(&self.config),
@@ -131,8 +154,10 @@ impl Registry {
         let sharers = waiting.filter_map(|entry| {
             // A model that cannot be found takes no memory.
             let reference = self.sources().resolve(&entry.config.reference, true).ok()?;
+            let opened = Model::open(&reference);
             Some(Sharer {
                 name: entry.config.name,
+                weight_bytes: opened.map_or(0, |model| model.program.weight_bytes()),
                 reference,
                 layout: entry.config.layout.or(self.config.layout),
             })
@@ -163,30 +188,5 @@ impl Registry {
                 loaded.iter().map(holds).collect::<Vec<_>>().join(", ")
             )),
         }
-    }
-
-    /// Unloads an idle model to free host memory for `name`: one that is swapped out before the others,
-    /// and the least recently used one first. Returns whether one was unloaded.
-    async fn evict_idle(&self, name: &str) -> bool {
-        let durable = self.config.state.is_some();
-        let mut idle = Vec::new();
-        for model in self.loaded() {
-            let can_unload = model.call_as_server(move |worker| Ok(worker.can_unload(durable)));
-            if model.name != name && can_unload.await.unwrap_or(false) {
-                idle.push(((!model.is_swapped_out(), model.last_used()), model));
-            }
-        }
-        idle.sort_by_key(|(order, _)| *order);
-        for (_, model) in idle {
-            // The model may have become busy since. The job checks again, and rejects further
-            // jobs if the model is idle.
-            let closed = model.call_as_server(move |worker| Ok(worker.close_for_unload(durable)));
-            if closed.await.unwrap_or(false) {
-                tracing::info!(model = model.name, for_model = name, "idle model unloaded");
-                self.stop(model).await;
-                return true;
-            }
-        }
-        false
     }
 }

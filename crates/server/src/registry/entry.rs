@@ -31,6 +31,8 @@ pub enum LoadState {
     Loading(watch::Receiver<LoadProgress>),
     /// The model is loaded.
     Ready(Arc<LoadedModel>),
+    /// The model is being stopped. Its memory is free when its thread has ended.
+    Stopping(Arc<LoadedModel>),
     /// The load or the engine failed with this message.
     Failed(String),
 }
@@ -55,6 +57,11 @@ impl ModelEntry {
                 model.routing = format!("loading: {loaded} of {total} bytes");
                 v1::ModelState::Loading
             }
+            LoadState::Stopping(loaded) => {
+                describe_loaded(&mut model, &loaded);
+                model.routing = "being unloaded: its memory is not free yet".to_owned();
+                v1::ModelState::Failed
+            }
             LoadState::Failed(failure) => {
                 model.routing = failure;
                 v1::ModelState::Failed
@@ -63,7 +70,12 @@ impl ModelEntry {
                 describe_loaded(&mut model, &loaded);
                 model.sessions = loaded.snapshot().sessions.values().sum();
                 match loaded.is_swapped_out() {
-                    true => v1::ModelState::SwappedOut,
+                    true => {
+                        if let Some(failure) = loaded.return_failure() {
+                            model.routing = failure;
+                        }
+                        v1::ModelState::SwappedOut
+                    }
                     false => v1::ModelState::Ready,
                 }
             }

@@ -3,7 +3,9 @@
 
 mod admission;
 mod entry;
+mod layout;
 mod load;
+mod loader;
 mod name;
 mod plan;
 mod plan_configured;
@@ -11,6 +13,7 @@ mod push_writer;
 mod pushed;
 mod resolve;
 mod share;
+mod unload;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,7 +40,7 @@ use crate::{
     preset::Preset,
 };
 
-pub use load::draw;
+pub use layout::draw;
 pub use name::{check_name, default_name};
 pub use plan_configured::plan_configured;
 pub use push_writer::PushWriter;
@@ -57,8 +60,8 @@ pub struct Registry {
     entries: Mutex<BTreeMap<String, ModelEntry>>,
     /// Default model, for requests that name no model.
     default: Mutex<Option<String>>,
-    /// Serializes loading and unloading.
-    loading: AsyncMutex<()>,
+    /// Lock of each model, which serializes its loads and unloads.
+    locks: Mutex<BTreeMap<String, Arc<AsyncMutex<()>>>>,
 }
 
 impl Registry {
@@ -80,12 +83,18 @@ impl Registry {
             preset,
             entries: Mutex::default(),
             default: Mutex::default(),
-            loading: AsyncMutex::default(),
+            locks: Mutex::default(),
         };
         for model in &config.models {
             registry.add(model.clone(), true)?;
         }
         Ok(Arc::new(registry))
+    }
+
+    /// Lock that serializes loads and unloads of a model. Other models do not wait for it.
+    fn lock_of(&self, name: &str) -> Arc<AsyncMutex<()>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(locks.entry(name.to_owned()).or_default())
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, ModelEntry>> {
@@ -132,6 +141,22 @@ impl Registry {
         name: &str,
         progress: impl Fn(LoadProgress) + Send + 'static,
     ) -> Result<Arc<LoadedModel>, ServeError> {
+        let patience = self.config.limits.queue_wait;
+        self.get_within(name, Some(patience), progress).await
+    }
+
+    /// Loads a model at the start of the server, and waits for device memory without limit: models that are
+    /// loaded already may be busy with restored sessions.
+    pub async fn load_at_start(self: &Arc<Self>, name: &str) -> Result<(), ServeError> {
+        self.get_within(name, None, |_| {}).await.map(drop)
+    }
+
+    async fn get_within(
+        self: &Arc<Self>,
+        name: &str,
+        patience: Option<Duration>,
+        progress: impl Fn(LoadProgress) + Send + 'static,
+    ) -> Result<Arc<LoadedModel>, ServeError> {
         let name = self.known(name)?;
         if let Some(model) = self.ready(&name) {
             return Ok(model);
@@ -140,10 +165,11 @@ impl Registry {
         // The load runs in its own task, because a client that disconnects must not abort it
         // halfway.
         let loaded = tokio::spawn(async move {
-            let _one_at_a_time = registry.loading.lock().await;
+            let lock = registry.lock_of(&name);
+            let _one_at_a_time = lock.lock().await;
             match registry.ready(&name) {
                 Some(model) => Ok(model),
-                None => registry.load(&name, progress).await,
+                None => registry.load(&name, patience, progress).await,
             }
         });
         loaded
@@ -209,42 +235,6 @@ impl Registry {
                 "Model '{name}' was unregistered; register it again"
             ))
         })
-    }
-
-    async fn stop(&self, model: Arc<LoadedModel>) {
-        self.set_state(&model.name, LoadState::Unloaded);
-        let _ = tokio::task::spawn_blocking(move || model.stop()).await;
-    }
-
-    /// Unloads a model. Fails without `force` if open sessions would be lost. `forget` also removes the
-    /// model from the registry.
-    pub async fn unload(&self, name: &str, force: bool, forget: bool) -> Result<(), ServeError> {
-        let name = self.known(name)?;
-        let _one_at_a_time = self.loading.lock().await;
-        if let Some(model) = self.ready(&name) {
-            let open = model.call_as_server(|worker| Ok(worker.engine.list(None).len()));
-            let open = open.await?;
-            if open > 0 && self.config.state.is_none() && !force {
-                return Err(ServeError::Conflict(format!(
-                    "Unloading {name} would lose {open} open sessions: close them, or pass force"
-                )));
-            }
-            self.stop(model).await;
-        }
-        if !forget {
-            self.set_state(&name, LoadState::Unloaded);
-            return Ok(());
-        }
-        let next = {
-            let mut entries = self.entries();
-            entries.remove(&name);
-            entries.keys().next().cloned()
-        };
-        let mut default = self.default.lock().unwrap_or_else(PoisonError::into_inner);
-        if default.as_ref() == Some(&name) {
-            *default = next;
-        }
-        Ok(())
     }
 
     /// Models that are loaded.
@@ -346,7 +336,7 @@ impl Registry {
     /// Plans how a model would be laid out in memory now, without loading it. The request names a reference
     /// or a registered model.
     pub async fn plan(
-        &self,
+        self: &Arc<Self>,
         request: v1::PlanRequest,
         layout: LoadOptions,
         trusted: bool,
@@ -372,15 +362,12 @@ impl Registry {
             layout: layout.or(entry.layout),
             ..entry
         };
-        let loader = self.loader(&asked, trusted)?;
-        let planned = tokio::task::spawn_blocking(move || plan::plan(loader, &request)).await;
+        let registry = Arc::clone(self);
+        let planned = tokio::task::spawn_blocking(move || {
+            let loader = registry.loader(&asked, trusted)?;
+            plan::plan(loader, &request)
+        });
+        let planned = planned.await;
         planned.map_err(|error| ServeError::Internal(error.to_string()))?
-    }
-
-    /// Unloads every model before the server ends.
-    pub async fn stop_all(&self) {
-        for model in self.loaded() {
-            self.stop(model).await;
-        }
     }
 }

@@ -8,7 +8,7 @@ use djinn_model::Model;
 use djinn_weights::{Bound, PlannedPiece, Rates, Region};
 use djinn_wire::v1;
 
-use super::load::{ModelLoader, link_ceiling, streams};
+use super::{layout::streams, load::link_ceiling, loader::ModelLoader};
 use crate::{ServeError, engine_thread::facts};
 
 /// Duration for which files are read to measure their bandwidth.
@@ -21,7 +21,6 @@ pub(super) fn plan(
     loader: ModelLoader,
     request: &v1::PlanRequest,
 ) -> Result<v1::PlanReply, ServeError> {
-    let loader = loader.leaving_host_memory();
     let model = Model::open(&loader.reference)?;
     let blueprint = loader.blueprint(&model)?;
     let backend = &*loader.config.backend;

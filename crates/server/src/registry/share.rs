@@ -4,7 +4,10 @@
 use djinn_engine::{Blueprint, SizingChoice};
 use djinn_model::Model;
 
-use super::load::{FULL_SESSIONS, ModelLoader, Sharer, streams};
+use super::{
+    layout::{FULL_SESSIONS, streams},
+    loader::{ModelLoader, Sharer},
+};
 use crate::ServeError;
 
 /// Tokens per session of a pass for which a model needs KV memory, unless its context is shorter.

@@ -1,6 +1,7 @@
 //! Streams weights from files: worker threads read pieces into the ring, and a pass waits
 //! for pieces that have not arrived.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -150,7 +151,7 @@ impl Streamer for FileStreamer {
     fn load(
         &mut self,
         layout: &WeightLayout,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), WeightsError> {
         let mut loaded = self.link.fetch(&transfers::resident(layout), progress)?;
         let placed = self.slots.assign_first(&layout.first_experts());
@@ -160,7 +161,9 @@ impl Streamer for FileStreamer {
         for (expert, slot) in placed {
             self.await_copy(expert, slot)?;
             loaded += self.experts[expert].bytes();
-            progress(loaded);
+            if progress(loaded).is_break() {
+                return Err(WeightsError::Cancelled);
+            }
         }
         self.link.queue.set_prefetch(self.prefetch);
         Ok(())
@@ -285,7 +288,10 @@ impl Streamer for FileStreamer {
     fn switch(&mut self, layout: &WeightLayout, from: usize) -> Result<(), WeightsError> {
         let level = layout.level();
         let returning = transfers::units_from_files(layout, level..from.max(level));
-        let switched = self.link.fetch(&returning, &mut |_| {}).and_then(|_| {
+        let switched = self
+            .link
+            .fetch(&returning, &mut |_| ControlFlow::Continue(()));
+        let switched = switched.and_then(|_| {
             let ring: Arc<[_]> = transfers::ring_from_files(layout).into();
             self.link.queue.install(Arc::clone(&ring))?;
             self.ring = ring;
@@ -296,7 +302,7 @@ impl Streamer for FileStreamer {
             self.abort_pass();
         }
         self.link.queue.set_prefetch(self.prefetch);
-        Ok(switched?)
+        switched
     }
 
     fn check_integrity(&self) {

@@ -2,6 +2,7 @@
 //! operations. The streamer never waits; events order copies and operations.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -131,7 +132,7 @@ impl HostStreamer {
         &mut self,
         layout: &WeightLayout,
         placed: &[(usize, usize)],
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), WeightsError> {
         let mut copies = transfers::resident(layout);
         if !self.is_filled {
@@ -219,7 +220,7 @@ impl Streamer for HostStreamer {
     fn load(
         &mut self,
         layout: &WeightLayout,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), WeightsError> {
         let placed = self.slots.assign_first(&layout.first_experts());
         self.read_files(layout, &placed, progress)?;

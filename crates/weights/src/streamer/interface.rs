@@ -1,5 +1,7 @@
 //! Interface between a pass and a streamer.
 
+use std::ops::ControlFlow;
+
 use djinn_device::{DeviceError, View};
 use djinn_model::program::TensorId;
 
@@ -16,13 +18,13 @@ use super::stats::PassStats;
 /// prefetch saves.
 pub trait Streamer: Send {
     /// Copies all resident weights and the first experts into place, and lets the ring
-    /// fill. Calls `progress` with the number of bytes read from files so far. After
-    /// [`Streamer::suspend`], this call brings the weights back; what host memory has a copy of is
-    /// not read again.
+    /// fill. Calls `progress` with the number of bytes read from files so far, and fails with
+    /// [`WeightsError::Cancelled`] if that breaks. After [`Streamer::suspend`], this call brings
+    /// the weights back; what host memory has a copy of is not read again.
     fn load(
         &mut self,
         layout: &WeightLayout,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), WeightsError>;
 
     /// Begins a pass.

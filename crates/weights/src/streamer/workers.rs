@@ -1,5 +1,6 @@
 //! The link's workers: threads that copy chunks from files into memory.
 
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -72,13 +73,13 @@ impl LinkWorkers {
         Ok(workers)
     }
 
-    /// Copies whole pieces and waits for them. Calls `progress` with the number of bytes
+    /// Copies whole pieces and waits for them, until `progress` breaks. Calls `progress` with the number of bytes
     /// copied so far, and returns the number of all bytes.
     pub fn fetch(
         &self,
         pieces: &[ChunkedCopy],
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<u64, DeviceError> {
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<u64, WeightsError> {
         let mut fetched = 0;
         // A group of pieces keeps the link busy. Requests for all pieces of a large model would
         // take much memory.
@@ -87,7 +88,9 @@ impl LinkWorkers {
             for (bytes, ticket) in group.iter().map(request).collect::<Vec<_>>() {
                 self.queue.wait_for(ticket)?;
                 fetched += bytes;
-                progress(fetched);
+                if progress(fetched).is_break() {
+                    return Err(WeightsError::Cancelled);
+                }
             }
         }
         Ok(fetched)
