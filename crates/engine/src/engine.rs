@@ -19,6 +19,7 @@ use crate::{
         saved_session::SavedSession,
         state_folder::StateFolder,
     },
+    during_pass::DuringPass,
     elastic_memory::{ElasticMemory, ElasticParts, MemorySplit},
     error::EngineError,
     executor::{Executor, LoadProgress},
@@ -41,7 +42,7 @@ use crate::{
         table::{SessionTable, check_room},
         view::{SessionInfo, SessionView},
     },
-    session_ref::{self, SessionRef},
+    session_ref::SessionRef,
     swap::{SwapRoom, vacate_device},
 };
 
@@ -751,36 +752,5 @@ impl Engine {
                 output.paused = None;
             }
         }
-    }
-}
-
-/// Access to the engine while the device computes a pass.
-pub struct DuringPass<'e> {
-    residency: SessionMemory<'e>,
-    policy: &'e SpillPolicy,
-    durability: &'e mut Durability,
-}
-
-impl DuringPass<'_> {
-    /// Lets a session wait for its owner, as [`SessionRef::wait`] does; its pages move while the
-    /// pass computes. Returns `None` if the session runs in the pass: then call
-    /// [`SessionRef::wait`] after the pass.
-    pub fn wait(
-        &mut self,
-        owner: &str,
-        id: SessionId,
-        expected: Option<Instant>,
-    ) -> Option<Result<(), EngineError>> {
-        let residency = &mut self.residency;
-        if residency.running.iter().any(|member| member.id == id) {
-            return None;
-        }
-        let session = residency.sessions.find(id);
-        if session.is_none_or(|session| session.owner != owner) {
-            return Some(Err(EngineError::NoSession(id)));
-        }
-        let (policy, durability) = (self.policy, &mut *self.durability);
-        let waits = session_ref::wait(residency, policy, durability, id, expected);
-        Some(waits)
     }
 }

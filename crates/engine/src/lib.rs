@@ -12,6 +12,7 @@ mod arena;
 mod backend;
 mod blueprint;
 mod durability;
+mod during_pass;
 mod elastic_draft;
 mod elastic_memory;
 mod engine;
@@ -45,8 +46,9 @@ pub use durability::{
     saved_session::{SavedLogprobs, SavedSession, SavedState, SavedStop},
     state_folder::{FolderContents, RepairReport, StateDamage, StateFolder},
 };
+pub use during_pass::DuringPass;
 pub use elastic_memory::MemorySplit;
-pub use engine::{DuringPass, Engine};
+pub use engine::Engine;
 pub use error::{ContextShortage, EngineError, LimitKind, ParseError, ParsedText, QuotaKind};
 pub use executor::LoadProgress;
 pub use prefix_cache::{PrefixCacheSettings, PrefixCacheStats, SharePrefixes};
