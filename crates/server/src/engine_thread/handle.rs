@@ -129,7 +129,7 @@ impl LoadedModel {
                 }
                 // Callers that wait learn at once that the thread ends; freeing the memory may take a while.
                 worker.announce_end();
-                worker.save_prefixes();
+                worker.save_prefixes(&model);
                 queue.clear();
             }));
             state.end();

@@ -153,8 +153,8 @@ impl Worker {
         self.shared.end();
     }
 
-    /// Saves cached pages for the next process, unless the engine failed.
-    pub(super) fn save_prefixes(&mut self) {
+    /// Saves cached pages of the model for the next process, unless the engine failed.
+    pub(super) fn save_prefixes(&mut self, model: &str) {
         if self.has_failed {
             return;
         }
@@ -162,9 +162,9 @@ impl Worker {
             Ok(SavedPrefixes { pages: 0, .. }) => {}
             Ok(saved) => {
                 let (pages, bytes) = (saved.pages, saved.bytes);
-                tracing::info!(pages, bytes, "prefix cache saved");
+                tracing::info!(model, pages, bytes, "prefix cache saved");
             }
-            Err(error) => tracing::warn!(%error, "the prefix cache was not saved"),
+            Err(error) => tracing::warn!(model, %error, "the prefix cache was not saved"),
         }
     }
 
