@@ -1,9 +1,12 @@
 //! `djinn plan`
 
 mod lines;
+mod model_lines;
 mod picture;
 mod pieces;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 
@@ -60,6 +63,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
             let models: Vec<Value> = reports.map(|report| report.json()).collect();
             say_json(&json!({
                 "budget_bytes": memory.budget, "models": models, "memory": memory.json(),
+                "in_turns": memory.in_turns.is_some(),
             }))
         }
         (false, _) => {
