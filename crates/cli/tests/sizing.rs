@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{json_output, ok, refused, server::Server, stderr, stdout};
+use common::{json_output, ok, output_of, refused, server::Server, stderr, stdout};
 use serde_json::Value;
 
 /// A model of 269 MB with the dimensions of SmolLM2-135M.
@@ -63,7 +63,7 @@ fn every_command_runs_a_model_in_less_than_a_quarter_of_its_weights() {
     let plan = run(&["plan", "--link", "3GB", "--compute", "20GB", "--json"]);
     let plan: Value = serde_json::from_str(&plan).unwrap();
     assert!(number(&plan, "/context") >= 512, "{plan}");
-    // A synthetic model has no tokenizer, which is the only thing that a chat lacks.
+    // A synthetic model has no tokenizer, and a chat needs one: peak_memory.rs adds one.
     let chat = refusal(&[&["chat"][..], &model].concat());
     assert!(chat.contains("tokenizer"), "{chat}");
 }
@@ -92,7 +92,13 @@ fn the_least_memory_of_a_run_is_enough_for_every_command() {
         "--capture",
         "blocks.0.hook_resid_post",
     ]);
-    run(&["chat"]);
+    let chat = ["chat", "--memory", &least, "--max-tokens", "1"];
+    let answer = output_of(&chat, &["Tom", "/show"]);
+    assert!(answer.contains("assistant: "), "{answer}");
+    let script = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&script, "step\nquit\n").unwrap();
+    let script = script.path().to_str().unwrap();
+    run(&["debug", "--prompt", "Tom", "--script", script]);
     let server = Server::start_plain(&["--memory", &least, "--device", "cpu"]);
     let answer = server.post("/v1/completions", r#"{"prompt": "Tom", "max_tokens": 2}"#);
     assert!(answer.contains("\"completion_tokens\":2"), "{answer}");

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
+pub mod checkpoint;
 pub mod proxy;
 pub mod server;
 
