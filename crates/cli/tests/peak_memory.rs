@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use common::{checkpoint::write_smollm, server::Server};
+use common::{checkpoint::write_smollm, json_output, server::Server};
 
 /// Bytes that a process may take beside its budget.
 const BESIDE: u64 = 64_000_000;
@@ -107,8 +107,10 @@ fn a_model_with_a_large_tokenizer_stays_within_less_than_a_quarter_of_its_weight
     let model = ["--model", model.to_str().unwrap(), "--memory", "60MB"];
     let budget = 60_000_000;
     let prompt = ["--prompt", "Tom had a red boat.", "--max-tokens", "8"];
-    let run = [&["run", "--ignore-eos"], &prompt[..], &model].concat();
-    let run = peak_of(&run);
+    let run = [&["run", "--ignore-eos", "--json"], &prompt[..], &model].concat();
+    let run = json_output(&[&run[..], &["--device", "cpu"]].concat());
+    assert_eq!(run["output_ids"].as_array().unwrap().len(), 8, "{run}");
+    let run = run["memory"]["peak_rss_bytes"].as_u64().unwrap();
     let chat = [&model[..], &["--max-tokens", "8"]].concat();
     let (tokens, chat) = peak_of_chat(&chat);
     // The chat template adds words to the message, and the answer has 8 tokens.
