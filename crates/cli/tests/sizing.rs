@@ -418,6 +418,17 @@ fn a_plan_tells_weights_that_may_yield_from_those_that_stay() {
     assert_eq!(tier_bytes(&plan, "device"), 400_000_000);
     is_drawn(&svg, "yields", yields);
 
+    // A plan by flags is elastic too: its sessions need not fit beside all weights.
+    let flags = [
+        "plan", "--model", SMOLLM, "--memory", "400MB", "--device", "cpu", "--json",
+    ];
+    let more = ["--sessions", "32", "--context", "1024", "--elastic", "on"];
+    let rates = ["--link", "3GB", "--compute", "20GB"];
+    let plan = json_output(&[&flags[..], &more, &rates].concat());
+    let yields = number(line(&plan, "device", "may yield"), "/bytes");
+    assert_eq!(yields, number(&plan, "/yield_bytes"));
+    assert!(yields > 100_000_000, "{plan}");
+
     let (fixed, _) = plan_of_config(&text("off"));
     assert_eq!(number(&fixed["models"][0], "/yield_bytes"), 0);
     let why = line(&fixed, "device", "resident weights")["why"].clone();
@@ -455,7 +466,7 @@ fn flags_without_effect_are_named() {
     // One session with a short context fits beside the weights.
     let run = ["run", "--elastic", "on", "--max-tokens", "1"];
     let text = stderr(&ok(&run));
-    let because = "--elastic on has no effect: all KV pages fit beside the weights";
+    let because = "--elastic on has no effect: all KV pages fit on the device";
     assert!(text.contains(because), "{text}");
     let text = stderr(&ok(&run[..1]
         .iter()

@@ -173,7 +173,7 @@ impl SessionLayout<'_> {
                 Some("--resident or --ring fixes the plan")
             }
             true if self.kv.device.is_some() => Some("--kv fixes the number of KV pages"),
-            true if has_all => Some("all KV pages fit beside the weights"),
+            true if has_all => Some("all KV pages fit on the device"),
             true if self.model.program.dims.experts > 0 => {
                 Some("weights of a model with experts do not yield")
             }

@@ -207,6 +207,15 @@ pub fn pause_location(at: Option<&v1::Paused>) -> Option<v1::Paused> {
 }
 
 /// Waits until a condition holds, for at most 300 s.
+pub fn within(condition: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{condition}: not within 300 s");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a condition holds, for at most 300 s.
 pub async fn wait_until(condition: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(300);
     while !holds().await {

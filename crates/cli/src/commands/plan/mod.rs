@@ -23,7 +23,7 @@ use super::{
     serve,
     sizing::interactive,
 };
-use crate::args::{PlanArgs, file_settings};
+use crate::args::{PlanArgs, Switch, file_settings};
 
 /// Plans the memory of models and predicts their speed.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
@@ -86,16 +86,24 @@ fn configured(
     Ok((plans, memory))
 }
 
-/// Engine that is planned in process: sessions with this context and nothing else.
+/// Number of sessions at the full context for which an elastic plan has memory at any load, as on a server.
+const FULL_SESSIONS: usize = 4;
+
+/// Engine that is planned in process: sessions with this context and nothing else. Their pages lie on the
+/// device together, unless weights yield to them.
 fn engine(args: &PlanArgs) -> LocalEngine {
     let (context, sessions) = (args.context, usize::from(args.sessions));
     let rows = args.model.rows;
+    let is_elastic = args.model.memory.elastic == Switch::On;
     let settings = Box::new(move |model: &djinn_model::Model| {
         let demand = SessionDemand {
             batch: Count::Set(sessions),
             open: sessions,
-            full_sessions: sessions,
-            together: true,
+            full_sessions: match is_elastic {
+                true => sessions.min(FULL_SESSIONS),
+                false => sessions,
+            },
+            together: !is_elastic,
             ..interactive(context, rows)
         };
         Ok(SizeRange::for_sessions(&model.program, demand)?)
