@@ -1,6 +1,7 @@
 //! `djinn plan`
 
 mod lines;
+mod memory_line;
 mod model_lines;
 mod picture;
 mod pieces;

@@ -3,7 +3,7 @@
 use djinn_client::v1;
 use djinn_types::Size;
 
-use super::lines::{MemoryLine, PlanTier, Purpose, plural};
+use super::memory_line::{MemoryLine, PlanTier, Purpose, plural};
 
 /// Device memory of a model.
 pub(super) fn device_lines(model: &str, plan: &v1::PlanReply) -> Vec<MemoryLine> {

@@ -3,7 +3,10 @@
 use djinn_report::{MemoryMap, MemoryPart, PartKind, TierBar, memory_map};
 use djinn_types::Size;
 
-use super::lines::{MemoryLine, PlanTier, PlannedMemory, Purpose};
+use super::{
+    lines::PlannedMemory,
+    memory_line::{MemoryLine, PlanTier, Purpose},
+};
 
 /// Draws planned memory as an SVG document.
 pub(super) fn svg(memory: &PlannedMemory) -> String {

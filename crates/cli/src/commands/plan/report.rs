@@ -5,7 +5,7 @@ use djinn_types::{Size, text::seconds};
 use serde_json::{Value, json};
 
 use super::{
-    lines::plural,
+    memory_line::plural,
     pieces::{piece_json, pieces_table},
 };
 use crate::args::PlanArgs;

@@ -3,7 +3,8 @@
 use djinn_client::v1;
 
 use super::{
-    lines::{MemoryLine, PlanTier, PlannedMemory, Purpose},
+    lines::PlannedMemory,
+    memory_line::{MemoryLine, PlanTier, Purpose},
     picture::svg,
 };
 
