@@ -128,6 +128,43 @@ async fn a_limited_cache_evicts_pages_and_counts_them() {
     assert_eq!(ask(1), 16, "the first page of the first prompt is left");
 }
 
+#[tokio::test]
+async fn cached_pages_move_to_host_memory_and_are_counted_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let kv = format!("{}B", 8 * PAGE_BYTES);
+    let flags = ["--context", "128", "--kv", &kv, "--batch", "1"];
+    let keys = folder.path().join("keys.toml");
+    fs::write(
+        &keys,
+        format!("[[key]]\nowner = \"ann\"\nkey = \"{ANN}\"\nadmin = true\n"),
+    )
+    .unwrap();
+    let more = ["--device", "cpu", "--keys", keys.to_str().unwrap()];
+    let server = Server::start_plain(&[&flags[..], &more].concat());
+    let ask = |seed| {
+        let body = json!({ "prompt": prompt(72, seed), "max_tokens": 1, "ignore_eos": true });
+        cached(&server.complete(ANN, &body)["usage"])
+    };
+    // Each prompt leaves four pages, and needs five of the eight frames. Pages of earlier prompts move to
+    // host memory, except those whose frames are needed at once.
+    for seed in 1..=5 {
+        assert_eq!(ask(seed), 0);
+    }
+    let pages = |tier| {
+        let bytes = server.metric_as(ANN, &["djinn_prefix_cache_bytes{", tier]);
+        bytes / PAGE_BYTES as f64
+    };
+    // A page with copies in two tiers counts in both.
+    wait_until("every page is in a tier, or was evicted", async || {
+        let [device, host] = ["tier=\"device\"", "tier=\"host\""].map(pages);
+        let evicted = server.metric_as(ANN, &["djinn_prefix_evicted_pages_total{"]);
+        host > 0.0 && (4.0..=8.0).contains(&device) && device + host + evicted >= 20.0
+    })
+    .await;
+    assert_eq!(pages("tier=\"disk\""), 0.0);
+    assert_eq!(ask(5), 64, "the last prompt is on the device");
+}
+
 #[test]
 fn run_and_chat_print_cached_tokens() {
     let server = Server::start(&[]);

@@ -474,6 +474,10 @@ fn flags_without_effect_are_named() {
         .copied()
         .collect::<Vec<_>>()));
     assert!(!text.contains("--elastic"), "{text}");
+    let decode = ["bench", "decode", "--tokens", "1", "--elastic", "on"];
+    let text = stderr(&ok(&decode));
+    let note = "note: --elastic on has no effect: this command";
+    assert!(text.contains(note), "{text}");
     let config = ["plan", "--config", "djinn.toml", "--elastic", "on"];
     refused(&config, &["--config", "--elastic"]);
     for (value, has_note) in [("on", true), ("auto", false)] {

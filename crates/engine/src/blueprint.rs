@@ -89,6 +89,12 @@ impl Blueprint {
         self.weights.levels()
     }
 
+    /// Reason why the plan is fixed although the user asks for an elastic one. `None` if the plan
+    /// is elastic, or was not drawn for sessions.
+    pub fn fixed_because(&self) -> Option<&'static str> {
+        self.fixed_because
+    }
+
     /// Number of KV frames on the device at a level.
     pub fn frames_at(&self, level: usize) -> usize {
         let (kv, pages) = (self.arena.kv.layer(0), self.settings.pages);
