@@ -4,40 +4,10 @@
 
 mod common;
 
-use std::{
-    fs,
-    io::Write,
-    path::Path,
-    process::{Command, Output, Stdio},
-};
+use std::{fs, path::Path};
 
-use common::{ok, refused, server::Server, stderr, stdout};
+use common::{ok, output_of, refused, server::Server, stderr, stdout, with_input};
 use serde_json::Value;
-
-/// Runs a command with these lines on standard input.
-fn with_input(args: &[&str], lines: &[&str]) -> Output {
-    let home = std::env::temp_dir().join("djinn-tests-have-no-home");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
-        .args(args)
-        .env("DJINN_HOME", &home)
-        .env("HF_HOME", &home)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(lines.join("\n").as_bytes()).unwrap();
-    drop(stdin);
-    child.wait_with_output().unwrap()
-}
-
-/// Runs a command with these lines on standard input, checks that it succeeds, and returns its standard output.
-fn output_of(args: &[&str], lines: &[&str]) -> String {
-    let output = with_input(args, lines);
-    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
-    stdout(&output)
-}
 
 /// Copies the bundled model to a folder, adds a chat template, and returns the path.
 fn model_with_template(folder: &Path) -> String {

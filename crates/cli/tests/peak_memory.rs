@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use common::server::Server;
+use common::{checkpoint::write_smollm, json_output, server::Server};
 
 /// Bytes that a process may take beside its budget.
 const BESIDE: u64 = 64_000_000;
@@ -77,17 +77,58 @@ fn runs_stay_within_their_budget() {
     assert!(synthetic > 40_000_000, "{synthetic}");
 }
 
-#[test]
-fn a_chat_stays_within_its_budget() {
-    let mut child = start(&["chat", "--memory", "6MB", "--max-tokens", "40"]);
+/// Sends one message to a chat. Returns the length of the conversation in tokens and the largest
+/// resident size.
+fn peak_of_chat(args: &[&str]) -> (usize, u64) {
+    let mut child = start(&[&["chat"], args].concat());
     let mut stdin = child.stdin.take().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    stdin.write_all(b"Tom had a red boat.\n").unwrap();
-    // The chat waits for the next message once it has answered.
-    assert!(lines.next().unwrap().is_ok());
-    check(peak(child.id()).unwrap(), 6_000_000, "chat");
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    stdin.write_all(b"Tom had a red boat.\n/tokens\n").unwrap();
+    // The chat waits for the next message after it has answered both lines.
+    let mut lines = lines.map(Result::unwrap);
+    let count = lines.find_map(|line| line.split_once(" tokens of ")?.0.parse().ok());
+    let most = peak(child.id()).unwrap();
     drop(stdin);
     assert!(child.wait().unwrap().success());
+    (count.unwrap(), most)
+}
+
+#[test]
+fn a_chat_stays_within_its_budget() {
+    let (tokens, most) = peak_of_chat(&["--memory", "6MB", "--max-tokens", "40"]);
+    assert!(tokens > 10, "{tokens}");
+    check(most, 6_000_000, "chat");
+}
+
+#[test]
+fn a_model_with_a_large_tokenizer_stays_within_less_than_a_quarter_of_its_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = write_smollm(folder.path());
+    let model = ["--model", model.to_str().unwrap(), "--memory", "60MB"];
+    let budget = 60_000_000;
+    let prompt = ["--prompt", "Tom had a red boat.", "--max-tokens", "8"];
+    let run = [&["run", "--ignore-eos", "--json"], &prompt[..], &model].concat();
+    let run = json_output(&[&run[..], &["--device", "cpu"]].concat());
+    assert_eq!(run["output_ids"].as_array().unwrap().len(), 8, "{run}");
+    let run = run["memory"]["peak_rss_bytes"].as_u64().unwrap();
+    let chat = [&model[..], &["--max-tokens", "8"]].concat();
+    let (tokens, chat) = peak_of_chat(&chat);
+    // The chat template adds words to the message, and the answer has 8 tokens.
+    assert!(tokens >= 16, "{tokens}");
+    let server = Server::start_plain(&[&model[..], &["--device", "cpu"]].concat());
+    let body =
+        r#"{"messages": [{"role": "user", "content": "Tom had a red boat."}], "max_tokens": 8}"#;
+    let answer = server.post("/v1/chat/completions", body);
+    assert!(answer.contains("\"completion_tokens\":"), "{answer}");
+    let serve = peak(server.id()).unwrap();
+    println!("run {run}, chat {chat}, serve {serve}");
+    check(run, budget, "run");
+    check(chat, budget, "chat");
+    check(serve, budget, "serve");
+    assert!(
+        run.min(chat).min(serve) > 40_000_000,
+        "the slab is resident"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{json_output, ok, refused, server::Server, stderr, stdout};
+use common::{json_output, ok, output_of, refused, server::Server, stderr, stdout};
 use serde_json::Value;
 
 /// A model of 269 MB with the dimensions of SmolLM2-135M.
@@ -63,7 +63,7 @@ fn every_command_runs_a_model_in_less_than_a_quarter_of_its_weights() {
     let plan = run(&["plan", "--link", "3GB", "--compute", "20GB", "--json"]);
     let plan: Value = serde_json::from_str(&plan).unwrap();
     assert!(number(&plan, "/context") >= 512, "{plan}");
-    // A synthetic model has no tokenizer, which is the only thing that a chat lacks.
+    // A synthetic model has no tokenizer, and a chat needs one: peak_memory.rs adds one.
     let chat = refusal(&[&["chat"][..], &model].concat());
     assert!(chat.contains("tokenizer"), "{chat}");
 }
@@ -92,7 +92,13 @@ fn the_least_memory_of_a_run_is_enough_for_every_command() {
         "--capture",
         "blocks.0.hook_resid_post",
     ]);
-    run(&["chat"]);
+    let chat = ["chat", "--memory", &least, "--max-tokens", "1"];
+    let answer = output_of(&chat, &["Tom", "/show"]);
+    assert!(answer.contains("assistant: "), "{answer}");
+    let script = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&script, "step\nquit\n").unwrap();
+    let script = script.path().to_str().unwrap();
+    run(&["debug", "--prompt", "Tom", "--script", script]);
     let server = Server::start_plain(&["--memory", &least, "--device", "cpu"]);
     let answer = server.post("/v1/completions", r#"{"prompt": "Tom", "max_tokens": 2}"#);
     assert!(answer.contains("\"completion_tokens\":2"), "{answer}");
@@ -300,6 +306,189 @@ fn the_picture_shows_the_memory_to_scale() {
         ],
         &["/no/such/x.svg"],
     );
+}
+
+/// Line of the table with this purpose and tier.
+fn line<'a>(plan: &'a Value, tier: &str, purpose: &str) -> &'a Value {
+    let mut lines = plan["memory"].as_array().unwrap().iter();
+    let found = lines.find(|line| line["tier"] == tier && line["what"] == purpose);
+    found.unwrap_or_else(|| panic!("no '{purpose}' on the {tier} in {plan}"))
+}
+
+/// Bytes of a tier in the table.
+fn tier_bytes(plan: &Value, tier: &str) -> u64 {
+    let lines = plan["memory"].as_array().unwrap().iter();
+    let lines = lines.filter(|line| line["tier"] == tier);
+    lines.map(|line| number(line, "/bytes")).sum()
+}
+
+/// Plan of a configuration file with this text, and its picture.
+fn plan_of_config(text: &str) -> (Value, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("djinn.toml");
+    fs::write(&file, text).unwrap();
+    let svg = folder.path().join("plan.svg");
+    let (file, svg) = (file.to_str().unwrap(), svg.to_str().unwrap());
+    let args = ["plan", "--config", file, "--svg", svg, "--json"];
+    let rates = ["--link", "3GB", "--compute", "20GB"];
+    let plan = json_output(&[&args[..], &rates].concat());
+    (plan, fs::read_to_string(svg).unwrap())
+}
+
+/// Checks that the picture draws a line of the table with this class.
+fn is_drawn(svg: &str, class: &str, line: &Value) {
+    let drawn: Vec<_> = parts(svg, class).iter().filter_map(|part| part.2).collect();
+    assert_eq!(drawn, [number(line, "/bytes")], "{class}");
+}
+
+#[test]
+fn a_plan_tells_the_kv_window_from_the_pages_of_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("plan.svg");
+    let base = [
+        "plan", "--model", SMOLLM, "--memory", SMALL, "--device", "cpu",
+    ];
+    let rates = ["--link", "3GB", "--compute", "20GB"];
+    let more = [
+        "--context",
+        "8192",
+        "--json",
+        "--svg",
+        svg.to_str().unwrap(),
+    ];
+    let plan = json_output(&[&base[..], &rates, &more].concat());
+    let svg = fs::read_to_string(&svg).unwrap();
+    let (page, pages) = (
+        number(&plan, "/kv/page_bytes"),
+        number(&plan, "/kv/device_pages"),
+    );
+    let kv = line(&plan, "device", "KV pages");
+    assert_eq!(number(kv, "/bytes"), pages * page);
+    let window = line(&plan, "device", "KV window");
+    assert_eq!(number(window, "/bytes"), number(&plan, "/kv/window_bytes"));
+    assert_eq!(
+        number(kv, "/bytes") + number(window, "/bytes"),
+        number(&plan, "/bytes/kv")
+    );
+    // All pages of a session with 8192 tokens that the device has no room for stream.
+    let streamed = 8192 / number(&plan, "/kv/page_tokens") - pages;
+    assert_eq!(number(&plan, "/kv/streamed_pages"), streamed);
+    let why = window["why"].as_str().unwrap();
+    assert!(
+        why.contains(&format!("{streamed} of a full session")),
+        "{why}"
+    );
+    let host = line(&plan, "host", "KV pages")["why"].as_str().unwrap();
+    assert!(host.contains("that stream in every pass"), "{host}");
+    assert_eq!(tier_bytes(&plan, "device"), 60_000_000);
+    is_drawn(&svg, "window", window);
+}
+
+#[test]
+fn a_plan_tells_weights_that_may_yield_from_those_that_stay() {
+    let text = |elastic: &str| {
+        format!(
+            "device = \"cpu\"\nmemory = \"400MB\"\ncontext = 1024\nelastic = \"{elastic}\"\n\
+             model = [\"{SMOLLM}\"]\n"
+        )
+    };
+    let (plan, svg) = plan_of_config(&text("on"));
+    let model = &plan["models"][0];
+    let yields = line(&plan, "device", "may yield");
+    assert_eq!(number(yields, "/bytes"), number(model, "/yield_bytes"));
+    let stay = line(&plan, "device", "resident weights");
+    assert_eq!(
+        number(yields, "/bytes") + number(stay, "/bytes"),
+        number(model, "/bytes/resident")
+    );
+    let why = stay["why"].as_str().unwrap();
+    assert!(!why.contains("all weights fit"), "{why}");
+    let (now, most) = (
+        number(model, "/kv/device_pages"),
+        number(model, "/kv/most_device_pages"),
+    );
+    assert!(now < most, "{model}");
+    let kv = line(&plan, "device", "KV pages");
+    let page = number(model, "/kv/page_bytes");
+    assert!(number(kv, "/bytes").abs_diff(now * page) < page, "{kv}");
+    let gained = (most - now) * page;
+    assert!(number(yields, "/bytes").abs_diff(gained) < page, "{yields}");
+    let why = yields["why"].as_str().unwrap();
+    assert!(why.contains(&format!("up to {most} pages")), "{why}");
+    assert_eq!(tier_bytes(&plan, "device"), 400_000_000);
+    is_drawn(&svg, "yields", yields);
+
+    // A plan by flags is elastic too: its sessions need not fit beside all weights.
+    let flags = [
+        "plan", "--model", SMOLLM, "--memory", "400MB", "--device", "cpu", "--json",
+    ];
+    let more = ["--sessions", "32", "--context", "1024", "--elastic", "on"];
+    let rates = ["--link", "3GB", "--compute", "20GB"];
+    let plan = json_output(&[&flags[..], &more, &rates].concat());
+    let yields = number(line(&plan, "device", "may yield"), "/bytes");
+    assert_eq!(yields, number(&plan, "/yield_bytes"));
+    assert!(yields > 100_000_000, "{plan}");
+
+    let (fixed, _) = plan_of_config(&text("off"));
+    assert_eq!(number(&fixed["models"][0], "/yield_bytes"), 0);
+    let why = line(&fixed, "device", "resident weights")["why"].clone();
+    assert_eq!(why, "all weights fit");
+}
+
+#[test]
+fn a_plan_says_that_models_take_turns() {
+    let text = |memory: &str| {
+        format!(
+            "device = \"cpu\"\nmemory = \"{memory}\"\n\
+             model = [\"a={SMOLLM},memory=120MB\", \"b={SMOLLM},memory=120MB\"]\n"
+        )
+    };
+    let (plan, svg) = plan_of_config(&text("150MB"));
+    assert_eq!(plan["in_turns"], true);
+    let together = tier_bytes(&plan, "device");
+    assert!(together > 150_000_000, "{plan}");
+    assert!(svg.contains("150.0 MB in turns"), "{svg}");
+    assert!(svg.contains("the models take turns"), "{svg}");
+    // The bar stands for all models together.
+    let frame = parts(&svg, "frame")[0].1;
+    let kv = parts(&svg, "kv")[0];
+    let share = kv.2.unwrap() as f64 / together as f64;
+    assert!((kv.1 / frame - share).abs() < 1e-4, "{kv:?}");
+
+    let (apart, svg) = plan_of_config(&text("240MB"));
+    assert_eq!(apart["in_turns"], false);
+    assert_eq!(tier_bytes(&apart, "device"), 240_000_000);
+    assert!(!svg.contains("turns"), "{svg}");
+}
+
+#[test]
+fn flags_without_effect_are_named() {
+    // One session with a short context fits beside the weights.
+    let run = ["run", "--elastic", "on", "--max-tokens", "1"];
+    let text = stderr(&ok(&run));
+    let because = "--elastic on has no effect: all KV pages fit on the device";
+    assert!(text.contains(because), "{text}");
+    let text = stderr(&ok(&run[..1]
+        .iter()
+        .chain(&run[3..])
+        .copied()
+        .collect::<Vec<_>>()));
+    assert!(!text.contains("--elastic"), "{text}");
+    let decode = ["bench", "decode", "--tokens", "1", "--elastic", "on"];
+    let text = stderr(&ok(&decode));
+    let note = "note: --elastic on has no effect: this command";
+    assert!(text.contains(note), "{text}");
+    let config = ["plan", "--config", "djinn.toml", "--elastic", "on"];
+    refused(&config, &["--config", "--elastic"]);
+    for (value, has_note) in [("on", true), ("auto", false)] {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let flags = ["--host-copy", value];
+        let server = Server::start_with_log(&flags, log.reopen().unwrap().into());
+        server.terminate();
+        let text = fs::read_to_string(log.path()).unwrap();
+        let note = "note: --host-copy on has no effect: a CPU";
+        assert_eq!(text.contains(note), has_note, "{text}");
+    }
 }
 
 #[test]

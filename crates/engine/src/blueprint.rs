@@ -43,6 +43,8 @@ pub struct Blueprint {
     pub(crate) spill: Option<PathBuf>,
     /// Choices of the sizing, if one chose the settings.
     pub(crate) sizing: Option<SizingChoice>,
+    /// Reason why no weights yield although the user asks for it.
+    pub(crate) fixed_because: Option<&'static str>,
     footprint: Footprint,
     limits: PassLimits,
 }
@@ -85,6 +87,12 @@ impl Blueprint {
     /// Levels of an elastic layout; `None` if the plan is fixed.
     pub fn levels(&self) -> Option<LevelRange> {
         self.weights.levels()
+    }
+
+    /// Reason why the plan is fixed although the user asks for an elastic one. `None` if the plan
+    /// is elastic, or was not drawn for sessions.
+    pub fn fixed_because(&self) -> Option<&'static str> {
+        self.fixed_because
     }
 
     /// Number of KV frames on the device at a level.
@@ -200,7 +208,11 @@ impl Blueprint {
         };
         let sizing = self.sizing.as_ref();
         let sizing = sizing.map_or(String::new(), |sizing| format!("; {sizing}"));
-        format!("{}{paged}{sizing}", self.weights_reason())
+        let fixed = self.fixed_because;
+        let fixed = fixed.map_or(String::new(), |why| {
+            format!("; --elastic on has no effect: {why}")
+        });
+        format!("{}{paged}{fixed}{sizing}", self.weights_reason())
     }
 
     /// Explains which weights stay and which stream, and why.
@@ -421,6 +433,7 @@ impl<'a> BlueprintDraft<'a> {
             legacy_kv_dtype: legacy_kv_dtype(self.backend, program),
             spill: None,
             sizing: None,
+            fixed_because: None,
             footprint,
             limits: self.limits,
         };

@@ -150,7 +150,7 @@ impl SessionLayout<'_> {
             }
         };
         match missing_host_pages(blueprint.settings()) {
-            None => Ok(blueprint),
+            None => Ok(self.explained(blueprint)),
             Some(needed) => Err(EngineError::WindowNeedsHost {
                 needed: needed as u64 * page_bytes,
                 there: blueprint.host_page_bytes(),
@@ -166,7 +166,26 @@ impl SessionLayout<'_> {
                 return Ok(elastic);
             }
         }
-        self.with_disk(fixed)
+        Ok(self.explained(self.with_disk(fixed)?))
+    }
+
+    /// Records in a fixed plan why no weights yield, if the user asks for it.
+    fn explained(&self, mut fixed: Blueprint) -> Blueprint {
+        let has_all = fixed.settings.pages >= self.demand.total;
+        fixed.fixed_because = match self.memory.elastic {
+            false => None,
+            true if self.memory.overrides != Overrides::default() => {
+                Some("--resident or --ring fixes the plan")
+            }
+            true if self.kv.device.is_some() => Some("--kv fixes the number of KV pages"),
+            true if has_all => Some("all KV pages fit on the device"),
+            true if self.model.program.dims.experts > 0 => {
+                Some("weights of a model with experts do not yield")
+            }
+            true if fixed.settings.window_pages > 0 => Some("KV pages stream through a window"),
+            true => Some("a plan in which weights yield does not fit, or has no more KV pages"),
+        };
+        fixed
     }
 
     /// Places as many pages on the device as fit, and the others in host memory.

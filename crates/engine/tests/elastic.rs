@@ -7,20 +7,31 @@ mod common;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use common::elastic::{Resident, TIERS, draw, draw_elastic, load, requests, settings, settle};
+use common::elastic::{
+    Resident, TIERS, draw, draw_elastic, draw_elastic_in, load, requests, settings, settle,
+};
 use common::faulty_disk::{GONE, HEALTHY, on_faulty_disk};
-use common::paging::{Random, SessionResult, alone, result_of};
+use common::paging::{Random, SessionResult, alone, alone_in, result_of};
 use common::stops::stopping;
-use common::{FAMILIES, How, family, open, stories};
+use common::{FAMILIES, How, family, open, stories, with_kv};
 use djinn_device::testing::LateBackend;
 use djinn_engine::{Engine, Finish, MemorySplit, Request, RunUntil, SessionId, SessionStatus};
-use djinn_types::Tier;
+use djinn_types::{KvDtype, Tier};
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
 fn elastic_engine(folder: &Path, requests: &[Request], tier: Tier, resident: Resident) -> Engine {
+    elastic_engine_in(folder, requests, (tier, KvDtype::default()), resident)
+}
+
+fn elastic_engine_in(
+    folder: &Path,
+    requests: &[Request],
+    (tier, kv_dtype): (Tier, KvDtype),
+    resident: Resident,
+) -> Engine {
     let (model, backend) = (open(folder), How::default().backend());
     let settings = settings(&model, requests);
-    let blueprint = draw_elastic(&model, &*backend, &settings, tier, resident);
+    let blueprint = draw_elastic_in(&model, &*backend, &settings, (tier, kv_dtype), resident);
     load(model, &*backend, blueprint)
 }
 
@@ -69,24 +80,40 @@ fn run_at_random_levels(
     close_all(engine, ids)
 }
 
-#[test]
-fn the_level_changes_no_bit() {
+/// Changes the level at random in every family that may be elastic.
+fn level_changes_no_bit(kv_dtype: KvDtype) {
     for name in FAMILIES.into_iter().filter(|name| *name != "mixtral") {
         let folder = family(name);
         let asked = requests(&folder, 40, 10);
-        let expect = expected(&folder, &asked);
+        let expect = alone_in(&folder, &asked, with_kv(kv_dtype).memory);
+        let expect: Vec<SessionResult> = expect.iter().map(result_of).collect();
         for (tier, resident) in [
             (Tier::Files, Resident::All),
             (Tier::Host, Resident::All),
             (Tier::Host, Resident::Some),
         ] {
-            let mut engine = elastic_engine(&folder, &asked, tier, resident);
+            let mut engine = elastic_engine_in(&folder, &asked, (tier, kv_dtype), resident);
             for seed in 0..2 {
                 let found = run_at_random_levels(&mut engine, &asked, seed);
                 assert!(found == expect, "{name} from {tier:?}, {resident:?}");
             }
         }
     }
+}
+
+#[test]
+fn the_level_changes_no_bit_with_kv_in_f16() {
+    level_changes_no_bit(KvDtype::F16);
+}
+
+#[test]
+fn the_level_changes_no_bit_with_kv_in_bf16() {
+    level_changes_no_bit(KvDtype::Bf16);
+}
+
+#[test]
+fn the_level_changes_no_bit_with_kv_in_f32() {
+    level_changes_no_bit(KvDtype::F32);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use common::{
     paging::{Random, SessionResult, alone, random_request, result_of},
     request, request_edited, run,
     stops::{run_with_pauses, stopping},
-    stories,
+    stories, with_kv,
 };
 use djinn_device::{Backend, testing::LateBackend};
 use djinn_engine::{
@@ -20,6 +20,7 @@ use djinn_engine::{
     Settings, Tier,
 };
 use djinn_model::Model;
+use djinn_types::KvDtype;
 use djinn_weights::{MemorySettings, PlanError};
 
 /// Number of tokens of a page. Short sessions then have many pages.
@@ -91,15 +92,16 @@ fn assert_streamed(engine: &mut Engine) {
     engine.check_integrity();
 }
 
-#[test]
-fn every_family_gives_the_same_bits() {
+/// Runs a session of every family in a device with a fraction of its pages.
+fn every_family_gives_the_same_bits(kv_dtype: KvDtype) {
     for folder in FAMILIES.map(family) {
         let request = long_request(&folder);
-        let expect = bits(&run(&folder, vec![request.clone()], How::default())[0]);
+        let how = with_kv(kv_dtype);
+        let expect = bits(&run(&folder, vec![request.clone()], how)[0]);
         for (rows, factor) in [(1, 3), (ROWS, 3), (9, 2), (2, 10)] {
             let requests = std::slice::from_ref(&request);
             let settings = small_device(&folder, requests, rows, factor);
-            let mut engine = load(&folder, settings);
+            let mut engine = load_on(&folder, &*how.backend(), settings, how.memory);
             let id = engine.open(request.clone()).unwrap();
             run_out(&mut engine);
             assert_streamed(&mut engine);
@@ -107,6 +109,21 @@ fn every_family_gives_the_same_bits() {
             assert!(found == expect, "{folder:?} {rows} rows, factor {factor}");
         }
     }
+}
+
+#[test]
+fn every_family_gives_the_same_bits_with_kv_in_f16() {
+    every_family_gives_the_same_bits(KvDtype::F16);
+}
+
+#[test]
+fn every_family_gives_the_same_bits_with_kv_in_bf16() {
+    every_family_gives_the_same_bits(KvDtype::Bf16);
+}
+
+#[test]
+fn every_family_gives_the_same_bits_with_kv_in_f32() {
+    every_family_gives_the_same_bits(KvDtype::F32);
 }
 
 #[test]

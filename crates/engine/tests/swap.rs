@@ -11,14 +11,14 @@ use std::sync::atomic::Ordering;
 
 use common::elastic::{TIERS, draw_elastic, requests, settings};
 use common::faulty_disk::{GONE, HEALTHY, on_faulty_disk};
-use common::paging::{Random, SessionResult, alone, result_of};
+use common::paging::{Random, SessionResult, alone, alone_in, result_of};
 use common::stops::stopping;
-use common::{FAMILIES, How, family, open};
+use common::{FAMILIES, How, family, open, with_kv};
 use djinn_device::{Backend, testing::LateBackend};
 use djinn_engine::{
     Blueprint, Engine, EngineError, LoadProgress, Request, RunUntil, SessionId, Settings, SwapRoom,
 };
-use djinn_types::Tier;
+use djinn_types::{KvDtype, Tier};
 use djinn_weights::{Keep, MemorySettings, Overrides};
 
 /// How a model reaches the device.
@@ -71,8 +71,17 @@ fn roomy(folder: &Path, requests: &[Request], host_sessions: usize) -> Settings 
 }
 
 fn load(folder: &Path, backend: &dyn Backend, settings: Settings, route: Route) -> Engine {
+    load_in(folder, backend, settings, memory(route))
+}
+
+fn load_in(
+    folder: &Path,
+    backend: &dyn Backend,
+    settings: Settings,
+    memory: MemorySettings,
+) -> Engine {
     let model = open(folder);
-    let blueprint = Blueprint::draw(&model, backend, settings, memory(route)).unwrap();
+    let blueprint = Blueprint::draw(&model, backend, settings, memory).unwrap();
     Engine::load(model, backend, blueprint, &mut |_| {}).unwrap()
 }
 
@@ -124,20 +133,40 @@ fn run_swapping(engine: &mut Engine, requests: &[Request], seed: u64) -> Vec<Ses
     close_all(engine, &ids)
 }
 
-#[test]
-fn swapping_changes_no_bit() {
+/// Swaps every family out and in, in every way for weights to return.
+fn swapping_changes_no_bit(kv_dtype: KvDtype) {
     for name in FAMILIES {
         let folder = family(name);
         let asked: Vec<Request> = requests(&folder, 40, 10).into_iter().take(6).collect();
-        let expect = expected(&folder, &asked);
+        let expect = alone_in(&folder, &asked, with_kv(kv_dtype).memory);
+        let expect: Vec<SessionResult> = expect.iter().map(result_of).collect();
         for route in routes(open(&folder).program.weight_bytes()) {
             let backend = How::default().backend();
             let settings = roomy(&folder, &asked, asked.len());
-            let mut engine = load(&folder, &*backend, settings, route);
+            let memory = MemorySettings {
+                kv_dtype,
+                ..memory(route)
+            };
+            let mut engine = load_in(&folder, &*backend, settings, memory);
             let found = run_swapping(&mut engine, &asked, 1);
             assert!(found == expect, "{name}, {route:?}");
         }
     }
+}
+
+#[test]
+fn swapping_changes_no_bit_with_kv_in_f16() {
+    swapping_changes_no_bit(KvDtype::F16);
+}
+
+#[test]
+fn swapping_changes_no_bit_with_kv_in_bf16() {
+    swapping_changes_no_bit(KvDtype::Bf16);
+}
+
+#[test]
+fn swapping_changes_no_bit_with_kv_in_f32() {
+    swapping_changes_no_bit(KvDtype::F32);
 }
 
 #[test]

@@ -62,12 +62,16 @@ pub struct MemoryPart {
 pub enum PartKind {
     /// Weights that stay.
     Weights,
+    /// Weights that may yield their memory to KV pages.
+    Yields,
     /// Ring that weights stream through, or weights that stream.
     Streamed,
     /// Slots for experts.
     Experts,
     /// KV pages.
     Kv,
+    /// Window that KV pages stream through.
+    Window,
     /// Activations and scratch memory.
     Activations,
     /// Driver, and memory for loading.
@@ -77,11 +81,13 @@ pub enum PartKind {
 }
 
 impl PartKind {
-    const ALL: [PartKind; 7] = [
+    const ALL: [PartKind; 9] = [
         PartKind::Weights,
+        PartKind::Yields,
         PartKind::Streamed,
         PartKind::Experts,
         PartKind::Kv,
+        PartKind::Window,
         PartKind::Activations,
         PartKind::Driver,
         PartKind::Free,
@@ -91,9 +97,11 @@ impl PartKind {
     fn class(self) -> &'static str {
         match self {
             PartKind::Weights => "weights",
+            PartKind::Yields => "yields",
             PartKind::Streamed => "streamed",
             PartKind::Experts => "experts",
             PartKind::Kv => "kv",
+            PartKind::Window => "window",
             PartKind::Activations => "activations",
             PartKind::Driver => "driver",
             PartKind::Free => "free",
@@ -105,9 +113,11 @@ impl PartKind {
     fn colors(self) -> [&'static str; 3] {
         match self {
             PartKind::Weights => ["#0072b2", "#0072b2", "#ffffff"],
+            PartKind::Yields => ["#4a5fc1", "#4a5fc1", "#ffffff"],
             PartKind::Streamed => ["#56b4e9", "#56b4e9", "#10202c"],
             PartKind::Experts => ["#cc79a7", "#cc79a7", "#2b0f1f"],
             PartKind::Kv => ["#e69f00", "#e69f00", "#2a1c00"],
+            PartKind::Window => ["#f0e442", "#f0e442", "#2a2a00"],
             PartKind::Activations => ["#009e73", "#009e73", "#ffffff"],
             PartKind::Driver => ["#8a8f98", "#8a8f98", "#ffffff"],
             PartKind::Free => ["#eceff3", "#2a3038", "#767d88"],

@@ -11,8 +11,8 @@ const TOKENS: usize = 128;
 pub struct ServeOptions {
     /// Program that has the command `serve`.
     pub program: PathBuf,
-    /// Flags of `serve` that choose the device and its memory.
-    pub device_flags: Vec<String>,
+    /// Flags of `serve` about the device, its memory and the streaming of weights.
+    pub flags: Vec<String>,
     /// Reference of the model.
     pub model: Option<String>,
     /// Tokens of a prompt that pass through the model together.

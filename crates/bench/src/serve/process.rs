@@ -30,7 +30,7 @@ impl ServedProcess {
     /// Starts the server and waits until it is ready.
     pub fn start(args: &ServeOptions) -> Result<Self, BenchError> {
         let pushed = std::env::temp_dir().join(format!("djinn-bench-{}", std::process::id()));
-        let mut flags = args.device_flags.clone();
+        let mut flags = args.flags.clone();
         let mut flag = |name: &str, value: Option<String>| {
             flags.extend(value.map(|value| format!("--{name}={value}")));
         };

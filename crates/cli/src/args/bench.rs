@@ -482,7 +482,7 @@ pub struct BenchPrefillArgs {
 /// `djinn bench operations`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-More than 64 rows run as a prompt does, fewer as generated tokens do. The benchmark
+Every number of rows runs as rows of a prompt. Up to 64 rows run as generated tokens, too. The benchmark
 rotates through several copies of the operands, so that no cache holds them.
 
 Example:

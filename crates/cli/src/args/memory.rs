@@ -1,6 +1,6 @@
 //! Flags of memory budgets and of weight streaming.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
 use djinn_device::host;
@@ -64,9 +64,29 @@ pub enum Switch {
     Off,
 }
 
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Switch::On => "on",
+            Switch::Off => "off",
+        })
+    }
+}
+
 /// Value of `--resident`: `all`, `none` or a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident(pub Keep);
+
+impl fmt::Display for Resident {
+    /// Writes the value in a form that parses back to the same value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Keep::All | Keep::Fit => f.write_str("all"),
+            Keep::Nothing => f.write_str("none"),
+            Keep::AtMost(bytes) => write!(f, "{bytes}B"),
+        }
+    }
+}
 
 impl FromStr for Resident {
     type Err = String;
@@ -86,6 +106,36 @@ impl FromStr for Resident {
 }
 
 impl MemoryArgs {
+    /// Flags that give another process the same settings.
+    pub fn to_flags(&self) -> Vec<String> {
+        // Naming all fields here makes the compiler ask for a new flag.
+        let MemoryArgs {
+            memory,
+            ring,
+            resident,
+            host_memory,
+            kv_dtype,
+            chunk,
+            workers,
+            prefetch,
+            elastic,
+        } = self;
+        let given = [
+            memory.map(|amount| format!("--memory={amount}")),
+            ring.map(|Size(bytes)| format!("--ring={bytes}B")),
+            resident.map(|resident| format!("--resident={resident}")),
+            host_memory.map(|amount| format!("--host-memory={amount}")),
+            kv_dtype.map(|dtype| format!("--kv-dtype={dtype}")),
+            chunk.map(|Size(bytes)| format!("--chunk={bytes}B")),
+            workers.map(|count| format!("--workers={count}")),
+        ];
+        let switches = [
+            format!("--prefetch={prefetch}"),
+            format!("--elastic={elastic}"),
+        ];
+        given.into_iter().flatten().chain(switches).collect()
+    }
+
     /// Memory settings on a device with this much free memory.
     pub fn resolve(&self, free: u64) -> MemorySettings {
         let budget = |amount: Option<Amount>, free: u64| match amount {
@@ -125,9 +175,47 @@ pub struct WatchArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use djinn_weights::Keep;
 
-    use super::Resident;
+    use super::{MemoryArgs, Resident};
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        memory: MemoryArgs,
+    }
+
+    #[test]
+    fn flags_for_another_process_are_the_flags_that_were_given() {
+        let check = |given: &[&str]| {
+            let parse = |flags: &[String]| {
+                let program = ["djinn".to_owned()];
+                Flags::parse_from(program.iter().chain(flags)).memory
+            };
+            let given: Vec<String> = given.iter().map(|&flag| flag.to_owned()).collect();
+            let memory = parse(&given);
+            let flags = memory.to_flags();
+            for flag in &given {
+                assert!(flags.contains(flag), "{flag} is not in {flags:?}");
+            }
+            assert_eq!(format!("{:?}", parse(&flags)), format!("{memory:?}"));
+        };
+        check(&[]);
+        check(&[
+            "--memory=1500000001B",
+            "--ring=1048577B",
+            "--resident=none",
+            "--host-memory=0.5",
+            "--kv-dtype=bf16",
+            "--chunk=65536B",
+            "--workers=3",
+            "--prefetch=off",
+            "--elastic=on",
+        ]);
+        check(&["--resident=all"]);
+        check(&["--resident=4000001B"]);
+    }
 
     #[test]
     fn resident_weights() {

@@ -29,7 +29,7 @@ pub use eval::{Eval, EvalAllArgs, EvalArgs, ExperimentArgs, MeasuringArgs, Repor
 pub use inside::*;
 pub use live::{ChatArgs, TopArgs};
 pub use machine::{DoctorArgs, InspectArgs, PullArgs, SelftestArgs, ShapeArgs};
-pub use memory::WatchArgs;
+pub use memory::{Switch, WatchArgs};
 pub use model::{ModelArgs, ResolvedModel};
 pub use models::{LayoutArgs, Models, ModelsArgs};
 pub use plan::PlanArgs;

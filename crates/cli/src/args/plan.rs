@@ -38,7 +38,7 @@ pub struct PlanArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "model", "server", "context", "sessions", "rows", "memory", "host_memory", "ring",
-            "resident", "kv_dtype", "chunk", "workers", "prefetch", "device", "threads",
+            "resident", "kv_dtype", "chunk", "workers", "prefetch", "elastic", "device", "threads",
         ]
     )]
     pub config: Option<PathBuf>,

@@ -304,18 +304,14 @@ fn session_options(args: &BenchSessionsArgs) -> SessionLoadOptions {
 
 fn serve_options(args: &BenchServeArgs) -> Result<ServeOptions, Failure> {
     let ModelArgs { device, memory, .. } = &args.model;
-    let flags = [
+    let device_flags = [
         Some(format!("--device={}", device.device)),
         device.threads.map(|n| format!("--threads={n}")),
-        memory.memory.map(|amount| format!("--memory={amount}")),
-        memory
-            .host_memory
-            .map(|amount| format!("--host-memory={amount}")),
-        memory.kv_dtype.map(|choice| format!("--kv-dtype={choice}")),
     ];
+    let flags = device_flags.into_iter().flatten();
     Ok(ServeOptions {
         program: std::env::current_exe()?,
-        device_flags: flags.into_iter().flatten().collect(),
+        flags: flags.chain(memory.to_flags()).collect(),
         model: args.model.model.clone(),
         rows: args.model.rows.unwrap_or(Settings::ROWS),
         context: args.context,
@@ -326,4 +322,38 @@ fn serve_options(args: &BenchServeArgs) -> Result<ServeOptions, Failure> {
         kv: args.kv,
         push: args.push.clone(),
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::Parser;
+
+    use super::serve_options;
+    use crate::args::BenchServeArgs;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        args: BenchServeArgs,
+    }
+
+    #[test]
+    fn the_server_of_a_benchmark_gets_all_flags_of_device_and_memory() {
+        let flags = [
+            "--device=cpu",
+            "--threads=2",
+            "--memory=100000000B",
+            "--ring=1000000B",
+            "--resident=none",
+            "--host-memory=0.5",
+            "--kv-dtype=f16",
+            "--chunk=65536B",
+            "--workers=2",
+            "--prefetch=off",
+            "--elastic=on",
+        ];
+        let parsed = Flags::parse_from(["djinn"].iter().chain(&flags));
+        assert_eq!(serve_options(&parsed.args).unwrap().flags, flags);
+    }
 }

@@ -4,7 +4,10 @@ use djinn_engine::{Blueprint, Engine, PrefixCacheSettings};
 use djinn_model::Model;
 use djinn_terminal::Failure;
 
-use crate::{args::ResolvedModel, progress::Loading};
+use crate::{
+    args::{ResolvedModel, Switch},
+    progress::Loading,
+};
 
 /// Checks a blueprint, describes it, and loads it without a server, for benchmarks of the engine.
 pub fn load(
@@ -55,6 +58,11 @@ pub fn unused_flags(resolved: &ResolvedModel, blueprint: &Blueprint) -> String {
     let may_stream = blueprint.plan().streams() || blueprint.levels().is_some();
     if !blueprint.memory().prefetch && !may_stream {
         notes += "note: --prefetch off has no effect: no weights stream\n";
+    }
+    let is_explained = blueprint.levels().is_some() || blueprint.fixed_because().is_some();
+    if args.memory.elastic == Switch::On && !is_explained {
+        notes +=
+            "note: --elastic on has no effect: this command keeps the division of memory fixed\n";
     }
     notes
 }

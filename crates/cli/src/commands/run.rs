@@ -357,6 +357,11 @@ impl FinishedRun {
         Ok(())
     }
 
+    /// Tokens of the prompt that the prefix cache had.
+    fn cached_tokens(&self) -> u64 {
+        self.turn.finished().map_or(0, |end| end.cached_tokens)
+    }
+
     fn summary(&self, seed: Option<u64>) -> String {
         let seed = seed.map_or(String::new(), |seed| format!(" · seed {seed}"));
         let memory = self.model.memory.unwrap_or_default();
@@ -365,8 +370,12 @@ impl FinishedRun {
             Some(address) => format!("{device} at {address}"),
             None => format!("{device} ({})", self.server.device_detail),
         };
+        let cached = match self.cached_tokens() {
+            0 => String::new(),
+            cached => format!(" ({cached} tokens from the prefix cache)"),
+        };
         format!(
-            "{} tokens · {:.1} tokens/s · first token {} · {} ({} weights, {} KV, {} activations) · \
+            "{} tokens · {:.1} tokens/s · first token {}{cached} · {} ({} weights, {} KV, {} activations) · \
              {place}{seed}",
             self.turn.tokens.len(),
             self.timing.rate(self.turn.tokens.len()),
@@ -394,6 +403,7 @@ impl FinishedRun {
             "prompt_ids": self.prompt,
             "output_ids": self.turn.tokens,
             "text": self.turn.text,
+            "cached_tokens": self.cached_tokens(),
             "finish": self.turn.finished().map(|end| &end.why),
             "seed": seed,
             "logprobs": logprobs.collect::<Vec<Value>>(),

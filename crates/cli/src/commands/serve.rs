@@ -159,6 +159,9 @@ pub fn config(args: ServeArgs) -> Result<ServerConfig, Failure> {
         }
     }
     let on_card = chosen.backend.card().is_some();
+    if args.host_copy == HostCopyArg::On && !on_card {
+        eprintln!("note: --host-copy on has no effect: a CPU reads weights from their files");
+    }
     let watchdog = args.watchdog.or(on_card.then_some(WATCHDOG_DEFAULT));
     let home = || djinn_hub::ModelPaths::from_env().map(|paths| paths.home);
     Ok(ServerConfig {

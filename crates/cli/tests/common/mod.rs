@@ -2,13 +2,15 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
+pub mod checkpoint;
 pub mod proxy;
 pub mod server;
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 /// Flags of a patching experiment with two prompts that differ in one token.
@@ -62,6 +64,31 @@ pub fn stdout(output: &Output) -> String {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Runs a command with these lines on standard input.
+pub fn with_input(args: &[&str], lines: &[&str]) -> Output {
+    let home = std::env::temp_dir().join("djinn-tests-have-no-home");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
+        .args(args)
+        .env("DJINN_HOME", &home)
+        .env("HF_HOME", &home)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(lines.join("\n").as_bytes()).unwrap();
+    drop(stdin);
+    child.wait_with_output().unwrap()
+}
+
+/// Runs a command with these lines on standard input, checks that it succeeds, and returns its standard output.
+pub fn output_of(args: &[&str], lines: &[&str]) -> String {
+    let output = with_input(args, lines);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    stdout(&output)
 }
 
 /// Runs a command and checks that it succeeds.

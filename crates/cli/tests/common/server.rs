@@ -8,6 +8,7 @@ use std::{
 };
 
 use djinn_client::{Client, Options, v1};
+use serde_json::Value;
 
 /// Flags that suffice for the bundled model and let several servers run at the same time.
 const SMALL_SERVER: [&str; 8] = [
@@ -111,18 +112,50 @@ impl Server {
 
     /// Fetches a page over plain HTTP and returns the response with its headers.
     pub fn page(&self, path: &str) -> String {
+        self.page_as("", path)
+    }
+
+    /// Fetches a page with an API key.
+    pub fn page_as(&self, key: &str, path: &str) -> String {
         self.send(&format!(
-            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{}\r\n",
+            authorization(key)
         ))
     }
 
     /// Posts JSON over plain HTTP and returns the response with its headers.
     pub fn post(&self, path: &str, body: &str) -> String {
+        self.post_as("", path, body)
+    }
+
+    /// Posts JSON with an API key.
+    pub fn post_as(&self, key: &str, path: &str, body: &str) -> String {
         self.send(&format!(
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{}\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            authorization(key),
             body.len()
         ))
+    }
+
+    /// Generates a completion with an API key, and returns the answer.
+    pub fn complete(&self, key: &str, body: &Value) -> Value {
+        let answer = self.post_as(key, "/v1/completions", &body.to_string());
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    /// Streams a completion, and returns the data of its events without the end mark.
+    pub fn stream(&self, body: &Value) -> Vec<Value> {
+        let answer = self.post("/v1/completions", &body.to_string());
+        let data = answer
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "));
+        let mut data: Vec<&str> = data.collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{answer}");
+        let parse = |data: &str| serde_json::from_str(data).unwrap();
+        data.into_iter().map(parse).collect()
     }
 
     fn send(&self, request: &str) -> String {
@@ -135,11 +168,24 @@ impl Server {
 
     /// Value of the first metric whose line contains all these words.
     pub fn metric(&self, words: &[&str]) -> f64 {
-        let page = self.page("/metrics");
+        self.metric_as("", words)
+    }
+
+    /// Value of the first metric whose line contains all these words, read with an API key.
+    pub fn metric_as(&self, key: &str, words: &[&str]) -> f64 {
+        let page = self.page_as(key, "/metrics");
         let matches = |line: &&str| words.iter().all(|word| line.contains(word));
         let line = page.lines().find(matches);
         let line = line.unwrap_or_else(|| panic!("no metric with {words:?} in {page}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+}
+
+/// Header with an API key; empty without one.
+fn authorization(key: &str) -> String {
+    match key {
+        "" => String::new(),
+        key => format!("authorization: Bearer {key}\r\n"),
     }
 }
 
@@ -158,6 +204,15 @@ pub fn pause_location(at: Option<&v1::Paused>) -> Option<v1::Paused> {
         took_us: None,
         ..at
     })
+}
+
+/// Waits until a condition holds, for at most 300 s.
+pub fn within(condition: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{condition}: not within 300 s");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Waits until a condition holds, for at most 300 s.

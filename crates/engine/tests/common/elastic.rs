@@ -5,7 +5,7 @@ use std::path::Path;
 use djinn_device::Backend;
 use djinn_engine::{Blueprint, Engine, KvMemory, Request, Settings};
 use djinn_model::Model;
-use djinn_types::{DType, Tier};
+use djinn_types::{DType, KvDtype, Tier};
 use djinn_weights::MemorySettings;
 
 use super::{golden, ids, open, request};
@@ -81,11 +81,27 @@ pub fn draw_elastic(
     tier: Tier,
     resident: Resident,
 ) -> Blueprint {
+    let auto = KvDtype::default();
+    draw_elastic_in(model, backend, settings, (tier, auto), resident)
+}
+
+/// Draws the blueprint, as [`draw_elastic`] does, with keys and values of this type.
+pub fn draw_elastic_in(
+    model: &Model,
+    backend: &dyn Backend,
+    settings: &Settings,
+    (tier, kv_dtype): (Tier, KvDtype),
+    resident: Resident,
+) -> Blueprint {
+    let memory = |budget| MemorySettings {
+        kv_dtype,
+        ..memory(tier, budget)
+    };
     let one = Settings {
         pages: settings.context.div_ceil(settings.page_tokens),
         ..settings.clone()
     };
-    let whole = Blueprint::draw(model, backend, one, memory(tier, u64::MAX)).unwrap();
+    let whole = Blueprint::draw(model, backend, one, memory(u64::MAX)).unwrap();
     let first = match resident {
         Resident::All => whole.footprint().total(),
         Resident::Some => whole.footprint().total() - model.program.weight_bytes() / 3,
@@ -98,7 +114,7 @@ pub fn draw_elastic(
         })
     };
     let drawn = budgets.find_map(|budget| {
-        let drawn = draw(model, backend, settings, memory(tier, budget));
+        let drawn = draw(model, backend, settings, memory(budget));
         let total = drawn.footprint().total();
         assert!(total <= budget, "{total} of {budget}");
         fits(&drawn).then_some(drawn)

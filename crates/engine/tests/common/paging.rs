@@ -62,6 +62,11 @@ pub fn result_of(transcript: &Transcript) -> SessionResult {
 
 /// Runs each request alone, one after the other, without the prefix cache.
 pub fn alone(folder: &Path, requests: &[Request]) -> Vec<Transcript> {
+    alone_in(folder, requests, MemorySettings::default())
+}
+
+/// Runs each request alone, as [`alone`] does, with these memory settings.
+pub fn alone_in(folder: &Path, requests: &[Request], memory: MemorySettings) -> Vec<Transcript> {
     let model = open(folder);
     let one = |r: &Request| Settings::for_requests(&model, std::slice::from_ref(r), 64).unwrap();
     let mut settings = one(&requests[0]);
@@ -71,7 +76,7 @@ pub fn alone(folder: &Path, requests: &[Request]) -> Vec<Transcript> {
         settings.context = settings.context.max(more.context);
         settings.pages = settings.pages.max(more.pages);
     }
-    let mut engine = load(folder, settings);
+    let mut engine = load_in(folder, settings, memory);
     engine.set_prefix_cache(PrefixCacheSettings::OFF);
     let mut run = |request: &Request| {
         let id = engine.open(request.clone()).unwrap();

@@ -15,6 +15,10 @@ use crate::config::RawConfig;
 use crate::error::ModelError;
 use serde_json::Value;
 use shield::shielded;
+use tokenizers::{
+    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+    models::bpe::BPE,
+};
 
 pub use chat::{ChatTemplate, Message};
 pub use decoder::Decoder;
@@ -61,7 +65,7 @@ impl Tokenizer {
         if !path.is_file() {
             return Ok(None);
         }
-        let mut tokenizer = library(&path, || tokenizers::Tokenizer::from_file(&path))?;
+        let mut tokenizer = library(&path, || from_file(&path))?;
         // Settings that a training run left in the file must not truncate or pad prompts.
         tokenizer.with_padding(None);
         tokenizer
@@ -155,6 +159,25 @@ impl Tokenizer {
     }
 }
 
+/// Tokenizer whose model is known to be byte pair encoding.
+type BpeTokenizer = TokenizerImpl<
+    BPE,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// Reads `tokenizer.json`. The library reads a model of any type through a tree of JSON values, which
+/// takes 50 MB for 50,000 entries. A model that is known to be BPE is read without the tree.
+fn from_file(path: &Path) -> tokenizers::Result<tokenizers::Tokenizer> {
+    let text = std::fs::read_to_string(path)?;
+    if let Ok(tokenizer) = serde_json::from_str::<BpeTokenizer>(&text) {
+        return Ok(tokenizer.into());
+    }
+    Ok(serde_json::from_str(&text)?)
+}
+
 /// Calls the tokenizers library. Its errors and its panics become errors that name `path`.
 fn library<T>(path: &Path, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, ModelError> {
     match shielded(call) {
@@ -227,5 +250,64 @@ fn token(config: &RawConfig, role: &str) -> Result<Option<String>, ModelError> {
             _ => Err(config.unexpected(role, "an object with 'content'", "another object")),
         },
         Some(other) => Err(config.unexpected(role, "a token, as a string or an object", other)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::{BpeTokenizer, from_file};
+
+    /// Checks that a file gives the tokenizer of the library's own reader. Returns whether the file was
+    /// read without a tree of values.
+    fn check(content: &Value) -> bool {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), content.to_string()).unwrap();
+        let expect = tokenizers::Tokenizer::from_file(file.path()).unwrap();
+        let found = from_file(file.path()).unwrap();
+        assert_eq!(
+            found.to_string(false).unwrap(),
+            expect.to_string(false).unwrap()
+        );
+        let text = "Tom had a red boat.";
+        let ids = |tokenizer: &tokenizers::Tokenizer| {
+            tokenizer.encode(text, true).unwrap().get_ids().to_vec()
+        };
+        assert_eq!(ids(&found), ids(&expect));
+        serde_json::from_str::<BpeTokenizer>(&content.to_string()).is_ok()
+    }
+
+    #[test]
+    fn reading_without_a_tree_of_values_gives_the_same_tokenizer() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let bytes = std::fs::read(root.join("models/stories-7m/tokenizer.json")).unwrap();
+        let mut bpe: Value = serde_json::from_slice(&bytes).unwrap();
+        // An added token that the model does not have gets an id behind the vocabulary.
+        let mut added = bpe["added_tokens"][0].clone();
+        added["id"] = json!(5000);
+        added["content"] = json!("<new>");
+        bpe["added_tokens"].as_array_mut().unwrap().push(added);
+        assert!(check(&bpe));
+        let pairs = bpe["model"]["merges"].as_array().unwrap().iter();
+        let old = pairs.map(|pair| {
+            let word = |at: usize| pair[at].as_str().unwrap();
+            json!(format!("{} {}", word(0), word(1)))
+        });
+        let mut old_merges = bpe.clone();
+        old_merges["model"]["merges"] = old.collect();
+        assert!(check(&old_merges));
+        let mut words = bpe.clone();
+        words["model"] = json!({
+            "type": "WordLevel", "vocab": { "[UNK]": 0, "Tom": 1, "Ġhad": 2 }, "unk_token": "[UNK]",
+        });
+        assert!(!check(&words));
+        // Files of old releases do not name the type.
+        let mut untyped = bpe;
+        untyped["model"].as_object_mut().unwrap().remove("type");
+        check(&untyped);
     }
 }

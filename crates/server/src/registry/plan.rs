@@ -116,12 +116,17 @@ fn sizing(model: &Model, blueprint: &Blueprint) -> v1::PlanSizing {
         }),
         page_bytes: blueprint.page_bytes(),
         page_tokens: settings.page_tokens as u64,
-        device_pages: settings.pages as u64,
+        device_pages: blueprint.frames() as u64,
         host_pages: settings.host_pages as u64,
         disk_pages: settings.disk_pages as u64,
         host_weights_bytes: weights.host_bytes(),
         staging_bytes: weights.staging_bytes(),
         file_bytes,
+        kv_window_bytes: blueprint.footprint().kv_window,
+        streamed_pages: blueprint.streamed_kv_bytes() / blueprint.page_bytes().max(1),
+        yield_bytes: weights.zone_bytes(),
+        most_device_pages: settings.pages as u64,
+        host_copy: blueprint.memory().host_copy && blueprint.link().tier == Tier::Host,
     }
 }
 

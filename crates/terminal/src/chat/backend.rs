@@ -34,6 +34,8 @@ pub struct Answer {
     pub text: String,
     /// Number of tokens of the answer.
     pub tokens: usize,
+    /// Number of tokens before the answer that the prefix cache had.
+    pub cached: u64,
     /// Seconds from the question to the end of the answer.
     pub seconds: f64,
     /// Reason why the answer ended early, if it did.
@@ -173,6 +175,7 @@ impl<'a> ChatBackend<'a> {
                     on_text(&end.text)?;
                     answer.text += &end.text;
                     answer.cut = early_end(&end);
+                    answer.cached = end.cached_tokens;
                     self.update_tokens(chat);
                     break;
                 }

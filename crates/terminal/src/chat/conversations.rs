@@ -229,7 +229,11 @@ impl<'a> Conversations<'a> {
         let mut text = format!("{count} tokens of {context}\n");
         if let Some(last) = &self.last {
             let rate = last.tokens as f64 / last.seconds.max(1e-9);
-            text += &format!("the last answer has {}, {rate:.1} tokens/s\n", last.tokens);
+            text += &format!("the last answer has {}, {rate:.1} tokens/s", last.tokens);
+            text += &match last.cached {
+                0 => "\n".to_owned(),
+                cached => format!("; {cached} tokens before it came from the prefix cache\n"),
+            };
         }
         Ok(text)
     }

@@ -190,6 +190,32 @@ pub mod tests {
 
     use super::Figures;
 
+    /// Server whose model keeps this many bytes of its weights on the device, and the rest of 4 GB of
+    /// weights and KV pages to KV pages.
+    pub fn divided(resident_bytes: u64) -> Figures {
+        let memory = v1::ModelMemory {
+            resident_bytes,
+            kv_bytes: 4_000_000_000 - resident_bytes,
+            total_bytes: 4_000_000_000,
+            streamed_bytes: 3_000_000_000 - resident_bytes,
+            ..v1::ModelMemory::default()
+        };
+        let model = v1::Model {
+            name: "elastic".to_owned(),
+            state: v1::ModelState::Ready.into(),
+            memory: Some(memory),
+            ..v1::Model::default()
+        };
+        let now = v1::Status {
+            models: vec![v1::ModelStatus {
+                model: Some(model),
+                ..v1::ModelStatus::default()
+            }],
+            ..v1::Status::default()
+        };
+        Figures::between(&v1::CapabilitiesReply::default(), None, &now)
+    }
+
     /// Server that generated 50 tokens in half a second, and streamed a billion bytes for them.
     pub fn example() -> Figures {
         let model = |tokens, bytes, busy_s| v1::ModelStatus {

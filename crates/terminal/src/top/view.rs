@@ -221,7 +221,7 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::LiveView;
-    use crate::top::figures::tests::example;
+    use crate::top::figures::tests::{divided, example};
 
     #[test]
     fn a_server_is_drawn() {
@@ -244,5 +244,44 @@ mod tests {
         // A tiny terminal does not panic.
         let mut small = Terminal::new(TestBackend::new(8, 3)).unwrap();
         small.draw(|frame| view.draw(frame)).unwrap();
+    }
+
+    /// Heights of the bars in the line with the resident weights over time, in eighths.
+    fn heights(view: &LiveView) -> Vec<usize> {
+        let mut terminal = Terminal::new(TestBackend::new(40, 14)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let drawn = terminal.backend().to_string();
+        // Two lines over time end a box: resident weights, and tokens per second.
+        let lines: Vec<&str> = drawn.lines().collect();
+        let end = lines.iter().position(|line| line.contains('└')).unwrap();
+        let bars = lines[end - 2].chars();
+        let bars = bars.filter_map(|bar| " ▁▂▃▄▅▆▇█".chars().position(|level| level == bar));
+        bars.collect()
+    }
+
+    #[test]
+    fn the_share_of_weights_is_drawn_over_time() {
+        let mut view = LiveView::default();
+        let gigabytes = [3, 3, 2, 1, 1, 2, 3];
+        for gb in gigabytes {
+            view.update(divided(gb * 1_000_000_000));
+        }
+        // The height stands for the share of 4 GB: 3 GB are six eighths.
+        let found = heights(&view);
+        assert_eq!(found[..7], [6, 6, 4, 2, 2, 4, 6], "{found:?}");
+        assert!(found[7..].iter().all(|height| *height == 0), "{found:?}");
+        // Readings that do not fit leave the line on the left.
+        for _ in 0..37 {
+            view.update(divided(1_000_000_000));
+        }
+        let found = heights(&view);
+        assert_eq!(found[0], 6, "the last of the first readings");
+        assert!(found[1..38].iter().all(|height| *height == 2), "{found:?}");
+        // A model that has left the server is not drawn; its readings do not mix with others.
+        view.update(example());
+        let mut terminal = Terminal::new(TestBackend::new(60, 14)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let drawn = terminal.backend().to_string();
+        assert!(!drawn.contains("elastic"), "{drawn}");
     }
 }

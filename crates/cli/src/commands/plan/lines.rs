@@ -4,84 +4,13 @@ use djinn_client::v1;
 use djinn_types::Size;
 use serde_json::{Value, json};
 
+use super::{
+    memory_line::{MemoryLine, PlanTier, Purpose, plural},
+    model_lines::{device_lines, outside_lines},
+};
+
 /// Width of the memory bar in columns.
 const BAR: usize = 64;
-
-/// Tier of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PlanTier {
-    Device,
-    Host,
-    Disk,
-}
-
-impl PlanTier {
-    pub const ALL: [PlanTier; 3] = [PlanTier::Device, PlanTier::Host, PlanTier::Disk];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            PlanTier::Device => "device",
-            PlanTier::Host => "host",
-            PlanTier::Disk => "disk",
-        }
-    }
-}
-
-/// Purpose of some bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    Resident,
-    Ring,
-    Experts,
-    Kv,
-    Activations,
-    Scratch,
-    Driver,
-    Streamed,
-    Staging,
-    Free,
-}
-
-impl Purpose {
-    pub fn name(self) -> &'static str {
-        match self {
-            Purpose::Resident => "resident weights",
-            Purpose::Ring => "ring",
-            Purpose::Experts => "experts",
-            Purpose::Kv => "KV pages",
-            Purpose::Activations => "activations",
-            Purpose::Scratch => "scratch",
-            Purpose::Driver => "driver",
-            Purpose::Streamed => "streamed weights",
-            Purpose::Staging => "load buffers",
-            Purpose::Free => "free",
-        }
-    }
-
-    fn mark(self) -> char {
-        match self {
-            Purpose::Resident => '█',
-            Purpose::Ring | Purpose::Streamed => '▒',
-            Purpose::Experts => '▓',
-            Purpose::Kv => '▚',
-            Purpose::Activations | Purpose::Scratch => '░',
-            Purpose::Driver | Purpose::Staging => '▞',
-            Purpose::Free => '·',
-        }
-    }
-}
-
-/// Bytes of one purpose in one tier.
-#[derive(Clone, Debug)]
-pub(super) struct MemoryLine {
-    /// Name of the model; `None` for memory that no model uses.
-    pub model: Option<String>,
-    pub tier: PlanTier,
-    pub purpose: Purpose,
-    pub bytes: u64,
-    /// Explanation of the bytes.
-    pub why: String,
-}
 
 /// Memory of all planned models.
 pub(super) struct PlannedMemory {
@@ -91,6 +20,8 @@ pub(super) struct PlannedMemory {
     pub budget: u64,
     /// Bytes of host memory that all models may use, if the device is a card.
     pub host_budget: Option<u64>,
+    /// Device memory of all models together, if it exceeds the budget.
+    pub in_turns: Option<u64>,
     /// Title and notes about each model.
     pub titles: Vec<(String, Vec<String>)>,
 }
@@ -121,6 +52,7 @@ impl PlannedMemory {
             lines,
             budget,
             host_budget: host.filter(|&bytes| bytes > 0),
+            in_turns: Some(used).filter(|&used| used > budget),
             titles: plans.iter().map(title).collect(),
         }
     }
@@ -142,6 +74,16 @@ impl PlannedMemory {
             PlanTier::Host => self.host_budget,
             PlanTier::Disk => None,
         }
+    }
+
+    /// Note about models that need more device memory together than there is.
+    pub fn turns_note(&self) -> Option<String> {
+        let used = self.in_turns?;
+        Some(format!(
+            "the models take turns on the device: together they need {} of {}, so their shares exceed 100 %",
+            Size(used),
+            Size(self.budget)
+        ))
     }
 
     fn share(&self, line: &MemoryLine) -> Option<f64> {
@@ -184,6 +126,9 @@ impl PlannedMemory {
                 Size(line.bytes).to_string(),
                 line.why
             );
+        }
+        if let Some(note) = self.turns_note() {
+            text += &format!("{note}\n");
         }
         text
     }
@@ -239,111 +184,4 @@ pub(super) fn notes(plan: &v1::PlanReply) -> Vec<String> {
         notes.push(format!("to save memory: {}", sizing.reduced.join(", ")));
     }
     notes
-}
-
-/// Number with its noun.
-pub(super) fn plural(count: u64, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
-}
-
-fn device_lines(model: &str, plan: &v1::PlanReply) -> Vec<MemoryLine> {
-    let memory = plan.memory.unwrap_or_default();
-    let (limits, sizing) = (
-        plan.limits.unwrap_or_default(),
-        plan.sizing.clone().unwrap_or_default(),
-    );
-    let ring = plan.ring.unwrap_or_default();
-    let experts = plan.experts.unwrap_or_default();
-    let streams = memory.streamed_bytes > 0;
-    let resident = match streams || experts.slots < experts.count {
-        true => "as many pieces as fit beside the rest, spread evenly over a pass".to_owned(),
-        false => "all weights fit".to_owned(),
-    };
-    let ring = format!(
-        "{} stream through it in every pass, {} ahead",
-        Size(memory.streamed_bytes),
-        Size(ring.ahead_bytes)
-    );
-    let experts = format!(
-        "{} of {} experts, {} each",
-        experts.slots,
-        experts.count,
-        Size(experts.bytes)
-    );
-    let kv = format!(
-        "{} of {} tokens, {} each",
-        plural(sizing.device_pages, "page"),
-        sizing.page_tokens,
-        Size(sizing.page_bytes)
-    );
-    let activations = format!(
-        "buffers of a pass of {}, and of probes",
-        plural(limits.rows, "row")
-    );
-    let parts = [
-        (Purpose::Resident, memory.resident_bytes, resident),
-        (Purpose::Ring, memory.ring_bytes, ring),
-        (Purpose::Experts, memory.experts_bytes, experts),
-        (Purpose::Kv, memory.kv_bytes, kv),
-        (Purpose::Activations, memory.activations_bytes, activations),
-        (
-            Purpose::Scratch,
-            memory.scratch_bytes,
-            "working memory of the kernels".to_owned(),
-        ),
-        (
-            Purpose::Driver,
-            memory.driver_bytes,
-            "context, kernels and tables of the driver".to_owned(),
-        ),
-    ];
-    lines(model, PlanTier::Device, parts)
-}
-
-/// Memory outside the device.
-fn outside_lines(model: &str, plan: &v1::PlanReply) -> Vec<MemoryLine> {
-    let sizing = plan.sizing.clone().unwrap_or_default();
-    let pages = |pages: u64| {
-        let why = format!("{} of sessions that wait", plural(pages, "page"));
-        (Purpose::Kv, pages.saturating_mul(sizing.page_bytes), why)
-    };
-    let host = [
-        (
-            Purpose::Streamed,
-            sizing.host_weights_bytes,
-            "weights that are copied to the device in every pass".to_owned(),
-        ),
-        pages(sizing.host_pages),
-        (
-            Purpose::Staging,
-            sizing.staging_bytes,
-            "buffers through which resident weights are loaded".to_owned(),
-        ),
-    ];
-    let disk = [
-        (
-            Purpose::Streamed,
-            sizing.file_bytes,
-            "weights that are read from the model's files in every pass".to_owned(),
-        ),
-        pages(sizing.disk_pages),
-    ];
-    let mut all = lines(model, PlanTier::Host, host);
-    all.extend(lines(model, PlanTier::Disk, disk));
-    all
-}
-
-fn lines(
-    model: &str,
-    tier: PlanTier,
-    parts: impl IntoIterator<Item = (Purpose, u64, String)>,
-) -> Vec<MemoryLine> {
-    let line = |(purpose, bytes, why)| MemoryLine {
-        model: Some(model.to_owned()),
-        tier,
-        purpose,
-        bytes,
-        why,
-    };
-    parts.into_iter().map(line).collect()
 }

@@ -1,9 +1,13 @@
 //! `djinn plan`
 
 mod lines;
+mod memory_line;
+mod model_lines;
 mod picture;
 mod pieces;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 
@@ -20,7 +24,7 @@ use super::{
     serve,
     sizing::interactive,
 };
-use crate::args::{PlanArgs, file_settings};
+use crate::args::{PlanArgs, Switch, file_settings};
 
 /// Plans the memory of models and predicts their speed.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
@@ -60,6 +64,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
             let models: Vec<Value> = reports.map(|report| report.json()).collect();
             say_json(&json!({
                 "budget_bytes": memory.budget, "models": models, "memory": memory.json(),
+                "in_turns": memory.in_turns.is_some(),
             }))
         }
         (false, _) => {
@@ -82,16 +87,24 @@ fn configured(
     Ok((plans, memory))
 }
 
-/// Engine that is planned in process: sessions with this context and nothing else.
+/// Number of sessions at the full context for which an elastic plan has memory at any load, as on a server.
+const FULL_SESSIONS: usize = 4;
+
+/// Engine that is planned in process: sessions with this context and nothing else. Their pages lie on the
+/// device together, unless weights yield to them.
 fn engine(args: &PlanArgs) -> LocalEngine {
     let (context, sessions) = (args.context, usize::from(args.sessions));
     let rows = args.model.rows;
+    let is_elastic = args.model.memory.elastic == Switch::On;
     let settings = Box::new(move |model: &djinn_model::Model| {
         let demand = SessionDemand {
             batch: Count::Set(sessions),
             open: sessions,
-            full_sessions: sessions,
-            together: true,
+            full_sessions: match is_elastic {
+                true => sessions.min(FULL_SESSIONS),
+                false => sessions,
+            },
+            together: !is_elastic,
             ..interactive(context, rows)
         };
         Ok(SizeRange::for_sessions(&model.program, demand)?)

@@ -3,7 +3,10 @@
 use djinn_report::{MemoryMap, MemoryPart, PartKind, TierBar, memory_map};
 use djinn_types::Size;
 
-use super::lines::{MemoryLine, PlanTier, PlannedMemory, Purpose};
+use super::{
+    lines::PlannedMemory,
+    memory_line::{MemoryLine, PlanTier, Purpose},
+};
 
 /// Draws planned memory as an SVG document.
 pub(super) fn svg(memory: &PlannedMemory) -> String {
@@ -18,6 +21,7 @@ pub(super) fn svg(memory: &PlannedMemory) -> String {
             (names.join(", "), several.iter().map(first).collect())
         }
     };
+    let notes = notes.into_iter().chain(memory.turns_note()).collect();
     let tiers = PlanTier::ALL.into_iter();
     let bars = tiers.map(|tier| bar(memory, tier));
     memory_map(&MemoryMap {
@@ -30,6 +34,9 @@ pub(super) fn svg(memory: &PlannedMemory) -> String {
 fn bar(memory: &PlannedMemory, tier: PlanTier) -> TierBar {
     let capacity = memory.capacity(tier);
     let name = match (tier, capacity) {
+        (PlanTier::Device, Some(bytes)) if memory.in_turns.is_some() => {
+            format!("Device memory: {} in turns", Size(bytes))
+        }
         (PlanTier::Device, Some(bytes)) => format!("Device memory: {}", Size(bytes)),
         (PlanTier::Host, Some(bytes)) => format!("Host memory: {}", Size(bytes)),
         (PlanTier::Device, None) => "Device memory".to_owned(),
@@ -67,10 +74,12 @@ fn part(line: &MemoryLine, has_several: bool) -> MemoryPart {
     MemoryPart {
         name,
         kind: match line.purpose {
-            Purpose::Resident => PartKind::Weights,
+            Purpose::Resident | Purpose::HostCopy => PartKind::Weights,
+            Purpose::Yields => PartKind::Yields,
             Purpose::Ring | Purpose::Streamed => PartKind::Streamed,
             Purpose::Experts => PartKind::Experts,
             Purpose::Kv => PartKind::Kv,
+            Purpose::Window => PartKind::Window,
             Purpose::Activations | Purpose::Scratch => PartKind::Activations,
             Purpose::Driver | Purpose::Staging => PartKind::Driver,
             Purpose::Free => PartKind::Free,

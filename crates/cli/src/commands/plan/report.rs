@@ -5,7 +5,7 @@ use djinn_types::{Size, text::seconds};
 use serde_json::{Value, json};
 
 use super::{
-    lines::plural,
+    memory_line::plural,
     pieces::{piece_json, pieces_table},
 };
 use crate::args::PlanArgs;
@@ -130,11 +130,8 @@ impl PlanReport<'_> {
     }
 
     pub fn json(&self) -> Value {
-        let (plan, memory, p) = (&self.plan, self.memory(), self.prediction());
-        let (ring, experts) = (
-            plan.ring.unwrap_or_default(),
-            plan.experts.unwrap_or_default(),
-        );
+        let (plan, memory) = (&self.plan, self.memory());
+        let experts = plan.experts.unwrap_or_default();
         let (limits, sizing) = (self.limits(), self.sizing());
         let above_zero = |x: u64| (x > 0).then_some(x);
         json!({
@@ -152,11 +149,7 @@ impl PlanReport<'_> {
             "context_reason": sizing.context_reason,
             "rows": limits.rows,
             "reduced": sizing.reduced,
-            "kv": {
-                "page_bytes": sizing.page_bytes, "page_tokens": sizing.page_tokens,
-                "device_pages": sizing.device_pages, "host_pages": sizing.host_pages,
-                "disk_pages": sizing.disk_pages,
-            },
+            "kv": kv_json(&sizing),
             "reason": plan.routing,
             "weights_bytes": plan.weights_bytes,
             "session_kv_bytes": plan.session_kv_bytes,
@@ -169,10 +162,9 @@ impl PlanReport<'_> {
                 "total": memory.total_bytes,
             },
             "streamed_bytes_per_pass": memory.streamed_bytes,
-            "ring": {
-                "bytes": ring.bytes, "ahead_bytes": ring.ahead_bytes, "offset": ring.offset,
-                "slots": ring.slots,
-            },
+            "yield_bytes": sizing.yield_bytes,
+            "host_copy": sizing.host_copy,
+            "ring": ring_json(plan.ring.unwrap_or_default()),
             "experts": {
                 "count": experts.count, "slots": experts.slots, "bytes": experts.bytes,
             },
@@ -180,18 +172,39 @@ impl PlanReport<'_> {
             "workers": plan.workers,
             "prefetch": plan.prefetch,
             "link_source": plan.link_source,
-            "prediction": plan.prediction.is_some().then(|| json!({
-                "link_bytes_per_pass": p.link_bytes,
-                "link_bytes_per_token": p.link_bytes / limits.batch as f64,
-                "link_bytes_per_s": (p.link_bytes_per_s > 0.0).then_some(p.link_bytes_per_s),
-                "link_s": p.link_s,
-                "compute_bytes_per_s": p.compute_bytes_per_s, "compute_s": p.compute_s,
-                "pass_s": p.pass_s, "tokens_per_s": self.tokens_per_s(),
-                "first_token_s": p.pass_s,
-                "full_prompt_s": p.pass_s * self.prompt_passes() as f64,
-                "binds": if p.link_bound { "link" } else { "compute" },
-            })),
+            "prediction": plan.prediction.is_some().then(|| self.prediction_json()),
             "pieces": plan.pieces.iter().map(piece_json).collect::<Vec<Value>>(),
         })
     }
+
+    fn prediction_json(&self) -> Value {
+        let (p, limits) = (self.prediction(), self.limits());
+        json!({
+            "link_bytes_per_pass": p.link_bytes,
+            "link_bytes_per_token": p.link_bytes / limits.batch as f64,
+            "link_bytes_per_s": (p.link_bytes_per_s > 0.0).then_some(p.link_bytes_per_s),
+            "link_s": p.link_s,
+            "compute_bytes_per_s": p.compute_bytes_per_s, "compute_s": p.compute_s,
+            "pass_s": p.pass_s, "tokens_per_s": self.tokens_per_s(),
+            "first_token_s": p.pass_s,
+            "full_prompt_s": p.pass_s * self.prompt_passes() as f64,
+            "binds": if p.link_bound { "link" } else { "compute" },
+        })
+    }
+}
+
+fn kv_json(sizing: &v1::PlanSizing) -> Value {
+    json!({
+        "page_bytes": sizing.page_bytes, "page_tokens": sizing.page_tokens,
+        "device_pages": sizing.device_pages, "most_device_pages": sizing.most_device_pages,
+        "host_pages": sizing.host_pages, "disk_pages": sizing.disk_pages,
+        "window_bytes": sizing.kv_window_bytes, "streamed_pages": sizing.streamed_pages,
+    })
+}
+
+fn ring_json(ring: v1::PlanRing) -> Value {
+    json!({
+        "bytes": ring.bytes, "ahead_bytes": ring.ahead_bytes, "offset": ring.offset,
+        "slots": ring.slots,
+    })
 }
