@@ -116,7 +116,7 @@ impl Pager {
             PlacedFrame::Host(frame) => {
                 let host = self.copier.host_slab().expect("the page has a host frame");
                 host.lend(self.copier.host_span(frame), |to| {
-                    to.copy_from_slice(&bytes)
+                    to.copy_from_slice(&bytes);
                 })
             }
             PlacedFrame::Disk(frame) => {
