@@ -621,6 +621,10 @@ impl Engine {
             }
         }
         self.write_outputs(&mut outputs);
+        if outputs.iter().any(|output| output.finish.is_some()) {
+            let (scheduler, mut residency) = self.scheduling();
+            scheduler.demote_cached(&mut residency, now);
+        }
         Ok(outputs)
     }
 

@@ -377,6 +377,26 @@ fn with_pages_on_disk(folder: &Path, many: u32, disk: &Path) -> Engine {
     engine
 }
 
+#[test]
+fn cached_pages_are_in_host_memory_before_a_session_takes_their_frames() {
+    let folder = stories();
+    let largest = 128 / PAGE;
+    let settings = Settings {
+        pages: largest,
+        host_pages: 8 * largest,
+        ..Settings::for_sessions(&open(&folder).program, 1, 128, 64).unwrap()
+    };
+    let mut engine = load(&folder, settings);
+    for round in 0..2 {
+        // Each prompt takes most of the frames of the device.
+        for number in 0..6 {
+            let (_, reused) = run(&mut engine, asked_of(&folder, number));
+            assert_eq!(reused, round * 96, "prompt {number}");
+        }
+    }
+    assert_eq!(engine.prefix_cache_stats().pages_evicted, 0);
+}
+
 fn asked_of(folder: &Path, number: u32) -> Request {
     request(folder, &prompt(number, 100), &[], 3)
 }

@@ -15,9 +15,9 @@ const PAGES_TO_DISK: usize = 8;
 /// Maximum number of frames of a tier whose cached pages have a copy in the slower tier.
 const FRAMES_AHEAD: usize = 1024;
 
-/// Number of frames of a tier with `total` frames whose cached pages have a copy in the slower
-/// tier: enough for the next session.
-fn frames_ahead(total: usize, largest: usize) -> usize {
+/// Number of host frames whose cached pages have a copy on disk: enough for the next session, but not more
+/// than half of the frames, because a disk is slow to write.
+fn host_frames_ahead(total: usize, largest: usize) -> usize {
     largest.min(total / 2).min(FRAMES_AHEAD)
 }
 
@@ -25,14 +25,15 @@ fn frames_ahead(total: usize, largest: usize) -> usize {
 /// next pass or session that needs it reports the error.
 pub(crate) fn demote(residency: &mut SessionMemory<'_>, policy: &SpillPolicy, now: Instant) {
     let pager = &mut *residency.pager;
-    let (device, host) = (pager.pages().device().total(), pager.pages().host().total());
+    let host = pager.pages().host().total();
     if host == 0 {
         return;
     }
-    let frames = frames_ahead(device, policy.largest());
+    // The next session may take all frames of its pages in one pass.
+    let frames = policy.largest().min(FRAMES_AHEAD);
     let mut moved = pager.copy_out_cached(frames, policy.margin(), COPIES_PER_PASS);
     if policy.may_spill_cached(now) {
-        let frames = policy.margin() + frames_ahead(host, policy.largest());
+        let frames = policy.margin() + host_frames_ahead(host, policy.largest());
         moved = moved.and(pager.spill_cached(frames, PAGES_TO_DISK));
     }
     if moved.is_err() {

@@ -102,7 +102,8 @@ impl Scheduler {
     }
 
     /// Starts transfers of pages that sessions need next, and of cached pages whose frames are
-    /// needed next. `running` are the members of the next pass. Returns the outputs of sessions whose pages could not be moved.
+    /// needed next. `running` are the members of the next pass. Returns the outputs of sessions whose
+    /// pages could not be moved.
     pub fn start_transfers(
         &mut self,
         residency: &mut SessionMemory<'_>,
@@ -112,6 +113,12 @@ impl Scheduler {
         let lost = self.spill.start_transfers(residency, running, now);
         cache_demotion::demote(residency, &self.spill, now);
         lost
+    }
+
+    /// Copies cached pages to host memory after a pass in which sessions ended, because the selection of the
+    /// next pass may take their frames.
+    pub fn demote_cached(&self, residency: &mut SessionMemory<'_>, now: Instant) {
+        cache_demotion::demote(residency, &self.spill, now);
     }
 
     /// Admits queued sessions that KV memory has room for, unless the scheduler drains.

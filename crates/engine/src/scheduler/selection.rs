@@ -58,8 +58,8 @@ pub(crate) fn runs_while_draining(session: &Session) -> bool {
     session.is_ready() && !(session.keep && session.awaits_first_pass_of_turn())
 }
 
-/// Selects the members of the next pass among the sessions that `runs` allows, and makes sure that their pages are on the device.
-/// Charges their owners. `seconds_per_row` estimates how long the pass takes.
+/// Selects the members of the next pass among the sessions that `runs` allows, and makes sure that
+/// their pages are on the device. Charges their owners. `seconds_per_row` estimates how long the pass takes.
 pub(crate) fn select(
     residency: &mut SessionMemory<'_>,
     runs: fn(&Session) -> bool,
