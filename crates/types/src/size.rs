@@ -160,7 +160,7 @@ mod tests {
         ] {
             let up = Size(bytes).rounded_up();
             assert!(
-                up.0 >= bytes && up.0 - bytes <= bytes / 100,
+                up.0 >= bytes && up.0 - bytes <= bytes / 10,
                 "{bytes}: {up}"
             );
             assert_eq!(up.to_string().replace(' ', "").parse(), Ok(up), "{bytes}");
