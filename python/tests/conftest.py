@@ -14,7 +14,9 @@ FAMILIES = sorted(path.name for path in GOLDEN.iterdir())
 
 @pytest.fixture(scope="session")
 def server():
-    models = [arg for name in FAMILIES for arg in ("--model", f"{name}={GOLDEN / name}")]
+    # Golden values were computed with keys and values in 32 bits.
+    golden = [f"{name}={GOLDEN / name},kv-dtype=f32" for name in FAMILIES]
+    models = [arg for model in golden for arg in ("--model", model)]
     with Server("--model", f"stories-7m={STORIES}", *models) as server:
         os.environ["DJINN_SERVER"] = server.address
         yield server
