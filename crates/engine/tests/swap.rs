@@ -85,6 +85,32 @@ fn load_in(
     Engine::load(model, backend, blueprint, &mut |_| {}).unwrap()
 }
 
+/// Loads an engine on the backend of the tests, whose weights take the first way to the device.
+fn load_first(folder: &Path, settings: Settings) -> Engine {
+    let backend = How::default().backend();
+    let route = routes(open(folder).program.weight_bytes())[0];
+    load(folder, &*backend, settings, route)
+}
+
+/// First requests of [`requests`].
+fn first_requests(folder: &Path, tokens: usize, output: usize, count: usize) -> Vec<Request> {
+    let mut asked = requests(folder, tokens, output);
+    asked.truncate(count);
+    asked
+}
+
+fn open_all(engine: &mut Engine, asked: &[Request]) -> Vec<SessionId> {
+    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
+    asked.iter().map(open).collect()
+}
+
+fn run_all(engine: &mut Engine) {
+    while !engine.is_idle() {
+        engine.step().unwrap();
+        engine.check_integrity();
+    }
+}
+
 fn expected(folder: &Path, requests: &[Request]) -> Vec<SessionResult> {
     alone(folder, requests).iter().map(result_of).collect()
 }
@@ -114,10 +140,7 @@ fn swap(engine: &mut Engine) {
 /// Runs all requests together, and swaps the model out and in before some of the passes.
 fn run_swapping(engine: &mut Engine, requests: &[Request], seed: u64) -> Vec<SessionResult> {
     let mut random = Random(seed);
-    let ids: Vec<SessionId> = requests
-        .iter()
-        .map(|ask| engine.open(ask.clone()).unwrap())
-        .collect();
+    let ids = open_all(engine, requests);
     let mut swaps = 0;
     while engine.has_work() {
         if random.below(4) == 0 {
@@ -137,7 +160,7 @@ fn run_swapping(engine: &mut Engine, requests: &[Request], seed: u64) -> Vec<Ses
 fn swapping_changes_no_bit(kv_dtype: KvDtype) {
     for name in FAMILIES {
         let folder = family(name);
-        let asked: Vec<Request> = requests(&folder, 40, 10).into_iter().take(6).collect();
+        let asked = first_requests(&folder, 40, 10, 6);
         let expect = alone_in(&folder, &asked, with_kv(kv_dtype).memory);
         let expect: Vec<SessionResult> = expect.iter().map(result_of).collect();
         for route in routes(open(&folder).program.weight_bytes()) {
@@ -172,7 +195,7 @@ fn swapping_changes_no_bit_with_kv_in_f32() {
 #[test]
 fn late_copies_and_events_change_no_bit() {
     let folder = family("llama3");
-    let asked: Vec<Request> = requests(&folder, 40, 10).into_iter().take(6).collect();
+    let asked = first_requests(&folder, 40, 10, 6);
     let expect = expected(&folder, &asked);
     for seed in 0..4 {
         for route in routes(open(&folder).program.weight_bytes()) {
@@ -187,7 +210,7 @@ fn late_copies_and_events_change_no_bit() {
 #[test]
 fn elastic_weights_return_at_their_level() {
     let folder = family("llama2");
-    let asked: Vec<Request> = requests(&folder, 40, 20).into_iter().take(3).collect();
+    let asked = first_requests(&folder, 40, 20, 3);
     let expect = expected(&folder, &asked);
     for tier in TIERS {
         let (model, backend) = (open(&folder), How::default().backend());
@@ -199,8 +222,7 @@ fn elastic_weights_return_at_their_level() {
         let blueprint = draw_elastic(&model, &*backend, &settings, tier, resident);
         let mut engine = common::elastic::load(model, &*backend, blueprint);
         let most = engine.memory_split().most;
-        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        let ids = open_all(&mut engine, &asked);
         for level in [most, most / 2, 0] {
             engine.set_level(level).unwrap();
             let before = engine.memory_split();
@@ -211,9 +233,7 @@ fn elastic_weights_return_at_their_level() {
             engine.step().unwrap();
             engine.check_integrity();
         }
-        while !engine.is_idle() {
-            engine.step().unwrap();
-        }
+        run_all(&mut engine);
         assert!(close_all(&mut engine, &ids) == expect, "{tier:?}");
     }
 }
@@ -233,8 +253,7 @@ fn waiting_and_paused_sessions_survive() {
         let backend = How::default().backend();
         let settings = roomy(&folder, &asked, asked.len());
         let mut engine = load(&folder, &*backend, settings, route);
-        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        let ids = open_all(&mut engine, &asked);
         loop {
             let paused = common::stops::run_until_idle(&mut engine);
             swap(&mut engine);
@@ -256,15 +275,10 @@ fn waiting_and_paused_sessions_survive() {
 /// Runs two turns of kept sessions, with a swap between them if `host_sessions` says how much room
 /// host memory has for it.
 fn two_turns(folder: &Path, asked: &[Request], host_sessions: Option<usize>) -> Vec<SessionResult> {
-    let backend = How::default().backend();
-    let route = routes(open(folder).program.weight_bytes())[0];
     let settings = roomy(folder, asked, host_sessions.unwrap_or(0));
-    let mut engine = load(folder, &*backend, settings, route);
-    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-    let ids: Vec<SessionId> = asked.iter().map(open).collect();
-    while !engine.is_idle() {
-        engine.step().unwrap();
-    }
+    let mut engine = load_first(folder, settings);
+    let ids = open_all(&mut engine, asked);
+    run_all(&mut engine);
     if host_sessions.is_some() {
         swap(&mut engine);
     }
@@ -272,10 +286,7 @@ fn two_turns(folder: &Path, asked: &[Request], host_sessions: Option<usize>) -> 
         let mut session = engine.any_session(id).unwrap();
         session.append(&asked[0].tokens[..9], 5, &[]).unwrap();
     }
-    while !engine.is_idle() {
-        engine.step().unwrap();
-        engine.check_integrity();
-    }
+    run_all(&mut engine);
     close_all(&mut engine, &ids)
 }
 
@@ -295,13 +306,10 @@ fn sessions_between_turns_compute_again_what_host_memory_has_no_room_for() {
 #[test]
 fn a_session_that_runs_is_not_robbed_of_its_pages() {
     let folder = family("llama2");
-    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(2).collect();
+    let asked = first_requests(&folder, 60, 6, 2);
     let expect = expected(&folder, &asked);
-    let backend = How::default().backend();
-    let route = routes(open(&folder).program.weight_bytes())[0];
-    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
-    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    let mut engine = load_first(&folder, roomy(&folder, &asked, 1));
+    let ids = open_all(&mut engine, &asked);
     while engine.kv_usage().device.used < engine.blueprint().settings().host_pages + 1 {
         engine.step().unwrap();
     }
@@ -312,16 +320,13 @@ fn a_session_that_runs_is_not_robbed_of_its_pages() {
     );
     assert!(!engine.is_swapped_out());
     engine.check_integrity();
-    while !engine.is_idle() {
-        engine.step().unwrap();
-    }
+    run_all(&mut engine);
     assert!(close_all(&mut engine, &ids) == expect);
 }
 
 /// Opens sessions that need more host memory than there is, and runs them until they do.
 fn open_crowd(engine: &mut Engine, asked: &[Request]) -> Vec<SessionId> {
-    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    let ids = open_all(engine, asked);
     while engine.swap_room() == SwapRoom::Now {
         assert!(!engine.is_idle(), "the sessions need too little");
         engine.step().unwrap();
@@ -329,21 +334,12 @@ fn open_crowd(engine: &mut Engine, asked: &[Request]) -> Vec<SessionId> {
     ids
 }
 
-fn run_all(engine: &mut Engine) {
-    while !engine.is_idle() {
-        engine.step().unwrap();
-        engine.check_integrity();
-    }
-}
-
 #[test]
 fn kept_sessions_between_turns_leave_host_memory_to_a_session_that_runs() {
     let folder = family("llama2");
-    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(2).collect();
+    let asked = first_requests(&folder, 60, 6, 2);
     let expect = expected(&folder, &asked);
-    let backend = How::default().backend();
-    let route = routes(open(&folder).program.weight_bytes())[0];
-    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
+    let mut engine = load_first(&folder, roomy(&folder, &asked, 1));
     let keep = true;
     let kept = engine
         .open(Request {
@@ -377,11 +373,9 @@ fn kept_sessions_between_turns_leave_host_memory_to_a_session_that_runs() {
 #[test]
 fn a_model_can_leave_after_the_turns_that_have_begun() {
     let folder = family("llama2");
-    let asked: Vec<Request> = requests(&folder, 60, 6).into_iter().take(3).collect();
+    let asked = first_requests(&folder, 60, 6, 3);
     let expect = expected(&folder, &asked);
-    let backend = How::default().backend();
-    let route = routes(open(&folder).program.weight_bytes())[0];
-    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 1), route);
+    let mut engine = load_first(&folder, roomy(&folder, &asked, 1));
     let mut ids = open_crowd(&mut engine, &asked[..2]);
     assert_eq!(engine.swap_room(), SwapRoom::AfterTurns);
     engine.set_draining(true);
@@ -402,11 +396,8 @@ fn a_turn_that_has_not_begun_does_not_keep_the_model_on_the_device() {
     let asked = requests(&folder, 60, 6).into_iter().take(3).map(kept);
     let asked: Vec<Request> = asked.collect();
     let expect = two_turns(&folder, &asked, None);
-    let backend = How::default().backend();
-    let route = routes(open(&folder).program.weight_bytes())[0];
-    let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 0), route);
-    let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-    let ids: Vec<SessionId> = asked.iter().map(open).collect();
+    let mut engine = load_first(&folder, roomy(&folder, &asked, 0));
+    let ids = open_all(&mut engine, &asked);
     run_all(&mut engine);
     engine.set_draining(true);
     for &id in &ids {
@@ -425,10 +416,8 @@ fn a_paused_session_without_room_in_host_memory_keeps_its_model_on_the_device() 
     let folder = family("qwen3");
     let ask = requests(&folder, 30, 8).remove(0);
     let ask = stopping(&folder, &ask, &["blocks.0.hook_resid_mid,step=1"]);
-    let backend = How::default().backend();
-    let route = routes(open(&folder).program.weight_bytes())[0];
     let settings = roomy(&folder, std::slice::from_ref(&ask), 0);
-    let mut engine = load(&folder, &*backend, settings, route);
+    let mut engine = load_first(&folder, settings);
     let id = engine.open(ask).unwrap();
     assert_eq!(common::stops::run_until_idle(&mut engine).len(), 1);
     assert_eq!(engine.swap_room(), SwapRoom::AfterSessions);
@@ -443,13 +432,11 @@ fn a_paused_session_forks_while_its_model_is_off_the_device() {
     let plain = requests(&folder, 30, 8).remove(0);
     let expect = expected(&folder, std::slice::from_ref(&plain));
     let ask = stopping(&folder, &plain, &["blocks.0.hook_resid_mid,step=3"]);
-    let backend = How::default().backend();
-    let route = routes(open(&folder).program.weight_bytes())[0];
     let settings = Settings {
         open: 2,
         ..roomy(&folder, std::slice::from_ref(&ask), 3)
     };
-    let mut engine = load(&folder, &*backend, settings, route);
+    let mut engine = load_first(&folder, settings);
     let id = engine.open(ask).unwrap();
     assert_eq!(common::stops::run_until_idle(&mut engine).len(), 1);
     engine.swap_out().unwrap();
@@ -468,14 +455,13 @@ fn a_paused_session_forks_while_its_model_is_off_the_device() {
 #[test]
 fn memory_that_could_not_be_given_back_is_given_back_later() {
     let folder = family("llama2");
-    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let asked = first_requests(&folder, 30, 8, 2);
     let expect = expected(&folder, &asked);
     for tries_again in [false, true] {
         let backend = LateBackend::new(1, 3);
         let route = routes(open(&folder).program.weight_bytes())[0];
         let mut engine = load(&folder, &backend, roomy(&folder, &asked, 2), route);
-        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        let ids = open_all(&mut engine, &asked);
         engine.step().unwrap();
         backend.memory_faults().release.store(1, Ordering::SeqCst);
         assert!(engine.swap_out().is_err() && engine.is_swapped_out());
@@ -499,15 +485,11 @@ fn a_prompt_in_the_cache_is_not_computed_again_after_a_swap() {
     let folder = family("llama2");
     let ask = requests(&folder, 60, 6).remove(0);
     let expect = expected(&folder, std::slice::from_ref(&ask));
-    let backend = How::default().backend();
-    let route = routes(open(&folder).program.weight_bytes())[0];
     let settings = roomy(&folder, std::slice::from_ref(&ask), 2);
-    let mut engine = load(&folder, &*backend, settings, route);
+    let mut engine = load_first(&folder, settings);
     for round in 0..3 {
         let id = engine.open(ask.clone()).unwrap();
-        while !engine.is_idle() {
-            engine.step().unwrap();
-        }
+        run_all(&mut engine);
         assert!(close_all(&mut engine, &[id]) == expect);
         assert_eq!(engine.prefix_tokens_reused() > 0, round > 0);
         swap(&mut engine);
@@ -517,13 +499,12 @@ fn a_prompt_in_the_cache_is_not_computed_again_after_a_swap() {
 #[test]
 fn a_return_can_be_cancelled() {
     let folder = family("llama2");
-    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let asked = first_requests(&folder, 30, 8, 2);
     let expect = expected(&folder, &asked);
     let backend = How::default().backend();
     for route in routes(open(&folder).program.weight_bytes()) {
         let mut engine = load(&folder, &*backend, roomy(&folder, &asked, 2), route);
-        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        let ids = open_all(&mut engine, &asked);
         engine.step().unwrap();
         engine.swap_out().unwrap();
         let mut steps = 0;
@@ -546,7 +527,7 @@ fn a_return_can_be_cancelled() {
 #[test]
 fn a_failed_return_can_be_tried_again() {
     let folder = family("llama2");
-    let asked: Vec<Request> = requests(&folder, 30, 8).into_iter().take(2).collect();
+    let asked = first_requests(&folder, 30, 8, 2);
     let expect = expected(&folder, &asked);
     let backend = How::default().backend();
     if backend.tier() != Tier::Files {
@@ -558,8 +539,7 @@ fn a_failed_return_can_be_tried_again() {
         let settings = roomy(&folder, &asked, 2);
         let blueprint = Blueprint::draw(&model, &*backend, settings, memory(route)).unwrap();
         let mut engine = common::elastic::load(model, &*backend, blueprint);
-        let open = |ask: &Request| engine.open(ask.clone()).unwrap();
-        let ids: Vec<SessionId> = asked.iter().map(open).collect();
+        let ids = open_all(&mut engine, &asked);
         engine.step().unwrap();
         engine.swap_out().unwrap();
         disk.reads_left.store(reads, Ordering::SeqCst);
@@ -567,10 +547,7 @@ fn a_failed_return_can_be_tried_again() {
         disk.reads_left.store(HEALTHY, Ordering::SeqCst);
         assert!(failed.is_err() && engine.is_swapped_out(), "{reads} reads");
         engine.swap_in(&mut go_on).unwrap();
-        while !engine.is_idle() {
-            engine.step().unwrap();
-            engine.check_integrity();
-        }
+        run_all(&mut engine);
         assert!(close_all(&mut engine, &ids) == expect, "{reads} reads");
     }
 }

@@ -159,10 +159,7 @@ mod tests {
             1_234_567_890_123,
         ] {
             let up = Size(bytes).rounded_up();
-            assert!(
-                up.0 >= bytes && up.0 - bytes <= bytes / 10,
-                "{bytes}: {up}"
-            );
+            assert!(up.0 >= bytes && up.0 - bytes <= bytes / 10, "{bytes}: {up}");
             assert_eq!(up.to_string().replace(' ', "").parse(), Ok(up), "{bytes}");
         }
     }
