@@ -34,7 +34,7 @@ impl Slab {
                 .filter(|other| other.untouched > 0)
                 .map(|other| {
                     format!(
-                        ", {other} has reserved {:.2} GB more",
+                        " ({other} has reserved another {:.2} GB)",
                         other.untouched as f64 / 1e9
                     )
                 })

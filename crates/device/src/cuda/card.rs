@@ -80,11 +80,11 @@ impl Card {
             1 => ", where another process runs".to_owned(),
             n => format!(", where {n} other processes run"),
         };
-        let known: Vec<String> = host::neighbours()
-            .iter()
-            .map(|n| format!(" ({n})"))
-            .collect();
-        let others = others + &known.concat();
+        let known: Vec<String> = host::neighbours().iter().map(ToString::to_string).collect();
+        let others = match others.is_empty() || known.is_empty() {
+            true => others,
+            false => format!("{others} (this user runs {})", known.join(", ")),
+        };
         let reason = format!(
             "{:.2} GB are free on {} ({}){others}; lower --memory, or wait until more is free",
             free as f64 / 1e9,

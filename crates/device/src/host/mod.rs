@@ -28,9 +28,14 @@ pub fn cores() -> usize {
 /// have reserved. `u64::MAX` if the system does not report any.
 pub fn available_memory() -> u64 {
     let kernel = read_kib("/proc/meminfo", "MemAvailable:").unwrap_or(u64::MAX);
-    let there = kernel.min(cgroup_left().unwrap_or(u64::MAX));
-    let reserved = neighbours().iter().map(|other| other.untouched).sum();
-    there.saturating_sub(reserved)
+    let group = cgroup_left().unwrap_or(u64::MAX);
+    let neighbours = neighbours();
+    let all = neighbours.iter().map(|other| other.untouched).sum();
+    let in_group = neighbours.iter().filter(|other| other.shares_limits);
+    let in_group = in_group.map(|other| other.untouched).sum();
+    kernel
+        .saturating_sub(all)
+        .min(group.saturating_sub(in_group))
 }
 
 /// Total memory of the machine in bytes; `None` if the system does not report it.

@@ -16,6 +16,9 @@ use std::{
     },
 };
 
+/// Attempts to create the file of this process while another one looks at a file of the same name.
+const ATTEMPTS: usize = 100;
+
 /// Smallest change of the reserved bytes that is written to the file.
 const STEP_BYTES: u64 = 16 << 20;
 
@@ -33,6 +36,8 @@ pub struct Neighbour {
     pub untouched: u64,
     /// Names of its models.
     pub models: String,
+    /// Whether it has the memory limits of this process.
+    pub shares_limits: bool,
 }
 
 impl fmt::Display for Neighbour {
@@ -49,7 +54,8 @@ impl fmt::Display for Neighbour {
 
 /// File of this process.
 struct Announcement {
-    file: File,
+    /// The file; `None` if the system has no place for it.
+    file: Option<File>,
     models: String,
     /// Reserved bytes in the file.
     written: u64,
@@ -57,11 +63,13 @@ struct Announcement {
 
 impl Announcement {
     fn write(&mut self, reserved: u64) -> io::Result<()> {
-        let text = format!("{reserved}\n{}\n", self.models);
-        self.file.write_all_at(text.as_bytes(), 0)?;
-        self.file.set_len(text.len() as u64)?;
         self.written = reserved;
-        Ok(())
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let text = format!("{reserved}\n{}\n", self.models);
+        file.write_all_at(text.as_bytes(), 0)?;
+        file.set_len(text.len() as u64)
     }
 }
 
@@ -105,11 +113,8 @@ impl Drop for ReservedBytes {
 pub fn announce(models: &str) {
     let announcement = ANNOUNCED.get_or_init(|| {
         let file = folder().and_then(|folder| create(&folder, std::process::id()));
-        // Without a place, other processes do not see the announcement.
-        let file = file.or_else(|_| File::options().write(true).open("/dev/null"));
-        let file = file.expect("/dev/null can be opened");
         Mutex::new(Announcement {
-            file,
+            file: file.ok(),
             models: String::new(),
             written: 0,
         })
@@ -159,7 +164,7 @@ fn folder() -> io::Result<PathBuf> {
 /// Creates the file of a process and locks it.
 fn create(folder: &Path, process: u32) -> io::Result<File> {
     let path = folder.join(process.to_string());
-    loop {
+    for _ in 0..ATTEMPTS {
         let mut options = File::options();
         let file = options.read(true).write(true).create(true).truncate(false);
         let file = file.mode(0o600).open(&path)?;
@@ -171,6 +176,8 @@ fn create(folder: &Path, process: u32) -> io::Result<File> {
             Err(TryLockError::Error(error)) => return Err(error),
         }
     }
+    // A process of another container may have the same number and the same folder.
+    Err(ErrorKind::ResourceBusy.into())
 }
 
 /// Reads the files of all processes but one, and removes those of ended processes.
@@ -185,18 +192,27 @@ fn read(folder: &Path, process: u32) -> Option<Neighbour> {
     let path = folder.join(process.to_string());
     let file = File::options().read(true).write(true).open(&path).ok()?;
     if file.try_lock().is_ok() {
-        // The process has ended. The lock is held until the file is removed.
-        let _ = fs::remove_file(&path);
+        // The process has ended. The lock is held until the file is removed. If another process has removed
+        // it, the name may belong to a new one.
+        if file.metadata().ok()?.nlink() > 0 {
+            let _ = fs::remove_file(&path);
+        }
         return None;
     }
     let text = fs::read_to_string(&path).ok()?;
     let (reserved, models) = parse(&text)?;
-    let touched = super::read_kib(&format!("/proc/{process}/status"), "VmRSS:")?;
+    let touched = super::read_kib(&format!("/proc/{process}/status"), "RssAnon:")?;
     Some(Neighbour {
         process,
         untouched: reserved.saturating_sub(touched),
         models: models.to_owned(),
+        shares_limits: groups(&process.to_string()) == groups("self"),
     })
+}
+
+/// Control groups of a process.
+fn groups(process: &str) -> Option<String> {
+    fs::read_to_string(format!("/proc/{process}/cgroup")).ok()
 }
 
 fn parse(text: &str) -> Option<(u64, &str)> {
