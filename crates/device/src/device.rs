@@ -35,6 +35,12 @@ pub trait Device: Transfers + Streams + Ops {
     /// Describes this device.
     fn info(&self) -> DeviceInfo;
 
+    /// Everything outside of the program that the bits of results depend on: the kind of the device, and
+    /// the versions of its driver and libraries. The same text on two machines means the same bits.
+    fn arithmetic(&self) -> String {
+        self.info().name
+    }
+
     /// Waits for all streams, and gives the memory of the slab and of the operations back to the
     /// system. The contents are lost. Operations fail until [`Device::restore_memory`] succeeds;
     /// host slabs and events stay valid.

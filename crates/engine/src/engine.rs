@@ -495,12 +495,7 @@ impl Engine {
         if self.prefix_cache.saved_limit() == 0 {
             return (SavedPrefixes::default(), None);
         }
-        let info = self.device();
-        // All processors give the same bits.
-        let device = match info.name.as_str() {
-            "cpu" => info.name,
-            _ => info.detail,
-        };
+        let device = self.executor.device().arithmetic();
         let all_owners = self.prefix_cache.shares_all();
         let (durability, model, mut pages) = self.saving();
         let (read, rest) =
@@ -508,12 +503,12 @@ impl Engine {
         (read, rest.err())
     }
 
-    /// Saves cached pages in the state folder for the next process, once no session runs any more. Saves
-    /// none without a state folder.
-    pub fn save_prefixes(&mut self) -> Result<SavedPrefixes, EngineError> {
+    /// Saves cached pages in the state folder for the next process, once no session runs any more, as far as
+    /// there is time. Saves none without a state folder.
+    pub fn save_prefixes(&mut self, until: Instant) -> Result<SavedPrefixes, EngineError> {
         let limit = self.prefix_cache.saved_limit();
         let (durability, _, mut pages) = self.saving();
-        durability.save_prefixes(&mut pages, limit)
+        durability.save_prefixes(&mut pages, limit, until)
     }
 
     /// Borrows what saving cached pages needs.
@@ -578,6 +573,7 @@ impl Engine {
         }
         let (scheduler, mut residency) = self.scheduling();
         outputs.extend(scheduler.start_transfers(&mut residency, &[], now));
+        scheduler.demote_cached(&mut residency, now);
         self.write_outputs(&mut outputs);
         outputs
     }
@@ -607,6 +603,7 @@ impl Engine {
             .lookup(&mut self.sessions, &mut self.pager);
         self.balance();
         let (scheduler, mut residency) = self.scheduling();
+        scheduler.demote_cached(&mut residency, now);
         let selection = scheduler.select(&mut residency, now);
         outputs.extend(selection.lost);
         outputs.extend(scheduler.start_transfers(&mut residency, &selection.run, now));
@@ -621,10 +618,6 @@ impl Engine {
             }
         }
         self.write_outputs(&mut outputs);
-        if outputs.iter().any(|output| output.finish.is_some()) {
-            let (scheduler, mut residency) = self.scheduling();
-            scheduler.demote_cached(&mut residency, now);
-        }
         Ok(outputs)
     }
 

@@ -287,7 +287,11 @@ fn config(resolved: &ResolvedModel, models: Vec<ServedModel>, pushed: PathBuf) -
         memory: resolved.memory,
         host_copy: djinn_server::HostCopy::Auto,
         kv: KvMemory::default(),
-        prefix_cache: PrefixCacheSettings::default(),
+        // A command is too short to save pages, and --state may be the folder of a server.
+        prefix_cache: PrefixCacheSettings {
+            saved: Some(0),
+            ..PrefixCacheSettings::default()
+        },
         models,
         layout: LoadOptions::default(),
         model_dirs: Vec::new(),

@@ -80,6 +80,12 @@ impl Blas {
         })
     }
 
+    /// Version of the library.
+    pub(super) fn version(&self) -> usize {
+        // SAFETY: the library is loaded, and the function reads a constant.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
     /// Whether the chain kernels give the bits of the algorithm of a product. `false` until
     /// [`Blas::set_chain`] has told it.
     pub(super) fn is_chain(&self, product: Product) -> bool {

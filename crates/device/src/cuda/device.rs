@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::blas::Blas;
 use super::card::Card;
 use super::event::Events;
 use super::graph::Graphs;
@@ -93,6 +94,14 @@ impl Device for CudaDevice {
             detail: self.card.name().to_owned(),
             slab_bytes: self.slab_bytes,
         }
+    }
+
+    fn arithmetic(&self) -> String {
+        // The driver compiles the kernels, and the library chooses algorithms.
+        let driver = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        let driver = driver.lines().next().unwrap_or_default();
+        let library = self.card.blas.as_ref().map_or(0, Blas::version);
+        format!("{}, {driver}, cuBLASLt {library}", self.card.name())
     }
 
     fn release_memory(&self) -> Result<()> {

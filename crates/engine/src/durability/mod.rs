@@ -8,6 +8,7 @@
 pub(crate) mod identity;
 mod journal;
 mod legacy_identity;
+mod prefix_header;
 pub(crate) mod records;
 pub(crate) mod recovery;
 pub(crate) mod saved_file;
@@ -18,7 +19,12 @@ pub(crate) mod saved_session;
 pub(crate) mod state_folder;
 mod tensor_samples;
 
-use std::{collections::BTreeMap, path::Path, sync::OnceLock};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::OnceLock,
+    time::{Instant, SystemTime},
+};
 
 use djinn_model::Model;
 use djinn_types::{DType, SessionId};
@@ -30,9 +36,10 @@ use crate::{
 };
 use identity::ModelIdentity;
 use journal::Journal;
+use prefix_header::PrefixOrigin;
 use records::Record;
 use saved_file::SavedFile;
-use saved_prefixes::{EnginePages, PrefixFile, PrefixOrigin, SavedPrefixes, program_digest};
+use saved_prefixes::{EnginePages, PrefixFile, SavedPrefixes, program_digest};
 use saved_session::{SavedSession, SavedState};
 use state_folder::StateFolder;
 
@@ -80,7 +87,7 @@ impl Durability {
     }
 
     /// Adds the cached pages of a folder to the prefix cache, and saves cached pages there from now on.
-    /// `device` is the kind of the device, and `all_owners` says that owners share pages.
+    /// `device` is the arithmetic of the device, and `all_owners` says that owners share pages.
     pub fn attach_prefixes(
         &mut self,
         model: &Model,
@@ -93,6 +100,7 @@ impl Durability {
             Ok(PrefixOrigin {
                 model: identity.identity.clone(),
                 kv_dtype: self.kv_dtype.to_string(),
+                files: stamps_of(model),
                 page_tokens: pages.page_tokens,
                 device,
                 program: program_digest()?,
@@ -108,14 +116,15 @@ impl Durability {
         }
     }
 
-    /// Saves cached pages in the folder, up to `limit` bytes. Saves none without a folder.
+    /// Saves cached pages in the folder, up to `limit` bytes and this time. Saves none without a folder.
     pub fn save_prefixes(
         &self,
         pages: &mut EnginePages<'_>,
         limit: u64,
+        until: Instant,
     ) -> Result<SavedPrefixes, EngineError> {
         match &self.prefixes {
-            Some(file) => file.save(pages, limit),
+            Some(file) => file.save(pages, limit, until),
             None => Ok(SavedPrefixes::default()),
         }
     }
@@ -246,4 +255,14 @@ impl Durability {
             None => Vec::new(),
         }
     }
+}
+
+/// Times of the last changes of a model's files, as texts. The digest of a model covers only some bytes of
+/// each tensor.
+fn stamps_of(model: &Model) -> Vec<String> {
+    let text = |time: SystemTime| {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_nanos().to_string()
+    };
+    model.weights.stamps().into_iter().map(text).collect()
 }

@@ -10,33 +10,18 @@ use std::{
     io::{self, ErrorKind, Read},
     path::{Path, PathBuf},
     sync::OnceLock,
+    time::Instant,
 };
 
-use djinn_kv::{IndexedPage, PageContent, Pager};
+use djinn_kv::Pager;
 use djinn_wal::{Archive, ArchiveWriter, WalError};
-use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
+use super::prefix_header::{PrefixHeader, PrefixOrigin};
 use crate::error::EngineError;
 
 /// Name of the archive in a state folder.
 const FILE: &str = "prefixes.djinn";
-
-/// Everything that the bytes of cached pages and their scopes depend on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PrefixOrigin {
-    /// Digest of the model.
-    pub model: String,
-    /// Element type of keys and values.
-    pub kv_dtype: String,
-    pub page_tokens: usize,
-    /// Device whose kernels computed the pages: `cpu`, or the product name of a card.
-    pub device: String,
-    /// Digest of the program.
-    pub program: String,
-    /// Whether pages of all owners have one scope.
-    pub all_owners: bool,
-}
 
 /// Cached pages that were saved or restored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,66 +46,52 @@ pub(crate) struct PrefixFile {
     origin: PrefixOrigin,
 }
 
-/// PrefixHeader of the archive.
-#[derive(Debug, Serialize, Deserialize)]
-struct PrefixHeader {
-    origin: PrefixOrigin,
-    scopes: Vec<String>,
-    pages: Vec<SavedPage>,
-}
-
-/// One page of the archive.
-#[derive(Debug, Serialize, Deserialize)]
-struct SavedPage {
-    /// Number of the page before it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    previous: Option<usize>,
-    /// Number of the scope.
-    scope: usize,
-    tokens: Vec<u32>,
-    /// Indices of the tokens that do not belong to a prompt.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    generated: Vec<usize>,
-}
-
 impl PrefixFile {
-    /// The archive of a state folder, for pages of this origin.
+    /// The archive of a state folder, for pages of this origin. Removes what processes left that were killed
+    /// while they wrote it; the folder belongs to this process alone.
     pub fn new(folder: &Path, origin: PrefixOrigin) -> Self {
+        remove_unfinished(folder);
         PrefixFile {
             path: folder.join(FILE),
             origin,
         }
     }
 
-    /// Writes as many cached pages as `limit` bytes hold, and replaces the archive. Without pages, removes
-    /// it.
+    /// Writes as many cached pages as `limit` bytes hold and as there is time for, and replaces the archive.
+    /// Without new pages, the archive stays.
     pub fn save(
         &self,
         cached: &mut EnginePages<'_>,
         limit: u64,
+        until: Instant,
     ) -> Result<SavedPrefixes, EngineError> {
-        let page_bytes = cached.page_bytes;
+        let (page_bytes, mut saved) = (cached.page_bytes, SavedPrefixes::default());
+        if cached.pager.pages().inserted() == 0 {
+            return Ok(saved);
+        }
         let mut pages = cached.pager.pages().indexed_pages();
         let most = usize::try_from(limit / page_bytes.max(1)).unwrap_or(usize::MAX);
         pages.truncate(most);
-        if pages.is_empty() {
-            return match fs::remove_file(&self.path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => Err(self.failed(&error)),
-                _ => Ok(SavedPrefixes::default()),
-            };
-        }
         let header = PrefixHeader::new(self.origin.clone(), &pages);
         let header = serde_json::to_vec(&header).expect("headers are plain data");
         let mut writer = ArchiveWriter::create(&self.path, &header, page_bytes, true)?;
-        let reader = cached.pager.page_reader()?;
-        for page in &pages {
-            reader.read(page.page, |bytes| writer.write(bytes))??;
+        let mut reader = cached.pager.page_reader()?;
+        for page in pages {
+            if Instant::now() >= until {
+                break;
+            }
+            // A page that the disk lost ends the archive: later pages may follow it.
+            let Ok(written) = reader.read(page.page, |bytes| writer.write(bytes)) else {
+                break;
+            };
+            written?;
+            saved.pages += 1;
+            saved.bytes += page_bytes;
         }
-        writer.finish()?;
-        Ok(SavedPrefixes {
-            pages: pages.len(),
-            bytes: pages.len() as u64 * page_bytes,
-        })
+        if saved.pages > 0 {
+            writer.finish()?;
+        }
+        Ok(saved)
     }
 
     /// Adds the pages of the archive to the prefix cache, as far as frames are free. Adds none if there is
@@ -161,103 +132,16 @@ impl PrefixFile {
             reason: format!("the saved prefix cache is not used: {reason}"),
         }
     }
-
-    fn failed(&self, error: &io::Error) -> EngineError {
-        EngineError::File {
-            path: self.path.clone(),
-            reason: error.to_string(),
-        }
-    }
 }
 
-impl PrefixOrigin {
-    /// First difference that keeps pages from being used, in words.
-    fn difference(&self, now: &PrefixOrigin) -> Option<&'static str> {
-        let differences = [
-            (self.model != now.model, "it belongs to another model"),
-            (
-                self.kv_dtype != now.kv_dtype,
-                "its keys and values have another type",
-            ),
-            (
-                self.page_tokens != now.page_tokens,
-                "its pages have another size",
-            ),
-            (
-                self.device != now.device,
-                "another kind of device computed it",
-            ),
-            (
-                self.program != now.program,
-                "another build of djinn wrote it",
-            ),
-            (
-                self.all_owners != now.all_owners,
-                "--share-prefixes has changed",
-            ),
-        ];
-        let found = differences.into_iter().find(|(differs, _)| *differs);
-        found.map(|(_, reason)| reason)
-    }
-}
-
-impl PrefixHeader {
-    fn new(origin: PrefixOrigin, pages: &[IndexedPage]) -> Self {
-        let mut scopes: Vec<String> = Vec::new();
-        let pages = pages.iter().map(|page| {
-            let scope = page.content.scope();
-            let known = scopes.iter().position(|known| known == scope);
-            let number = known.unwrap_or_else(|| {
-                scopes.push(scope.to_owned());
-                scopes.len() - 1
-            });
-            let tokens = page.content.tokens();
-            let generated = tokens.clone().enumerate();
-            let generated = generated.filter(|(_, (_, is_prompt))| !is_prompt);
-            SavedPage {
-                previous: page.previous,
-                scope: number,
-                generated: generated.map(|(at, _)| at).collect(),
-                tokens: tokens.map(|(token, _)| token).collect(),
-            }
-        });
-        let pages = pages.collect();
-        PrefixHeader {
-            origin,
-            scopes,
-            pages,
-        }
-    }
-
-    /// Decodes the header of an archive with this number of pages, and checks every number in it.
-    fn parse(bytes: &[u8], pages: usize) -> Result<Self, &'static str> {
-        let header: PrefixHeader =
-            serde_json::from_slice(bytes).map_err(|_| "its list of pages cannot be read")?;
-        let size = header.origin.page_tokens;
-        let is_valid = |(number, page): (usize, &SavedPage)| {
-            page.previous.is_none_or(|previous| previous < number)
-                && page.scope < header.scopes.len()
-                && page.tokens.len() == size
-                && page.generated.iter().all(|&at| at < size)
-        };
-        let is_whole = header.pages.len() == pages;
-        match is_whole && header.pages.iter().enumerate().all(is_valid) {
-            true => Ok(header),
-            false => Err("its list of pages is not consistent"),
-        }
-    }
-
-    /// Contents of the pages, each with the number of the page before it.
-    fn contents(&self) -> impl Iterator<Item = (Option<usize>, PageContent)> {
-        self.pages.iter().map(|page| {
-            let is_prompt = |at: usize| !page.generated.contains(&at);
-            let tokens = page.tokens.iter().enumerate();
-            let tokens = tokens.map(|(at, &token)| (token, is_prompt(at)));
-            (
-                page.previous,
-                PageContent::new(&self.scopes[page.scope], tokens),
-            )
-        })
+/// Removes archives that killed processes left unfinished in a folder.
+fn remove_unfinished(folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name());
+    let is_unfinished = |name: &str| name.starts_with(FILE) && name.ends_with(".tmp");
+    for name in names.filter(|name| name.to_str().is_some_and(is_unfinished)) {
+        // A file that cannot be removed costs only its space.
+        let _ = fs::remove_file(folder.join(name));
     }
 }
 
@@ -286,49 +170,6 @@ fn digest_of(path: &Path) -> io::Result<String> {
         match file.read(&mut bytes)? {
             0 => return Ok(format!("{:016x}", hash.finish())),
             count => hash.write(&bytes[..count]),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::{PrefixHeader, PrefixOrigin};
-
-    fn header(pages: &serde_json::Value) -> Vec<u8> {
-        let origin = PrefixOrigin {
-            model: "v2-0".to_owned(),
-            kv_dtype: "f16".to_owned(),
-            page_tokens: 2,
-            device: "cpu".to_owned(),
-            program: "0".to_owned(),
-            all_owners: false,
-        };
-        let header = json!({ "origin": origin, "scopes": ["ada"], "pages": pages });
-        serde_json::to_vec(&header).unwrap()
-    }
-
-    #[test]
-    fn a_header_with_numbers_out_of_range_is_refused() {
-        let good = json!([
-            { "scope": 0, "tokens": [1, 2] },
-            { "previous": 0, "scope": 0, "tokens": [3, 4], "generated": [1] },
-        ]);
-        assert!(PrefixHeader::parse(&header(&good), 2).is_ok());
-        assert!(
-            PrefixHeader::parse(&header(&good), 1).is_err(),
-            "number of pages"
-        );
-        let bad = [
-            json!([{ "previous": 0, "scope": 0, "tokens": [1, 2] }]),
-            json!([{ "scope": 1, "tokens": [1, 2] }]),
-            json!([{ "scope": 0, "tokens": [1, 2, 3] }]),
-            json!([{ "scope": 0, "tokens": [1, 2], "generated": [2] }]),
-            json!([{ "tokens": [1, 2] }]),
-        ];
-        for pages in bad {
-            assert!(PrefixHeader::parse(&header(&pages), 1).is_err(), "{pages}");
         }
     }
 }

@@ -101,22 +101,18 @@ impl Scheduler {
         outputs
     }
 
-    /// Starts transfers of pages that sessions need next, and of cached pages whose frames are
-    /// needed next. `running` are the members of the next pass. Returns the outputs of sessions whose
-    /// pages could not be moved.
+    /// Starts transfers of pages that sessions need next. `running` are the members of the next pass.
+    /// Returns the outputs of sessions whose pages could not be moved.
     pub fn start_transfers(
         &mut self,
         residency: &mut SessionMemory<'_>,
         running: &[(SessionId, usize)],
         now: Instant,
     ) -> Vec<Output> {
-        let lost = self.spill.start_transfers(residency, running, now);
-        cache_demotion::demote(residency, &self.spill, now);
-        lost
+        self.spill.start_transfers(residency, running, now)
     }
 
-    /// Copies cached pages to host memory after a pass in which sessions ended, because the selection of the
-    /// next pass may take their frames.
+    /// Copies cached pages to host memory before the selection of a pass, which may take their frames.
     pub fn demote_cached(&self, residency: &mut SessionMemory<'_>, now: Instant) {
         cache_demotion::demote(residency, &self.spill, now);
     }

@@ -1,6 +1,10 @@
 //! Saved prefixes: an input is the list of pages of an archive, which an engine reads.
 
-use std::{path::Path, sync::OnceLock};
+use std::{
+    path::Path,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use djinn_engine::{Engine, Request, RestoreScope, StateFolder};
 use djinn_wal::{Archive, ArchiveWriter};
@@ -44,8 +48,13 @@ pub fn run(data: &[u8]) {
     let id = engine.open(request).expect("a valid request");
     run_passes(&mut engine);
     engine.close(id);
-    let saved = engine.save_prefixes();
+    let saved = engine.save_prefixes(soon());
     saved.expect("the temporary folder is writable");
+}
+
+/// Time until which pages are saved.
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
 }
 
 /// Origin of pages that an engine of the fixtures accepts.
@@ -61,7 +70,7 @@ fn origin() -> &'static Value {
         };
         engine.open(request).expect("a valid request");
         run_passes(&mut engine);
-        let saved = engine.save_prefixes();
+        let saved = engine.save_prefixes(soon());
         assert!(saved.expect("the temporary folder is writable").pages > 0);
         let archive = Archive::open(&folder.path().join(FILE)).expect("the archive is valid");
         let header: Value = serde_json::from_slice(archive.header()).expect("the header is JSON");

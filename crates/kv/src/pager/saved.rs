@@ -13,11 +13,13 @@ pub struct PageReader<'p> {
     pager: &'p Pager,
     /// Host memory for one page: a copy from the device arrives in it.
     staging: HostSlab,
+    /// Memory for a page from disk.
+    bytes: Vec<u8>,
 }
 
 impl PageReader<'_> {
     /// Calls `work` with the bytes of a page of the prefix index.
-    pub fn read<T>(&self, page: PageId, work: impl FnOnce(&[u8]) -> T) -> Result<T> {
+    pub fn read<T>(&mut self, page: PageId, work: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let Pager {
             copier,
             region,
@@ -39,9 +41,9 @@ impl PageReader<'_> {
             }
             PlacedFrame::Disk(frame) => {
                 let file = spill.as_ref().expect("the page has a disk frame").file();
-                let mut bytes = vec![0; region.page_bytes() as usize];
-                file.read(frame.0, &mut bytes)?;
-                Ok(work(&bytes))
+                self.bytes.resize(region.page_bytes() as usize, 0);
+                file.read(frame.0, &mut self.bytes)?;
+                Ok(work(&self.bytes))
             }
         }
     }
@@ -60,10 +62,11 @@ impl Pager {
         Ok(PageReader {
             pager: self,
             staging,
+            bytes: Vec::new(),
         })
     }
 
-    /// Adds saved pages to the prefix cache as far as frames are free, before the first session is open.
+    /// Adds saved pages to the prefix cache as far as frames are free, before the first session runs.
     /// Each page names the page before it by its number in `pages`, and `read` reads the bytes of a page
     /// by its number. Stops at the first page that cannot be read. Returns the number of pages that were
     /// added, and the error.
@@ -74,7 +77,9 @@ impl Pager {
     ) -> (usize, std::result::Result<(), E>) {
         let mut places = Vec::new();
         let mut outcome = Ok(());
-        for (number, (previous, content)) in pages.into_iter().enumerate() {
+        let mut bytes = vec![0; self.region.page_bytes() as usize];
+        let most = self.pages.cache_limit();
+        for (number, (previous, content)) in pages.into_iter().take(most).enumerate() {
             let previous = previous.map(|previous| places.get(previous).copied().flatten());
             // A page is found through the page before it, so it is of no use without that page.
             let added = match previous {
@@ -83,7 +88,8 @@ impl Pager {
             };
             places.push(added.map(|(page, _)| page));
             let Some((page, frame)) = added else { continue };
-            outcome = self.fill_frame(frame, |bytes| read(number, bytes));
+            let filled = read(number, &mut bytes);
+            outcome = filled.and_then(|()| Ok(self.fill_frame(frame, &bytes)?));
             if outcome.is_err() {
                 self.pages.drop_unread(page);
                 places.pop();
@@ -98,32 +104,25 @@ impl Pager {
     }
 
     /// Fills a frame in the calling thread.
-    fn fill_frame<E: From<KvError>>(
-        &self,
-        frame: PlacedFrame,
-        read: impl FnOnce(&mut [u8]) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
-        let mut bytes = vec![0; self.region.page_bytes() as usize];
-        read(&mut bytes)?;
-        let filled = match frame {
+    fn fill_frame(&self, frame: PlacedFrame, bytes: &[u8]) -> Result<()> {
+        match frame {
             PlacedFrame::Device(frame) => {
                 let (device, span) = (self.copier.device(), self.region.frame_span(frame));
                 device.load(span, &mut |to: &mut [u8]| {
-                    to.copy_from_slice(&bytes);
+                    to.copy_from_slice(bytes);
                     Ok(())
-                })
+                })?;
             }
             PlacedFrame::Host(frame) => {
                 let host = self.copier.host_slab().expect("the page has a host frame");
-                host.lend(self.copier.host_span(frame), |to| {
-                    to.copy_from_slice(&bytes);
-                })
+                let span = self.copier.host_span(frame);
+                host.lend(span, |to| to.copy_from_slice(bytes))?;
             }
             PlacedFrame::Disk(frame) => {
                 let file = self.spill.as_ref().expect("there is a disk tier").file();
-                return Ok(file.write(frame.0, &bytes).map_err(KvError::from)?);
+                file.write(frame.0, bytes)?;
             }
-        };
-        Ok(filled.map_err(KvError::from)?)
+        }
+        Ok(())
     }
 }

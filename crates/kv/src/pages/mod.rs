@@ -51,6 +51,8 @@ pub struct Pages {
     /// page.
     clock_hand: usize,
     prefixes: PrefixIndex,
+    /// Number of pages that tables have inserted into the prefix index.
+    inserted: u64,
     cached: CachedPages,
 }
 
@@ -66,6 +68,7 @@ impl Pages {
             host_copies: 0,
             clock_hand: 0,
             prefixes: PrefixIndex::default(),
+            inserted: 0,
             cached: CachedPages::default(),
         }
     }

@@ -60,7 +60,10 @@ impl Pages {
                 }
                 self.remove_holder(own);
             }
-            None => self.prefixes.insert(own, previous, content),
+            None => {
+                self.prefixes.insert(own, previous, content);
+                self.inserted += 1;
+            }
         }
     }
 }

@@ -48,6 +48,16 @@ impl Pages {
         list
     }
 
+    /// Number of pages that tables have inserted into the prefix index so far.
+    pub fn inserted(&self) -> u64 {
+        self.inserted
+    }
+
+    /// Maximum number of cached pages.
+    pub fn cache_limit(&self) -> usize {
+        self.cached.limit
+    }
+
     /// Fastest frame with the bytes of a page.
     pub fn fastest_frame(&self, page: PageId) -> Option<PlacedFrame> {
         let entry = self.entry(page);

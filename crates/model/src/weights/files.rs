@@ -1,6 +1,6 @@
 //! Weights of a checkpoint, read from its files.
 
-use std::io;
+use std::{fs, io, time::SystemTime};
 
 use super::slow_file::SlowFile;
 use super::source::{Extent, Origin, Weights};
@@ -30,6 +30,12 @@ impl Weights for FileWeights {
 
     fn files(&self) -> Vec<u64> {
         self.files.iter().map(SlowFile::bytes).collect()
+    }
+
+    fn stamps(&self) -> Vec<SystemTime> {
+        let changed = |file: &SlowFile| fs::metadata(file.path())?.modified();
+        let known = |file| changed(file).unwrap_or(SystemTime::UNIX_EPOCH);
+        self.files.iter().map(known).collect()
     }
 
     fn extent(&self, tensor: TensorId) -> Extent {

@@ -1,6 +1,6 @@
 //! Source of a model's weights: files, and the extent of each tensor in them.
 
-use std::io;
+use std::{io, time::SystemTime};
 
 use crate::program::TensorId;
 
@@ -49,6 +49,11 @@ pub trait Weights: Send + Sync {
 
     /// Returns the size of each file in bytes.
     fn files(&self) -> Vec<u64>;
+
+    /// Returns the time of the last change of each file; none if there are no files.
+    fn stamps(&self) -> Vec<SystemTime> {
+        Vec::new()
+    }
 
     /// Returns the extent of a tensor in the files.
     fn extent(&self, tensor: TensorId) -> Extent;

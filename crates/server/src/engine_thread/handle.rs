@@ -129,8 +129,8 @@ impl LoadedModel {
                 }
                 // Callers that wait learn at once that the thread ends; freeing the memory may take a while.
                 worker.announce_end();
-                worker.save_prefixes(&model);
                 queue.clear();
+                worker.save_prefixes(&model);
             }));
             state.end();
             queue.clear();

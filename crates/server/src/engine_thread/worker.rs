@@ -34,6 +34,8 @@ pub(super) const FAILED_PASSES_MAX: usize = 8;
 /// Interval at which a busy thread publishes its counters.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Time that a thread may take to save cached pages when it ends.
+const SAVE_TIME: Duration = Duration::from_secs(5);
 /// Largest number of passes in a record of statistics.
 const RECORDED_PASSES_MAX: usize = 1 << 16;
 
@@ -158,7 +160,7 @@ impl Worker {
         if self.has_failed {
             return;
         }
-        match self.engine.save_prefixes() {
+        match self.engine.save_prefixes(Instant::now() + SAVE_TIME) {
             Ok(SavedPrefixes { pages: 0, .. }) => {}
             Ok(saved) => {
                 let (pages, bytes) = (saved.pages, saved.bytes);

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, PoisonError};
 
+use futures_util::future::join_all;
+
 use super::{Registry, entry::LoadState};
 use crate::{ServeError, engine_thread::LoadedModel};
 
@@ -60,10 +62,11 @@ impl Registry {
     /// Ends the loads that wait for memory, and unloads every model, before the server ends.
     pub async fn stop_all(&self) {
         self.pool.close();
-        for model in self.loaded() {
-            // The process ends in any case.
-            let _ = self.stop(model).await;
-        }
+        // The process ends in any case. Models save their prefix caches at the same time.
+        let names: Vec<String> = self.entries().keys().cloned().collect();
+        let stopping = names.iter().filter_map(|name| self.stopping(name));
+        let models = self.loaded().into_iter().chain(stopping);
+        join_all(models.map(|model| self.stop(model))).await;
     }
 
     /// Unloads an idle model to free host memory for `name`: one that is swapped out before the others,
