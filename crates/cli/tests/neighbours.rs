@@ -40,11 +40,8 @@ fn djinn(runtime: &Path, args: &[&str]) -> Command {
 }
 
 /// Starts a server and waits until it is ready.
-fn serve(runtime: &Path, model: &str, memory: &str) -> Child {
-    let mut command = djinn(
-        runtime,
-        &["serve", "--port", "0", "--model", model, "--memory", memory],
-    );
+fn serve(runtime: &Path, args: &[&str]) -> Child {
+    let mut command = djinn(runtime, &[&["serve", "--port", "0"], args].concat());
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -57,32 +54,37 @@ fn serve(runtime: &Path, model: &str, memory: &str) -> Child {
     child
 }
 
+fn end(mut server: Child) {
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+#[test]
+fn servers_with_default_settings_run_beside_each_other() {
+    let runtime = tempfile::tempdir().unwrap();
+    let servers = [(); 3].map(|()| serve(runtime.path(), &[]));
+    servers.into_iter().for_each(end);
+}
+
 #[test]
 fn a_second_server_sees_memory_that_the_first_has_only_reserved() {
     let runtime = tempfile::tempdir().unwrap();
     // One session takes more than half of the free memory.
     let free = available();
     let context = free / 100 * 55 / TOKEN_BYTES;
-    let model = format!("shape:smollm2-135m?layers=30&context={context}");
+    let model = format!("large=shape:smollm2-135m?context={context},context={context}");
     let memory = format!("{}MB", free / 100 * 60 / 1_000_000);
-    let named = format!("large={model},context={context}");
-    let mut first = serve(runtime.path(), &named, &memory);
-    let second = [
-        "serve", "--port", "0", "--model", &named, "--memory", &memory,
-    ];
+    let flags = ["--model", &model, "--memory", &memory];
+    let first = serve(runtime.path(), &flags);
+    let second = [&["serve", "--port", "0"][..], &flags].concat();
     let output = djinn(runtime.path(), &second).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");
-    for part in [
-        "are free",
-        &format!("djinn process {} with large", first.id()),
-    ] {
+    let named = format!("djinn process {} with large", first.id());
+    for part in ["are free", &named] {
         assert!(error.contains(part), "{error}");
     }
-    first.kill().unwrap();
-    first.wait().unwrap();
+    end(first);
     // A killed process holds nothing.
-    let mut second = serve(runtime.path(), &named, &memory);
-    second.kill().unwrap();
-    second.wait().unwrap();
+    end(serve(runtime.path(), &flags));
 }

@@ -14,6 +14,8 @@ pub(super) struct Slab {
     bytes: usize,
     /// Whether the system has the memory back.
     is_released: AtomicBool,
+    /// Bytes that other processes count as taken, although no pass has touched them yet.
+    reserved: host::ReservedBytes,
 }
 
 // SAFETY: the memory lives as long as the slab, and only raw pointers access it. Each use of a
@@ -65,12 +67,14 @@ impl Slab {
             base,
             bytes: bytes as usize,
             is_released: AtomicBool::new(false),
+            reserved: host::ReservedBytes::new(bytes),
         })
     }
 
     /// Gives the memory back to the system. Its addresses stay reserved.
     pub(super) fn release(&self) -> Result<()> {
         self.is_released.store(true, Ordering::Release);
+        self.reserved.count(false);
         // SAFETY: only raw pointers into the slab exist, and operations, which end before they
         // return, refuse all spans from now on. By the device's contract none runs beside this.
         unsafe { self.memory.discard() }.map_err(|error| {
@@ -82,7 +86,7 @@ impl Slab {
     pub(super) fn restore(&self) -> Result<()> {
         if self.is_released.load(Ordering::Acquire) {
             Self::check(self.bytes())?;
-            self.memory.reserve();
+            self.reserved.count(true);
             self.is_released.store(false, Ordering::Release);
         }
         Ok(())

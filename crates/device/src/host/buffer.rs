@@ -4,8 +4,6 @@ use std::io;
 
 use memmap2::MmapMut;
 
-use super::neighbours::ReservedBytes;
-
 /// Size and alignment of a huge page in bytes.
 const HUGE: usize = 2 << 20;
 
@@ -15,7 +13,6 @@ pub struct Buffer {
     map: MmapMut,
     skip: usize,
     bytes: usize,
-    reserved: ReservedBytes,
 }
 
 impl Buffer {
@@ -34,12 +31,7 @@ impl Buffer {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let skip = map.as_mut_ptr().align_offset(HUGE);
-        Ok(Buffer {
-            map,
-            skip,
-            bytes,
-            reserved: ReservedBytes::new(bytes as u64),
-        })
+        Ok(Buffer { map, skip, bytes })
     }
 
     /// Returns the whole buffer.
@@ -47,17 +39,11 @@ impl Buffer {
         &mut self.map[self.skip..self.skip + self.bytes]
     }
 
-    /// Counts the memory as reserved again after [`Buffer::discard`].
-    pub fn reserve(&self) {
-        self.reserved.count(true);
-    }
-
     /// Gives the memory back to the system. The addresses stay reserved, and read as zeros.
     ///
     /// # Safety
     /// No reference into the buffer exists during the call.
     pub unsafe fn discard(&self) -> io::Result<()> {
-        self.reserved.count(false);
         // SAFETY: the pages of an anonymous map read as zeros afterwards, and by contract nothing
         // refers to them.
         unsafe {

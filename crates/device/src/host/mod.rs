@@ -12,6 +12,7 @@ mod slab;
 pub(crate) use borrows::{Access, SpanBorrows};
 pub use buffer::Buffer;
 pub use huge_pages::vec_in_huge_pages;
+pub(crate) use neighbours::ReservedBytes;
 pub use neighbours::{Neighbour, announce, neighbours};
 pub use rows::HostRows;
 pub use slab::{Fill, HostSlab};

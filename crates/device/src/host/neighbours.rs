@@ -1,8 +1,9 @@
 //! Other Djinn processes of the same user on this machine, and memory that they have reserved.
 //!
 //! A process touches memory for KV pages when sessions need it, so the system counts that memory as free
-//! until then. Each process therefore writes the bytes of its buffers to a file of its own. It locks the
-//! file as long as it runs; a file without a lock belongs to a process that has ended.
+//! until then. Each process therefore writes the bytes of its slabs to a file of its own. It locks the
+//! file as long as it runs; a file without a lock belongs to a process that has ended. Host memory for
+//! pages of waiting sessions does not count: its size is what is free, not what is promised.
 
 use std::{
     fmt,
@@ -22,7 +23,7 @@ const ATTEMPTS: usize = 100;
 /// Smallest change of the reserved bytes that is written to the file.
 const STEP_BYTES: u64 = 16 << 20;
 
-/// Bytes of all buffers of this process.
+/// Bytes of all slabs of this process.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
 /// File of this process, once it is announced.
 static ANNOUNCED: OnceLock<Mutex<Announcement>> = OnceLock::new();
@@ -73,9 +74,9 @@ impl Announcement {
     }
 }
 
-/// Bytes of a buffer, which count as reserved until the value is dropped or the system has them back.
+/// Bytes of a slab, which count as reserved until the value is dropped or the system has them back.
 #[derive(Debug)]
-pub(super) struct ReservedBytes {
+pub(crate) struct ReservedBytes {
     bytes: u64,
     is_counted: AtomicBool,
 }
