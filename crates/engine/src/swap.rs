@@ -73,9 +73,9 @@ impl HostDemand {
 }
 
 /// Moves all KV pages from the device to host memory, and makes all device frames unavailable.
-/// Pages that host memory has no room for are lost if they are cached, or if a kept session holds them
-/// that runs no turn: the session computes them again when it continues. Refuses if another session
-/// would lose pages; then nothing changes.
+/// Host memory may have too little room. Cached pages are then lost, and so are the pages of kept sessions
+/// between two turns, which compute them again when they continue. If any other session would lose pages,
+/// the call fails and changes nothing.
 pub(crate) fn vacate_device(residency: &mut SessionMemory<'_>) -> Result<(), EngineError> {
     let pages = residency.pager.pages();
     let demand = HostDemand::of(residency.sessions, pages, must_keep_pages);

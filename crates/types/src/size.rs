@@ -145,23 +145,23 @@ mod tests {
 
     #[test]
     fn rounded_up_sizes_read_back_from_their_text() {
-        for bytes in [
-            0,
-            999,
-            1_001,
-            999_999,
-            1_000_001,
-            16_051_234,
-            999_999_999,
-            1_000_000_001,
-            12_345_678_901,
-            999_999_999_999,
-            1_234_567_890_123,
-        ] {
+        let check = |bytes: u64, expect: &str| {
             let up = Size(bytes).rounded_up();
-            assert!(up.0 >= bytes && up.0 - bytes <= bytes / 10, "{bytes}: {up}");
-            assert_eq!(up.to_string().replace(' ', "").parse(), Ok(up), "{bytes}");
-        }
+            assert!(up.0 >= bytes, "{bytes}: {up}");
+            assert_eq!(up.to_string(), expect, "{bytes}");
+            assert_eq!(expect.replace(' ', "").parse(), Ok(up), "{bytes}");
+        };
+        check(0, "0 B");
+        check(999, "999 B");
+        check(1_001, "1.1 kB");
+        check(999_999, "1.0 MB");
+        check(1_000_001, "1.1 MB");
+        check(16_051_234, "16.1 MB");
+        check(999_999_999, "1.00 GB");
+        check(1_000_000_001, "1.01 GB");
+        check(12_345_678_901, "12.35 GB");
+        check(999_999_999_999, "1.00 TB");
+        check(1_234_567_890_123, "1.24 TB");
     }
 
     #[test]

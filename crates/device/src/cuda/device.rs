@@ -1,6 +1,7 @@
 //! A card as a device: its slab, its streams, and the state of its launches.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use super::blas::Blas;
 use super::card::Card;
@@ -98,7 +99,9 @@ impl Device for CudaDevice {
 
     fn arithmetic(&self) -> String {
         // The driver compiles the kernels, and the library chooses algorithms.
-        let driver = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+        let driver = std::fs::read_to_string("/proc/driver/nvidia/version");
+        // A version that is unknown equals no other.
+        let driver = driver.unwrap_or_else(|_| format!("driver seen at {:?}", SystemTime::now()));
         let driver = driver.lines().next().unwrap_or_default();
         let library = self.card.blas.as_ref().map_or(0, Blas::version);
         format!("{}, {driver}, cuBLASLt {library}", self.card.name())

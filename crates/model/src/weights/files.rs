@@ -34,7 +34,8 @@ impl Weights for FileWeights {
 
     fn stamps(&self) -> Vec<SystemTime> {
         let changed = |file: &SlowFile| fs::metadata(file.path())?.modified();
-        let known = |file| changed(file).unwrap_or(SystemTime::UNIX_EPOCH);
+        // A time that is unknown equals no other, so that the file never counts as unchanged.
+        let known = |file| changed(file).unwrap_or_else(|_| SystemTime::now());
         self.files.iter().map(known).collect()
     }
 

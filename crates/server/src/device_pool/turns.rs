@@ -26,8 +26,8 @@ enum Stage {
     Arriving { since: Instant },
     /// The model can run passes. While it is busy, it keeps the memory for the length of its turn.
     Turn { since: Instant, length: Duration },
-    /// The model was asked to yield and could not. It is not asked again until it reports that
-    /// it can.
+    /// The model was asked to yield and could not. The pool asks it again after
+    /// [`Turns::can_yield`].
     Stuck { since: Instant },
 }
 

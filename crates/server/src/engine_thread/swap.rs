@@ -129,7 +129,8 @@ impl Worker {
         );
     }
 
-    /// Tries again later, unless the thread has to end. Too little memory is no failure of the model: another process may use it.
+    /// Tries again later, unless the thread has to end. Too little memory is no failure of the model:
+    /// another process may use it.
     fn fail_return(&mut self, error: &EngineError) {
         if self.shared.is_stopping() {
             self.stops = true;
@@ -145,7 +146,9 @@ impl Worker {
         let reason = format!("{} cannot return to the device: {error}", self.name());
         self.shared.set_return_failure(Some(reason));
         self.failed_passes += usize::from(!is_shortage);
-        self.stops |= self.failed_passes >= FAILED_PASSES_MAX;
+        if self.failed_passes >= FAILED_PASSES_MAX {
+            self.stop_failed();
+        }
         self.stop_if_lost(error);
     }
 
@@ -191,7 +194,7 @@ impl Worker {
     fn stop_if_lost(&mut self, error: &EngineError) {
         if error.is_fatal() {
             self.fatal.raise(format!("The device is lost: {error}"));
-            self.stops = true;
+            self.stop_failed();
         }
     }
 

@@ -182,8 +182,9 @@ impl Worker {
             let engine = &self.engine;
             let is_whole = catch_unwind(AssertUnwindSafe(|| engine.check_integrity())).is_ok();
             tracing::error!(owner, is_whole, "a job of the engine thread panicked");
-            self.has_failed |= !is_whole;
-            self.stops |= !is_whole;
+            if !is_whole {
+                self.stop_failed();
+            }
         }
         jobs.charge(&owner, start.elapsed());
         self.shared.heartbeat.end();
@@ -227,7 +228,7 @@ impl Worker {
         let Ok(stepped) = stepped else {
             // The sessions of the pass are gone from the engine's table; durable ones are in the log.
             tracing::error!("a pass panicked; the engine stops");
-            (self.stops, self.has_failed) = (true, true);
+            self.stop_failed();
             return self.shared.heartbeat.end_pass();
         };
         for signal in deferred {
@@ -283,8 +284,9 @@ impl Worker {
         if error.is_fatal() {
             self.fatal.raise(format!("The device is lost: {error}"));
         }
-        self.has_failed |= error.is_fatal() || self.failed_passes >= FAILED_PASSES_MAX;
-        self.stops |= self.has_failed;
+        if error.is_fatal() || self.failed_passes >= FAILED_PASSES_MAX {
+            self.stop_failed();
+        }
     }
 
     /// Whether a turn can run on the device.
@@ -301,6 +303,11 @@ impl Worker {
     pub fn close_for_unload(&mut self, durable: bool) -> bool {
         self.is_closing = self.can_unload(durable);
         self.is_closing
+    }
+
+    /// Stops the thread because the engine may be inconsistent, or its device lost.
+    pub(super) fn stop_failed(&mut self) {
+        (self.stops, self.has_failed) = (true, true);
     }
 
     /// Stops the thread after the current job.

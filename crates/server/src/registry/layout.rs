@@ -30,10 +30,10 @@ impl ModelLoader {
         }
     }
 
-    /// Plans the layout of the model in `budget` bytes of device memory. Unless set otherwise, a model
-    /// that is not alone gets room in host memory for the KV pages of its running sessions, and a copy of
-    /// its weights if there is still room for it: without the pages, it could not leave the device. If
-    /// possible, it leaves room for the weights of models that are loaded later.
+    /// Plans the layout of the model in `budget` bytes of device memory. If the server has other models,
+    /// the plan reserves host memory for the KV pages of running sessions, because the model could not
+    /// leave the device without them. The plan adds a copy of the weights where host memory has room, and
+    /// leaves room for the weights of models that are loaded later. Settings of the user replace both.
     pub fn draw(&self, model: &Model, budget: u64) -> Result<Blueprint, ServeError> {
         let (mut best, mut shortage) = (None::<Blueprint>, None);
         for (host_budget, host_copy) in self.host_choices() {

@@ -73,8 +73,8 @@ impl LinkWorkers {
         Ok(workers)
     }
 
-    /// Copies whole pieces and waits for them, until `progress` breaks. Calls `progress` with the number of bytes
-    /// copied so far, and returns the number of all bytes.
+    /// Copies whole pieces and waits for them, until `progress` breaks. Calls `progress` with the number of
+    /// bytes copied so far, and returns the number of all bytes.
     pub fn fetch(
         &self,
         pieces: &[ChunkedCopy],
